@@ -1,0 +1,69 @@
+"""Entry point of the ``prism`` command: exit statuses, and no traceback for bad input.
+
+0 done; 1 something went wrong inside; 2 the input or the usage is wrong; 130 interrupted.
+``PRISM_DEBUG=1`` lets every exception through with its traceback.
+"""
+
+import os
+import sys
+
+import click
+
+from prism.errors import PrismError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        The command line without the program's name; the process's own where None.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    from prism.cli import prism
+
+    debug = os.environ.get("PRISM_DEBUG", "") not in ("", "0")
+    try:
+        status = prism.main(arguments, prog_name="prism", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except PrismError as error:
+        if debug:
+            raise
+        click.echo(f"prism: {error}", err=True)
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("prism: interrupted; nothing was written", err=True)
+        return 130
+    except (BrokenPipeError, SystemExit):
+        # the reader (`| head`) has what it wanted, which click turns into an exit with 1; keep the
+        # interpreter from complaining when it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        text = " ".join(str(error).split())
+        click.echo(
+            f"prism: internal error: {type(error).__name__}: {text}\n"
+            "set PRISM_DEBUG=1 for the traceback",
+            err=True,
+        )
+        return 1
+
+
+def run() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

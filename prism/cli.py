@@ -1,0 +1,270 @@
+"""The commands: one function each, which calls what a notebook would call.
+
+Imports of anything slow stand inside the functions, so that ``prism --help`` is instant.
+The answer goes to stdout, everything else to stderr; with ``--json`` the answer is one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import prism as package
+from prism.errors import PrismError
+from prism.options import Duration, Factors, common_options
+from prism.terminal import answer, progress_line, to_json
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package.__version__, prog_name="prism")
+def prism() -> None:
+    """How long a distributed training run takes, with what probability, and why that varies."""
+
+
+@prism.command()
+@click.argument("job")
+@click.option(
+    "--replicates",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="Steps to simulate; 64 of them share one draw of the cluster.",
+)
+@click.option(
+    "--run-replicates",
+    type=click.IntRange(min=1),
+    default=1_000,
+    show_default=True,
+    help="Whole runs to simulate.",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the run, instead of the job's.")
+@click.option("--deadline", type=Duration(), help="Give P(done within this): 60d, 12h, ...")
+@click.option(
+    "--slowdown-thresholds",
+    type=Factors(),
+    help="Give P(step time > x ideal) for each x.  [default: the job's, else 1.05,1.1,1.2]",
+)
+@click.option(
+    "--start",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
+    help="When the run starts; gives the date it ends by.",
+)
+@click.option(
+    "--probability",
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    help="Of the end date.  [default: the job's, else 0.9]",
+)
+@click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
+@click.option("--progress", "progress_steps", metavar="STEPS", help="Not modelled yet.")
+@click.option(
+    "--dependence",
+    type=click.Choice(["full", "none"]),
+    help="none: every op draws its own effects.  [default: the job's, else full]",
+)
+@click.option(
+    "--resolution",
+    type=click.Choice(["op", "kernel"]),
+    help="What one draw stands for.  [default: the job's, else op]",
+)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
+@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
+@common_options
+def estimate(
+    job: str,
+    replicates: int,
+    run_replicates: int,
+    progress_steps: str | None,
+    dependence: str | None,
+    resolution: str | None,
+    overrides: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Estimate how long a step and the run take, with what probability.
+
+    JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
+    """
+    from prism.estimate import estimate as estimate_job
+    from prism.files import check_directory
+    from prism.job import load_job
+    from prism.results import summary
+    from prism.views import estimate_view
+
+    if progress_steps is not None:
+        raise PrismError(
+            "--progress: a run under way is not modelled yet; leave it out and set --steps to "
+            "the steps that are left"
+        )
+    if output is not None:
+        check_directory(output)
+    for key, value in (("dependence", dependence), ("resolution", resolution)):
+        if value is not None:
+            overrides = (*overrides, f"variability.{key}={value}")
+    if options["start"] is not None:
+        options["start"] = options["start"].isoformat()
+    loaded = load_job(job, overrides)
+    with progress_line("simulating", quiet) as report:
+        result = estimate_job(
+            loaded,
+            replicates=replicates,
+            run_replicates=run_replicates,
+            progress=report,
+            **options,
+        )
+    numbers = summary(result)
+    if output is not None:
+        _write_estimate(result, numbers, Path(output), quiet)
+    for warning in numbers.get("warnings", ()):
+        click.echo(f"prism: warning: {warning}", err=True)
+    answer(numbers, as_json, lambda numbers: estimate_view(numbers, result))
+
+
+def _write_estimate(
+    result: xr.Dataset, numbers: Mapping[str, Any], directory: Path, quiet: bool
+) -> None:
+    """Write the result, its summary and its plots, all of them or none."""
+    from prism import plots
+    from prism.files import atomic_files
+    from prism.results import save
+
+    with atomic_files(directory) as folder:
+        save(result, folder / "result.nc")
+        (folder / "summary.json").write_text(to_json(numbers, indent=2) + "\n")
+        axes = {"step_time": plots.plot_step_time(result)}
+        if "time_to_train" in result:
+            axes["time_to_train"] = plots.plot_time_to_train(result)
+        for stem, ax in axes.items():
+            plots.save_figure(ax, folder / f"{stem}.png")
+            plots.save_figure(ax, folder / f"{stem}.svg")
+        names = ", ".join(sorted(file.name for file in folder.iterdir()))
+    if not quiet:
+        click.echo(f"wrote {directory}: {names}", err=True)
+
+
+@prism.command()
+@click.argument("name")
+@click.option("--stages", type=click.IntRange(min=1), help="Pipeline stages (pp).")
+@click.option("--microbatches", type=click.IntRange(min=1), help="Microbatches per step.")
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Model chunks per stage (vpp).",
+)
+@click.option("--csv", "csv_file", metavar="FILE", type=click.Path(), help="Write it as CSV.")
+@click.option("--plot", "plot_file", metavar="FILE", type=click.Path(), help="Draw it (png, svg).")
+@common_options
+def schedule(
+    name: str,
+    stages: int | None,
+    microbatches: int | None,
+    chunks: int,
+    csv_file: str | None,
+    plot_file: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Print a pipeline schedule, write it as CSV, or draw it.
+
+    NAME is gpipe, 1f1b or interleaved, or a CSV file of actions. Seed and threads change nothing.
+    """
+    from prism.files import atomic_write
+    from prism.schedule import format_schedule, make_schedule, play_schedule, schedule_to_csv
+
+    if name.lower().endswith(".csv"):
+        actions = _read_schedule(name)
+    else:
+        if stages is None or microbatches is None:
+            raise click.UsageError("a generated schedule needs --stages and --microbatches")
+        actions = make_schedule(name, stages, microbatches, chunks)
+    if plot_file is not None and Path(plot_file).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise PrismError(f"{plot_file}: unknown format; the name must end in .png, .svg or .pdf")
+    if csv_file is not None:
+        with atomic_write(csv_file) as file:
+            file.write_text(schedule_to_csv(actions))
+    if plot_file is not None:
+        _draw_schedule(actions, Path(plot_file))
+    slots = {"F": 1.0, "B": 2.0, "W": 1.0}
+    starts = play_schedule(actions, slots["F"], slots["B"], slots["W"])
+    ends = [s[-1] + slots[row[-1].kind] for s, row in zip(starts, actions, strict=True)]
+    busy = sum(slots[action.kind] for row in actions for action in row)
+    numbers = {
+        "schedule": name,
+        "stages": len(actions),
+        "microbatches": 1 + max(action.microbatch for row in actions for action in row),
+        "chunks": 1 + max(action.chunk for row in actions for action in row),
+        "slots": {**slots, "step": max(ends)},
+        "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
+        "actions": [[list(action) for action in row] for row in actions],
+    }
+    answer(numbers, as_json, lambda _: format_schedule(actions))
+    for path in (csv_file, plot_file):
+        if path is not None and not quiet:
+            click.echo(f"wrote {path}", err=True)
+
+
+def _read_schedule(name: str) -> Any:
+    """Read a schedule from a CSV file."""
+    from prism.schedule import schedule_from_csv
+
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise PrismError(f"{name}: {reason}; expected a CSV of actions such as 0F0") from error
+    return schedule_from_csv(text, name)
+
+
+def _draw_schedule(actions: Any, path: Path) -> None:
+    """Draw a schedule into a file, in the format its suffix names."""
+    from prism.files import atomic_write
+    from prism.plots import plot_schedule, save_figure
+
+    with atomic_write(path) as file:
+        save_figure(plot_schedule(actions), file)
+
+
+@prism.command()
+@click.argument("what", required=False)
+@click.option("--jobs", is_flag=True, help="List the jobs that ship with prism.")
+@click.option("--libraries", is_flag=True, help="List the distribution sets that ship with prism.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
+@common_options
+def show(
+    what: str | None,
+    jobs: bool,
+    libraries: bool,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Print what a job, library or result holds, in a screen.
+
+    WHAT is a file or the name of a shipped job or library. A job is shown resolved, each value
+    with where it came from. Seed, threads and quiet change nothing.
+    """
+    from prism.show import describe, describe_jobs, describe_libraries
+
+    if jobs + libraries + (what is not None) != 1:
+        raise click.UsageError("give one of: a file or name, --jobs, --libraries")
+    if jobs:
+        found, view = describe_jobs()
+    elif libraries:
+        found, view = describe_libraries()
+    else:
+        assert what is not None
+        found, view = describe(what, overrides)
+    answer(found, as_json, lambda _: view)

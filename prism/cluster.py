@@ -1,0 +1,375 @@
+"""The machine: devices, link tiers, where ranks sit, and how long a message takes.
+
+Ranks are placed in Megatron's order tp-cp-ep-dp-pp: a tp group has neighbouring GPUs, pipeline
+stages are farthest apart. A transfer takes a latency and its bytes over the slowest link of the
+group. Left out: contention between groups, adaptive routing, a topology inside a leaf; congestion
+is an effect (see `prism.variability`), not a property of the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from prism.job import Job
+    from prism.library import Library
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one GPU can do at most: dense figures of its maker's data sheet.
+
+    Attributes
+    ----------
+    bf16_flop_per_s : float
+        Dense bfloat16 (V100: float16) rate [flop/s].
+    memory_bytes_per_s, memory_bytes : float
+        Memory bandwidth [byte/s] and capacity [byte].
+    nvlink_bytes_per_s, network_bytes_per_s : float
+        One direction, per GPU [byte/s]; data sheets give NVLink in both directions.
+    nvlink_latency_s, network_latency_s : float
+        Time of one hop of a small message [s].
+    power_w : float
+        Thermal design power [W].
+    """
+
+    name: str
+    bf16_flop_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: float
+    nvlink_bytes_per_s: float
+    network_bytes_per_s: float
+    nvlink_latency_s: float
+    network_latency_s: float
+    power_w: float
+
+
+# Rates: NVIDIA data sheets of V100, A100, H100, H200; B200 and GB200 as collected by G. Lockwood
+# from NVIDIA's Blackwell architecture brief. Networks: 400 Gbit/s per GPU (DGX H100, Llama 3,
+# arXiv:2407.21783), 200 Gbit/s with A100, 4 x 100 Gbit/s for 8 GPUs in DGX-1 V100.
+# Latencies: NCCL profiles of DGX H100 and DGX A100 in microsoft/vidur: all-reduces of 2, 4, 8
+# H100s fit 2 x 7 us x log2(n) + bytes / rate, of A100s 17 us; the smallest send_recv between two
+# nodes takes 16 and 27 us. V100 is given A100's, and H200, B200 and GB200 are given H100's.
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("v100", 125e12, 0.90e12, 32e9, 150e9, 6.25e9, 17e-6, 27e-6, 300.0),
+        Device("a100", 312e12, 2.04e12, 80e9, 300e9, 25e9, 17e-6, 27e-6, 400.0),
+        Device("h100", 989e12, 3.35e12, 80e9, 450e9, 50e9, 7e-6, 16e-6, 700.0),
+        Device("h200", 989e12, 4.80e12, 141e9, 450e9, 50e9, 7e-6, 16e-6, 700.0),
+        Device("b200", 2250e12, 8.0e12, 180e9, 900e9, 50e9, 7e-6, 16e-6, 1000.0),
+        Device("gb200", 2500e12, 8.0e12, 186e9, 900e9, 50e9, 7e-6, 16e-6, 1200.0),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tier of links: achievable rate [byte/s], one direction per GPU, and hop latency [s]."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks first, first + stride, ... that communicate: how many, and how far apart."""
+
+    n_ranks: int
+    stride: int
+
+    def members_within(self, n_gpus: int) -> int:
+        """Members among `n_gpus` neighbouring GPUs, for the least favourably placed group.
+
+        Blocks of ``n_ranks * stride`` ranks follow each other; where a block does not divide the
+        domain (or is not a multiple of it) some group lies across a border, and its smaller part
+        counts.
+        """
+        return max(1, math.gcd(n_gpus, self.n_ranks * self.stride) // self.stride)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Links between GPUs and the job's layout on them; times of messages follow.
+
+    Attributes
+    ----------
+    nvlink_gpus, pod_gpus : int
+        GPUs of one NVLink domain and of one pod. Beyond a pod the network is oversubscribed.
+    oversubscription : float
+        Ratio of the rate into a pod's switches to the rate out of them, >= 1.
+    tp_size, cp_size, dp_size, pp_size, vpp_size : int
+        The job's layout.
+    """
+
+    device: Device
+    nvlink: Link
+    network: Link
+    nvlink_gpus: int
+    pod_gpus: int
+    oversubscription: float
+    tp_size: int
+    cp_size: int
+    dp_size: int
+    pp_size: int
+    vpp_size: int
+
+    def group(self, name: str) -> Group:
+        """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding`` or ``world``.
+
+        ``dp_cp`` shares a stage's parameters: dp_size x cp_size ranks, ep inside dp.
+        ``embedding`` is the first and the last stage of a pipeline.
+        """
+        tp, cp, dp, pp = self.tp_size, self.cp_size, self.dp_size, self.pp_size
+        groups = {
+            "tp": Group(tp, 1),
+            "cp": Group(cp, tp),
+            "dp_cp": Group(dp * cp, tp),
+            "embedding": Group(min(2, pp), tp * cp * dp * max(1, pp - 1)),
+            "world": Group(tp * cp * dp * pp, 1),
+        }
+        return groups[name]
+
+    def tier(self, group: Group) -> str:
+        """Slowest tier a group uses, ``nvlink`` or ``network``."""
+        return "nvlink" if group.members_within(self.nvlink_gpus) >= group.n_ranks else "network"
+
+    def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
+        """Duration of a collective, from the last arrival of its members.
+
+        Parameters
+        ----------
+        op_kind : str
+            ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+        n_bytes : float
+            Size of the whole (gathered, unreduced) buffer on one rank [byte].
+        group : Group
+            Who takes part.
+
+        Returns
+        -------
+        float
+            Duration [s].
+
+        Notes
+        -----
+        With g members in each of k NVLink domains, all-gather and reduce-scatter take
+        ``log2(k) a_net + log2(g) a_nvl + max(S/g (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring
+        per member across the domains over that member's own network card, a ring inside each
+        domain, both pipelined. An all-reduce is both in turn. A ring leaves a pod once for all
+        of its members there, so oversubscription o with q members per pod divides the network
+        rate by max(1, o / q).
+
+        References
+        ----------
+        Thakur et al., 2005, doi:10.1177/1094342005051521 (ring and logarithmic latency).
+        """
+        if group.n_ranks <= 1 or n_bytes <= 0:
+            return 0.0
+        inside = min(group.n_ranks, group.members_within(self.nvlink_gpus))
+        across = math.ceil(group.n_ranks / inside)
+        latency = self.nvlink.latency_s * math.ceil(math.log2(inside))
+        nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
+        network_s = 0.0
+        if across > 1:
+            latency += self.network.latency_s * math.ceil(math.log2(across))
+            rate = self.network.bytes_per_s / self._pod_factor(group)
+            network_s = n_bytes / inside * (across - 1) / across / rate
+        phases = 2.0 if op_kind == "all_reduce" else 1.0
+        return phases * (latency + max(nvlink_s, network_s))
+
+    def transfer_time(self, n_bytes: float) -> float:
+        """Mean duration [s] of an activation's transfer to the next stage.
+
+        Parameters
+        ----------
+        n_bytes : float
+            Bytes one GPU sends [byte].
+
+        Notes
+        -----
+        The mean over stages, replicas and (with several chunks) the way back from the last stage
+        to the first: the pipeline's critical path passes all of them. Where neighbouring stages
+        lie in different pods, the network is slower by max(1, oversubscription x share), share
+        being the part of a pod's GPUs that send out of it.
+        """
+        stride = self.tp_size * self.cp_size * self.dp_size
+        stages = np.arange(self.pp_size)
+        target = np.roll(stages, -1) if self.vpp_size > 1 else stages[1:]
+        if self.pp_size == 1:
+            return 0.0
+        ranks = np.arange(0, stride, self.tp_size * self.cp_size)
+        source = stages[: len(target), None] * stride + ranks
+        sink = target[:, None] * stride + ranks
+        near = source // self.nvlink_gpus == sink // self.nvlink_gpus
+        out = source // self.pod_gpus != sink // self.pod_gpus
+        share = min(1.0, stride / self.pod_gpus)
+        slow = max(1.0, self.oversubscription * share)
+        network_s = self.network.latency_s + n_bytes / self.network.bytes_per_s * np.where(
+            out, slow, 1.0
+        )
+        nvlink_s = self.nvlink.latency_s + n_bytes / self.nvlink.bytes_per_s
+        return float(np.where(near, nvlink_s, network_s).mean())
+
+    def _pod_factor(self, group: Group) -> float:
+        """How many times slower a group's network is for leaving its pod."""
+        members = group.members_within(self.pod_gpus)
+        if members >= group.n_ranks:
+            return 1.0
+        return max(1.0, self.oversubscription / members)
+
+
+def build_cluster(job: Job, library: Library) -> Cluster:
+    """Put a job's layout on its cluster.
+
+    Parameters
+    ----------
+    job : Job
+        Gives sizes, device and links. A link's missing figures are the device's, and its missing
+        efficiency the library's.
+    library : Library
+        Gives ``nominal/nvlink_efficiency`` and ``nominal/network_efficiency``.
+
+    Returns
+    -------
+    Cluster
+
+    Raises
+    ------
+    PrismError
+        If the device is not in `DEVICES`.
+    """
+    block, layout = job.cluster, job.parallelism
+    device = find_device(block.device)
+    world = layout.tp * layout.cp * layout.dp * layout.pp
+    return Cluster(
+        device=device,
+        nvlink=_link(job, library, "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s),
+        network=_link(
+            job, library, "network", device.network_bytes_per_s, device.network_latency_s
+        ),
+        nvlink_gpus=block.nvlink_domain_gpus,
+        pod_gpus=block.pod_gpus or world,
+        oversubscription=block.oversubscription,
+        tp_size=layout.tp,
+        cp_size=layout.cp,
+        dp_size=layout.dp,
+        pp_size=layout.pp,
+        vpp_size=layout.vpp,
+    )
+
+
+def find_device(name: str) -> Device:
+    """Return a device by its name, or raise PrismError with the known ones."""
+    device = DEVICES.get(name)
+    if device is None:
+        raise PrismError(f"cluster: unknown device {name!r}; expected one of {', '.join(DEVICES)}")
+    return device
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which GPU does what, under Megatron's rank order: GPU = rank, node = rank // gpus_per_node.
+
+    The rank of (stage, dp_rank, tp_cp_rank) is
+    ``(stage * dp + dp_rank) * tp * cp + tp_cp_rank``.
+    """
+
+    job: Job
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one node."""
+        return int(self.job.cluster.gpus_per_node)
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of the cluster; as many as the job needs where it does not say."""
+        return int(self.job.cluster.nodes or math.ceil(self._world / self.gpus_per_node))
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of the cluster, used or not."""
+        return self.n_nodes * self.gpus_per_node
+
+    @property
+    def n_leaves(self) -> int:
+        """Leaf switches of the cluster."""
+        return math.ceil(self.n_nodes / self.job.cluster.leaf_nodes)
+
+    def members(self) -> NDArray[np.int32]:
+        """GPUs of every group, int32 [replica, stage, member]; members are tp x cp ranks."""
+        layout = self.job.parallelism
+        shape = (layout.pp, layout.dp, layout.tp * layout.cp)
+        ranks = np.arange(self._world, dtype=np.int32).reshape(shape)
+        return np.ascontiguousarray(ranks.transpose(1, 0, 2))
+
+    def slowdowns(self) -> NDArray[np.float64]:
+        """Known slowdown of every GPU from the job's ``node_slowdowns`` [gpu]."""
+        slow = np.ones(self.n_nodes)
+        for node, factor in self.job.cluster.node_slowdowns.items():
+            slow[node] = factor
+        return np.repeat(slow, self.gpus_per_node)
+
+    def link_leaves(self, n_stages: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Leaf switches that each link touches.
+
+        Returns
+        -------
+        lo, hi : ndarray of int32 [replica, link, 2]
+            Two ranges lo <= leaf < hi. Link s < n_stages goes from stage s to the next (the last
+            stage: to the first if there are several chunks, else to the one before); link
+            n_stages + s joins the replicas of stage s; the last link joins the whole job. Both
+            ranges are empty where the message stays within an NVLink domain.
+        """
+        layout = self.job.parallelism
+        lo = np.zeros((layout.dp, 2 * n_stages + 1, 2), np.int32)
+        hi = np.zeros_like(lo)
+        members = self.members()
+        first, last = members[:, :, 0], members[:, :, -1]
+        domain = self.job.cluster.nvlink_domain_gpus
+        for s in range(n_stages):
+            peer = s + 1 if s + 1 < n_stages else (0 if layout.vpp > 1 else n_stages - 2)
+            if n_stages > 1:
+                far = (first[:, s] // domain != first[:, peer] // domain)[:, None]
+                ends = [s, peer]
+                lo[:, s] = np.where(far, self._leaf(first[:, ends]), 0)
+                hi[:, s] = np.where(far, self._leaf(last[:, ends]) + 1, 0)
+            group = Group(layout.dp * layout.cp, layout.tp)
+            if group.members_within(domain) < group.n_ranks:
+                lo[:, n_stages + s, 0] = self._leaf(first[0, s])
+                hi[:, n_stages + s, 0] = self._leaf(last[-1, s]) + 1
+        if Group(self._world, 1).members_within(domain) < self._world:
+            hi[:, 2 * n_stages, 0] = self._leaf(last[-1, -1]) + 1
+        return lo, hi
+
+    @property
+    def _world(self) -> int:
+        layout = self.job.parallelism
+        return int(layout.tp * layout.cp * layout.dp * layout.pp)
+
+    def _leaf(self, gpu: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Leaf switch of a GPU."""
+        return gpu // self.gpus_per_node // self.job.cluster.leaf_nodes
+
+
+def _link(job: Job, library: Library, tier: str, bytes_per_s: float, latency_s: float) -> Link:
+    """One tier's link: the job's figures where it has them."""
+    links = job.cluster.links
+    given = links.nvlink if tier == "nvlink" else links.network
+    if given is not None and given.bandwidth_gbytes_per_s is not None:
+        bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
+    if given is not None and given.latency_us is not None:
+        latency_s = given.latency_us * 1e-6
+    efficiency = None if given is None else given.efficiency
+    if efficiency is None:
+        efficiency = library.value(f"nominal/{tier}_efficiency")
+    return Link(bytes_per_s * efficiency, latency_s)

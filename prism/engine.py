@@ -1,0 +1,606 @@
+"""The Monte Carlo engine: every jitted function and the arrays it reads.
+
+Models a step as ops in execution order, each with at most two predecessors, and runs 64 step
+replicates at a time on the innermost axis: one block of lanes is one cluster (one draw of all
+persistent effects). Ops are either local (run once for every dp replica, all of which share one
+template) or global (collectives over replicas); phases alternate between the two. Draws are
+counter-based (Philox4x32-10), keyed by seed, stream, entity and replicate, so neither threads nor
+chunks nor the number of replicates change a number. Left out: what the arrays mean; `simulate`
+knows both ends.
+
+References
+----------
+.. [1] Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11,
+   doi:10.1145/2063384.2063405 (Philox).
+.. [2] arXiv:2510.15596 (PRISM): sums along serial edges, maxima at joins.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+LANES = 64  # replicates per block, and step replicates per cluster
+TABLE_ROWS = 3072  # cells of a quantile table, see prism.distributions.quantile_table
+CDF_ROWS = 1024  # knots of a standardised cdf table
+CDF_RANGE = 8.0  # its range in standard deviations, on both sides
+QUADRATURE_NODES = 32  # trapezoid nodes of the maximum over a group
+
+# Kinds of op.
+JOIN, DRAW, EXPORT = 0, 1, 2
+# Streams of draws: an entity of one stream never shares a counter with another stream.
+RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, STALL_LENGTH, RUN = range(11)
+# Entities of a stall.
+NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
+
+
+class Ops(NamedTuple):
+    """Ops of all phases in execution order; slots >= n_slots are global."""
+
+    kind: np.ndarray  # int8[op]
+    pred0: np.ndarray  # int32[op] slot
+    pred1: np.ndarray  # int32[op] slot
+    out: np.ndarray  # int32[op] slot
+    coef: np.ndarray  # int32[op] row of the coefficients
+    vec: np.ndarray  # int32[op, term] shared-effect vector of each term
+    n_terms: np.ndarray  # int32[op]
+    table: np.ndarray  # int32[op] quantile table of the residual
+    draw: np.ndarray  # int32[op] index of the draw within its stage
+    stage: np.ndarray  # int32[op]
+
+
+class Graph(NamedTuple):
+    """Shape of the program: phases over `Ops`, and where ends are kept."""
+
+    phase_global: np.ndarray  # uint8[phase]
+    phase_lo: np.ndarray  # int64[phase]
+    phase_hi: np.ndarray  # int64[phase]
+    n_replicas: int
+    n_state: int  # replicas whose slots are kept (1, or all where phases alternate)
+    n_slots: int
+    n_global_slots: int
+    n_stages: int
+    final_slot: int  # global slot with the step's end
+
+
+class Bank(NamedTuple):
+    """Shared-effect vectors: products of step, microbatch, call and link effects."""
+
+    step_table: np.ndarray  # int32[vector], -1: none
+    mb_table: np.ndarray  # int32[vector]
+    mb: np.ndarray  # int32[vector] microbatch
+    call_table: np.ndarray  # int32[vector]
+    call_draw: np.ndarray  # int32[vector]
+    link: np.ndarray  # int32[vector], -1: none
+    is_global: np.ndarray  # uint8[vector]
+    n_microbatches: int
+    n_calls: int
+
+
+class Links(NamedTuple):
+    """Congestion of leaf switches; a link is hit if any leaf of its two ranges is."""
+
+    leaf_lo: np.ndarray  # int32[replica, link, 2]
+    leaf_hi: np.ndarray  # int32[replica, link, 2]
+    n_leaves: int
+    probability: float
+    quiet: float  # multiplier while not congested
+    congested: float  # multiplier while congested
+
+
+class Ranks(NamedTuple):
+    """Persistent speed of GPUs: one copula draw, one table per loading."""
+
+    n_gpus: int
+    gpus_per_node: int
+    node_weight: float  # sqrt of the node's share of the (normal score's) variance
+    node_table: int  # quantile table of a standard normal
+    tables: np.ndarray  # int32[loading] quantile tables of x ** loading, -1: constant
+    factor: np.ndarray  # float32[loading, gpu] fixed slowdowns (hot nodes)
+
+
+class Lowering(NamedTuple):
+    """Segments between barriers of the ops of one chunk, to be maximised over a group."""
+
+    member: np.ndarray  # int32[replica, stage, member] physical GPU
+    seg_mean: np.ndarray  # float64[segment, loading] seconds of one segment
+    seg_cv: np.ndarray  # float64[segment] std of the residuals over the mean
+    seg_cdf: np.ndarray  # int32[segment] cdf table of the standardised residual
+    cdf: np.ndarray  # float64[table, knot]
+    coef_stage: np.ndarray  # int32[coef] stage, -1: no rank effect
+    coef_seg_ptr: np.ndarray  # int32[coef + 1]
+    coef_seg: np.ndarray  # int32[entry] segment
+    coef_count: np.ndarray  # float64[entry] how often the op holds it
+    coef_split: np.ndarray  # float64[entry, term] share of the segment in each term
+    coef_member: np.ndarray  # int32[coef] -1: whole group, else this member alone
+    fixed_mean: np.ndarray  # float64[coef, term] seconds without a rank effect
+    fixed_var: np.ndarray  # float64[coef] s^2
+    call_cv: np.ndarray  # float64[coef, term] call effect, lowered into the residual
+    table_std: np.ndarray  # float64[coef] std of the residual table
+    quiet: float  # multiplier of compute between stalls
+
+
+class Stalls(NamedTuple):
+    """Rare delays: at most one per (replica, stage) and step, or one per job and step."""
+
+    entity: int
+    probability: float
+    duration: float  # seconds
+    table: int  # quantile table of the length
+    op_ptr: np.ndarray  # int32[stage + 1]
+    op: np.ndarray  # int32[entry] ops of that stage that can be hit
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _mulhilo(a, b):
+    p = np.uint64(a) * np.uint64(b)
+    return np.uint32(p >> np.uint64(32)), np.uint32(p & np.uint64(0xFFFFFFFF))
+
+
+@njit(cache=True, nogil=True)
+def philox_lanes(c0, c1, lane0, stream, k0, k1, out):
+    """Fill out[4, LANES] with Philox4x32-10 words of counter (c0, c1, replicate, stream)."""
+    for lane in range(out.shape[1]):
+        x0, x1 = np.uint32(c0), np.uint32(c1)
+        x2, x3 = np.uint32(np.uint32(lane0) + np.uint32(lane)), np.uint32(stream)
+        a, b = np.uint32(k0), np.uint32(k1)
+        for _ in range(10):
+            h0, l0 = _mulhilo(np.uint32(0xD2511F53), x0)
+            h1, l1 = _mulhilo(np.uint32(0xCD9E8D57), x2)
+            x0, x1, x2, x3 = h1 ^ x1 ^ a, l1, h0 ^ x3 ^ b, l0
+            a = np.uint32(a + np.uint32(0x9E3779B9))
+            b = np.uint32(b + np.uint32(0xBB67AE85))
+        out[0, lane] = x0
+        out[1, lane] = x1
+        out[2, lane] = x2
+        out[3, lane] = x3
+
+
+@njit(cache=True, nogil=True, inline="always")
+def lookup(tables, table, u):
+    """Relative deviation at a 32-bit uniform; cells refine twice towards the upper tail."""
+    i = u >> np.uint32(22)
+    f = u & np.uint32(0x3FFFFF)
+    if i == np.uint32(1023):
+        i = np.uint32(1024) + ((u >> np.uint32(12)) & np.uint32(0x3FF))
+        f = u & np.uint32(0xFFF)
+        if i == np.uint32(2047):
+            i = np.uint32(2048) + ((u >> np.uint32(2)) & np.uint32(0x3FF))
+            f = u & np.uint32(3)
+    return tables[table, i, 0] + tables[table, i, 1] * np.float32(np.int32(f))
+
+
+@njit(cache=True, nogil=True)
+def _multiply_lanes(tables, table, words, word, out, row):
+    for lane in range(LANES):
+        out[row, lane] *= np.float32(1.0) + lookup(tables, table, words[word, lane])
+
+
+@njit(cache=True, nogil=True)
+def _run_op(state, pa, pb, base, ratio, tables, table, words, stage, word, out):
+    """End = max of two predecessors + base * (1 + residual), for all lanes.
+
+    Takes whole arrays and row numbers: a row handed over would cost a reference count per op.
+    """
+    for lane in range(LANES):
+        a, b = state[pa, lane], state[pb, lane]
+        start = a if a > b else b
+        x = lookup(tables, table, words[stage, word, lane])
+        out[lane] = start + base[lane] * (np.float32(1.0) + ratio * x)
+
+
+@njit(cache=True, nogil=True)
+def _interpolate_cdf(cdf, z):
+    """Standardised cdf at z, linear between knots on [-CDF_RANGE, CDF_RANGE]."""
+    if z <= -CDF_RANGE:
+        return 0.0
+    if z >= CDF_RANGE:
+        return 1.0
+    t = (z + CDF_RANGE) * ((CDF_ROWS - 1) / (2.0 * CDF_RANGE))
+    i = int(t)
+    return cdf[i] + (t - i) * (cdf[i + 1] - cdf[i])
+
+
+@njit(cache=True, nogil=True)
+def group_max(mean, cv, cdf):
+    """Mean and variance of the maximum of independent times mean[i] * (1 + cv * z_i)."""
+    n = mean.shape[0]
+    top = mean[0]
+    for i in range(1, n):
+        top = max(top, mean[i])
+    if n == 1 or cv <= 0.0:
+        return top, (top * cv) ** 2
+    low, high = top * (1.0 - 6.0 * cv), top * (1.0 + 7.0 * cv)
+    step = (high - low) / (QUADRATURE_NODES - 1)
+    first, second = 0.0, 0.0
+    for k in range(QUADRATURE_NODES):
+        t = low + k * step
+        below = 1.0
+        for i in range(n):
+            sd = mean[i] * cv
+            if mean[i] + CDF_RANGE * sd > t:
+                below *= _interpolate_cdf(cdf, (t - mean[i]) / sd)
+                if below < 1e-12:
+                    break
+        weight = 0.5 * step if k == 0 or k == QUADRATURE_NODES - 1 else step
+        first += weight * (1.0 - below)
+        second += weight * 2.0 * (t - low) * (1.0 - below)
+    second += step * step / 6.0  # Euler-Maclaurin: the integrand's slope at `low` is 2, not 0
+    return low + first, max(0.0, second - first * first)
+
+
+@njit(cache=True, nogil=True)
+def draw_ranks(ranks, tables, cluster, k0, k1, words, x):
+    """Draw x[loading, gpu], the persistent slowdowns of one cluster."""
+    n_loadings = x.shape[0]
+    own_weight = math.sqrt(max(0.0, 1.0 - ranks.node_weight**2))
+    node_words = np.empty_like(words)
+    node_base = -LANES
+    for base in range(0, ranks.n_gpus, LANES):
+        philox_lanes(cluster, 0, base, RANK, k0, k1, words)
+        for lane in range(min(LANES, ranks.n_gpus - base)):
+            gpu = base + lane
+            u = words[0, lane]
+            if ranks.node_weight > 0.0:
+                node = gpu // ranks.gpus_per_node
+                if node >= node_base + LANES or node_base < 0:
+                    node_base = node - node % LANES
+                    philox_lanes(cluster, 0, node_base, NODE, k0, k1, node_words)
+                z_node = lookup(tables, ranks.node_table, node_words[0, node - node_base])
+                z_own = lookup(tables, ranks.node_table, u)
+                z = ranks.node_weight * z_node + own_weight * z_own
+                p = 0.5 * math.erfc(-z * math.sqrt(0.5))
+                u = np.uint32(min(4294967295.0, p * 4294967296.0))
+            for j in range(n_loadings):
+                value = ranks.factor[j, gpu]
+                if ranks.tables[j] >= 0:
+                    value *= np.float32(1.0) + lookup(tables, ranks.tables[j], u)
+                x[j, gpu] = value
+
+
+@njit(cache=True, nogil=True)
+def _segment_moments(low, segment, member, x, scratch):
+    """Mean and variance of one segment's time, maximised over the members of its group."""
+    n = member.shape[0]
+    for i in range(n):
+        total = 0.0
+        for j in range(x.shape[0]):
+            total += low.seg_mean[segment, j] * x[j, member[i]]
+        scratch[i] = total
+    cv = low.seg_cv[segment]
+    if n > 1 and cv > 0.0:
+        return group_max(scratch[:n], cv, low.cdf[low.seg_cdf[segment]])
+    top = scratch[0]
+    for i in range(1, n):
+        top = max(top, scratch[i])
+    return top, (top * cv) ** 2
+
+
+@njit(cache=True, nogil=True)
+def lower_groups(low, x, coef_a, coef_r):
+    """Lower kernels to ops: coef_a[replica, coef, term] seconds, coef_r[replica, coef].
+
+    coef_r scales the op's residual table, so that its standard deviation is that of the sum of
+    maxima over the group (x known) together with the call effect.
+    """
+    n_replicas, n_coefs, n_terms = coef_a.shape
+    n_segments = low.seg_mean.shape[0]
+    n_members = low.member.shape[2]
+    scratch = np.empty(max(1, n_members))
+    seg_mean = np.empty(n_segments)
+    seg_var = np.empty(n_segments)
+    stamp = np.full(n_segments, -1, np.int64)
+    term = np.empty(n_terms)
+    for replica in range(n_replicas):
+        for c in range(n_coefs):
+            stage = low.coef_stage[c]
+            for t in range(n_terms):
+                term[t] = low.fixed_mean[c, t]
+            var = low.fixed_var[c]
+            for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
+                s = low.coef_seg[e]
+                who = low.coef_member[c]
+                if who >= 0:
+                    m, v = _segment_moments(
+                        low, s, low.member[replica, stage, who : who + 1], x, scratch
+                    )
+                else:
+                    key = replica * low.member.shape[1] + stage
+                    if stamp[s] != key:
+                        stamp[s] = key
+                        seg_mean[s], seg_var[s] = _segment_moments(
+                            low, s, low.member[replica, stage], x, scratch
+                        )
+                    m, v = seg_mean[s], seg_var[s]
+                for t in range(n_terms):
+                    term[t] += low.coef_count[e] * m * low.quiet * low.coef_split[e, t]
+                var += low.coef_count[e] * v * low.quiet**2
+            total = 0.0
+            for t in range(n_terms):
+                total += term[t]
+                var += (low.call_cv[c, t] * term[t]) ** 2
+                coef_a[replica, c, t] = term[t]
+            coef_r[replica, c] = 0.0
+            if total > 0.0 and low.table_std[c] > 0.0:
+                coef_r[replica, c] = math.sqrt(var) / (total * low.table_std[c])
+
+
+@njit(cache=True, nogil=True)
+def _draw_regimes(links, lane0, k0, k1, words, regimes):
+    threshold = np.uint64(links.probability * 4294967296.0)
+    for leaf in range(links.n_leaves):
+        philox_lanes(leaf, 0, lane0, REGIME, k0, k1, words)
+        for lane in range(LANES):
+            regimes[leaf, lane] = np.uint64(words[0, lane]) < threshold
+
+
+@njit(cache=True, nogil=True)
+def _link_lanes(links, regimes, replica, link, out):
+    """Multiply lanes by the congestion of a link: hit if any leaf it touches is."""
+    for lane in range(LANES):
+        hit = False
+        for side in range(2):
+            for leaf in range(
+                links.leaf_lo[replica, link, side], links.leaf_hi[replica, link, side]
+            ):
+                hit = hit or regimes[leaf, lane]
+        out[lane] *= np.float32(links.congested if hit else links.quiet)
+
+
+@njit(cache=True, nogil=True)
+def fill_bank(bank, links, tables, regimes, step_words, is_global, replica, lane0, k0, k1, vectors):
+    """Shared effects of one replica (or of the global ops): vectors[vector, lane], mean 1."""
+    n_blocks = (bank.n_microbatches + 3) // 4
+    mb_words = np.empty((4 * n_blocks, LANES), np.uint32)
+    if not is_global:
+        for i in range(n_blocks):
+            philox_lanes(i, replica, lane0, MICROBATCH, k0, k1, mb_words[4 * i : 4 * i + 4])
+    call_words = np.empty((4, LANES), np.uint32)
+    call_block = -1
+    for v in range(bank.mb.shape[0]):
+        if bank.is_global[v] != is_global:
+            continue
+        for lane in range(LANES):
+            vectors[v, lane] = np.float32(1.0)
+        if bank.step_table[v] >= 0:
+            _multiply_lanes(tables, bank.step_table[v], step_words, 0, vectors, v)
+        if bank.mb_table[v] >= 0:
+            m = bank.mb[v]
+            _multiply_lanes(tables, bank.mb_table[v], mb_words, m, vectors, v)
+        if bank.call_table[v] >= 0:
+            d = bank.call_draw[v]
+            if d >> 2 != call_block:
+                call_block = d >> 2
+                philox_lanes(call_block, replica, lane0, CALL, k0, k1, call_words)
+            _multiply_lanes(tables, bank.call_table[v], call_words, d & 3, vectors, v)
+        if bank.link[v] >= 0 and links.n_leaves > 0:
+            _link_lanes(links, regimes, replica, bank.link[v], vectors[v])
+
+
+@njit(cache=True, nogil=True)
+def _draw_stalls(stalls, tables, n_stages, replica, lane0, k0, k1, words, ev_op, ev_lane, ev_delay):
+    """Sorted list of this replica's stalls: op, lane and delay [s]; returns how many."""
+    threshold = np.uint64(stalls.probability * 4294967296.0)
+    n = 0
+    for stage in range(n_stages):
+        lo, n_ops = stalls.op_ptr[stage], stalls.op_ptr[stage + 1] - stalls.op_ptr[stage]
+        if n_ops == 0:
+            continue
+        philox_lanes(stage, replica, lane0, STALL, k0, k1, words)
+        for lane in range(LANES):
+            if np.uint64(words[0, lane]) >= threshold or n >= ev_op.shape[0]:
+                continue
+            pick = np.int64((np.uint64(words[1, lane]) * np.uint64(n_ops)) >> np.uint64(32))
+            op = stalls.op[lo + pick]
+            delay = stalls.duration * (1.0 + lookup(tables, stalls.table, words[2, lane]))
+            i = n
+            while i > 0 and ev_op[i - 1] > op:
+                ev_op[i], ev_lane[i], ev_delay[i] = ev_op[i - 1], ev_lane[i - 1], ev_delay[i - 1]
+                i -= 1
+            ev_op[i], ev_lane[i], ev_delay[i] = op, lane, delay
+            n += 1
+    return n
+
+
+@njit(cache=True, nogil=True)
+def _follow_path(state, path, pa, pb, po, dur, share, coef):
+    """Carry the critical path's time by class from the later predecessor."""
+    for k in range(share.shape[1]):
+        for lane in range(LANES):
+            p = path[pa, k, lane] if state[pa, lane] > state[pb, lane] else path[pb, k, lane]
+            path[po, k, lane] = p + share[coef, k] * dur[lane]
+
+
+@njit(cache=True, nogil=True)
+def _accumulate_max(state, path, pa, po, n_classes):
+    for lane in range(LANES):
+        if state[pa, lane] > state[po, lane]:
+            state[po, lane] = state[pa, lane]
+            for k in range(n_classes):
+                path[po, k, lane] = path[pa, k, lane]
+
+
+@njit(cache=True, nogil=True)
+def run_phase(
+    ops, graph, phase, replica, lane0, k0, k1, coef_a, coef_r, tables, vectors, work, events, share
+):
+    """Run the ops of one phase for one replica: ends (and paths) of all its lanes."""
+    state, path, busy, words, drawn, base, dur = work
+    ev_op, ev_lane, ev_delay, n_events = events
+    is_global = graph.phase_global[phase] == 1
+    stream = GLOBAL if is_global else RESIDUAL
+    local = (replica % graph.n_state) * graph.n_slots
+    shift = graph.n_state * graph.n_slots - graph.n_slots
+    who = 0 if is_global else replica
+    n_classes = share.shape[1]
+    event = 0
+    drawn[:] = -1
+    for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+        pa, pb, po = ops.pred0[op], ops.pred1[op], ops.out[op]
+        pa += local if pa < graph.n_slots else shift
+        pb += local if pb < graph.n_slots else shift
+        po += local if po < graph.n_slots else shift
+        kind = ops.kind[op]
+        if kind == EXPORT:
+            _accumulate_max(state, path, pa, po, n_classes)
+            continue
+        if kind == JOIN:
+            for lane in range(LANES):
+                a, b = state[pa, lane], state[pb, lane]
+                dur[lane] = a if a > b else b
+            if n_classes > 0:
+                base[:] = np.float32(0.0)
+                _follow_path(state, path, pa, pb, po, base, share, 0)
+            for lane in range(LANES):
+                state[po, lane] = dur[lane]
+            continue
+        d, stage = ops.draw[op], ops.stage[op]
+        if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
+            drawn[stage] = d >> 2
+            philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[stage])
+        c = ops.coef[op]
+        a0 = coef_a[who, c, 0]
+        v0 = ops.vec[op, 0]
+        for lane in range(LANES):
+            base[lane] = a0 * vectors[v0, lane]
+        for t in range(1, ops.n_terms[op]):
+            at = coef_a[who, c, t]
+            vt = ops.vec[op, t]
+            for lane in range(LANES):
+                base[lane] += at * vectors[vt, lane]
+        _run_op(
+            state, pa, pb, base, coef_r[who, c], tables, ops.table[op], words, stage, d & 3, dur
+        )
+        while event < n_events and ev_op[event] < op:
+            event += 1
+        while event < n_events and ev_op[event] == op:
+            dur[ev_lane[event]] += ev_delay[event]
+            event += 1
+        if n_classes > 0:
+            for lane in range(LANES):
+                base[lane] = dur[lane] - max(state[pa, lane], state[pb, lane])
+                if not is_global:
+                    busy[stage, lane] += base[lane]
+            _follow_path(state, path, pa, pb, po, base, share, c)
+        for lane in range(LANES):
+            state[po, lane] = dur[lane]
+
+
+@njit(cache=True, nogil=True)
+def run_block(
+    block,
+    k0,
+    k1,
+    ops,
+    graph,
+    bank,
+    links,
+    ranks,
+    low,
+    stalls,
+    tables,
+    vec_step_table,
+    share,
+    out_time,
+    out_step,
+    out_path,
+    out_busy,
+):
+    """Simulate one block of 64 replicates, which is one cluster.
+
+    Fills out_time[lane] [s], out_step[lane] (the step effect), and where share has classes
+    out_path[class, lane] [s] and out_busy[stage, lane] [s].
+    """
+    lane0 = block * LANES
+    words = np.empty((4, LANES), np.uint32)
+    step_words = np.empty((4, LANES), np.uint32)
+    philox_lanes(0, 0, lane0, STEP, k0, k1, step_words)
+    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
+    draw_ranks(ranks, tables, block, k0, k1, words, x)
+    coef_a = np.empty((graph.n_replicas,) + low.fixed_mean.shape, np.float32)
+    coef_r = np.empty((graph.n_replicas, low.fixed_mean.shape[0]), np.float32)
+    lower_groups(low, x, coef_a, coef_r)
+    regimes = np.zeros((max(1, links.n_leaves), LANES), np.bool_)
+    _draw_regimes(links, lane0, k0, k1, words, regimes)
+
+    n_classes = share.shape[1]
+    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    state = np.zeros((n_rows, LANES), np.float32)
+    path = np.zeros((n_rows if n_classes > 0 else 1, n_classes, LANES), np.float32)
+    if n_classes == 0:
+        path = np.zeros((n_rows, 0, LANES), np.float32)
+    busy = np.zeros((graph.n_stages, LANES), np.float32)
+    stage_words = np.empty((graph.n_stages, 4, LANES), np.uint32)
+    drawn = np.empty(graph.n_stages, np.int64)
+    base, dur = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    work = (state, path, busy, stage_words, drawn, base, dur)
+    vectors = np.ones((bank.mb.shape[0], LANES), np.float32)
+    room = graph.n_stages * LANES if stalls.entity == GROUP_STALL else 0
+    ev_op, ev_lane = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    ev_delay = np.zeros(room, np.float32)
+    fill_bank(bank, links, tables, regimes, step_words, 1, 0, lane0, k0, k1, vectors)
+    for phase in range(graph.phase_global.shape[0]):
+        if graph.phase_global[phase] == 1:
+            events = (ev_op, ev_lane, ev_delay, 0)
+            run_phase(
+                ops, graph, phase, 0, lane0, k0, k1, coef_a, coef_r, tables, vectors, work,
+                events, share,
+            )  # fmt: skip
+            continue
+        for r in range(graph.n_replicas):
+            fill_bank(bank, links, tables, regimes, step_words, 0, r, lane0, k0, k1, vectors)
+            n = 0
+            if room > 0:
+                n = _draw_stalls(
+                    stalls, tables, graph.n_stages, r, lane0, k0, k1, words, ev_op, ev_lane,
+                    ev_delay,
+                )  # fmt: skip
+            events = (ev_op, ev_lane, ev_delay, n)
+            run_phase(
+                ops, graph, phase, r, lane0, k0, k1, coef_a, coef_r, tables, vectors, work,
+                events, share,
+            )  # fmt: skip
+    final = n_rows - graph.n_global_slots - graph.n_slots + graph.final_slot
+    out_time[:] = state[final]
+    if stalls.entity == JOB_STALL:
+        threshold = np.uint64(stalls.probability * 4294967296.0)
+        philox_lanes(0, 0, lane0, STALL, k0, k1, words)
+        for lane in range(LANES):
+            if np.uint64(words[0, lane]) < threshold:
+                length = 1.0 + lookup(tables, stalls.table, words[2, lane])
+                out_time[lane] += np.float32(stalls.duration * length)
+    out_step[:] = np.float32(1.0)
+    if vec_step_table >= 0:
+        for lane in range(LANES):
+            out_step[lane] *= np.float32(1.0) + lookup(tables, vec_step_table, step_words[0, lane])
+    out_path[:] = path[final]
+    out_busy[:] = busy
+
+
+@njit(cache=True, nogil=True)
+def run_range(
+    first,
+    k0,
+    k1,
+    ops,
+    graph,
+    bank,
+    links,
+    ranks,
+    low,
+    stalls,
+    tables,
+    vec_step_table,
+    share,
+    out_time,
+    out_step,
+    out_path,
+    out_busy,
+):
+    """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
+    for i in range(out_time.shape[0]):
+        run_block(
+            first + i, k0, k1, ops, graph, bank, links, ranks, low, stalls, tables,
+            vec_step_table, share, out_time[i], out_step[i], out_path[i], out_busy[i],
+        )  # fmt: skip

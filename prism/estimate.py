@@ -1,0 +1,173 @@
+"""`prism estimate`: step time and time-to-train of a job, with probabilities."""
+
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism.errors import PrismError
+from prism.job import Job, load_job
+from prism.jobvalues import parse_duration
+from prism.simulate import Progress, default_threads, fresh_seed, prepare_variability, simulate
+from prism.time_to_train import simulate_runs, step_statistics
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+TAIL_SAMPLES = 10  # samples beyond a quantile below which it is only a guess
+
+
+def estimate(
+    job: Job | str,
+    *,
+    replicates: int = 10_000,
+    run_replicates: int = 1_000,
+    steps: int | None = None,
+    deadline: float | str | None = None,
+    slowdown_thresholds: Sequence[float] | None = None,
+    start: str | datetime.datetime | None = None,
+    probability: float | None = None,
+    price: float | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Estimate how long a step and the whole run take, with what probability.
+
+    Parameters
+    ----------
+    job : Job or str
+        A job, its file, or the name of a shipped one.
+    replicates, run_replicates : int
+        Monte Carlo repetitions of a step and of the run.
+    steps, deadline, slowdown_thresholds, start, probability, price
+        Override the job's `run` block: steps of the run [1], time it may take ("60d" or [s]),
+        thresholds over the ideal step time [1], start date, probability of the finish date [1],
+        price of a GPU-hour.
+    seed, threads, progress
+        As in `simulate`.
+
+    Returns
+    -------
+    xarray.Dataset
+        See `prism.results.VARIABLES`; `prism.summary` gives the figures the command prints.
+
+    Raises
+    ------
+    PrismError
+        Bad input.
+    """
+    begin = time.perf_counter()
+    job = load_job(job) if isinstance(job, str) else job
+    run = job.run
+    seed = fresh_seed() if seed is None else seed
+    threads = default_threads() if threads is None else threads
+    n_steps = job.n_steps if steps is None else steps
+    limit = run.deadline if deadline is None else parse_deadline(deadline)
+    thresholds = list(run.slowdown_thresholds if slowdown_thresholds is None
+                      else slowdown_thresholds)  # fmt: skip
+    wanted = run.probability if probability is None else probability
+    price = run.price_per_gpu_hour if price is None else price
+    begins = run.start if start is None else start
+    _check(run_replicates, n_steps, wanted, thresholds, price)
+    dataset = simulate(job, replicates, seed, threads, progress)
+
+    variability = prepare_variability(job)
+    statistics = step_statistics(
+        np.asarray(dataset.step_time), np.asarray(dataset.step_effect),
+        np.asarray(dataset.cluster_idx), _drift_cv(variability), variability.correlation_time_s,
+    )  # fmt: skip
+    runs, cluster = simulate_runs(statistics, n_steps, run_replicates, seed)
+    ideal = float(dataset.ideal_step_time)
+    values: dict[str, Any] = {
+        "time_to_train": runs,
+        "run_cluster_idx": cluster,
+        "ideal_time_to_train": n_steps * ideal,
+        "slowdown_probability": [float((dataset.step_time > t * ideal).mean()) for t in thresholds],
+    }
+    if limit is not None:
+        values["deadline"] = limit
+    if price is not None:
+        values["cost"] = runs / 3600.0 * job.world_size * price
+    from prism.results import make_dataset, provenance
+
+    call = {
+        "replicates": replicates, "run_replicates": run_replicates, "steps": n_steps,
+        "deadline": limit, "slowdown_thresholds": thresholds,
+        "start": begins.isoformat() if isinstance(begins, datetime.datetime) else begins,
+        "probability": wanted, "price": price, "seed": seed,
+    }  # fmt: skip
+    extra = make_dataset(values, {"threshold": thresholds}, {})
+    attrs = dataset.attrs | provenance(job, call)
+    attrs["steps"] = n_steps
+    attrs["warnings"] = json.dumps(_warnings(replicates, run_replicates, statistics.mean.size))
+    attrs["wall_seconds"] = time.perf_counter() - begin
+    return dataset.merge(extra).assign_attrs(attrs)
+
+
+def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
+    """Run the call that made a result again, from its own attributes."""
+    from prism.results import job_of
+
+    call = json.loads(dataset.attrs["call"])
+    return estimate(job_of(dataset), threads=threads, **call)
+
+
+def parse_deadline(value: float | str) -> float:
+    """Read a length of time [s]: "60d", "12h", or seconds.
+
+    Raises
+    ------
+    PrismError
+        With what is understood.
+    """
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise PrismError(f"--deadline {value}: {error}") from error
+
+
+def _drift_cv(variability: Any) -> float:
+    return float(variability.step.std) if variability.dependence == "full" else 0.0
+
+
+def _check(
+    run_replicates: int, steps: int, probability: float, thresholds: list[float],
+    price: float | None,
+) -> None:  # fmt: skip
+    problems = []
+    if run_replicates < 1:
+        problems.append(f"--run-replicates {run_replicates}: expected at least 1")
+    if steps < 1:
+        problems.append(f"--steps {steps}: expected at least 1")
+    if not 0.0 < probability < 1.0:
+        problems.append(f"--probability {probability:g}: expected between 0 and 1, such as 0.9")
+    for t in thresholds:
+        if not t >= 1.0:
+            problems.append(f"--slowdown-thresholds {t:g}: expected 1 or more, times the ideal")
+    if price is not None and not price >= 0.0:
+        problems.append(f"--price {price:g}: expected 0 or more per GPU-hour")
+    if problems:
+        raise PrismError("\n".join(problems))
+
+
+def _warnings(replicates: int, run_replicates: int, n_clusters: int) -> list[str]:
+    """Say which quantiles rest on too few samples, and how many they would need."""
+    out = []
+    need = round(TAIL_SAMPLES / 0.01)
+    if replicates < need:
+        out.append(f"step time p99 rests on {replicates} replicates; --replicates {need} or more")
+    if run_replicates < need:
+        out.append(f"time-to-train p99 rests on {run_replicates} runs; --run-replicates {need}")
+    for name, tail in (("p95", 0.05), ("p99", 0.01)):
+        clusters = round(TAIL_SAMPLES / tail)
+        if n_clusters < clusters:
+            out.append(
+                f"time-to-train {name} rests on {n_clusters} cluster draws, {clusters} would be "
+                f"enough: --replicates {64 * clusters}"
+            )
+            break
+    return out

@@ -1,0 +1,398 @@
+"""What must hold between the keys of a job, and what is legal but not modelled yet.
+
+Each check is a generator of problems, given the blocks that were valid by themselves, so that
+all mistakes of a file are reported at once. The rule that divides layers over
+model chunks stands here too, because a bad division must be answered with a good one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, lcm
+from typing import NamedTuple
+
+from prism.jobblocks import (
+    DEVICE_LIBRARY,
+    PRESETS,
+    SIZES,
+    ClusterBlock,
+    ModelBlock,
+    ParallelismBlock,
+    RunBlock,
+    VariabilityBlock,
+)
+from prism.jobfile import near
+
+
+class Problem(NamedTuple):
+    """A mistake: what it is called, the keys that cause it (the likeliest first), the words."""
+
+    label: str
+    keys: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a job; one that was not valid by itself is None."""
+
+    model: ModelBlock | None
+    parallelism: ParallelismBlock | None
+    cluster: ClusterBlock | None
+    variability: VariabilityBlock | None
+    run: RunBlock | None
+
+
+# -------------------------------------------------------------------------------- layer splits
+def auto_split(n_layers: int, n_chunks: int) -> tuple[int, ...] | None:
+    """Divide layers over model chunks evenly, or with one fewer at both ends.
+
+    Parameters
+    ----------
+    n_layers : int
+        Transformer layers.
+    n_chunks : int
+        Model chunks, pp * vpp.
+
+    Returns
+    -------
+    tuple of int, or None
+        Layers of each chunk in virtual-stage order; None if neither rule divides them.
+
+    Notes
+    -----
+    The embedding and the loss count as one layer each where that makes the chunks equal, as
+    Llama 3 405B has one layer fewer on the first and on the last stage (arXiv:2407.21783,
+    section 3.3.2).
+
+    Examples
+    --------
+    >>> auto_split(126, 8)
+    (15, 16, 16, 16, 16, 16, 16, 15)
+    >>> auto_split(80, 3) is None
+    True
+    """
+    if n_layers % n_chunks == 0:
+        return (n_layers // n_chunks,) * n_chunks
+    if n_chunks > 1 and (n_layers + 2) % n_chunks == 0:
+        each = (n_layers + 2) // n_chunks
+        return (each - 1, *(each,) * (n_chunks - 2), each - 1)
+    return None
+
+
+def valid_split(n_layers: int, n_chunks: int) -> list[int]:
+    """Return the evenest division, the ends (embedding, loss) getting the smaller shares."""
+    each, extra = divmod(n_layers, n_chunks)
+    first = (n_chunks - extra) // 2
+    return [each + (first <= i < first + extra) for i in range(n_chunks)]
+
+
+def _shown(split: list[int] | tuple[int, ...]) -> str:
+    return "[" + ", ".join(str(n) for n in split) + "]"
+
+
+def _check_split(b: Blocks) -> Iterator[Problem]:
+    if b.model is None or b.parallelism is None:
+        return
+    p, n_layers = b.parallelism, b.model.n_layers
+    key, n_chunks = "parallelism.layer_split", p.pp * p.vpp
+    keys = (key, "parallelism.vpp", "parallelism.pp", "model.n_layers", "model.name")
+    if b.model.durations is not None:
+        if p.layer_split != "auto":
+            yield Problem(key, keys, "model.durations are given, so no layers are split; drop it")
+        return
+    if n_layers < 1:
+        return
+    chunks = f"pp*vpp = {p.pp}*{p.vpp} = {n_chunks} chunks"
+    if n_chunks > n_layers + 2:
+        pp, vpp = (p.pp, (n_layers + 2) // p.pp) if p.pp <= n_layers + 2 else (n_layers, 1)
+        fitting = auto_split(n_layers, pp * vpp) or valid_split(n_layers, pp * vpp)
+        text = f"{n_layers} layers do not fill {chunks}; with pp: {pp} and vpp: {vpp} a valid "
+        yield Problem(key, keys, f"{text}layer_split: {_shown(fitting)}")
+        return
+    valid = _shown(auto_split(n_layers, n_chunks) or valid_split(n_layers, n_chunks))
+    way_out = f"a valid layer_split: {valid}"
+    if p.layer_split == "auto":
+        if auto_split(n_layers, n_chunks) is None:
+            text = f"{n_layers} layers do not divide evenly over {chunks}; {way_out}"
+            yield Problem(key, keys, text)
+    elif len(p.layer_split) != n_chunks:
+        text = f"has {len(p.layer_split)} counts, expected one for each of {chunks}; {way_out}"
+        yield Problem(key, keys, text)
+    elif sum(p.layer_split) != n_layers:
+        text = f"adds up to {sum(p.layer_split)}, expected n_layers = {n_layers}; {way_out}"
+        yield Problem(key, keys, text)
+
+
+# --------------------------------------------------------------------------------------- model
+def _check_model(b: Blocks) -> Iterator[Problem]:
+    if b.model is None:
+        return
+    m = b.model
+    if m.name is not None and m.name not in PRESETS:
+        meant = near(m.name, PRESETS)
+        hint = f"did you mean {meant[0]}?" if meant else "or leave it out and give the sizes"
+        text = f"expected one of {', '.join(PRESETS)}, got {m.name!r}; {hint}"
+        yield Problem("model.name", ("model.name",), text)
+        return
+    if m.durations is not None:
+        yield from _check_durations(b, m)
+        return
+    missing = [size for size in SIZES if getattr(m, size) < 1]
+    if missing and len(missing) < len(SIZES):
+        for name in missing:
+            key = f"model.{name}"
+            yield Problem(key, (key,), "missing or 0, expected at least 1; give it, or a name")
+        return
+    if missing:
+        text = f"says no model; give a name ({', '.join(PRESETS)}), sizes, or durations"
+        yield Problem("model", ("model", "model.name", "model.durations"), text)
+        return
+    for key, size, by, n in (
+        ("hidden_size", m.hidden_size, "n_heads", m.n_heads),
+        ("n_heads", m.n_heads, "n_kv_heads", m.n_kv_heads),
+    ):
+        if size % n:
+            text = f"{size} is not a multiple of {by} = {n}; change one"
+            yield Problem(f"model.{key}", (f"model.{key}", f"model.{by}"), text)
+
+
+def _check_durations(b: Blocks, m: ModelBlock) -> Iterator[Problem]:
+    sizes = [size for size in SIZES[:-1] if getattr(m, size) > 0]
+    if m.name is not None or sizes:
+        key = f"model.{sizes[0]}" if m.name is None else "model.name"
+        text = "has no effect beside durations; keep one of the two"
+        yield Problem(key, (key,), text)
+    assert m.durations is not None
+    both = (("forward_s", m.durations.forward_s), ("backward_s", m.durations.backward_s))
+    stages = None if b.parallelism is None else b.parallelism.pp
+    for name, value in both:
+        if isinstance(value, tuple) and stages is not None and len(value) != stages:
+            key = f"model.durations.{name}"
+            text = f"has {len(value)} durations, expected one per stage, pp = {stages}"
+            way_out = "give one number, or as many as stages"
+            yield Problem(key, (key, "parallelism.pp"), f"{text}; {way_out}")
+    if not any(any(v) if isinstance(v, tuple) else v for _, v in both):
+        text = "are all 0, expected a step that takes time; give forward_s > 0"
+        yield Problem("model.durations", ("model.durations",), text)
+
+
+def _check_groups(b: Blocks) -> Iterator[Problem]:
+    """Check that tensor and context parallelism divide what they shard."""
+    if b.model is None or b.parallelism is None:
+        return
+    m, p = b.model, b.parallelism
+    if min(getattr(m, size) for size in SIZES) < 1:
+        return
+    wrong = [name for name in ("n_heads", "ffn_size") if getattr(m, name) % p.tp]
+    if m.n_kv_heads % p.tp and p.tp % m.n_kv_heads:
+        wrong.append("n_kv_heads")
+    if wrong:
+        sizes = ", ".join(f"{name} = {getattr(m, name)}" for name in wrong)
+        keys = ("parallelism.tp", *(f"model.{name}" for name in wrong), "model.name")
+        yield Problem(keys[0], keys, f"{p.tp} does not divide {sizes}; take a tp that does")
+        return
+    # Each context-parallel rank holds two slices, one from either end, to balance causal work.
+    slices = 2 * p.cp if p.cp > 1 else 1
+    shards = lcm(slices, p.cp * p.tp if p.sequence_parallel else p.cp)
+    if m.seq_len % shards:
+        text = f"{m.seq_len} does not split over tp = {p.tp} and cp = {p.cp}; "
+        way_out = f"take a multiple of {shards}, for example {ceil(m.seq_len / shards) * shards}"
+        keys = ("model.seq_len", "parallelism.cp", "parallelism.tp", "model.name")
+        yield Problem(keys[0], keys, text + way_out)
+
+
+# ------------------------------------------------------------------------------- sizes, places
+_GPUS = ("cluster.nodes", "cluster.gpus_per_node")
+
+
+def _check_sizes(b: Blocks) -> Iterator[Problem]:
+    if b.model is None or b.parallelism is None or b.cluster is None:
+        return
+    p, c = b.parallelism, b.cluster
+    world = p.tp * p.cp * p.pp * p.dp
+    if c.nodes is None:
+        if b.model.durations is None:
+            need = ceil(world / c.gpus_per_node)
+            text = f"missing, expected the number of nodes; for tp*cp*pp*dp = {world} set {need}"
+            yield Problem("cluster.nodes", ("cluster.nodes", "model.durations"), text)
+        return
+    gpus = c.nodes * c.gpus_per_node
+    if world == gpus:
+        return
+    ways = []
+    replica = p.tp * p.cp * p.pp
+    if gpus % replica == 0:
+        ways.append(f"dp: {gpus // replica}")
+    if world % c.gpus_per_node == 0:
+        ways.append(f"cluster.nodes: {world // c.gpus_per_node}")
+    product = f"{p.tp}*{p.cp}*{p.pp}*{p.dp} = {world}"
+    way_out = f"one replica takes {replica} GPUs: change tp, cp or pp, or the nodes"
+    text = (
+        f"tp*cp*pp*dp = {product}, but the cluster has "
+        f"{c.nodes} nodes of {c.gpus_per_node} = {gpus} GPUs; "
+        + (f"set {' or '.join(ways)}" if ways else way_out)
+    )
+    keys = (*(f"parallelism.{s}" for s in ("dp", "pp", "tp", "cp")), *_GPUS)
+    yield Problem("parallelism", ("parallelism", *keys), text)
+
+
+def _check_cluster(b: Blocks) -> Iterator[Problem]:
+    if b.cluster is None:
+        return
+    c, nodes = b.cluster, b.cluster.nodes
+    if nodes is None and b.parallelism is not None:
+        p = b.parallelism
+        nodes = ceil(p.tp * p.cp * p.pp * p.dp / c.gpus_per_node)
+    for node in c.node_slowdowns:
+        if nodes is not None and node >= nodes:
+            key = f"cluster.node_slowdowns.{node}"
+            text = f"no node {node} among {nodes}; indices run from 0 to {nodes - 1}"
+            yield Problem(key, (key, "cluster.nodes"), text)
+    key = "cluster.nvlink_domain_gpus"
+    small, large = sorted((c.nvlink_domain_gpus, c.gpus_per_node))
+    if large % small:
+        text = f"{c.nvlink_domain_gpus} and gpus_per_node = {c.gpus_per_node}: "
+        text += "neither is a multiple of the other; change one"
+        yield Problem(key, (key, "cluster.gpus_per_node"), text)
+    if c.oversubscription > 1 and c.pod_gpus is None:
+        key = "cluster.oversubscription"
+        text = f"{c.oversubscription:g} needs to know where pods end; set cluster.pod_gpus"
+        yield Problem(key, (key, "cluster.pod_gpus"), text)
+
+
+# --------------------------------------------------------------------------------- parallelism
+def _check_data_parallel(b: Blocks) -> Iterator[Problem]:
+    p = b.parallelism
+    if p is None:
+        return
+    key = "parallelism.data_parallel"
+    if p.data_parallel == "none" and p.dp > 1:
+        text = f"none, but dp = {p.dp}: replicas must share gradients; set ddp, zero1 or fsdp"
+        yield Problem(key, (key, "parallelism.dp"), text)
+    if p.data_parallel in ("zero2", "hsdp"):
+        yield _unmodelled(key, p.data_parallel, {"zero2": "zero1", "hsdp": "fsdp"}[p.data_parallel])
+    if p.ep > 1:
+        yield _unmodelled("parallelism.ep", p.ep, "1")
+    if p.precision == "fp8":
+        yield _unmodelled("parallelism.precision", p.precision, "bf16")
+
+
+def _check_schedule(b: Blocks) -> Iterator[Problem]:
+    p = b.parallelism
+    if p is None:
+        return
+    key = "parallelism.schedule"
+    keys = (key, "parallelism.vpp", "parallelism.pp")
+    if p.schedule in ("zb-h1", "zb-v"):
+        yield _unmodelled(key, p.schedule, "1f1b")
+        return
+    if p.vpp > 1 and p.pp == 1:
+        text = f"{p.vpp} chunks per stage need a pipeline, but pp = 1; set vpp: 1"
+        yield Problem("parallelism.vpp", ("parallelism.vpp", "parallelism.pp"), text)
+    elif p.schedule == "interleaved" and p.vpp == 1:
+        yield Problem(key, keys, "interleaved needs vpp > 1; set 1f1b, or leave it out")
+    elif p.schedule != "interleaved" and p.vpp > 1:
+        text = f"{p.schedule} has one chunk per stage, but vpp = {p.vpp}; set interleaved"
+        yield Problem(key, keys, text)
+    if p.schedule == "interleaved" and p.pp > 1:
+        if p.microbatches % p.pp:
+            down, up = p.microbatches // p.pp * p.pp, ceil(p.microbatches / p.pp) * p.pp
+            text = f"interleaved with {p.microbatches} microbatches is not modelled yet, "
+            text += f"expected a multiple of pp = {p.pp}; the nearest supported: "
+            text += " or ".join(str(n) for n in (down, up) if n)
+            name = "parallelism.microbatches"
+            yield Problem(name, (name, "parallelism.pp", *keys), text)
+        if p.p2p == "blocking":
+            name, what = "parallelism.p2p", "blocking with the interleaved schedule"
+            yield _unmodelled(name, what, "async", name, "parallelism.vpp")
+
+
+# -------------------------------------------------------------------------- variability, the run
+def _unmodelled(label: str, what: object, nearest: str, *keys: str) -> Problem:
+    text = f"{what} is not modelled yet; the nearest supported setting: {nearest}"
+    return Problem(label, keys or (label,), text)
+
+
+def _check_variability(b: Blocks) -> Iterator[Problem]:
+    v = b.variability
+    if v is None:
+        return
+    if v.model is not None:
+        yield _unmodelled("variability.model", "a fitted model", "leave it out, name a library")
+    if v.ranks == "measured":
+        yield _unmodelled("variability.ranks", "measured", "drawn")
+    key = "variability.resolution"
+    if v.resolution == "kernel" and b.parallelism is not None and b.parallelism.cp > 1:
+        what = f"kernel resolution with cp = {b.parallelism.cp}"
+        yield _unmodelled(key, what, "op", key, "parallelism.cp")
+    e = v.effects
+    if e.residual is not None:
+        key = "variability.effects.residual"
+        if e.residual.law is not None and e.residual.cv is None:
+            keys = (f"{key}.law", f"{key}.cv")
+            yield Problem(keys[0], keys, f"{e.residual.law} has no spread; give its cv")
+        if e.residual.scale is not None and e.residual.cv is not None:
+            text = "scales the library's laws, but cv replaces them; keep one of the two"
+            yield Problem(f"{key}.scale", (f"{key}.scale", f"{key}.cv"), text)
+        elif e.residual.scale is not None and v.library is None:
+            text = "scales the library's laws, but there is no library; give cv instead"
+            keys = (f"{key}.scale", "variability.library")
+            yield Problem(f"{key}.scale", keys, text)
+    if e.rank is not None and e.rank.lemon_slowdown is not None:
+        key, (low, high) = "variability.effects.rank.lemon_slowdown", e.rank.lemon_slowdown
+        limit = float("inf") if b.cluster is None else b.cluster.max_slowdown
+        if low > high:
+            yield Problem(key, (key,), f"[{low:g}, {high:g}] runs downwards; give the lower first")
+        elif high > limit:
+            text = f"reaches {high:g}, but GPUs beyond cluster.max_slowdown = {limit:g} are "
+            text += "taken out; raise max_slowdown or lower this"
+            yield Problem(key, (key, "cluster.max_slowdown"), text)
+
+
+def _check_library(b: Blocks) -> Iterator[Problem]:
+    if b.variability is None or b.cluster is None or b.model is None:
+        return
+    if b.variability.library == "":
+        sets = ", ".join(DEVICE_LIBRARY.values())
+        text = f"no distribution set is shipped for {b.cluster.device}; name one ({sets}) or none"
+        yield Problem("variability.library", ("variability.library", "cluster.device"), text)
+
+
+def _check_run(b: Blocks) -> Iterator[Problem]:
+    r = b.run
+    if r is None:
+        return
+    if r.steps is not None and r.tokens is not None:
+        keys = ("run.tokens", "run.steps")
+        yield Problem("run.tokens", keys, "given beside steps; keep one of the two")
+    durations = None if b.model is None else b.model.durations
+    if r.tokens is not None and b.model and durations is not None and b.model.seq_len < 1:
+        text = "a step's tokens are not known with durations; set steps, or model.seq_len"
+        yield Problem("run.tokens", ("run.tokens", "model.seq_len", "model.durations"), text)
+    for name in ("checkpoint", "failures", "evaluation"):
+        if getattr(r, name) is not None:
+            yield _unmodelled(f"run.{name}", f"{name} of the run", "leave it out")
+    thresholds = r.slowdown_thresholds
+    if not thresholds or any(low >= high for low, high in pairwise(thresholds)):
+        key = "run.slowdown_thresholds"
+        yield Problem(key, (key,), "expected rising numbers; write [1.05, 1.1, 1.2]")
+
+
+CHECKS: tuple[Callable[[Blocks], Iterator[Problem]], ...] = (
+    _check_model,
+    _check_groups,
+    _check_sizes,
+    _check_split,
+    _check_cluster,
+    _check_data_parallel,
+    _check_schedule,
+    _check_variability,
+    _check_library,
+    _check_run,
+)
+
+
+def find_problems(blocks: Blocks) -> list[Problem]:
+    """Run every check on the blocks that are there."""
+    return [problem for check in CHECKS for problem in check(blocks)]

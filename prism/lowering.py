@@ -1,0 +1,220 @@
+"""Lowering: from kernels on every GPU of a group to one op with the right law.
+
+An op is segments of kernels between two tp or cp collectives. Conditional on the persistent
+effects x of the group's GPUs, each segment takes the maximum over the group; the engine integrates
+its mean and variance per cluster draw, and this module prepares what it integrates: segment means
+per rank loading, residual spread and shape, the split into terms by shared effect, and the
+residual table of the op. Third cumulants enter through the tables' shapes, taken at x = 1.
+Approximated: with cp > 1 every segment is maximised over the whole tp x cp group.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism import engine
+from prism.distributions import Law, constant, normal
+from prism.stepgraph import OpType
+from prism.variability import Variability, is_compute
+from prism.workload import Kernel
+
+Array = NDArray[np.float64]
+MIN_SKEW = 0.02  # below, a normal law is indistinguishable from a gamma
+
+
+@dataclass(frozen=True)
+class Term:
+    """Part of an op's time that follows the same shared effects."""
+
+    mb_loading: float
+    compute: bool
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Kernels between two barriers, as seen by one GPU."""
+
+    mean: tuple[float, ...]  # seconds per rank loading
+    std: float  # seconds, of the residuals
+    third: float  # s^3, third central moment
+    split: tuple[tuple[Term, float], ...]  # share of the mean in each term
+
+
+@dataclass(frozen=True)
+class LoweredOp:
+    """One op type: segments with counts, fixed (collective) parts, and its terms."""
+
+    segments: tuple[tuple[Segment, float], ...]
+    terms: tuple[Term, ...]
+    fixed: tuple[float, ...]  # seconds per term
+    fixed_var: float
+    fixed_third: float
+    shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
+    single: Law | None  # the law itself where the op is one kernel or one collective
+
+
+def moment_law(std: float, third: float) -> Law:
+    """Law of mean 1 with the given standard deviation and third central moment."""
+    if std <= 0.0:
+        return constant()
+    skew = third / std**3
+    if skew < MIN_SKEW:
+        return normal(std)
+    cv = 0.5 * skew  # a gamma law's skewness is twice its cv
+    return Law("gamma", (cv,), loc=1.0 - std / cv, scale=std / cv)
+
+
+class Lowerer:
+    """Lowers op types under one `Variability`; ``loadings`` are the distinct rank exponents."""
+
+    def __init__(self, variability: Variability) -> None:
+        self.v = variability
+        memory = variability.memory_loading
+        self.loadings = (0.0, 1.0) + ((memory,) if memory not in (0.0, 1.0) else ())
+
+    def lower(self, op_type: OpType) -> LoweredOp:
+        """Lower one op type; see `LoweredOp`."""
+        c = op_type.collective
+        if c is not None:
+            law = self.v.residual(c.law)
+            term = Term(0.0, is_compute(c.kernel_class))
+            return LoweredOp(
+                (), (term,), (c.duration,), (c.duration * law.std) ** 2,
+                c.duration**3 * law.skew, ((c.kernel_class, 1.0),), law,
+            )  # fmt: skip
+        return self._lower_kernels(op_type)
+
+    def _term(self, op_kind: str, kernel: Kernel) -> Term:
+        loading = self.v.microbatch_loading(op_kind, kernel.kernel_class)
+        return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
+
+    def _lower_kernels(self, op_type: OpType) -> LoweredOp:
+        counts: dict[Segment, float] = {}
+        fixed: dict[Term, float] = {}
+        var = third = 0.0
+        run: list[Kernel] = []
+        for kernel in op_type.kernels:
+            if not kernel.group:
+                run.append(kernel)
+                continue
+            self._close(op_type.op_kind, run, counts)
+            term, law = self._term(op_type.op_kind, kernel), self.v.residual(kernel.law)
+            fixed[term] = fixed.get(term, 0.0) + kernel.duration
+            var += (kernel.duration * law.std) ** 2
+            third += kernel.duration**3 * law.skew
+        self._close(op_type.op_kind, run, counts)
+        terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
+        total = sum(k.duration for k in op_type.kernels) or 1.0
+        shares: dict[str, float] = {}
+        for k in op_type.kernels:
+            shares[k.kernel_class] = shares.get(k.kernel_class, 0.0) + k.duration / total
+        alone = len(op_type.kernels) == 1
+        return LoweredOp(
+            tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms), var, third,
+            tuple(shares.items()), self.v.residual(op_type.kernels[0].law) if alone else None,
+        )  # fmt: skip
+
+    def _close(self, op_kind: str, run: list[Kernel], counts: dict[Segment, float]) -> None:
+        """Turn the kernels since the last barrier into a segment."""
+        if not run:
+            return
+        mean = [0.0] * len(self.loadings)
+        var = third = 0.0
+        split: dict[Term, float] = {}
+        for k in run:
+            law = self.v.residual(k.law)
+            mean[self.loadings.index(self.v.rank_loading(k.kernel_class))] += k.duration
+            var += (k.duration * law.std) ** 2
+            third += k.duration**3 * law.skew
+            term = self._term(op_kind, k)
+            split[term] = split.get(term, 0.0) + k.duration
+        total = sum(mean)
+        run.clear()
+        if total <= 0.0:
+            return
+        segment = Segment(
+            tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items())
+        )
+        counts[segment] = counts.get(segment, 0.0) + 1.0
+
+
+def standardised_cdf(law: Law) -> Array:
+    """Tabulate the cdf of (X - mean) / std on the engine's knots; a step for a constant."""
+    z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
+    if law.std == 0.0:
+        return np.where(z >= 0.0, 1.0, 0.0)
+    return np.asarray(law.cdf(law.mean + law.std * z))
+
+
+def lowering_arrays(
+    lowered: list[LoweredOp],
+    op_types: tuple[OpType, ...],
+    member: NDArray[np.int32],
+    call_std: float,
+    table_std: Array | None = None,
+) -> engine.Lowering:
+    """Lay lowered ops into the engine's arrays.
+
+    Parameters
+    ----------
+    lowered, op_types : per coefficient
+    member : int32 [replica, stage, member]
+        Physical GPU of each rank.
+    call_std : float
+        CV of the call effect to lower into the residual (0 where it is drawn apart).
+    table_std : float64 [coef], optional
+        Standard deviation of each op's residual table; 1 where it is not known yet.
+    """
+    n, n_terms = len(lowered), max(len(op.terms) for op in lowered)
+    segments = list(dict.fromkeys(s for op in lowered for s, _ in op.segments))
+    index = {s: i for i, s in enumerate(segments)}
+    ptr, seg, count, split = [0], [], [], []
+    fixed_mean, call_cv = np.zeros((n, n_terms)), np.zeros((n, n_terms))
+    for c, op in enumerate(lowered):
+        for s, times in op.segments:
+            seg.append(index[s])
+            count.append(times)
+            shares = dict(s.split)
+            row = [shares.get(t, 0.0) for t in op.terms]
+            split.append(row + [0.0] * (n_terms - len(row)))
+        ptr.append(len(seg))
+        fixed_mean[c, : len(op.terms)] = op.fixed
+        is_op = op_types[c].collective is None
+        for t, term in enumerate(op.terms):
+            call_cv[c, t] = call_std if term.compute and is_op else 0.0
+    n_loadings = max((len(s.mean) for s in segments), default=1)
+    totals = [sum(s.mean) for s in segments]
+    shapes = [moment_law(s.std / m, s.third / m**3) for s, m in zip(segments, totals, strict=True)]
+    shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
+    cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
+    has_rank = [len(op.segments) > 0 for op in lowered]
+    return engine.Lowering(
+        member=np.ascontiguousarray(member, np.int32),
+        seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
+        seg_cv=np.array([s.std / m for s, m in zip(segments, totals, strict=True)], np.float64),
+        seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
+        cdf=np.array(cdfs, np.float64),
+        coef_stage=np.array(
+            [t.stage if r else -1 for t, r in zip(op_types, has_rank, strict=True)], np.int32
+        ),
+        coef_seg_ptr=np.array(ptr, np.int32),
+        coef_seg=np.array(seg, np.int32),
+        coef_count=np.array(count, np.float64),
+        coef_split=np.array(split, np.float64).reshape(-1, n_terms),
+        coef_member=np.array([t.member for t in op_types], np.int32),
+        fixed_mean=fixed_mean,
+        fixed_var=np.array([op.fixed_var for op in lowered], np.float64),
+        call_cv=call_cv,
+        table_std=np.ones(n) if table_std is None else np.asarray(table_std, np.float64),
+        quiet=1.0,
+    )
+
+
+def residual_law(op: LoweredOp, relative_std: float, mean: float, call_third: float) -> Law:
+    """Law of an op's residual and call together: the kernel's own, or matched in three moments."""
+    if op.single is not None and call_third == 0.0:
+        return op.single
+    third = sum(times * s.third for s, times in op.segments) + op.fixed_third
+    return moment_law(relative_std, third / mean**3 + call_third)

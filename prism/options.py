@@ -1,0 +1,66 @@
+"""Kinds of option values, and the options that every command takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A duration such as ``60d``, ``12h``, ``90min`` or a number of seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the duration in seconds."""
+        from prism.jobvalues import parse_duration
+
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Factors(click.ParamType):  # type: ignore[type-arg]
+    """Positive numbers with commas between them."""
+
+    name = "a,b,c"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the numbers."""
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            factors = tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 1.05,1.1,1.2", param, ctx)
+        if not all(math.isfinite(factor) and factor > 0 for factor in factors):
+            self.fail(f"{value!r}: every factor must be a number above 0", param, ctx)
+        return factors
+
+
+def common_options(command: Command) -> Command:
+    """Add the options that every command takes."""
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+        click.option(
+            "--threads", type=click.IntRange(min=1), help="Threads to use.  [default: all cores]"
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            help="Seed of all random draws; the same seed gives the same bits.  [default: fresh]",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,235 @@
+"""Results: names, units and provenance of everything a simulation returns.
+
+One flat `xarray.Dataset`, in memory and as netCDF. `VARIABLES` is the one list of result
+variables; attrs carry what is needed to run the same call again.
+"""
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import prism
+from prism.errors import PrismError
+from prism.files import atomic_write
+from prism.job import Job, job_from_dict
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SCHEMA = 1
+
+# name: (dims, units, long name)
+VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "step_time": (("replicate",), "s", "time of one step, all ranks starting together"),
+    "step_effect": (("replicate",), "1", "step effect, what slows everybody together"),
+    "cluster_idx": (("replicate",), "1", "cluster a replicate belongs to"),
+    "time_to_train": (("run_replicate",), "s", "time of the whole run"),
+    "run_cluster_idx": (("run_replicate",), "1", "cluster a run is on"),
+    "ideal_step_time": ((), "s", "step time with every effect at 1"),
+    "ideal_time_to_train": ((), "s", "time of the run with every step at the ideal step time"),
+    "critical_path_time": (("kernel_class",), "s", "mean time on the critical path"),
+    "ideal_critical_path_time": (("kernel_class",), "s", "the same with every effect at 1"),
+    "idle_fraction": (("stage",), "1", "mean share of the step a stage computes nothing"),
+    "exposed_communication": ((), "1", "mean share of the step that communication is critical"),
+    "mfu": ((), "1", "model flop per second and GPU over the device's peak"),
+    "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
+    "deadline": ((), "s", "time the run may take"),
+    "slowdown_probability": (("threshold",), "1", "P(step_time > threshold * ideal_step_time)"),
+    "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
+}
+
+
+def make_dataset(
+    values: dict[str, Any], coords: dict[str, Any], attrs: dict[str, Any]
+) -> "xr.Dataset":
+    """Assemble a dataset from plain arrays, with units and long names.
+
+    Raises
+    ------
+    KeyError
+        A variable that `VARIABLES` does not list.
+    """
+    import xarray as xr
+
+    data = {}
+    for name, value in values.items():
+        dims, units, long_name = VARIABLES[name]
+        data[name] = (dims, value, {"units": units, "long_name": long_name})
+    return xr.Dataset(data, coords=coords, attrs=attrs)
+
+
+def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
+    """Attributes that say how a result was made, and rebuild its call."""
+    libraries = ("numpy", "numba", "scipy", "xarray")
+    versions = {"python": platform.python_version()} | {n: version(n) for n in libraries}
+    return {
+        "schema": SCHEMA,
+        "prism_version": prism.__version__,
+        "versions": json.dumps(versions),
+        "job_name": job.name,
+        "job": job.model_dump_json(),
+        "call": json.dumps(call),
+        "seed": str(call["seed"]),
+    }
+
+
+def job_of(dataset: "xr.Dataset") -> Job:
+    """Rebuild the job a result was made from."""
+    values = json.loads(dataset.attrs["job"])
+    name = values.pop("name")
+    values.pop("source", None)
+    return job_from_dict(values, name)
+
+
+def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
+    """Write a result as netCDF: to a temporary name first, then renamed."""
+    with atomic_write(path) as temporary:
+        dataset.to_netcdf(temporary, engine="h5netcdf")
+
+
+def load(path: str | os.PathLike[str]) -> "xr.Dataset":
+    """Read a result.
+
+    Raises
+    ------
+    PrismError
+        The file is missing or not a prism result.
+    """
+    import xarray as xr
+
+    if not Path(path).is_file():
+        raise PrismError(f"{path}: no such result; prism estimate JOB -o DIR writes result.nc")
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as dataset:
+            loaded = dataset.load()
+    except (OSError, ValueError, KeyError) as error:
+        raise PrismError(f"{path}: not a netCDF file; expected a prism result.nc") from error
+    if "job" not in loaded.attrs:
+        raise PrismError(f"{path}: a netCDF file, but not a prism result (no attribute job)")
+    return loaded
+
+
+def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str, Any]:
+    """Summarise a sample whose members of one cluster are alike.
+
+    Parameters
+    ----------
+    values : float64 [n], seconds
+    cluster : int64 [n]
+
+    Returns
+    -------
+    dict
+        mean, std, cv, quantiles, standard error of the mean by cluster, 95 % interval of p95, and the spread within and between clusters.
+    """
+    labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    means = np.bincount(index, values) / counts
+    mean = float(values.mean())
+    squares = np.bincount(index, (values - means[index]) ** 2)
+    within = float(squares.sum() / max(1, values.size - labels.size))
+    # Expected mean squares of a one-way layout; unequal sizes by the usual effective size.
+    size = (values.size - (counts**2).sum() / values.size) / max(1, labels.size - 1)
+    between_ms = float((counts * (means - mean) ** 2).sum() / max(1, labels.size - 1))
+    between = max(0.0, (between_ms - within) / size) if labels.size > 1 else 0.0
+    quantiles = np.quantile(values, [0.05, 0.5, 0.9, 0.95, 0.99])
+    std = float(values.std(ddof=1)) if values.size > 1 else 0.0
+    error = _mean_error(counts, means, mean, values)
+    return {
+        "mean": mean, "std": std, "cv": std / mean if mean else 0.0,
+        **dict(zip(("p5", "p50", "p90", "p95", "p99"), map(float, quantiles), strict=True)),
+        "mean_se": error, "p95_ci": _p95_interval(values, index, counts),
+        "within_cluster_std": float(np.sqrt(within)),
+        "between_cluster_std": float(np.sqrt(between)),
+    }  # fmt: skip
+
+
+def _mean_error(
+    counts: NDArray[np.int64], means: NDArray[np.float64], mean: float, values: NDArray[np.float64]
+) -> float:
+    """Return the standard error of the mean; clusters are the independent units."""
+    n = counts.size
+    if n < 2:
+        return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 0.0
+    deviations = counts * (means - mean)
+    return float(np.sqrt(n / (n - 1) * (deviations**2).sum()) / values.size)
+
+
+def _p95_interval(
+    values: NDArray[np.float64], index: NDArray[np.int64], counts: NDArray[np.int64]
+) -> list[float]:
+    """95 % interval of p95 by Woodruff's method, with clusters as the independent units.
+
+    The share of values up to the sample's p95 has a standard error by cluster; the interval lies
+    between the quantiles that far on both sides.
+
+    References
+    ----------
+    .. [1] Woodruff (1952), "Confidence intervals for medians and other position measures",
+       doi:10.1080/01621459.1952.10483443.
+    """
+    below = (values <= np.quantile(values, 0.95)).astype(np.float64)
+    shares = np.bincount(index, below) / counts
+    error = _mean_error(counts, shares, float(below.mean()), below)
+    low, high = np.quantile(values, np.clip([0.95 - 1.96 * error, 0.95 + 1.96 * error], 0.0, 1.0))
+    return [float(low), float(high)]
+
+
+def summary(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise an `estimate` result as the JSON object the command prints; times in seconds."""
+    job = job_of(dataset)
+    call = json.loads(dataset.attrs["call"])
+    steps = np.asarray(dataset.step_time, np.float64)
+    out: dict[str, Any] = {
+        "job": dataset.attrs["job_name"],
+        "seed": int(dataset.attrs["seed"]),
+        "replicates": int(dataset.sizes["replicate"]),
+        "world_size": job.world_size,
+        "ideal_step_time": float(dataset.ideal_step_time),
+        "step_time": spread(steps, np.asarray(dataset.cluster_idx)),
+        "slowdown": {
+            f"{t:g}": float(p)
+            for t, p in zip(
+                dataset.threshold.values, dataset.slowdown_probability.values, strict=True
+            )
+        },
+        "exposed_communication": float(dataset.exposed_communication),
+    }
+    if "mfu" in dataset:
+        out["mfu"] = float(dataset.mfu)
+        out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
+    if "time_to_train" in dataset:
+        out |= _run_summary(dataset, call)
+    out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
+    out["engine"] = json.loads(dataset.attrs["engine"])
+    out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
+    return out
+
+
+def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
+    import datetime
+
+    runs = np.asarray(dataset.time_to_train, np.float64)
+    out: dict[str, Any] = {
+        "run_replicates": int(runs.size),
+        "steps": int(dataset.attrs["steps"]),
+        "time_to_train": spread(runs, np.asarray(dataset.run_cluster_idx)),
+    }
+    if "deadline" in dataset:
+        deadline = float(dataset.deadline)
+        out["finish_by"] = {"deadline": deadline, "probability": float((runs <= deadline).mean())}
+    probability = float(call["probability"])
+    if call.get("start"):
+        start = datetime.datetime.fromisoformat(call["start"])
+        length = datetime.timedelta(seconds=float(np.quantile(runs, probability)))
+        out["finish_date"] = {"probability": probability, "date": (start + length).isoformat()}
+    if "cost" in dataset:
+        cost = np.asarray(dataset.cost, np.float64)
+        out["cost"] = {"mean": float(cost.mean()), "p50": float(np.quantile(cost, 0.5)),
+                       "p95": float(np.quantile(cost, 0.95))}  # fmt: skip
+    return out

@@ -1,0 +1,191 @@
+"""``prism show``: what a file or a shipped name holds, as data and as a view.
+
+A job is shown resolved with the source of every value, a library with its entries and their
+sources, a result with its summary. Nothing is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from prism.errors import PrismError
+from prism.text import format_share
+from prism.views import estimate_view, job_view, table_view
+
+Description = tuple[dict[str, Any], RenderableType]
+
+
+def describe(what: str, overrides: Sequence[str] = ()) -> Description:
+    """Describe a file, or a job or library that ships with prism.
+
+    Parameters
+    ----------
+    what : str
+        A path, or the name of a shipped job or library.
+    overrides : sequence of str
+        ``key=value`` settings of a job.
+
+    Returns
+    -------
+    tuple of dict and rich.console.RenderableType
+        The same things for scripts and for people.
+
+    Raises
+    ------
+    PrismError
+        If it is none of these.
+    """
+    from prism.job import shipped_jobs
+    from prism.library import library_names
+
+    if Path(what).suffix == ".nc" or (what in library_names() and what not in shipped_jobs()):
+        if overrides:
+            raise PrismError(f"{what}: --set changes keys of a job; this is not one, leave it out")
+        return _describe_netcdf(what)
+    return _describe_job(what, overrides)
+
+
+def describe_jobs() -> Description:
+    """Describe the jobs that ship with prism."""
+    from prism.job import load_job, shipped_jobs
+
+    rows = []
+    for name in shipped_jobs():
+        job = load_job(name)
+        layout = job.parallelism
+        sizes = {key: getattr(layout, key) for key in ("tp", "cp", "pp", "vpp", "dp")}
+        rows.append(
+            {
+                "job": name,
+                "gpus": job.world_size,
+                "device": None if job.model.durations else str(job.cluster.device),
+                "layout": " ".join(f"{key}{size}" for key, size in sizes.items() if size > 1),
+                "microbatches": layout.microbatches,
+                "data_parallel": layout.data_parallel,
+                "schedule": layout.schedule,
+            }
+        )
+    view = table_view("Jobs that ship with prism", rows, right=("gpus", "microbatches"))
+    return {"jobs": rows}, view
+
+
+def describe_libraries() -> Description:
+    """Describe the distribution sets that ship with prism."""
+    from prism.library import library_names, load_library
+
+    rows = []
+    for library in map(load_library, library_names()):
+        row = {"library": library.name, "device": library.device, "entries": len(library.entries)}
+        rows.append({**row, "date": library.date})
+    view = table_view("Libraries that ship with prism", rows, right=("entries",))
+    return {"libraries": rows}, view
+
+
+def _describe_job(what: str, overrides: Sequence[str]) -> Description:
+    """Describe a resolved job."""
+    from prism.job import layer_split, load_job, provenance
+
+    job = load_job(what, overrides)
+    values = job.model_dump(mode="json", exclude={"name", "source"})
+    if job.model.durations is not None:
+        # the sizes say nothing where the durations are given
+        values["model"] = {"durations": values["model"]["durations"]}
+    sources = provenance(job)
+    split = layer_split(job) if job.model.durations is None else []
+    found = {
+        "kind": "job",
+        "job": job.name,
+        "world_size": job.world_size,
+        "layer_split": split,
+        "values": values,
+        "sources": sources,
+    }
+    view = job_view(f"{job.name}: {job.world_size:,} GPUs", values, sources)
+    if split:
+        runs = ", ".join(f"{n} of {layers}" for layers, n in _runs(split))
+        view = Group(view, "", f"model chunks by layers, in virtual-stage order: {runs}")
+    return found, view
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Count equal neighbours: value and how many."""
+    return [(value, len(list(equal))) for value, equal in groupby(numbers)]
+
+
+def _describe_netcdf(what: str) -> Description:
+    """Describe a result or a library."""
+    import h5py
+
+    from prism.data import data_path
+    from prism.library import library_names
+
+    path = Path(what)
+    if not path.exists() and what in library_names():
+        path = data_path("distributions") / f"{what}.nc"
+    try:
+        with h5py.File(path) as file:
+            variables = set(file)
+    except OSError as error:
+        if not path.exists():
+            raise PrismError(f"{what}: no such file; prism show --libraries lists names") from error
+        raise PrismError(f"{what}: not a netCDF file; expected a library or a result") from error
+    if "step_time" in variables:
+        return _describe_result(path)
+    if "family" in variables:
+        return _describe_library(path)
+    raise PrismError(
+        f"{what}: holds {', '.join(sorted(variables)[:5]) or 'nothing'}; expected a result of "
+        "prism estimate or a library of distributions"
+    )
+
+
+def _describe_library(path: Path) -> Description:
+    """Describe a set of distributions."""
+    from prism.library import load_library
+
+    library = load_library(path)
+    rows = []
+    for entry in library.entries.values():
+        law = entry.law
+        row: dict[str, Any] = {"entry": entry.name, "law": None if law is None else law.family}
+        row |= {"mean": float(entry.mean), "units": entry.units}
+        row |= {"cv": None if law is None else float(law.cv)}
+        row |= {"p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5))}
+        rows.append({**row, "n": entry.n or None, "source": entry.source})
+    title = f"Library {library.name}: {library.device}, {library.date}".rstrip(", ")
+    view: RenderableType = table_view(title, [_library_row(row) for row in rows], right=("n",))
+    found: dict[str, Any] = {"kind": "library", "library": library.name, "entries": rows}
+    if library.gemm is not None:
+        pairs = zip(library.gemm.flop, library.gemm.throughput, strict=True)
+        found["gemm"] = [{"flop": float(x), "flop_per_s": float(y)} for x, y in pairs]
+        gemm = f"Measured matrix products: {len(found['gemm'])} sizes, {library.gemm.source}"
+        view = Group(view, "", gemm)
+    return found, view
+
+
+def _library_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorten an entry to what fits a screen: a law by its spread, a figure by its value."""
+    if row["law"] is None:
+        value = f"{row['mean']:.4g}" + (f" {row['units']}" if row["units"] != "1" else "")
+    else:
+        value = f"CV {format_share(row['cv'])}, p99/p50 {row['p99_p50']:.3f}"
+    what = {"entry": row["entry"], "law": row["law"] or "figure", "value": value}
+    return {**what, "n": row["n"], "source": row["source"]}
+
+
+def _describe_result(path: Path) -> Description:
+    """Describe a result: its summary and where it came from."""
+    from prism.results import load, summary
+
+    result = load(path)
+    numbers = summary(result)
+    shown = ("job", "engine", "warnings", "wall_seconds")
+    provenance = {key: value for key, value in result.attrs.items() if key not in shown}
+    rows = [{"attribute": key, "value": str(value)} for key, value in provenance.items()]
+    view = Group(estimate_view(numbers, result), "", table_view("Provenance", rows))
+    return {"kind": "result", "summary": numbers, "provenance": provenance}, view

@@ -1,0 +1,266 @@
+"""Run the engine: replicate ranges in threads, one dataset out.
+
+One block of 64 replicates is one cluster; blocks are independent and keyed, so the same seed gives
+the same bits for any number of threads, and the first n of N replicates do not change with N.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism import engine
+from prism.cluster import DEVICES
+from prism.errors import PrismError
+from prism.job import Job
+from prism.library import Library, load_library
+from prism.program import Program, build_program, ideal_program, split_seed
+from prism.results import make_dataset, provenance
+from prism.schedule import make_schedule
+from prism.stepgraph import GraphOptions, StepGraph, build_step_graph
+from prism.variability import Variability, is_compute, resolve_variability
+from prism.workload import Workload, build_workload
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Progress = Callable[[int, int], None]
+PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
+CHUNK_SAMPLES = 50_000_000  # op-samples of one call into the engine, some tens of ms
+MAX_SEED = 1 << 63
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job made ready to run: what is computed, and the arrays that compute it."""
+
+    job: Job
+    workload: Workload
+    graph: StepGraph
+    program: Program
+
+
+def prepare(job: Job, seed: int) -> Step:
+    """Build workload, step graph and engine arrays of a job.
+
+    Raises
+    ------
+    PrismError
+        The job asks for what cannot be built.
+    """
+    library = _library(job)
+    workload = build_workload(job, library)
+    p = job.parallelism
+    n_chunks = len(workload.chunks[0])
+    schedule = make_schedule(p.schedule, p.pp, p.microbatches, n_chunks)
+    options = GraphOptions(
+        n_replicas=p.dp, group_size=p.tp * p.cp, resolution=job.variability.resolution, p2p=p.p2p,
+        overlap=p.overlap, prefetch=p.prefetch,
+        reshard_after_forward=p.data_parallel == "fsdp" and p.reshard_after_forward,
+    )  # fmt: skip
+    graph = build_step_graph(workload, schedule, options)
+    variability = resolve_variability(job, library)
+    return Step(job, workload, graph, build_program(job, graph, variability, seed))
+
+
+def prepare_variability(job: Job) -> Variability:
+    """Resolve a job's effects over its library."""
+    return resolve_variability(job, _library(job))
+
+
+def _library(job: Job) -> Library | None:
+    name = job.variability.library
+    return load_library(name) if name else None
+
+
+def fresh_seed() -> int:
+    """Return a seed from fresh entropy, below 2**53 so that every JSON reader keeps it whole."""
+    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(11))
+
+
+def default_threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_blocks(
+    program: Program,
+    blocks: range,
+    seed: int,
+    threads: int = 1,
+    track: bool = False,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Run blocks of 64 replicates.
+
+    Returns
+    -------
+    time, effect : float32 [block, lane]
+        Step time [s] and step effect [1].
+    path : float32 [block, class, lane]
+        Seconds on the critical path; no classes unless ``track``.
+    busy : float32 [block, stage, lane]
+        Seconds of local ops over all replicas; zero unless ``track``.
+    """
+    arguments = program.arguments(track)
+    run: Callable[..., None] = engine.run_range  # typed by its arguments once it is compiled
+    k0, k1 = split_seed(seed)
+    n, n_classes = len(blocks), len(program.classes) if track else 0
+    out_time = np.zeros((n, engine.LANES), np.float32)
+    out_step = np.zeros((n, engine.LANES), np.float32)
+    out_path = np.zeros((n, n_classes, engine.LANES), np.float32)
+    out_busy = np.zeros((n, program.graph.n_stages, engine.LANES), np.float32)
+
+    def work(chunk: range) -> int:
+        span = slice(chunk.start, chunk.stop)
+        run(
+            blocks[chunk.start], k0, k1, *arguments, out_time[span], out_step[span],
+            out_path[span], out_busy[span],
+        )  # fmt: skip
+        return len(chunk)
+
+    size = max(1, min(CHUNK_SAMPLES // (program.n_draws * engine.LANES + 1), -(-n // threads)))
+    chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        pending = {pool.submit(work, chunk) for chunk in chunks}
+        finished = 0
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                finished += sum(future.result() for future in done)
+                if progress is not None:
+                    progress(finished, n)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+    return out_time, out_step, out_path, out_busy
+
+
+def check_counts(replicates: int, seed: int, threads: int) -> None:
+    """Refuse numbers that cannot be run.
+
+    Raises
+    ------
+    PrismError
+        Naming the number and its range.
+    """
+    if replicates < 1:
+        raise PrismError(f"replicates = {replicates}, expected at least 1")
+    if not 0 <= seed < MAX_SEED:
+        raise PrismError(f"seed = {seed}, expected 0 <= seed < 2**63")
+    if threads < 1:
+        raise PrismError(f"threads = {threads}, expected at least 1")
+
+
+def simulate(
+    job: Job,
+    replicates: int = 10_000,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Simulate one training step many times.
+
+    Parameters
+    ----------
+    job : Job
+    replicates : int
+        Repetitions of the step; every 64 share one cluster (one draw of all persistent effects).
+    seed : int, optional
+        None takes fresh entropy and records it.
+    threads : int, optional
+        None takes all processors. The result does not depend on it.
+    progress : callable, optional
+        Called with (blocks done, blocks in all).
+
+    Returns
+    -------
+    xarray.Dataset
+        ``step_time`` [s] and more by replicate, see `prism.results.VARIABLES`.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number is out of range.
+    """
+    begin = time.perf_counter()
+    seed = fresh_seed() if seed is None else seed
+    threads = default_threads() if threads is None else threads
+    check_counts(replicates, seed, threads)
+    step = prepare(job, seed)
+    ideal_time, ideal_path = _ideal(step.program, seed)
+    n_blocks = -(-replicates // engine.LANES)
+    warm_up(step.program, seed)
+    started = time.perf_counter()
+    times, effects, _, _ = run_blocks(
+        step.program, range(n_blocks), seed, threads, progress=progress
+    )
+    seconds = time.perf_counter() - started
+    path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
+    samples = step.program.n_draws * n_blocks * engine.LANES
+    step_time = times.reshape(-1)[:replicates].astype(np.float64)
+    values = {
+        "step_time": step_time,
+        "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
+        "cluster_idx": np.arange(replicates) // engine.LANES,
+        "ideal_step_time": ideal_time,
+        "critical_path_time": path,
+        "ideal_critical_path_time": ideal_path,
+        "idle_fraction": idle,
+        "exposed_communication": _exposed(step.program.classes, path),
+        **_efficiency(step, float(step_time.mean())),
+    }
+    coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
+    attrs = provenance(job, {"replicates": replicates, "seed": seed})
+    attrs["engine"] = json.dumps({
+        "op_samples": samples, "seconds": seconds,
+        "ns_per_op_sample": seconds * threads / samples * 1e9 if samples else 0.0,
+        "threads": threads,
+    })  # fmt: skip
+    attrs["wall_seconds"] = time.perf_counter() - begin
+    return make_dataset(values, coords, attrs)
+
+
+def warm_up(program: Program, seed: int) -> None:
+    """Compile (or load) the engine, so that its time is not counted as work."""
+    empty = program.graph._replace(
+        phase_lo=np.zeros_like(program.graph.phase_lo),
+        phase_hi=np.zeros_like(program.graph.phase_hi), n_state=1,
+    )  # fmt: skip
+    run_blocks(replace(program, graph=empty), range(1), seed)
+
+
+def _ideal(program: Program, seed: int) -> tuple[float, NDArray[np.float64]]:
+    times, _, path, _ = run_blocks(ideal_program(program), range(1), seed, track=True)
+    return float(times[0, 0]), path[0, :, 0].astype(np.float64)
+
+
+def _critical_path(
+    program: Program, n_blocks: int, seed: int, threads: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean seconds of each class on the critical path, and mean idle share of each stage."""
+    times, _, path, busy = run_blocks(program, range(n_blocks), seed, threads, track=True)
+    idle = 1.0 - busy / program.graph.n_replicas / times[:, None, :]
+    return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
+
+
+def _exposed(classes: tuple[str, ...], path: NDArray[np.float64]) -> float:
+    communication = sum(t for c, t in zip(classes, path, strict=True) if not is_compute(c))
+    total = float(path.sum())
+    return float(communication) / total if total > 0.0 else 0.0
+
+
+def _efficiency(step: Step, mean_step_time: float) -> dict[str, Any]:
+    """Model flop per second and GPU, and its share of the device's peak, where there is a model."""
+    if step.workload.model_flop <= 0.0:
+        return {}
+    rate = step.workload.model_flop / mean_step_time / step.job.world_size
+    peak = DEVICES[step.job.cluster.device].bf16_flop_per_s
+    return {"model_flops_per_gpu": rate, "mfu": rate / peak}

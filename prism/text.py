@@ -1,0 +1,154 @@
+"""Numbers as people read them: durations, counts, shares, and the unit of an axis.
+
+Nothing here is used in a calculation; inside prism every duration is a float in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+_UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
+
+
+def format_duration(seconds: float, resolution: float | None = None) -> str:
+    """Write a duration with fitting units.
+
+    Parameters
+    ----------
+    seconds : float
+        The duration [s].
+    resolution : float, optional
+        The smallest difference worth showing [s], say a standard error or a tenth of a spread.
+        Two units or five digits where None.
+
+    Returns
+    -------
+    str
+        Units s and below up to two minutes, then min, h and d.
+
+    Examples
+    --------
+    >>> format_duration(273_600)
+    '3 d 4 h'
+    >>> format_duration(273_600 + 720, resolution=100)
+    '3 d 4 h 12 min'
+    >>> format_duration(11.23456, resolution=0.01)
+    '11.23 s'
+    >>> format_duration(0.0123)
+    '12.3 ms'
+    """
+    if not math.isfinite(seconds):
+        return "never" if seconds > 0 else "not known"
+    if seconds < 0:
+        return "-" + format_duration(-seconds, resolution)
+    if seconds < 120.0:
+        return _short(seconds, resolution)
+    names = list(_UNITS)
+    first = next(i for i, name in enumerate(names) if seconds >= _UNITS[name])
+    last = first if resolution else min(first + 1, len(names) - 1)
+    while resolution and last < len(names) - 1 and _UNITS[names[last]] > resolution:
+        last += 1
+    left = round(seconds / _UNITS[names[last]])
+    parts = []
+    for name in reversed(names[first : last + 1]):
+        index = names.index(name)
+        per = round(_UNITS[names[index - 1]] / _UNITS[name]) if index > 0 else left + 1
+        amount, left = (left % per, left // per) if index > first else (left, 0)
+        parts.append(f"{amount} {name}")
+    while len(parts) > 1 and parts[0].startswith("0 "):
+        del parts[0]
+    return " ".join(reversed(parts))
+
+
+def format_like(seconds: float, like: float, resolution: float) -> str:
+    """Write a duration in the unit that another one of its kind has.
+
+    Parameters
+    ----------
+    seconds : float
+        The duration [s].
+    like : float
+        A typical one, say the mean [s].
+    resolution : float
+        The smallest difference worth showing [s].
+
+    Examples
+    --------
+    >>> format_like(0.12, like=11.5, resolution=0.005)
+    '0.120 s'
+    >>> format_like(7_200.0, like=5e6, resolution=60.0)
+    '2 h'
+    """
+    unit, scale = time_unit(like)
+    if scale > 1.0:
+        return format_duration(seconds, resolution)
+    return f"{seconds / scale:.{_digits(resolution / scale)}f} {unit}"
+
+
+def _digits(resolution: float) -> int:
+    """Count the decimals that show a difference of this size."""
+    return max(0, min(9, -math.floor(math.log10(resolution)))) if resolution > 0 else 9
+
+
+def _short(seconds: float, resolution: float | None) -> str:
+    """At most two minutes: one number with s, ms or us."""
+    scale, unit = next(
+        (pair for pair in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if seconds >= pair[0]),
+        (1.0, "s"),
+    )
+    value = seconds / scale
+    if resolution is None or resolution <= 0:
+        return f"{value:.5g} {unit}"
+    return f"{value:.{_digits(resolution / scale)}f} {unit}"
+
+
+def format_share(share: float, digits: int = 3) -> str:
+    """Write a probability or a share in percent.
+
+    Examples
+    --------
+    >>> format_share(0.12345), format_share(0.0), format_share(1.0)
+    ('12.3 %', '0 %', '100 %')
+    """
+    return f"{100.0 * share:.{digits}g} %"
+
+
+def format_count(count: float) -> str:
+    """Write a count with its thousands apart.
+
+    Examples
+    --------
+    >>> format_count(16384)
+    '16,384'
+    """
+    return f"{count:,.0f}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Choose the unit of an axis whose values are about this long.
+
+    Parameters
+    ----------
+    seconds : float
+        A typical value [s].
+
+    Returns
+    -------
+    tuple of str and float
+        The unit's name and its length in seconds.
+
+    Examples
+    --------
+    >>> time_unit(5e6)
+    ('days', 86400.0)
+    """
+    for name, length, least in (
+        ("days", 86_400.0, 2.0),
+        ("hours", 3_600.0, 2.0),
+        ("min", 60.0, 5.0),
+        ("s", 1.0, 1.0),
+        ("ms", 1e-3, 1.0),
+    ):
+        if seconds >= least * length:
+            return name, length
+    return "us", 1e-6

@@ -1,0 +1,212 @@
+"""Which effect multiplies which op, and how strongly: parameters only.
+
+Resolves the job's `variability` block over its library into laws of mean 1 and loadings per kernel
+class and op_kind. The causes are those of the PRISM paper's setting: persistent GPU speed (rank),
+what a step, a microbatch or a call share, the kernel's own residual, congestion (regime) and rare
+stalls. Left out: how they combine into op durations (`prism.lowering`) and their draws
+(`prism.engine`).
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prism import distributions as laws
+from prism.distributions import Law
+from prism.errors import PrismError
+from prism.job import Job
+from prism.library import Library
+
+COMPUTE_CLASSES = frozenset({"gemm_attention", "gemm_mlp", "attention", "loss", "compute"})
+MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
+LOSS_CLASSES = frozenset({"loss", "embedding"})
+
+
+class Regime(NamedTuple):
+    """Congestion: share of time [1], factor on transfers [1], mean length [s]."""
+
+    probability: float = 0.0
+    factor: float = 1.0
+    duration_s: float = 0.0
+
+
+class Stall(NamedTuple):
+    """Rare stops: entity, rate per entity [1/h], length [s] and its cv [1]."""
+
+    entity: str = "rank"
+    rate_per_hour: float = 0.0
+    duration_s: float = 0.0
+    duration_cv: float = 0.0
+
+
+@dataclass(frozen=True)
+class Variability:
+    """All effects of a job, each with mean 1 over its population.
+
+    Attributes
+    ----------
+    rank, step, microbatch, call : Law
+        Persistent GPU slowdown, step shock, microbatch content (forward), call.
+    node_share : float
+        Share of the rank effect's variance common to the GPUs of a node [1].
+    memory_loading : float
+        Exponent of the rank effect on memory-bound kernels [1].
+    correlation_time_s : float
+        Correlation time of the step effect [s].
+    backward_loading, loss_loading : float
+        Exponents of the microbatch effect [1].
+    residuals : dict of str to Law
+        Per library entry; `residual` looks one up.
+    """
+
+    rank: Law
+    step: Law
+    microbatch: Law
+    call: Law
+    regime: Regime
+    stall: Stall
+    dependence: str
+    node_share: float = 0.0
+    memory_loading: float = 0.0
+    correlation_time_s: float = 0.0
+    backward_loading: float = 1.5
+    loss_loading: float = 1.0
+    replaced_residual: Law | None = None
+    residual_scale: float = 1.0
+    library: Library | None = None
+    _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
+
+    def residual(self, entry: str) -> Law:
+        """Law of a kernel's own runtime, mean 1."""
+        if self.replaced_residual is not None:
+            return self.replaced_residual
+        if self.library is None:
+            return laws.constant()
+        if entry not in self._cache:
+            law = self.library.law(entry)
+            self._cache[entry] = law.scaled_to(law.cv * self.residual_scale)
+        return self._cache[entry]
+
+    def rank_loading(self, kernel_class: str) -> float:
+        """Exponent of the rank effect on a kernel class."""
+        if kernel_class in COMPUTE_CLASSES:
+            return 1.0
+        return self.memory_loading if kernel_class in MEMORY_CLASSES else 0.0
+
+    def microbatch_loading(self, op_kind: str, kernel_class: str) -> float:
+        """Exponent of the microbatch effect on a kernel class within forward or backward."""
+        if not is_compute(kernel_class) or kernel_class == "optimizer":
+            return 0.0
+        loading = self.backward_loading if op_kind == "backward" else 1.0
+        return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
+
+
+def is_compute(kernel_class: str) -> bool:
+    """Tell whether a kernel works on the GPU itself rather than on a link."""
+    return kernel_class in COMPUTE_CLASSES or kernel_class in MEMORY_CLASSES
+
+
+def resolve_variability(job: Job, library: Library | None) -> Variability:
+    """Resolve a job's effects: what the job sets, else the library's, else off.
+
+    Raises
+    ------
+    PrismError
+        An effect is set without what it needs.
+    """
+    effects = job.variability.effects
+    pick = _Pick(library)
+    stall = effects.stall
+    residual_scale = effects.residual.scale if effects.residual is not None else None
+    return Variability(
+        rank=_rank_law(job, library),
+        step=pick.law("step", effects.step),
+        microbatch=pick.law("microbatch", effects.microbatch),
+        call=pick.law("call", effects.call),
+        regime=Regime(
+            pick.value("regime", effects.regime, "probability", 0.0),
+            pick.value("regime", effects.regime, "factor", 1.0),
+            pick.value("regime", effects.regime, "duration_s", 0.0),
+        ),
+        stall=Stall(
+            "rank" if stall is None or stall.entity is None else stall.entity,
+            pick.value("stall", stall, "rate_per_hour", 0.0),
+            pick.value("stall", stall, "duration_s", 0.0),
+            pick.value("stall", stall, "duration_cv", 0.0),
+        ),
+        dependence=job.variability.dependence,
+        node_share=pick.value("rank", effects.rank, "node_share", 0.0),
+        memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
+        correlation_time_s=pick.value("step", effects.step, "correlation_time_s", 0.0),
+        backward_loading=pick.value("microbatch", effects.microbatch, "backward_loading", 1.5),
+        loss_loading=pick.value("microbatch", effects.microbatch, "loss_loading", 1.0),
+        replaced_residual=_replaced_residual(job),
+        residual_scale=1.0 if residual_scale is None else residual_scale,
+        library=library,
+    )
+
+
+class _Pick:
+    """Job first, then library, then a default."""
+
+    def __init__(self, library: Library | None) -> None:
+        self.library = library
+
+    def value(self, effect: str, block: object, name: str, default: float) -> float:
+        given = getattr(block, name, None)
+        if given is not None:
+            return float(given)
+        entry = f"{effect}/{name}"
+        if self.library is not None and entry in self.library:
+            return self.library.value(entry)
+        return default
+
+    def law(self, entry: str, block: object) -> Law:
+        cv = getattr(block, "cv", None)
+        if self.library is not None and entry in self.library:
+            law = self.library.law(entry)
+            return law if cv is None else law.scaled_to(cv)
+        return laws.lognormal(cv or 0.0)
+
+
+def _replaced_residual(job: Job) -> Law | None:
+    residual = job.variability.effects.residual
+    if residual is None or (residual.cv is None and residual.law is None):
+        return None
+    if residual.cv is None:
+        raise PrismError(
+            f"{job.source}: variability.effects.residual: law = {residual.law} without a cv; "
+            "give the cv as well, or leave the law out and set scale"
+        )
+    name, cv = residual.law or "lognormal", residual.cv
+    if cv == 0.0:
+        return laws.constant()
+    if name == "shifted_lognormal":
+        return laws.shifted_lognormal(cv, 0.5)  # half of the time constant: between the extremes
+    if name == "student_t":
+        return laws.student_t(cv, 5.0)  # the fewest degrees of freedom with a fourth moment
+    return {"lognormal": laws.lognormal, "normal": laws.normal, "gamma": laws.gamma,
+            "weibull": laws.weibull}[name](cv)  # fmt: skip
+
+
+def _rank_law(job: Job, library: Library | None) -> Law:
+    """Body of healthy GPUs plus lemons, bounded by the slowdown at which GPUs are culled."""
+    effect, pick = job.variability.effects.rank, _Pick(library)
+    has_law = library is not None and "rank" in library
+    if effect is None or (
+        effect.cv is None and effect.lemon_fraction is None and effect.lemon_slowdown is None
+    ):
+        return library.law("rank") if library is not None and has_law else laws.constant()
+    cv = pick.value("rank", effect, "cv", 0.0)
+    fraction = pick.value("rank", effect, "lemon_fraction", 0.0)
+    low, high = effect.lemon_slowdown or (
+        pick.value("rank", None, "lemon_low", 1.06),
+        pick.value("rank", None, "lemon_high", 1.20),
+    )
+    limit = job.cluster.max_slowdown
+    if low > limit:
+        raise PrismError(
+            f"{job.source}: variability.effects.rank.lemon_slowdown starts at {low:g}, above "
+            f"cluster.max_slowdown = {limit:g} at which a GPU is culled; raise max_slowdown"
+        )
+    shape = pick.value("rank", None, "gpd_shape", -0.15)
+    return laws.bounded_body_lemons(cv, shape, fraction, low, min(high, limit), limit)

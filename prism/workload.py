@@ -1,0 +1,354 @@
+"""One step's work: every GPU's kernels by stage and chunk, and the collectives between replicas.
+
+Combines the model, the layout and the cluster into nominal durations, flop and bytes. Parameters
+and activations are bfloat16; gradients are reduced in float32 and Adam's state is float32, as in
+Megatron-LM and Llama 3. Left out: order and waiting (`prism.schedule`, `prism.stepgraph`), how
+durations vary (`prism.variability`), experts, fp8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prism.cluster import Cluster, build_cluster
+from prism.job import layer_split
+from prism.kernels import ChunkWork, Kernel, Rates, build_rates, collective_law
+from prism.library import Library, library_names, load_library
+from prism.transformer import Transformer, attention_flop, layer_parameters
+
+if TYPE_CHECKING:
+    from prism.job import Job, ModelBlock
+
+__all__ = [
+    "ChunkWork",
+    "Collective",
+    "Kernel",
+    "Workload",
+    "build_workload",
+    "count_model_flop",
+    "count_parameters",
+]
+
+PARAMETER_BYTES = 2.0
+"""Bytes of a parameter that is gathered: bfloat16."""
+
+GRADIENT_BYTES = 4.0
+"""Bytes of a gradient that is reduced: float32 (Llama 3, arXiv:2407.21783, section 3.3.2)."""
+
+OPTIMIZER_BYTES = 30.0
+"""Memory traffic of Adam per parameter: read gradient, master copy and two moments in float32
+(16), write the last three (12) and the bfloat16 parameter (2); Kingma & Ba, arXiv:1412.6980."""
+
+_DEFAULT_LIBRARY = "h100-healthy"
+
+_REDUCE_CLASS = {
+    "tp": "tp_all_reduce",
+    "embedding": "embedding_all_reduce",
+    "world": "world_all_reduce",
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An op that is one for its whole group, or one GPU's optimizer.
+
+    Attributes
+    ----------
+    op_kind : str
+        ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``transfer`` or ``optimizer``.
+    duration : float
+        Nominal duration from the last arrival [s].
+    bytes : float
+        Message size, or memory traffic of the optimizer [byte].
+    law : str
+        Library entry of its residual.
+    """
+
+    name: str
+    op_kind: str
+    kernel_class: str
+    duration: float
+    bytes: float
+    law: str
+
+
+PerChunk = tuple[tuple[Collective | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one step does. Shapes are ``[stage][chunk]`` or ``[stage]``; None is nothing to do.
+
+    Attributes
+    ----------
+    chunks : tuple
+        Kernels; with one stage, chunks are fsdp units or ddp buckets in layer order.
+    transfer : Collective or None
+        Activation (and its gradient) to a neighbouring stage; None takes no time.
+    gather, reduce : tuple
+        fsdp's parameter all-gather; the gradients' reduction over dp and cp.
+    layernorm_reduce, embedding_reduce, grad_norm_reduce : Collective or None
+        All-reduces at the end of the step: tp, first and last stage, all ranks.
+    optimizer, param_gather : tuple
+        Per stage: Adam on one GPU's shard; zero1's parameter all-gather.
+    model_flop : float
+        Useful work of the job's step, see `count_model_flop` [flop]; 0 if unknown.
+    tokens : float
+        Tokens of the job's step; 0 if unknown.
+    """
+
+    chunks: tuple[tuple[ChunkWork, ...], ...]
+    transfer: Collective | None
+    gather: PerChunk
+    reduce: PerChunk
+    layernorm_reduce: Collective | None
+    embedding_reduce: Collective | None
+    grad_norm_reduce: Collective | None
+    optimizer: tuple[Collective, ...]
+    param_gather: tuple[Collective | None, ...]
+    model_flop: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """What one chunk holds."""
+
+    n_layers: int
+    embedding: bool
+    loss: bool
+
+
+def build_workload(job: Job, library: Library | None) -> Workload:
+    """Return a job's work with nominal durations.
+
+    Parameters
+    ----------
+    job : Job
+        Model, layout and cluster.
+    library : Library or None
+        Gives efficiencies and the measured GEMM table. None takes them from the set of the job's
+        device, or from ``h100-healthy`` where the device has none.
+
+    Returns
+    -------
+    Workload
+
+    Raises
+    ------
+    PrismError
+        If the library lacks a nominal entry.
+    """
+    if job.model.durations is not None:
+        return _explicit_workload(job)
+    if library is None:
+        own = f"{job.cluster.device}-healthy"
+        library = load_library(own if own in library_names() else _DEFAULT_LIBRARY)
+    layout, slots = job.parallelism, _slots(job)
+    cluster = build_cluster(job, library)
+    rates = build_rates(cluster, library)
+    transformer = Transformer(job.model, layout, cluster, rates)
+    shared = _Sharing(job, cluster, rates, [[_parameters(job, x) for x in row] for row in slots])
+    embedding_bytes = GRADIENT_BYTES * job.model.vocab_size * job.model.hidden_size / layout.tp
+    norm_bytes = GRADIENT_BYTES * 2.0 * job.model.hidden_size
+    norm_bytes *= max(sum(slot.n_layers for slot in row) for row in slots)
+    tied = job.model.tied_embeddings and layout.pp > 1
+    return Workload(
+        chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
+        transfer=_transfer(job, cluster),
+        gather=shared.gather(),
+        reduce=shared.reduce(),
+        layernorm_reduce=_all_reduce(cluster, "layernorm_reduce", "tp", norm_bytes)
+        if layout.sequence_parallel
+        else None,
+        embedding_reduce=_all_reduce(cluster, "embedding_reduce", "embedding", embedding_bytes)
+        if tied
+        else None,
+        grad_norm_reduce=_all_reduce(cluster, "grad_norm_reduce", "world", GRADIENT_BYTES),
+        optimizer=shared.optimizer(),
+        param_gather=shared.param_gather(),
+        model_flop=count_model_flop(job),
+        tokens=float(_sequences(job) * job.model.seq_len),
+    )
+
+
+def count_parameters(model: ModelBlock) -> float:
+    """Parameters of a model, embeddings included (tied ones once)."""
+    embeddings = (1.0 if model.tied_embeddings else 2.0) * model.vocab_size * model.hidden_size
+    return model.n_layers * layer_parameters(model) + embeddings + model.hidden_size
+
+
+def count_model_flop(job: Job) -> float:
+    """Count the useful flop of the job's step, without recomputation.
+
+    Notes
+    -----
+    ``6 N tokens + 3 L A``: N all parameters with embeddings, A = 2 s^2 h per sequence the forward
+    of causal attention in one of L layers, and backward twice the forward. Per token that is
+    ``6 N + 6 L s h``. Flash attention's backward does 2.5 times its forward; the extra half is
+    recomputation and is not counted.
+
+    References
+    ----------
+    Narayanan et al., arXiv:2104.04473, equation 3 (without its recomputation, causal); Chowdhery
+    et al., arXiv:2204.02311, appendix B.
+    """
+    sequences = _sequences(job)
+    dense = 6.0 * count_parameters(job.model) * sequences * job.model.seq_len
+    return dense + 3.0 * job.model.n_layers * attention_flop(job.model, sequences)
+
+
+def _sequences(job: Job) -> int:
+    """Sequences of one step, all replicas."""
+    layout = job.parallelism
+    return int(layout.dp * layout.microbatches * layout.microbatch_size)
+
+
+def _slots(job: Job) -> list[list[_Slot]]:
+    """Lay out chunks [stage][chunk]; without a pipeline they are units or buckets of layers."""
+    layout = job.parallelism
+    if layout.pp == 1:
+        size = 1 if layout.data_parallel == "fsdp" else layout.bucket_layers
+        n_layers = job.model.n_layers
+        counts = [min(size, n_layers - first) for first in range(0, n_layers, size)]
+    else:
+        counts = layer_split(job)
+    last = len(counts) - 1
+    slots = [_Slot(n, embedding=i == 0, loss=i == last) for i, n in enumerate(counts)]
+    return [slots[stage :: layout.pp] for stage in range(layout.pp)]
+
+
+def _chunk(transformer: Transformer, slot: _Slot) -> ChunkWork:
+    """Kernels of one chunk."""
+    forward = transformer.layer_forward * slot.n_layers
+    backward = transformer.layer_backward * slot.n_layers
+    if slot.embedding:
+        forward = transformer.embedding_forward + forward
+        backward = backward + transformer.embedding_backward
+    if slot.loss:
+        forward = forward + transformer.loss_forward
+        backward = transformer.loss_backward + backward
+    return ChunkWork(forward, backward)
+
+
+def _parameters(job: Job, slot: _Slot) -> float:
+    """Parameters of one chunk on one GPU; a tied matrix counts once per stage."""
+    model = job.model
+    table = float(model.vocab_size * model.hidden_size)
+    own_output = slot.loss and not (model.tied_embeddings and job.parallelism.pp == 1)
+    total = slot.n_layers * layer_parameters(model) + table * (slot.embedding + own_output)
+    return (total + (model.hidden_size if slot.loss else 0)) / job.parallelism.tp
+
+
+def _all_reduce(cluster: Cluster, name: str, group_name: str, n_bytes: float) -> Collective | None:
+    """One of the all-reduces at the end of a step, None in a group of one."""
+    group = cluster.group(group_name)
+    if group.n_ranks == 1:
+        return None
+    duration = cluster.collective_time("all_reduce", n_bytes, group)
+    law = collective_law(cluster, n_bytes, group)
+    return Collective(name, "all_reduce", _REDUCE_CLASS[group_name], duration, n_bytes, law)
+
+
+def _transfer(job: Job, cluster: Cluster) -> Collective | None:
+    """Activation sent to the next stage: every tp rank sends its part of the stream."""
+    layout = job.parallelism
+    if layout.pp == 1:
+        return None
+    tokens = layout.microbatch_size * job.model.seq_len / layout.cp
+    n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
+    duration = cluster.transfer_time(n_bytes)
+    return Collective("transfer", "transfer", "p2p", duration, n_bytes, "residual/p2p")
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """How replicas share a stage's parameters: collectives of the dp x cp group, the optimizer."""
+
+    job: Job
+    cluster: Cluster
+    rates: Rates
+    parameters: list[list[float]]  # of one GPU, [stage][chunk]
+
+    @property
+    def mode(self) -> str:
+        """Kind of data parallelism; cp ranks of a lone replica still reduce, as in ddp."""
+        mode = self.job.parallelism.data_parallel
+        return "ddp" if mode == "none" else mode
+
+    def gather(self) -> PerChunk:
+        """fsdp: all-gather of a chunk's parameters."""
+        return self._each("parameter_gather", "all_gather", PARAMETER_BYTES, self.mode == "fsdp")
+
+    def reduce(self) -> PerChunk:
+        """Gradients of a chunk: all-reduce in ddp, else reduce-scatter."""
+        op_kind = "all_reduce" if self.mode == "ddp" else "reduce_scatter"
+        return self._each("gradient_reduce", op_kind, GRADIENT_BYTES, True)
+
+    def param_gather(self) -> tuple[Collective | None, ...]:
+        """zero1: all-gather of a stage's parameters after the optimizer."""
+        return tuple(
+            self._collective("parameter_gather", "all_gather", PARAMETER_BYTES * sum(row))
+            if self.mode == "zero1"
+            else None
+            for row in self.parameters
+        )
+
+    def optimizer(self) -> tuple[Collective, ...]:
+        """Adam on one GPU's shard, all of the stage's parameters in ddp."""
+        n_shards = 1 if self.mode == "ddp" else self.cluster.group("dp_cp").n_ranks
+        out = []
+        for row in self.parameters:
+            n_bytes = OPTIMIZER_BYTES * sum(row) / n_shards
+            duration = self.rates.memory_time(n_bytes)
+            law = "residual/optimizer"
+            out.append(Collective("optimizer", "optimizer", "optimizer", duration, n_bytes, law))
+        return tuple(out)
+
+    def _each(self, name: str, op_kind: str, n_bytes: float, used: bool) -> PerChunk:
+        """One collective per chunk, of `n_bytes` per parameter."""
+        return tuple(
+            tuple(self._collective(name, op_kind, n_bytes * n) if used else None for n in row)
+            for row in self.parameters
+        )
+
+    def _collective(self, name: str, op_kind: str, n_bytes: float) -> Collective | None:
+        """Return a collective of the dp x cp group, None in a group of one."""
+        group = self.cluster.group("dp_cp")
+        if group.n_ranks == 1:
+            return None
+        duration = self.cluster.collective_time(op_kind, n_bytes, group)
+        law = collective_law(self.cluster, n_bytes, group)
+        return Collective(name, op_kind, f"dp_{op_kind}", duration, n_bytes, law)
+
+
+def _explicit_workload(job: Job) -> Workload:
+    """Work of a job with explicit durations: no sizes, so no collectives and no flop.
+
+    A duration is that of one microbatch on a whole stage; its chunks take equal parts.
+    """
+    layout, given = job.parallelism, job.model.durations
+    assert given is not None
+    rows = []
+    for stage in range(layout.pp):
+        kernels = []
+        for name, value in (("forward", given.forward_s), ("backward", given.backward_s)):
+            whole = value[stage] if isinstance(value, tuple | list) else value
+            duration = float(whole) / layout.vpp
+            kernels.append(Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"))
+        rows.append((ChunkWork((kernels[0],), (kernels[1],)),) * layout.vpp)
+    nothing: PerChunk = ((None,) * layout.vpp,) * layout.pp
+    return Workload(
+        chunks=tuple(rows),
+        transfer=None,
+        gather=nothing,
+        reduce=nothing,
+        layernorm_reduce=None,
+        embedding_reduce=None,
+        grad_norm_reduce=None,
+        optimizer=(),
+        param_gather=(None,) * layout.pp,
+        model_flop=0.0,
+        tokens=0.0,
+    )

@@ -1,0 +1,30 @@
+"""What every test shares: hypothesis settings, and a made-up result for plots and tables."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import settings
+
+# the first example of a test may compile the engine
+settings.register_profile("prism", deadline=None)
+settings.load_profile("prism")
+
+
+@pytest.fixture
+def made_up_result():
+    """Result of known distributions: 50 clusters of 20 steps, 100 runs."""
+    generator = np.random.default_rng(3)
+    cluster_idx = np.repeat(np.arange(50), 20)
+    step_time = 11.0 + 0.1 * generator.standard_normal(50)[cluster_idx]
+    step_time = step_time + 0.05 * generator.standard_normal(1_000)
+    run = 86_400.0 * (50.0 + generator.standard_normal(100))
+    return xr.Dataset(
+        {
+            "step_time": ("replicate", step_time, {"units": "s"}),
+            "cluster_idx": ("replicate", cluster_idx),
+            "time_to_train": ("run_replicate", run, {"units": "s"}),
+            "ideal_step_time": ((), 10.5, {"units": "s"}),
+            "deadline": ((), 51.0 * 86_400.0, {"units": "s"}),
+        },
+        attrs={"job_name": "made-up", "seed": 3},
+    )

@@ -1,0 +1,322 @@
+"""The command line: exit statuses, messages, JSON on stdout and nothing else, files or none."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import prism
+from prism import __main__ as entry
+from prism.files import atomic_files, atomic_write
+from prism.terminal import progress_line
+
+SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
+
+
+@pytest.fixture
+def run(capfd):
+    """Run a command in this process: status, stdout, stderr."""
+
+    def call(*arguments):
+        status = entry.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+def test_help_is_quick():
+    """Under 0.3 s; the best of some, for other work may share the machine."""
+    command = [sys.executable, "-m", "prism", "--help"]
+    taken = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        taken.append(time.perf_counter() - begin)
+    assert "estimate" in done.stdout
+    assert min(taken) < 0.3
+
+
+def test_help_loads_nothing_slow():
+    code = (
+        "import sys; from prism.__main__ import main; main(['--help']);"
+        "slow = {'numpy', 'numba', 'scipy', 'xarray', 'matplotlib', 'pydantic', 'rich'};"
+        "sys.exit(len(slow & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["estimate", "schedule", "show"])
+def test_every_command_takes_the_common_options(run, command):
+    status, out, _ = run(command, "--help")
+    assert status == 0
+    for option in ("--json", "--seed", "--threads", "-q, --quiet"):
+        assert option in out
+
+
+def test_version(run):
+    assert run("--version")[:2] == (0, f"prism, version {prism.__version__}\n")
+
+
+def test_estimate_json_is_one_object_with_the_promised_keys(run):
+    status, out, _ = run(*SMALL, "--seed", "0", "--deadline", "34h", "--json")
+    answer = json.loads(out)
+    assert status == 0
+    assert out.count("\n") == 1
+    assert answer["seed"] == 0
+    assert (answer["replicates"], answer["run_replicates"], answer["world_size"]) == (128, 20, 8)
+    assert answer["ideal_step_time"] == pytest.approx(117.0, rel=1e-6)
+    for name in ("step_time", "time_to_train"):
+        assert set(answer[name]) >= {
+            *("mean", "std", "cv", "p5", "p50", "p90", "p95", "p99", "mean_se", "p95_ci"),
+            *("within_cluster_std", "between_cluster_std"),
+        }
+    assert answer["step_time"]["p5"] <= answer["step_time"]["p50"] <= answer["step_time"]["p99"]
+    assert list(answer["slowdown"]) == ["1.05", "1.1", "1.2"]
+    assert answer["finish_by"]["deadline"] == 34 * 3600
+    assert set(answer["engine"]) >= {"op_samples", "seconds", "ns_per_op_sample", "threads"}
+    assert answer["wall_seconds"] > 0
+
+
+def test_same_seed_same_answer_for_any_number_of_threads(run):
+    answers = [json.loads(run(*SMALL, "--seed", "7", "--threads", n, "--json")[1]) for n in (1, 3)]
+    for name in ("step_time", "time_to_train", "slowdown"):
+        assert answers[0][name] == answers[1][name]
+
+
+def test_fresh_seed_is_reported(run):
+    seeds = {json.loads(run(*SMALL, "--json")[1])["seed"] for _ in range(2)}
+    assert len(seeds) == 2
+
+
+def test_estimate_table_has_units(run):
+    status, out, _ = run(*SMALL, "--seed", "1", "--price", "2.5")
+    assert status == 0
+    assert "117.00 s" in out
+    for section in ("Step time", "Time-to-train", "Slowdown", "Errors", "Engine"):
+        assert section in out
+
+
+def test_options_reach_the_job(run):
+    arguments = ("--set", "variability.effects.residual.cv=0", "--steps", "10", "--seed", "1")
+    answer = json.loads(run(*SMALL, *arguments, "--slowdown-thresholds", "1,1.5", "--json")[1])
+    assert answer["step_time"]["mean"] == pytest.approx(117.0, rel=1e-6)
+    assert answer["step_time"]["std"] == pytest.approx(0.0, abs=1e-6)
+    assert answer["time_to_train"]["mean"] == pytest.approx(1170.0, rel=1e-6)
+    assert list(answer["slowdown"]) == ["1", "1.5"]
+    start = ("--start", "2026-01-31", "--probability", "0.5")
+    answer = json.loads(run(*SMALL, *arguments, *start, "--json")[1])
+    assert answer["finish_date"]["probability"] == 0.5
+    assert answer["finish_date"]["date"].startswith("2026-01-31T00:19:30")
+
+
+def test_dependence_none_is_an_option(run):
+    status, out, _ = run(*SMALL, "--dependence", "none", "--seed", "1", "--json")
+    assert status == 0
+    assert json.loads(out)["step_time"]["mean"] > 117.0
+
+
+def test_output_folder_is_complete_and_can_be_shown(run, tmp_path):
+    folder = tmp_path / "new" / "out"
+    status, out, err = run(*SMALL, "--seed", "1", "--json", "-o", folder)
+    assert status == 0
+    stems = ("step_time", "time_to_train")
+    plots = {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+    assert {file.name for file in folder.iterdir()} == plots | {"result.nc", "summary.json"}
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(out)
+    assert str(folder) in err
+    status, out, _ = run("show", folder / "result.nc", "--json")
+    assert status == 0
+    assert json.loads(out)["summary"]["job"] == "pipeline-8x32"
+    assert json.loads(out)["provenance"]["prism_version"] == prism.__version__
+
+
+def test_quiet_says_nothing_else(run, tmp_path):
+    """Warnings stay: they are part of the answer."""
+    _, _, err = run(*SMALL, "--seed", "1", "-q", "-o", tmp_path / "out")
+    assert all(line.startswith("prism: warning:") for line in err.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("estimate",), "Missing argument 'JOB'"),
+        (("estimat", "pipeline-8x32"), "Did you mean 'estimate'?"),
+        (("estimate", "pipeline-8x32", "--replicate", "5"), "--replicates"),
+        (("estimate", "pipeline-8x23"), "pipeline-8x32"),
+        (("estimate", "missing.yaml"), "missing.yaml"),
+        ((*SMALL, "--replicates", "0"), "--replicates"),
+        ((*SMALL, "--replicates", "many"), "'many' is not a valid integer"),
+        ((*SMALL, "--deadline", "soon"), "60d"),
+        ((*SMALL, "--deadline", "-3h"), "60d"),
+        ((*SMALL, "--slowdown-thresholds", "1.05;1.1"), "1.05,1.1,1.2"),
+        ((*SMALL, "--slowdown-thresholds", "nan"), "above 0"),
+        ((*SMALL, "--start", "tomorrow"), "tomorrow"),
+        ((*SMALL, "--probability", "1.5"), "--probability"),
+        ((*SMALL, "--price", "-1"), "--price"),
+        ((*SMALL, "--seed", "-1"), "--seed"),
+        ((*SMALL, "--threads", "0"), "--threads"),
+        ((*SMALL, "--dependence", "some"), "none"),
+        ((*SMALL, "--progress", "steps.csv"), "not modelled yet"),
+        ((*SMALL, "--set", "parallelism.microbatch=3"), "microbatches"),
+        ((*SMALL, "--set", "variability.effects.residual.cv=-0.1"), "residual.cv"),
+        (("show",), "--jobs"),
+        (("show", "pipeline-8x32", "--jobs"), "one of"),
+        (("show", "missing.nc"), "missing.nc"),
+        (("show", "h100-healthy", "--set", "a=b"), "not one"),
+        (("schedule", "1f1b"), "--stages"),
+        (("schedule", "1f1d", "--stages", "2", "--microbatches", "4"), "1f1b"),
+        (("schedule", "missing.csv"), "missing.csv"),
+        (("schedule", "1f1b", "--stages", "2", "--microbatches", "4", "--plot", "a.bmp"), ".png"),
+    ],
+)
+def test_bad_input_is_status_2_with_a_way_out(run, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"a: 1\na: 2\n", b"\x00\xff" * 5000, b"- 1\n- 2\n"])
+def test_bad_files_are_status_2(run, tmp_path, content):
+    for name in ("job.yaml", "result.nc", "actions.csv"):
+        (tmp_path / name).write_bytes(content)
+        command = "schedule" if name.endswith(".csv") else "show"
+        status, out, err = run(command, tmp_path / name)
+        assert (status, out) == (2, "")
+        assert name in err
+        assert "Traceback" not in err
+
+
+def test_output_that_is_a_file_is_refused_before_the_work(run, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    status, _, err = run(*SMALL, "-o", tmp_path / "taken")
+    assert status == 2
+    assert "is a file" in err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_failure_inside_leaves_no_files_and_no_traceback(run, tmp_path, monkeypatch):
+    def broken(ax, path):
+        Path(path).write_text("half")
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr("prism.plots.save_figure", broken)
+    status, out, err = run(*SMALL, "-o", tmp_path / "out")
+    assert (status, out) == (1, "")
+    assert "internal error: RuntimeError: no ink" in err
+    assert "PRISM_DEBUG=1" in err
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("PRISM_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="no ink"):
+        run(*SMALL, "-o", tmp_path / "out")
+
+
+def test_interrupt_is_status_130_without_traceback(tmp_path):
+    command = [sys.executable, "-m", "prism", "estimate", "pipeline-8x32"]
+    command += ["--replicates", "20000000", "-o", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "interrupted" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_closed_pipe_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "prism", "show", "llama3-405b-16k"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shipped_jobs_and_libraries_are_listed_and_can_be_shown(run):
+    jobs = json.loads(run("show", "--jobs", "--json")[1])["jobs"]
+    assert {"llama3-405b-16k", "pipeline-8x32"} <= {row["job"] for row in jobs}
+    libraries = json.loads(run("show", "--libraries", "--json")[1])["libraries"]
+    assert "h100-healthy" in {row["library"] for row in libraries}
+    for name in ("llama3-405b-16k", "h100-healthy"):
+        status, out, _ = run("show", name)
+        assert status == 0
+        assert name in out
+
+
+def test_show_job_tells_where_each_value_comes_from(run):
+    answer = json.loads(
+        run("show", "llama3-405b-16k", "--set", "cluster.pod_gpus=1024", "--json")[1]
+    )
+    assert answer["world_size"] == 16_384
+    assert answer["values"]["cluster"]["pod_gpus"] == 1024
+    assert "--set" in answer["sources"]["cluster.pod_gpus"]
+    assert "llama3-405b-16k.yaml:" in answer["sources"]["parallelism.tp"]
+    assert sum(answer["layer_split"]) == 126
+
+
+def test_show_library_gives_every_entry_its_source(run):
+    answer = json.loads(run("show", "h100-healthy", "--json")[1])
+    assert answer["kind"] == "library"
+    assert all(entry["source"] for entry in answer["entries"])
+
+
+def test_schedule_as_text_csv_json_and_picture(run, tmp_path):
+    shape = ("--stages", "4", "--microbatches", "8", "--chunks", "2")
+    csv, png = tmp_path / "a.csv", tmp_path / "a.png"
+    status, out, err = run("schedule", "interleaved", *shape, "--csv", csv, "--plot", png)
+    assert status == 0
+    assert out.startswith("stage 0 | F0.0")
+    assert str(csv) in err
+    assert png.read_bytes().startswith(b"\x89PNG")
+    generated = json.loads(run("schedule", "interleaved", *shape, "--json")[1])
+    read = json.loads(run("schedule", csv, "--json")[1])
+    assert generated["actions"] == read["actions"]
+    assert generated["idle_fraction"] == pytest.approx(9 / 57)
+
+
+def test_atomic_write_keeps_the_old_file_on_failure(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    with pytest.raises(RuntimeError), atomic_write(file) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("a.txt", "old")]
+    with atomic_write(file) as temporary:
+        temporary.write_text("new")
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("a.txt", "new")]
+
+
+def test_atomic_files_leave_others_alone(tmp_path):
+    (tmp_path / "other.txt").write_text("other")
+    with atomic_files(tmp_path) as folder:
+        (folder / "a.txt").write_text("a")
+        assert not (tmp_path / "a.txt").exists()
+    assert {found.name for found in tmp_path.iterdir()} == {"a.txt", "other.txt"}
+
+
+def test_progress_is_silent_without_a_terminal(capsys):
+    with progress_line("working") as report:
+        assert report is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_package_names_are_functions_even_after_their_modules_are_imported():
+    import prism.estimate
+    import prism.simulate
+
+    assert callable(prism.estimate)
+    assert callable(prism.simulate)
+    assert set(prism.__all__) <= set(dir(prism))
+    for name in prism.__all__:
+        assert getattr(prism, name) is not None

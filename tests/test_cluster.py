@@ -1,0 +1,213 @@
+"""The machine: link tiers of groups, message times, and where ranks sit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.cluster import (
+    DEVICES,
+    Cluster,
+    Group,
+    Link,
+    Placement,
+    build_cluster,
+    find_device,
+)
+from prism.errors import PrismError
+from prism.job import load_job
+from prism.library import Entry, Library
+
+NVLINK = Link(400e9, 5e-6)
+NETWORK = Link(40e9, 20e-6)
+
+
+def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
+    world = tp * cp * dp * pp
+    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, world, 1.0, tp, cp, dp, pp, vpp)
+
+
+@pytest.fixture
+def library() -> Library:
+    figures = {"nominal/nvlink_efficiency": 0.8, "nominal/network_efficiency": 0.5}
+    entries = {name: Entry(name, "test", number=value) for name, value in figures.items()}
+    return Library("test", "h100", entries)
+
+
+@pytest.mark.parametrize(
+    ("group", "within"),
+    [
+        (Group(8, 1), 8),  # tp fills a node
+        (Group(4, 1), 4),
+        (Group(16, 1), 8),
+        (Group(16, 8), 1),  # dp beside tp 8
+        (Group(12, 2), 4),
+        (Group(3, 2), 1),  # ranks 0 2 4 in a node, 6 | 8 10 across its border
+        (Group(6, 1), 2),  # ranks 6 7 | 8 9 10 11
+        (Group(2, 64), 1),
+    ],
+)
+def test_members_within_a_node(group: Group, within: int) -> None:
+    assert group.members_within(8) == within
+
+
+@given(n=st.integers(1, 64), stride=st.integers(1, 16))
+def test_members_within_is_the_smallest_part_of_any_group(n: int, stride: int) -> None:
+    """Brute force over all groups: the smallest part at a border is a multiple of the answer."""
+    found = Group(n, stride).members_within(8)
+    parts = set()
+    for block in range(8):
+        for offset in range(stride):
+            ranks = block * n * stride + offset + stride * np.arange(n)
+            parts |= set(np.unique(ranks // 8, return_counts=True)[1].tolist())
+    assert 1 <= found <= max(parts)
+    assert found == min(parts) or n * stride % 8 or 8 % stride
+
+
+def test_tiers_of_the_megatron_order() -> None:
+    cluster = make_cluster()
+    tiers = {name: cluster.tier(cluster.group(name)) for name in ("tp", "cp", "dp_cp", "world")}
+    assert tiers == {"tp": "nvlink", "cp": "nvlink", "dp_cp": "network", "world": "network"}
+    wide = make_cluster(tp=8, cp=2, dp=2)
+    assert wide.tier(wide.group("cp")) == "network"
+    assert wide.group("dp_cp") == Group(4, 8)
+    assert wide.group("embedding") == Group(2, 8 * 2 * 2 * 3)
+
+
+def test_ring_inside_a_node() -> None:
+    cluster = make_cluster()
+    expected = 3 * 5e-6 + 1e9 * 7 / 8 / 400e9
+    assert cluster.collective_time("all_gather", 1e9, cluster.group("tp")) == pytest.approx(
+        expected
+    )
+
+
+def test_ring_over_the_network() -> None:
+    cluster = make_cluster(dp=16)
+    group = cluster.group("dp_cp")
+    expected = 4 * 20e-6 + 1e9 * 15 / 16 / 40e9
+    assert cluster.collective_time("reduce_scatter", 1e9, group) == pytest.approx(expected)
+    both = cluster.collective_time("all_reduce", 1e9, group)
+    assert both == pytest.approx(2 * expected)
+
+
+def test_hierarchical_ring_uses_every_network_card() -> None:
+    cluster = make_cluster(tp=1, dp=64, pp=1)
+    latency = 3 * 20e-6 + 3 * 5e-6
+    expected = latency + 1e9 / 8 * 7 / 8 / 40e9
+    time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
+    assert time == pytest.approx(expected)
+
+
+def test_oversubscription_slows_groups_that_leave_their_pod() -> None:
+    cluster = replace(make_cluster(dp=16), pod_gpus=32, oversubscription=8.0)
+    group = cluster.group("dp_cp")  # four members to a pod: the ring leaves it once for four
+    bytes_s = 1e9 * 15 / 16 / 40e9
+    expected = 4 * 20e-6 + 2.0 * bytes_s
+    assert cluster.collective_time("all_gather", 1e9, group) == pytest.approx(expected)
+    roomy = replace(cluster, pod_gpus=8 * 16)
+    assert roomy.collective_time("all_gather", 1e9, group) == pytest.approx(4 * 20e-6 + bytes_s)
+
+
+@given(
+    n_bytes=st.floats(1.0, 1e11),
+    dp=st.integers(2, 512),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    op_kind=st.sampled_from(["all_gather", "reduce_scatter", "all_reduce"]),
+)
+def test_more_bytes_take_longer(n_bytes: float, dp: int, tp: int, op_kind: str) -> None:
+    cluster = make_cluster(tp=tp, dp=dp)
+    group = cluster.group("dp_cp")
+    short = cluster.collective_time(op_kind, n_bytes, group)
+    assert 0.0 < short < cluster.collective_time(op_kind, 2.0 * n_bytes, group) <= 2.0 * short
+
+
+def test_group_of_one_takes_no_time() -> None:
+    cluster = make_cluster(tp=1)
+    assert cluster.collective_time("all_reduce", 1e9, cluster.group("tp")) == 0.0
+
+
+def test_transfer_between_stages() -> None:
+    assert make_cluster().transfer_time(4e6) == pytest.approx(20e-6 + 4e6 / 40e9)
+    near = make_cluster(tp=2, dp=1, pp=4)
+    assert near.transfer_time(4e6) == pytest.approx(5e-6 + 4e6 / 400e9)
+    assert make_cluster(pp=1).transfer_time(4e6) == 0.0
+
+
+def test_transfer_is_the_mean_over_hops() -> None:
+    fast, slow = 5e-6 + 4e6 / 400e9, 20e-6 + 4e6 / 40e9
+    mixed = make_cluster(tp=4, dp=1, pp=4)  # stages 0 1 | 2 3
+    assert mixed.transfer_time(4e6) == pytest.approx((2 * fast + slow) / 3)
+    # with chunks, the last stage also sends to the first
+    looped = make_cluster(tp=4, dp=1, pp=4, vpp=2)
+    assert looped.transfer_time(4e6) == pytest.approx((2 * fast + 2 * slow) / 4)
+
+
+def test_transfer_out_of_a_pod() -> None:
+    cluster = replace(make_cluster(), pod_gpus=64, oversubscription=7.0)  # two stages to a pod
+    inside, out = 20e-6 + 4e6 / 40e9, 20e-6 + 3.5 * 4e6 / 40e9
+    assert cluster.transfer_time(4e6) == pytest.approx((2 * inside + out) / 3)
+
+
+def test_links_come_from_the_device_the_library_and_the_job(library: Library) -> None:
+    job = load_job("llama3-405b-8k")
+    cluster = build_cluster(job, library)
+    assert cluster.nvlink == Link(450e9 * 0.8, 7e-6)
+    assert cluster.network == Link(50e9 * 0.5, 16e-6)
+    given = load_job(
+        "llama3-405b-8k",
+        [
+            "cluster.links.network.bandwidth_gbytes_per_s=100",
+            "cluster.links.network.latency_us=3",
+            "cluster.links.nvlink.efficiency=1",
+        ],
+    )
+    cluster = build_cluster(given, library)
+    assert cluster.nvlink == Link(450e9, 7e-6)
+    assert cluster.network.bytes_per_s == pytest.approx(100e9 * 0.5)
+    assert cluster.network.latency_s == pytest.approx(3e-6)
+
+
+def test_unknown_device() -> None:
+    with pytest.raises(PrismError, match="expected one of v100, a100"):
+        find_device("h1000")
+
+
+def test_placement_follows_megatron_order() -> None:
+    placement = Placement(load_job("llama3-405b-8k"))
+    members = placement.members()
+    assert members.shape == (64, 16, 8)
+    assert sorted(members.ravel().tolist()) == list(range(8192))
+    assert members[0, 0].tolist() == list(range(8))
+    assert members[1, 0, 0] == 8  # the next replica is the next node
+    assert members[0, 1, 0] == 8 * 64  # the next stage comes after all replicas
+    assert placement.n_gpus == 8192
+    assert placement.n_leaves == 64
+
+
+def test_node_slowdowns_reach_the_node_s_gpus() -> None:
+    job = load_job("llama3-405b-8k", ["cluster.node_slowdowns={2: 1.5}"])
+    slow = Placement(job).slowdowns()
+    assert np.flatnonzero(slow != 1.0).tolist() == list(range(16, 24))
+    assert slow[16] == 1.5
+
+
+def test_link_leaves() -> None:
+    placement = Placement(load_job("llama3-405b-8k"))  # a stage is 64 nodes: four leaves of 16
+    lo, hi = placement.link_leaves(16)
+    assert lo.shape == (64, 33, 2)
+    assert (lo[0, 0].tolist(), hi[0, 0].tolist()) == ([0, 4], [1, 5])
+    assert (lo[63, 0].tolist(), hi[63, 0].tolist()) == ([3, 7], [4, 8])
+    assert (lo[0, 15].tolist(), hi[0, 15].tolist()) == ([60, 0], [61, 1])  # back to the first
+    assert (lo[0, 17, 0], hi[0, 17, 0]) == (4, 8)  # the replicas of stage 1
+    assert (lo[0, 32, 0], hi[0, 32, 0]) == (0, 64)
+    assert np.all(lo <= hi) and np.all(hi <= placement.n_leaves)
+
+
+def test_links_inside_a_node_touch_no_leaf() -> None:
+    lo, hi = Placement(load_job("pipeline-8x32")).link_leaves(8)
+    assert not (hi - lo).any()

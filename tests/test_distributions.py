@@ -1,0 +1,275 @@
+"""Laws against scipy, and the quantile tables against the laws."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from prism.distributions import (
+    Law,
+    bounded_body,
+    bounded_body_lemons,
+    constant,
+    empirical,
+    gamma,
+    lognormal,
+    mixture,
+    normal,
+    quantile_table,
+    sample_table,
+    shifted_lognormal,
+    student_t,
+    uniform,
+    weibull,
+)
+from prism.errors import PrismError
+from prism.families import weibull_shape
+from prism.tables import LEVELS, N_CELLS, table_row
+
+LAWS: dict[str, Law] = {
+    "lognormal": lognormal(0.02),
+    "normal": normal(0.065),
+    "shifted_lognormal": shifted_lognormal(0.03, 0.9),
+    "gamma": gamma(0.05),
+    "weibull": weibull(0.03),
+    "student_t": student_t(0.02, 5.0),
+    "uniform": uniform(0.9, 1.1),
+    "bounded_body": bounded_body(0.015, -0.15),
+    "bounded_body_lemons": bounded_body_lemons(0.015, -0.15, 0.0075, 1.06, 1.2, 1.25),
+    "mixture": mixture([0.97, 0.03], [lognormal(0.05), lognormal(0.05).times(2.0)]),
+    "empirical": empirical(
+        [0, 0.05, 0.5, 0.95, 0.99, 0.9999, 1], [0.9, 0.97, 1, 1.05, 1.2, 1.5, 3]
+    ),
+}
+ORACLES = {
+    "lognormal": stats.lognorm(
+        s=math.sqrt(math.log1p(4e-4)), scale=math.exp(-0.5 * math.log1p(4e-4))
+    ),
+    "normal": stats.norm(1.0, 0.065),
+    "shifted_lognormal": stats.lognorm(
+        s=math.sqrt(math.log1p(0.09)), loc=0.9, scale=0.1 * math.exp(-0.5 * math.log1p(0.09))
+    ),
+    "gamma": stats.gamma(a=400.0, scale=1 / 400.0),
+    "weibull": stats.weibull_min(
+        weibull_shape(0.03), scale=1.0 / math.gamma(1.0 + 1.0 / weibull_shape(0.03))
+    ),
+    "student_t": stats.t(5.0, 1.0, 0.02 * math.sqrt(3.0 / 5.0)),
+    "uniform": stats.uniform(0.9, 0.2),
+}
+CV = {"lognormal": 0.02, "normal": 0.065, "shifted_lognormal": 0.03, "gamma": 0.05}
+CV |= {"weibull": 0.03, "student_t": 0.02, "bounded_body": 0.015}
+Q = np.array([1e-6, 1e-3, 0.02, 0.3, 0.5, 0.8, 0.9, 0.97, 0.999, 1 - 1e-6, 1 - 1e-9])
+
+
+@pytest.fixture(params=LAWS)
+def law(request):
+    return LAWS[request.param]
+
+
+def exact_moments(table):
+    """Mean and std of a table over all 2**32 numbers, cell by cell, in float64."""
+    mean = second = 0.0
+    for first, count, bits in LEVELS:
+        m = 2**bits
+        value, slope = table[first : first + count].astype(np.float64).T
+        share = m / 2.0**32
+        mean += share * float(np.sum(value + slope * (m - 1) / 2))
+        squares = (m - 1) * (2 * m - 1) / 6
+        second += share * float(np.sum(value**2 + value * slope * (m - 1) + slope**2 * squares))
+    return mean, math.sqrt(second - mean**2)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_law_equals_scipy(name):
+    law, oracle = LAWS[name], ORACLES[name]
+    assert law.mean == pytest.approx(oracle.mean(), rel=1e-10)
+    assert law.std == pytest.approx(oracle.std(), rel=1e-8)
+    third = float(oracle.stats(moments="s")) * oracle.std() ** 3
+    assert law.skew == pytest.approx(third, rel=1e-6, abs=1e-6 * oracle.std() ** 3)
+    np.testing.assert_allclose(law.ppf(Q), oracle.ppf(Q), rtol=1e-9)
+    np.testing.assert_allclose(law.cdf(oracle.ppf(Q)), Q, rtol=1e-7)
+
+
+def test_mean_is_one_and_cv_as_asked():
+    for name, law in LAWS.items():
+        assert law.mean == pytest.approx(1.0, abs=1e-12)
+        if name in CV:
+            assert law.cv == pytest.approx(CV[name], rel=1e-8)
+
+
+def test_cdf_inverts_ppf(law):
+    np.testing.assert_allclose(law.cdf(law.ppf(Q)), Q, rtol=1e-8, atol=1e-12)
+    assert np.all(np.diff(law.ppf(Q)) > 0.0)
+
+
+def test_bounded_body_has_a_smooth_density_and_the_stated_bound():
+    law = bounded_body(0.015, -0.15)
+    top = float(law.ppf(1.0))
+    spread = (float(law.ppf(0.8413447460685429)) - float(law.ppf(0.5))) / 0.015
+    assert spread == pytest.approx(1.0, abs=0.03)
+    assert (top - float(law.ppf(0.5))) / (0.015 * spread) == pytest.approx(5.08, abs=0.02)
+    x = float(law.ppf(0.9)) + np.array([-2e-6, -1e-6, 1e-6, 2e-6])
+    below, _, above = np.diff(law.cdf(x))
+    assert below == pytest.approx(above, rel=1e-3)
+
+
+def test_lemons_are_relative_to_the_body_and_culled():
+    law = bounded_body_lemons(0.015, -0.15, 0.03, 1.06, 1.5, 1.25)
+    body_mean = law.scale  # the body's own mean is 1 before the whole is scaled to mean 1
+    assert float(law.ppf(1.0)) / body_mean == pytest.approx(1.25, abs=1e-9)
+    assert law.with_params(max_slowdown=1.5).params[-1] == 1.5
+    assert law.with_params(lemon_fraction=0.0).cv == pytest.approx(0.015, rel=1e-8)
+
+
+def test_mixture_moments_equal_a_sum_over_parts():
+    law = mixture([0.9, 0.1], [normal(0.05), normal(0.1).times(2.0)])
+    mean = 1.1
+    second = 0.9 * (1 + 0.05**2) + 0.1 * 4 * (1 + 0.1**2)
+    assert law.std == pytest.approx(math.sqrt(second - mean**2) / mean, rel=1e-9)
+
+
+@pytest.mark.parametrize("power", [0.67, 1.5, 2.0])
+def test_power_moments_by_sampling(law, power):
+    rng = np.random.default_rng(3)
+    x = np.maximum(law.ppf(rng.random(200_000)), 1e-9) ** power
+    moments = law.power_moments(power)
+    assert abs(x.mean() - moments.norm) < 5 * x.std() / math.sqrt(x.size)
+    y = x / moments.norm
+    spread = np.std((y - 1.0) ** 2) / (2 * moments.std * math.sqrt(x.size))
+    assert abs(y.std() - moments.std) < 5 * spread + 1e-9
+
+
+def test_power_of_a_lognormal_is_a_lognormal():
+    sigma2 = math.log1p(0.1**2)
+    moments = lognormal(0.1).power_moments(1.5)
+    assert moments.std == pytest.approx(math.sqrt(math.expm1(2.25 * sigma2)), rel=1e-9)
+
+
+def test_scaled_to(law):
+    scaled = law.scaled_to(0.04)
+    assert scaled.mean == pytest.approx(1.0, abs=1e-10)
+    assert scaled.cv == pytest.approx(0.04, rel=1e-8)
+    assert law.scaled_to(0.0) == constant()
+
+
+def test_laws_are_keys():
+    assert lognormal(0.02) == lognormal(0.02)
+    assert len({lognormal(0.02), lognormal(0.02), lognormal(0.03)}) == 2
+
+
+def test_table_is_monotone_and_exact(law):
+    table = quantile_table(law)
+    assert table.shape == (N_CELLS, 2) and table.dtype == np.float32
+    mean, std = exact_moments(table)
+    assert abs(mean) < 1e-6 * law.std
+    assert std == pytest.approx(law.std, rel=1e-6)
+    u = np.unique(np.concatenate([np.arange(0, 2**32, 99_991), 2**32 - 2 ** np.arange(33)]))
+    y = sample_table(table, u[u < 2**32].astype(np.uint32))
+    assert np.all(np.diff(y) >= -1e-6 * law.std)
+
+
+def test_table_of_a_power(law):
+    table = quantile_table(law, 1.5)
+    mean, std = exact_moments(table)
+    moments = law.power_moments(1.5)
+    assert abs(mean) < 1e-6 * moments.std
+    assert std == pytest.approx(moments.std, rel=1e-6)
+
+
+def test_table_rows_cover_every_number_once():
+    edges = np.array([0, 2**22 - 1, 2**22, 1023 * 2**22 - 1, 1023 * 2**22], dtype=np.uint32)
+    row, fraction = table_row(edges)
+    assert row.tolist() == [0, 0, 1, 1022, 1024]
+    assert fraction.tolist() == [0, 2**22 - 1, 0, 2**22 - 1, 0]
+    top = np.array([2**32 - 2**12 - 1, 2**32 - 2**12, 2**32 - 1], dtype=np.uint32)
+    row, fraction = table_row(top)
+    assert row.tolist() == [2046, 2048, 3071]
+    assert fraction.tolist() == [2**12 - 1, 0, 3]
+
+
+def table_pvalue(law, table, n, seed):
+    u = np.random.default_rng(seed).integers(0, 2**32, n, dtype=np.uint32)
+    draws = 1.0 + sample_table(table, u)
+    return stats.kstest(draws, law.cdf).pvalue
+
+
+def test_table_draws_follow_the_law(law):
+    assert table_pvalue(law, quantile_table(law), 100_000, 11) > 1e-3
+
+
+def test_a_spread_wrong_by_two_percent_is_found(law):
+    wrong = quantile_table(law.scaled_to(1.02 * law.cv))
+    assert table_pvalue(law, wrong, 4_000_000, 12) < 1e-3
+
+
+def expected_maximum(law, n):
+    """Integral of ppf(v**(1/n)) over v in (0, 1), on panels that halve towards both ends."""
+    low, high = 0.5 ** np.arange(45.0, 0.0, -1.0), 1.0 - 0.5 ** np.arange(2.0, 27.0)
+    panels = np.concatenate([low, high])
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    half = 0.5 * np.diff(panels)[:, None]
+    v = 0.5 * (panels[1:] + panels[:-1])[:, None] + half * nodes
+    values = law.ppf(np.exp(np.log(v) / n))
+    return float(np.sum(values * half * weights) / np.sum(half * weights))
+
+
+def maxima(table, n, count, seed):
+    u = np.random.default_rng(seed).random(count) ** (1.0 / n)
+    return 1.0 + sample_table(table, np.floor(u * 2.0**32).astype(np.uint32))
+
+
+@pytest.mark.parametrize("n", [1_000, 1_000_000])
+def test_expected_maximum(law, n):
+    top = maxima(quantile_table(law), n, 400, 5)
+    # Bounded laws have an all but certain maximum, with a Monte Carlo error below the error of the
+    # table's straight lines (5e-4 std for the law with a gap before its lemons): allow for both.
+    error = 5 * top.std() / math.sqrt(top.size) + 1e-3 * law.std
+    assert abs(top.mean() - expected_maximum(law, n)) < error
+
+
+def test_a_table_without_the_fine_tail_misses_the_maximum():
+    law = LAWS["normal"]
+    table = quantile_table(law).astype(np.float64)
+    low = table[1022, 0] + table[1022, 1] * 2.0**22
+    tail = np.linspace(low, 3.65 * law.std, 2**10 + 1)  # one straight cell up to 3.65 sd
+    table[1024:2048, 0], table[1024:2048, 1] = tail[:-1], np.diff(tail) / 2.0**12
+    table[2048:, 0], table[2048:, 1] = tail[-2], 0.0
+    top = maxima(table, 1_000_000, 400, 5)
+    error = top.std() / math.sqrt(top.size)
+    assert abs(top.mean() - expected_maximum(law, 1_000_000)) > 50 * error
+
+
+def test_constant_law_gives_an_empty_table():
+    assert constant() == lognormal(0.0)
+    assert not quantile_table(constant()).any()
+
+
+def test_a_table_is_built_quickly(law):
+    quantile_table(law)
+    start = time.perf_counter()
+    quantile_table(law, 1.1)
+    assert time.perf_counter() - start < 0.2  # some ms; wide because machines are shared
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lognormal(-0.1),
+        lambda: normal(math.nan),
+        lambda: student_t(0.1, 2.0),
+        lambda: shifted_lognormal(0.1, 1.0),
+        lambda: bounded_body(0.01, 0.2),
+        lambda: bounded_body_lemons(0.01, -0.15, 1.5),
+        lambda: bounded_body_lemons(0.01, -0.15, 0.1, 1.06, 1.2, 0.9),
+        lambda: mixture([1.0], []),
+        lambda: uniform(2.0, 1.0),
+        lambda: empirical([0, 1], [2, 1]),
+        lambda: empirical([0, 0.5], [1, 2]),
+        lambda: lognormal(0.1).with_params(spread=0.2),
+    ],
+)
+def test_wrong_parameters_are_refused(make):
+    with pytest.raises(PrismError):
+        make()

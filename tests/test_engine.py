@@ -1,0 +1,220 @@
+"""The engine: draws against known answers, steps against the plain-Python oracle."""
+
+import dataclasses
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from prism import distributions as laws
+from prism import engine
+from prism.job import job_from_dict
+from prism.simulate import prepare, prepare_variability, run_blocks
+from prism.tables import sample_table
+
+
+def explicit_job(**changes):
+    """Build a small job of explicit durations with every effect that the oracle knows."""
+    values = {
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"pp": 3, "dp": 2, "microbatches": 6},
+        "variability": {
+            "library": None,
+            "effects": {
+                "rank": {"cv": 0.02, "lemon_fraction": 0.1, "lemon_slowdown": [1.06, 1.2]},
+                "step": {"cv": 0.01},
+                "microbatch": {"cv": 0.1, "backward_loading": 1.5},
+                "residual": {"law": "gamma", "cv": 0.05},
+            },
+        },
+    }
+    for block, update in changes.items():
+        values[block] = values.get(block, {}) | update
+    return job_from_dict(values)
+
+
+def lanes(counter, key):
+    out = np.zeros((4, engine.LANES), np.uint32)
+    c0, c1, c2, c3 = (np.uint32(c) for c in counter)
+    engine.philox_lanes(c0, c1, c2, c3, *(np.uint32(k) for k in key), out)
+    return out
+
+
+@pytest.mark.nojit
+def test_philox_known_answer():
+    words = lanes((0, 0, 0, 0), (0, 0))[:, 0]
+    assert [f"{w:08x}" for w in words] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
+
+
+def test_philox_against_randomgen():
+    randomgen = pytest.importorskip("randomgen", reason="oracle, in the dev extra")
+    key, counter = 0x1234567_89ABCDEF, (7, 11, 13, 17)
+    oracle = randomgen.Philox(key=key, number=4, width=32)
+    state = oracle.state
+    state["state"]["counter"][:] = np.array(counter, state["state"]["counter"].dtype)
+    state["buffer_pos"] = 4
+    oracle.state = state
+    # randomgen counts up before it draws
+    expected = naive.philox4x32((8, 11, 13, 17), (key & naive.MASK, key >> 32))
+    assert list(lanes((8, 11, 13, 17), (key & naive.MASK, key >> 32))[:, 0]) == expected
+    drawn = oracle.random_raw(2)
+    packed = [int(drawn[0]) & naive.MASK, int(drawn[0]) >> 32, int(drawn[1]) & naive.MASK]
+    assert expected[:3] == packed or expected[:2] == [int(d) for d in drawn]
+
+
+@given(
+    counter=st.tuples(*[st.integers(0, 2**32 - 200)] * 4),
+    key=st.tuples(*[st.integers(0, 2**32 - 1)] * 2),
+)
+@settings(max_examples=50)
+def test_philox_lanes_against_python(counter, key):
+    words = lanes(counter, key)
+    for lane in (0, 63):
+        expected = naive.philox4x32((*counter[:2], counter[2] + lane, counter[3]), key)
+        assert list(words[:, lane]) == expected
+
+
+@pytest.mark.nojit
+def test_lookup_is_the_table():
+    tables = np.stack([laws.quantile_table(laws.lognormal(0.3))])
+    u = np.array(
+        [0, 1, 2**22, 2**31, 2**32 - 2**22, 2**32 - 2**12, 2**32 - 5, 2**32 - 1], np.uint32
+    )
+    values = [engine.lookup(tables, 0, w) for w in u]
+    np.testing.assert_allclose(values, sample_table(tables[0], u), rtol=2e-6, atol=1e-7)
+    assert np.all(np.diff(values) >= 0) and values[-1] > values[-2]
+
+
+@given(
+    mean=st.lists(st.floats(0.9, 1.3), min_size=1, max_size=8),
+    cv=st.floats(0.002, 0.1),
+)
+@settings(max_examples=40)
+def test_group_max_against_fine_quadrature(mean, cv):
+    z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
+    m, var = engine.group_max(np.array(mean), cv, norm.cdf(z))
+    expected, expected_var = naive.maximum_moments(mean, cv, norm.cdf)
+    assert m == pytest.approx(expected, abs=2e-5 * max(mean))
+    assert var**0.5 == pytest.approx(expected_var**0.5, rel=2e-3)
+
+
+def test_group_max_of_one_is_itself():
+    m, var = engine.group_max(np.array([2.0]), 0.05, np.zeros(engine.CDF_ROWS))
+    assert (m, var) == (2.0, pytest.approx(0.01))
+
+
+JOBS = {
+    "1f1b": {},
+    "gpipe": {"parallelism": {"pp": 3, "dp": 2, "microbatches": 5, "schedule": "gpipe"}},
+    "interleaved": {"parallelism": {"pp": 2, "vpp": 3, "dp": 2, "microbatches": 4}},
+    "uneven": {"model": {"durations": {"forward_s": [1, 2, 1], "backward_s": [2, 3, 4]}}},
+    "hot node": {"cluster": {"gpus_per_node": 2, "node_slowdowns": {1: 1.3}}},
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("seed", [0, 2**40 + 5])
+def test_steps_equal_the_oracle(name, seed):
+    job = explicit_job(**JOBS[name])
+    v = prepare_variability(job)
+    program = prepare(job, seed).program
+    times = run_blocks(program, range(2), seed)[0]
+    for replicate in (0, 1, 63, 64, 127):
+        expected = naive.step_time(job, v, seed, replicate)
+        assert times.reshape(-1)[replicate] == pytest.approx(expected, rel=3e-6)
+
+
+@pytest.mark.nojit
+def test_oracle_on_one_replicate():
+    job = explicit_job(parallelism={"pp": 2, "dp": 1, "microbatches": 2})
+    program = prepare(job, 3).program
+    time = run_blocks(program, range(1), 3)[0][0, 5]
+    assert time == pytest.approx(naive.step_time(job, prepare_variability(job), 3, 5), rel=3e-6)
+
+
+def test_threads_and_prefix_do_not_change_bits():
+    program = prepare(explicit_job(), 11).program
+    one = run_blocks(program, range(40), 11, threads=1)[0]
+    for threads in (2, 5):
+        assert np.array_equal(one, run_blocks(program, range(40), 11, threads=threads)[0])
+    assert np.array_equal(one[:7], run_blocks(program, range(7), 11, threads=2)[0])
+    assert np.array_equal(one[9:13], run_blocks(program, range(9, 13), 11)[0])
+
+
+def test_seeds_differ():
+    program = prepare(explicit_job(), 0).program
+    a, b = (run_blocks(program, range(2), seed)[0] for seed in (0, 1))
+    assert not np.any(a == b)
+
+
+def test_effects_off_leave_other_draws_alone():
+    """Switching the step effect off divides every step by it, and changes nothing else."""
+    job = explicit_job()
+    calm = explicit_job(variability={"effects": job.variability.effects.model_dump(
+        exclude_none=True) | {"step": {"cv": 0.0}}})  # fmt: skip
+    times, effect, _, _ = run_blocks(prepare(job, 4).program, range(3), 4)
+    steady = run_blocks(prepare(calm, 4).program, range(3), 4)[0]
+    np.testing.assert_allclose(times, steady * effect, rtol=2e-6)
+
+
+def test_longer_ops_never_shorten_a_step():
+    program = prepare(explicit_job(), 6).program
+    base = run_blocks(program, range(2), 6)[0]
+    for c in range(program.low.seg_mean.shape[0]):
+        longer = program.low.seg_mean.copy()
+        longer[c] *= 1.1
+        slower = dataclasses.replace(program, low=program.low._replace(seg_mean=longer))
+        assert np.all(run_blocks(slower, range(2), 6)[0] >= base)
+
+
+def test_scaling_durations_scales_time():
+    job = explicit_job()
+    double = explicit_job(model={"durations": {"forward_s": 2.0, "backward_s": 4.0}})
+    a, b = (run_blocks(prepare(j, 8).program, range(2), 8)[0] for j in (job, double))
+    np.testing.assert_allclose(b, 2 * a, rtol=1e-6)
+
+
+def test_zero_variance_is_exact():
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"pp": 8, "microbatches": 32}, "variability": {"library": None},
+    })  # fmt: skip
+    times = run_blocks(prepare(job, 1).program, range(1), 1)[0]
+    assert np.all(times == 117.0)
+
+
+def test_critical_path_sums_to_the_step():
+    program = prepare(explicit_job(), 5).program
+    times, _, path, busy = run_blocks(program, range(3), 5, track=True)
+    np.testing.assert_allclose(path.sum(axis=1), times, rtol=1e-5)
+    assert np.array_equal(times, run_blocks(program, range(3), 5)[0])
+    assert np.all(busy > 0)
+
+
+def test_float32_lanes_are_close_enough():
+    """Ends in float32: 3 us on a step of tens of seconds, against the float64 oracle."""
+    job = explicit_job()
+    times = run_blocks(prepare(job, 21).program, range(1), 21)[0][0]
+    v = prepare_variability(job)
+    errors = [abs(times[r] - naive.step_time(job, v, 21, r)) for r in range(0, 64, 16)]
+    assert max(errors) < 3e-5
+
+
+def test_stalls_come_at_their_rate():
+    """A stall on every rank and step delays; on the critical path of one stage it adds fully."""
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"microbatches": 10},
+        "variability": {"library": None, "effects": {"stall": {
+            "entity": "rank", "rate_per_hour": 12.0, "duration_s": 30.0, "duration_cv": 0.0}}},
+    })  # fmt: skip
+    times = run_blocks(prepare(job, 2).program, range(400), 2)[0].reshape(-1)
+    p = 1 - np.exp(-12 / 3600 * 30)
+    hit = times > 40
+    assert abs(hit.mean() - p) < 5 * np.sqrt(p * (1 - p) / times.size)
+    quiet = 30 / (1 + 12 / 3600 * 30)
+    np.testing.assert_allclose(times[~hit], quiet, rtol=1e-6)
+    np.testing.assert_allclose(times[hit], quiet + 30, rtol=1e-6)

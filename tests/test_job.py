@@ -1,0 +1,583 @@
+"""The job file layer: what loads, what each value's place is, and what every mistake says."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.errors import PrismError
+from prism.job import (
+    Job,
+    job_from_dict,
+    layer_split,
+    load_job,
+    parse_duration,
+    provenance,
+    resolve_path,
+    shipped_jobs,
+)
+from prism.jobcheck import auto_split, valid_split
+
+GOOD = """\
+model: {name: llama3-8b}
+parallelism:
+  tp: 2
+  pp: 4
+  dp: 2
+  microbatches: 8
+cluster:
+  nodes: 2
+variability:
+  effects:
+    residual: {cv: 0.02}
+run:
+  steps: 10
+"""
+
+
+def write(folder: Path, text: str, name: str = "job.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def mistakes(path: Path | str, *overrides: str) -> list[str]:
+    with pytest.raises(PrismError) as caught:
+        load_job(path, overrides)
+    return str(caught.value).splitlines()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ------------------------------------------------------------------------- what loads, defaults
+def test_a_good_job_has_its_values_and_the_documented_defaults(here: Path) -> None:
+    job = load_job(write(here, GOOD))
+    assert (job.name, job.world_size, job.n_nodes, job.n_steps) == ("job", 16, 2, 10)
+    assert job.tokens_per_step == 2 * 8 * 8192
+    p, c, v, r = job.parallelism, job.cluster, job.variability, job.run
+    assert (p.data_parallel, p.schedule, p.p2p, p.reshard_after_forward) == (
+        *("ddp", "1f1b", "async"),
+        False,
+    )
+    assert (p.microbatch_size, p.sequence_parallel, p.recompute, p.overlap) == (
+        *(1, True, "none"),
+        True,
+    )
+    assert (p.prefetch, p.bucket_layers, p.layer_split, p.precision) == (1, 4, "auto", "bf16")
+    assert (c.gpus_per_node, c.device, c.nvlink_domain_gpus, c.max_slowdown) == (8, "h100", 8, 1.25)
+    assert (c.pod_gpus, c.oversubscription, c.leaf_nodes, c.links.network) == (None, 1.0, 16, None)
+    assert (v.library, v.dependence, v.ranks, v.resolution) == (
+        *("h100-healthy", "full", "drawn"),
+        "op",
+    )
+    assert v.effects.residual is not None and v.effects.residual.cv == 0.02
+    assert v.effects.rank is None
+    assert (r.probability, r.slowdown_thresholds, r.deadline) == (0.9, (1.05, 1.1, 1.2), None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        (["parallelism.dp=1", "cluster.nodes=1"], "data_parallel", "none"),
+        (["parallelism.vpp=2"], "schedule", "interleaved"),
+        (["parallelism.pp=1", "cluster.nodes=1", "cluster.gpus_per_node=4"], "microbatches", 8),
+        (
+            ["parallelism.pp=1", "cluster.nodes=1", "cluster.gpus_per_node=4"],
+            *("reshard_after_forward", True),
+        ),
+        (
+            ["parallelism={pp: 1, microbatches: null}", "cluster={nodes: 1, gpus_per_node: 4}"],
+            *("microbatches", 1),
+        ),
+    ],
+)
+def test_defaults_that_follow_from_other_keys(
+    here: Path, overrides: list[str], key: str, expected: object
+) -> None:
+    assert getattr(load_job(write(here, GOOD), overrides).parallelism, key) == expected
+
+
+def test_gb200_has_its_own_library_and_a_rack_wide_nvlink_domain(here: Path) -> None:
+    job = load_job(write(here, GOOD), ["cluster.device=gb200"])
+    assert job.variability.library == "gb200-healthy"
+    assert job.cluster.nvlink_domain_gpus == 72
+
+
+def test_sizes_can_be_given_without_a_name_and_a_named_size_can_be_overridden(here: Path) -> None:
+    sizes = "{n_layers: 4, hidden_size: 512, ffn_size: 1024, n_heads: 8, vocab_size: 1000, "
+    text = GOOD.replace("{name: llama3-8b}", sizes + "seq_len: 128}")
+    job = load_job(write(here, text))
+    assert (job.model.n_kv_heads, job.model.gated_mlp, job.model.tied_embeddings) == (
+        8,
+        True,
+        False,
+    )
+    job = load_job(write(here, GOOD), ["model.seq_len=131072"])
+    assert (job.model.seq_len, job.model.n_layers) == (131072, 32)
+
+
+def test_durations_need_no_device_and_no_nodes(here: Path) -> None:
+    text = """\
+model: {durations: {forward_s: [1, 2.5], backward_s: 3}}
+parallelism: {pp: 2, microbatches: 4}
+variability: {library: none}
+"""
+    job = load_job(write(here, text))
+    assert job.model.durations is not None
+    assert (job.model.durations.forward_s, job.model.durations.backward_s) == ((1.0, 2.5), 3.0)
+    assert (job.cluster.nodes, job.n_nodes, job.world_size) == (None, 1, 2)
+    assert job.variability.library is None
+    assert layer_split(job) == [1, 1]
+
+
+def test_yaml_is_version_1_2(here: Path) -> None:
+    text = GOOD.replace("cv: 0.02", "cv: 1e-3").replace("steps: 10", "steps: 1e3")
+    job = load_job(write(here, text.replace("tp: 2", "tp: 0x2")))
+    assert job.variability.effects.residual is not None
+    assert (job.variability.effects.residual.cv, job.run.steps, job.parallelism.tp) == (
+        1e-3,
+        1000,
+        2,
+    )
+
+
+def test_a_byte_order_mark_crlf_and_a_pipe_are_fine(here: Path) -> None:
+    path = here / "job.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load_job(path) == load_job(str(path))
+
+
+def test_a_job_does_not_change_and_can_be_rebuilt(here: Path) -> None:
+    job = load_job(write(here, GOOD), ["run.start=2026-01-31", "cluster.node_slowdowns={1: 1.2}"])
+    with pytest.raises(ValueError, match="frozen"):
+        job.name = "other"  # type: ignore[misc]
+    assert Job.model_validate_json(job.model_dump_json()) == job
+    assert Job.model_validate(job.model_dump()) == job
+    assert hash(Job.model_validate(job.model_dump())) == hash(job)
+    assert job != load_job("job.yaml")
+    assert job.cluster.node_slowdowns == {1: 1.2}
+
+
+def test_a_mapping_gets_the_same_checks() -> None:
+    blocks = {"model": {"name": "llama3-8b"}, "cluster": {"nodes": 1}, "parallelism": {"dp": 8}}
+    assert job_from_dict(blocks, "mine").world_size == 8
+    with pytest.raises(
+        PrismError, match=r"^mine: parallelism: tp\*cp\*pp\*dp = 1\*1\*1\*4 = 4, but"
+    ):
+        job_from_dict({**blocks, "parallelism": {"dp": 4}}, "mine")
+    with pytest.raises(ValueError, match="GPUs"):
+        Job.model_validate({**blocks, "parallelism": {"dp": 4}})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60d", 60 * 86400.0), ("12h", 43200.0), ("1.5min", 90.0), ("3600", 3600.0), (7, 7.0)],
+)
+def test_lengths_of_time(text: object, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "60x", "-3d", "d", 0, True, None, "inf", "nan", "1.2.3h"])
+def test_what_is_no_length_of_time(text: object) -> None:
+    with pytest.raises(ValueError, match="length of time"):
+        parse_duration(text)
+
+
+def test_tokens_become_steps(here: Path) -> None:
+    job = load_job(write(here, GOOD), ["run.tokens=1e6"])
+    assert job.run.steps is None  # the override answers the same question, so it replaces steps
+    assert job.n_steps == 8  # 131,072 tokens a step
+
+
+# -------------------------------------------------------------------------------- layer splits
+@given(st.integers(1, 200), st.integers(1, 128))
+def test_splits_add_up_and_are_even(n_layers: int, n_chunks: int) -> None:
+    split = auto_split(n_layers, n_chunks)
+    for found in (split, valid_split(n_layers, n_chunks)):
+        if found is not None:
+            assert len(found) == n_chunks and sum(found) == n_layers
+            assert max(found) - min(found) <= 1 and min(found) >= 0
+    even = n_layers % n_chunks == 0 or (n_chunks > 1 and (n_layers + 2) % n_chunks == 0)
+    assert (split is not None) == even
+
+
+def test_an_explicit_split_is_kept(here: Path) -> None:
+    job = load_job(write(here, GOOD), ["parallelism.layer_split=[7, 9, 9, 7]"])
+    assert layer_split(job) == [7, 9, 9, 7]
+    assert layer_split(load_job("job.yaml")) == [8, 8, 8, 8]
+
+
+def test_the_split_of_an_impossible_layout_is_valid_when_pasted_back(here: Path) -> None:
+    path = write(here, GOOD.replace("pp: 4", "pp: 5").replace("nodes: 2", "gpus_per_node: 10"))
+    path.write_text(path.read_text().replace("gpus_per_node: 10", "{nodes: 2, gpus_per_node: 10}"))
+    path.write_text(path.read_text().replace("cluster:\n  {", "cluster: {"))
+    (line,) = mistakes(path)
+    assert line.startswith("job.yaml:4: parallelism.layer_split: 32 layers do not divide evenly")
+    split = line.split("a valid layer_split: ")[1]
+    assert layer_split(load_job(path, [f"parallelism.layer_split={split}"])) == [6, 7, 7, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ("[1, 2]", "has 2 counts, expected one for each of pp*vpp = 4*1 = 4 chunks; a valid"),
+        (
+            "[8, 8, 8, 9]",
+            "adds up to 33, expected n_layers = 32; a valid layer_split: [8, 8, 8, 8]",
+        ),
+        ("[8, 8, 8, -1]", "expected auto or a list of layer counts"),
+        ("even", "expected auto or a list of layer counts, got 'even'"),
+    ],
+)
+def test_bad_splits(here: Path, split: str, words: str) -> None:
+    (line,) = mistakes(write(here, GOOD), f"parallelism.layer_split={split}")
+    assert words in line
+
+
+def test_more_chunks_than_layers_says_what_fits(here: Path) -> None:
+    (line,) = mistakes(write(here, GOOD), "parallelism.vpp=10")
+    assert "32 layers do not fill pp*vpp = 4*10 = 40 chunks; with pp: 4 and vpp: 8" in line
+
+
+# ------------------------------------------------------------------------- mistakes, one by one
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("  tp: 2", "  tp: two", "3: parallelism.tp: expected a whole number, got 'two'; "),
+        ("  tp: 2", '  tp: "2"', "3: parallelism.tp: expected a whole number, got '2'; "),
+        ("  tp: 2", "  tp: 2.5", "3: parallelism.tp: expected a whole number, got 2.5; "),
+        ("  tp: 2", "  tp: true", "3: parallelism.tp: expected a whole number, got True; "),
+        ("  tp: 2", "  tp: [2]", "3: parallelism.tp: expected a whole number, got [2]; "),
+        ("  tp: 2", "  tp: 0", "3: parallelism.tp: expected at least 1, got 0; "),
+        ("  tp: 2", "  tp: 2\n  overlap: yes", "4: parallelism.overlap: expected true or false"),
+        ("  tp: 2", "  tp: 2\n  tp: 4", "4: parallelism.tp: given twice, first at job.yaml:3"),
+        ("microbatches", "microbatchs", "6: parallelism.microbatchs: unknown key; did you mean "),
+        ("run:", "rum:", "12: rum: unknown key; did you mean run?"),
+        ("steps:", "nodes:", "13: run.nodes: unknown key; did you mean cluster.nodes?"),
+        ("steps:", "qqqqqq:", "13: run.qqqqqq: unknown key; expected one of steps, tokens, "),
+        ("cv: 0.02", "cv: -0.02", "11: variability.effects.residual.cv: expected at least 0, got"),
+        ("cv: 0.02", "cv: .nan", "11: variability.effects.residual.cv: expected a"),
+        (
+            "cv: 0.02",
+            "law: lognrmal",
+            "11: variability.effects.residual.law: expected lognormal or",
+        ),
+        ("cv: 0.02", "law: gamma", "11: variability.effects.residual.law: gamma has no spread; "),
+        ("nodes: 2", "nodes: 3", "2: parallelism: tp*cp*pp*dp = 2*1*4*2 = 16, but the cluster has"),
+        ("  nodes: 2", "  device: h100", "7: cluster.nodes: missing"),
+        ("llama3-8b", "llama3-9b", "1: model.name: expected one of"),
+        ("{name: llama3-8b}", "", "1: model: says no model; give a name"),
+        ("{name: llama3-8b}", "{n_layers: 3}", "1: model.hidden_size: missing or 0"),
+        ("{name: llama3-8b}", "text", "1: model: expected a block of `key: value`, got 'text'"),
+        ("  dp: 2", "  dp: 2\n  data_parallel: none", "6: parallelism.data_parallel: none, but dp"),
+        ("steps: 10", "steps: 10\n  deadline: soon", "14: run.deadline: expected a length of time"),
+        ("steps: 10", "steps: 10\n  start: soon", "14: run.start: expected a date, got 'soon'"),
+        ("steps: 10", "steps: 10\n  tokens: 3", "14: run.tokens: given beside steps"),
+        (
+            "nodes: 2",
+            "nodes: 2\n  node_slowdowns: {2: 1.1}",
+            "9: cluster.node_slowdowns.2: no node",
+        ),
+        ("nodes: 2", "nodes: 2\n  node_slowdowns: {1: 0}", "9: cluster.node_slowdowns.1: expected"),
+        ("nodes: 2", "nodes: 2\n  device: h200", "9: variability.library: no distribution set is"),
+        ("nodes: 2", "nodes: 2\n  device: h101", "9: cluster.device: expected v100 or a100"),
+        ("nodes: 2", "nodes: 2\n  oversubscription: 7", "9: cluster.oversubscription: 7 needs to"),
+        ("nodes: 2", "nodes: 2\n  links: {nvlnk: {}}", "9: cluster.links.nvlnk: unknown key; did"),
+        ("nodes: 2", "nodes: 2\n  nvlink_domain_gpus: 12", "9: cluster.nvlink_domain_gpus: 12 and"),
+    ],
+)
+def test_each_mistake_says_where_what_and_a_way_out(
+    here: Path, old: str, new: str, expected: str
+) -> None:
+    lines = mistakes(write(here, GOOD.replace(old, new, 1)))
+    assert any(line.startswith(f"job.yaml:{expected}") for line in lines), lines
+    assert all(";" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("parallelism.ep=2", "setting: 1"),
+        ("parallelism.schedule=zb-h1", "setting: 1f1b"),
+        ("parallelism.schedule=zb-v", "setting: 1f1b"),
+        ("parallelism.data_parallel=hsdp", "setting: fsdp"),
+        ("parallelism.data_parallel=zero2", "setting: zero1"),
+        ("parallelism.precision=fp8", "setting: bf16"),
+        ("parallelism={vpp: 2, p2p: blocking}", "setting: async"),
+        ("parallelism={vpp: 2, microbatches: 10}", "the nearest supported: 8 or 12"),
+        ("variability.model=fitted.nc", "setting: leave it out"),
+        ("variability.ranks=measured", "setting: drawn"),
+        ("run.checkpoint=3600", "setting: leave it out"),
+        ("run.failures={per_1000_node_days: 6.5}", "setting: leave it out"),
+        ("run.evaluation=[1]", "setting: leave it out"),
+    ],
+)
+def test_legal_but_not_modelled_names_the_nearest_setting(
+    here: Path, override: str, nearest: str
+) -> None:
+    (line,) = mistakes(write(here, GOOD), override)
+    assert line.startswith(f"--set {override}: ")
+    assert "not modelled yet" in line and nearest in line
+
+
+def test_context_parallelism_has_op_resolution_only(here: Path) -> None:
+    overrides = ("variability.resolution=kernel", "parallelism.cp=2", "cluster.nodes=4")
+    (line,) = mistakes(write(here, GOOD), *overrides)
+    assert "kernel resolution with cp = 2 is not modelled yet" in line and "setting: op" in line
+    assert load_job("job.yaml", overrides[:1]).variability.resolution == "kernel"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("parallelism.tp=3", "3 does not divide n_heads = 32, ffn_size = 14336"),
+        ("model.seq_len=8191", "does not split over tp = 2 and cp = 1; take a multiple of 2"),
+        ("model.n_heads=24", "4096 is not a multiple of n_heads = 24"),
+        ("parallelism.schedule=interleaved", "interleaved needs vpp > 1"),
+        ("parallelism={vpp: 2, schedule: gpipe}", "gpipe has one chunk per stage, but vpp = 2"),
+        ("parallelism={pp: 1, vpp: 2}", "2 chunks per stage need a pipeline, but pp = 1"),
+        ("model.durations={forward_s: 0, backward_s: 0}", "are all 0"),
+        ("model.durations={forward_s: [1, 2], backward_s: 1}", "has 2 durations, expected one per"),
+        ("model.durations={forward_s: -1, backward_s: 1}", "expected seconds, at least 0, got -1"),
+        ("model.durations={forward_s: 1}", "missing; expected seconds"),
+        ("variability.effects.rank.lemon_slowdown=[1.2, 1.1]", "runs downwards"),
+        ("variability.effects.rank.lemon_slowdown=[1.1, 1.5]", "cluster.max_slowdown = 1.25"),
+        ("variability.effects.residual.scale=2", "keep one of the two"),
+        ("variability={library: null, effects: {residual: {cv: null, scale: 2}}}", "no library"),
+        ("run.slowdown_thresholds=[1.2, 1.1]", "expected rising numbers"),
+    ],
+)
+def test_what_does_not_fit_together(here: Path, override: str, words: str) -> None:
+    lines = mistakes(write(here, GOOD), override)
+    assert any(words in line for line in lines), lines
+
+
+def test_all_mistakes_of_a_file_at_once_in_order(here: Path) -> None:
+    text = """\
+model: {name: llama3-405b, colour: red}
+parallelism: {tp: 8, pp: 16, vpp: 3, dp: 128, ep: 2, overlap: 1}
+cluster: {nodes: 2000, leaf_nodes: many}
+variability: {ranks: measured, effects: {call: {cv: -1}}}
+run: {steps: 3, tokens: 3, checkpoint: 3}
+weather: fine
+"""
+    lines = mistakes(write(here, text))
+    wanted = [
+        ("1", "model.colour"),
+        ("2", "parallelism.overlap"),
+        ("2", "parallelism.microbatches"),
+        ("2", "parallelism"),
+        ("2", "parallelism.layer_split"),
+        ("2", "parallelism.ep"),
+        ("3", "cluster.leaf_nodes"),
+        ("4", "variability.effects.call.cv"),
+        ("4", "variability.ranks"),
+        ("5", "run.tokens"),
+        ("5", "run.checkpoint"),
+        ("6", "weather"),
+    ]
+    found = [tuple(line.removeprefix("job.yaml:").split(": ")[:2]) for line in lines]
+    assert sorted(found) == sorted(wanted)
+    assert [n for n, _ in found] == sorted(n for n, _ in found)
+
+
+def test_nothing_is_concluded_from_a_bad_value(here: Path) -> None:
+    assert len(mistakes(write(here, GOOD.replace("tp: 2", "tp: two")))) == 1
+    assert len(mistakes(write(here, GOOD.replace("microbatches:", "microbatchs:")))) == 1
+    assert len(mistakes(write(here, GOOD.replace("nodes: 2", "nodes: x")))) == 1
+
+
+# --------------------------------------------------------------------------------- bad files
+def test_a_missing_file_lists_what_is_near(here: Path) -> None:
+    write(here, GOOD, "mine.yaml")
+    assert "did you mean mine.yaml?" in mistakes("mein.yaml")[0]
+    (line,) = mistakes("llama-405b-16k")
+    assert line.startswith("llama-405b-16k: no such job file; did you mean llama3-405b-16k")
+    assert all(name in mistakes("zzzzzzzz")[0] for name in shipped_jobs())
+
+
+@pytest.mark.parametrize("name", ["", ".", "a\0b", "x" * 5000, "no/such/folder/job.yaml"])
+def test_what_is_no_file_name(here: Path, name: str) -> None:
+    assert len(mistakes(name)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "job.yaml: is empty, expected a job; start with `base: NAME`"),
+        ("# nothing\n\n", "job.yaml: is empty"),
+        ("- a\n- b\n", "job.yaml:1: holds a list, expected blocks"),
+        ("hello\n", "job.yaml:1: holds plain text"),
+        ("model: [1\nrun: 2\n", "job.yaml:2: not valid YAML"),
+        ("model: 1\n\trun: 2\n", "job.yaml:2: not valid YAML"),
+        ("model: 1\n---\nrun: 2\n", "job.yaml:2: not valid YAML"),
+        ("model: *nothing\n", "job.yaml:1: not valid YAML"),
+        ("model: \x07\n", "job.yaml: not valid YAML"),
+        ("[" * 3000, "job.yaml: not valid YAML (RecursionError)"),
+        ("model: &m [*m]\n", "a repeating alias?"),
+        ("model: !!python/object:os.system x\n", "job.yaml:1: model: tag"),
+        ("? [x]\n: 1\n", "job.yaml:1: a key must be a word"),
+    ],
+)
+def test_wrong_yaml(here: Path, text: str, words: str) -> None:
+    assert words in mistakes(write(here, text))[0]
+
+
+def test_aliases_cannot_multiply_without_end(here: Path) -> None:
+    lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    for new, old in zip("bcdefghij", "abcdefghi", strict=True):
+        lines.append(f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]")
+    assert "a repeating alias?" in mistakes(write(here, "\n".join(lines)))[0]
+
+
+@pytest.mark.parametrize("unit", [b"\x00\xff\x17random", b"some: garbage [\n"])
+def test_a_huge_file_is_refused_before_it_is_read(here: Path, unit: bytes) -> None:
+    path = here / "job.yaml"
+    with path.open("wb") as stream:
+        stream.write(unit * 1000)
+        stream.truncate(100_000_000)
+    start = time.perf_counter()
+    (line,) = mistakes(path)
+    assert "job.yaml: is 100.0 MB, expected a job file of at most 1 MB; " in line
+    assert time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe\x00", b"model: \x00", bytes(range(256))])
+def test_a_binary_file_is_refused(here: Path, raw: bytes) -> None:
+    path = here / "result.nc"
+    path.write_bytes(raw)
+    assert "result.nc: is not UTF-8 text, expected a YAML job file" in mistakes(path)[0]
+
+
+@given(st.text(max_size=60))
+def test_garbage_never_ends_in_a_traceback(text: str) -> None:
+    from prism.jobfile import parse_yaml
+
+    try:
+        layer = parse_yaml(text, "job.yaml")
+    except PrismError:
+        return
+    with pytest.raises(PrismError):
+        job_from_dict(layer.values)
+
+
+# ------------------------------------------------------------------------------ base and --set
+def test_base_keeps_what_is_not_written(here: Path) -> None:
+    write(here, GOOD, "parent.yaml")
+    write(here, "base: parent\nparallelism: {dp: 4}\ncluster: {nodes: 4}\n", "child.yaml")
+    write(here, "base: child.yaml\nparallelism:\n  microbatches: 16\n", "grandchild.yaml")
+    job = load_job("grandchild.yaml", ["run.steps=7"])
+    assert (job.name, job.world_size, job.parallelism.microbatches) == ("grandchild", 32, 16)
+    where = provenance(job)
+    assert where["parallelism.tp"] == "parent.yaml:3"
+    assert where["parallelism.dp"] == "child.yaml:2"
+    assert where["parallelism.microbatches"] == "grandchild.yaml:3"
+    assert where["run.steps"] == "--set"
+    assert where["model.n_layers"] == "preset"
+    assert where["parallelism.schedule"] == "default"
+    assert where["variability.effects.residual.cv"] == "parent.yaml:11"
+
+
+def test_a_mistake_in_a_base_is_placed_there(here: Path) -> None:
+    write(here, GOOD.replace("tp: 2", "tp: two"), "parent.yaml")
+    lines = mistakes(write(here, "base: parent\nrun: {steps: -1}\n"))
+    assert lines[0].startswith("job.yaml:2: run.steps: expected at least 1")
+    assert lines[1].startswith("parent.yaml:3: parallelism.tp: expected a whole number")
+
+
+def test_a_cycle_of_bases(here: Path) -> None:
+    write(here, "base: c\n", "a.yaml")
+    write(here, "base: a\n", "b.yaml")
+    write(here, "\nbase: b\n", "c.yaml")
+    assert "(a -> c -> b -> a)" in mistakes("a.yaml")[0]
+    write(here, "base: self\n", "self.yaml")
+    assert "(self -> self)" in mistakes("self.yaml")[0]
+
+
+def test_a_user_may_build_on_the_shipped_job_of_the_same_name(here: Path) -> None:
+    write(here, "base: llama3-405b-16k\nrun: {steps: 5}\n", "llama3-405b-16k.yaml")
+    job = load_job("llama3-405b-16k.yaml")
+    assert (job.world_size, job.run.steps, job.run.tokens) == (16384, 5, None)
+
+
+@pytest.mark.parametrize("base", ["nowhere", "3", "[a]", ""])
+def test_a_bad_base(here: Path, base: str) -> None:
+    (line,) = mistakes(write(here, f"base: {base}\n"))
+    assert line.startswith("job.yaml:1: base: ") and "llama3-405b-16k" in line
+
+
+def test_a_library_file_is_found_beside_the_job_that_names_it(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "mine.nc").touch()
+    text = GOOD.replace("variability:", "variability:\n  library: mine.nc")
+    job = load_job(write(here / "sub", text))
+    assert job.variability.library == str(here / "sub" / "mine.nc")
+
+
+@pytest.mark.parametrize(
+    ("override", "block", "key", "value"),
+    [
+        ("parallelism.microbatches=16", "parallelism", "microbatches", 16),
+        ("parallelism.overlap=false", "parallelism", "overlap", False),
+        ("run.slowdown_thresholds=[1.1, 1.3]", "run", "slowdown_thresholds", (1.1, 1.3)),
+        ("run.deadline=2h", "run", "deadline", 7200.0),
+        ("run.steps=1e6", "run", "steps", 1_000_000),
+        ("run.steps=", "run", "steps", 1000),
+        ("variability.library=none", "variability", "library", None),
+        ("variability.library=null", "variability", "library", None),
+        ("variability.library=h100-stressed", "variability", "library", "h100-stressed"),
+        ("cluster.node_slowdowns.1=1.5", "cluster", "node_slowdowns", {1: 1.5}),
+        ("cluster.node_slowdowns={0: 2, 1: 1.5}", "cluster", "node_slowdowns", {0: 2.0, 1: 1.5}),
+    ],
+)
+def test_overrides_are_yaml_and_come_before_validation(
+    here: Path, override: str, block: str, key: str, value: object
+) -> None:
+    job = load_job(write(here, GOOD), [override])
+    assert getattr(getattr(job, block), key) == value
+
+
+def test_the_last_override_wins_and_may_repair_the_file(here: Path) -> None:
+    path = write(here, GOOD.replace("tp: 2", "tp: two"))
+    job = load_job(path, ["parallelism.tp=4", "parallelism.tp=2"])
+    assert job.parallelism.tp == 2
+    assert load_job(path, "parallelism.tp=2") == job
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("parallelism.tpp=3", "parallelism.tpp: unknown key; did you mean tp?"),
+        ("paralelism.tp=3", "paralelism: unknown key; did you mean parallelism?"),
+        ("tp=3", "tp: unknown key; did you mean parallelism.tp?"),
+        ("parallelism.tp=abc", "parallelism.tp: expected a whole number, got 'abc'"),
+        ("parallelism.tp=[1", "not valid YAML"),
+        ("parallelism.tp.x=1", "parallelism.tp: expected a whole number, got a mapping"),
+        ("parallelism.tp", "expected block.key=value; write for example --set"),
+        ("=3", "expected block.key=value"),
+        ("parallelism..tp=3", "expected block.key=value"),
+        ("", "expected block.key=value"),
+        ("base=llama3-405b-8k", "a base cannot be set here"),
+        ("parallelism.dp=4", "parallelism: tp*cp*pp*dp = 2*1*4*4 = 32, but the cluster has 2"),
+        ("cluster.nodes=4", "= 32 GPUs; set dp: 4 or cluster.nodes: 2"),
+        ("variability.effects.step.cv=-0.1", "step.cv: expected at least 0, got -0.1"),
+        ("run.steps=" + "9" * 5000, "a whole number of 5000 digits"),
+    ],
+)
+def test_bad_overrides_are_placed_at_the_override(here: Path, override: str, words: str) -> None:
+    lines = mistakes(write(here, GOOD), override)
+    assert lines[0].startswith(f"--set {override[:60]}") and words in lines[0]
+    assert all(len(line) < 400 for line in lines)
+
+
+def test_names_resolve_to_shipped_jobs_and_paths_win(here: Path) -> None:
+    assert resolve_path("pipeline-8x32").name == "pipeline-8x32.yaml"
+    assert resolve_path("pipeline-8x32.yaml").parent != here
+    own = write(here, GOOD, "pipeline-8x32.yaml")
+    assert resolve_path("pipeline-8x32.yaml").resolve() == own

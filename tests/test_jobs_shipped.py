@@ -1,0 +1,81 @@
+"""The jobs that ship with prism: they load, they are what their sources say, they say so."""
+
+import json
+
+import pytest
+
+from prism.data import data_path
+from prism.job import Job, job_schema, layer_split, load_job, provenance, shipped_jobs
+
+# name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
+LAYOUTS = {
+    "gpt3-175b-10752": (4, 1, 8, 12, 336, 8, 10_752, 2_688 * 2_048),
+    "gpt3-175b-512": (4, 1, 8, 12, 16, 128, 512, 2_048 * 2_048),
+    "llama3-405b-131k-sequence": (8, 16, 16, 8, 8, 16, 16_384, 2**24),
+    "llama3-405b-16k": (8, 1, 16, 8, 128, 16, 16_384, 2**24),
+    "llama3-405b-64k": (8, 1, 16, 4, 512, 16, 65_536, 2**26),
+    "llama3-405b-8k": (8, 1, 16, 8, 64, 32, 8_192, 2**24),
+    "llama3-70b-fsdp-512": (1, 1, 1, 1, 512, 1, 512, 512 * 8_192),
+    "llama31-405b-gb200-512": (4, 2, 8, 8, 8, 112, 512, 896 * 8_192),
+    "llama31-405b-h100-512": (8, 2, 8, 8, 4, 288, 512, 1_152 * 8_192),
+    "pipeline-8x32": (1, 1, 8, 1, 1, 32, 8, 0),
+}
+
+
+def test_all_shipped_jobs_are_listed_here() -> None:
+    assert shipped_jobs() == sorted(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_shipped_job_has_its_published_layout(name: str) -> None:
+    job = load_job(name)
+    p = job.parallelism
+    sizes = (p.tp, p.cp, p.pp, p.vpp, p.dp, p.microbatches)
+    assert (*sizes, job.world_size, job.tokens_per_step) == LAYOUTS[name]
+    assert sum(layer_split(job)) == job.model.n_layers or job.model.durations is not None
+    assert job.run.deadline is not None and job.n_steps >= 1
+    assert Job.model_validate_json(job.model_dump_json()) == job
+    assert set(provenance(job).values()) != {"default"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_shipped_job_names_its_source_and_the_schema(name: str) -> None:
+    text = (data_path("jobs") / f"{name}.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    assert "Source" in text or name == "llama3-405b-64k"
+    if name.startswith(("gpt3", "llama31")):
+        assert "MLPerf's step times used FP8" in text and "not comparable yet" in text
+
+
+def test_llama_has_one_layer_fewer_at_both_ends() -> None:
+    split = layer_split(load_job("llama3-405b-64k"))
+    assert len(split) == 64 and split[0] == split[-1] == 1 and set(split[1:-1]) == {2}
+    job = load_job("llama3-405b-16k")
+    stages = [layer_split(job)[s :: job.parallelism.pp] for s in range(job.parallelism.pp)]
+    assert [sum(stage) for stage in stages] == [7] + [8] * 14 + [7]
+
+
+def test_the_reference_pipeline_varies_only_by_its_residual() -> None:
+    job = load_job("pipeline-8x32")
+    v = job.variability
+    assert v.library is None and v.effects.residual is not None
+    assert (v.effects.residual.law, v.effects.residual.cv) == ("lognormal", 0.05)
+    assert set(v.effects.model_dump(exclude_none=True)) == {"residual"}
+    assert (job.parallelism.schedule, job.parallelism.p2p, job.run.steps) == ("1f1b", "async", 1000)
+
+
+def test_the_shipped_schema_is_current() -> None:
+    """Write it again with json.dumps(job_schema(), indent=2) and a newline."""
+    text = (data_path("jobs") / "schema.json").read_text()
+    assert text == json.dumps(job_schema(), indent=2) + "\n"
+
+
+def test_the_schema_describes_every_key_and_requires_none() -> None:
+    schema = job_schema()
+    blocks = ["base", "model", "parallelism", "cluster", "variability", "run"]
+    assert list(schema["properties"]) == blocks
+    for block in (schema, *schema["$defs"].values()):
+        assert "required" not in block and block["additionalProperties"] is False
+        assert all(value.get("description") for value in block["properties"].values())
+    keys = schema["$defs"]["ParallelismBlock"]["properties"]
+    assert "default" not in keys["schedule"] and keys["tp"]["default"] == 1

@@ -1,0 +1,197 @@
+"""The shipped sets: complete, sourced, mean 1; and the file they come in."""
+
+import numpy as np
+import pytest
+
+from prism.distributions import empirical, lognormal, mixture, quantile_table
+from prism.errors import PrismError
+from prism.library import (
+    Entry,
+    GemmTable,
+    Library,
+    format_library,
+    library_names,
+    load_library,
+    save_library,
+    to_dataset,
+)
+
+SETS = [f"{gpu}-{state}" for gpu in ("a100", "gb200", "h100") for state in ("healthy", "stressed")]
+SIZES = [
+    f"{tier}_{size}" for tier in ("nvlink", "network") for size in ("small", "medium", "large")
+]
+KERNELS = ["gemm_large", "gemm_small", "attention", "memory", "optimizer", "compute", "p2p"]
+LAWS = [*(f"residual/{name}" for name in KERNELS + SIZES), "rank", "step", "microbatch", "call"]
+FIGURES = [
+    "rank/node_share",
+    "rank/memory_loading",
+    "step/correlation_time_s",
+    "microbatch/backward_loading",
+    "microbatch/loss_loading",
+    "regime/probability",
+    "regime/factor",
+    "regime/duration_s",
+    "stall/rate_per_hour",
+    "stall/duration_s",
+    "stall/duration_cv",
+    "nominal/gemm_efficiency_max",
+    "nominal/gemm_half_flop",
+    "nominal/attention_efficiency",
+    "nominal/attention_backward_efficiency",
+    "nominal/training_gemm_derate",
+    "nominal/memory_efficiency",
+    "nominal/nvlink_efficiency",
+    "nominal/network_efficiency",
+    "nominal/kernel_launch_s",
+]
+
+
+@pytest.fixture(scope="module", params=SETS)
+def shipped(request):
+    return load_library(request.param)
+
+
+def small_library():
+    entries = [
+        Entry("residual/a", "text", "one", law=lognormal(0.02), n=3, device="V100"),
+        Entry("residual/b", "text", "two", law=empirical([0, 0.5, 1], [0.9, 1.0, 1.3])),
+        Entry("c", "text", law=mixture([0.9, 0.1], [lognormal(0.1), lognormal(0.2).times(2.0)])),
+        Entry("rank/node_share", "text", "four", number=0.25, units="1"),
+    ]
+    table = GemmTable(np.array([1e9, 1e10]), np.array([1e14, 4e14]), "text")
+    rows = {entry.name: entry for entry in entries}
+    return Library("small", "a device", rows, "2026-01-01", table)
+
+
+def test_all_sets_are_shipped():
+    assert set(SETS) <= set(library_names())
+
+
+def test_a_set_is_complete_and_sourced(shipped):
+    assert set(LAWS) | set(FIGURES) == set(shipped.entries)
+    for name, entry in shipped.entries.items():
+        assert len(entry.source) >= 10, name
+        assert entry.long_name and entry.units, name
+    assert shipped.device and shipped.date
+
+
+def test_laws_have_mean_one_and_a_table(shipped):
+    for name in LAWS:
+        law = shipped.law(name)
+        assert law.mean == pytest.approx(1.0, abs=1e-9), name
+        assert float(law.ppf(0.0 if law.family == "empirical" else 1e-9)) > 0.0, name
+        assert np.isfinite(quantile_table(law, 1.5)).all(), name
+
+
+def test_figures_are_in_range(shipped):
+    for name in FIGURES:
+        value = shipped.value(name)
+        assert np.isfinite(value) and value >= 0.0, name
+        if name.endswith("efficiency") or name.endswith(("_max", "probability", "_share")):
+            assert value <= 1.0, name
+
+
+def test_healthy_h100_is_as_documented():
+    library = load_library("h100-healthy")
+    assert library.law("rank").params[:3] == (0.015, -0.15, 0.0075)
+    assert library.law("step").cv == pytest.approx(0.0115)
+    assert library.law("microbatch").cv == pytest.approx(0.014)
+    assert library.law("residual/gemm_large").cv == pytest.approx(0.0124, abs=5e-4)
+    p2p = library.law("residual/p2p")
+    assert float(p2p.ppf(0.99) / p2p.ppf(0.5)) == pytest.approx(1.3, abs=0.01)
+    assert library.value("regime/probability") == 0.0
+    assert library.value("stall/rate_per_hour") == 0.0
+    assert library.value("nominal/gemm_efficiency_max") == pytest.approx(0.70, abs=0.01)
+
+
+def test_measured_gemm_table_agrees_with_its_fit():
+    for name, peak in (("h100-healthy", 989e12), ("a100-healthy", 312e12)):
+        library = load_library(name)
+        assert library.gemm is not None
+        top = library.value("nominal/gemm_efficiency_max")
+        half = library.value("nominal/gemm_half_flop")
+        fitted = top * peak * library.gemm.flop / (library.gemm.flop + half)
+        np.testing.assert_allclose(fitted, library.gemm.throughput, rtol=0.05)
+    assert load_library("gb200-healthy").gemm is None
+
+
+def test_stressed_varies_more():
+    for gpu in ("a100", "h100", "gb200"):
+        healthy, stressed = (load_library(f"{gpu}-{state}") for state in ("healthy", "stressed"))
+        for name in LAWS:
+            assert stressed.law(name).cv >= healthy.law(name).cv - 1e-12, name
+
+
+def test_carried_over_entries_say_so():
+    library = load_library("gb200-healthy")
+    for name in LAWS[: len(KERNELS + SIZES)]:
+        assert "assumption: carried over from H100" in library.source(name)
+
+
+def test_file_round_trip(tmp_path):
+    library = small_library()
+    path = tmp_path / "small.nc"
+    save_library(library, path)
+    again = load_library(path)
+    assert [entry.source for entry in again.entries.values()] == ["text"] * 4
+    assert again.entry("residual/a") == library.entry("residual/a")
+    assert again.value("rank/node_share") == 0.25
+    q = np.linspace(0.01, 0.99, 9)
+    for name in ("residual/a", "residual/b", "c"):
+        np.testing.assert_allclose(again.law(name).ppf(q), library.law(name).ppf(q), rtol=1e-12)
+    assert again.gemm is not None and again.gemm.throughput.tolist() == [1e14, 4e14]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_same_library_gives_the_same_bytes(tmp_path):
+    for name in ("a.nc", "b.nc"):
+        save_library(small_library(), tmp_path / name)
+    assert (tmp_path / "a.nc").read_bytes() == (tmp_path / "b.nc").read_bytes()
+
+
+def test_every_variable_has_units_and_a_long_name():
+    dataset = to_dataset(small_library())
+    for name in dataset.data_vars:
+        assert dataset[name].attrs.get("units"), name
+        assert dataset[name].attrs.get("long_name"), name
+
+
+def test_show_lists_every_entry(shipped):
+    text = format_library(shipped)
+    assert all(name in text for name in shipped.entries)
+
+
+def test_errors_name_a_way_out(tmp_path):
+    with pytest.raises(PrismError, match="h100-healthy"):
+        load_library("h100-helthy")
+    with pytest.raises(PrismError, match="residual/gemm_large"):
+        load_library("h100-healthy").law("residual/gemm_lage")
+    with pytest.raises(PrismError, match="use value"):
+        load_library("h100-healthy").law("rank/node_share")
+    with pytest.raises(PrismError, match="use law"):
+        load_library("h100-healthy").value("rank")
+    for content in (b"", b"not a file", b"\x89HDF\r\n\x1a\n" + bytes(100)):
+        path = tmp_path / "bad.nc"
+        path.write_bytes(content)
+        with pytest.raises(PrismError, match="bad.nc"):
+            load_library(path)
+    with pytest.raises(PrismError):
+        load_library(tmp_path)
+
+
+def test_another_netcdf_file_is_refused(tmp_path):
+    import xarray as xr
+
+    path = tmp_path / "other.nc"
+    xr.Dataset({"x": ("i", [1.0])}).to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(PrismError, match="expected a prism library"):
+        load_library(path)
+
+
+def test_only_lognormal_mixtures_go_to_a_file(tmp_path):
+    from prism.distributions import normal
+
+    entry = Entry("a", "text", law=mixture([1, 1], [normal(0.1), normal(0.2)]))
+    with pytest.raises(PrismError, match="lognormal"):
+        save_library(Library("x", "y", {"a": entry}), tmp_path / "x.nc")
+    assert not list(tmp_path.iterdir())

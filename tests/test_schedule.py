@@ -1,0 +1,182 @@
+"""Schedules: closed forms of the makespan, completeness, files, messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.errors import PrismError
+from prism.schedule import (
+    Action,
+    Schedule,
+    check_schedule,
+    format_schedule,
+    make_schedule,
+    play_schedule,
+    schedule_from_csv,
+    schedule_to_csv,
+)
+
+small = st.integers(1, 8)
+times = st.floats(0.1, 10.0)
+
+
+def makespan(schedule: Schedule, forward: float, backward: float) -> float:
+    """Longest path by repeated sweeps over all actions, written from the definition."""
+    n_stages = len(schedule)
+    last = n_stages * (1 + max(a.chunk for row in schedule for a in row)) - 1
+    end: dict[tuple[str, int, int], float] = {}
+    while True:
+        before = dict(end)
+        for stage, row in enumerate(schedule):
+            free = 0.0
+            for kind, chunk, microbatch in row:
+                virtual = chunk * n_stages + stage
+                ready = [free]
+                if kind == "F" and virtual > 0:
+                    ready.append(end.get(("F", virtual - 1, microbatch), 0.0))
+                if kind == "B":
+                    ready.append(end.get(("F", virtual, microbatch), 0.0))
+                    if virtual < last:
+                        ready.append(end.get(("B", virtual + 1, microbatch), 0.0))
+                free = max(ready) + (forward if kind == "F" else backward)
+                end[kind, virtual, microbatch] = free
+        if end == before:
+            return max(end.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(name=st.sampled_from(["gpipe", "1f1b"]), p=small, m=st.integers(1, 16), tf=times, tb=times)
+def test_makespan_without_chunks(name: str, p: int, m: int, tf: float, tb: float) -> None:
+    schedule = make_schedule(name, p, m)
+    check_schedule(schedule)
+    assert makespan(schedule, tf, tb) == pytest.approx((m + p - 1) * (tf + tb))
+
+
+@settings(deadline=None, max_examples=60)
+@given(p=st.integers(2, 6), groups=st.integers(1, 4), v=st.integers(2, 5), tf=times, tb=times)
+def test_interleaved_bubble_is_divided_by_chunks(
+    p: int, groups: int, v: int, tf: float, tb: float
+) -> None:
+    m = p * groups
+    schedule = make_schedule("interleaved", p, m, v)
+    check_schedule(schedule)
+    # tf and tb are of a stage's whole share; a chunk takes 1/v of them
+    expected = m * (tf + tb) + (p - 1) * (tf + tb) / v
+    assert makespan(schedule, tf / v, tb / v) == pytest.approx(expected)
+
+
+@given(p=st.integers(2, 8), groups=st.integers(1, 4), v=st.integers(2, 4))
+def test_interleaved_warmup(p: int, groups: int, v: int) -> None:
+    for stage, row in enumerate(make_schedule("interleaved", p, p * groups, v)):
+        first_backward = next(i for i, action in enumerate(row) if action.kind == "B")
+        warmup = min((p - stage - 1) * 2 + (v - 1) * p, p * groups * v)
+        # the last warm-up forward is followed by the forward of the first pair, if one is left
+        assert first_backward == min(warmup + 1, p * groups * v)
+
+
+def test_interleaved_megatron_order() -> None:
+    row = make_schedule("interleaved", 2, 4, 2)[1]
+    text = " ".join(f"{kind}{microbatch}.{chunk}" for kind, chunk, microbatch in row)
+    assert text == (
+        "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 B3.1 B2.0 B3.0"
+    )
+
+
+def test_interleaved_with_one_chunk_is_1f1b() -> None:
+    assert make_schedule("interleaved", 4, 6) == make_schedule("1f1b", 4, 6)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+def test_one_stage_is_sequential(name: str) -> None:
+    (row,) = make_schedule(name, 1, 2, 2)
+    once = [("F", 0), ("F", 1), ("B", 1), ("B", 0)]
+    assert row == tuple(Action(k, c, m) for m in range(2) for k, c in once)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=40)
+@given(name=st.sampled_from(["gpipe", "1f1b"]), p=small, m=small)
+def test_csv_round_trip(name: str, p: int, m: int) -> None:
+    schedule = make_schedule(name, p, m)
+    assert schedule_from_csv(schedule_to_csv(schedule)) == schedule
+
+
+@settings(deadline=None, max_examples=20)
+@given(p=st.integers(2, 5), groups=st.integers(1, 3), v=st.integers(1, 4))
+def test_csv_round_trip_with_chunks(p: int, groups: int, v: int) -> None:
+    schedule = make_schedule("interleaved", p, p * groups, v)
+    assert schedule_from_csv(schedule_to_csv(schedule)) == schedule
+
+
+def test_csv_split_backward_and_torch_cells() -> None:
+    text = "# two stages\n0F0,0SEND_F0,,0I0,0W0\n1RECV_F0,1F0,1I0,1W0\n"
+    schedule = schedule_from_csv(text)
+    split = tuple(Action(kind, 0, 0) for kind in ("F", "B", "W"))  # type: ignore[arg-type]
+    assert schedule == (split, split)
+    assert schedule_to_csv(schedule) == "0F0,0I0,0W0\n1F0,1I0,1W0\n"
+
+
+def test_play_agrees_with_naive() -> None:
+    schedule = make_schedule("interleaved", 4, 8, 3)
+    starts = play_schedule(schedule, 1.0, 2.5)
+    ends = [s[-1] + 2.5 for s in starts]
+    assert max(ends) == pytest.approx(makespan(schedule, 1.0, 2.5))
+
+
+def test_format() -> None:
+    assert format_schedule(make_schedule("1f1b", 2, 2)).splitlines() == [
+        "stage 0 | F0 F1 .  .  B0 -  .  B1 -",
+        "stage 1 | .  F0 B0 -  F1 B1 -  .  .",
+        "9 slots (F 1, B 2), idle 33.3%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("1f2b", 2, 2), "expected one of gpipe"),
+        (("zb-h1", 2, 2), "nearest supported: 1f1b"),
+        (("1f1b", 0, 2), "stages = 0"),
+        (("1f1b", 2, 0), "microbatches = 0"),
+        (("1f1b", 2, 2, 2), "use interleaved"),
+        (("interleaved", 4, 6, 2), "use 4 or 8 microbatches"),
+        (("interleaved", 4, 3, 2), "use 4 microbatches"),
+    ],
+)
+def test_bad_counts(args: tuple[str, int, int], message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        make_schedule(*args)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no actions"),
+        ("0F0,0X0\n", "schedule.csv:1: column 2: '0X0' is not an action"),
+        ("0F0,0B0\n0F0,0B0\n", "schedule.csv:2: column 1: virtual stage 0 .* move it to row 0"),
+        ("0F0,0B0\n1F0\n", "stage 1 lacks B of chunk 0, microbatch 0"),
+        ("0F0,0F0,0B0\n", "stage 0 repeats F of chunk 0, microbatch 0"),
+        ("0B0,0F0\n", "deadlock: stage 0 waits before B"),
+        ("0F999999,0B999999\n", "lacks"),
+        ("0F99999999999,0B0\n", "out of range"),
+    ],
+)
+def test_bad_files(text: str, message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        schedule_from_csv(text)
+
+
+def test_deadlock_across_stages() -> None:
+    # stage 1 wants microbatch 1 back before stage 0 sends it
+    schedule = schedule_from_rows("F0 B0 F1 B1", "F0 F1 B0 B1")
+    with pytest.raises(PrismError, match="deadlock"):
+        check_schedule(schedule)
+
+
+def schedule_from_rows(*rows: str) -> Schedule:
+    """Build one-chunk rows from text such as ``F0 B0``."""
+    return tuple(
+        tuple(Action(cell[0], 0, int(cell[1:])) for cell in row.split())  # type: ignore[arg-type]
+        for row in rows
+    )

@@ -1,0 +1,283 @@
+"""One step's work: flop and bytes against closed forms, collectives by layout, laws by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from prism.cluster import build_cluster
+from prism.job import Job, load_job
+from prism.jobfile import shipped_jobs
+from prism.kernels import GEMM_LARGE_S, Kernel, Rates, build_rates
+from prism.library import Entry, GemmTable, Library, load_library
+from prism.transformer import TP_OVERLAP_COST, attention_flop
+from prism.workload import Workload, build_workload, count_model_flop, count_parameters
+
+NOMINAL = {
+    "gemm_efficiency_max": 0.7,
+    "gemm_half_flop": 8e9,
+    "attention_efficiency": 0.6,
+    "attention_backward_efficiency": 0.5,
+    "memory_efficiency": 0.8,
+    "kernel_launch_s": 2e-6,
+    "training_gemm_derate": 0.8,
+    "nvlink_efficiency": 0.8,
+    "network_efficiency": 0.8,
+}
+
+
+@pytest.fixture
+def library() -> Library:
+    """Figures alone, no measured table: durations follow the roofline."""
+    entries = {f"nominal/{k}": Entry(f"nominal/{k}", "test", number=v) for k, v in NOMINAL.items()}
+    return Library("test", "h100", entries)
+
+
+def small_job(*overrides: str) -> Job:
+    """Llama 3 8B on one to four nodes; the layout is overridden key by key."""
+    base = ["model.name=llama3-8b", "parallelism.pp=1", "parallelism.vpp=1", "parallelism.dp=1"]
+    base += ["parallelism.tp=8", "parallelism.microbatches=1", "parallelism.data_parallel=none"]
+    base += ["cluster.nodes=1"]
+    return load_job("llama3-405b-8k", [*base, *overrides])
+
+
+def named(kernels: Sequence[Kernel], kernel_class: str) -> list[Kernel]:
+    return [kernel for kernel in kernels if kernel.kernel_class == kernel_class]
+
+
+def forward(work: Workload) -> list[Kernel]:
+    return [kernel for row in work.chunks for chunk in row for kernel in chunk.forward]
+
+
+def backward(work: Workload) -> list[Kernel]:
+    return [kernel for row in work.chunks for chunk in row for kernel in chunk.backward]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    # the published checkpoints' own counts
+    [
+        ("llama3-405b", 405_853_388_800),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-8b", 8_030_261_248),
+    ],
+)
+def test_parameters_of_the_published_models(name: str, parameters: int) -> None:
+    assert count_parameters(small_job(f"model.name={name}").model) == parameters
+
+
+def test_gpt3_has_175_billion_parameters() -> None:
+    assert count_parameters(load_job("gpt3-175b-512").model) == pytest.approx(175e9, rel=0.01)
+
+
+def test_model_flop_per_token() -> None:
+    job = load_job("llama3-405b-16k")
+    tokens = 128 * 16 * 8192
+    n, layers, s, h = 405_853_388_800, 126, 8192, 16384
+    assert count_model_flop(job) == pytest.approx(tokens * (6 * n + 6 * layers * s * h), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("parallelism.tp=1", "parallelism.dp=8", "parallelism.data_parallel=fsdp"),
+        ("parallelism.tp=2", "parallelism.cp=4"),
+        ("parallelism.tp=2", "parallelism.pp=4", "parallelism.microbatches=4"),
+        ("parallelism.sequence_parallel=false",),
+    ],
+)
+def test_flop_do_not_depend_on_the_layout(library: Library, overrides: tuple[str, ...]) -> None:
+    job = small_job(*overrides)
+    work, model = build_workload(job, library), job.model
+    gpus = job.parallelism.tp * job.parallelism.cp
+    norms = (2 * model.n_layers + 1) * model.hidden_size
+    matrices = count_parameters(model) - norms - model.vocab_size * model.hidden_size
+    attention = model.n_layers * attention_flop(model, 1)
+    ahead = gpus * sum(kernel.flop for kernel in forward(work))
+    back = gpus * sum(kernel.flop for kernel in backward(work))
+    assert ahead == pytest.approx(2 * matrices * model.seq_len + attention)
+    assert back == pytest.approx(4 * matrices * model.seq_len + 2.5 * attention)
+
+
+def test_sequence_parallel_collectives(library: Library) -> None:
+    """Per layer 4 in forward and 4 in backward; one more per pass at either end of the model."""
+    n = 32
+    work = build_workload(small_job("parallelism.sequence_parallel=true"), library)
+    for kernels in (forward(work), backward(work)):
+        count = Counter(kernel.kernel_class for kernel in kernels if kernel.group == "tp")
+        assert count["tp_all_gather"] == 2 * n + 1
+        assert count["tp_reduce_scatter"] == 2 * n + 1
+    plain = build_workload(small_job("parallelism.sequence_parallel=false"), library)
+    for kernels, ends in ((forward(plain), 2), (backward(plain), 1)):
+        count = Counter(kernel.kernel_class for kernel in kernels if kernel.group == "tp")
+        assert count == {"tp_all_reduce": 2 * n + ends}
+
+
+def test_weight_gradient_hides_the_reduce_scatter(library: Library) -> None:
+    work = build_workload(small_job(), library)
+    name = "mlp_backward_reduce_scatter"
+    hidden = next(k for k in backward(work) if k.name == name)
+    whole = next(k for k in forward(work) if k.name == "mlp_reduce_scatter")
+    assert hidden.duration == pytest.approx(TP_OVERLAP_COST * whole.duration)
+    assert hidden.bytes == whole.bytes == 2 * 8192 * 4096
+
+
+def test_context_parallel_collectives(library: Library) -> None:
+    job = small_job("parallelism.tp=2", "parallelism.cp=4")
+    work = build_workload(job, library)
+    ahead = [k for k in forward(work) if k.group == "cp"]
+    back = [k for k in backward(work) if k.group == "cp"]
+    assert len(ahead) == 32 and len(back) == 64
+    assert all(kernel.kernel_class == "cp_all_gather" for kernel in ahead + back)
+    # keys and values of the whole sequence, four of eight heads of width 128, bfloat16
+    assert {kernel.bytes for kernel in ahead + back} == {2 * 2 * 8192 * 4 * 128}
+
+
+def test_recompute(library: Library) -> None:
+    times = {}
+    for mode in ("none", "selective", "full"):
+        work = build_workload(small_job(f"parallelism.recompute={mode}"), library)
+        again = [k for k in backward(work) if k.name.startswith("recompute_")]
+        times[mode] = sum(kernel.duration for kernel in again)
+        if mode == "full":
+            layers = [k for k in forward(work) if "embedding" not in k.name]
+            loss = ("final_norm", "loss_all_gather", "logits", "cross_entropy", "loss_reduce")
+            assert times[mode] == pytest.approx(
+                sum(k.duration for k in layers if k.name not in loss)
+            )
+    attention = sum(k.duration for k in named(forward(work), "attention"))
+    assert times["none"] == 0.0
+    assert times["selective"] == pytest.approx(attention)
+
+
+def test_fsdp_units_are_layers(library: Library) -> None:
+    overrides = ("parallelism.tp=1", "parallelism.dp=8", "parallelism.data_parallel=fsdp")
+    job = small_job(*overrides)
+    work, n = build_workload(job, library), count_parameters(job.model)
+    assert len(work.chunks) == 1 and len(work.chunks[0]) == 32
+    assert named(work.chunks[0][0].forward, "embedding")
+    assert named(work.chunks[0][-1].forward, "loss")
+    gathered = [collective.bytes for collective in work.gather[0] if collective]
+    reduced = [collective.bytes for collective in work.reduce[0] if collective]
+    assert sum(gathered) == pytest.approx(2 * n)
+    assert sum(reduced) == pytest.approx(4 * n)
+    assert {c.op_kind for c in work.reduce[0] if c} == {"reduce_scatter"}
+    assert work.optimizer[0].bytes == pytest.approx(30 * n / 8)
+    assert work.param_gather == (None,)
+
+
+def test_ddp_buckets(library: Library) -> None:
+    job = small_job("parallelism.tp=1", "parallelism.dp=8", "parallelism.data_parallel=ddp",
+                    "parallelism.bucket_layers=5")  # fmt: skip
+    work = build_workload(job, library)
+    assert len(work.chunks[0]) == 7
+    assert {c.op_kind for c in work.reduce[0] if c} == {"all_reduce"}
+    assert work.gather[0] == (None,) * 7
+    assert work.optimizer[0].bytes == pytest.approx(30 * count_parameters(job.model))
+
+
+def test_zero1_gathers_parameters_after_the_optimizer(library: Library) -> None:
+    job = small_job("parallelism.tp=1", "parallelism.dp=8", "parallelism.data_parallel=zero1")
+    work = build_workload(job, library)
+    (gather,) = work.param_gather
+    assert gather is not None
+    assert gather.bytes == pytest.approx(2 * count_parameters(job.model))
+    assert work.gather[0][0] is None and work.reduce[0][0] is not None
+
+
+def test_one_replica_shares_nothing(library: Library) -> None:
+    work = build_workload(small_job("parallelism.dp=1"), library)
+    assert set(work.reduce[0]) == set(work.gather[0]) == {None}
+    assert work.transfer is None and work.embedding_reduce is None
+
+
+def test_pipeline_chunks_follow_virtual_stages(library: Library) -> None:
+    job = load_job("llama3-405b-16k")
+    work = build_workload(job, library)
+    assert (len(work.chunks), len(work.chunks[0])) == (16, 8)
+    # one layer fewer on the first and the last virtual stage: embedding alone, loss alone
+    assert {k.kernel_class for k in work.chunks[0][0].forward} == {
+        "embedding",
+        "tp_reduce_scatter",
+    }
+    assert not named(work.chunks[15][7].forward, "attention")
+    assert len(named(work.chunks[15][7].forward, "loss")) == 2
+    assert len(named(work.chunks[0][1].forward, "attention")) == 1
+    assert work.transfer is not None
+    assert work.transfer.bytes == 2 * 8192 * 16384 / 8
+    assert work.tokens == 128 * 16 * 8192
+
+
+def test_tied_embeddings_are_reduced_between_the_ends(library: Library) -> None:
+    job = load_job("gpt3-175b-512")
+    reduce = build_workload(job, library).embedding_reduce
+    assert reduce is not None
+    assert reduce.bytes == 4 * job.model.vocab_size * job.model.hidden_size / job.parallelism.tp
+    assert build_workload(load_job("llama3-405b-8k"), library).embedding_reduce is None
+
+
+def test_explicit_durations() -> None:
+    job = load_job("pipeline-8x32")
+    work = build_workload(job, None)
+    assert len(work.chunks) == 8
+    (ahead,), (back,) = work.chunks[3][0].forward, work.chunks[3][0].backward
+    assert (ahead.duration, back.duration) == (1.0, 2.0)
+    assert {ahead.kernel_class, ahead.law} == {"compute", "residual/compute"}
+    assert work.transfer is None and not work.optimizer and work.model_flop == 0.0
+
+
+def test_explicit_durations_of_a_stage_are_shared_by_its_chunks() -> None:
+    job = load_job("pipeline-8x32", ["parallelism.vpp=2", "parallelism.schedule=interleaved"])
+    chunks = build_workload(job, None).chunks[0]
+    assert [chunk.forward[0].duration for chunk in chunks] == [0.5, 0.5]
+
+
+def test_roofline_and_table() -> None:
+    rates = Rates(700e12, 7e9, 500e12, 400e12, 2e12, 0.0, gemm_derate=0.5)
+    assert rates.gemm_time(7e9) == pytest.approx(2 * 7e9 / 700e12 / 0.5)
+    table = GemmTable(np.array([1e10, 1e12]), np.array([2e14, 6e14]))
+    measured = Rates(700e12, 7e9, 500e12, 400e12, 2e12, 0.0, table, gemm_derate=0.8)
+    assert measured.gemm_time(1e11) == pytest.approx(1e11 / 4e14 / 0.8)
+    assert measured.gemm_time(1e13) == pytest.approx(1e13 / 6e14 / 0.8)
+
+
+def test_table_is_used_for_its_own_device_only(library: Library) -> None:
+    table = GemmTable(np.array([1e10, 1e12]), np.array([2e14, 6e14]))
+    library = replace(library, gemm=table)
+    job = load_job("llama3-405b-8k")
+    assert build_rates(build_cluster(job, library), library).table is table
+    other = load_job("llama3-405b-8k", ["cluster.device=b200"])
+    rates = build_rates(build_cluster(other, library), library)
+    assert rates.table is None
+    assert rates.gemm_flop_per_s == pytest.approx(0.7 * 2250e12)
+
+
+def test_laws_part_at_one_millisecond(library: Library) -> None:
+    laws: dict[str, list[float]] = {}
+    for job in (load_job("llama3-405b-8k"), small_job()):
+        for kernel in forward(build_workload(job, library)):
+            laws.setdefault(kernel.law, []).append(kernel.duration)
+    assert min(laws["residual/gemm_large"]) >= GEMM_LARGE_S
+    assert max(laws["residual/gemm_small"]) < GEMM_LARGE_S
+    assert {"residual/nvlink_small", "residual/nvlink_medium", "residual/nvlink_large"} <= set(laws)
+
+
+@pytest.mark.parametrize("name", shipped_jobs())
+def test_shipped_jobs_name_laws_that_exist(name: str) -> None:
+    job = load_job(name)
+    library = load_library(job.variability.library or "h100-healthy")
+    work = build_workload(job, library)
+    ends = [*work.optimizer, *work.param_gather, work.transfer, work.grad_norm_reduce]
+    ends += [work.layernorm_reduce, work.embedding_reduce]
+    ends += [c for rows in (work.gather, work.reduce) for row in rows for c in row]
+    parts = [*forward(work), *backward(work), *(c for c in ends if c is not None)]
+    assert all(part.law in library for part in parts)
+    assert all(0.0 < part.duration < 10.0 for part in parts)
+    assert len(work.chunks) == job.parallelism.pp
+    shape = [len(row) for row in work.chunks]
+    assert shape == [len(row) for row in work.gather] == [len(row) for row in work.reduce]
