@@ -178,16 +178,18 @@ def _multiply_lanes(tables, table, words, word, out, row):
 
 
 @njit(cache=True, nogil=True)
-def _run_op(state, pa, pb, base, ratio, tables, table, words, stage, word, out):
-    """End = max of two predecessors + base * (1 + residual), for all lanes.
+def _run_op(state, pa, pb, po, base, ratio, tables, table, words, stage, word, noise):
+    """end = max of two predecessors + base * (1 + residual), for all lanes.
 
-    Takes whole arrays and row numbers: a row handed over would cost a reference count per op.
+    Two loops: looking up is scalar, the rest one vector operation after another once it stands
+    alone. An op never writes a slot that it reads, so lanes do not depend on each other.
     """
+    for lane in range(LANES):
+        noise[lane] = lookup(tables, table, words[stage, word, lane])
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
-        x = lookup(tables, table, words[stage, word, lane])
-        out[lane] = start + base[lane] * (np.float32(1.0) + ratio * x)
+        state[po, lane] = start + base[lane] * (np.float32(1.0) + ratio * noise[lane])
 
 
 @njit(cache=True, nogil=True)
@@ -260,20 +262,18 @@ def draw_ranks(ranks, tables, cluster, k0, k1, words, x):
 
 
 @njit(cache=True, nogil=True)
-def _segment_moments(low, segment, member, x, scratch):
-    """Mean and variance of one segment's time, maximised over the members of its group."""
-    n = member.shape[0]
+def _segment_moments(means, cv, cdf, table, segment, gpus, x, scratch):
+    """Mean and variance of one segment's time, maximised over GPUs of its group."""
+    n = gpus.shape[0]
+    top = 0.0
     for i in range(n):
         total = 0.0
         for j in range(x.shape[0]):
-            total += low.seg_mean[segment, j] * x[j, member[i]]
+            total += means[segment, j] * x[j, gpus[i]]
         scratch[i] = total
-    cv = low.seg_cv[segment]
+        top = max(top, total)
     if n > 1 and cv > 0.0:
-        return group_max(scratch[:n], cv, low.cdf[low.seg_cdf[segment]])
-    top = scratch[0]
-    for i in range(1, n):
-        top = max(top, scratch[i])
+        return group_max(scratch[:n], cv, cdf[table])
     return top, (top * cv) ** 2
 
 
@@ -287,6 +287,7 @@ def lower_groups(low, x, coef_a, coef_r):
     n_replicas, n_coefs, n_terms = coef_a.shape
     n_segments = low.seg_mean.shape[0]
     n_members = low.member.shape[2]
+    member, means, cvs, cdf, cdfs = low.member, low.seg_mean, low.seg_cv, low.cdf, low.seg_cdf
     scratch = np.empty(max(1, n_members))
     seg_mean = np.empty(n_segments)
     seg_var = np.empty(n_segments)
@@ -302,25 +303,26 @@ def lower_groups(low, x, coef_a, coef_r):
                 s = low.coef_seg[e]
                 who = low.coef_member[c]
                 if who >= 0:
-                    m, v = _segment_moments(
-                        low, s, low.member[replica, stage, who : who + 1], x, scratch
-                    )
+                    gpus = member[replica, stage, who : who + 1]
+                    m, v = _segment_moments(means, cvs[s], cdf, cdfs[s], s, gpus, x, scratch)
                 else:
                     key = replica * low.member.shape[1] + stage
                     if stamp[s] != key:
                         stamp[s] = key
+                        gpus = member[replica, stage]
                         seg_mean[s], seg_var[s] = _segment_moments(
-                            low, s, low.member[replica, stage], x, scratch
+                            means, cvs[s], cdf, cdfs[s], s, gpus, x, scratch
                         )
                     m, v = seg_mean[s], seg_var[s]
                 for t in range(n_terms):
                     term[t] += low.coef_count[e] * m * low.quiet * low.coef_split[e, t]
                 var += low.coef_count[e] * v * low.quiet**2
-            total = 0.0
+            total = called = 0.0
             for t in range(n_terms):
                 total += term[t]
-                var += (low.call_cv[c, t] * term[t]) ** 2
+                called += low.call_cv[c, t] * term[t]  # one draw for all terms of the op
                 coef_a[replica, c, t] = term[t]
+            var += called**2
             coef_r[replica, c] = 0.0
             if total > 0.0 and low.table_std[c] > 0.0:
                 coef_r[replica, c] = math.sqrt(var) / (total * low.table_std[c])
@@ -426,7 +428,7 @@ def run_phase(
     ops, graph, phase, replica, lane0, k0, k1, coef_a, coef_r, tables, vectors, work, events, share
 ):
     """Run the ops of one phase for one replica: ends (and paths) of all its lanes."""
-    state, path, busy, words, drawn, base, dur = work
+    state, path, busy, words, drawn, base, noise = work
     ev_op, ev_lane, ev_delay, n_events = events
     is_global = graph.phase_global[phase] == 1
     stream = GLOBAL if is_global else RESIDUAL
@@ -448,12 +450,9 @@ def run_phase(
         if kind == JOIN:
             for lane in range(LANES):
                 a, b = state[pa, lane], state[pb, lane]
-                dur[lane] = a if a > b else b
-            if n_classes > 0:
-                base[:] = np.float32(0.0)
-                _follow_path(state, path, pa, pb, po, base, share, 0)
-            for lane in range(LANES):
-                state[po, lane] = dur[lane]
+                state[po, lane] = a if a > b else b
+                base[lane] = np.float32(0.0)
+            _follow_path(state, path, pa, pb, po, base, share, 0)
             continue
         d, stage = ops.draw[op], ops.stage[op]
         if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
@@ -470,21 +469,30 @@ def run_phase(
             for lane in range(LANES):
                 base[lane] += at * vectors[vt, lane]
         _run_op(
-            state, pa, pb, base, coef_r[who, c], tables, ops.table[op], words, stage, d & 3, dur
+            state,
+            pa,
+            pb,
+            po,
+            base,
+            coef_r[who, c],
+            tables,
+            ops.table[op],
+            words,
+            stage,
+            d & 3,
+            noise,
         )
         while event < n_events and ev_op[event] < op:
             event += 1
         while event < n_events and ev_op[event] == op:
-            dur[ev_lane[event]] += ev_delay[event]
+            state[po, ev_lane[event]] += ev_delay[event]
             event += 1
         if n_classes > 0:
             for lane in range(LANES):
-                base[lane] = dur[lane] - max(state[pa, lane], state[pb, lane])
+                base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
                 if not is_global:
                     busy[stage, lane] += base[lane]
             _follow_path(state, path, pa, pb, po, base, share, c)
-        for lane in range(LANES):
-            state[po, lane] = dur[lane]
 
 
 @njit(cache=True, nogil=True)
@@ -533,8 +541,8 @@ def run_block(
     busy = np.zeros((graph.n_stages, LANES), np.float32)
     stage_words = np.empty((graph.n_stages, 4, LANES), np.uint32)
     drawn = np.empty(graph.n_stages, np.int64)
-    base, dur = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    work = (state, path, busy, stage_words, drawn, base, dur)
+    base, noise = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    work = (state, path, busy, stage_words, drawn, base, noise)
     vectors = np.ones((bank.mb.shape[0], LANES), np.float32)
     room = graph.n_stages * LANES if stalls.entity == GROUP_STALL else 0
     ev_op, ev_lane = np.zeros(room, np.int64), np.zeros(room, np.int64)

@@ -39,6 +39,7 @@ class Program:
     shares: NDArray[np.float32]  # [coef, class]
     classes: tuple[str, ...]
     n_draws: int
+    shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
 
     def arguments(self, track: bool) -> tuple[object, ...]:
         """Positional arguments of `engine.run_block` after the keys."""
@@ -108,6 +109,7 @@ def build_program(job: Job, graph: StepGraph, variability: Variability, seed: in
 
 def ideal_program(program: Program) -> Program:
     """Return the same step with every effect at 1."""
+    program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
     low = program.low
     constant_table = program.tables.shape[0] - 1
     n_vectors = program.bank.mb.shape[0]
@@ -317,7 +319,8 @@ def _stalls(job: Job, graph: StepGraph, v: Variability, tables: _Tables) -> engi
 def _stalls_per_step(job: Job, graph: StepGraph, v: Variability) -> float:
     """Return the expected stalls of one (replica, stage) group, or of the job, in one step."""
     p = job.parallelism
-    nominal = np.array([nominal_duration(t) for t in graph.op_types])
+    # members of a group work at the same time: one of them stands for all
+    nominal = np.array([nominal_duration(t) if t.member <= 0 else 0.0 for t in graph.op_types])
     local = graph.op_type[(graph.op_type >= 0) & (graph.microbatch >= 0)]
     step_s = float(nominal[local].sum()) / graph.n_stages
     entities = {"rank": p.tp * p.cp, "node": p.tp * p.cp / job.cluster.gpus_per_node, "job": 1.0}
@@ -352,6 +355,7 @@ def _pool(program: Program, graph: StepGraph, v: Variability, seed: int) -> Prog
     return replace(
         program, ops=ops, low=low, ranks=ranks, stalls=stalls, tables=tables.stack(),
         bank=_Bank().arrays(0, 0), links=program.links._replace(n_leaves=0), step_table=-1,
+        shared=program,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
-CHUNK_SAMPLES = 50_000_000  # op-samples of one call into the engine, some tens of ms
+CHUNK_SAMPLES = 20_000_000  # op-samples of one call into the engine, some tens of ms
 MAX_SEED = 1 << 63
 
 
@@ -125,7 +125,9 @@ def run_blocks(
         )  # fmt: skip
         return len(chunk)
 
-    size = max(1, min(CHUNK_SAMPLES // (program.n_draws * engine.LANES + 1), -(-n // threads)))
+    size = max(
+        1, min(CHUNK_SAMPLES // (program.n_draws * engine.LANES + 1), -(-n // (4 * threads)))
+    )
     chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
     with ThreadPoolExecutor(max_workers=threads) as pool:
         pending = {pool.submit(work, chunk) for chunk in chunks}

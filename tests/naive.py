@@ -5,14 +5,16 @@ and independent of the graph builder, the lowering and the jitted kernels. It co
 explicit op durations and one GPU per stage, with free or blocking transfers.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
-from prism import engine
-from prism.distributions import quantile_table
+from prism import distributions, engine
 from prism.schedule import make_schedule
 from prism.tables import sample_table
 
 MASK = 0xFFFFFFFF
+quantile_table = lru_cache(distributions.quantile_table)
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
@@ -74,7 +76,8 @@ def step_time(job, variability, seed: int, replicate: int) -> float:
                 )  # fmt: skip
                 duration[s, i] = nominal / p.vpp * x * shock * content * own
         if p.p2p == "blocking" and p.pp > 1:
-            latest = max(latest, finish_blocking(schedule, duration))
+            end = finish_blocking(schedule, duration, gpipe=p.schedule == "gpipe")
+            latest = max(latest, end)
         else:
             latest = max(latest, finish(schedule, duration, p.vpp))
     return latest
@@ -105,14 +108,14 @@ def finish(schedule, duration, n_chunks, transfer=0.0) -> float:
     return max(clock)
 
 
-def finish_blocking(schedule, duration, transfer=0.0) -> float:
+def finish_blocking(schedule, duration, transfer=0.0, gpipe=False) -> float:
     """Latest end of 1F1B or GPipe with Megatron's blocking exchanges, one rendezvous at a time.
 
     Every stage runs a plain program: ("run", i) its i-th action, ("meet", neighbour, sent,
     received) an exchange that begins when both have come and lets both go `transfer` later.
     """
     n = len(schedule)
-    programs = [_megatron_program(s, n, row) for s, row in enumerate(schedule)]
+    programs = [_megatron_program(s, n, row, gpipe) for s, row in enumerate(schedule)]
     clock, position = [0.0] * n, [0] * n
 
     def head(s):
@@ -137,7 +140,7 @@ def finish_blocking(schedule, duration, transfer=0.0) -> float:
     return max(clock)
 
 
-def _megatron_program(s, n, row):
+def _megatron_program(s, n, row, gpipe):
     """Actions and exchanges of a stage, as `forward_backward_pipelining_without_interleaving`.
 
     Warm-up: receive, forward, send. Steady: forward, send-forward-receive-backward, backward,
@@ -146,10 +149,7 @@ def _megatron_program(s, n, row):
     """
     index = {(a.kind, a.microbatch): i for i, a in enumerate(row)}
     m = len(row) // 2
-    warmup = next(i for i, a in enumerate(row) if a.kind == "B")
-    gpipe = warmup == m and (m > 1 or s == n - 1)
-    if not gpipe:
-        warmup = min(m, n - 1 - s)  # the list's first B comes after one steady forward
+    warmup = m if gpipe else min(m, n - 1 - s)
     program = []
 
     def meet(neighbour, sent, received):

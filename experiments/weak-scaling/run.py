@@ -1,0 +1,139 @@
+"""What a wider barrier costs: one layout from 128 to 65,536 GPUs, microbatches per replica fixed.
+
+    python experiments/weak-scaling/run.py [--threads 2]
+
+Writes table.csv, barrier.json and the figure beside itself. The step effect is off, since it slows
+all replicas alike; the last rows have it on, for the published percentiles. `flat` is a network
+without oversubscription, so that only the number of replicas changes from row to row; `7:1` is the
+shipped job's, whose transfers between stages leave their pod at 65,536 GPUs.
+"""
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import prism
+from prism.plots import COLOURS, save_figure
+from prism.results import spread
+
+HERE = Path(__file__).parent
+JOB, SEED, GPUS_PER_REPLICA = "llama3-405b-64k", 1, 128
+RATIOS = ("p5_over_p50", "p95_over_p50")
+# Step replicates of the healthy library, by replicas of the job; a quarter for the stressed one.
+REPLICATES = {1: 65_536, 8: 20_480, 32: 10_240, 128: 10_240, 512: 5_120}
+LIBRARIES = {"h100-healthy": 1, "h100-stressed": 4}
+OVERSUBSCRIPTION = {"flat": 1.0, "7:1": 7.0}
+# Library, network, replicas, CV of the step effect (None: the library's own).
+ROWS = [(library, "flat", dp, 0.0) for library in LIBRARIES for dp in REPLICATES]
+ROWS += [("h100-healthy", "7:1", dp, 0.0) for dp in (128, 512)] + [
+    ("h100-healthy", "7:1", 512, None),
+    ("h100-stressed", "7:1", 512, None),
+    ("h100-healthy", "7:1", 512, 0.016),
+]
+
+
+def percentile_ratios(sample):
+    """p5/p50 and p95/p50."""
+    p5, p50, p95 = np.quantile(sample, [0.05, 0.5, 0.95])
+    return np.array([p5 / p50, p95 / p50])
+
+
+def ratio_errors(sample, cluster, n_bootstrap=400):
+    """Give the ratios standard errors by resampling clusters, which alone are independent."""
+    rng = np.random.default_rng(SEED)
+    members = [sample[cluster == k] for k in np.unique(cluster)]
+    draws = []
+    for _ in range(n_bootstrap):
+        picked = rng.integers(0, len(members), len(members))
+        draws.append(percentile_ratios(np.concatenate([members[k] for k in picked])))
+    return np.std(draws, axis=0, ddof=1)
+
+
+def simulate(library, network, dp, step_cv, threads):
+    """Simulate one row of the table."""
+    settings = [f"parallelism.dp={dp}", f"cluster.nodes={dp * GPUS_PER_REPLICA // 8}",
+                f"cluster.oversubscription={OVERSUBSCRIPTION[network]}",
+                f"variability.library={library}"]  # fmt: skip
+    settings += ["parallelism.data_parallel=none"] if dp == 1 else []
+    settings += [] if step_cv is None else [f"variability.effects.step.cv={step_cv}"]
+    replicates = REPLICATES[dp] // LIBRARIES[library]
+    result = prism.simulate(prism.load_job(JOB, settings), replicates, SEED, threads)
+    sample, cluster = result.step_time.to_numpy(), result.cluster_idx.to_numpy()
+    moments, ideal = spread(sample, cluster), float(result.ideal_step_time)
+    row = {"library": library, "network": network, "gpus": dp * GPUS_PER_REPLICA, "dp": dp,
+           "step_cv": "library" if step_cv is None else step_cv, "replicates": replicates,
+           "ideal_s": ideal, "mean_s": moments["mean"], "mean_se_s": moments["mean_se"],
+           "slowdown": moments["mean"] / ideal, "slowdown_se": moments["mean_se"] / ideal,
+           "cv": moments["cv"], "p5_s": moments["p5"], "p50_s": moments["p50"],
+           "p95_s": moments["p95"]}  # fmt: skip
+    errors = ratio_errors(sample, cluster)
+    for name, value, error in zip(RATIOS, percentile_ratios(sample), errors, strict=True):
+        row |= {name: float(value), f"{name}_se": float(error)}
+    seconds = json.loads(result.attrs["engine"])["seconds"]
+    print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()},
+          f"engine {seconds:.0f} s", flush=True)  # fmt: skip
+    return row
+
+
+def barrier_cost(rows):
+    """Mean over ideal of 512 replicas less that of one, with its error, by library [1]."""
+    cost = {}
+    for library in LIBRARIES:
+        flat = [r for r in rows if (r["library"], r["network"]) == (library, "flat")]
+        one, many = flat[0], flat[-1]
+        error = float(np.hypot(one["slowdown_se"], many["slowdown_se"]))
+        cost[library] = {"one_replica": one["slowdown"], "65536_gpus": many["slowdown"],
+                         "barrier": many["slowdown"] - one["slowdown"], "se": error}  # fmt: skip
+    return cost
+
+
+def draw(rows):
+    """Mean over ideal against GPUs, with two standard errors and the p5 to p95 of steps."""
+    figure = Figure(figsize=(7.2, 4.8), layout="constrained", facecolor="white", dpi=150)
+    ax = figure.add_subplot()
+    for colour, library in zip(COLOURS, LIBRARIES, strict=False):
+        points = [r for r in rows if (r["library"], r["network"]) == (library, "flat")]
+        gpus, mean, error = (
+            np.array([r[k] for r in points]) for k in ("gpus", "slowdown", "slowdown_se")
+        )
+        low, high = (np.array([r[k] / r["ideal_s"] for r in points]) for k in ("p5_s", "p95_s"))
+        ax.fill_between(gpus, low, high, color=colour, alpha=0.18, linewidth=0.0)
+        ax.errorbar(gpus, mean, 2.0 * error, color=colour, marker="o", markersize=5, capsize=3,
+                    label=f"{library}: mean, and p5 to p95 of steps")  # fmt: skip
+        for x, y in zip(gpus, mean, strict=True):
+            ax.annotate(f"{y:.3f}", (x, y), xytext=(0, 9), textcoords="offset points",
+                        ha="center", fontsize=9)  # fmt: skip
+    ax.set_xscale("log", base=2)
+    gpus = sorted({r["gpus"] for r in rows})
+    ax.set_xticks(gpus, [f"{g:,}" if g > 128 else "128\n(one replica)" for g in gpus])
+    ax.minorticks_off()
+    ax.margins(x=0.08, y=0.12)
+    ax.set_xlabel("GPUs, 128 a replica")
+    ax.set_ylabel("step time over the ideal step")
+    ax.grid(color="0.9", linewidth=0.8)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9)
+    for suffix in ("png", "svg"):
+        save_figure(ax, HERE / f"weak-scaling.{suffix}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=None)
+    threads = parser.parse_args().threads
+    rows = [simulate(*row, threads) for row in ROWS]
+    (HERE / "barrier.json").write_text(json.dumps(barrier_cost(rows), indent=1) + "\n")
+    with (HERE / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: f"{v:.7g}" if isinstance(v, float) else v for k, v in r.items()}
+                         for r in rows)  # fmt: skip
+    draw(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Lowering: moments, segments and terms by hand, and op resolution against kernel resolution."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ks_2samp, norm
+
+from prism import engine
+from prism.distributions import constant, gamma, lognormal, normal
+from prism.job import job_from_dict
+from prism.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
+from prism.simulate import prepare, run_blocks
+from prism.stepgraph import OpType
+from prism.variability import Regime, Stall, Variability
+from prism.workload import Collective, Kernel
+
+
+@given(std=st.floats(1e-4, 0.3), skew=st.floats(0.05, 3.0))
+def test_moment_law_has_the_moments(std, skew):
+    law = moment_law(std, skew * std**3)
+    assert law.mean == pytest.approx(1.0, abs=1e-9)
+    assert law.std == pytest.approx(std, rel=1e-6)
+    assert law.skew == pytest.approx(skew * std**3, rel=2e-4)
+
+
+def test_moment_law_without_spread_or_skew():
+    assert moment_law(0.0, 0.0) == constant()
+    assert moment_law(0.1, 0.0) == normal(0.1)
+    assert moment_law(0.1, -1e-4) == normal(0.1)
+
+
+def test_moment_law_of_a_gamma_is_it():
+    law, own = moment_law(0.2, gamma(0.2).skew), gamma(0.2)
+    q = np.linspace(0.01, 0.99, 9)
+    np.testing.assert_allclose(law.ppf(q), own.ppf(q), rtol=1e-5)
+
+
+def effects(**changes):
+    """Build effects without a library; residual lognormal 2 %."""
+    none = constant()
+    values = {
+        "rank": none, "step": none, "microbatch": none, "call": none, "regime": Regime(),
+        "stall": Stall(), "dependence": "full", "loss_loading": 0.5, "memory_loading": 0.25,
+        "replaced_residual": lognormal(0.02),
+    }  # fmt: skip
+    return Variability(**(values | changes))
+
+
+GEMM = Kernel("gemm", "gemm_mlp", 3.0, 0.0, 0.0, "residual/compute")
+NORM = Kernel("norm", "memory", 1.0, 0.0, 0.0, "residual/compute")
+LOSS = Kernel("loss", "loss", 2.0, 0.0, 0.0, "residual/compute")
+TP = Kernel("ag", "tp_all_gather", 0.5, 0.0, 0.0, "residual/compute", "tp")
+LAYERS = OpType("forward", 0, (NORM, GEMM, TP, NORM, GEMM, TP, LOSS))
+
+
+def test_segments_lie_between_barriers():
+    lowerer = Lowerer(effects())
+    assert lowerer.loadings == (0.0, 1.0, 0.25)
+    op = lowerer.lower(LAYERS)
+    (layer, layers), (loss, losses) = op.segments
+    assert (layers, losses) == (2.0, 1.0)
+    third = lognormal(0.02).skew
+    assert layer.mean == (0.0, 3.0, 1.0) and loss.mean == (0.0, 2.0, 0.0)
+    assert layer.std == pytest.approx(0.02 * 10**0.5) and loss.std == pytest.approx(0.04)
+    assert layer.third == pytest.approx(28 * third) and loss.third == pytest.approx(8 * third)
+    compute, half, network = Term(1.0, True), Term(0.5, True), Term(0.0, False)
+    assert op.terms == (compute, half, network)
+    assert layer.split == ((compute, 1.0),) and loss.split == ((half, 1.0),)
+    assert op.fixed == (0.0, 0.0, 1.0)
+    assert op.fixed_var == pytest.approx(2 * 0.01**2)
+    assert op.fixed_third == pytest.approx(2 * 0.125 * third)
+    expected = {"memory": 2 / 11, "gemm_mlp": 6 / 11, "tp_all_gather": 1 / 11, "loss": 2 / 11}
+    assert dict(op.shares) == pytest.approx(expected)
+    assert op.single is None
+
+
+def test_backward_loads_more_on_the_microbatch():
+    op = Lowerer(effects()).lower(LAYERS._replace(op_kind="backward"))
+    assert op.terms == (Term(1.5, True), Term(0.75, True), Term(0.0, False))
+
+
+def test_collective_is_one_fixed_part():
+    c = Collective("r", "all_reduce", "dp_all_reduce", 2.0, 0.0, "residual/network_large")
+    op = Lowerer(effects()).lower(OpType("all_reduce", 0, collective=c))
+    assert op.segments == () and op.fixed == (2.0,) and op.terms == (Term(0.0, False),)
+    assert op.fixed_var == pytest.approx(0.04**2) and op.single == lognormal(0.02)
+    alone = Lowerer(effects()).lower(OpType("forward", 0, (GEMM,)))
+    assert alone.single == lognormal(0.02)
+
+
+def lowered(v, x, call_std=0.0, op_type=LAYERS):
+    """Coefficients [term] and relative spread of one op on a group with slowdowns x."""
+    lowerer = Lowerer(v)
+    group = np.arange(len(x), dtype=np.int32).reshape(1, 1, -1)
+    low = lowering_arrays([lowerer.lower(op_type)], (op_type,), group, call_std)
+    slow = np.array([np.power(x, loading) for loading in lowerer.loadings], np.float32)
+    a, r = np.empty((1, *low.fixed_mean.shape), np.float32), np.empty((1, 1), np.float32)
+    engine.lower_groups(low, slow, a, r)
+    return a[0, 0], float(r[0, 0])
+
+
+def test_one_gpu_is_the_plain_sum():
+    a, r = lowered(effects(), [1.1])
+    np.testing.assert_allclose(a, [2 * (3 * 1.1 + 1.1**0.25), 2 * 1.1, 1.0], rtol=1e-6)
+    layer = 0.02 * 10**0.5 / 4 * (3 * 1.1 + 1.1**0.25)  # spread follows the mean
+    expected = (2 * layer**2 + (0.04 * 1.1) ** 2 + 2 * 0.01**2) ** 0.5 / a.sum()
+    assert r == pytest.approx(expected, rel=1e-5)
+
+
+def test_group_is_a_sum_of_maxima():
+    """Against brute force: sum over segments of the largest of eight."""
+    x = np.array([1.0, 1.0, 0.99, 1.01, 1.0, 1.02, 0.98, 1.0])
+    rng = np.random.default_rng(5)
+    total = np.zeros(400_000)
+    for times, segment in ((2, (3.0, 1.0)), (1, (2.0, 0.0))):
+        for _ in range(times):
+            scale, memory = segment[0] * x, segment[1] * x**0.25
+            nominal = sum(segment)
+            cv = 0.02 * (segment[0] ** 2 + segment[1] ** 2) ** 0.5 / nominal
+            z = rng.lognormal(-np.log1p(cv**2) / 2, np.log1p(cv**2) ** 0.5, (total.size, 8))
+            total += (z * (scale + memory)).max(axis=1)
+    total += 0.5 * (1 + 0.02 * rng.standard_normal((2, total.size))).sum(axis=0)
+    a, r = lowered(effects(), x)
+    assert a.sum() == pytest.approx(total.mean(), abs=5 * total.std() / total.size**0.5 + 2e-4)
+    assert r * a.sum() == pytest.approx(total.std(), rel=0.01)
+    # negative control: the maximum of x alone is too fast
+    assert lowered(effects(), [x.max()])[0].sum() < 0.995 * total.mean()
+
+
+def test_call_is_shared_by_all_terms_of_an_op():
+    """One call multiplies layers and loss together: their spreads add, not their variances."""
+    a, r = lowered(effects(replaced_residual=constant()), [1.0], call_std=0.01)
+    assert r * a.sum() == pytest.approx(0.01 * 10.0, rel=1e-6)  # all but the collectives
+
+
+def test_standardised_cdf():
+    z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
+    np.testing.assert_allclose(standardised_cdf(normal(0.1)), norm.cdf(z), atol=1e-12)
+    step = standardised_cdf(constant())
+    assert set(step) == {0.0, 1.0} and np.all(np.diff(step) >= 0)
+
+
+# -- kernel against op resolution (the design's job: tp 8, pp 2, dp 2, vpp 2) ----------------
+
+OFF = {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}}
+ON = {"step": {"cv": 0.01}, "microbatch": {"cv": 0.02}, "call": {"cv": 0.01}}
+HOT_GPU = 11
+
+
+def program(resolution, rank_cv, residual_cv, hot, shared):
+    job = job_from_dict({
+        "model": {
+            "n_layers": 8, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 16,
+            "vocab_size": 32_000, "seq_len": 2048,
+        },
+        "parallelism": {
+            "tp": 8, "pp": 2, "dp": 2, "vpp": 2, "microbatches": 4, "layer_split": [2, 2, 2, 2]
+        },
+        "cluster": {"nodes": 4, "gpus_per_node": 8},
+        "variability": {
+            "library": None, "resolution": resolution,
+            "effects": {
+                "rank": {"cv": rank_cv}, "residual": {"law": "lognormal", "cv": residual_cv},
+                **shared,
+            },
+        },
+    })  # fmt: skip
+    made = prepare(job, 17).program
+    if hot:
+        factor = made.ranks.factor.copy()
+        factor[:, HOT_GPU] = 1.2 ** np.array(Lowerer(effects(memory_loading=0.0)).loadings)
+        made = dataclasses.replace(made, ranks=made.ranks._replace(factor=factor))
+    return made
+
+
+def times_of(made, n_blocks):
+    return run_blocks(made, range(n_blocks), 17, threads=2)[0].astype(np.float64)
+
+
+CASES = [(r, e, hot, OFF) for r in (0.005, 0.015) for e in (0.005, 0.02) for hot in (False, True)]
+CASES.append((0.015, 0.02, True, ON))
+
+
+@pytest.mark.parametrize(("rank_cv", "residual_cv", "hot", "shared"), CASES)
+def test_resolutions_agree(rank_cv, residual_cv, hot, shared):
+    """Same keys, so same clusters; `experiments/verification/lowering.py` runs it at 1e5."""
+    kernel, op = (
+        times_of(program(r, rank_cv, residual_cv, hot, shared), 300) for r in ("kernel", "op")
+    )
+    assert ks_2samp(kernel.ravel(), op.ravel()).statistic <= 0.03
+    assert op.mean() == pytest.approx(kernel.mean(), rel=1e-3)
+    assert op.mean(axis=1).std() == pytest.approx(kernel.mean(axis=1).std(), rel=0.05)
+
+
+def test_pooling_over_gpus_fails():
+    """Negative control: one GPU of the group, taken at random, instead of the group's maximum."""
+    kernel = times_of(program("kernel", 0.015, 0.02, False, OFF), 100)
+    made = program("op", 0.015, 0.02, False, OFF)
+    member = made.low.member
+    pick = np.random.default_rng(1).integers(0, 8, (*member.shape[:2], 1))
+    pooled = np.ascontiguousarray(np.take_along_axis(member, pick, axis=2))
+    made = dataclasses.replace(made, low=made.low._replace(member=pooled))
+    assert ks_2samp(kernel.ravel(), times_of(made, 100).ravel()).statistic > 0.15

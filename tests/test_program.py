@@ -1,0 +1,277 @@
+"""Effects as programmed: independence, congestion, slow nodes, stalls, and the ideal step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from test_stepgraph import workload
+
+from prism import stepgraph as sg
+from prism.job import job_from_dict
+from prism.program import build_program, ideal_program
+from prism.schedule import make_schedule
+from prism.simulate import prepare, prepare_variability, run_blocks
+from prism.workload import ChunkWork, Collective, Kernel
+
+ALL = {
+    "rank": {"cv": 0.02, "lemon_fraction": 0.1, "lemon_slowdown": [1.06, 1.2]},
+    "step": {"cv": 0.01},
+    "microbatch": {"cv": 0.05, "backward_loading": 1.5},
+    "call": {"cv": 0.01},
+    "residual": {"law": "lognormal", "cv": 0.03},
+}
+POOL_GPUS = 1024
+MODEL = {
+    "n_layers": 2, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 16, "vocab_size": 32_000,
+    "seq_len": 2048,
+}  # fmt: skip
+
+
+def explicit(
+    effects, forward=1.0, backward=2.0, dependence="full", cluster=None, resolution="op",
+    **parallelism,
+):
+    return job_from_dict({
+        "model": {"durations": {"forward_s": forward, "backward_s": backward}},
+        "parallelism": parallelism or {"pp": 1},
+        "cluster": cluster or {"gpus_per_node": 1},
+        "variability": {"library": None, "dependence": dependence, "effects": effects,
+                        "resolution": resolution},
+    })  # fmt: skip
+
+
+def times_of(job, n_blocks, seed=5, change=lambda program: program):
+    program = change(prepare(job, seed).program)
+    return run_blocks(program, range(n_blocks), seed, threads=2)[0].astype(np.float64)
+
+
+def by_cluster(values):
+    """Mean over clusters (they are independent) and its standard error."""
+    means = values.mean(axis=1)
+    return means.mean(), means.std(ddof=1) / means.size**0.5
+
+
+def moments(times):
+    """Mean and variance of a step, each with its standard error."""
+    mean, mean_se = by_cluster(times)
+    variance, variance_se = by_cluster((times - mean) ** 2)
+    return mean, mean_se, variance, variance_se
+
+
+def agree(none, full):
+    """Tell whether mean and variance agree within five standard errors.
+
+    Pooled laws are a sample as well, of POOL_GPUS draws of the rank effect.
+    """
+    (m, dm, v, dv), (n, dn, w, dw) = moments(none), moments(full)
+    pool = (len(full) / POOL_GPUS) ** 0.5
+    same_mean = abs(m - n) < 5 * np.hypot(dm, np.hypot(1, pool) * dn)
+    return same_mean and abs(v - w) < 5 * np.hypot(dv, np.hypot(1, pool) * dw)
+
+
+# -- dependence: none ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(1.0, 0.0), (0.0, 2.0)])
+@pytest.mark.parametrize("resolution", ["op", "kernel"])
+def test_independence_keeps_every_ops_mean_and_variance(forward, backward, resolution):
+    """An op on its own, forward or backward, is as variable with `none` as with `full`."""
+    effects = ALL | {"rank": {"cv": 0.02}}  # lemons would make 1024 pooled GPUs a small sample
+    full, none = (
+        times_of(explicit(effects, forward, backward, d, resolution=resolution), 4000)
+        for d in ("full", "none")
+    )
+    assert agree(none, full)
+    wrong = none.mean() + 1.04 * (none - none.mean())  # negative control: 4 % more spread
+    assert not agree(wrong, full)
+
+
+def test_independence_draws_forward_and_backward_apart():
+    both, forward, backward = (
+        times_of(explicit(ALL, f, b, "none"), 2000) for f, b in ((1, 2), (1, 0), (0, 2))
+    )
+    _, _, v, dv = moments(both)
+    parts = [moments(t)[2:] for t in (forward, backward)]
+    expected, error = sum(p[0] for p in parts), np.hypot(*(p[1] for p in parts))
+    assert abs(v - expected) < 5 * np.hypot(dv, error)
+    shared = times_of(explicit(ALL, 1, 2, "full"), 2000)
+    assert moments(shared)[2] > 1.5 * expected  # negative control
+
+
+def test_independence_removes_what_is_shared():
+    jobs = (
+        explicit(ALL, dependence=d, pp=4, microbatches=12, dp=2) for d in ("full", "none")
+    )
+    full, none = (times_of(job, 300) for job in jobs)
+    assert none.std() < 0.6 * full.std()
+    # clusters differ by no more than 64 independent steps do
+    ratio = none.mean(axis=1).var(ddof=1) / (none.var(axis=1, ddof=1).mean() / 64)
+    assert abs(ratio - 1) < 5 * (2 / 299) ** 0.5
+    assert full.mean(axis=1).var(ddof=1) / (full.var(axis=1, ddof=1).mean() / 64) > 5
+
+
+def test_independence_pools_a_slow_node_into_everybody():
+    """Half of the GPUs at 1.5x: an op's mean is 1.25 wherever it runs."""
+    cluster = {"gpus_per_node": 1, "node_slowdowns": {1: 1.5}}
+    job = explicit({"residual": {"law": "normal", "cv": 0.001}}, 1.0, 0.0, "none", cluster,
+                   dp=2, microbatches=1)  # fmt: skip
+    one = times_of(job, 500)
+    # of two independent ops that take 1 or 1.5, the step waits for the slower
+    assert abs(one.mean() - 1.375) < 5 * one.std() / one.size**0.5 + 2e-3
+
+
+# -- the ideal step --------------------------------------------------------------------------
+
+
+def transformer(dependence, effects=None, cluster=None, resolution="op", **parallelism):
+    layout = {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4}
+    return job_from_dict({
+        "model": MODEL,
+        "parallelism": layout | parallelism,
+        "cluster": {"nodes": 4, "gpus_per_node": 2} | (cluster or {}),
+        "variability": {"library": None if effects is not None else "h100-stressed",
+                        "dependence": dependence, "effects": effects or {},
+                        "resolution": resolution},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("resolution", ["op", "kernel"])
+@pytest.mark.parametrize("dependence", ["full", "none"])
+def test_ideal_is_the_step_without_variability(dependence, resolution):
+    """Effects, slow nodes, congestion, stalls: all at 1, whatever the dependence."""
+    calm = times_of(transformer("full", {}, resolution=resolution), 1)
+    assert np.ptp(calm) == 0.0
+    noisy = transformer(dependence, cluster={"node_slowdowns": {2: 1.2}}, resolution=resolution)
+    ideal = times_of(noisy, 1, change=ideal_program)
+    np.testing.assert_allclose(ideal, calm, rtol=1e-6)
+    assert times_of(noisy, 1).mean() > 1.01 * calm.mean()
+
+
+# -- slow nodes ------------------------------------------------------------------------------
+
+
+def test_slow_node_is_a_slow_stage():
+    cluster = {"gpus_per_node": 2, "node_slowdowns": {1: 1.5}}
+    slow = times_of(explicit({}, cluster=cluster, pp=4, dp=2, microbatches=6), 1)
+    stage = times_of(explicit({}, [1, 1.5, 1, 1], [2, 3, 2, 2], pp=4, dp=2, microbatches=6), 1)
+    np.testing.assert_allclose(slow, stage, rtol=1e-6)
+
+
+def test_slow_node_in_one_replica_slows_the_step_once():
+    cluster = {"gpus_per_node": 1, "node_slowdowns": {3: 1.5}}  # stage 1 of replica 1
+    slow = times_of(explicit({}, cluster=cluster, pp=2, dp=2, microbatches=3), 1)
+    alone = times_of(explicit({}, [1, 1.5], [2, 3], pp=2, microbatches=3), 1)
+    np.testing.assert_allclose(slow, alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("loading", "expected"), [(0.0, 1.0), (0.5, 1.2), (1.0, 1.44)])
+def test_memory_bound_kernels_follow_their_loading(loading, expected):
+    effects = {"rank": {"cv": 0.0, "memory_loading": loading}}
+    job = explicit(effects, cluster={"gpus_per_node": 1, "node_slowdowns": {0: 1.44}})
+    one = Kernel("norm", "memory", 1.0, 0.0, 0.0, "residual/memory")
+    none = dataclasses.replace(one, duration=0.0)
+    work = dataclasses.replace(workload([[1.0]], [[1.0]]), chunks=((ChunkWork((one,), (none,)),),))
+    assert run_work(job, work, 1) == pytest.approx(np.full((1, 64), expected), rel=1e-6)
+
+
+# -- congestion ------------------------------------------------------------------------------
+
+
+def run_work(job, work, n_blocks, seed=3):
+    """Times [block, lane] of a workload made by hand, on the job's cluster."""
+    p = job.parallelism
+    graph = sg.build_step_graph(
+        work, make_schedule("1f1b", p.pp, p.microbatches), sg.GraphOptions(n_replicas=p.dp)
+    )
+    program = build_program(job, graph, prepare_variability(job), seed)
+    return run_blocks(program, range(n_blocks), seed)[0].astype(np.float64)
+
+
+CONGESTED, FACTOR = 0.2, 3.0
+QUIET = 1.0 / (1.0 + CONGESTED * (FACTOR - 1.0))
+REGIME = {"regime": {"probability": CONGESTED, "factor": FACTOR, "duration_s": 60.0}}
+
+
+@pytest.mark.parametrize(("dp", "leaf_nodes", "leaves"), [(8, 8, 1), (2, 1, 2), (8, 2, 4), (8, 1, 8)])
+def test_larger_groups_meet_congestion_more_often(dp, leaf_nodes, leaves):
+    """A group is hit if any of its leaves is; one leaf's multiplier has mean 1."""
+    cluster = {"gpus_per_node": 1, "leaf_nodes": leaf_nodes}
+    job = explicit(REGIME, cluster=cluster, dp=dp, microbatches=1)
+    reduce = Collective("r", "all_reduce", "dp_all_reduce", 1.0, 0.0, "residual/network_large")
+    work = workload([[0.0]], [[0.0]], reduce=((reduce,),))
+    times = run_work(job, work, 500)
+    hit = times > 1.5
+    np.testing.assert_allclose(times[~hit], QUIET, rtol=1e-5)
+    np.testing.assert_allclose(times[hit], QUIET * FACTOR, rtol=1e-5)
+    p = 1.0 - (1.0 - CONGESTED) ** leaves
+    assert abs(hit.mean() - p) < 5 * (p * (1 - p) / hit.size) ** 0.5
+    error = 5 * times.std() / times.size**0.5
+    assert (abs(times.mean() - 1.0) < error) == (leaves == 1)
+
+
+def test_transfers_meet_the_congestion_of_both_ends():
+    job = explicit(REGIME, cluster={"gpus_per_node": 1, "leaf_nodes": 1}, pp=2, microbatches=1)
+    sent = Collective("t", "transfer", "p2p", 1.0, 0.0, "residual/p2p")
+    times = run_work(job, workload([[0.0]] * 2, [[0.0]] * 2, transfer=sent), 500)
+    hit = times > 1.5 * 2
+    p = 1.0 - (1.0 - CONGESTED) ** 2
+    assert abs(hit.mean() - p) < 5 * (p * (1 - p) / hit.size) ** 0.5
+    # there and back over the same link, in the same state
+    np.testing.assert_allclose(times, np.where(hit, 2 * QUIET * FACTOR, 2 * QUIET), rtol=1e-5)
+
+
+def test_congestion_leaves_compute_alone():
+    times = times_of(explicit(REGIME, pp=2, dp=2, microbatches=3), 5)
+    assert np.all(times == 4 * 3.0)
+
+
+# -- stalls ----------------------------------------------------------------------------------
+
+RATE, LENGTH = 40.0, 25.0
+
+
+def stall(entity, cv=0.0):
+    effect = {"entity": entity, "rate_per_hour": RATE, "duration_s": LENGTH, "duration_cv": cv}
+    return {"stall": effect}
+
+
+@pytest.mark.parametrize(
+    ("entity", "tp", "per_group"), [("rank", 4, 4.0), ("node", 4, 2.0), ("job", 4, 1.0)]
+)
+def test_stalls_come_at_the_rate_of_their_entities(entity, tp, per_group):
+    """A tp group of four GPUs is four ranks, two nodes of two, one job."""
+    job = explicit(stall(entity), cluster={"gpus_per_node": 2}, tp=tp, microbatches=10)
+    times = times_of(job, 400)
+    p = 1 - np.exp(-per_group * RATE / 3600 * 30)
+    quiet = 30 / (1 + RATE / 3600 * LENGTH)
+    hit = times > quiet + 1
+    assert abs(hit.mean() - p) < 5 * np.sqrt(p * (1 - p) / times.size)
+    np.testing.assert_allclose(times[~hit], quiet, rtol=1e-6)
+    np.testing.assert_allclose(times[hit], quiet + LENGTH, rtol=1e-6)
+
+
+def test_stall_lengths_have_their_law():
+    times = times_of(explicit(stall("rank", 0.5), microbatches=10), 2000)
+    quiet = 30 / (1 + RATE / 3600 * LENGTH)
+    lengths = times[times > quiet + 0.01] - quiet
+    assert abs(lengths.mean() - LENGTH) < 5 * lengths.std() / lengths.size**0.5
+    assert lengths.std() == pytest.approx(0.5 * LENGTH, rel=0.05)
+
+
+def test_ranks_stall_apart_and_the_job_together():
+    """Two replicas: either may stall, and the step waits for the later."""
+    rank, job = (
+        times_of(explicit(stall(e), dp=2, microbatches=10), 400) for e in ("rank", "job")
+    )
+    p = 1 - np.exp(-RATE / 3600 * 30)
+    for times, expected in ((rank, 1 - (1 - p) ** 2), (job, p)):
+        hit = times > 30 / (1 + RATE / 3600 * LENGTH) + 1
+        assert abs(hit.mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / hit.size)
+
+
+def test_stall_rate_does_not_depend_on_the_resolution():
+    op, kernel = (
+        prepare(transformer("full", stall("rank"), resolution=r), 1).program.stalls.probability
+        for r in ("op", "kernel")
+    )
+    assert kernel == pytest.approx(op, rel=1e-9)
