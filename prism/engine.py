@@ -25,7 +25,7 @@ LANES = 64  # replicates per block, and step replicates per cluster
 TABLE_ROWS = 3072  # cells of a quantile table, see prism.distributions.quantile_table
 CDF_ROWS = 1024  # knots of a standardised cdf table
 CDF_RANGE = 8.0  # its range in standard deviations, on both sides
-QUADRATURE_NODES = 32  # trapezoid nodes of the maximum over a group
+QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
@@ -132,6 +132,40 @@ class Stalls(NamedTuple):
     op: np.ndarray  # int32[entry] ops of that stage that can be hit
 
 
+class Step(NamedTuple):
+    """Everything a step is made of; `share` without columns turns path tracking off."""
+
+    ops: Ops
+    graph: Graph
+    bank: Bank
+    links: Links
+    ranks: Ranks
+    low: Lowering
+    stalls: Stalls
+    tables: np.ndarray  # float32[table, row, 2]
+    step_table: int  # quantile table of the step effect, -1: none
+    share: np.ndarray  # float32[coef, class] share of an op's time in each kernel class
+
+
+class Work(NamedTuple):
+    """Buffers of one block."""
+
+    state: np.ndarray  # float32[row, lane] ends
+    path: np.ndarray  # float32[row, class, lane] time on the critical path
+    busy: np.ndarray  # float32[stage, lane]
+    words: np.ndarray  # uint32[stage, 4, lane] the stage's latest Philox block
+    drawn: np.ndarray  # int64[stage] and its number
+    base: np.ndarray  # float32[lane]
+    zeros: np.ndarray  # float32[lane]
+    noise: np.ndarray  # float32[lane]
+    vectors: np.ndarray  # float32[replica, vector, lane] shared effects
+    coef_a: np.ndarray  # float32[replica, coef, term] seconds
+    coef_r: np.ndarray  # float32[replica, coef] scale of the residual
+    ev_op: np.ndarray  # int64[event] stalls: which op,
+    ev_lane: np.ndarray  # int64[event] lane
+    ev_delay: np.ndarray  # float32[event] and how long [s]
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _mulhilo(a, b):
     p = np.uint64(a) * np.uint64(b)
@@ -177,19 +211,24 @@ def _multiply_lanes(tables, table, words, word, out, row):
         out[row, lane] *= np.float32(1.0) + lookup(tables, table, words[word, lane])
 
 
-@njit(cache=True, nogil=True)
-def _run_op(state, pa, pb, po, base, ratio, tables, table, words, stage, word, noise):
-    """end = max of two predecessors + base * (1 + residual), for all lanes.
-
-    Two loops: looking up is scalar, the rest one vector operation after another once it stands
-    alone. An op never writes a slot that it reads, so lanes do not depend on each other.
-    """
+@njit(cache=True, nogil=True, inline="always")
+def _look_up_lanes(tables, table, words, stage, word, noise):
     for lane in range(LANES):
         noise[lane] = lookup(tables, table, words[stage, word, lane])
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise):
+    """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
+
+    Apart from the look-up, which is scalar, so that this is one vector operation after another.
+    An op never writes a slot that it reads, so lanes do not depend on each other.
+    """
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
-        state[po, lane] = start + base[lane] * (np.float32(1.0) + ratio * noise[lane])
+        time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[lane]
+        state[po, lane] = start + time * (np.float32(1.0) + ratio * noise[lane])
 
 
 @njit(cache=True, nogil=True)
@@ -351,8 +390,9 @@ def _link_lanes(links, regimes, replica, link, out):
 
 
 @njit(cache=True, nogil=True)
-def fill_bank(bank, links, tables, regimes, step_words, is_global, replica, lane0, k0, k1, vectors):
+def fill_bank(step, regimes, step_words, is_global, replica, lane0, k0, k1, vectors):
     """Shared effects of one replica (or of the global ops): vectors[vector, lane], mean 1."""
+    bank, links, tables = step.bank, step.links, step.tables
     n_blocks = (bank.n_microbatches + 3) // 4
     mb_words = np.empty((4 * n_blocks, LANES), np.uint32)
     if not is_global:
@@ -381,11 +421,13 @@ def fill_bank(bank, links, tables, regimes, step_words, is_global, replica, lane
 
 
 @njit(cache=True, nogil=True)
-def _draw_stalls(stalls, tables, n_stages, replica, lane0, k0, k1, words, ev_op, ev_lane, ev_delay):
-    """Sorted list of this replica's stalls: op, lane and delay [s]; returns how many."""
+def _draw_stalls(step, work, replica, lane0, k0, k1, words):
+    """List this replica's stalls in the order of ops; returns how many."""
+    stalls, tables = step.stalls, step.tables
+    ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     threshold = np.uint64(stalls.probability * 4294967296.0)
     n = 0
-    for stage in range(n_stages):
+    for stage in range(step.graph.n_stages):
         lo, n_ops = stalls.op_ptr[stage], stalls.op_ptr[stage + 1] - stalls.op_ptr[stage]
         if n_ops == 0:
             continue
@@ -424,191 +466,175 @@ def _accumulate_max(state, path, pa, po, n_classes):
 
 
 @njit(cache=True, nogil=True)
-def run_phase(
-    ops, graph, phase, replica, lane0, k0, k1, coef_a, coef_r, tables, vectors, work, events, share
-):
+def _add_terms(base, vectors, coef_a, vec, n_terms, who, kept, c, op):
+    """Seconds of an op's third and further terms; few ops have them."""
+    base[:] = np.float32(0.0)
+    for t in range(2, n_terms):
+        a, v = coef_a[who, c, t], vec[op, t]
+        for lane in range(LANES):
+            base[lane] += a * vectors[kept, v, lane]
+
+
+@njit(cache=True, nogil=True)
+def _track(state, path, busy, pa, pb, po, base, share, c, stage):
+    """Add an op to the critical path, and a local one to its stage's busy time."""
+    for lane in range(LANES):
+        base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
+        if stage >= 0:
+            busy[stage, lane] += base[lane]
+    _follow_path(state, path, pa, pb, po, base, share, c)
+
+
+@njit(cache=True, nogil=True)
+def _run_join(state, path, pa, pb, po, base, share):
+    for lane in range(LANES):
+        a, b = state[pa, lane], state[pb, lane]
+        state[po, lane] = a if a > b else b
+        base[lane] = np.float32(0.0)
+    _follow_path(state, path, pa, pb, po, base, share, 0)
+
+
+@njit(cache=True, nogil=True)
+def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
     """Run the ops of one phase for one replica: ends (and paths) of all its lanes."""
-    state, path, busy, words, drawn, base, noise = work
-    ev_op, ev_lane, ev_delay, n_events = events
+    ops, graph, tables = step.ops, step.graph, step.tables
+    # Names for all arrays: reaching into tuples inside the loop costs reference counts.
+    kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
+    vec, n_terms, table, draw, stages = ops.vec, ops.n_terms, ops.table, ops.draw, ops.stage
+    state, path, words, drawn = work.state, work.path, work.words, work.drawn
+    base, zeros, noise, vectors = work.base, work.zeros, work.noise, work.vectors
+    coef_a, coef_r, share, busy = work.coef_a, work.coef_r, step.share, work.busy
+    ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     is_global = graph.phase_global[phase] == 1
     stream = GLOBAL if is_global else RESIDUAL
-    local = (replica % graph.n_state) * graph.n_slots
-    shift = graph.n_state * graph.n_slots - graph.n_slots
     who = 0 if is_global else replica
+    kept = replica % graph.n_state
+    local = kept * graph.n_slots
+    shift = graph.n_state * graph.n_slots - graph.n_slots
     n_classes = share.shape[1]
     event = 0
     drawn[:] = -1
     for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-        pa, pb, po = ops.pred0[op], ops.pred1[op], ops.out[op]
+        pa, pb, po = pred0[op], pred1[op], out[op]
         pa += local if pa < graph.n_slots else shift
         pb += local if pb < graph.n_slots else shift
         po += local if po < graph.n_slots else shift
-        kind = ops.kind[op]
-        if kind == EXPORT:
+        if kind[op] == EXPORT:
             _accumulate_max(state, path, pa, po, n_classes)
             continue
-        if kind == JOIN:
-            for lane in range(LANES):
-                a, b = state[pa, lane], state[pb, lane]
-                state[po, lane] = a if a > b else b
-                base[lane] = np.float32(0.0)
-            _follow_path(state, path, pa, pb, po, base, share, 0)
+        if kind[op] == JOIN:
+            _run_join(state, path, pa, pb, po, base, share)
             continue
-        d, stage = ops.draw[op], ops.stage[op]
+        d, stage, c = draw[op], stages[op], coef[op]
         if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
             drawn[stage] = d >> 2
             philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[stage])
-        c = ops.coef[op]
-        a0 = coef_a[who, c, 0]
-        v0 = ops.vec[op, 0]
-        for lane in range(LANES):
-            base[lane] = a0 * vectors[v0, lane]
-        for t in range(1, ops.n_terms[op]):
-            at = coef_a[who, c, t]
-            vt = ops.vec[op, t]
-            for lane in range(LANES):
-                base[lane] += at * vectors[vt, lane]
-        _run_op(
-            state,
-            pa,
-            pb,
-            po,
-            base,
-            coef_r[who, c],
-            tables,
-            ops.table[op],
-            words,
-            stage,
-            d & 3,
-            noise,
-        )
+        _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
+        v0, a0 = vec[op, 0], coef_a[who, c, 0]
+        v1, a1 = v0, np.float32(0.0)
+        if n_terms[op] > 1:
+            v1, a1 = vec[op, 1], coef_a[who, c, 1]
+        if n_terms[op] > 2:
+            _add_terms(base, vectors, coef_a, vec, n_terms[op], who, kept, c, op)
+        extra = base if n_terms[op] > 2 else zeros
+        _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[who, c], noise)
         while event < n_events and ev_op[event] < op:
             event += 1
         while event < n_events and ev_op[event] == op:
             state[po, ev_lane[event]] += ev_delay[event]
             event += 1
         if n_classes > 0:
-            for lane in range(LANES):
-                base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
-                if not is_global:
-                    busy[stage, lane] += base[lane]
-            _follow_path(state, path, pa, pb, po, base, share, c)
+            _track(state, path, busy, pa, pb, po, base, share, c, -1 if is_global else stage)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _new_work(step):
+    """Buffers of one block; slots and shared effects of every replica where phases alternate."""
+    graph, shape = step.graph, step.low.fixed_mean.shape
+    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
+    return Work(
+        np.zeros((n_rows, LANES), np.float32),
+        np.zeros((n_rows, step.share.shape[1], LANES), np.float32),
+        np.zeros((graph.n_stages, LANES), np.float32),
+        np.empty((graph.n_stages, 4, LANES), np.uint32),
+        np.empty(graph.n_stages, np.int64),
+        np.empty(LANES, np.float32),
+        np.zeros(LANES, np.float32),
+        np.empty(LANES, np.float32),
+        np.ones((graph.n_state, step.bank.mb.shape[0], LANES), np.float32),
+        np.empty((graph.n_replicas, shape[0], shape[1]), np.float32),
+        np.empty((graph.n_replicas, shape[0]), np.float32),
+        np.zeros(room, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(room, np.float32),
+    )
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _run_phases(step, work, regimes, step_words, lane0, k0, k1, words):
+    graph, vectors, filled = step.graph, work.vectors, False
+    fill_bank(step, regimes, step_words, 1, 0, lane0, k0, k1, vectors[0])
+    for phase in range(graph.phase_global.shape[0]):
+        if graph.phase_global[phase] == 1:
+            run_phase(step, work, phase, 0, lane0, k0, k1, 0)
+            continue
+        for r in range(graph.n_replicas):
+            if not filled:
+                kept = vectors[r % graph.n_state]
+                fill_bank(step, regimes, step_words, 0, r, lane0, k0, k1, kept)
+            n = 0
+            if step.stalls.entity == GROUP_STALL:
+                n = _draw_stalls(step, work, r, lane0, k0, k1, words)
+            run_phase(step, work, phase, r, lane0, k0, k1, n)
+        filled = True
 
 
 @njit(cache=True, nogil=True)
-def run_block(
-    block,
-    k0,
-    k1,
-    ops,
-    graph,
-    bank,
-    links,
-    ranks,
-    low,
-    stalls,
-    tables,
-    vec_step_table,
-    share,
-    out_time,
-    out_step,
-    out_path,
-    out_busy,
-):
+def _stall_job(step, lane0, k0, k1, words, out_time):
+    """Add the stalls that stop the whole job."""
+    stalls = step.stalls
+    threshold = np.uint64(stalls.probability * 4294967296.0)
+    philox_lanes(0, 0, lane0, STALL, k0, k1, words)
+    for lane in range(LANES):
+        if np.uint64(words[0, lane]) < threshold:
+            length = 1.0 + lookup(step.tables, stalls.table, words[2, lane])
+            out_time[lane] += np.float32(stalls.duration * length)
+
+
+@njit(cache=True, nogil=True)
+def run_block(block, k0, k1, step, out_time, out_step, out_path, out_busy):
     """Simulate one block of 64 replicates, which is one cluster.
 
-    Fills out_time[lane] [s], out_step[lane] (the step effect), and where share has classes
-    out_path[class, lane] [s] and out_busy[stage, lane] [s].
+    Fills out_time[lane] [s], out_step[lane] (the step effect), and where the step's share has
+    classes out_path[class, lane] [s] and out_busy[stage, lane] [s].
     """
-    lane0 = block * LANES
+    lane0, graph, ranks = block * LANES, step.graph, step.ranks
     words = np.empty((4, LANES), np.uint32)
     step_words = np.empty((4, LANES), np.uint32)
     philox_lanes(0, 0, lane0, STEP, k0, k1, step_words)
     x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
-    draw_ranks(ranks, tables, block, k0, k1, words, x)
-    coef_a = np.empty((graph.n_replicas,) + low.fixed_mean.shape, np.float32)
-    coef_r = np.empty((graph.n_replicas, low.fixed_mean.shape[0]), np.float32)
-    lower_groups(low, x, coef_a, coef_r)
-    regimes = np.zeros((max(1, links.n_leaves), LANES), np.bool_)
-    _draw_regimes(links, lane0, k0, k1, words, regimes)
-
-    n_classes = share.shape[1]
-    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    state = np.zeros((n_rows, LANES), np.float32)
-    path = np.zeros((n_rows if n_classes > 0 else 1, n_classes, LANES), np.float32)
-    if n_classes == 0:
-        path = np.zeros((n_rows, 0, LANES), np.float32)
-    busy = np.zeros((graph.n_stages, LANES), np.float32)
-    stage_words = np.empty((graph.n_stages, 4, LANES), np.uint32)
-    drawn = np.empty(graph.n_stages, np.int64)
-    base, noise = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    work = (state, path, busy, stage_words, drawn, base, noise)
-    vectors = np.ones((bank.mb.shape[0], LANES), np.float32)
-    room = graph.n_stages * LANES if stalls.entity == GROUP_STALL else 0
-    ev_op, ev_lane = np.zeros(room, np.int64), np.zeros(room, np.int64)
-    ev_delay = np.zeros(room, np.float32)
-    fill_bank(bank, links, tables, regimes, step_words, 1, 0, lane0, k0, k1, vectors)
-    for phase in range(graph.phase_global.shape[0]):
-        if graph.phase_global[phase] == 1:
-            events = (ev_op, ev_lane, ev_delay, 0)
-            run_phase(
-                ops, graph, phase, 0, lane0, k0, k1, coef_a, coef_r, tables, vectors, work,
-                events, share,
-            )  # fmt: skip
-            continue
-        for r in range(graph.n_replicas):
-            fill_bank(bank, links, tables, regimes, step_words, 0, r, lane0, k0, k1, vectors)
-            n = 0
-            if room > 0:
-                n = _draw_stalls(
-                    stalls, tables, graph.n_stages, r, lane0, k0, k1, words, ev_op, ev_lane,
-                    ev_delay,
-                )  # fmt: skip
-            events = (ev_op, ev_lane, ev_delay, n)
-            run_phase(
-                ops, graph, phase, r, lane0, k0, k1, coef_a, coef_r, tables, vectors, work,
-                events, share,
-            )  # fmt: skip
-    final = n_rows - graph.n_global_slots - graph.n_slots + graph.final_slot
-    out_time[:] = state[final]
-    if stalls.entity == JOB_STALL:
-        threshold = np.uint64(stalls.probability * 4294967296.0)
-        philox_lanes(0, 0, lane0, STALL, k0, k1, words)
-        for lane in range(LANES):
-            if np.uint64(words[0, lane]) < threshold:
-                length = 1.0 + lookup(tables, stalls.table, words[2, lane])
-                out_time[lane] += np.float32(stalls.duration * length)
+    draw_ranks(ranks, step.tables, block, k0, k1, words, x)
+    work = _new_work(step)
+    lower_groups(step.low, x, work.coef_a, work.coef_r)
+    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
+    _draw_regimes(step.links, lane0, k0, k1, words, regimes)
+    _run_phases(step, work, regimes, step_words, lane0, k0, k1, words)
+    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
+    out_time[:] = work.state[final]
+    if step.stalls.entity == JOB_STALL:
+        _stall_job(step, lane0, k0, k1, words, out_time)
     out_step[:] = np.float32(1.0)
-    if vec_step_table >= 0:
+    if step.step_table >= 0:
         for lane in range(LANES):
-            out_step[lane] *= np.float32(1.0) + lookup(tables, vec_step_table, step_words[0, lane])
-    out_path[:] = path[final]
-    out_busy[:] = busy
+            u = step_words[0, lane]
+            out_step[lane] *= np.float32(1.0) + lookup(step.tables, step.step_table, u)
+    out_path[:] = work.path[final]
+    out_busy[:] = work.busy
 
 
 @njit(cache=True, nogil=True)
-def run_range(
-    first,
-    k0,
-    k1,
-    ops,
-    graph,
-    bank,
-    links,
-    ranks,
-    low,
-    stalls,
-    tables,
-    vec_step_table,
-    share,
-    out_time,
-    out_step,
-    out_path,
-    out_busy,
-):
+def run_range(first, k0, k1, step, out_time, out_step, out_path, out_busy):
     """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
     for i in range(out_time.shape[0]):
-        run_block(
-            first + i, k0, k1, ops, graph, bank, links, ranks, low, stalls, tables,
-            vec_step_table, share, out_time[i], out_step[i], out_path[i], out_busy[i],
-        )  # fmt: skip
+        run_block(first + i, k0, k1, step, out_time[i], out_step[i], out_path[i], out_busy[i])

@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     WithJsonSchema,
 )
 
@@ -102,11 +101,11 @@ AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 _SECONDS_SCHEMA = {"type": ["number", "array"], "items": {"type": "number", "minimum": 0}}
 Seconds = Annotated[
-    float | tuple[float, ...], PlainValidator(per_stage), WithJsonSchema(_SECONDS_SCHEMA)
+    float | tuple[float, ...], BeforeValidator(per_stage), WithJsonSchema(_SECONDS_SCHEMA)
 ]
 Split = Annotated[
     Literal["auto"] | tuple[int, ...],
-    PlainValidator(parse_split),
+    BeforeValidator(parse_split),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "array", "items": {"type": "integer"}}]}),
 ]
 Duration = Annotated[

@@ -41,11 +41,13 @@ class Program:
     n_draws: int
     shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
 
-    def arguments(self, track: bool) -> tuple[object, ...]:
-        """Positional arguments of `engine.run_block` after the keys."""
+    def arrays(self, track: bool) -> engine.Step:
+        """Arrays for `engine.run_range`, with or without tracking of the critical path."""
         shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
-        return (self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
-                self.tables, self.step_table, shares)  # fmt: skip
+        return engine.Step(
+            self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
+            self.tables, self.step_table, shares,
+        )  # fmt: skip
 
 
 class _Tables:

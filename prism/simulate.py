@@ -108,7 +108,7 @@ def run_blocks(
     busy : float32 [block, stage, lane]
         Seconds of local ops over all replicas; zero unless ``track``.
     """
-    arguments = program.arguments(track)
+    step = program.arrays(track)
     run: Callable[..., None] = engine.run_range  # typed by its arguments once it is compiled
     k0, k1 = split_seed(seed)
     n, n_classes = len(blocks), len(program.classes) if track else 0
@@ -120,7 +120,7 @@ def run_blocks(
     def work(chunk: range) -> int:
         span = slice(chunk.start, chunk.stop)
         run(
-            blocks[chunk.start], k0, k1, *arguments, out_time[span], out_step[span],
+            blocks[chunk.start], k0, k1, step, out_time[span], out_step[span],
             out_path[span], out_busy[span],
         )  # fmt: skip
         return len(chunk)

@@ -169,7 +169,7 @@ class _Stage:
 
     last: list[int]  # last node of every group member
     starts: list[list[int]] = field(default_factory=list)  # nodes before each use of parameters
-    gathered: dict[int, int] = field(default_factory=dict)  # chunk -> node
+    gathered: set[int] = field(default_factory=set)  # chunks
     gather_stream: int = START
     reduce_stream: int = START
     pending: dict[int, int] = field(default_factory=dict)  # chunk -> backwards still to come
@@ -296,7 +296,7 @@ class _StepBuilder:
         if collective is None:
             return []
         if chunk in stage.gathered and not self.options.reshard_after_forward:
-            return [stage.gathered[chunk]]
+            return []  # the stage's own order already puts this after the gather
         stage.starts.append(list(stage.last))
         ahead = self.options.prefetch if self.options.overlap else 0
         k = len(stage.starts) - 1 - ahead
@@ -307,7 +307,8 @@ class _StepBuilder:
             is_global=True,
             stage=s,
         )
-        stage.gather_stream = stage.gathered[chunk] = node
+        stage.gather_stream = node
+        stage.gathered.add(chunk)
         return [node]
 
     def _reduce(self, s: int, chunk: int) -> None:

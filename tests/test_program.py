@@ -28,7 +28,12 @@ MODEL = {
 
 
 def explicit(
-    effects, forward=1.0, backward=2.0, dependence="full", cluster=None, resolution="op",
+    effects,
+    forward=1.0,
+    backward=2.0,
+    dependence="full",
+    cluster=None,
+    resolution="op",
     **parallelism,
 ):
     return job_from_dict({
@@ -99,9 +104,7 @@ def test_independence_draws_forward_and_backward_apart():
 
 
 def test_independence_removes_what_is_shared():
-    jobs = (
-        explicit(ALL, dependence=d, pp=4, microbatches=12, dp=2) for d in ("full", "none")
-    )
+    jobs = (explicit(ALL, dependence=d, pp=4, microbatches=12, dp=2) for d in ("full", "none"))
     full, none = (times_of(job, 300) for job in jobs)
     assert none.std() < 0.6 * full.std()
     # clusters differ by no more than 64 independent steps do
@@ -192,7 +195,9 @@ QUIET = 1.0 / (1.0 + CONGESTED * (FACTOR - 1.0))
 REGIME = {"regime": {"probability": CONGESTED, "factor": FACTOR, "duration_s": 60.0}}
 
 
-@pytest.mark.parametrize(("dp", "leaf_nodes", "leaves"), [(8, 8, 1), (2, 1, 2), (8, 2, 4), (8, 1, 8)])
+@pytest.mark.parametrize(
+    ("dp", "leaf_nodes", "leaves"), [(8, 8, 1), (2, 1, 2), (8, 2, 4), (8, 1, 8)]
+)
 def test_larger_groups_meet_congestion_more_often(dp, leaf_nodes, leaves):
     """A group is hit if any of its leaves is; one leaf's multiplier has mean 1."""
     cluster = {"gpus_per_node": 1, "leaf_nodes": leaf_nodes}
@@ -260,9 +265,7 @@ def test_stall_lengths_have_their_law():
 
 def test_ranks_stall_apart_and_the_job_together():
     """Two replicas: either may stall, and the step waits for the later."""
-    rank, job = (
-        times_of(explicit(stall(e), dp=2, microbatches=10), 400) for e in ("rank", "job")
-    )
+    rank, job = (times_of(explicit(stall(e), dp=2, microbatches=10), 400) for e in ("rank", "job"))
     p = 1 - np.exp(-RATE / 3600 * 30)
     for times, expected in ((rank, 1 - (1 - p) ** 2), (job, p)):
         hit = times > 30 / (1 + RATE / 3600 * LENGTH) + 1

@@ -107,7 +107,8 @@ def test_one_slow_stage(p, m, x, t_b):
         forward[s], backward[s] = 1.0 + x, t_b * (1.0 + x)
         hidden = (p - 1 - s) * min(x * t, (1 + x) * min(1.0, t_b), t)
         expected = (m + p - 1) * t + m * x * t - hidden
-        assert job_time(forward, backward, pp=p, microbatches=m) == pytest.approx(expected, rel=1e-6)
+        time = job_time(forward, backward, pp=p, microbatches=m)
+        assert time == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -231,7 +232,7 @@ def test_pipeline_reduces_once_per_chunk_and_gathers_once():
     kinds = [graph.op_types[t].op_kind for t in graph.op_type[graph.op_type >= 0]]
     assert kinds.count("all_gather") == kinds.count("reduce_scatter") == p * v
     pipeline = m * v * 3.0 + (p - 1) * 3.0
-    # exposed: the first gather of the first stage and the last reduce; later gathers were prefetched
+    # exposed: the first gather and the last reduce; the other gathers were prefetched
     assert step_time(work, schedule) == pipeline + 0.5
 
 
@@ -346,7 +347,7 @@ def longest_path(steps, schedule, law, slow, n_replicas, lane):
     reshard=st.booleans(),
     gathers=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_engine_is_the_longest_path(valid, dp, prefetch, overlap, reshard, gathers):
     """Slots are reused, phases alternate, and still every op reads its own predecessors' ends."""
     schedule, rng = valid

@@ -91,10 +91,12 @@ def test_comparison_notices_a_wrong_spread():
 
 
 def test_a_run_of_one_step_is_a_step():
-    statistics = StepStatistics(np.array([10.0]), np.array([0.2]), 0.03, 100.0)
-    runs = simulate_runs(statistics, 1, 100_000, 1)[0]
-    expected = np.sqrt(0.2**2 * (1 + 0.03**2) + 0.3**2)
-    assert runs.std() == pytest.approx(expected, rel=5 / np.sqrt(2 * runs.size))
+    """Var(S (mu + sigma z)) = sigma^2 (1 + cv^2) + mu^2 cv^2, at large cv and sigma."""
+    statistics = StepStatistics(np.array([10.0]), np.array([4.0]), 0.4, 100.0)
+    runs = simulate_runs(statistics, 1, 400_000, 1)[0]
+    error = 5 * runs.std() / np.sqrt(2 * runs.size)
+    assert abs(runs.std() - np.sqrt(16 * 1.16 + 16)) < error
+    assert abs(runs.std() - np.sqrt(16 + 16)) > error  # negative control: E[S^2] forgotten
 
 
 def test_first_runs_do_not_change_with_their_number():

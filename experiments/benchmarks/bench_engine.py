@@ -87,9 +87,7 @@ def measure(rounds, blocks):
             / samples
         )
         numpy_samples = program.n_draws * NUMPY_REPLICATES
-        rows["numpy"].append(
-            timed(lambda: numpy_steps(job, NUMPY_REPLICATES, rng)) / numpy_samples
-        )
+        rows["numpy"].append(timed(lambda: numpy_steps(job, NUMPY_REPLICATES, rng)) / numpy_samples)
         rows["two_threads"].append(
             timed(lambda: run_blocks(program, range(blocks), 1, threads=2)) / samples
         )

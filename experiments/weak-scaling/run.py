@@ -2,10 +2,10 @@
 
     python experiments/weak-scaling/run.py [--threads 2]
 
-Writes table.csv, barrier.json and the figure beside itself. The step effect is off, since it slows
-all replicas alike; the last rows have it on, for the published percentiles. `flat` is a network
-without oversubscription, so that only the number of replicas changes from row to row; `7:1` is the
-shipped job's, whose transfers between stages leave their pod at 65,536 GPUs.
+Writes table.csv and barrier.json beside itself; figure.py draws the table. The step effect is off,
+since it slows all replicas alike; the last rows have it on, for the published percentiles. `flat`
+is a network without oversubscription, so that only the number of replicas changes from row to row;
+`7:1` is the shipped job's, whose transfers between stages leave their pod at 65,536 GPUs.
 """
 
 import argparse
@@ -14,10 +14,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 import prism
-from prism.plots import COLOURS, save_figure
 from prism.results import spread
 
 HERE = Path(__file__).parent
@@ -91,36 +89,6 @@ def barrier_cost(rows):
     return cost
 
 
-def draw(rows):
-    """Mean over ideal against GPUs, with two standard errors and the p5 to p95 of steps."""
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained", facecolor="white", dpi=150)
-    ax = figure.add_subplot()
-    for colour, library in zip(COLOURS, LIBRARIES, strict=False):
-        points = [r for r in rows if (r["library"], r["network"]) == (library, "flat")]
-        gpus, mean, error = (
-            np.array([r[k] for r in points]) for k in ("gpus", "slowdown", "slowdown_se")
-        )
-        low, high = (np.array([r[k] / r["ideal_s"] for r in points]) for k in ("p5_s", "p95_s"))
-        ax.fill_between(gpus, low, high, color=colour, alpha=0.18, linewidth=0.0)
-        ax.errorbar(gpus, mean, 2.0 * error, color=colour, marker="o", markersize=5, capsize=3,
-                    label=f"{library}: mean, and p5 to p95 of steps")  # fmt: skip
-        for x, y in zip(gpus, mean, strict=True):
-            ax.annotate(f"{y:.3f}", (x, y), xytext=(0, 9), textcoords="offset points",
-                        ha="center", fontsize=9)  # fmt: skip
-    ax.set_xscale("log", base=2)
-    gpus = sorted({r["gpus"] for r in rows})
-    ax.set_xticks(gpus, [f"{g:,}" if g > 128 else "128\n(one replica)" for g in gpus])
-    ax.minorticks_off()
-    ax.margins(x=0.08, y=0.12)
-    ax.set_xlabel("GPUs, 128 a replica")
-    ax.set_ylabel("step time over the ideal step")
-    ax.grid(color="0.9", linewidth=0.8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9)
-    for suffix in ("png", "svg"):
-        save_figure(ax, HERE / f"weak-scaling.{suffix}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=None)
@@ -132,7 +100,6 @@ def main():
         writer.writeheader()
         writer.writerows({k: f"{v:.7g}" if isinstance(v, float) else v for k, v in r.items()}
                          for r in rows)  # fmt: skip
-    draw(rows)
 
 
 if __name__ == "__main__":
