@@ -11,7 +11,8 @@ import numpy as np
 from prism.errors import PrismError
 from prism.job import Job, load_job
 from prism.jobvalues import parse_duration
-from prism.simulate import Progress, default_threads, fresh_seed, prepare_variability, simulate
+from prism.results import job_of, make_dataset, provenance
+from prism.simulate import Progress, fresh_seed, prepare_variability, simulate
 from prism.time_to_train import simulate_runs, step_statistics
 
 if TYPE_CHECKING:
@@ -63,55 +64,60 @@ def estimate(
     begin = time.perf_counter()
     job = load_job(job) if isinstance(job, str) else job
     run = job.run
-    seed = fresh_seed() if seed is None else seed
-    threads = default_threads() if threads is None else threads
-    n_steps = job.n_steps if steps is None else steps
-    limit = run.deadline if deadline is None else parse_deadline(deadline)
-    thresholds = list(run.slowdown_thresholds if slowdown_thresholds is None
-                      else slowdown_thresholds)  # fmt: skip
-    wanted = run.probability if probability is None else probability
-    price = run.price_per_gpu_hour if price is None else price
-    begins = run.start if start is None else start
-    _check(run_replicates, n_steps, wanted, thresholds, price)
-    dataset = simulate(job, replicates, seed, threads, progress)
-
-    variability = prepare_variability(job)
-    statistics = step_statistics(
-        np.asarray(dataset.step_time), np.asarray(dataset.step_effect),
-        np.asarray(dataset.cluster_idx), _drift_cv(variability), variability.correlation_time_s,
-    )  # fmt: skip
-    runs, cluster = simulate_runs(statistics, n_steps, run_replicates, seed)
-    ideal = float(dataset.ideal_step_time)
-    values: dict[str, Any] = {
-        "time_to_train": runs,
-        "run_cluster_idx": cluster,
-        "ideal_time_to_train": n_steps * ideal,
-        "slowdown_probability": [float((dataset.step_time > t * ideal).mean()) for t in thresholds],
+    start = run.start if start is None else start
+    call: dict[str, Any] = {
+        "replicates": replicates,
+        "run_replicates": run_replicates,
+        "steps": job.n_steps if steps is None else steps,
+        "deadline": run.deadline if deadline is None else parse_deadline(deadline),
+        "slowdown_thresholds": list(
+            run.slowdown_thresholds if slowdown_thresholds is None else slowdown_thresholds
+        ),
+        "start": start.isoformat() if isinstance(start, datetime.datetime) else start,
+        "probability": run.probability if probability is None else probability,
+        "price": run.price_per_gpu_hour if price is None else price,
+        "seed": fresh_seed() if seed is None else seed,
     }
-    if limit is not None:
-        values["deadline"] = limit
-    if price is not None:
-        values["cost"] = runs / 3600.0 * job.world_size * price
-    from prism.results import make_dataset, provenance
-
-    call = {
-        "replicates": replicates, "run_replicates": run_replicates, "steps": n_steps,
-        "deadline": limit, "slowdown_thresholds": thresholds,
-        "start": begins.isoformat() if isinstance(begins, datetime.datetime) else begins,
-        "probability": wanted, "price": price, "seed": seed,
-    }  # fmt: skip
-    extra = make_dataset(values, {"threshold": thresholds}, {})
+    _check(call)
+    dataset = simulate(job, replicates, call["seed"], threads, progress)
+    values, n_clusters = _run(job, dataset, call)
+    extra = make_dataset(values, {"threshold": call["slowdown_thresholds"]}, {})
     attrs = dataset.attrs | provenance(job, call)
-    attrs["steps"] = n_steps
-    attrs["warnings"] = json.dumps(_warnings(replicates, run_replicates, statistics.mean.size))
+    attrs["steps"] = call["steps"]
+    attrs["warnings"] = json.dumps(_warnings(replicates, run_replicates, n_clusters))
     attrs["wall_seconds"] = time.perf_counter() - begin
     return dataset.merge(extra).assign_attrs(attrs)
 
 
+def _run(job: Job, dataset: "xr.Dataset", call: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return result variables of the run, and how many clusters it draws on."""
+    variability = prepare_variability(job)
+    statistics = step_statistics(
+        np.asarray(dataset.step_time),
+        np.asarray(dataset.step_effect),
+        np.asarray(dataset.cluster_idx),
+        _drift_cv(variability),
+        variability.correlation_time_s,
+    )
+    steps, ideal = call["steps"], float(dataset.ideal_step_time)
+    runs, cluster = simulate_runs(statistics, steps, call["run_replicates"], call["seed"])
+    values: dict[str, Any] = {
+        "time_to_train": runs,
+        "run_cluster_idx": cluster,
+        "ideal_time_to_train": steps * ideal,
+        "slowdown_probability": [
+            float((dataset.step_time > t * ideal).mean()) for t in call["slowdown_thresholds"]
+        ],
+    }
+    if call["deadline"] is not None:
+        values["deadline"] = call["deadline"]
+    if call["price"] is not None:
+        values["cost"] = runs / 3600.0 * job.world_size * call["price"]
+    return values, statistics.mean.size
+
+
 def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
     """Run the call that made a result again, from its own attributes."""
-    from prism.results import job_of
-
     call = json.loads(dataset.attrs["call"])
     return estimate(job_of(dataset), threads=threads, **call)
 
@@ -134,18 +140,16 @@ def _drift_cv(variability: Any) -> float:
     return float(variability.step.std) if variability.dependence == "full" else 0.0
 
 
-def _check(
-    run_replicates: int, steps: int, probability: float, thresholds: list[float],
-    price: float | None,
-) -> None:  # fmt: skip
+def _check(call: dict[str, Any]) -> None:
     problems = []
-    if run_replicates < 1:
-        problems.append(f"--run-replicates {run_replicates}: expected at least 1")
-    if steps < 1:
-        problems.append(f"--steps {steps}: expected at least 1")
+    if call["run_replicates"] < 1:
+        problems.append(f"--run-replicates {call['run_replicates']}: expected at least 1")
+    if call["steps"] < 1:
+        problems.append(f"--steps {call['steps']}: expected at least 1")
+    probability, price = call["probability"], call["price"]
     if not 0.0 < probability < 1.0:
         problems.append(f"--probability {probability:g}: expected between 0 and 1, such as 0.9")
-    for t in thresholds:
+    for t in call["slowdown_thresholds"]:
         if not t >= 1.0:
             problems.append(f"--slowdown-thresholds {t:g}: expected 1 or more, times the ideal")
     if price is not None and not price >= 0.0:

@@ -91,10 +91,12 @@ class Job(BaseModel):
 
     def __eq__(self, other: object) -> bool:
         # Where the values came from is no part of a job; a rebuilt one equals the loaded one.
-        return isinstance(other, Job) and self.model_dump() == other.model_dump()
+        return isinstance(other, Job) and self.model_dump(exclude={"source"}) == other.model_dump(
+            exclude={"source"}
+        )
 
     def __hash__(self) -> int:
-        return hash(self.model_dump_json())
+        return hash(self.model_dump_json(exclude={"source"}))
 
     @property
     def world_size(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions import Law, constant, normal
-from prism.stepgraph import OpType
+from prism.opgraph import OpType
 from prism.variability import Variability, is_compute
 from prism.workload import Kernel
 

@@ -126,7 +126,8 @@ def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str,
     Returns
     -------
     dict
-        mean, std, cv, quantiles, standard error of the mean by cluster, 95 % interval of p95, and the spread within and between clusters.
+        mean, std, cv, quantiles, standard error of the mean by cluster, 95 % interval of p95, and
+        the spread within and between clusters.
     """
     labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     means = np.bincount(index, values) / counts

@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
+from prism.assembly import build_program
 from prism.cluster import DEVICES
 from prism.errors import PrismError
 from prism.job import Job
 from prism.library import Library, load_library
-from prism.program import Program, build_program, ideal_program, split_seed
+from prism.opgraph import StepGraph
+from prism.program import Program, ideal_program, split_seed
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
-from prism.stepgraph import GraphOptions, StepGraph, build_step_graph
+from prism.stepgraph import GraphOptions, build_step_graph
 from prism.variability import Variability, is_compute, resolve_variability
 from prism.workload import Workload, build_workload
 

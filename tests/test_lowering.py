@@ -12,8 +12,8 @@ from prism import engine
 from prism.distributions import constant, gamma, lognormal, normal
 from prism.job import job_from_dict
 from prism.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
+from prism.opgraph import OpType
 from prism.simulate import prepare, run_blocks
-from prism.stepgraph import OpType
 from prism.variability import Regime, Stall, Variability
 from prism.workload import Collective, Kernel
 

@@ -7,8 +7,9 @@ import pytest
 from test_stepgraph import workload
 
 from prism import stepgraph as sg
+from prism.assembly import build_program
 from prism.job import job_from_dict
-from prism.program import build_program, ideal_program
+from prism.program import ideal_program
 from prism.schedule import make_schedule
 from prism.simulate import prepare, prepare_variability, run_blocks
 from prism.workload import ChunkWork, Collective, Kernel

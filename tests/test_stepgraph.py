@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from prism import engine
 from prism import stepgraph as sg
+from prism.assembly import build_program
 from prism.distributions import gamma
 from prism.errors import PrismError
 from prism.job import job_from_dict
-from prism.program import build_program
+from prism.opgraph import nominal_duration
 from prism.schedule import Action, make_schedule
 from prism.simulate import prepare, prepare_variability, run_blocks
 from prism.workload import ChunkWork, Collective, Kernel, Workload
@@ -334,7 +335,7 @@ def longest_path(steps, schedule, law, slow, n_replicas, lane):
                 gpu = node.stage * n_replicas + r
                 if op_type.collective is None:
                     x *= slow.get(gpu, 1.0)
-                start[r] += sg.nominal_duration(op_type) * x
+                start[r] += nominal_duration(op_type) * x
         ends.append(start)
     return ends
 

@@ -1,0 +1,231 @@
+"""A job as a program: graph, effects, lowering and tables laid into the engine's arrays.
+
+With `prism.simulate` the one place that sees both objects and arrays. Ops' residuals become
+quantile tables, persistent effects coefficients that the engine lowers per cluster.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism import engine
+from prism.cluster import Placement
+from prism.distributions import lognormal, normal
+from prism.job import Job
+from prism.lowering import LoweredOp, Lowerer, lowering_arrays, residual_law
+from prism.opgraph import OpType, StepGraph, nominal_duration
+from prism.pooling import pool_program
+from prism.program import Bank, Program, Tables
+from prism.variability import Variability, is_compute
+
+
+def build_program(job: Job, graph: StepGraph, variability: Variability, seed: int) -> Program:
+    """Build the engine's arrays of a job.
+
+    Parameters
+    ----------
+    job : Job
+    graph : StepGraph
+    variability : Variability
+    seed : int
+        Seed of the pooled laws (`dependence: none` only).
+    """
+    full = _build_full(job, graph, variability)
+    if variability.dependence == "none":
+        return pool_program(full, graph, variability, seed)
+    return full
+
+
+def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
+    placement = Placement(job)
+    lowerer = Lowerer(v)
+    lowered = [lowerer.lower(t) for t in graph.op_types]
+    tables, bank = Tables(), Bank()
+    kernels = bool((graph.call >= 0).any())
+    call_std = 0.0 if kernels else v.call.std
+    member = placement.members()
+    ranks = _ranks(job, placement, v, lowerer, tables)
+    bare = lowering_arrays(lowered, graph.op_types, member, call_std)
+    op_tables, table_std = _residual_tables(lowered, graph, bare, v, call_std, tables)
+    low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
+    step_table = tables.optional(v.step)
+    links = _links(placement, v, graph)
+    low = low._replace(quiet=_quiet(v))
+    vec, n_terms = _vectors(graph, lowered, v, tables, bank, step_table, kernels)
+    stalls = _stalls(job, graph, v, tables)
+    classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
+    shares = np.zeros((len(lowered), len(classes)), np.float32)
+    for c, op in enumerate(lowered):
+        for name, share in op.shares:
+            shares[c, classes.index(name)] = share
+    drawn = np.maximum(graph.op_type, 0)
+    ops = engine.Ops(
+        kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn,
+        vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
+        stage=graph.stage,
+    )  # fmt: skip
+    return Program(
+        ops, _graph(graph), bank.arrays(graph.n_microbatches, graph.n_calls), links, ranks, low,
+        stalls, tables.stack(), step_table, shares, classes, graph.n_draws,
+    )  # fmt: skip
+
+
+def _graph(graph: StepGraph) -> engine.Graph:
+    n_local_phases = int((graph.phase_global == 0).sum())
+    return engine.Graph(
+        graph.phase_global, graph.phase_lo, graph.phase_hi, graph.n_replicas,
+        graph.n_replicas if n_local_phases > 1 else 1, graph.n_slots, graph.n_global_slots,
+        graph.n_stages, graph.final_slot,
+    )  # fmt: skip
+
+
+def _ranks(
+    job: Job, placement: Placement, v: Variability, lowerer: Lowerer, tables: Tables
+) -> engine.Ranks:
+    slow = placement.slowdowns()
+    factor = np.stack([slow**loading for loading in lowerer.loadings])
+    node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
+    return engine.Ranks(
+        n_gpus=placement.n_gpus,
+        gpus_per_node=placement.gpus_per_node,
+        node_weight=node_weight,
+        node_table=tables.add(normal(1.0)),
+        tables=np.array([tables.optional(v.rank, x) for x in lowerer.loadings], np.int32),
+        factor=np.ascontiguousarray(factor, np.float32),
+    )
+
+
+def _residual_tables(
+    lowered: list[LoweredOp],
+    graph: StepGraph,
+    bare: engine.Lowering,
+    v: Variability,
+    call_std: float,
+    tables: Tables,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Residual table of every op type at x = 1, and each table's standard deviation."""
+    n_gpus = int(bare.member.max()) + 1
+    shape = (1, *bare.fixed_mean.shape)
+    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
+    x = np.ones((max(1, bare.seg_mean.shape[1]), n_gpus), np.float32)
+    one = bare._replace(member=np.ascontiguousarray(bare.member[:1]))
+    engine.lower_groups(one, x, a, r)
+    index, stds = np.zeros(len(lowered), np.int64), np.zeros(len(lowered))
+    group = bare.member.shape[2]
+    for c, op in enumerate(lowered):
+        mean = float(a[0, c].sum())
+        op_type = graph.op_types[c]
+        compute = float(a[0, c, : len(op.terms)] @ [float(t.compute) for t in op.terms])
+        call_third = 0.0
+        if call_std > 0.0 and op_type.collective is None and mean > 0.0:
+            call_third = v.call.skew * (compute / mean) ** 3
+        alone = op.single is not None and (
+            op_type.collective is not None or group == 1 or op_type.member >= 0
+            or not op.segments
+        )  # fmt: skip
+        if alone and call_third == 0.0 and op.single is not None:
+            law = op.single
+        else:
+            law = residual_law(replace(op, single=None), float(r[0, c]), mean or 1.0, call_third)
+        index[c], stds[c] = tables.add(law), law.std
+    return index, stds
+
+
+def _vectors(
+    graph: StepGraph,
+    lowered: list[LoweredOp],
+    v: Variability,
+    tables: Tables,
+    bank: Bank,
+    step_table: int,
+    kernels: bool,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Shared-effect vector of every (op, term), and the number of terms of every op."""
+    call_table = tables.optional(v.call) if kernels else -1
+    width = max(len(op.terms) for op in lowered)
+    vec = np.zeros((graph.kind.size, width), np.int32)
+    n_terms = np.ones(graph.kind.size, np.int32)
+    is_global = np.zeros(graph.kind.size, np.int64)
+    for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
+        is_global[lo:hi] = g
+    congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
+    for i in np.flatnonzero(graph.op_type >= 0):
+        op_type, op = graph.op_types[graph.op_type[i]], lowered[graph.op_type[i]]
+        n_terms[i] = len(op.terms)
+        for t, term in enumerate(op.terms):
+            mb_table = tables.optional(v.microbatch, term.mb_loading)
+            called = call_table if term.compute and graph.call[i] >= 0 else -1
+            vec[i, t] = bank.add(
+                step_table,
+                mb_table,
+                int(graph.microbatch[i]) if mb_table >= 0 else 0,
+                called,
+                int(graph.call[i]) if called >= 0 else -1,
+                _link_of(op_type, graph.n_stages) if congested else -1,
+                int(is_global[i]),
+            )
+    return vec, n_terms
+
+
+def _link_of(op_type: OpType, n_stages: int) -> int:
+    """Link of a collective: 0..p-1 stage to stage, p..2p-1 within a stage, 2p the whole job."""
+    c = op_type.collective
+    if c is None or is_compute(c.kernel_class):
+        return -1
+    if op_type.link >= 0:
+        return op_type.link
+    if c.kernel_class in ("world_all_reduce", "embedding_all_reduce"):
+        return 2 * n_stages
+    return n_stages + op_type.stage
+
+
+def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
+    p, factor = v.regime.probability, v.regime.factor
+    congested = p > 0.0 and factor > 1.0
+    lo, hi = placement.link_leaves(graph.n_stages)
+    mean = 1.0 + p * (factor - 1.0) if congested else 1.0
+    return engine.Links(
+        np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32),
+        placement.n_leaves if congested else 0, p if congested else 0.0, 1.0 / mean,
+        factor / mean if congested else 1.0,
+    )  # fmt: skip
+
+
+def _quiet(v: Variability) -> float:
+    """Speed of work between stalls that keeps the mean of working and stalling at nominal."""
+    return 1.0 / (1.0 + v.stall.rate_per_hour / 3600.0 * v.stall.duration_s)
+
+
+def _stalls(job: Job, graph: StepGraph, v: Variability, tables: Tables) -> engine.Stalls:
+    """Stalls over one step: the rate of a group's entities times the step's nominal length."""
+    stall = v.stall
+    active = stall.rate_per_hour > 0.0 and stall.duration_s > 0.0
+    entity = engine.NO_STALL
+    probability = 0.0
+    if active:
+        entity = engine.JOB_STALL if stall.entity == "job" else engine.GROUP_STALL
+        probability = -float(np.expm1(-_stalls_per_step(job, graph, v)))
+    first_global = {i for lo, hi, g in zip(graph.phase_lo, graph.phase_hi, graph.phase_global,
+                                           strict=True) if g for i in range(lo, hi)}  # fmt: skip
+    per_stage = [
+        [i for i in np.flatnonzero((graph.stage == s) & (graph.op_type >= 0))
+         if i not in first_global and graph.op_types[graph.op_type[i]].collective is None]
+        for s in range(graph.n_stages)
+    ]  # fmt: skip
+    ptr = np.concatenate([[0], np.cumsum([len(o) for o in per_stage])])
+    return engine.Stalls(
+        entity, probability, stall.duration_s, tables.add(lognormal(stall.duration_cv)),
+        ptr.astype(np.int32), np.array([i for o in per_stage for i in o], np.int32),
+    )  # fmt: skip
+
+
+def _stalls_per_step(job: Job, graph: StepGraph, v: Variability) -> float:
+    """Return the expected stalls of one (replica, stage) group, or of the job, in one step."""
+    p = job.parallelism
+    # members of a group work at the same time: one of them stands for all
+    nominal = np.array([nominal_duration(t) if t.member <= 0 else 0.0 for t in graph.op_types])
+    local = graph.op_type[(graph.op_type >= 0) & (graph.microbatch >= 0)]
+    step_s = float(nominal[local].sum()) / graph.n_stages
+    entities = {"rank": p.tp * p.cp, "node": p.tp * p.cp / job.cluster.gpus_per_node, "job": 1.0}
+    return v.stall.rate_per_hour / 3600.0 * step_s * entities[v.stall.entity]
