@@ -19,7 +19,7 @@ from prism import engine
 from prism.assembly import build_program
 from prism.cluster import DEVICES
 from prism.errors import PrismError
-from prism.job import Job
+from prism.job import Job, load_job
 from prism.library import Library, load_library
 from prism.opgraph import StepGraph
 from prism.program import Program, ideal_program, split_seed
@@ -164,7 +164,7 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
 
 
 def simulate(
-    job: Job,
+    job: Job | str,
     replicates: int = 10_000,
     seed: int | None = None,
     threads: int | None = None,
@@ -174,7 +174,8 @@ def simulate(
 
     Parameters
     ----------
-    job : Job
+    job : Job or str
+        A job, its file, or the name of a shipped one.
     replicates : int
         Repetitions of the step; every 64 share one cluster (one draw of all persistent effects).
     seed : int, optional
@@ -195,6 +196,7 @@ def simulate(
         The job cannot be built, or a number is out of range.
     """
     begin = time.perf_counter()
+    job = load_job(job) if isinstance(job, str) else job
     seed = fresh_seed() if seed is None else seed
     threads = default_threads() if threads is None else threads
     check_counts(replicates, seed, threads)
