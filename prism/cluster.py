@@ -81,19 +81,29 @@ class Link:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks first, first + stride, ... that communicate: how many, and how far apart."""
+    """Ranks first, first + stride, ... that communicate; several such runs, outer_stride apart."""
 
-    n_ranks: int
+    inner: int
     stride: int
+    outer: int = 1
+    outer_stride: int = 1
+
+    @property
+    def n_ranks(self) -> int:
+        """Members of the group."""
+        return self.inner * self.outer
 
     def members_within(self, n_gpus: int) -> int:
         """Members among `n_gpus` neighbouring GPUs, for the least favourably placed group.
 
-        Blocks of ``n_ranks * stride`` ranks follow each other; where a block does not divide the
+        Blocks of ``inner * stride`` ranks follow each other; where a block does not divide the
         domain (or is not a multiple of it) some group lies across a border, and its smaller part
         counts.
         """
-        return max(1, math.gcd(n_gpus, self.n_ranks * self.stride) // self.stride)
+        inner = max(1, math.gcd(n_gpus, self.inner * self.stride) // self.stride)
+        if inner < self.inner or self.outer == 1:
+            return inner
+        return inner * max(1, math.gcd(n_gpus, self.outer * self.outer_stride) // self.outer_stride)
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,8 @@ class Cluster:
         Ratio of the rate into a pod's switches to the rate out of them, >= 1.
     tp_size, cp_size, dp_size, pp_size, vpp_size : int
         The job's layout.
+    stage_stride, replica_stride : int
+        Ranks from a stage to the next, and from a replica to the next.
     """
 
     device: Device
@@ -121,6 +133,8 @@ class Cluster:
     dp_size: int
     pp_size: int
     vpp_size: int
+    stage_stride: int
+    replica_stride: int
 
     def group(self, name: str) -> Group:
         """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding`` or ``world``.
@@ -132,8 +146,8 @@ class Cluster:
         groups = {
             "tp": Group(tp, 1),
             "cp": Group(cp, tp),
-            "dp_cp": Group(dp * cp, tp),
-            "embedding": Group(min(2, pp), tp * cp * dp * max(1, pp - 1)),
+            "dp_cp": Group(cp, tp, dp, self.replica_stride),
+            "embedding": Group(min(2, pp), self.stage_stride * max(1, pp - 1)),
             "world": Group(tp * cp * dp * pp, 1),
         }
         return groups[name]
@@ -201,17 +215,16 @@ class Cluster:
         lie in different pods, the network is slower by max(1, oversubscription x share), share
         being the part of a pod's GPUs that send out of it.
         """
-        stride = self.tp_size * self.cp_size * self.dp_size
-        stages = np.arange(self.pp_size)
-        target = np.roll(stages, -1) if self.vpp_size > 1 else stages[1:]
         if self.pp_size == 1:
             return 0.0
-        ranks = np.arange(0, stride, self.tp_size * self.cp_size)
-        source = stages[: len(target), None] * stride + ranks
-        sink = target[:, None] * stride + ranks
+        stages = np.arange(self.pp_size)
+        target = np.roll(stages, -1) if self.vpp_size > 1 else stages[1:]
+        replicas = np.arange(self.dp_size) * self.replica_stride
+        source = stages[: len(target), None] * self.stage_stride + replicas
+        sink = target[:, None] * self.stage_stride + replicas
         near = source // self.nvlink_gpus == sink // self.nvlink_gpus
         out = source // self.pod_gpus != sink // self.pod_gpus
-        share = min(1.0, stride / self.pod_gpus)
+        share = min(1.0, self.stage_stride / self.pod_gpus)
         slow = max(1.0, self.oversubscription * share)
         network_s = self.network.latency_s + n_bytes / self.network.bytes_per_s * np.where(
             out, slow, 1.0
@@ -250,6 +263,7 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)
     world = layout.tp * layout.cp * layout.dp * layout.pp
+    stage_stride, replica_stride = rank_strides(job)
     return Cluster(
         device=device,
         nvlink=_link(job, library, "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s),
@@ -264,7 +278,22 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         dp_size=layout.dp,
         pp_size=layout.pp,
         vpp_size=layout.vpp,
+        stage_stride=stage_stride,
+        replica_stride=replica_stride,
     )
+
+
+def rank_strides(job: Job) -> tuple[int, int]:
+    """Ranks from a stage to the next and from a replica to the next, by the job's rank order.
+
+    ``megatron`` is tp-cp-dp-pp: the replicas of a stage are neighbours. ``tp-cp-pp-dp`` keeps the
+    stages of a replica together, as Llama 3 does (arXiv:2407.21783, section 3.3.2).
+    """
+    layout = job.parallelism
+    group = layout.tp * layout.cp
+    if job.cluster.placement == "tp-cp-pp-dp":
+        return group, group * layout.pp
+    return group * layout.dp, group
 
 
 def find_device(name: str) -> Device:
@@ -277,10 +306,10 @@ def find_device(name: str) -> Device:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which GPU does what, under Megatron's rank order: GPU = rank, node = rank // gpus_per_node.
+    """Which GPU does what, under the job's rank order: GPU = rank, node = rank // gpus_per_node.
 
     The rank of (stage, dp_rank, tp_cp_rank) is
-    ``(stage * dp + dp_rank) * tp * cp + tp_cp_rank``.
+    ``stage * stage_stride + dp_rank * replica_stride + tp_cp_rank``, see `rank_strides`.
     """
 
     job: Job
@@ -308,9 +337,11 @@ class Placement:
     def members(self) -> NDArray[np.int32]:
         """GPUs of every group, int32 [replica, stage, member]; members are tp x cp ranks."""
         layout = self.job.parallelism
-        shape = (layout.pp, layout.dp, layout.tp * layout.cp)
-        ranks = np.arange(self._world, dtype=np.int32).reshape(shape)
-        return np.ascontiguousarray(ranks.transpose(1, 0, 2))
+        stage_stride, replica_stride = rank_strides(self.job)
+        replicas = np.arange(layout.dp, dtype=np.int32)[:, None, None] * replica_stride
+        stages = np.arange(layout.pp, dtype=np.int32)[:, None] * stage_stride
+        group = np.arange(layout.tp * layout.cp, dtype=np.int32)
+        return np.ascontiguousarray(replicas + stages + group, np.int32)
 
     def slowdowns(self) -> NDArray[np.float64]:
         """Known slowdown of every GPU from the job's ``node_slowdowns`` [gpu]."""
@@ -343,7 +374,7 @@ class Placement:
                 ends = [s, peer]
                 lo[:, s] = np.where(far, self._leaf(first[:, ends]), 0)
                 hi[:, s] = np.where(far, self._leaf(last[:, ends]) + 1, 0)
-            group = Group(layout.dp * layout.cp, layout.tp)
+            group = Group(layout.cp, layout.tp, layout.dp, rank_strides(self.job)[1])
             if group.members_within(domain) < group.n_ranks:
                 lo[:, n_stages + s, 0] = self._leaf(first[0, s])
                 hi[:, n_stages + s, 0] = self._leaf(last[-1, s]) + 1

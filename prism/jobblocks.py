@@ -230,8 +230,10 @@ class ClusterBlock(Block):
     node_slowdowns: dict[Annotated[int, Field(ge=0)], Positive] = Field(
         {}, description="Known slow nodes: {node index: factor on compute durations}."
     )
-    placement: Literal["megatron"] = Field(
-        "megatron", description="Rank order: Megatron's tp-cp-ep-dp-pp."
+    placement: Literal["megatron", "tp-cp-pp-dp"] = Field(
+        "megatron",
+        description="Rank order: Megatron's tp-cp-ep-dp-pp (the replicas of a stage together), or "
+        "tp-cp-pp-dp (the stages of a replica together).",
     )
     max_slowdown: AtLeastOne = Field(
         1.25, description="A GPU slower than this is taken out of the cluster."

@@ -22,13 +22,17 @@ from prism.errors import PrismError
 from prism.job import load_job
 from prism.library import Entry, Library
 
+MEGATRON = ["cluster.placement=megatron"]
 NVLINK = Link(400e9, 5e-6)
 NETWORK = Link(40e9, 20e-6)
 
 
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
     world = tp * cp * dp * pp
-    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, world, 1.0, tp, cp, dp, pp, vpp)
+    stage, replica = tp * cp * dp, tp * cp  # Megatron's order
+    return Cluster(
+        DEVICES["h100"], NVLINK, NETWORK, 8, world, 1.0, tp, cp, dp, pp, vpp, stage, replica
+    )
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_tiers_of_the_megatron_order() -> None:
     assert tiers == {"tp": "nvlink", "cp": "nvlink", "dp_cp": "network", "world": "network"}
     wide = make_cluster(tp=8, cp=2, dp=2)
     assert wide.tier(wide.group("cp")) == "network"
-    assert wide.group("dp_cp") == Group(4, 8)
+    assert wide.group("dp_cp") == Group(2, 8, 2, 16)
     assert wide.group("embedding") == Group(2, 8 * 2 * 2 * 3)
 
 
@@ -178,7 +182,7 @@ def test_unknown_device() -> None:
 
 
 def test_placement_follows_megatron_order() -> None:
-    placement = Placement(load_job("llama3-405b-8k"))
+    placement = Placement(load_job("llama3-405b-8k", MEGATRON))
     members = placement.members()
     assert members.shape == (64, 16, 8)
     assert sorted(members.ravel().tolist()) == list(range(8192))
@@ -189,6 +193,35 @@ def test_placement_follows_megatron_order() -> None:
     assert placement.n_leaves == 64
 
 
+def test_placement_keeps_the_stages_of_a_replica_together() -> None:
+    job = load_job("llama3-405b-64k")
+    assert job.cluster.placement == "tp-cp-pp-dp"
+    members = Placement(job).members()
+    assert sorted(members.ravel().tolist()) == list(range(65536))
+    assert members[0, 1, 0] == 8  # the next stage is the next node
+    assert members[1, 0, 0] == 8 * 16  # the next replica comes after all stages
+
+
+def test_order_decides_what_leaves_a_pod(library: Library) -> None:
+    """64K GPUs, pods of 3,072 at 7:1: transfers leave their pod only in Megatron's order."""
+    n_bytes = 100e6
+    together = build_cluster(load_job("llama3-405b-64k"), library)
+    apart = build_cluster(load_job("llama3-405b-64k", MEGATRON), library)
+    wire = n_bytes / together.network.bytes_per_s
+    assert together.transfer_time(n_bytes) == pytest.approx(wire + together.network.latency_s)
+    assert apart.transfer_time(n_bytes) > 6.9 * wire
+    assert together.group("dp_cp").members_within(3072) == 8  # gcd(3072, 65536) / 128
+    assert apart.group("dp_cp").members_within(3072) == 128  # gcd(3072, 4096) / 8
+
+
+def test_context_parallel_groups_of_both_orders(library: Library) -> None:
+    together = build_cluster(load_job("llama3-405b-131k-sequence"), library).group("dp_cp")
+    apart = build_cluster(load_job("llama3-405b-131k-sequence", MEGATRON), library).group("dp_cp")
+    assert together.n_ranks == apart.n_ranks == 128
+    assert together.members_within(128) == 16  # one replica's cp group, stride 8
+    assert apart.members_within(1024) == 128
+
+
 def test_node_slowdowns_reach_the_node_s_gpus() -> None:
     job = load_job("llama3-405b-8k", ["cluster.node_slowdowns={2: 1.5}"])
     slow = Placement(job).slowdowns()
@@ -197,7 +230,9 @@ def test_node_slowdowns_reach_the_node_s_gpus() -> None:
 
 
 def test_link_leaves() -> None:
-    placement = Placement(load_job("llama3-405b-8k"))  # a stage is 64 nodes: four leaves of 16
+    placement = Placement(
+        load_job("llama3-405b-8k", MEGATRON)
+    )  # a stage is 64 nodes: four leaves of 16
     lo, hi = placement.link_leaves(16)
     assert lo.shape == (64, 33, 2)
     assert (lo[0, 0].tolist(), hi[0, 0].tolist()) == ([0, 4], [1, 5])
