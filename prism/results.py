@@ -228,7 +228,10 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     if call.get("start"):
         start = datetime.datetime.fromisoformat(call["start"])
         length = datetime.timedelta(seconds=float(np.quantile(runs, probability)))
-        out["finish_date"] = {"probability": probability, "date": (start + length).isoformat()}
+        out["finish_date"] = {
+            "probability": probability,
+            "date": (start + length).isoformat(timespec="seconds"),
+        }
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)
         out["cost"] = {"mean": float(cost.mean()), "p50": float(np.quantile(cost, 0.5)),

@@ -8,11 +8,12 @@ from matplotlib.figure import Figure
 from prism.plots import COLOURS, LINE_STYLES, save_figure
 
 HERE = Path(__file__).parent
-CURVES = (("h100-healthy", "flat"), ("h100-stressed", "flat"), ("h100-healthy", "7:1"))
+SHIPPED = "tp-cp-pp-dp"
+CURVES = (("h100-healthy", SHIPPED), ("h100-stressed", SHIPPED), ("h100-healthy", "megatron"))
 
 
 def draw_curve(ax, rows, colour, line_style, label):
-    """Draw one library on one network."""
+    """Draw one library in one rank order."""
     gpus, ideal = [int(r["gpus"]) for r in rows], [float(r["ideal_s"]) for r in rows]
     mean, error = ([float(r[k]) for r in rows] for k in ("slowdown", "slowdown_se"))
     low, high = (
@@ -23,7 +24,7 @@ def draw_curve(ax, rows, colour, line_style, label):
                 marker="o", markersize=5, capsize=3, label=label)  # fmt: skip
     up = line_style == "-"
     for x, y in zip(gpus, mean, strict=True):
-        ax.annotate(f"{y:.3f}", (x, y), xytext=(0, 8 if up else -15), ha="center", fontsize=9,
+        ax.annotate(f"{y:.3f}", (x, y), xytext=(4, 8) if up else (-6, -5), ha="right", fontsize=9,
                     textcoords="offset points", color=colour)  # fmt: skip
 
 
@@ -32,12 +33,13 @@ def main():
         rows = [r for r in csv.DictReader(file) if r["step_cv"] in ("0", "0.0")]
     figure = Figure(figsize=(12.0, 4.8), layout="constrained", facecolor="white", dpi=150)
     axes = figure.subplots(1, 2)
-    for k, (library, network) in enumerate(CURVES):
-        chosen = [r for r in rows if (r["library"], r["network"]) == (library, network)]
+    for k, (library, placement) in enumerate(CURVES):
+        chosen = [r for r in rows if (r["library"], r["placement"]) == (library, placement)]
         ax = axes[1 if "stressed" in library else 0]
-        line_style = LINE_STYLES[0 if network == "flat" else 1]
-        draw_curve(ax, chosen, COLOURS[k], line_style, f"{library}, {network} network: mean, "
-                   "and p5 to p95 of steps")  # fmt: skip
+        line_style = LINE_STYLES[0 if placement == SHIPPED else 1]
+        order = "as shipped" if placement == SHIPPED else "Megatron's order"
+        label = f"{library}, {order}: mean, and p5 to p95 of steps"
+        draw_curve(ax, chosen, COLOURS[k], line_style, label)
     gpus = sorted({int(r["gpus"]) for r in rows})
     for ax in axes:
         ax.set_xscale("log", base=2)

@@ -3,9 +3,9 @@
     python experiments/weak-scaling/run.py [--threads 2]
 
 Writes table.csv and barrier.json beside itself; figure.py draws the table. The step effect is off,
-since it slows all replicas alike; the last rows have it on, for the published percentiles. `flat`
-is a network without oversubscription, so that only the number of replicas changes from row to row;
-`7:1` is the shipped job's, whose transfers between stages leave their pod at 65,536 GPUs.
+since it slows all replicas alike; the last rows have it on, for the published percentiles. The job
+is as shipped, with its 7:1 network, but for two rows in Megatron's rank order, in which 3 of 8
+(16,384 GPUs) or all (65,536) of the transfers between stages leave their pod.
 """
 
 import argparse
@@ -24,13 +24,13 @@ RATIOS = ("p5_over_p50", "p95_over_p50")
 # Step replicates of the healthy library, by replicas of the job; a quarter for the stressed one.
 REPLICATES = {1: 65_536, 8: 20_480, 32: 10_240, 128: 10_240, 512: 5_120}
 LIBRARIES = {"h100-healthy": 1, "h100-stressed": 4}
-OVERSUBSCRIPTION = {"flat": 1.0, "7:1": 7.0}
-# Library, network, replicas, CV of the step effect (None: the library's own).
-ROWS = [(library, "flat", dp, 0.0) for library in LIBRARIES for dp in REPLICATES]
-ROWS += [("h100-healthy", "7:1", dp, 0.0) for dp in (128, 512)] + [
-    ("h100-healthy", "7:1", 512, None),
-    ("h100-stressed", "7:1", 512, None),
-    ("h100-healthy", "7:1", 512, 0.016),
+SHIPPED, MEGATRON = "tp-cp-pp-dp", "megatron"
+# Library, placement, replicas, CV of the step effect (None: the library's own).
+ROWS = [(library, SHIPPED, dp, 0.0) for library in LIBRARIES for dp in REPLICATES]
+ROWS += [("h100-healthy", MEGATRON, dp, 0.0) for dp in (128, 512)] + [
+    ("h100-healthy", SHIPPED, 512, None),
+    ("h100-stressed", SHIPPED, 512, None),
+    ("h100-healthy", SHIPPED, 512, 0.016),
 ]
 
 
@@ -51,18 +51,17 @@ def ratio_errors(sample, cluster, n_bootstrap=400):
     return np.std(draws, axis=0, ddof=1)
 
 
-def simulate(library, network, dp, step_cv, threads):
+def simulate(library, placement, dp, step_cv, threads):
     """Simulate one row of the table."""
     settings = [f"parallelism.dp={dp}", f"cluster.nodes={dp * GPUS_PER_REPLICA // 8}",
-                f"cluster.oversubscription={OVERSUBSCRIPTION[network]}",
-                f"variability.library={library}"]  # fmt: skip
+                f"cluster.placement={placement}", f"variability.library={library}"]  # fmt: skip
     settings += ["parallelism.data_parallel=none"] if dp == 1 else []
     settings += [] if step_cv is None else [f"variability.effects.step.cv={step_cv}"]
     replicates = REPLICATES[dp] // LIBRARIES[library]
     result = prism.simulate(prism.load_job(JOB, settings), replicates, SEED, threads)
     sample, cluster = result.step_time.to_numpy(), result.cluster_idx.to_numpy()
     moments, ideal = spread(sample, cluster), float(result.ideal_step_time)
-    row = {"library": library, "network": network, "gpus": dp * GPUS_PER_REPLICA, "dp": dp,
+    row = {"library": library, "placement": placement, "gpus": dp * GPUS_PER_REPLICA, "dp": dp,
            "step_cv": "library" if step_cv is None else step_cv, "replicates": replicates,
            "ideal_s": ideal, "mean_s": moments["mean"], "mean_se_s": moments["mean_se"],
            "slowdown": moments["mean"] / ideal, "slowdown_se": moments["mean_se"] / ideal,
@@ -81,8 +80,9 @@ def barrier_cost(rows):
     """Mean over ideal of 512 replicas less that of one, with its error, by library [1]."""
     cost = {}
     for library in LIBRARIES:
-        flat = [r for r in rows if (r["library"], r["network"]) == (library, "flat")]
-        one, many = flat[0], flat[-1]
+        chosen = (library, SHIPPED, 0.0)
+        curve = [r for r in rows if (r["library"], r["placement"], r["step_cv"]) == chosen]
+        one, many = curve[0], curve[-1]
         error = float(np.hypot(one["slowdown_se"], many["slowdown_se"]))
         cost[library] = {"one_replica": one["slowdown"], "65536_gpus": many["slowdown"],
                          "barrier": many["slowdown"] - one["slowdown"], "se": error}  # fmt: skip
