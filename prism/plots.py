@@ -296,7 +296,7 @@ def _tell_beyond(ax: Axes, text: str, colour: str, left: bool) -> None:
     above = sum(other.get_gid() == side for other in ax.texts)
     ax.text(
         0.02 if left else 0.98,
-        0.04 + 0.06 * above,
+        0.92 - 0.06 * above if left else 0.04 + 0.06 * above,  # corners a CDF leaves empty
         f"\N{LEFTWARDS ARROW} {text}" if left else f"{text} \N{RIGHTWARDS ARROW}",
         transform=ax.transAxes,
         ha=side,
