@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, StrictBool, model_validator
 
 from prism.jobeffects import Effects
 from prism.jobvalues import (
+    AboveOne,
     AtLeastOne,
     Block,
     Count,
@@ -235,8 +236,10 @@ class ClusterBlock(Block):
         description="Rank order: Megatron's tp-cp-ep-dp-pp (the replicas of a stage together), or "
         "tp-cp-pp-dp (the stages of a replica together).",
     )
-    max_slowdown: AtLeastOne = Field(
-        1.25, description="A GPU slower than this is taken out of the cluster."
+    max_slowdown: AboveOne | None = Field(
+        None,
+        description="A lemon slower than this is taken out of the cluster "
+        "[the library's; 1.25 without one].",
     )
 
     @model_validator(mode="before")

@@ -22,6 +22,7 @@ from prism.jobblocks import (
     VariabilityBlock,
 )
 from prism.jobfile import near
+from prism.jobvalues import MAX_SLOWDOWN
 
 
 class Problem(NamedTuple):
@@ -341,7 +342,7 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
             yield Problem(f"{key}.scale", keys, text)
     if e.rank is not None and e.rank.lemon_slowdown is not None:
         key, (low, high) = "variability.effects.rank.lemon_slowdown", e.rank.lemon_slowdown
-        limit = float("inf") if b.cluster is None else b.cluster.max_slowdown
+        limit = float("inf") if b.cluster is None else b.cluster.max_slowdown or MAX_SLOWDOWN
         if low > high:
             yield Problem(key, (key,), f"[{low:g}, {high:g}] runs downwards; give the lower first")
         elif high > limit:

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 MAX_COUNT = 2**31 - 1  # the engine indexes with 32-bit integers
+MAX_SLOWDOWN = 1.25  # GPUs slower than this are culled, where neither job nor library says
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
@@ -98,6 +99,7 @@ Size = Annotated[
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
+AboveOne = Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 _SECONDS_SCHEMA = {"type": ["number", "array"], "items": {"type": "number", "minimum": 0}}
 Seconds = Annotated[

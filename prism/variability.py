@@ -14,6 +14,7 @@ from prism import distributions as laws
 from prism.distributions import Law
 from prism.errors import PrismError
 from prism.job import Job
+from prism.jobvalues import MAX_SLOWDOWN
 from prism.library import Library
 
 COMPUTE_CLASSES = frozenset({"gemm_attention", "gemm_mlp", "attention", "loss", "compute"})
@@ -189,24 +190,24 @@ def _replaced_residual(job: Job) -> Law | None:
 
 
 def _rank_law(job: Job, library: Library | None) -> Law:
-    """Body of healthy GPUs plus lemons, bounded by the slowdown at which GPUs are culled."""
-    effect, pick = job.variability.effects.rank, _Pick(library)
-    has_law = library is not None and "rank" in library
-    if effect is None or (
-        effect.cv is None and effect.lemon_fraction is None and effect.lemon_slowdown is None
-    ):
-        return library.law("rank") if library is not None and has_law else laws.constant()
-    cv = pick.value("rank", effect, "cv", 0.0)
-    fraction = pick.value("rank", effect, "lemon_fraction", 0.0)
-    low, high = effect.lemon_slowdown or (
-        pick.value("rank", None, "lemon_low", 1.06),
-        pick.value("rank", None, "lemon_high", 1.20),
-    )
-    limit = job.cluster.max_slowdown
-    if low > limit:
-        raise PrismError(
-            f"{job.source}: variability.effects.rank.lemon_slowdown starts at {low:g}, above "
-            f"cluster.max_slowdown = {limit:g} at which a GPU is culled; raise max_slowdown"
-        )
-    shape = pick.value("rank", None, "gpd_shape", -0.15)
-    return laws.bounded_body_lemons(cv, shape, fraction, low, min(high, limit), limit)
+    """Body of healthy GPUs plus lemons, bounded by the slowdown at which GPUs are culled.
+
+    What the job does not set stays as the library has it.
+    """
+    effect, limit = job.variability.effects.rank, job.cluster.max_slowdown
+    law = library.law("rank") if library is not None and "rank" in library else laws.constant()
+    changes: dict[str, float] = {}
+    if effect is not None:
+        if effect.cv is not None:
+            changes["body_cv"] = effect.cv
+        if effect.lemon_fraction is not None:
+            changes["lemon_fraction"] = effect.lemon_fraction
+        if effect.lemon_slowdown is not None:
+            changes["lo"], changes["hi"] = effect.lemon_slowdown
+    if limit is not None:
+        changes["max_slowdown"] = limit
+    if not changes or (law.std == 0.0 and changes.keys() <= {"max_slowdown"}):
+        return law
+    if law.family != "bounded_body_lemons":
+        law = laws.bounded_body_lemons(law.std, max_slowdown=MAX_SLOWDOWN)
+    return law.with_params(**changes)

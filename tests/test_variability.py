@@ -1,0 +1,60 @@
+"""Effects of a job: what it sets, else the library's, else off."""
+
+import pytest
+
+from prism.job import load_job
+from prism.simulate import prepare_variability
+
+JOB = "llama3-405b-16k"
+RANK = "variability.effects.rank"
+
+
+def rank_params(*overrides):
+    law = prepare_variability(load_job(JOB, overrides)).rank
+    assert law.mean == pytest.approx(1.0, abs=1e-9)
+    return law.params
+
+
+def test_what_the_job_leaves_out_stays_the_library_s():
+    cv, shape, fraction, low, high, limit = rank_params()
+    assert (cv, fraction, low, high, limit) == (0.015, 0.0075, 1.06, 1.2, 1.25)
+    assert rank_params(f"{RANK}.cv=0.03") == (0.03, shape, fraction, low, high, limit)
+    assert rank_params(f"{RANK}.lemon_fraction=0") == (cv, shape, 0.0, low, high, limit)
+    assert rank_params(f"{RANK}.lemon_slowdown=[1.1, 1.15]")[3:5] == (1.1, 1.15)
+
+
+def test_lemons_slower_than_max_slowdown_are_culled():
+    law = prepare_variability(load_job(JOB, ["cluster.max_slowdown=1.1"])).rank
+    assert law.ppf(1.0) == pytest.approx(1.1, rel=2e-3)  # relative to the body's mean
+    assert law.mean == pytest.approx(1.0, abs=1e-9)
+
+
+def test_without_a_library_effects_are_off_unless_set():
+    v = prepare_variability(load_job(JOB, ["variability.library=none"]))
+    assert [law.std for law in (v.rank, v.step, v.microbatch, v.call)] == [0.0] * 4
+    assert v.residual("residual/gemm_large").std == 0.0
+    v = prepare_variability(load_job(JOB, ["variability.library=none", f"{RANK}.cv=0.02"]))
+    assert v.rank.std == pytest.approx(0.02, rel=1e-6)
+    assert v.rank.params[2:] == (0.0, 1.06, 1.2, 1.25)
+
+
+def test_spreads_are_the_job_s_where_it_sets_them():
+    effects = "variability.effects"
+    v = prepare_variability(
+        load_job(JOB, [f"{effects}.step.cv=0.03", f"{effects}.residual.scale=2"])
+    )
+    plain = prepare_variability(load_job(JOB))
+    assert v.step.std == pytest.approx(0.03, rel=1e-3)
+    entry = "residual/gemm_large"
+    assert v.residual(entry).std == pytest.approx(2 * plain.residual(entry).std, rel=1e-3)
+
+
+def test_loadings_by_class():
+    v = prepare_variability(load_job(JOB))
+    assert v.rank_loading("gemm_mlp") == v.rank_loading("attention") == 1.0
+    assert v.rank_loading("memory") == v.memory_loading
+    assert v.rank_loading("tp_all_gather") == v.rank_loading("p2p") == 0.0
+    assert v.microbatch_loading("forward", "gemm_mlp") == 1.0
+    assert v.microbatch_loading("backward", "gemm_mlp") == v.backward_loading
+    assert v.microbatch_loading("forward", "loss") == v.loss_loading
+    assert v.microbatch_loading("forward", "tp_all_gather") == 0.0
