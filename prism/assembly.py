@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.cluster import Placement
 from prism.distributions import lognormal, normal
+from prism.errors import PrismError
 from prism.job import Job
 from prism.lowering import LoweredOp, Lowerer, lowering_arrays, residual_law
 from prism.opgraph import OpType, StepGraph, nominal_duration
@@ -51,9 +52,9 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
     step_table = tables.optional(v.step)
     links = _links(placement, v, graph)
-    low = low._replace(quiet=_quiet(v))
     vec, n_terms = _vectors(graph, lowered, v, tables, bank, step_table, kernels)
-    stalls = _stalls(job, graph, v, tables)
+    stalls, quiet = _stalls(job, graph, v, tables)
+    low = low._replace(quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
     shares = np.zeros((len(lowered), len(classes)), np.float32)
     for c, op in enumerate(lowered):
@@ -63,11 +64,12 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     ops = engine.Ops(
         kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn,
         vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
-        stage=graph.stage,
+        stage=graph.stage, busy=_busy(graph),
     )  # fmt: skip
     return Program(
-        ops, _graph(graph), bank.arrays(graph.n_microbatches, graph.n_calls), links, ranks, low,
+        ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
         stalls, tables.stack(), step_table, shares, classes, graph.n_draws,
+        1 + max(t.member for t in graph.op_types) if kernels else 1,
     )  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def _residual_tables(
             law = op.single
         else:
             law = residual_law(replace(op, single=None), float(r[0, c]), mean or 1.0, call_third)
-        index[c], stds[c] = tables.add(law), law.std
+        index[c], stds[c] = tables.multiplier(law), law.std
     return index, stds
 
 
@@ -169,15 +171,14 @@ def _vectors(
 
 
 def _link_of(op_type: OpType, n_stages: int) -> int:
-    """Link of a collective: 0..p-1 stage to stage, p..2p-1 within a stage, 2p the whole job."""
+    """Link of a collective, as `Placement.link_leaves` numbers them; -1: on NVLink, or none."""
     c = op_type.collective
-    if c is None or is_compute(c.kernel_class):
+    if c is None or is_compute(c.kernel_class) or c.kernel_class.startswith("tp_"):
         return -1
     if op_type.link >= 0:
         return op_type.link
-    if c.kernel_class in ("world_all_reduce", "embedding_all_reduce"):
-        return 2 * n_stages
-    return n_stages + op_type.stage
+    named = {"world_all_reduce": 2 * n_stages, "embedding_all_reduce": 2 * n_stages + 1}
+    return named.get(c.kernel_class, n_stages + op_type.stage)
 
 
 def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
@@ -186,46 +187,65 @@ def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Lin
     lo, hi = placement.link_leaves(graph.n_stages)
     mean = 1.0 + p * (factor - 1.0) if congested else 1.0
     return engine.Links(
-        np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32),
+        np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32), graph.n_stages,
         placement.n_leaves if congested else 0, p if congested else 0.0, 1.0 / mean,
         factor / mean if congested else 1.0,
     )  # fmt: skip
 
 
-def _quiet(v: Variability) -> float:
-    """Speed of work between stalls that keeps the mean of working and stalling at nominal."""
-    return 1.0 / (1.0 + v.stall.rate_per_hour / 3600.0 * v.stall.duration_s)
+def _stalls(
+    job: Job, graph: StepGraph, v: Variability, tables: Tables
+) -> tuple[engine.Stalls, NDArray[np.float64]]:
+    """Stalls of a step, and the multiplier of compute between them, per op type.
 
-
-def _stalls(job: Job, graph: StepGraph, v: Variability, tables: Tables) -> engine.Stalls:
-    """Stalls over one step: the rate of a group's entities times the step's nominal length."""
-    stall = v.stall
-    active = stall.rate_per_hour > 0.0 and stall.duration_s > 0.0
-    entity = engine.NO_STALL
-    probability = 0.0
-    if active:
-        entity = engine.JOB_STALL if stall.entity == "job" else engine.GROUP_STALL
-        probability = -float(np.expm1(-_stalls_per_step(job, graph, v)))
-    first_global = {i for lo, hi, g in zip(graph.phase_lo, graph.phase_hi, graph.phase_global,
-                                           strict=True) if g for i in range(lo, hi)}  # fmt: skip
-    per_stage = [
-        [i for i in np.flatnonzero((graph.stage == s) & (graph.op_type >= 0))
-         if i not in first_global and graph.op_types[graph.op_type[i]].collective is None]
-        for s in range(graph.n_stages)
-    ]  # fmt: skip
-    ptr = np.concatenate([[0], np.cumsum([len(o) for o in per_stage])])
+    A group stalls at the rate of its entities over its own nominal compute time; a job over the
+    whole step. Work between stalls is faster by what stalls take, so that the mean stays 1.
+    """
+    stall, quiet = v.stall, np.ones(len(graph.op_types))
+    rate, length = stall.rate_per_hour / 3600.0, stall.duration_s
+    nominal = np.array([nominal_duration(t) for t in graph.op_types])
+    ops, shares, probability = [], [], np.zeros(graph.n_stages)
+    entities = _entities(job, stall.entity)
+    for s in range(graph.n_stages):
+        hit = np.flatnonzero((_busy(graph) == s) & (nominal[graph.op_type] > 0.0))
+        exposed = nominal[graph.op_type[hit]]
+        # members of a group work at the same time: one of them stands for all
+        alone = np.array([graph.op_types[t].member <= 0 for t in graph.op_type[hit]], bool)
+        busy_s = float(exposed[alone].sum())
+        ops.append(hit)
+        shares.append(np.cumsum(exposed) / max(exposed.sum(), 1e-30))
+        if stall.entity == "job":
+            continue
+        probability[s] = -np.expm1(-rate * entities * busy_s)
+        if busy_s > 0.0:
+            here = [t.stage == s and t.collective is None for t in graph.op_types]
+            quiet[here] = 1.0 - probability[s] / entities * length / busy_s
+    job_quiet = 1.0
+    if stall.entity == "job":
+        probability[:] = -np.expm1(-rate * graph.nominal_s)
+        job_quiet = 1.0 - probability[0] * length / graph.nominal_s
+    if min(job_quiet, float(quiet.min())) <= 0.0:
+        raise PrismError(
+            f"{job.source}: variability.effects.stall: {stall.rate_per_hour:g} per hour of "
+            f"{length:g} s leave no time to work; lower rate_per_hour or duration_s"
+        )
+    entity = engine.JOB_STALL if stall.entity == "job" else engine.GROUP_STALL
+    ptr = np.concatenate([[0], np.cumsum([len(o) for o in ops])])
     return engine.Stalls(
-        entity, probability, stall.duration_s, tables.add(lognormal(stall.duration_cv)),
-        ptr.astype(np.int32), np.array([i for o in per_stage for i in o], np.int32),
-    )  # fmt: skip
+        entity if rate * length > 0.0 else engine.NO_STALL, probability, job_quiet, length,
+        tables.add(lognormal(stall.duration_cv)), ptr.astype(np.int32),
+        np.concatenate(ops).astype(np.int32), np.concatenate(shares),
+    ), quiet  # fmt: skip
 
 
-def _stalls_per_step(job: Job, graph: StepGraph, v: Variability) -> float:
-    """Return the expected stalls of one (replica, stage) group, or of the job, in one step."""
-    p = job.parallelism
-    # members of a group work at the same time: one of them stands for all
-    nominal = np.array([nominal_duration(t) if t.member <= 0 else 0.0 for t in graph.op_types])
-    local = graph.op_type[(graph.op_type >= 0) & (graph.microbatch >= 0)]
-    step_s = float(nominal[local].sum()) / graph.n_stages
-    entities = {"rank": p.tp * p.cp, "node": p.tp * p.cp / job.cluster.gpus_per_node, "job": 1.0}
-    return v.stall.rate_per_hour / 3600.0 * step_s * entities[v.stall.entity]
+def _entities(job: Job, entity: str) -> float:
+    """Ranks or nodes of one (replica, stage) group; a group within one node has that node."""
+    members = job.parallelism.tp * job.parallelism.cp
+    return members if entity == "rank" else max(1.0, members / job.cluster.gpus_per_node)
+
+
+def _busy(graph: StepGraph) -> NDArray[np.int32]:
+    """Stage that computes during each op, -1 for joins, transfers and collectives over replicas."""
+    local = [t.collective is None for t in graph.op_types]
+    computes = (graph.op_type >= 0) & np.array(local, bool)[np.maximum(graph.op_type, 0)]
+    return np.where(computes, graph.stage, -1).astype(np.int32)

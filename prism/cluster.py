@@ -357,12 +357,13 @@ class Placement:
         -------
         lo, hi : ndarray of int32 [replica, link, 2]
             Two ranges lo <= leaf < hi. Link s < n_stages goes from stage s to the next (the last
-            stage: to the first if there are several chunks, else to the one before); link
-            n_stages + s joins the replicas of stage s; the last link joins the whole job. Both
-            ranges are empty where the message stays within an NVLink domain.
+            stage: to the first if there are several chunks, else to the one before). Later links
+            touch the ranges of all replicas together: n_stages + s joins the replicas of stage s,
+            2 n_stages the whole job, 2 n_stages + 1 the first and the last stage. Ranges are
+            empty where the message stays within an NVLink domain.
         """
         layout = self.job.parallelism
-        lo = np.zeros((layout.dp, 2 * n_stages + 1, 2), np.int32)
+        lo = np.zeros((layout.dp, 2 * n_stages + 2, 2), np.int32)
         hi = np.zeros_like(lo)
         members = self.members()
         first, last = members[:, :, 0], members[:, :, -1]
@@ -376,10 +377,12 @@ class Placement:
                 hi[:, s] = np.where(far, self._leaf(last[:, ends]) + 1, 0)
             group = Group(layout.cp, layout.tp, layout.dp, rank_strides(self.job)[1])
             if group.members_within(domain) < group.n_ranks:
-                lo[:, n_stages + s, 0] = self._leaf(first[0, s])
-                hi[:, n_stages + s, 0] = self._leaf(last[-1, s]) + 1
+                lo[:, n_stages + s, 0] = self._leaf(first[:, s])
+                hi[:, n_stages + s, 0] = self._leaf(last[:, s]) + 1
+        if np.any(first[:, 0] // domain != first[:, -1] // domain):
+            lo[:, -1], hi[:, -1] = self._leaf(first[:, [0, -1]]), self._leaf(last[:, [0, -1]]) + 1
         if Group(self._world, 1).members_within(domain) < self._world:
-            hi[:, 2 * n_stages, 0] = self._leaf(last[-1, -1]) + 1
+            hi[:, 2 * n_stages, 0] = self._leaf(last.max()) + 1
         return lo, hi
 
     @property

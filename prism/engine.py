@@ -30,7 +30,7 @@ QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
-RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, STALL_LENGTH, RUN = range(11)
+RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL = range(9)
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 
@@ -48,6 +48,7 @@ class Ops(NamedTuple):
     table: np.ndarray  # int32[op] quantile table of the residual
     draw: np.ndarray  # int32[op] index of the draw within its stage
     stage: np.ndarray  # int32[op]
+    busy: np.ndarray  # int32[op] stage that computes meanwhile, -1: none
 
 
 class Graph(NamedTuple):
@@ -75,7 +76,6 @@ class Bank(NamedTuple):
     link: np.ndarray  # int32[vector], -1: none
     is_global: np.ndarray  # uint8[vector]
     n_microbatches: int
-    n_calls: int
 
 
 class Links(NamedTuple):
@@ -83,6 +83,7 @@ class Links(NamedTuple):
 
     leaf_lo: np.ndarray  # int32[replica, link, 2]
     leaf_hi: np.ndarray  # int32[replica, link, 2]
+    n_own: int  # links before this one are a replica's own, later ones join all replicas
     n_leaves: int
     probability: float
     quiet: float  # multiplier while not congested
@@ -118,18 +119,20 @@ class Lowering(NamedTuple):
     fixed_var: np.ndarray  # float64[coef] s^2
     call_cv: np.ndarray  # float64[coef, term] call effect, lowered into the residual
     table_std: np.ndarray  # float64[coef] std of the residual table
-    quiet: float  # multiplier of compute between stalls
+    quiet: np.ndarray  # float64[coef] multiplier of compute between stalls
 
 
 class Stalls(NamedTuple):
     """Rare delays: at most one per (replica, stage) and step, or one per job and step."""
 
     entity: int
-    probability: float
+    probability: np.ndarray  # float64[stage] of a group's stall; of the job's: the first
+    quiet: float  # multiplier of the step between stalls of the job
     duration: float  # seconds
     table: int  # quantile table of the length
     op_ptr: np.ndarray  # int32[stage + 1]
     op: np.ndarray  # int32[entry] ops of that stage that can be hit
+    op_share: np.ndarray  # float64[entry] cumulative share of the stage's nominal time
 
 
 class Step(NamedTuple):
@@ -354,8 +357,8 @@ def lower_groups(low, x, coef_a, coef_r):
                         )
                     m, v = seg_mean[s], seg_var[s]
                 for t in range(n_terms):
-                    term[t] += low.coef_count[e] * m * low.quiet * low.coef_split[e, t]
-                var += low.coef_count[e] * v * low.quiet**2
+                    term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]
+                var += low.coef_count[e] * v * low.quiet[c] ** 2
             total = called = 0.0
             for t in range(n_terms):
                 total += term[t]
@@ -378,14 +381,25 @@ def _draw_regimes(links, lane0, k0, k1, words, regimes):
 
 @njit(cache=True, nogil=True)
 def _link_lanes(links, regimes, replica, link, out):
-    """Multiply lanes by the congestion of a link: hit if any leaf it touches is."""
+    """Multiply lanes by the congestion of a link: hit if any leaf it touches is.
+
+    Links of a group touch the leaves of all replicas; one that touches none is never congested.
+    """
+    first, last = replica, replica + 1
+    if link >= links.n_own:
+        first, last = 0, links.leaf_lo.shape[0]
+    touched = 0
+    for r in range(first, last):
+        for side in range(2):
+            touched += links.leaf_hi[r, link, side] - links.leaf_lo[r, link, side]
+    if touched == 0:
+        return
     for lane in range(LANES):
         hit = False
-        for side in range(2):
-            for leaf in range(
-                links.leaf_lo[replica, link, side], links.leaf_hi[replica, link, side]
-            ):
-                hit = hit or regimes[leaf, lane]
+        for r in range(first, last):
+            for side in range(2):
+                for leaf in range(links.leaf_lo[r, link, side], links.leaf_hi[r, link, side]):
+                    hit = hit or regimes[leaf, lane]
         out[lane] *= np.float32(links.congested if hit else links.quiet)
 
 
@@ -425,17 +439,18 @@ def _draw_stalls(step, work, replica, lane0, k0, k1, words):
     """List this replica's stalls in the order of ops; returns how many."""
     stalls, tables = step.stalls, step.tables
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
-    threshold = np.uint64(stalls.probability * 4294967296.0)
     n = 0
     for stage in range(step.graph.n_stages):
         lo, n_ops = stalls.op_ptr[stage], stalls.op_ptr[stage + 1] - stalls.op_ptr[stage]
         if n_ops == 0:
             continue
         philox_lanes(stage, replica, lane0, STALL, k0, k1, words)
+        threshold = np.uint64(stalls.probability[stage] * 4294967296.0)
         for lane in range(LANES):
             if np.uint64(words[0, lane]) >= threshold or n >= ev_op.shape[0]:
                 continue
-            pick = np.int64((np.uint64(words[1, lane]) * np.uint64(n_ops)) >> np.uint64(32))
+            share = words[1, lane] / 4294967296.0
+            pick = min(n_ops - 1, np.searchsorted(stalls.op_share[lo : lo + n_ops], share))
             op = stalls.op[lo + pick]
             delay = stalls.duration * (1.0 + lookup(tables, stalls.table, words[2, lane]))
             i = n
@@ -504,6 +519,7 @@ def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
     state, path, words, drawn = work.state, work.path, work.words, work.drawn
     base, zeros, noise, vectors = work.base, work.zeros, work.noise, work.vectors
     coef_a, coef_r, share, busy = work.coef_a, work.coef_r, step.share, work.busy
+    computes = ops.busy
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     is_global = graph.phase_global[phase] == 1
     stream = GLOBAL if is_global else RESIDUAL
@@ -544,7 +560,7 @@ def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
             state[po, ev_lane[event]] += ev_delay[event]
             event += 1
         if n_classes > 0:
-            _track(state, path, busy, pa, pb, po, base, share, c, -1 if is_global else stage)
+            _track(state, path, busy, pa, pb, po, base, share, c, computes[op])
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -594,9 +610,10 @@ def _run_phases(step, work, regimes, step_words, lane0, k0, k1, words):
 def _stall_job(step, lane0, k0, k1, words, out_time):
     """Add the stalls that stop the whole job."""
     stalls = step.stalls
-    threshold = np.uint64(stalls.probability * 4294967296.0)
+    threshold = np.uint64(stalls.probability[0] * 4294967296.0)
     philox_lanes(0, 0, lane0, STALL, k0, k1, words)
     for lane in range(LANES):
+        out_time[lane] *= np.float32(stalls.quiet)
         if np.uint64(words[0, lane]) < threshold:
             length = 1.0 + lookup(step.tables, stalls.table, words[2, lane])
             out_time[lane] += np.float32(stalls.duration * length)

@@ -84,7 +84,7 @@ def estimate(
     extra = make_dataset(values, {"threshold": call["slowdown_thresholds"]}, {})
     attrs = dataset.attrs | provenance(job, call)
     attrs["steps"] = call["steps"]
-    attrs["warnings"] = json.dumps(_warnings(replicates, run_replicates, n_clusters))
+    attrs["warnings"] = json.dumps(_warnings(job, call, n_clusters))
     attrs["wall_seconds"] = time.perf_counter() - begin
     return dataset.merge(extra).assign_attrs(attrs)
 
@@ -158,20 +158,29 @@ def _check(call: dict[str, Any]) -> None:
         raise PrismError("\n".join(problems))
 
 
-def _warnings(replicates: int, run_replicates: int, n_clusters: int) -> list[str]:
+def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
     """Say which quantiles rest on too few samples, and how many they would need."""
     out = []
+    replicates, run_replicates = call["replicates"], call["run_replicates"]
+    regime = prepare_variability(job).regime
+    if regime.probability > 0.0 and regime.factor > 1.0:
+        out.append("congestion: drawn anew for every step, so runs vary less than they would")
+        if job.parallelism.cp > 1:
+            out.append("congestion: not applied to context-parallel collectives inside ops")
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
         out.append(f"step time p99 rests on {replicates} replicates; --replicates {need} or more")
     if run_replicates < need:
         out.append(f"time-to-train p99 rests on {run_replicates} runs; --run-replicates {need}")
-    for name, tail in (("p95", 0.05), ("p99", 0.01)):
-        clusters = round(TAIL_SAMPLES / tail)
-        if n_clusters < clusters:
-            out.append(
-                f"time-to-train {name} rests on {n_clusters} cluster draws, {clusters} would be "
-                f"enough: --replicates {64 * clusters}"
-            )
-            break
+    need95, need99 = (round(TAIL_SAMPLES / tail) for tail in (0.05, 0.01))
+    if n_clusters < need95:
+        out.append(
+            f"time-to-train p95 rests on {n_clusters} cluster draws, {need95} would be enough "
+            f"(p99: {need99}): --replicates {64 * need95} ({64 * need99})"
+        )
+    elif n_clusters < need99:
+        out.append(
+            f"time-to-train p99 rests on {n_clusters} cluster draws, {need99} would be enough: "
+            f"--replicates {64 * need99}"
+        )
     return out

@@ -22,7 +22,6 @@ from prism.jobblocks import (
     VariabilityBlock,
 )
 from prism.jobfile import near
-from prism.jobvalues import MAX_SLOWDOWN
 
 
 class Problem(NamedTuple):
@@ -328,6 +327,9 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
         what = f"kernel resolution with cp = {b.parallelism.cp}"
         yield _unmodelled(key, what, "op", key, "parallelism.cp")
     e = v.effects
+    if e.regime is not None and e.regime.duration_s is not None:
+        key = "variability.effects.regime.duration_s"
+        yield _unmodelled(key, "how long congestion lasts", "leave it out, every step draws anew")
     if e.residual is not None:
         key = "variability.effects.residual"
         if e.residual.law is not None and e.residual.cv is None:
@@ -342,7 +344,7 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
             yield Problem(f"{key}.scale", keys, text)
     if e.rank is not None and e.rank.lemon_slowdown is not None:
         key, (low, high) = "variability.effects.rank.lemon_slowdown", e.rank.lemon_slowdown
-        limit = float("inf") if b.cluster is None else b.cluster.max_slowdown or MAX_SLOWDOWN
+        limit = (b.cluster.max_slowdown if b.cluster is not None else None) or float("inf")
         if low > high:
             yield Problem(key, (key,), f"[{low:g}, {high:g}] runs downwards; give the lower first")
         elif high > limit:

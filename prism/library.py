@@ -142,7 +142,7 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     PrismError
         No such set or file, or not a library file.
     """
-    path = _find(os.fspath(name_or_path))
+    path = library_path(os.fspath(name_or_path))
     if path.stat().st_size > MAX_BYTES:
         size = path.stat().st_size / 2**20
         raise PrismError(f"{path}: {size:.0f} MB is too large for a library; got another file?")
@@ -162,7 +162,14 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     return from_dataset(dataset, path.stem)
 
 
-def _find(text: str) -> Path:
+def library_path(text: str) -> Path:
+    """File of a shipped set or of a path.
+
+    Raises
+    ------
+    PrismError
+        There is neither.
+    """
     folder = data_path("distributions")
     shipped = folder / f"{text}.nc"
     if os.sep not in text and shipped.is_file():

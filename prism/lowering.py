@@ -208,7 +208,7 @@ def lowering_arrays(
         fixed_var=np.array([op.fixed_var for op in lowered], np.float64),
         call_cv=call_cv,
         table_std=np.ones(n) if table_std is None else np.asarray(table_std, np.float64),
-        quiet=1.0,
+        quiet=np.ones(n),
     )
 
 

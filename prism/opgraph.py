@@ -51,6 +51,8 @@ class StepGraph:
         Ranges of ops that run once per replica (0) or once for all replicas (1).
     op_types : tuple of OpType
     n_replicas, n_slots, n_global_slots, final_slot, n_calls : int
+    nominal_s : float
+        The step with nominal durations [s], without barriers inside ops.
     """
 
     kind: np.ndarray
@@ -73,6 +75,7 @@ class StepGraph:
     n_global_slots: int
     final_slot: int
     n_calls: int
+    nominal_s: float
 
     @property
     def n_draws(self) -> int:
@@ -149,7 +152,7 @@ def nominal_duration(op_type: OpType) -> float:
 
 def _execution_order(
     nodes: list[Node], op_types: tuple[OpType, ...]
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], float]:
     """Order nodes by phase and earliest start, so that few ends are alive at a time."""
     durations = [nominal_duration(t) for t in op_types]
     phase, end = [-1] * len(nodes), [0.0] * len(nodes)
@@ -177,7 +180,7 @@ def _execution_order(
             missing[j] -= 1
             if missing[j] == 0:
                 heapq.heappush(heap, (phase[j], start[j], j))
-    return order, phase
+    return order, phase, max(end)
 
 
 def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
@@ -192,7 +195,7 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         How many replicas share the local nodes, and of how many stages.
     """
     nodes, op_types = builder.nodes, tuple(builder.types)
-    order, phase = _execution_order(nodes, op_types)
+    order, phase, nominal_s = _execution_order(nodes, op_types)
     exported = {
         p for n in nodes if n.is_global for p in n.preds if not nodes[p].is_global and p != START
     }
@@ -238,6 +241,7 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         n_global_slots=slots.n_global,
         final_slot=final_slot,
         n_calls=1 + max(n.call for n in nodes),
+        nominal_s=nominal_s,
     )
 
 

@@ -36,6 +36,7 @@ def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) 
         coef_count=np.zeros(0), coef_split=np.zeros((0, 1)), fixed_mean=fixed,
         fixed_var=np.array([(m * law.std) ** 2 for m, law in zip(means, laws, strict=True)]),
         call_cv=np.zeros((n, 1)), table_std=np.array([law.std for law in laws]),
+        quiet=np.ones(n),
     )  # fmt: skip
     stalls = program.stalls._replace(table=tables.add(lognormal(v.stall.duration_cv)))
     ranks = program.ranks._replace(
@@ -48,7 +49,7 @@ def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) 
     )  # fmt: skip
     return replace(
         program, ops=ops, low=low, ranks=ranks, stalls=stalls, tables=tables.stack(),
-        bank=Bank().arrays(0, 0), links=program.links._replace(n_leaves=0), step_table=-1,
+        bank=Bank().arrays(0), links=program.links._replace(n_leaves=0), step_table=-1,
         shared=program,
     )  # fmt: skip
 
@@ -116,6 +117,10 @@ def _look_up(table: NDArray[np.float64], u: NDArray[np.uint32]) -> NDArray[np.fl
 def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDArray[np.float64]:
     links = program.links
     width = (links.leaf_hi[:, link] - links.leaf_lo[:, link]).sum(axis=1)
+    if link >= links.n_own:
+        width = width.sum(keepdims=True)
+    if not width.any():
+        return np.ones(POOL_SAMPLES)
     hit = 1.0 - (1.0 - links.probability) ** width[rng.integers(0, width.size, POOL_SAMPLES)]
     return np.where(rng.random(POOL_SAMPLES) < hit, links.congested, links.quiet)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions import Law, constant, quantile_table
+from prism.errors import PrismError
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Program:
     shares: NDArray[np.float32]  # [coef, class]
     classes: tuple[str, ...]
     n_draws: int
+    n_members: int  # ranks whose ops are simulated apart in each group
     shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
 
     def arrays(self, track: bool) -> engine.Step:
@@ -55,6 +57,22 @@ class Tables:
             self.arrays.append(quantile_table(law, power))
         return self.index[key]
 
+    def multiplier(self, law: Law) -> int:
+        """Index of the table of a law of durations.
+
+        Raises
+        ------
+        PrismError
+            The law reaches below 0.
+        """
+        index = self.add(law)
+        if float(self.arrays[index][0, 0]) < -1.0:
+            raise PrismError(
+                f"a {law.family} law with cv {law.cv:.3g} gives negative durations; take lognormal "
+                "or gamma (variability.effects.residual.law), or a smaller cv or scale"
+            )
+        return index
+
     def optional(self, law: Law, power: float = 1.0) -> int:
         """Index of the table, -1 where the effect is off."""
         return -1 if power == 0.0 or law.std == 0.0 else self.add(law, power)
@@ -76,13 +94,13 @@ class Bank:
         """Index of the vector with these fields of `engine.Bank`."""
         return self.rows.setdefault(row, len(self.rows))
 
-    def arrays(self, n_microbatches: int, n_calls: int) -> engine.Bank:
+    def arrays(self, n_microbatches: int) -> engine.Bank:
         """Lay the vectors into the engine's arrays."""
         table = np.array(list(self.rows), np.int32)
         step, mb_table, mb, call_table, call, link, is_global = np.ascontiguousarray(table.T)
         return engine.Bank(
             step, mb_table, mb, call_table, call, link, is_global.astype(np.uint8),
-            n_microbatches if bool((mb_table >= 0).any()) else 0, n_calls,
+            n_microbatches if bool((mb_table >= 0).any()) else 0,
         )  # fmt: skip
 
 
@@ -102,7 +120,7 @@ def ideal_program(program: Program) -> Program:
         ),
         low=low._replace(
             seg_cv=np.zeros_like(low.seg_cv), fixed_var=np.zeros_like(low.fixed_var),
-            call_cv=np.zeros_like(low.call_cv), quiet=1.0,
+            call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL),
         links=program.links._replace(n_leaves=0),

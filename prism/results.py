@@ -4,6 +4,7 @@ One flat `xarray.Dataset`, in memory and as netCDF. `VARIABLES` is the one list 
 variables; attrs carry what is needed to run the same call again.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import prism
 from prism.errors import PrismError
 from prism.files import atomic_write
 from prism.job import Job, job_from_dict
+from prism.library import library_path
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,12 +73,32 @@ def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "prism_version": prism.__version__,
+        "commit": _commit(),
         "versions": json.dumps(versions),
+        "library_sha256": _library_hash(job),
         "job_name": job.name,
         "job": job.model_dump_json(),
         "call": json.dumps(call),
         "seed": str(call["seed"]),
     }
+
+
+def _commit() -> str:
+    """Commit of the checkout that prism runs from; empty where it is installed."""
+    root = Path(prism.__file__).resolve().parents[1]
+    try:
+        head = (root / ".git" / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        return (root / ".git" / head.removeprefix("ref: ")).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _library_hash(job: Job) -> str:
+    """Hash of the library's file, since a name alone does not say what is in it."""
+    name = job.variability.library
+    return hashlib.sha256(library_path(name).read_bytes()).hexdigest() if name else ""
 
 
 def job_of(dataset: "xr.Dataset") -> Job:
@@ -212,6 +234,20 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
     return out
 
 
+def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
+    """Summarise runs; their errors hold those of the simulated steps that they rest on."""
+    out = spread(runs, np.asarray(dataset.run_cluster_idx))
+    step = spread(np.asarray(dataset.step_time, np.float64), np.asarray(dataset.cluster_idx))
+    shared = float(dataset.attrs["steps"]) * step["mean_se"]
+    out["mean_se"] = float(np.hypot(shared, out["std"] / np.sqrt(runs.size)))
+    low, high = out["p95_ci"]
+    out["p95_ci"] = [
+        out["p95"] - float(np.hypot(out["p95"] - low, 1.96 * shared)),
+        out["p95"] + float(np.hypot(high - out["p95"], 1.96 * shared)),
+    ]
+    return out
+
+
 def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     import datetime
 
@@ -219,7 +255,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "run_replicates": int(runs.size),
         "steps": int(dataset.attrs["steps"]),
-        "time_to_train": spread(runs, np.asarray(dataset.run_cluster_idx)),
+        "time_to_train": _run_spread(dataset, runs),
     }
     if "deadline" in dataset:
         deadline = float(dataset.deadline)

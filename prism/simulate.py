@@ -225,9 +225,10 @@ def simulate(
     }
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
+    busy_threads = min(threads, default_threads(), n_blocks)
     attrs["engine"] = json.dumps({
         "op_samples": samples, "seconds": seconds,
-        "ns_per_op_sample": seconds * threads / samples * 1e9 if samples else 0.0,
+        "ns_per_op_sample": seconds * busy_threads / samples * 1e9 if samples else 0.0,
         "threads": threads,
     })  # fmt: skip
     attrs["wall_seconds"] = time.perf_counter() - begin
@@ -253,7 +254,8 @@ def _critical_path(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean seconds of each class on the critical path, and mean idle share of each stage."""
     times, _, path, busy = run_blocks(program, range(n_blocks), seed, threads, track=True)
-    idle = 1.0 - busy / program.graph.n_replicas / times[:, None, :]
+    groups = program.graph.n_replicas * program.n_members
+    idle = 1.0 - busy / groups / times[:, None, :]
     return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
 
 

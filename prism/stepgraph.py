@@ -46,7 +46,7 @@ class _Stage:
     gather_stream: int = START
     reduce_stream: int = START
     pending: dict[int, int] = field(default_factory=dict)  # chunk -> backwards still to come
-    reduces: list[tuple[Collective, int]] = field(default_factory=list)
+    reduces: list[Collective] = field(default_factory=list)
 
 
 class _StepBuilder:
@@ -194,7 +194,7 @@ class _StepBuilder:
         if self.options.overlap:
             self._lay_reduce(s, collective, stage.last)
         else:
-            stage.reduces.append((collective, START))
+            stage.reduces.append(collective)
 
     def _lay_reduce(self, s: int, collective: Collective, after: list[int]) -> None:
         stage = self.stages[s]
@@ -208,7 +208,7 @@ class _StepBuilder:
     def _end_of_step(self) -> int:
         """Lay the chain of barriers at the end of the step; the last one is global."""
         for s, stage in enumerate(self.stages):
-            for collective, _ in stage.reduces:
+            for collective in stage.reduces:
                 self._lay_reduce(s, collective, stage.last)
         done = [
             self.b.join([*st.last, st.reduce_stream], stage=s, is_global=True)

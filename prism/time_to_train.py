@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.engine import LANES
+
 Array = NDArray[np.float64]
 _STREAM = 10  # keeps run draws apart from the engine's streams under the same seed
 
@@ -43,9 +45,10 @@ def step_statistics(
     Notes
     -----
     Means are shrunk by sqrt(max(0, Vb - Vw/n) / Vb), so that their spread is the clusters' own and
-    not that of n simulated steps. The last cluster may be incomplete and counts by its size.
+    not that of n simulated steps. An incomplete last cluster is left out where there are others.
     """
-    steady = step_time / effect
+    complete = cluster < max(1, step_time.size // LANES)
+    steady, cluster = (step_time / effect)[complete], cluster[complete]
     labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     means = np.bincount(index, steady) / counts
     squares = np.bincount(index, (steady - means[index]) ** 2)

@@ -210,4 +210,12 @@ def _rank_law(job: Job, library: Library | None) -> Law:
         return law
     if law.family != "bounded_body_lemons":
         law = laws.bounded_body_lemons(law.std, max_slowdown=MAX_SLOWDOWN)
-    return law.with_params(**changes)
+    law = law.with_params(**changes)
+    params = dict(zip(laws.PARAM_NAMES[law.family], law.params, strict=True))
+    if "hi" in changes and params["hi"] > params["max_slowdown"]:
+        raise PrismError(
+            f"{job.source}: variability.effects.rank.lemon_slowdown: reaches {params['hi']:g}, but "
+            f"GPUs beyond {params['max_slowdown']:g} are taken out; lower it, or set "
+            f"cluster.max_slowdown: {params['hi']:g}"
+        )
+    return law

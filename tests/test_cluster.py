@@ -230,17 +230,26 @@ def test_node_slowdowns_reach_the_node_s_gpus() -> None:
 
 
 def test_link_leaves() -> None:
-    placement = Placement(
-        load_job("llama3-405b-8k", MEGATRON)
-    )  # a stage is 64 nodes: four leaves of 16
+    # a stage is 64 nodes: four leaves of 16
+    placement = Placement(load_job("llama3-405b-8k", MEGATRON))
     lo, hi = placement.link_leaves(16)
-    assert lo.shape == (64, 33, 2)
+    assert lo.shape == (64, 34, 2)
     assert (lo[0, 0].tolist(), hi[0, 0].tolist()) == ([0, 4], [1, 5])
     assert (lo[63, 0].tolist(), hi[63, 0].tolist()) == ([3, 7], [4, 8])
     assert (lo[0, 15].tolist(), hi[0, 15].tolist()) == ([60, 0], [61, 1])  # back to the first
-    assert (lo[0, 17, 0], hi[0, 17, 0]) == (4, 8)  # the replicas of stage 1
+    # the replicas of stage 1: each its own leaf, 4 to 7 in all
+    assert (lo[0, 17, 0], hi[0, 17, 0]) == (4, 5)
+    assert (lo[63, 17, 0], hi[63, 17, 0]) == (7, 8)
+    assert (lo[0, 33].tolist(), hi[0, 33].tolist()) == ([0, 60], [1, 61])  # the embedding's
     assert (lo[0, 32, 0], hi[0, 32, 0]) == (0, 64)
     assert np.all(lo <= hi) and np.all(hi <= placement.n_leaves)
+
+
+def test_groups_touch_only_their_own_leaves() -> None:
+    """131K sequence: a stage's group of 128 GPUs fills a leaf, eight replicas lie far apart."""
+    lo, hi = Placement(load_job("llama3-405b-131k-sequence")).link_leaves(16)
+    touched = {leaf for r in range(8) for leaf in range(lo[r, 16, 0], hi[r, 16, 0])}
+    assert touched == {16 * r for r in range(8)}
 
 
 def test_links_inside_a_node_touch_no_leaf() -> None:

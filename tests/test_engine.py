@@ -215,6 +215,7 @@ def test_stalls_come_at_their_rate():
     p = 1 - np.exp(-12 / 3600 * 30)
     hit = times > 40
     assert abs(hit.mean() - p) < 5 * np.sqrt(p * (1 - p) / times.size)
-    quiet = 30 / (1 + 12 / 3600 * 30)
+    quiet = 30 - p * 30  # so that the mean stays 30
+    assert abs(float(times.mean()) - 30) < 5 * float(times.std()) / times.size**0.5
     np.testing.assert_allclose(times[~hit], quiet, rtol=1e-6)
     np.testing.assert_allclose(times[hit], quiet + 30, rtol=1e-6)

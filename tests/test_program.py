@@ -11,7 +11,7 @@ from prism.assembly import build_program
 from prism.job import job_from_dict
 from prism.program import ideal_program
 from prism.schedule import make_schedule
-from prism.simulate import prepare, prepare_variability, run_blocks
+from prism.simulate import prepare, prepare_variability, run_blocks, simulate
 from prism.workload import ChunkWork, Collective, Kernel
 
 ALL = {
@@ -193,7 +193,7 @@ def run_work(job, work, n_blocks, seed=3):
 
 CONGESTED, FACTOR = 0.2, 3.0
 QUIET = 1.0 / (1.0 + CONGESTED * (FACTOR - 1.0))
-REGIME = {"regime": {"probability": CONGESTED, "factor": FACTOR, "duration_s": 60.0}}
+REGIME = {"regime": {"probability": CONGESTED, "factor": FACTOR}}
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,15 @@ def stall(entity, cv=0.0):
 
 
 @pytest.mark.parametrize(
-    ("entity", "tp", "per_group"), [("rank", 4, 4.0), ("node", 4, 2.0), ("job", 4, 1.0)]
+    ("entity", "tp", "per_group"),
+    [("rank", 4, 4.0), ("node", 4, 2.0), ("node", 1, 1.0), ("job", 4, 1.0)],
 )
 def test_stalls_come_at_the_rate_of_their_entities(entity, tp, per_group):
     """A tp group of four GPUs is four ranks, two nodes of two, one job."""
     job = explicit(stall(entity), cluster={"gpus_per_node": 2}, tp=tp, microbatches=10)
     times = times_of(job, 400)
     p = 1 - np.exp(-per_group * RATE / 3600 * 30)
-    quiet = 30 / (1 + RATE / 3600 * LENGTH)
+    quiet = 30 - p * LENGTH / per_group  # each entity's own mean stays at nominal
     hit = times > quiet + 1
     assert abs(hit.mean() - p) < 5 * np.sqrt(p * (1 - p) / times.size)
     np.testing.assert_allclose(times[~hit], quiet, rtol=1e-6)
@@ -258,7 +259,7 @@ def test_stalls_come_at_the_rate_of_their_entities(entity, tp, per_group):
 
 def test_stall_lengths_have_their_law():
     times = times_of(explicit(stall("rank", 0.5), microbatches=10), 2000)
-    quiet = 30 / (1 + RATE / 3600 * LENGTH)
+    quiet = 30 + np.expm1(-RATE / 3600 * 30) * LENGTH
     lengths = times[times > quiet + 0.01] - quiet
     assert abs(lengths.mean() - LENGTH) < 5 * lengths.std() / lengths.size**0.5
     assert lengths.std() == pytest.approx(0.5 * LENGTH, rel=0.05)
@@ -269,8 +270,36 @@ def test_ranks_stall_apart_and_the_job_together():
     rank, job = (times_of(explicit(stall(e), dp=2, microbatches=10), 400) for e in ("rank", "job"))
     p = 1 - np.exp(-RATE / 3600 * 30)
     for times, expected in ((rank, 1 - (1 - p) ** 2), (job, p)):
-        hit = times > 30 / (1 + RATE / 3600 * LENGTH) + 1
+        hit = times > 30 - p * LENGTH + 1
         assert abs(hit.mean() - expected) < 5 * np.sqrt(expected * (1 - expected) / hit.size)
+
+
+@pytest.mark.parametrize("entity", ["rank", "node", "job"])
+def test_stalls_do_not_make_a_step_shorter(entity):
+    """Every entity's mean is kept, and a step is convex in its durations."""
+    effect = {"entity": entity, "rate_per_hour": 36.0, "duration_s": 1.0, "duration_cv": 0.0}
+    job = explicit({"stall": effect}, pp=8, microbatches=32)
+    times = times_of(job, 300)
+    assert times.mean() > 117 - 5 * times.std() / times.size**0.5
+
+
+def test_idle_time_is_that_of_computing():
+    """Stages wait for the bubble only; transfers and the members of a group do not count."""
+    idle = [
+        simulate(transformer("full", {}, resolution=r), 64, seed=1).idle_fraction
+        for r in ("op", "kernel")
+    ]
+    for values in idle:
+        assert np.all((values > 0) & (values < 1))
+
+
+def test_a_link_that_cannot_be_congested_stays_at_nominal():
+    regime = {"regime": {"probability": 0.5, "factor": 3.0}}
+    calm, hit = (
+        times_of(explicit(e, pp=4, microbatches=8, cluster={"gpus_per_node": 8}), 2)
+        for e in ({}, regime)
+    )
+    np.testing.assert_array_equal(calm, hit)
 
 
 def test_stall_rate_does_not_depend_on_the_resolution():

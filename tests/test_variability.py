@@ -2,8 +2,9 @@
 
 import pytest
 
+from prism.errors import PrismError
 from prism.job import load_job
-from prism.simulate import prepare_variability
+from prism.simulate import prepare, prepare_variability
 
 JOB = "llama3-405b-16k"
 RANK = "variability.effects.rank"
@@ -27,6 +28,20 @@ def test_lemons_slower_than_max_slowdown_are_culled():
     law = prepare_variability(load_job(JOB, ["cluster.max_slowdown=1.1"])).rank
     assert law.ppf(1.0) == pytest.approx(1.1, rel=2e-3)  # relative to the body's mean
     assert law.mean == pytest.approx(1.0, abs=1e-9)
+
+
+def test_lemons_beyond_max_slowdown_are_refused():
+    override = f"{RANK}.lemon_slowdown=[1.1, 1.4]"
+    with pytest.raises(PrismError, match="beyond 1.25 are taken out"):
+        rank_params(override)
+    assert rank_params(override, "variability.library=h100-stressed")[4:] == (1.4, 1.5)
+    assert rank_params(override, "cluster.max_slowdown=1.4")[4:] == (1.4, 1.4)
+
+
+def test_laws_that_reach_below_zero_are_refused():
+    residual = "variability.effects.residual={law: normal, cv: 0.5}"
+    with pytest.raises(PrismError, match="gives negative durations"):
+        prepare(load_job("pipeline-8x32", [residual]), 1)
 
 
 def test_without_a_library_effects_are_off_unless_set():
