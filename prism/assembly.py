@@ -86,6 +86,11 @@ def _ranks(
     job: Job, placement: Placement, v: Variability, lowerer: Lowerer, tables: Tables
 ) -> engine.Ranks:
     slow = placement.slowdowns()
+    if not 1e-3 <= slow.min() <= slow.max() <= 1e3:
+        raise PrismError(
+            f"{job.source}: cluster.node_slowdowns: expected factors between 0.001 and 1000; "
+            "a node that does not work is left out of cluster.nodes"
+        )
     factor = np.stack([slow**loading for loading in lowerer.loadings])
     node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
     return engine.Ranks(

@@ -18,6 +18,8 @@ from prism.time_to_train import simulate_runs, step_statistics
 if TYPE_CHECKING:
     import xarray as xr
 
+MAX_STEPS = 10**15
+MAX_RUNS = 10**8  # a run is two numbers of 8 bytes
 TAIL_SAMPLES = 10  # samples beyond a quantile below which it is only a guess
 
 
@@ -142,18 +144,22 @@ def _drift_cv(variability: Any) -> float:
 
 def _check(call: dict[str, Any]) -> None:
     problems = []
-    if call["run_replicates"] < 1:
-        problems.append(f"--run-replicates {call['run_replicates']}: expected at least 1")
+    if not 1 <= call["run_replicates"] <= MAX_RUNS:
+        problems.append(
+            f"--run-replicates {call['run_replicates']}: expected between 1 and {MAX_RUNS:.0e}"
+        )
     if call["steps"] < 1:
         problems.append(f"--steps {call['steps']}: expected at least 1")
     probability, price = call["probability"], call["price"]
+    if call["steps"] > MAX_STEPS:
+        problems.append(f"--steps {call['steps']}: expected at most {MAX_STEPS:.0e}")
     if not 0.0 < probability < 1.0:
         problems.append(f"--probability {probability:g}: expected between 0 and 1, such as 0.9")
     for t in call["slowdown_thresholds"]:
         if not t >= 1.0:
             problems.append(f"--slowdown-thresholds {t:g}: expected 1 or more, times the ideal")
-    if price is not None and not price >= 0.0:
-        problems.append(f"--price {price:g}: expected 0 or more per GPU-hour")
+    if price is not None and not 0.0 <= price < 1e12:
+        problems.append(f"--price {price:g}: expected 0 or more, and finite, per GPU-hour")
     if problems:
         raise PrismError("\n".join(problems))
 

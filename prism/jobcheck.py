@@ -172,6 +172,12 @@ def _check_durations(b: Blocks, m: ModelBlock) -> Iterator[Problem]:
             text = f"has {len(value)} durations, expected one per stage, pp = {stages}"
             way_out = "give one number, or as many as stages"
             yield Problem(key, (key, "parallelism.pp"), f"{text}; {way_out}")
+    if b.parallelism is not None:
+        for name, plain in (("recompute", "none"), ("prefetch", 1), ("microbatch_size", 1)):
+            if getattr(b.parallelism, name) != plain:
+                key = f"parallelism.{name}"
+                text = "has no effect beside model.durations; leave it out"
+                yield Problem(key, (key, "model.durations"), text)
     if not any(any(v) if isinstance(v, tuple) else v for _, v in both):
         text = "are all 0, expected a step that takes time; give forward_s > 0"
         yield Problem("model.durations", ("model.durations",), text)

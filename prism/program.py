@@ -66,16 +66,23 @@ class Tables:
             The law reaches below 0.
         """
         index = self.add(law)
+        self._check(law, index)
+        return index
+
+    def _check(self, law: Law, index: int) -> None:
         if float(self.arrays[index][0, 0]) < -1.0:
             raise PrismError(
-                f"a {law.family} law with cv {law.cv:.3g} gives negative durations; take lognormal "
-                "or gamma (variability.effects.residual.law), or a smaller cv or scale"
+                f"a {law.family} law with cv {law.cv:.3g} gives negative durations; take a smaller "
+                "cv (or residual.scale), or the lognormal law"
             )
-        return index
 
     def optional(self, law: Law, power: float = 1.0) -> int:
         """Index of the table, -1 where the effect is off."""
-        return -1 if power == 0.0 or law.std == 0.0 else self.add(law, power)
+        if power == 0.0 or law.std == 0.0:
+            return -1
+        index = self.add(law, power)
+        self._check(law, index)
+        return index
 
     def stack(self) -> NDArray[np.float32]:
         """All tables, [table, row, 2]; at least one, since an array needs an element type."""

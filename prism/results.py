@@ -111,8 +111,9 @@ def job_of(dataset: "xr.Dataset") -> Job:
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
     """Write a result as netCDF: to a temporary name first, then renamed."""
+    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
     with atomic_write(path) as temporary:
-        dataset.to_netcdf(temporary, engine="h5netcdf")
+        temporary.write_bytes(content)
 
 
 def load(path: str | os.PathLike[str]) -> "xr.Dataset":
@@ -216,7 +217,7 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
         "ideal_step_time": float(dataset.ideal_step_time),
         "step_time": spread(steps, np.asarray(dataset.cluster_idx)),
         "slowdown": {
-            f"{t:g}": float(p)
+            f"{t:.10g}": float(p)
             for t, p in zip(
                 dataset.threshold.values, dataset.slowdown_probability.values, strict=True
             )
@@ -263,7 +264,15 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     probability = float(call["probability"])
     if call.get("start"):
         start = datetime.datetime.fromisoformat(call["start"])
-        length = datetime.timedelta(seconds=float(np.quantile(runs, probability)))
+        seconds = float(np.quantile(runs, probability))
+        try:
+            length = datetime.timedelta(seconds=seconds)
+            start + length  # noqa: B018
+        except OverflowError as error:
+            raise PrismError(
+                f"--start {call['start']}: the run ends {seconds / 86400.0:.3g} days later, beyond "
+                "the year 9999; leave the start out, or lower --steps"
+            ) from error
         out["finish_date"] = {
             "probability": probability,
             "date": (start + length).isoformat(timespec="seconds"),

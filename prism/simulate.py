@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
 CHUNK_SAMPLES = 20_000_000  # op-samples of one call into the engine, some tens of ms
+MAX_REPLICATES = 10**9
+MAX_OPS = 4_000_000  # ops of one replica: minutes of building and gigabytes
+MAX_GPUS = 4_000_000
 MAX_SEED = 1 << 63
 
 
@@ -56,6 +59,7 @@ def prepare(job: Job, seed: int) -> Step:
     PrismError
         The job asks for what cannot be built.
     """
+    _check_size(job)
     library = _library(job)
     workload = build_workload(job, library)
     p = job.parallelism
@@ -69,6 +73,25 @@ def prepare(job: Job, seed: int) -> Step:
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)
     return Step(job, workload, graph, build_program(job, graph, variability, seed))
+
+
+def _check_size(job: Job) -> None:
+    """Refuse a job whose graph could not be built in minutes."""
+    p = job.parallelism
+    chunks = p.pp * p.vpp if p.pp > 1 else max(1, job.model.n_layers)
+    ops = 2 * p.microbatches * chunks
+    if job.variability.resolution == "kernel":
+        ops *= p.tp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
+    if ops > MAX_OPS or job.model.n_layers > MAX_OPS // 40:
+        raise PrismError(
+            f"{job.source}: about {ops:.1e} ops per replica, at most {MAX_OPS:.0e} can be built; "
+            "lower parallelism.microbatches, pp, vpp or model.n_layers, or take resolution op"
+        )
+    if job.n_nodes * job.cluster.gpus_per_node > MAX_GPUS:
+        raise PrismError(
+            f"{job.source}: {job.n_nodes * job.cluster.gpus_per_node} GPUs, at most "
+            f"{MAX_GPUS:.0e} are supported; lower parallelism.dp or cluster.nodes"
+        )
 
 
 def prepare_variability(job: Job) -> Variability:
@@ -155,8 +178,8 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
     PrismError
         Naming the number and its range.
     """
-    if replicates < 1:
-        raise PrismError(f"replicates = {replicates}, expected at least 1")
+    if not 1 <= replicates <= MAX_REPLICATES:
+        raise PrismError(f"replicates = {replicates}, expected between 1 and {MAX_REPLICATES:.0e}")
     if not 0 <= seed < MAX_SEED:
         raise PrismError(f"seed = {seed}, expected 0 <= seed < 2**63")
     if threads < 1:
@@ -212,6 +235,11 @@ def simulate(
     path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
     samples = step.program.n_draws * n_blocks * engine.LANES
     step_time = times.reshape(-1)[:replicates].astype(np.float64)
+    if not (np.all(np.isfinite(step_time)) and np.all(step_time >= 0.0) and step_time.max() > 0.0):
+        raise PrismError(
+            f"{job.source}: step times overflow; durations and slowdowns must stay within 1e-30 "
+            "and 1e30 s: check their units"
+        )
     values = {
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),

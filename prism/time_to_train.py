@@ -8,7 +8,7 @@ checkpoints, interruptions, fail-slow episodes, congestion that persists.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prism.engine import LANES
 
 Array = NDArray[np.float64]
+STEP_BY_STEP = 2000  # steps up to which a run is walked; beyond, its sum is as good as normal
 _STREAM = 10  # keeps run draws apart from the engine's streams under the same seed
 
 
@@ -27,6 +28,8 @@ class StepStatistics:
     std: Array  # [cluster]
     drift_cv: float  # of the step effect
     correlation_time_s: float
+    # [sample] steps of all clusters less their cluster's mean [s]; none: normal with `std`
+    residuals: Array = field(default_factory=lambda: np.empty(0))
 
 
 def step_statistics(
@@ -63,7 +66,7 @@ def step_statistics(
     own = squares / np.maximum(1, counts - 1)
     weight = counts / (counts + 32.0)  # half of the trust goes to the pool at 32 steps
     std = np.sqrt(np.where(counts > 1, weight * own + (1.0 - weight) * within, within))
-    return StepStatistics(means, std, drift_cv, tau_s)
+    return StepStatistics(means, std, drift_cv, tau_s, steady - means[index])
 
 
 def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
@@ -96,8 +99,9 @@ def simulate_runs(
     """
     n_clusters = statistics.mean.size
     cluster = np.arange(n_runs) % n_clusters
-    white = np.random.Generator(np.random.Philox(key=[seed, _STREAM])).standard_normal(n_runs)
-    drift = np.random.Generator(np.random.Philox(key=[seed, _STREAM + 1])).standard_normal(n_runs)
+    if n_steps <= STEP_BY_STEP:
+        return _walk_runs(statistics, n_steps, cluster, seed), cluster
+    white, drift = (_generator(seed, k).standard_normal(n_runs) for k in (0, 1))
     mu, sigma = statistics.mean[cluster], statistics.std[cluster]
     per_cluster = np.array(
         [drift_variance(n_steps, float(m), statistics.correlation_time_s) for m in statistics.mean]
@@ -106,3 +110,36 @@ def simulate_runs(
     # White noise is that of steps at their own effect: E[S^2] = 1 + cv^2.
     noise = math.sqrt(n_steps * (1.0 + statistics.drift_cv**2)) * sigma
     return mu * (n_steps + spread * drift) + noise * white, cluster
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed, _STREAM + stream]))
+
+
+def _walk_runs(
+    statistics: StepStatistics, n_steps: int, cluster: NDArray[np.int64], seed: int
+) -> Array:
+    """Short runs step by step: resampled steps times a lognormal AR(1) effect.
+
+    Few steps do not make a sum normal, and a stall in one of them shows.
+    """
+    from scipy.signal import lfilter
+
+    white, drift = _generator(seed, 0), _generator(seed, 1)
+    sigma = math.sqrt(math.log1p(statistics.drift_cv**2))
+    total = np.empty(cluster.size)
+    for i, k in enumerate(cluster):
+        if statistics.residuals.size:
+            own = statistics.residuals[white.integers(0, statistics.residuals.size, n_steps)]
+        else:
+            own = statistics.std[k] * white.standard_normal(n_steps)
+        steps = np.maximum(statistics.mean[k] + own, 0.0)
+        shocks = drift.standard_normal(n_steps)
+        if sigma > 0.0:
+            tau = statistics.correlation_time_s
+            r = math.exp(-statistics.mean[k] / tau) if tau > 0.0 else 0.0
+            shocks[1:] *= math.sqrt(1.0 - r * r)
+            path = lfilter([1.0], [1.0, -r], shocks)
+            steps *= np.exp(sigma * path - 0.5 * sigma**2)
+        total[i] = steps.sum()
+    return total

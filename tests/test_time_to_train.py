@@ -178,3 +178,19 @@ def test_run_law_covers_the_mixture_of_clusters():
     z = (runs / 100_000 - 10.0) / 0.05
     assert abs(z.mean()) < 5 * 1.15 / np.sqrt(z.size) and abs(z.std() - 1) < 0.12
     assert ks_2samp(z, norm.ppf((np.arange(2000) + 0.5) / 2000)).pvalue > 1e-3
+
+
+def test_short_runs_resample_steps_and_their_stalls():
+    """Short runs resample steps, stalls included, where a normal sum would be wrong."""
+    rng = np.random.default_rng(8)
+    times = np.where(rng.random(64 * 200) < 0.02, 60.0, 10.0) + 0.1 * rng.standard_normal(64 * 200)
+    statistics = step_statistics(times, np.ones_like(times), np.arange(times.size) // 64, 0.0, 0.0)
+    runs = simulate_runs(statistics, 1, 20_000, 9)[0]
+    stalled = (runs > 40).mean()
+    assert abs(stalled - (times > 40).mean()) < 5 * np.sqrt(0.02 * 0.98 / runs.size)
+    # what is left of luck with stalls moves clusters a little; a normal sum would be 7 s wide
+    assert abs(np.median(runs) - np.median(times)) < 0.3 and runs[runs < 40].std() < 1.0
+    # the sum of many is where the normal law takes over, at the same mean and spread
+    totals = [simulate_runs(statistics, n, 2000, 10)[0] / n for n in (2000, 2001)]
+    assert abs(totals[0].mean() - totals[1].mean()) < 5 * totals[1].std() * (2 / 2000) ** 0.5
+    assert totals[0].std() == pytest.approx(totals[1].std(), rel=0.12)

@@ -4,7 +4,7 @@ import pytest
 
 from prism.errors import PrismError
 from prism.job import load_job
-from prism.simulate import prepare, prepare_variability
+from prism.simulate import prepare, prepare_variability, simulate
 
 JOB = "llama3-405b-16k"
 RANK = "variability.effects.rank"
@@ -73,3 +73,17 @@ def test_loadings_by_class():
     assert v.microbatch_loading("backward", "gemm_mlp") == v.backward_loading
     assert v.microbatch_loading("forward", "loss") == v.loss_loading
     assert v.microbatch_loading("forward", "tp_all_gather") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("cluster.node_slowdowns.0=1e300", "between 0.001 and 1000"),
+        ("model.durations={forward_s: 1e38, backward_s: 1}", "overflow"),
+        ("parallelism.microbatches=2147483632", "can be built"),
+        ("variability.effects={residual: {cv: 0}, rank: {cv: 1.0}}", "negative durations"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(override, words):
+    with pytest.raises(PrismError, match=words):
+        simulate(load_job("pipeline-8x32", [override]), 64, seed=1)
