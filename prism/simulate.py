@@ -233,13 +233,8 @@ def simulate(
     )
     seconds = time.perf_counter() - started
     path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
-    samples = step.program.n_draws * n_blocks * engine.LANES
     step_time = times.reshape(-1)[:replicates].astype(np.float64)
-    if not (np.all(np.isfinite(step_time)) and np.all(step_time >= 0.0) and step_time.max() > 0.0):
-        raise PrismError(
-            f"{job.source}: step times overflow; durations and slowdowns must stay within 1e-30 "
-            "and 1e30 s: check their units"
-        )
+    _check_times(job, step_time)
     values = {
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
@@ -253,14 +248,31 @@ def simulate(
     }
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
+    samples = step.program.n_draws * n_blocks * engine.LANES
     busy_threads = min(threads, default_threads(), n_blocks)
-    attrs["engine"] = json.dumps({
-        "op_samples": samples, "seconds": seconds,
-        "ns_per_op_sample": seconds * busy_threads / samples * 1e9 if samples else 0.0,
-        "threads": threads,
-    })  # fmt: skip
+    attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, busy_threads))
     attrs["wall_seconds"] = time.perf_counter() - begin
     return make_dataset(values, coords, attrs)
+
+
+def _check_times(job: Job, step_time: NDArray[np.float64]) -> None:
+    """Refuse results that the engine's 32-bit lanes could not hold."""
+    if not (np.all(np.isfinite(step_time)) and np.all(step_time >= 0.0) and step_time.max() > 0.0):
+        raise PrismError(
+            f"{job.source}: step times overflow; durations and slowdowns must stay within 1e-30 "
+            "and 1e30 s: check their units"
+        )
+
+
+def _engine_figures(samples: int, seconds: float, threads: int, busy: int) -> dict[str, float]:
+    """Cost of the run; ns per op-sample is that of one of the threads that had work."""
+    each = seconds * busy / samples * 1e9 if samples else 0.0
+    return {
+        "op_samples": samples,
+        "seconds": seconds,
+        "ns_per_op_sample": each,
+        "threads": threads,
+    }
 
 
 def warm_up(program: Program, seed: int) -> None:
