@@ -1,0 +1,22 @@
+"""Recordings of real jobs, read into one tidy table of ops, or into measured step times.
+
+Formats are told apart by content. Left out: fitting anything to what was read.
+"""
+
+from prism.traces.detect import read_trace
+from prism.traces.steps import StepTimes, read_step_times, read_totals, total_per_run
+from prism.traces.table import COLUMNS, OP_KINDS, Trace, make_trace
+from prism.traces.tidy import to_tidy
+
+__all__ = [
+    "COLUMNS",
+    "OP_KINDS",
+    "StepTimes",
+    "Trace",
+    "make_trace",
+    "read_step_times",
+    "read_totals",
+    "read_trace",
+    "to_tidy",
+    "total_per_run",
+]

@@ -1,0 +1,200 @@
+"""Which column and which rows of a table the user means.
+
+A wide table holds several durations, and several jobs or systems: those not chosen among are an
+error that lists them with a command line. The unit of a duration is the last word of its
+column's name. Left out: reading the values (steps.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.traces.content import RawTable
+
+_UNITS = {
+    "s": 1.0,
+    "sec": 1.0,
+    "secs": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "ms": 1e3,
+    "msec": 1e3,
+    "us": 1e6,
+    "usec": 1e6,
+    "ns": 1e9,
+    "min": 1.0 / 60.0,
+    "h": 1.0 / 3600.0,
+}
+"""Last word of a column's name: how many of that unit are one second."""
+
+RUN_COLUMNS = ("run", "run_id")
+"""Names of the column that tells runs apart."""
+
+MOST_GROUPS = 1_000
+"""Texts with more values than this describe rows, not groups."""
+
+ALL = "*"
+"""Value of --where that takes all rows: the column is known not to matter."""
+
+_SHOWN = 8
+
+
+def check_column(table: RawTable, name: str, option: str) -> None:
+    """Refuse a name that the table lacks, with the nearest it has."""
+    if name not in table.columns:
+        near = difflib.get_close_matches(name, table.columns, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise PrismError(
+            f"{table.source}: {option}: no column {name!r}{hint} found {table.listing}"
+            if near
+            else f"{table.source}: {option}: no column {name!r}; found {table.listing}"
+        )
+
+
+def per_second(table: RawTable, column: str) -> float:
+    """Say how many of the column's unit are one second."""
+    unit = column.rpartition("_")[2].lower()
+    if "_" not in column or unit not in _UNITS:
+        raise PrismError(
+            f"{table.source}: the name of column {column!r} has no unit; rename it so that it ends "
+            f"with one, such as {column}_s or {column}_ms"
+        )
+    return _UNITS[unit]
+
+
+def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
+    """Return the rows in which the columns have the values."""
+    keep = np.ones(len(table.frame), dtype=np.bool_)
+    for name, wanted in where.items():
+        if wanted == ALL:
+            continue
+        values = table.texts(name)
+        equal = np.array([text == wanted for text in values.categories], dtype=np.bool_)
+        if not equal.any():
+            alike = [_is_alike(text, wanted) for text in values.categories]
+            equal = np.array(alike, dtype=np.bool_)
+        if not equal.any():
+            near = difflib.get_close_matches(wanted, list(values.categories), n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise PrismError(
+                f"{table.source}: --where {name}={wanted}: no row has it; {hint}values: "
+                f"{list_values(list(values.categories))}"
+            )
+        keep &= equal[values.codes]
+    if not keep.any():
+        options = " ".join(f"--where {name}={value}" for name, value in where.items())
+        raise PrismError(f"{table.source}: {options}: no row has all of these; leave one out")
+    return np.flatnonzero(keep)
+
+
+def _is_alike(text: str, wanted: str) -> bool:
+    """Compare a cell with what the user typed, as numbers or without regard to case."""
+    try:
+        return text.lower() == wanted.lower() or float(text) == float(wanted)
+    except ValueError:
+        return False
+
+
+def list_values(values: list[str]) -> str:
+    """List some values and count the others."""
+    more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+    return ", ".join(value[:60] for value in values[:_SHOWN]) + more
+
+
+def example(table: RawTable, rows: NDArray[np.int64], columns: Mapping[str, str]) -> str:
+    """Write a choice that leaves one group of the rows, as a user types it.
+
+    Parameters
+    ----------
+    table, rows
+        The table, and the rows chosen so far.
+    columns : mapping of str to str
+        What was chosen already; the groups of the rest are chosen as in the first row.
+    """
+    chosen = dict(columns)
+    while groups := find_groups(table, rows, {*RUN_COLUMNS, "step", *chosen}):
+        name = max(groups, key=lambda name: len(groups[name]))  # others often follow from it
+        chosen[name] = str(table.texts(name)[rows[:1]].astype(str)[0])
+        rows = rows[np.asarray(table.texts(name)[rows] == chosen[name])]
+    return " ".join("--where " + shlex.quote(f"{name}={value}") for name, value in chosen.items())
+
+
+def duration_column(
+    table: RawTable, column: str | None, where: Mapping[str, str], rows: NDArray[np.int64]
+) -> str:
+    """Find the one duration, or refuse with the candidates."""
+    if column is not None:
+        check_column(table, column, "--column")
+        per_second(table, column)
+        return column
+    found = [
+        name
+        for name in table.columns
+        if "_" in name
+        and name.rpartition("_")[2].lower() in _UNITS
+        and _is_mostly_numbers(table, name)
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise PrismError(
+            f"{table.source}: no duration among the columns {table.listing}; expected "
+            "one whose name ends with its unit, such as step_s or step_ms; the first line of a "
+            "CSV names the columns"
+        )
+    best = next((name for name in found if name.startswith("step")), found[0])
+    choice = example(table, rows, where)
+    raise PrismError(
+        f"{table.source}: several columns may be the step time: {', '.join(found)}; choose one, "
+        f"for example: --column {best} {choice}".rstrip()
+    )
+
+
+def _is_mostly_numbers(table: RawTable, name: str) -> bool:
+    """Say whether at least half of the filled cells are numbers, so that others are mistakes."""
+    series = table.frame[name]
+    if pd.api.types.is_bool_dtype(series):
+        return False
+    if pd.api.types.is_numeric_dtype(series):
+        return True
+    try:
+        n_numbers = int(pd.to_numeric(series.astype(object), errors="coerce").notna().sum())
+    except (TypeError, ValueError):
+        return False
+    return n_numbers > 0 and 2 * n_numbers >= int(series.notna().sum())
+
+
+def find_groups(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> dict[str, list[str]]:
+    """Find text columns with some few values in these rows, each with its values."""
+    groups = {}
+    for name in table.columns:
+        series = table.frame[name]
+        if name in but or pd.api.types.is_numeric_dtype(series) or series.dtype.kind in "bmM":
+            continue
+        values = table.texts(name)[rows].remove_unused_categories()
+        n = len(values.categories)
+        # as many values as rows: a remark or a file name, not a group (few rows can be both)
+        if 1 < n <= MOST_GROUPS and (2 * n <= rows.size or n <= 3):
+            groups[name] = [str(value) for value in values.categories]
+    return groups
+
+
+def check_groups(
+    table: RawTable, column: str, where: Mapping[str, str], rows: NDArray[np.int64]
+) -> None:
+    """Refuse rows of several jobs or systems."""
+    groups = find_groups(table, rows, {column, *RUN_COLUMNS, "step", *where})
+    if groups:
+        listed = "; ".join(f"{name}: {list_values(values)}" for name, values in groups.items())
+        raise PrismError(
+            f"{table.source}: holds several groups ({listed}), which pooled would look like "
+            f"spread; choose, for example: --column {column} {example(table, rows, where)} "
+            f"({ALL} as a value takes all)"
+        )

@@ -1,0 +1,351 @@
+"""PyTorch-profiler (Kineto) traces of one or several ranks, to the tidy table.
+
+Rows are device activities and ``launch_gap``: stretches in which a rank's GPU idles on all
+streams because the host had not launched. Collectives are matched over the ranks present and the
+ranks' clocks aligned on them; recorded durations, waiting included, stay as they are and the
+transfer stands beside them. Left out: CPU ops as rows, memory, Python stacks, clock drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.traces.collectives import Matched, Members, match_collectives
+from prism.traces.kernelnames import COLLECTIVES
+from prism.traces.kinetorank import RankTrace, read_rank
+from prism.traces.salvage import no_collection, read_events
+from prism.traces.table import Trace, impossible_durations, make_trace
+
+Floats = NDArray[np.float64]
+
+EXTRA_COLUMNS = (
+    "launch",
+    "launch_end",
+    "thread",
+    "correlation",
+    "op",
+    "shape",
+    "copy_back",
+    "group_size",
+    "collective",
+    "transfer",
+)
+"""Columns of a Kineto table beyond the common ones: start and end of the launching call [s], its
+host thread, correlation id, innermost host op around it, launch grid and block, whether the call
+waits for a copy to pageable memory, ranks in the group, number of the matched collective (-1) and
+its transfer [s]."""
+
+GAP_LEAST_S = 2e-6
+"""Shorter idle stretches are the device's own time between two kernels [s]."""
+
+
+def read_kineto(paths: Sequence[str | Path]) -> Trace:
+    """Read the profiler's files of one job, one file a rank.
+
+    Parameters
+    ----------
+    paths : sequence of str or Path
+        Files, JSON or gzipped JSON by content.
+
+    Returns
+    -------
+    Trace
+        With the `EXTRA_COLUMNS`; ``meta`` holds ranks, world_size, steps with their times on
+        each rank, the host's synchronising calls, and what was matched.
+
+    Raises
+    ------
+    PrismError
+        If a file cannot be read, holds no device activity, or two files are of one rank.
+    """
+    files = [Path(path) for path in paths]
+    if not files:
+        raise PrismError("no profiler file given; name a trace, or a folder of one file a rank")
+    source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} ranks)"
+    ranks: list[RankTrace] = []
+    notes: list[str] = []
+    for path in files:
+        with no_collection():
+            rank = read_rank(read_events(path))
+        _check(rank, path)
+        said = [*rank.notes, *_drop_impossible(rank)]
+        notes += [f"{path.name}: {note}" for note in said] if len(files) > 1 else said
+        ranks.append(rank)
+    numbers = _number_ranks(ranks, files, notes)
+    starts = _common_clock(ranks)
+    members = _members(ranks, starts)
+    matched = match_collectives(members, len(ranks))
+    tables, meta_ranks = [], []
+    row = 0
+    for idx, rank in enumerate(ranks):
+        n_mine = int((members.rank_idx == idx).sum())
+        mine = slice(row, row + n_mine)
+        row += n_mine
+        shift = starts[idx] + matched.offset[idx]
+        columns, about = _rank_table(rank, numbers[idx], shift, matched, mine)
+        tables.append(columns)
+        meta_ranks.append(about)
+    origin = min((float(np.nanmin(t["start"])) for t in tables), default=0.0)
+    columns = {name: _join([table[name] for table in tables]) for name in tables[0]}
+    for name in ("start", "launch", "launch_end"):
+        columns[name] = columns[name] - origin
+    for about in meta_ranks:
+        _shift(about, origin)
+    meta = {"ranks": meta_ranks, **_about_job(ranks, members, matched)}
+    notes += _notes(ranks, meta, matched)
+    return make_trace(columns, source, "kineto", notes, meta)
+
+
+def _check(rank: RankTrace, path: Path) -> None:
+    """Refuse a file without device activities."""
+    if rank.start.size:
+        return
+    broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
+    raise PrismError(
+        f"{path}: holds {rank.n_host_events:,} host events but no device activity{broken}; "
+        "expected kernels, copies or fills of a GPU; profile with "
+        "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    )
+
+
+def _drop_impossible(rank: RankTrace) -> list[str]:
+    """Take activities out whose duration cannot be true; say how many."""
+    stream = np.array(rank.columns["stream"], dtype=np.int64)
+    kinds = pd.factorize(np.array(rank.columns["name"], dtype=object))[0]
+    order = np.lexsort((rank.start, stream))
+    bad = np.zeros(order.size, dtype=np.bool_)
+    # activities of one stream run one after the other
+    follows = stream[order[1:]] == stream[order[:-1]]
+    over = rank.start[order[:-1]] + rank.duration[order[:-1]] - rank.start[order[1:]]
+    bad[order[:-1]] = follows & (over > 1e3) & (over > 0.5 * rank.duration[order[:-1]])
+    bad |= impossible_durations(rank.step, rank.start, rank.duration, kinds)
+    notes = []
+    if rank.n_bad:
+        notes.append(f"{rank.n_bad:,} device activities without a valid time dropped")
+    n_bad = int(bad.sum())
+    if n_bad and n_bad < bad.size:
+        share = rank.duration[bad].sum() / rank.duration.sum()
+        notes.append(
+            f"{n_bad:,} of {bad.size:,} device activities dropped: their durations "
+            f"({share:.0%} of all time) run over what follows on their stream or over their step"
+        )
+        _keep(rank, ~bad)
+    return notes
+
+
+def _keep(rank: RankTrace, rows: NDArray[np.bool_]) -> None:
+    """Keep some activities of a rank."""
+    for name in ("start", "duration", "launch", "launch_end", "step"):
+        setattr(rank, name, getattr(rank, name)[rows])
+    kept = np.flatnonzero(rows)
+    rank.columns = {name: [v[i] for i in kept] for name, v in rank.columns.items()}
+
+
+def _number_ranks(ranks: list[RankTrace], files: list[Path], notes: list[str]) -> list[int]:
+    """Rank number of each file; those that do not tell take the free numbers in file order."""
+    taken: dict[int, Path] = {}
+    for rank, path in zip(ranks, files, strict=True):
+        if rank.rank is None:
+            continue
+        if rank.rank in taken:
+            raise PrismError(
+                f"{path}: is of rank {rank.rank}, as {taken[rank.rank]} is; expected one file a "
+                "rank; give the files of one recording"
+            )
+        taken[rank.rank] = path
+    free = (number for number in range(len(ranks) + len(taken)) if number not in taken)
+    numbers = [next(free) if rank.rank is None else rank.rank for rank in ranks]
+    n_unknown = sum(rank.rank is None for rank in ranks)
+    if n_unknown:
+        which = "rank 0" if len(ranks) == 1 else "numbered in the order of the files"
+        notes.append(f"{n_unknown} of {len(ranks)} files do not tell their rank: {which}")
+    return numbers
+
+
+def _common_clock(ranks: list[RankTrace]) -> list[float]:
+    """Origin [s] of each rank's times against the first rank's."""
+    first = ranks[0]
+    return [
+        (rank.base_time_ns - first.base_time_ns) * 1e-9 + (rank.origin_us - first.origin_us) * 1e-6
+        for rank in ranks
+    ]
+
+
+def _members(ranks: list[RankTrace], starts: list[float]) -> Members:
+    """Rows of all collectives, rank by rank and in the rows' order."""
+    key: list[tuple[str, str, float]] = []
+    parts: list[tuple[NDArray[Any], ...]] = []
+    for idx, rank in enumerate(ranks):
+        c = rank.columns
+        rows = np.array([i for i, k in enumerate(c["op_kind"]) if k in COLLECTIVES], dtype=np.int64)
+        for i in rows:
+            # what a rank puts into an all-to-all or a transfer need not be what others put in
+            symmetric = c["op_kind"][i] not in ("all_to_all", "transfer")
+            size = c["bytes"][i] if symmetric and c["bytes"][i] >= 0 else -1.0
+            key.append((c["op_kind"][i], c["group"][i], size))
+        start = rank.start[rows] * 1e-6 + starts[idx]
+        parts.append(
+            (
+                np.full(rows.size, idx, dtype=np.int64),
+                rank.step[rows],
+                start,
+                start + rank.duration[rows] * 1e-6,
+                np.array(c["group_size"], dtype=np.int64)[rows],
+            )
+        )
+    rank_idx, step, start, end, size = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return Members(rank_idx, key, step, start, end, size)
+
+
+def _rank_table(
+    rank: RankTrace, number: int, shift: float, matched: Matched, mine: slice
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns of one rank, launch gaps included, and what is said of it in ``meta``."""
+    n = rank.start.size
+    c = rank.columns
+    rows = np.array([i for i, k in enumerate(c["op_kind"]) if k in COLLECTIVES], dtype=np.int64)
+    collective, transfer = np.full(n, -1, dtype=np.int64), np.full(n, np.nan)
+    collective[rows] = matched.collective[mine]
+    transfer[rows] = matched.transfer[mine]
+    gap_start, gap, gap_step, idle = _launch_gaps(rank)
+    m = gap.size
+    table: dict[str, Any] = {
+        "op_kind": [*c["op_kind"], *["launch_gap"] * m],
+        "kernel_class": [*c["kernel_class"], *["host"] * m],
+        "name": [*c["name"], *["launch gap"] * m],
+        "rank": np.full(n + m, number, dtype=np.int64),
+        "step": np.r_[rank.step, gap_step],
+        "start": np.r_[rank.start, gap_start] * 1e-6 + shift,
+        "duration": np.r_[rank.duration, gap] * 1e-6,
+        "group": [*c["group"], *[""] * m],
+        "stream": np.r_[np.array(c["stream"], dtype=np.int64), np.full(m, -1)],
+        "bytes": np.r_[c["bytes"], np.full(m, np.nan)],
+        "launch": np.r_[rank.launch * 1e-6 + shift, np.full(m, np.nan)],
+        "launch_end": np.r_[rank.launch_end * 1e-6 + shift, np.full(m, np.nan)],
+        "thread": np.r_[np.array(c["thread"], dtype=np.int64), np.full(m, -1)],
+        "correlation": np.r_[np.array(c["correlation"], dtype=np.int64), np.full(m, -1)],
+        "op": [*c["op"], *[""] * m],
+        "shape": [*c["shape"], *[""] * m],
+        "copy_back": np.r_[np.array(c["copy_back"], dtype=np.bool_), np.zeros(m, np.bool_)],
+        "group_size": np.r_[np.array(c["group_size"], dtype=np.int64), np.full(m, -1)],
+        "collective": np.r_[collective, np.full(m, -1)],
+        "transfer": np.r_[transfer, np.full(m, np.nan)],
+    }
+    calls = rank.calls
+    about = {
+        "rank": number,
+        "idle_share": idle,
+        "steps": [[s, a * 1e-6 + shift, b * 1e-6 + shift] for s, a, b in rank.steps],
+        "calls": {
+            "kind": calls.kind,
+            "thread": calls.thread,
+            "stream": calls.stream,
+            "on_stream": calls.on_stream,
+            "start": [x * 1e-6 + shift for x in calls.start],
+            "end": [x * 1e-6 + shift for x in calls.end],
+            "recorded": [x * 1e-6 + shift if x == x else None for x in calls.recorded],
+        },
+    }
+    return table, about
+
+
+def _launch_gaps(rank: RankTrace) -> tuple[Floats, Floats, NDArray[np.int64], float]:
+    """Stretches without device activity that the host is the reason for.
+
+    Returns
+    -------
+    tuple of arrays and float
+        Start and duration [us] and step of each gap, and the share of the recording in which
+        nothing ran, for whatever reason.
+
+    Notes
+    -----
+    An idle stretch is the host's if the activity that ends it was launched after it began. The
+    stretch belongs to that activity's step.
+    """
+    order = np.argsort(rank.start, kind="stable")
+    start = rank.start[order]
+    busy_until = np.maximum.accumulate(start + rank.duration[order])
+    idle = start[1:] - busy_until[:-1]
+    span = float(busy_until[-1] - start[0])
+    share = float(np.maximum(idle, 0.0).sum() / span) if span > 0 else 0.0
+    late = rank.launch[order][1:] > busy_until[:-1]
+    rows = np.flatnonzero(late & (idle >= GAP_LEAST_S * 1e6))
+    return busy_until[rows], idle[rows], rank.step[order][rows + 1], share
+
+
+def _join(parts: list[Any]) -> Any:
+    """One column of several ranks; text as categories."""
+    if isinstance(parts[0], list):
+        flat = [value for part in parts for value in part]
+        codes, values = pd.factorize(np.array(flat, dtype=object))
+        return pd.Categorical.from_codes(codes, [str(v) for v in values])
+    return np.concatenate(parts)
+
+
+def _shift(about: dict[str, Any], origin: float) -> None:
+    """Count a rank's times from the first activity of the trace."""
+    about["steps"] = [[s, a - origin, b - origin] for s, a, b in about["steps"]]
+    calls = about["calls"]
+    for name in ("start", "end", "recorded"):
+        calls[name] = [None if x is None else x - origin for x in calls[name]]
+
+
+def _about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dict[str, Any]:
+    """Sum up the trace as a whole."""
+    world = [rank.world_size for rank in ranks if rank.world_size is not None]
+    n_collectives = int(matched.collective.max(initial=-1)) + 1
+    return {
+        "n_ranks": len(ranks),
+        "world_size": max(world, default=len(ranks)),
+        "clock_offset_s": [float(x) for x in matched.offset],
+        "clock_aligned_on": [int(x) for x in matched.aligned_on],
+        "n_collectives_recorded": len(members.key),
+        "n_collectives_matched": n_collectives,
+        "n_members_unmatched": int((matched.collective < 0).sum()),
+    }
+
+
+def _notes(ranks: list[RankTrace], meta: dict[str, Any], matched: Matched) -> list[str]:
+    """Say what a user should know of how the trace was read."""
+    notes = []
+    n_recorded, n_ranks, world = (
+        meta["n_collectives_recorded"], meta["n_ranks"], meta["world_size"],
+    )  # fmt: skip
+    if n_ranks == world == 1:
+        pass
+    elif n_ranks == 1 and n_recorded:
+        notes.append(
+            f"1 of {world} ranks traced: the {n_recorded:,} collectives' durations include waiting "
+            "for ranks that are not here; give the other ranks' files to separate it"
+        )
+    elif n_recorded:
+        spread = max(abs(x) for x in meta["clock_offset_s"])
+        notes.append(
+            f"{n_ranks} of {world} ranks traced: {meta['n_collectives_matched']:,} collectives "
+            f"matched over ranks, {meta['n_members_unmatched']:,} of {n_recorded:,} recorded ones "
+            f"unmatched; clocks moved by at most {spread * 1e3:.3g} ms"
+        )
+        lost = sum(n == 0 for n in meta["clock_aligned_on"][1:])
+        if lost:
+            notes.append(f"{lost} ranks share no collective with the others: clocks not aligned")
+        if world > n_ranks:
+            notes.append("transfers count from the last arrival of the ranks traced, at most")
+    if any(not rank.steps for rank in ranks):
+        notes.append("no ProfilerStep marks in the trace: all of it is taken as one step")
+    n_outside = sum(int((rank.step < 0).sum()) for rank in ranks)
+    if n_outside:
+        notes.append(f"{n_outside:,} device activities launched outside all steps: step -1")
+    n_lone = sum(int(np.isnan(rank.launch).sum()) for rank in ranks)
+    if n_lone:
+        notes.append(f"{n_lone:,} device activities without their launching call")
+    if any(rank.fine and rank.origin_us > 2.0**50 for rank in ranks):
+        notes.append("start times are resolved to 0.25 us only (epoch microseconds as floats)")
+    return notes

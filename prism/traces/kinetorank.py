@@ -1,0 +1,376 @@
+"""One rank's profiler events as columns: device activities, host calls, steps.
+
+Device activities (kernels, copies, fills) take their launch from the runtime call of the same
+correlation id, their class and their collective's arguments from the host ops around that call,
+and their step from the time of the launch. Left out: Python stacks, memory events, counters.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.traces.kernelnames import (
+    classify,
+    is_communication_kernel,
+    is_communication_op,
+)
+from prism.traces.messages import number, raw_text, read_message, whole
+from prism.traces.salvage import Args, Event, RawTrace, arguments, correlation
+
+Floats = NDArray[np.float64]
+
+_DEVICE = {
+    "kernel": "kernel",
+    "concurrent_kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+}
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"})
+_OPS = frozenset({"cpu_op", "user_annotation", "operator"})
+_STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+_CALLS = (
+    (re.compile(r"StreamSynchronize"), "stream_sync"),
+    (re.compile(r"DeviceSynchronize|CtxSynchronize|Context Sync", re.I), "device_sync"),
+    (re.compile(r"EventSynchronize|Event Sync"), "event_sync"),
+    (re.compile(r"StreamWaitEvent|Stream Wait Event"), "stream_wait"),
+    (re.compile(r"Stream Sync"), "stream_sync"),
+    (re.compile(r"EventRecord"), "event_record"),
+)
+
+
+@dataclass
+class Calls:
+    """Host calls that wait or make a stream wait, in order of time [call].
+
+    Attributes
+    ----------
+    kind : list of str
+        ``stream_sync``, ``device_sync``, ``event_sync`` or ``stream_wait``.
+    start, end : list of float
+        On the rank's clock [us].
+    thread : list of int
+    stream : list of int
+        The stream waited for, or of a ``stream_wait`` the one that waits; -1 unknown.
+    on_stream : list of int
+        The stream whose event is waited for; -1 unknown.
+    recorded : list of float
+        When that event was recorded [us]; not a number where unknown.
+    """
+
+    kind: list[str] = field(default_factory=list)
+    start: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
+    thread: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    on_stream: list[int] = field(default_factory=list)
+    recorded: list[float] = field(default_factory=list)
+
+
+@dataclass
+class RankTrace:
+    """Columns [activity] of one rank's device activities, times in us from `origin_us`."""
+
+    rank: int | None
+    world_size: int | None
+    base_time_ns: int
+    origin_us: float
+    columns: dict[str, Any]
+    start: Floats
+    duration: Floats
+    launch: Floats
+    launch_end: Floats
+    step: NDArray[np.int64]
+    steps: list[tuple[int, float, float]]
+    calls: Calls
+    n_host_events: int
+    n_bad: int
+    fine: bool
+    """Whether times have fractions of a microsecond."""
+    notes: list[str]
+
+
+class _Activity:
+    """A device activity: its event, decoded arguments and category."""
+
+    __slots__ = ("args", "category", "event")
+
+    def __init__(self, event: Event, category: str) -> None:
+        self.event, self.category, self.args = event, category, arguments(event)
+
+
+class _Sorted:
+    """The events of a file by what prism does with them."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.device: list[_Activity] = []
+        self.runtime: list[Event] = []
+        self.ops: list[Event] = []
+        self.syncs: list[Event] = []
+        for event in events:
+            cat = event.cat
+            if event.ph != "X" or not isinstance(cat, str):
+                continue
+            if cat not in _LOWER:
+                cat = cat.lower()
+            if cat in _DEVICE:
+                self.device.append(_Activity(event, _DEVICE[cat]))
+            elif cat in _RUNTIME:
+                self.runtime.append(event)
+            elif cat in _OPS:
+                self.ops.append(event)
+            elif cat == "cuda_sync":
+                self.syncs.append(event)
+
+
+_LOWER = frozenset(_DEVICE) | _RUNTIME | _OPS | {"cuda_sync"}
+
+
+def read_rank(raw: RawTrace) -> RankTrace:
+    """Turn one file's events into columns.
+
+    Parameters
+    ----------
+    raw : RawTrace
+        The file's events; they are given up on the way, to spare memory.
+    """
+    found = _Sorted(raw.events)
+    raw.events = []
+    device = [a for a in found.device if number(a.event.dur) >= 0 and number(a.event.ts) > -1e300]
+    n_bad = len(found.device) - len(device)
+    ts = _times([a.event for a in device])
+    starts = [ts, _times(found.runtime), _times(found.ops)]
+    known = np.concatenate([part[np.isfinite(part)] for part in starts])
+    origin = float(known.min()) if known.size else 0.0
+    threads: dict[Any, int] = {}
+    launches = _Launches(found.runtime, origin, threads)
+    index = [launches.by_correlation.get(whole(a.args.correlation), -1) for a in device]
+    hosts = _enclosing_ops(found.ops, launches, index, origin, threads)
+    steps = _steps(found.ops, origin)
+    start = ts - origin
+    launch = launches.start[index] if len(launches.start) else np.full(len(device), np.nan)
+    launch_end = launches.end[index] if len(launches.end) else launch.copy()
+    missing = np.array(index, dtype=np.int64) < 0
+    launch[missing] = launch_end[missing] = np.nan
+    when = np.where(np.isfinite(launch), launch, start)
+    return RankTrace(
+        raw.rank,
+        raw.world_size,
+        raw.base_time_ns or 0,
+        origin,
+        _describe(device, hosts, index, launches),
+        start,
+        _durations([a.event for a in device]),
+        launch,
+        launch_end,
+        _step_of(when, steps),
+        steps,
+        _calls(found, launches, origin, threads),
+        len(found.ops) + len(found.runtime),
+        n_bad,
+        bool(ts.size) and bool((np.floor(ts) != ts).any()),
+        list(raw.notes),
+    )
+
+
+def _times(events: Sequence[Event]) -> Floats:
+    """Start times [event] as recorded [us], not-a-number where there is none."""
+    return _numbers([e.ts for e in events])
+
+
+def _durations(events: Sequence[Event]) -> Floats:
+    """Durations [event] as recorded [us], not-a-number where there is none."""
+    return _numbers([e.dur for e in events])
+
+
+def _numbers(values: list[Any]) -> Floats:
+    """Floats of decoded values."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([number(value) for value in values])
+
+
+class _Launches:
+    """Runtime calls as columns, found by correlation id."""
+
+    def __init__(self, events: list[Event], origin: float, threads: dict[Any, int]) -> None:
+        self.names = [e.name if isinstance(e.name, str) else "" for e in events]
+        self.start = _times(events) - origin
+        self.end = self.start + np.maximum(0.0, _durations(events))
+        self.thread = [threads.setdefault(e.tid, len(threads)) for e in events]
+        self.correlation = [whole(correlation(e)) for e in events]
+        self.by_correlation = {c: i for i, c in enumerate(self.correlation) if c >= 0}
+
+
+@dataclass(frozen=True)
+class _Host:
+    """Host ops around a launch: the innermost one, and those of a collective."""
+
+    op: str = ""
+    optimizer: bool = False
+    collective: tuple[Event, ...] = ()
+
+
+_NO_HOST = _Host()
+
+
+def _enclosing_ops(
+    ops: list[Event],
+    launches: _Launches,
+    index: list[int],
+    origin: float,
+    threads: dict[Any, int],
+) -> dict[int, _Host]:
+    """Find for each launching call the ops of its thread that are open at its time."""
+    thread = np.array([threads.get(e.tid, -1) for e in ops], dtype=np.int64)
+    start = _times(ops) - origin
+    end = start + _durations(ops)
+    hosts: dict[int, _Host] = {}
+    called = np.unique(np.array([i for i in index if i >= 0], dtype=np.int64))
+    call_thread = np.array(launches.thread, dtype=np.int64)[called]
+    for of in np.unique(call_thread):
+        mine = called[call_thread == of]
+        mine = mine[np.argsort(launches.start[mine], kind="stable")]
+        now = launches.start[mine]
+        rows = np.flatnonzero((thread == of) & (end >= start))
+        # most ops launch nothing
+        first, last = np.searchsorted(now, start[rows]), np.searchsorted(now, end[rows], "right")
+        rows = rows[last > first]
+        rows = rows[np.lexsort((-end[rows], start[rows]))]
+        opened = np.searchsorted(start[rows], now, side="right")
+        stack: list[tuple[float, _Host]] = []
+        at = 0
+        for i, until, time in zip(mine.tolist(), opened.tolist(), now.tolist(), strict=True):
+            while at < until:
+                row = rows[at]
+                at += 1
+                while stack and stack[-1][0] < start[row]:
+                    stack.pop()
+                stack.append((float(end[row]), _nested(stack, ops[row])))
+            while stack and stack[-1][0] < time:
+                stack.pop()
+            hosts[i] = stack[-1][1] if stack else _NO_HOST
+    return hosts
+
+
+def _nested(stack: list[tuple[float, _Host]], event: Event) -> _Host:
+    """Tell what is known of a launch in `event`, itself inside the top of the stack."""
+    outer = stack[-1][1] if stack else _NO_HOST
+    name = event.name if isinstance(event.name, str) else ""
+    if is_communication_op(name):
+        return _Host(name, outer.optimizer, (*outer.collective, event))
+    optimizer = outer.optimizer or name.startswith("Optimizer.step")
+    return _Host(name, optimizer, outer.collective)
+
+
+def _steps(ops: list[Event], origin: float) -> list[tuple[int, float, float]]:
+    """Step numbers with start and end [us], in order of time."""
+    steps: dict[int, tuple[float, float]] = {}
+    for event in ops:
+        name = event.name
+        if not isinstance(name, str) or not name.startswith("ProfilerStep#"):
+            continue
+        match = _STEP.match(name)
+        start = number(event.ts) - origin
+        end = start + number(event.dur)
+        if match and end >= start:
+            old = steps.get(int(match[1]), (start, end))
+            steps[int(match[1])] = (min(start, old[0]), max(end, old[1]))
+    rows = [(step, *times) for step, times in steps.items()]
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _step_of(when: Floats, steps: list[tuple[int, float, float]]) -> NDArray[np.int64]:
+    """Step in which each time lies: -1 outside of all, 0 where no step is marked."""
+    if not steps:
+        return np.zeros(when.size, dtype=np.int64)
+    bounds = np.array([row[1] for row in steps])
+    place = np.searchsorted(bounds, when, side="right") - 1
+    ends = np.array([row[2] for row in steps])
+    inside = (place >= 0) & (when <= ends[np.maximum(place, 0)])
+    # the few microseconds between two annotations belong to the step before
+    inside |= (place >= 0) & (place < len(steps) - 1)
+    return np.where(inside, np.array([row[0] for row in steps])[np.maximum(place, 0)], -1)
+
+
+def _calls(found: _Sorted, launches: _Launches, origin: float, threads: dict[Any, int]) -> Calls:
+    """Host calls that wait or make a stream wait, with what synchronisation events add."""
+    detail: dict[int, Args] = {}
+    for event in found.syncs:
+        args = arguments(event)
+        detail[whole(args.correlation)] = args
+    rows: list[tuple[float, float, str, int, int, int, float]] = []
+    kinds: dict[str, str] = {}
+    for i, name in enumerate(launches.names):
+        kind = kinds.get(name)
+        if kind is None:
+            kind = next((kind for pattern, kind in _CALLS if pattern.search(name)), "")
+            kinds[name] = kind
+        if not kind or kind == "event_record" or not math.isfinite(launches.start[i]):
+            continue
+        args = detail.get(launches.correlation[i], Args())
+        record = launches.by_correlation.get(whole(args.wait_on_cuda_event_record_corr_id), -1)
+        rows.append(
+            (
+                float(launches.start[i]),
+                float(launches.end[i]),
+                kind,
+                launches.thread[i],
+                whole(args.stream),
+                whole(args.wait_on_stream),
+                float(launches.start[record]) if record >= 0 else math.nan,
+            )
+        )
+    rows.sort(key=lambda row: row[:2])
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(7)]
+    start, end, kind_, thread, stream, on_stream, recorded = columns
+    return Calls(kind_, start, end, thread, stream, on_stream, recorded)
+
+
+def _describe(
+    device: list[_Activity],
+    hosts: dict[int, _Host],
+    index: list[int],
+    launches: _Launches,
+) -> dict[str, Any]:
+    """Columns of names, classes, streams and collectives' arguments."""
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "op_kind", "kernel_class", "name", "stream", "bytes", "group", "group_size",
+            "correlation", "thread", "op", "shape", "copy_back",
+        )
+    }  # fmt: skip
+    append = [column.append for column in columns.values()]
+    shapes: dict[tuple[bytes, bytes], str] = {}
+    for activity, at in zip(device, index, strict=True):
+        args, category = activity.args, activity.category
+        name = activity.event.name if isinstance(activity.event.name, str) else ""
+        host = hosts.get(at, _NO_HOST)
+        if category == "kernel" and is_communication_kernel(name):
+            kind, n_bytes, group, size = read_message(name, args, host.collective)
+            kernel_class, shape = (kind if kind != "transfer" else "p2p"), ""
+        else:
+            kind, kernel_class = classify(name, host.op, host.optimizer, category)
+            n_bytes, group, size = number(args.bytes), "", -1
+            key = (bytes(args.grid), bytes(args.block))
+            shape = shapes.get(key, "")
+            if not shape and key[0]:
+                shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
+        row = (
+            kind, kernel_class, name, whole(args.stream), n_bytes, group, size,
+            whole(args.correlation), launches.thread[at] if at >= 0 else -1, host.op, shape,
+            category == "memcpy" and "DtoH" in name and "Pinned" not in name,
+        )  # fmt: skip
+        for add, value in zip(append, row, strict=True):
+            add(value)
+    return dict(columns)

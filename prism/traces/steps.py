@@ -1,0 +1,289 @@
+"""Measured step times and run totals: from CSV or parquet, or from Megatron and MLPerf logs.
+
+The unit of a duration stands in its column's name. A file that holds several durations, jobs or
+systems is refused until the user says which, since pooled they would look like spread. Left out:
+traces of ops (detect.py), and any statistics.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.traces.choose import (
+    ALL,
+    MOST_GROUPS,
+    RUN_COLUMNS,
+    check_column,
+    check_groups,
+    chosen_rows,
+    duration_column,
+    example,
+    list_values,
+    per_second,
+)
+from prism.traces.content import RawTable, as_text, find_kind, read_table, read_text
+from prism.traces.logs import is_log, read_log
+from prism.traces.table import FEW, Fault, sound_rows
+
+_MEAN_OVER = ("mean_over", "n_avg")
+_NO_STEP = -(2**62)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Measured step times of one job on one system, possibly of several runs.
+
+    Attributes
+    ----------
+    seconds
+        Step times [n; s].
+    step
+        Number of the step within its run [n].
+    run
+        Name of the run [n]; "" where the file tells of none.
+    source
+        The file as the user named it.
+    column
+        The column, or what the log calls the value.
+    mean_over
+        1 for true per-step values; else each value is the mean of so many steps.
+    notes
+        What was dropped, taken for granted or counted, for the user.
+    """
+
+    seconds: NDArray[np.float64]
+    step: NDArray[np.int64]
+    run: NDArray[np.str_]
+    source: str
+    column: str
+    mean_over: int = 1
+    notes: tuple[str, ...] = ()
+
+
+def read_step_times(
+    path: str | os.PathLike[str],
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+) -> StepTimes:
+    """Read measured step times.
+
+    Parameters
+    ----------
+    path : str or path
+        CSV or parquet with one duration column whose name ends with its unit (``step_s``,
+        ``step_ms``), optionally ``run`` (or ``run_id``), ``step`` and ``n_avg``; or a log.
+    column : str, optional
+        The duration, where the table has several.
+    where : mapping of str to str, optional
+        Keep the rows in which these columns have these values.
+
+    Returns
+    -------
+    StepTimes
+        By run in the order of the file, and by step within a run; steps are numbered from 0
+        where the file does not.
+
+    Raises
+    ------
+    PrismError
+        If several durations or groups are there and were not chosen among (the message lists
+        them), a cell is no number, or more than 1 % of the values are not above 0.
+    """
+    source = str(path)
+    kind = find_kind(Path(path), source)
+    text = read_text(Path(path), source) if kind == "text" else None
+    if text is not None and is_log(text):
+        if column is not None or where:
+            raise PrismError(
+                f"{source}: is a log, which has no columns; leave --column and --where out"
+            )
+        log = read_log(text, source)
+        run = np.array(log.run, dtype=np.str_)
+        return StepTimes(
+            log.seconds, log.step, run, source, log.column, log.mean_over, tuple(log.notes)
+        )
+    if kind == "json":
+        raise PrismError(
+            f"{source}: is JSON; expected step times: a CSV or parquet table, or a log of "
+            "Megatron or MLPerf"
+        )
+    table = read_table(Path(path), source, kind, text)
+    where = dict(where or {})
+    for name in where:
+        check_column(table, name, "--where")
+    rows = chosen_rows(table, where)
+    column = duration_column(table, column, where, rows)
+    check_groups(table, column, where, rows)
+    return _from_table(table, column, where, rows)
+
+
+def total_per_run(times: StepTimes) -> dict[str, float]:
+    """Sum the steps of each run.
+
+    Returns
+    -------
+    dict of str to float
+        Total by run [s], in the order of the runs. Means over several steps count for as many.
+    """
+    names, first, idx = np.unique(times.run, return_index=True, return_inverse=True)
+    totals = np.bincount(idx, weights=times.seconds * times.mean_over, minlength=names.size)
+    return {str(names[i]): float(totals[i]) for i in np.argsort(first, kind="stable")}
+
+
+def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Read the measured total of each run.
+
+    Parameters
+    ----------
+    spec : str
+        ``FILE:COLUMN``, the column's name with its unit at the end; the table also has ``run``
+        or ``run_id``, unless it has one row.
+    where : mapping of str to str, optional
+        Keep the rows in which these columns have these values. Columns that the table lacks are
+        passed over: the same choice is made in the table of steps.
+
+    Returns
+    -------
+    dict of str to float
+        Total by run [s].
+
+    Raises
+    ------
+    PrismError
+        If a run has two totals, or a total is not above 0.
+    """
+    source, colon, column = str(spec).rpartition(":")
+    if not colon or not source or not column:
+        raise PrismError(
+            f"{spec}: expected FILE:COLUMN, the table of totals and its column, such as "
+            "runs.csv:train_time_s"
+        )
+    kind = find_kind(Path(source), source)
+    table = read_table(Path(source), source, kind)
+    check_column(table, column, "--totals")
+    chosen = {name: value for name, value in (where or {}).items() if name in table.columns}
+    rows = chosen_rows(table, chosen)
+    seconds = table.numbers(column)[rows] / per_second(table, column)
+    run_column = next((name for name in RUN_COLUMNS if name in table.columns), None)
+    if run_column is None and rows.size > 1:
+        raise PrismError(
+            f"{source}: has {rows.size} totals and no column run or run_id; found "
+            f"{table.listing}; add one"
+        )
+    runs = table.texts(run_column)[rows].astype(str) if run_column else np.array([""])
+    totals: dict[str, float] = {}
+    for row, run, total in zip(rows, runs, seconds, strict=True):
+        if np.isnan(total):
+            continue  # a run that did not finish has none
+        if not 0.0 < total < np.inf:
+            raise PrismError(
+                f"{table.locate(int(row))}: {column} is {total:g}, expected a number above 0"
+            )
+        if str(run) in totals:
+            choice = example(table, rows, chosen)
+            raise PrismError(
+                f"{table.locate(int(row))}: run {run} has a second total; expected one row per run"
+                + (f"; choose, for example: {choice}" if choice else "")
+            )
+        totals[str(run)] = float(total)
+    if not totals:
+        raise PrismError(f"{source}: column {column} is empty; expected a total per run")
+    return totals
+
+
+def _from_table(
+    table: RawTable, column: str, where: Mapping[str, str], rows: NDArray[np.int64]
+) -> StepTimes:
+    """Check and sort the chosen rows."""
+    seconds = (table.numbers(column) / per_second(table, column))[rows]
+    run_column = next((name for name in RUN_COLUMNS if name in table.columns), None)
+    run = (
+        table.texts(run_column)[rows].astype(str) if run_column else np.full(rows.size, "")
+    ).astype(np.str_)
+    has_step = "step" in table.columns and column != "step"
+    step = table.integers("step", _NO_STEP)[rows] if has_step else np.zeros(rows.size, np.int64)
+    mean_over = _mean_over(table, rows)
+    n_runs = np.unique(run).size
+    faults = [
+        # the first of a series of differences has none
+        Fault(f"{column} is empty", np.isnan(seconds), spare=n_runs),
+        Fault(f"{column} is not a finite number above 0", ~((seconds > 0) & np.isfinite(seconds))),
+    ]
+    if has_step:
+        faults.append(Fault("step is empty, expected a number", step == _NO_STEP, spare=1))
+        faults.append(_repeated(table, column, where, rows, run, step))
+    if run_column:
+        faults.append(Fault(f"{run_column} is empty, expected a name", run == "", spare=1))
+    keep, notes = sound_rows(faults, lambda row: table.locate(int(rows[row])), table.source)
+    seconds, step, run = seconds[keep], step[keep], run[keep]
+    _, first, run_idx = np.unique(run, return_index=True, return_inverse=True)
+    place = first[run_idx]  # runs stay in the order of the file
+    order = np.lexsort((step, place)) if has_step else np.argsort(place, kind="stable")
+    seconds, step, run, place = seconds[order], step[order], run[order], place[order]
+    if not has_step:
+        begins = np.flatnonzero(np.r_[True, np.diff(place) != 0])
+        step = np.arange(place.size) - np.repeat(begins, np.diff(np.r_[begins, place.size]))
+    if mean_over > 1:
+        notes.append(
+            f"each value is the mean of {mean_over} steps: the spread of single steps is larger, "
+            f"by about sqrt({mean_over}) where steps are independent"
+        )
+    return StepTimes(seconds, step, run, table.source, column, mean_over, tuple(notes))
+
+
+def _mean_over(table: RawTable, rows: NDArray[np.int64]) -> int:
+    """Read how many steps each value covers; all values alike."""
+    name = next((name for name in _MEAN_OVER if name in table.columns), None)
+    if name is None:
+        return 1
+    values = np.unique(table.integers(name, 1)[rows])
+    if values.size > 1 or values[0] < 1:
+        raise PrismError(
+            f"{table.source}: {name}, the steps that each value covers, is "
+            f"{list_values(list(map(str, values)))}; expected one number of at least 1; "
+            f"choose with --where {name}={values[-1]}"
+        )
+    return int(values[0])
+
+
+def _repeated(
+    table: RawTable,
+    column: str,
+    where: Mapping[str, str],
+    rows: NDArray[np.int64],
+    run: NDArray[np.str_],
+    step: NDArray[np.int64],
+) -> Fault:
+    """Find steps that a run has twice: copies, or what another column would tell apart."""
+    keys = pd.DataFrame({"run": run, "step": step})
+    again = keys.duplicated().to_numpy() & (step != _NO_STEP)
+    if not again.any() or ALL in where.values():
+        return Fault("the run has this step twice", np.zeros_like(again))
+    frame = table.frame.iloc[rows].astype(str)
+    others = again & ~frame.duplicated().to_numpy()
+    if others.mean() >= FEW:
+        taken = {column, "step", *RUN_COLUMNS, *where}
+        split = [
+            name
+            for name in table.columns
+            if name not in taken
+            and 1 < frame[name].nunique() <= min(MOST_GROUPS, rows.size / 2)
+            and not keys.assign(value=frame[name].to_numpy()).duplicated().any()
+        ]
+        way = "add a column run that tells the runs apart"
+        if split:
+            way = (
+                f"{' or '.join(split)} tells them apart; choose, for example: --where "
+                f"{split[0]}={as_text(table.frame[split[0]].iloc[rows[0]])}"
+            )
+        first = int(rows[np.flatnonzero(others)[0]])
+        raise PrismError(f"{table.locate(first)}: the run has this step twice; {way}")
+    return Fault("the run has this step twice", again, limit=1.0)

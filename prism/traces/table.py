@@ -1,0 +1,255 @@
+"""The tidy table of ops, to which every reader of traces comes.
+
+One row per recorded op or kernel: what it is, where and when it ran, how long it was recorded.
+Recorded durations of collectives and transfers include waiting; they are kept as recorded. Also
+here: what every reader does at the border, dropping and counting rows that cannot be true.
+Left out: separating transfers from waiting, and everything statistical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+
+OP_KINDS = (
+    "forward",
+    "backward",
+    "backward_weight",
+    "recompute",
+    "transfer",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "optimizer",
+    "launch_gap",
+    "data_load",
+    "compute",
+    "memory",
+    "other",
+)
+"""What an op can be."""
+
+_DEFAULTS: dict[str, Any] = {
+    "op_kind": "other",
+    "kernel_class": "",
+    "name": "",
+    "rank": 0,
+    "dp_rank": 0,
+    "stage": 0,
+    "chunk": 0,
+    "microbatch": -1,
+    "step": -1,
+    "start": np.nan,
+    "duration": np.nan,
+    "group": "",
+    "stream": -1,
+    "bytes": np.nan,
+}
+
+COLUMNS = tuple(_DEFAULTS)
+"""Columns of the tidy table, in order."""
+
+TEXT_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, str))
+INTEGER_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, int))
+
+FEW = 0.01
+"""Share of wrong rows below which they are dropped and counted; more of them are an error."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What ran where and for how long, from one recording of any format.
+
+    Attributes
+    ----------
+    ops
+        The tidy table, sorted by step, rank and start; `COLUMNS` come first and in that order,
+        columns of the format's own may follow. Text columns are categories of str. Seconds for
+        start and duration (start is not-a-number where only durations were recorded); -1 where
+        an index does not apply or is unknown.
+    source
+        The recording as the user named it.
+    format
+        ``pipeline``, ``tidy`` or ``kineto``.
+    notes
+        What was dropped, repaired or counted, for the user.
+    meta
+        What else the format knows; JSON-able.
+    """
+
+    ops: pd.DataFrame
+    source: str
+    format: str
+    notes: tuple[str, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert tuple(self.ops.columns[: len(COLUMNS)]) == COLUMNS, list(self.ops.columns)
+
+
+def make_trace(
+    columns: Mapping[str, Any],
+    source: str,
+    format: str,
+    notes: Sequence[str] = (),
+    meta: Mapping[str, Any] | None = None,
+) -> Trace:
+    """Build a trace from columns; those left out take their defaults.
+
+    Parameters
+    ----------
+    columns : mapping of str to array_like
+        [row] values by column name; at least ``duration`` [s]. Names beyond `COLUMNS` follow
+        them in the order given.
+    source, format, notes, meta
+        See :class:`Trace`.
+
+    Returns
+    -------
+    Trace
+        Sorted by step, rank and start.
+    """
+    n = len(columns["duration"])
+    made: dict[str, Any] = {}
+    for name, default in _DEFAULTS.items():
+        if isinstance(default, str):
+            made[name] = _categories(columns.get(name, default), n)
+            continue
+        kind = np.int64 if isinstance(default, int) else np.float64
+        values = np.asarray(columns[name]) if name in columns else np.full(n, default)
+        made[name] = values.astype(kind)
+    made |= {name: values for name, values in columns.items() if name not in _DEFAULTS}
+    ops = pd.DataFrame(made)
+    order = np.lexsort((made["start"], made["rank"], made["step"]))
+    if (np.diff(order) != 1).any():
+        ops = ops.take(order)
+    ops.index = pd.RangeIndex(n)
+    return Trace(ops, source, format, tuple(notes), dict(meta or {}))
+
+
+def _categories(values: Any, n: int) -> pd.Categorical:
+    """Turn texts [row], or one text for all rows, into categories of str."""
+    if isinstance(values, str):
+        return pd.Categorical.from_codes(np.zeros(n, dtype=np.int8), [values])
+    if isinstance(values, pd.Categorical):
+        return values.remove_unused_categories()
+    return pd.Categorical([str(value) for value in values])
+
+
+class Fault(NamedTuple):
+    """One thing that can be wrong with a row."""
+
+    what: str
+    """Says what is wrong, with what was expected; for notes and errors."""
+    rows: NDArray[np.bool_]
+    """[row] True where it is."""
+    limit: float = FEW
+    """Share of rows at which it is an error; 1.0 where rows are dropped however many they are."""
+    spare: int = 0
+    """So many rows are never an error, however small the table."""
+
+
+def sound_rows(
+    faults: Sequence[Fault], locate: Callable[[int], str], source: str
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Find the rows without a fault, and say how many have one.
+
+    Parameters
+    ----------
+    faults : sequence of Fault
+        What to look at; a row counts for the first fault it has.
+    locate : callable
+        Says where a row stands.
+    source : str
+        The table as the user named it.
+
+    Returns
+    -------
+    tuple of array and list of str
+        [row] True where the row is sound, and a note per fault that occurs.
+
+    Raises
+    ------
+    PrismError
+        If a fault has more than few rows, or no row is sound.
+    """
+    n = faults[0].rows.size
+    sound = np.ones(n, dtype=np.bool_)
+    notes = []
+    for what, rows, limit, spare in faults:
+        bad = np.flatnonzero(rows & sound)
+        if not bad.size:
+            continue
+        where = locate(int(bad[0]))
+        if bad.size > spare and limit < 1.0 and bad.size >= limit * n:
+            raise PrismError(
+                f"{where}: {what}; so in {bad.size:,} of {n:,} rows, and up to {limit:.0%} are "
+                "dropped; mend the rows or take them out"
+            )
+        notes.append(f"{bad.size:,} of {n:,} rows dropped: {what} (first at {where})")
+        sound[bad] = False
+    if not sound.any():
+        raise PrismError(f"{source}: no row is left: {'; '.join(notes)}")
+    return sound, notes
+
+
+def impossible_durations(
+    step: NDArray[np.int64],
+    start: NDArray[np.float64],
+    duration: NDArray[np.float64],
+    kind_idx: NDArray[np.integer[Any]],
+) -> NDArray[np.bool_]:
+    """Find durations that are longer than all else in their step.
+
+    Parameters
+    ----------
+    step : array
+        [row] step of the op.
+    start, duration : array
+        [row] as recorded [s]; rows without a start are never impossible.
+    kind_idx : array
+        [row] a number for what the op is.
+
+    Returns
+    -------
+    array of bool
+        [row] True where the duration exceeds the step's span and ten times the median of the
+        ops of its kind in that step.
+
+    Notes
+    -----
+    The span runs from the step's first start to its last end, the last 1 % of the ends (at
+    least 3, at most a quarter) left out, since the impossible ones are among them. An op that
+    waits for a real stall is spared by the second condition: its peers wait too.
+    """
+    result = np.zeros(step.size, dtype=np.bool_)
+    rows = np.flatnonzero(np.isfinite(start) & np.isfinite(duration))
+    if not rows.size:
+        return result
+    end = start[rows] + duration[rows]
+    order = np.lexsort((end, step[rows]))
+    of_step = step[rows][order]
+    first_row = np.flatnonzero(np.r_[True, of_step[1:] != of_step[:-1]])
+    n_ops = np.diff(np.r_[first_row, of_step.size])
+    n_late = np.minimum(np.maximum(np.ceil(0.01 * n_ops).astype(np.int64), 3), n_ops // 4)
+    first_start = np.minimum.reduceat(start[rows][order], first_row)
+    span = end[order][first_row + n_ops - 1 - n_late] - first_start
+    span[n_late == 0] = np.inf
+    longest = np.repeat(span, n_ops)
+    suspects = rows[order][duration[rows][order] > longest]
+    for of, kind in {(int(step[row]), int(kind_idx[row])) for row in suspects}:
+        same_kind = kind_idx == kind
+        peers = duration[same_kind & (step == of)]
+        usual = np.nanmedian(peers if peers.size > 2 else duration[same_kind])
+        mine = suspects[(step[suspects] == of) & (kind_idx[suspects] == kind)]
+        result[mine] = duration[mine] > 10.0 * usual
+    return result

@@ -1,0 +1,191 @@
+"""Generic tidy tables of ops: one row per op, times with their unit in the column's name.
+
+Required are a duration and what the op is (op_kind or name); every other column of the tidy table
+is optional. The same table written by prism reads back unchanged. Left out: guessing what a
+kernel is from its name (kernels come through kineto.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.traces.content import RawTable
+from prism.traces.pipeline import OPTYPES
+from prism.traces.table import (
+    COLUMNS,
+    INTEGER_COLUMNS,
+    OP_KINDS,
+    TEXT_COLUMNS,
+    Fault,
+    Trace,
+    impossible_durations,
+    make_trace,
+    sound_rows,
+)
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Suffix of a column's name: seconds per unit."""
+
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # dividing by these rounds once
+_DEFAULT = {"rank": 0, "dp_rank": 0, "stage": 0, "chunk": 0}  # the rest is -1 where empty
+
+
+def is_tidy(columns: list[str]) -> bool:
+    """Say whether a table with these columns says what an op is."""
+    return "op_kind" in columns or "name" in columns
+
+
+def read_tidy(table: RawTable) -> Trace:
+    """Turn a generic table into the tidy table.
+
+    Parameters
+    ----------
+    table : RawTable
+        CSV or parquet with ``duration_s``, ``_ms``, ``_us`` or ``_ns``, and ``op_kind`` or
+        ``name``; optional ``start_*`` and the other columns of the tidy table.
+
+    Returns
+    -------
+    Trace
+        An op_kind that prism does not know becomes ``other`` with a note.
+
+    Raises
+    ------
+    PrismError
+        If columns are missing or their unit is, cells are no numbers, or more than 1 % of the
+        rows cannot be true.
+    """
+    if not is_tidy(table.columns):
+        raise PrismError(
+            f"{table.source}: lacks op_kind and name; found {table.listing}; expected "
+            "one of them beside a duration column such as duration_s"
+        )
+    duration = _time(table, "duration")
+    if duration is None:
+        like = next((name for name in table.columns if name.startswith("dur")), "")
+        hint = f"; is it {like}? rename it" if like else ""
+        raise PrismError(
+            f"{table.source}: lacks a duration; found {table.listing}; expected one of "
+            f"{', '.join('duration_' + unit for unit in UNITS)}{hint}"
+        )
+    start = _time(table, "start")
+    columns: dict[str, Any] = {"duration": duration}
+    if start is not None:
+        columns["start"] = start
+    for name in INTEGER_COLUMNS:
+        if name in table.columns:
+            columns[name] = table.integers(name, _DEFAULT.get(name, -1))
+    for name in TEXT_COLUMNS:
+        if name in table.columns:
+            columns[name] = table.texts(name)
+    if "bytes" in table.columns:
+        columns["bytes"] = table.numbers("bytes")
+    notes = _name_ops(columns)
+    keep, dropped = sound_rows(_faults(columns, table), table.locate, table.source)
+    columns = {name: values[keep] for name, values in columns.items()}
+    ignored = [name for name in table.columns if not _is_known(name)]
+    if ignored:
+        notes.append(f"columns that no op has were ignored: {', '.join(ignored)}")
+    if start is None:
+        notes.append("durations only: no start column, so nothing tells what ran at the same time")
+    return make_trace(columns, table.source, "tidy", dropped + notes)
+
+
+def to_tidy(trace: Trace) -> pd.DataFrame:
+    """Write a trace as a generic tidy table, with units in the names.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The tidy table's columns; start and duration are ``start_s`` and ``duration_s``.
+    """
+    ops = trace.ops[list(COLUMNS)]
+    return ops.rename(columns={"start": "start_s", "duration": "duration_s"})
+
+
+def _is_known(column: str) -> bool:
+    """Say whether the tidy table has such a column."""
+    stem, _, unit = column.rpartition("_")
+    return column in COLUMNS or (stem in ("start", "duration") and unit in UNITS)
+
+
+def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
+    """Return the column that starts with ``stem`` and ends with a unit [s], None without one."""
+    found = [f"{stem}_{unit}" for unit in UNITS if f"{stem}_{unit}" in table.columns]
+    if len(found) > 1:
+        raise PrismError(f"{table.source}: has {' and '.join(found)}; expected one; drop the other")
+    if not found:
+        if stem in table.columns:
+            raise PrismError(
+                f"{table.source}: column {stem} has no unit; rename it to {stem}_s, {stem}_ms, "
+                f"{stem}_us or {stem}_ns"
+            )
+        return None
+    return table.numbers(found[0]) / _PER_SECOND[found[0].rpartition("_")[2]]
+
+
+def _name_ops(columns: dict[str, Any]) -> list[str]:
+    """Fill in op_kind and name, one from the other, and note the kinds not known."""
+    given = "op_kind" if "op_kind" in columns else "name"
+    labels: pd.Categorical = columns[given]
+    columns.setdefault("name", labels)
+    known = {kind: (kind, "") for kind in OP_KINDS} | OPTYPES
+    names = list(labels.categories)
+    kinds = [known.get(name, ("other", ""))[0] for name in names]
+    columns["op_kind"] = _relabel(labels, kinds)
+    if "kernel_class" not in columns:
+        columns["kernel_class"] = _relabel(labels, [known.get(n, ("", ""))[1] for n in names])
+    strange = [name for name in names if name not in known]
+    if not strange:
+        return []
+    n = int(np.isin(labels.codes, [names.index(name) for name in strange]).sum())
+    shown = ", ".join(repr(name[:60]) + _suggest(name) for name in strange[:5])
+    more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
+    return [f"{n:,} ops whose {given} is unknown kept as op_kind other: {shown}{more}"]
+
+
+def _suggest(name: str) -> str:
+    """Name the op_kind that was perhaps meant."""
+    near = difflib.get_close_matches(name, OP_KINDS, n=1, cutoff=0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _relabel(labels: pd.Categorical, new: list[str]) -> pd.Categorical:
+    """Put new names, which may coincide, in the place of the categories."""
+    kinds = sorted(set(new))
+    codes = np.array([kinds.index(name) for name in new])[labels.codes]
+    return pd.Categorical.from_codes(codes, kinds)
+
+
+def _faults(columns: dict[str, Any], table: RawTable) -> list[Fault]:
+    """List what can be wrong with rows."""
+    duration = columns["duration"]
+    n = duration.size
+    start = columns.get("start", np.full(n, np.nan))
+    step = columns.get("step", np.full(n, -1))
+    negative = np.zeros(n, dtype=np.bool_)
+    for name in ("rank", "dp_rank", "stage"):
+        if name in columns:
+            negative |= columns[name] < 0
+    faults = [
+        Fault("the duration is empty, expected a number", np.isnan(duration), spare=1),
+        Fault("the duration is negative or not finite", ~(np.isfinite(duration) & (duration >= 0))),
+        Fault("the start is not finite", np.isinf(start)),
+        Fault("rank, dp_rank or stage is negative", negative),
+        Fault(
+            "the duration is longer than the step",
+            impossible_durations(step, start, duration, columns["name"].codes),
+            limit=1.0,
+        ),
+    ]
+    if np.isfinite(start).any():
+        # without starts, equal rows are ops that took the same time
+        again = table.frame.duplicated().to_numpy() & np.isfinite(start)
+        faults.append(Fault("the row occurs twice", again, limit=1.0))
+    return faults

@@ -1,0 +1,97 @@
+"""The reader, the table and the replay on measured profiler traces."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism.errors import PrismError
+from prism.kerneltrace.laws import kernel_table
+from prism.kerneltrace.replay import replay_trace
+from prism.traces import read_trace
+from prism.traces.kineto import read_kineto
+from prism.traces.salvage import decode_events
+
+DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+TRACES = DATA / "kineto_traces"
+
+pytestmark = pytest.mark.skipif(
+    not TRACES.is_dir(), reason=f"no measured data in {TRACES}; set PRISM_DATA to its folder"
+)
+
+
+def read(*names):
+    return read_kineto([TRACES / f"{name}.json.gz" for name in names])
+
+
+def test_training_step_has_six_steps_and_all_activities():
+    trace = read("training_step_a100")
+    kind = trace.ops["op_kind"].astype(str)
+    assert sorted(trace.ops["step"].unique()) == list(range(1009, 1015))
+    assert (kind != "launch_gap").sum() == 8_568 + 228 + 654
+    assert kind.isin(["all_to_all", "all_reduce"]).sum() == 60
+    assert (trace.ops["rank"] == 3).all() and trace.meta["world_size"] == 8
+    assert trace.meta["ranks"][0]["idle_share"] == pytest.approx(0.164, abs=0.002)
+    assert any("include waiting" in note for note in trace.notes)
+
+
+def test_send_receive_kernels_of_the_pair_are_what_launched_them():
+    trace = read("pair_rank0", "pair_rank1")
+    ops = trace.ops[trace.ops["name"].astype(str).str.startswith("nccl")]
+    assert set(ops["name"].astype(str).str.slice(0, 19)) == {"ncclKernel_SendRecv"}
+    counts = ops["op_kind"].astype(str).value_counts().to_dict()
+    assert counts == {"all_to_all": 8, "all_reduce": 8, "all_gather": 4}
+    # the traces hold a sample of the events: five collectives are in both
+    assert trace.meta["n_collectives_matched"] == 5 and trace.meta["n_members_unmatched"] == 10
+    matched = ops[ops["collective"] >= 0]
+    assert (matched["transfer"] <= matched["duration"] + 1e-9).all()
+    assert matched.groupby("collective")["op_kind"].nunique().eq(1).all()
+
+
+def test_collectives_with_arguments_have_group_and_bytes():
+    trace = read("nccl_collectives")
+    ops = trace.ops[trace.ops["op_kind"].isin(["all_reduce", "broadcast"])]
+    assert len(ops) == 21 and set(ops["group"]) == {"[0, 1]"} and ops["bytes"].gt(0).all()
+    assert sorted(trace.ops["step"].unique()) == [4, 5, 6]
+
+
+def test_a_trace_without_kernels_is_refused():
+    with pytest.raises(PrismError, match="2,467 host events but no device activity"):
+        read("no_distributed_info")
+
+
+@pytest.mark.parametrize(
+    "names", [("training_step_a100",), ("pair_rank0", "pair_rank1"), ("nccl_collectives",)]
+)
+def test_replay_is_within_three_percent_and_the_table_is_whole(names):
+    trace = read(*names)
+    found = replay_trace(trace)
+    assert found["max_abs_error"] < 0.03
+    assert len(found["steps"]) == trace.ops.loc[trace.ops["step"] >= 0, "step"].nunique() * len(
+        names
+    )
+    assert any("ranks traced" in note for note in found["notes"])
+    table = kernel_table(trace)
+    assert table["n"].sum() == len(trace.ops)
+    assert (table["op_kind"] == "launch_gap").sum() == 1
+    assert np.isfinite(table["share"]).all() and table["share"].is_monotonic_decreasing
+
+
+def test_waits_on_collectives_are_inferred():
+    found = replay_trace(read("training_step_a100"))
+    assert found["edges_inferred"] >= 12 and found["edges_recorded"] == 0
+
+
+def test_read_trace_finds_the_format_by_content():
+    assert read_trace(TRACES / "nccl_collectives.json.gz").format == "kineto"
+
+
+def test_a_truncated_real_trace_is_salvaged():
+    data = gzip.decompress((TRACES / "pair_rank0.json.gz").read_bytes())
+    n = len(decode_events(data, "x").events)
+    for share in (0.2, 0.61, 0.97):
+        raw = decode_events(data[: int(share * len(data))], "x")
+        assert raw.n_dropped <= 1 and raw.rank == 0
+        assert len(raw.events) > (share - 0.15) * n

@@ -1,0 +1,123 @@
+"""Generic tidy tables: units, defaults, the round trip, and refusals."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces_made import pipeline_frame, write_csv
+
+from prism.errors import PrismError
+from prism.traces import OP_KINDS, make_trace, read_trace, to_tidy
+
+
+def read(tmp_path, text):
+    path = tmp_path / "ops.csv"
+    path.write_text(text)
+    return read_trace(path)
+
+
+def test_the_least_table(tmp_path):
+    trace = read(tmp_path, "op_kind,duration_ms\nforward,3\nbackward,5.5\n")
+    assert trace.format == "tidy"
+    assert list(trace.ops["duration"]) == [0.003, 0.0055]
+    assert list(trace.ops["name"]) == ["forward", "backward"]
+    assert np.isnan(trace.ops["start"]).all()
+    assert trace.notes[0].startswith("durations only")
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [("s", 7.0), ("ms", 7e-3), ("us", 7e-6), ("ns", 7e-9)]
+)
+def test_units_stand_in_the_name(tmp_path, unit, seconds):
+    trace = read(tmp_path, f"name,start_{unit},duration_{unit}\nforward,14,7\n")
+    assert trace.ops["duration"][0] == seconds
+    assert trace.ops["start"][0] == pytest.approx(2 * seconds, rel=1e-15)
+    assert trace.ops["op_kind"][0] == "forward"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("op_kind,duration", "column duration has no unit; rename it to duration_s, duration_ms"),
+        ("op_kind,start_s", "lacks a duration; found op_kind, start_s; expected one of duration_s"),
+        ("op_kind,dur_us", "expected one of .*; is it dur_us\\? rename it"),
+        ("duration_s,rank", "lacks optype, op_kind or name; found duration_s, rank"),
+        ("a,b", "lacks op_kind and name; found a, b"),
+        ("op_kind,duration_s,duration_ms", "has duration_s and duration_ms; expected one"),
+        ("op_kind,duration_s,op_kind", "ops.csv:1: two columns are called 'op_kind'"),
+    ],
+)
+def test_columns_that_are_not_there(tmp_path, header, message):
+    with pytest.raises(PrismError, match=message):
+        read(tmp_path, f"{header}\n" + ",".join("1" for _ in header.split(",")) + "\n")
+
+
+def test_unknown_kinds_are_other_with_a_hint(tmp_path):
+    trace = read(tmp_path, "op_kind,duration_s\nfoward,1\nforward,2\nzzz,1\n")
+    assert list(trace.ops["op_kind"]) == ["other", "forward", "other"]
+    assert list(trace.ops["name"]) == ["foward", "forward", "zzz"]
+    assert "'foward' (did you mean forward?)" in trace.notes[0]
+
+
+def test_ignored_columns_are_named(tmp_path):
+    trace = read(tmp_path, "op_kind,duration_s,start_s,mood\nforward,1,0,good\n")
+    assert trace.notes == ("columns that no op has were ignored: mood",)
+
+
+def test_pipeline_content_as_a_tidy_table(tmp_path):
+    ops = read_trace(write_csv(tmp_path / "pipeline.csv", pipeline_frame()))
+    again = read_trace(write_csv(tmp_path / "tidy.csv", to_tidy(ops)))
+    assert (ops.format, again.format) == ("pipeline", "tidy")
+    pd.testing.assert_frame_equal(ops.ops, again.ops)
+    assert again.notes == ()
+
+
+def test_equal_rows_are_copies_only_where_there_are_starts(tmp_path):
+    text = "op_kind,duration_ms,start_ms\nforward,1,0\nforward,1,0\nforward,1,1\n"
+    trace = read(tmp_path, text)
+    assert len(trace.ops) == 2 and "the row occurs twice" in trace.notes[0]
+    assert len(read(tmp_path, "op_kind,duration_ms\n" + "forward,1\n" * 3).ops) == 3
+
+
+def test_a_cut_last_line_costs_one_row(tmp_path):
+    trace = read(tmp_path, "op_kind,rank,duration_s\nforward,0,1\nforward,1,1\nforwa")
+    assert len(trace.ops) == 2
+    assert "1 of 3 rows dropped: the duration is empty" in " ".join(trace.notes)
+
+
+def test_decimal_commas_are_refused_with_a_word(tmp_path):
+    with pytest.raises(PrismError, match="ops.csv:2: duration_s is '0,5'.*a point as decimal"):
+        read(tmp_path, "op_kind;duration_s\nforward;0,5\n")
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=6)
+INDEX = st.integers(-1, 2**40)
+PLACE = st.integers(0, 2**40)
+TIME = st.floats(0.0, 1e9, allow_subnormal=False)
+ROW = st.fixed_dictionaries(
+    {
+        "op_kind": st.sampled_from(OP_KINDS),
+        "kernel_class": TEXT,
+        "name": TEXT,
+        "rank": PLACE,
+        "dp_rank": PLACE,
+        "stage": PLACE,
+        "chunk": INDEX,
+        "microbatch": INDEX,
+        "step": INDEX,
+        "duration": TIME,
+        "group": TEXT,
+        "stream": INDEX,
+        "bytes": st.one_of(st.just(float("nan")), TIME),
+    }
+)
+
+
+@given(st.lists(ROW, min_size=1, max_size=8))
+def test_round_trip(tmp_path_factory, rows):
+    columns = pd.DataFrame(rows).to_dict("list")
+    # apart by construction: no op is a copy, or longer than its step
+    trace = make_trace(columns | {"start": 1e10 * np.arange(len(rows))}, "made", "tidy")
+    path = write_csv(tmp_path_factory.mktemp("tidy") / "ops.csv", to_tidy(trace))
+    pd.testing.assert_frame_equal(read_trace(path).ops, trace.ops, check_exact=True)
