@@ -1,0 +1,451 @@
+"""Variance components: formulas, known truth, missing cells, lemons, real traces."""
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.errors import PrismError
+from prism.variance.components import (
+    Column,
+    fit_components,
+    residual_scores,
+    sample_components,
+)
+from prism.variance.factors import split_factor, step_memory
+from prism.variance.intervals import chi_square_interval, difference_interval, pooled_df
+from prism.variance.strata import _rest_counts, _two_way, _unbalanced, take_apart
+
+DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+NAMES = ("rank", "step", "rank_step", "content", "residual")
+
+
+def columns_of(n_stages):
+    return [Column(kind, stage) for kind in ("forward", "backward") for stage in range(n_stages)]
+
+
+def make_table(
+    rng, n_stages=2, n_replicas=4, n_steps=12, n_microbatches=8, rank=0.005, step=0.01,
+    rank_step=0.004, content=0.015, residual=0.005,
+):  # fmt: skip
+    """Table of known components; backward has 1.5 times the forward's shared effects."""
+    n_columns = 2 * n_stages
+    loading = np.repeat([1.0, 1.5], n_stages)[:, None, None, None]
+    shape = (n_replicas, n_steps, n_microbatches)
+    table = residual * rng.standard_normal((n_columns, *shape))
+    table += content * loading * rng.standard_normal(shape)
+    table += rank_step * loading * rng.standard_normal((*shape[:2], 1))
+    table += step * loading * rng.standard_normal((n_steps, 1))
+    table += rank * rng.standard_normal((n_columns, n_replicas, 1, 1))
+    return table - 2.0
+
+
+TRUTH = {
+    "forward": {"rank": 0.005, "step": 0.01, "rank_step": 0.004, "content": 0.015},
+    "backward": {"rank": 0.005, "step": 0.015, "rank_step": 0.006, "content": 0.0225},
+}
+
+
+def test_mean_products_are_the_plain_sums():
+    rng = np.random.default_rng(1)
+    y = rng.standard_normal((2, 3, 4, 5))
+    found = take_apart(y)
+    n_r, n_t, n_m = 3, 4, 5
+    triples = list(itertools.product(range(n_r), range(n_t), range(n_m)))
+
+    def mean(j, r=None, t=None, m=None):
+        picked = [
+            y[j, a, b, c]
+            for a, b, c in triples
+            if (r is None or a == r) and (t is None or b == t) and (m is None or c == m)
+        ]
+        return sum(picked) / len(picked)
+
+    for j, k in itertools.product(range(2), range(2)):
+        rest = cell = step = 0.0
+        for r, t, m in triples:
+            part = [y[i, r, t, m] - mean(i, r, t) - mean(i, m=m) + mean(i) for i in (j, k)]
+            rest += part[0] * part[1]
+        for r, t in itertools.product(range(n_r), range(n_t)):
+            part = [mean(i, r, t) - mean(i, r) - mean(i, t=t) + mean(i) for i in (j, k)]
+            cell += part[0] * part[1]
+        for t in range(n_t):
+            step += (mean(j, t=t) - mean(j)) * (mean(k, t=t) - mean(k))
+        assert found.rest_products[j, k] == pytest.approx(rest / ((n_r * n_t - 1) * (n_m - 1)))
+        assert found.cell_products[j, k] == pytest.approx(cell / ((n_r - 1) * (n_t - 1)))
+        assert found.step_products[j, k] == pytest.approx(step / (n_t - 1))
+    assert found.level[1, 2] == pytest.approx(mean(1, r=2))
+    assert found.position[0, 3] == pytest.approx(mean(0, m=3) - mean(0))
+
+
+def test_components_are_the_expected_mean_squares():
+    table = make_table(np.random.default_rng(2))
+    fit, strata = fit_components(table, columns_of(2), np.arange(12) * 9), take_apart(table)
+    assert fit.step_correlation_steps is None
+    rest, cell = np.diag(strata.rest_products), np.diag(strata.cell_products)
+    step = np.diag(strata.step_products)
+    assert fit.rank_step.std**2 == pytest.approx(cell - rest / 8)
+    assert fit.step.std**2 == pytest.approx(step - cell / 4)
+    assert fit.rank_effect.std**2 == pytest.approx(strata.level.var(axis=1, ddof=1) - cell / 12)
+    assert fit.content.std**2 + fit.residual_std**2 == pytest.approx(rest)
+    for effect in (fit.step, fit.rank_step, fit.content):
+        assert np.abs(effect.loadings) * effect.scale == pytest.approx(effect.std)
+        assert np.mean(effect.scores**2) == pytest.approx(1.0)
+
+
+def test_equations_for_missing_cells_are_the_balanced_ones_where_none_is_missing():
+    rng = np.random.default_rng(3)
+    cell = rng.standard_normal((2, 4, 6))
+    seen = np.ones(cell.shape, dtype=bool)
+    balanced = _two_way(cell, seen)
+    level, step, per_step, error = _unbalanced(cell, seen)
+    assert level == pytest.approx(balanced.level)
+    assert step == pytest.approx(balanced.step)
+    assert per_step == pytest.approx(balanced.per_step)
+    centre = np.eye(4) - 0.25  # only differences between workers are asked for
+    assert centre @ error @ centre == pytest.approx(centre @ balanced.level_error @ centre)
+    present = np.ones((2, 4, 6, 5), dtype=bool)
+    count = present.sum(axis=3)
+    for general, special in zip(
+        _rest_counts(present, count, False), _rest_counts(present, count, True), strict=True
+    ):
+        assert general == pytest.approx(special)
+
+
+def test_least_squares_with_missing_cells_are_those_of_the_design_matrix():
+    rng = np.random.default_rng(4)
+    table = rng.standard_normal((1, 3, 5, 4))
+    table[0, 1, 2] = np.nan  # a worker left this step out
+    table[0, :, 3, 2:] = np.nan  # a step with fewer microbatches
+    table[0, 0, 0, 1] = np.nan
+    found = take_apart(table)
+    index = np.argwhere(np.isfinite(table[0]))
+    values = table[0][tuple(index.T)]
+    design = np.zeros((len(values), 15 + 4))
+    design[np.arange(len(values)), index[:, 0] * 5 + index[:, 1]] = 1.0
+    design[np.arange(len(values)), 15 + index[:, 2]] = 1.0
+    fitted = design @ np.linalg.lstsq(design, values, rcond=None)[0]
+    assert found.rest[0][tuple(index.T)] == pytest.approx(values - fitted, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cells", "worker-steps", "short steps"])
+def test_missing_cells_leave_components_where_they_are(kind):
+    rng = np.random.default_rng(5)
+    errors = {name: [] for name in NAMES}
+    for _ in range(12):
+        table = make_table(rng, n_steps=24)
+        whole = fit_components(table, columns_of(2), np.arange(24) * 9)
+        gaps = table.copy()
+        if kind == "cells":
+            gaps[rng.random(table.shape) < 0.05] = np.nan
+        elif kind == "worker-steps":
+            gaps[:, rng.random(table.shape[1:3]) < 0.08] = np.nan
+        else:
+            gaps[:, :, ::3, 5:] = np.nan
+        fit = fit_components(gaps, columns_of(2), np.arange(24) * 9)
+        assert any("missing" in warning for warning in fit.warnings)
+        for name in NAMES:
+            a, b = fit.by_op_kind["forward"][name].std, whole.by_op_kind["forward"][name].std
+            errors[name].append((a - b) / TRUTH["forward"].get(name, 0.005))
+    for name in NAMES:  # single tables scatter, no bias stays
+        assert abs(np.mean(errors[name])) < 0.06, name
+        assert np.max(np.abs(errors[name])) < 0.4, name
+
+
+def coverage(estimates):
+    """Share of (std, lo, hi, truth) whose interval holds the truth."""
+    return float(np.mean([lo <= true <= hi for lo, hi, true in estimates]))
+
+
+def test_intervals_cover_and_wrong_degrees_of_freedom_do_not():
+    rng = np.random.default_rng(6)
+    found = {name: [] for name in NAMES}
+    naive = []
+    for _ in range(120):
+        table = make_table(rng, n_replicas=3, n_steps=8, n_microbatches=6)
+        fit = fit_components(table, columns_of(2), np.arange(8) * 9)
+        for kind, truth in TRUTH.items():
+            for name in NAMES:
+                spread = fit.by_op_kind[kind][name]
+                found[name].append((spread.lo, spread.hi, truth.get(name, 0.005)))
+        # all columns show one draw per step: columns x (steps - 1) would be 4 x 7, not 7
+        low, high = chi_square_interval(fit.step.std[0] ** 2, 28.0, 0.9)
+        naive.append((np.sqrt(low), np.sqrt(high), 0.01))
+    for name in NAMES:
+        assert 0.83 <= coverage(found[name]) <= 0.96, (name, coverage(found[name]))
+    assert coverage(naive) < 0.75
+
+
+def test_without_the_rank_stratum_other_components_swell():
+    rng = np.random.default_rng(7)
+    table = make_table(rng, rank=0.03)
+    pooled = table.copy()
+    for t in range(table.shape[2]):  # workers that cannot be told apart: labels of each step mixed
+        pooled[:, :, t] = table[:, rng.permutation(4), t]
+    kept = fit_components(table, columns_of(2), np.arange(12)).by_op_kind["forward"]
+    lost = fit_components(pooled, columns_of(2), np.arange(12)).by_op_kind["forward"]
+    assert kept["rank_step"].hi < 0.01 < 0.02 < lost["rank_step"].std
+    assert lost["rank"].lo == 0.0 < 0.015 < kept["rank"].lo
+
+
+@pytest.mark.parametrize(
+    ("n_stages", "n_replicas", "slow"), [(4, 4, 2.4), (2, 2, 2.4), (4, 2, 1.5), (2, 32, 1.1)]
+)
+def test_a_slow_worker_is_found_and_kept_out_of_the_body(n_stages, n_replicas, slow):
+    rng = np.random.default_rng(8)
+    table = make_table(rng, n_stages, n_replicas)
+    healthy = fit_components(table, columns_of(n_stages), np.arange(12))
+    table[[1, n_stages + 1], 1] += np.log(slow)
+    fit = fit_components(table, columns_of(n_stages), np.arange(12))
+    assert [(lemon.stage, lemon.replica) for lemon in fit.lemons] == [(1, 1)]
+    assert fit.lemons[0].slowdown == pytest.approx({"forward": slow, "backward": slow}, rel=0.03)
+    assert fit.rank[1, 1] == pytest.approx(np.log(slow), abs=0.03)
+    assert np.isnan(fit.rank_effect.scores[1, 1])
+    assert fit.mean == pytest.approx(healthy.mean, abs=0.01)
+    assert fit.by_op_kind["forward"]["rank"].std < 0.015
+    # its other strata are as they were
+    assert fit.step.std == pytest.approx(healthy.step.std)
+    assert fit.content.std == pytest.approx(healthy.content.std)
+
+
+def test_a_worker_hardly_slower_is_no_lemon_however_alike_the_others_are():
+    rng = np.random.default_rng(18)
+    for slow, n_lemons in ((1.02, 0), (1.05, 1)):
+        table = make_table(rng, 2, 32, rank=0.0005, rank_step=0.0, content=0.002)
+        table[[0, 2], 3] += np.log(slow)
+        assert len(fit_components(table, columns_of(2), np.arange(12)).lemons) == n_lemons
+
+
+def test_a_healthy_cluster_has_no_lemons():
+    rng = np.random.default_rng(9)
+    for n_stages, n_replicas in ((2, 2), (4, 4), (2, 32)):
+        for _ in range(40):
+            table = make_table(rng, n_stages, n_replicas, n_steps=4, n_microbatches=4)
+            assert not fit_components(table, columns_of(n_stages), np.arange(4)).lemons
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10_000),
+    shift=st.floats(-20.0, 5.0),
+    missing=st.booleans(),
+)
+def test_a_shift_moves_the_mean_only_and_labels_do_not_matter(seed, shift, missing):
+    rng = np.random.default_rng(seed)
+    table = make_table(rng, n_replicas=3, n_steps=5, n_microbatches=4)
+    if missing:
+        table[rng.random(table.shape) < 0.05] = np.nan
+    order = rng.permutation(3)
+    steps = np.array([1, 4, 5, 9, 20])
+    fit = fit_components(table, columns_of(2), steps)
+    moved = fit_components(table + shift, columns_of(2), steps)
+    mixed = fit_components(table[:, order], columns_of(2), steps)
+    assert moved.mean == pytest.approx(fit.mean + shift)
+    assert mixed.mean == pytest.approx(fit.mean)
+    assert moved.rank == pytest.approx(fit.rank, abs=1e-8)
+    assert mixed.rank == pytest.approx(fit.rank[:, order], abs=1e-8)
+    for other in (moved, mixed):
+        assert other.residual_std == pytest.approx(fit.residual_std, rel=1e-6, abs=1e-9)
+        for name in ("step", "rank_step", "content"):
+            a, b = getattr(other, name), getattr(fit, name)
+            assert a.std == pytest.approx(b.std, rel=1e-5, abs=1e-6)
+
+
+def test_positions_are_kept_only_where_significant():
+    rng = np.random.default_rng(10)
+    table = make_table(rng)
+    table[:2, :, :, 0] -= 0.012
+    fit = fit_components(table, columns_of(2), np.arange(12))
+    assert np.all(fit.position[:2, 0] < -0.006)
+    assert np.all(fit.position_p[:2] < 1e-3)
+    assert not fit.position[2:].any()
+    none = fit_components(make_table(rng), columns_of(2), np.arange(12))
+    assert not none.position.any()
+
+
+def test_memory_over_gapped_steps_is_found_and_white_scores_have_none():
+    rng = np.random.default_rng(11)
+    steps = np.sort(rng.choice(1200, 44, replace=False))
+    distance = np.abs(steps[:, None] - steps[None, :])
+    root = np.linalg.cholesky(np.exp(-distance / 100.0))
+    lengths = [step_memory(root @ rng.standard_normal(44), steps) for _ in range(60)]
+    known = [memory.steps for memory in lengths if memory is not None]
+    assert len(known) > 50
+    assert 50.0 < np.median(known) < 200.0
+    assert all(memory.df < 40.0 for memory in lengths if memory is not None)
+    white = [step_memory(rng.standard_normal(44), steps) is not None for _ in range(200)]
+    assert np.mean(white) < 0.05 + 5.0 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_a_step_without_memory_says_so_and_one_with_it_is_drawn_with_it():
+    rng = np.random.default_rng(12)
+    steps = np.arange(40) * 5
+    slow = np.convolve(rng.standard_normal(55), np.ones(16) / 4.0, mode="valid")
+    table = make_table(rng, n_steps=40, step=0.0) + 0.02 * slow[:, None]
+    fit = fit_components(table, columns_of(2), steps)
+    assert fit.step_correlation_steps > 10.0
+    assert fit.step_variance_seen < 1.0
+    alone = dataclasses.replace(
+        fit,
+        rank_step=dataclasses.replace(fit.rank_step, scale=0.0),
+        content=dataclasses.replace(fit.content, scale=0.0),
+        residual_std=0.0 * fit.residual_std,
+        position=0.0 * fit.position,
+    )
+    drawn = np.array([sample_components(alone, 40, rng, steps)[0, 0, :, 0] for _ in range(400)])
+    drawn = (drawn - fit.mean[0] - fit.rank[0, 0]) / fit.step.std[0]
+    assert np.mean(drawn**2) == pytest.approx(1.0, abs=0.2)
+    expected = fit.step_correlation_share * np.exp(-5.0 / fit.step_correlation_steps)
+    assert np.mean(drawn[:, 1:] * drawn[:, :-1]) / np.mean(drawn**2) == pytest.approx(
+        expected, abs=0.07
+    )
+    white = fit_components(make_table(rng, n_steps=40), columns_of(2), steps)
+    assert white.step_correlation_steps is None
+    assert white.step_variance_seen == 1.0
+
+
+@pytest.mark.parametrize("law", ["empirical", "normal"])
+def test_synthetic_tables_have_the_components_they_were_drawn_from(law):
+    rng = np.random.default_rng(13)
+    table = make_table(rng, n_replicas=4, n_steps=30)
+    table[1, 2] += np.log(1.5)
+    fit = fit_components(table, columns_of(2), np.arange(30) * 7)
+    again = [
+        fit_components(sample_components(fit, 40, rng, law=law), columns_of(2), np.arange(40) * 7)
+        for _ in range(20)
+    ]
+    for name in ("step", "rank_step", "content", "residual"):
+        first = fit.by_op_kind["backward"][name].std
+        others = [other.by_op_kind["backward"][name].std ** 2 for other in again]
+        error = np.std(others) / np.sqrt(len(others))
+        assert abs(np.mean(others) - first**2) < 5.0 * error + 0.02 * first**2, name
+    assert all([lemon[:2] for lemon in other.lemons] == [(1, 2)] for other in again)
+
+
+def test_the_factor_is_found_with_its_loadings_and_a_heywood_case_is_guarded():
+    loadings, own = np.array([1.0, 0.8, 1.5, 1.2]), np.array([0.2, 0.3, 0.1, 0.4])
+    split = split_factor(np.outer(loadings, loadings) + np.diag(own), 1e6)
+    assert split.loadings == pytest.approx(loadings, rel=1e-6)
+    assert split.own == pytest.approx(own, rel=1e-5)
+    heywood = np.array([[1.0, 0.9, 0.9], [0.9, 1.0, 0.5], [0.9, 0.5, 1.0]])
+    split = split_factor(heywood, 200.0)
+    assert np.all(split.own > 0.0)
+    assert np.all(np.isfinite(split.shared_error))
+
+
+def test_errors_of_the_factor_match_simulated_ones():
+    rng = np.random.default_rng(14)
+    loadings, own = np.array([1.0, 0.8, 1.5, 1.2]), np.array([0.2, 0.3, 0.4, 0.4])
+    covariance = np.outer(loadings, loadings) + np.diag(own)
+    root = np.linalg.cholesky(covariance)
+    shared, left = [], []
+    for _ in range(2000):
+        x = rng.standard_normal((200, 4)) @ root.T
+        split = split_factor(x.T @ x / 200, 200.0)
+        shared.append(split.loadings**2)
+        left.append(split.own)
+    expected = split_factor(covariance, 200.0)
+    assert np.cov(np.array(shared).T) == pytest.approx(expected.shared_error, rel=0.2, abs=2e-3)
+    assert np.var(left, axis=0) == pytest.approx(np.diag(expected.own_error), rel=0.2)
+
+
+def test_pooling_columns_that_move_together_gives_no_degrees_of_freedom():
+    rng = np.random.default_rng(15)
+    together = np.outer(np.ones(8), np.ones(8))
+    apart = [pooled_df(np.cov(rng.standard_normal((8, 41))), 40.0) for _ in range(50)]
+    assert pooled_df(together, 40.0) == pytest.approx(40.0)
+    assert 280.0 < np.mean(apart) <= 320.0
+
+
+def test_difference_of_mean_squares_covers():
+    rng = np.random.default_rng(16)
+    for n1, n2, component in ((7, 21, 0.2), (3, 129, 1.0), (1, 7, 1.0), (7, 21, 0.0)):
+        lower = rng.chisquare(n2, 20_000) / n2
+        upper = (1.0 + component) * rng.chisquare(n1, 20_000) / n1
+        low, high = difference_interval(upper, n1, lower, n2, 0.9)
+        inside = np.mean((low <= component) & (component <= high))
+        assert abs(inside - (0.9 if component else 0.95)) < 0.012
+
+
+def test_what_one_replica_or_one_microbatch_cannot_tell_is_said():
+    rng = np.random.default_rng(17)
+    one = fit_components(make_table(rng, n_replicas=1), columns_of(2), np.arange(12))
+    assert any("one dp replica" in warning for warning in one.warnings)
+    assert np.isnan(one.by_op_kind["forward"]["rank"].lo)
+    assert np.isnan(one.rank_step.ci_lo).all()
+    assert not one.rank_step.std.any()
+    assert one.by_op_kind["forward"]["step"].std > 0.003
+    few = fit_components(make_table(rng, n_microbatches=1), columns_of(2), np.arange(12))
+    assert any("one microbatch" in warning for warning in few.warnings)
+    assert few.by_op_kind["forward"]["content"].std == pytest.approx(0.0155, rel=0.4)
+    single = fit_components(make_table(rng)[:1], columns_of(2)[:1], np.arange(12))
+    assert any("fewer than three columns" in warning for warning in single.warnings)
+    assert not single.content.std.any()
+
+
+def test_a_constant_table_has_no_components():
+    fit = fit_components(np.full((4, 3, 5, 4), -1.0), columns_of(2), np.arange(5))
+    assert fit.mean == pytest.approx(-1.0)
+    assert not any(spread.std for kind in fit.by_op_kind.values() for spread in kind.values())
+
+
+def test_tables_too_small_are_refused_with_a_way_out():
+    with pytest.raises(PrismError, match=r"found 1 steps.*longer trace"):
+        fit_components(np.zeros((4, 3, 1, 4)), columns_of(2), np.arange(1))
+    table = np.zeros((4, 3, 5, 4))
+    table[1] = np.nan
+    with pytest.raises(PrismError, match="forward on stage 1"):
+        fit_components(table, columns_of(2), np.arange(5))
+    with pytest.raises(ValueError, match="is not"):
+        fit_components(np.zeros((3, 3, 5, 4)), columns_of(2), np.arange(5))
+    with pytest.raises(ValueError, match="infinite"):
+        fit_components(np.full((4, 3, 5, 4), -np.inf), columns_of(2), np.arange(5))
+
+
+def read_table(name):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    path = DATA / "production_traces" / f"ops_{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"needs {path.name} in PRISM_DATA or ../shared/data")
+    ops = pandas.read_parquet(path)
+    ops = ops[ops.optype.isin(["forward-compute", "backward-compute"])]
+    steps = np.array(sorted(ops.step.unique()))
+    n_stages = ops.stage.max() + 1
+    column = ops.stage + n_stages * (ops.optype == "backward-compute")
+    shape = (2 * n_stages, ops.dp_rank.max() + 1, steps.size, ops.mb_id.max() + 1)
+    table = np.full(shape, np.nan)
+    table[column, ops.dp_rank, np.searchsorted(steps, ops.step), ops.mb_id] = np.log(ops.duration)
+    return table, columns_of(n_stages), steps
+
+
+@pytest.mark.parametrize(
+    ("name", "lemons", "percent"),
+    [
+        (
+            "AR",
+            [(0, 0)],
+            {"step": (0.56, 0.93), "rank_step": (0.17, 0.34), "content": (1.37, 2.08)},
+        ),
+        ("ST", [], {"step": (2.10, 2.23), "rank_step": (0.0, 0.0), "content": (1.16, 1.43)}),
+        ("SE_first21", [], {"content": (18.4, 28.5), "rank_step": (1.5, 2.6)}),
+    ],
+)  # fmt: skip
+def test_production_traces_have_the_published_components(name, lemons, percent):
+    table, columns, steps = read_table(name)
+    fit = fit_components(table, columns, steps)
+    assert [lemon[:2] for lemon in fit.lemons] == lemons
+    for component, pair in percent.items():
+        # published: what these steps show, no memory taken into account
+        seen = fit.step_variance_seen if component == "step" else 1.0
+        for kind, value in zip(("forward", "backward"), pair, strict=True):
+            std = 100.0 * fit.by_op_kind[kind][component].std * np.sqrt(seen)
+            assert std == pytest.approx(value, rel=0.2, abs=0.06), (component, kind)
+    scores = residual_scores(fit)
+    assert scores.size == np.isfinite(table).sum()
+    assert scores.std() == pytest.approx(1.0)
