@@ -113,7 +113,7 @@ def _residual_tables(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Residual table of every op type at x = 1, and each table's standard deviation."""
     n_gpus = int(bare.member.max()) + 1
-    shape = (1, *bare.fixed_mean.shape)
+    shape = (1, *bare.call_cv.shape)
     a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
     x = np.ones((max(1, bare.seg_mean.shape[1]), n_gpus), np.float32)
     one = bare._replace(member=np.ascontiguousarray(bare.member[:1]))

@@ -68,7 +68,7 @@ class Graph(NamedTuple):
 class Bank(NamedTuple):
     """Shared-effect vectors: products of step, microbatch, call and link effects."""
 
-    step_table: np.ndarray  # int32[vector], -1: none
+    step_table: np.ndarray  # int32[row, vector], -1: none; a row per replica, or one for all
     mb_table: np.ndarray  # int32[vector]
     mb: np.ndarray  # int32[vector] microbatch
     call_table: np.ndarray  # int32[vector]
@@ -115,8 +115,9 @@ class Lowering(NamedTuple):
     coef_count: np.ndarray  # float64[entry] how often the op holds it
     coef_split: np.ndarray  # float64[entry, term] share of the segment in each term
     coef_member: np.ndarray  # int32[coef] -1: whole group, else this member alone
-    fixed_mean: np.ndarray  # float64[coef, term] seconds without a rank effect
-    fixed_var: np.ndarray  # float64[coef] s^2
+    fixed_mean: np.ndarray  # float64[row, coef, term] seconds without a rank effect; a row per
+    # replica, or one for all
+    fixed_var: np.ndarray  # float64[row, coef] s^2
     call_cv: np.ndarray  # float64[coef, term] call effect, lowered into the residual
     table_std: np.ndarray  # float64[coef] std of the residual table
     quiet: np.ndarray  # float64[coef] multiplier of compute between stalls
@@ -336,11 +337,12 @@ def lower_groups(low, x, coef_a, coef_r):
     stamp = np.full(n_segments, -1, np.int64)
     term = np.empty(n_terms)
     for replica in range(n_replicas):
+        row = replica % low.fixed_mean.shape[0]
         for c in range(n_coefs):
             stage = low.coef_stage[c]
             for t in range(n_terms):
-                term[t] = low.fixed_mean[c, t]
-            var = low.fixed_var[c]
+                term[t] = low.fixed_mean[row, c, t]
+            var = low.fixed_var[row, c]
             for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
                 s = low.coef_seg[e]
                 who = low.coef_member[c]
@@ -414,13 +416,14 @@ def fill_bank(step, regimes, step_words, is_global, replica, lane0, k0, k1, vect
             philox_lanes(i, replica, lane0, MICROBATCH, k0, k1, mb_words[4 * i : 4 * i + 4])
     call_words = np.empty((4, LANES), np.uint32)
     call_block = -1
+    row = replica % bank.step_table.shape[0]
     for v in range(bank.mb.shape[0]):
         if bank.is_global[v] != is_global:
             continue
         for lane in range(LANES):
             vectors[v, lane] = np.float32(1.0)
-        if bank.step_table[v] >= 0:
-            _multiply_lanes(tables, bank.step_table[v], step_words, 0, vectors, v)
+        if bank.step_table[row, v] >= 0:
+            _multiply_lanes(tables, bank.step_table[row, v], step_words, 0, vectors, v)
         if bank.mb_table[v] >= 0:
             m = bank.mb[v]
             _multiply_lanes(tables, bank.mb_table[v], mb_words, m, vectors, v)
@@ -566,7 +569,7 @@ def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
 @njit(cache=True, nogil=True, inline="always")
 def _new_work(step):
     """Buffers of one block; slots and shared effects of every replica where phases alternate."""
-    graph, shape = step.graph, step.low.fixed_mean.shape
+    graph, shape = step.graph, step.low.call_cv.shape
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
     return Work(

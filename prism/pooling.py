@@ -33,8 +33,8 @@ def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) 
         seg_mean=np.zeros((0, program.low.seg_mean.shape[1])), seg_cv=np.zeros(0),
         seg_cdf=np.zeros(0, np.int32), coef_stage=np.full(n, -1, np.int32),
         coef_seg_ptr=np.zeros(n + 1, np.int32), coef_seg=np.zeros(0, np.int32),
-        coef_count=np.zeros(0), coef_split=np.zeros((0, 1)), fixed_mean=fixed,
-        fixed_var=np.array([(m * law.std) ** 2 for m, law in zip(means, laws, strict=True)]),
+        coef_count=np.zeros(0), coef_split=np.zeros((0, 1)), fixed_mean=fixed[None],
+        fixed_var=np.array([[(m * law.std) ** 2 for m, law in zip(means, laws, strict=True)]]),
         call_cv=np.zeros((n, 1)), table_std=np.array([law.std for law in laws]),
         quiet=np.ones(n),
     )  # fmt: skip
@@ -58,10 +58,18 @@ def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[La
     """Pool each op type's duration over clusters, replicas and all shared effects."""
     rng = np.random.Generator(np.random.Philox(seed))
     pooled_a, pooled_r = _sample_coefficients(program, seed)
-    laws, means = [], []
+    laws: list[Law] = []
+    means: list[float] = []
     tables = program.tables.astype(np.float64)
     example = {int(t): i for i, t in enumerate(graph.op_type) if t >= 0}
+    alike = program.alike
+    seconds = pooled_a.sum(axis=2, dtype=np.float64).mean(axis=0)
     for c in range(program.low.table_std.size):
+        if alike is not None and alike[c] != c:
+            same = int(alike[c])
+            laws.append(laws[same])
+            means.append(means[same] * seconds[c] / seconds[same] if seconds[same] > 0.0 else 0.0)
+            continue
         i = example[c]
         pick = rng.integers(0, pooled_a.shape[0], POOL_SAMPLES)
         samples = np.zeros(POOL_SAMPLES)
@@ -70,13 +78,13 @@ def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[La
             v = program.ops.vec[i, t]
             part = pooled_a[pick, c, t].astype(np.float64)
             for name, column in (
-                ("step", program.bank.step_table),
-                ("mb", program.bank.mb_table),
-                ("call", program.bank.call_table),
+                ("step", program.bank.step_table[:, v]),
+                ("mb", program.bank.mb_table[v : v + 1]),
+                ("call", program.bank.call_table[v : v + 1]),
             ):
-                if column[v] >= 0:
+                if column.max() >= 0:
                     u = shared.setdefault((name, 0), _uniforms(rng))
-                    part = part * (1.0 + _look_up(tables[column[v]], u))
+                    part = part * _factors(tables, column, pick, u)
             if program.bank.link[v] >= 0 and program.links.n_leaves > 0:
                 part = part * _link_samples(program, int(program.bank.link[v]), rng)
             samples += part
@@ -88,11 +96,24 @@ def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[La
     return laws, means
 
 
+def _factors(
+    tables: NDArray[np.float64], rows: NDArray[np.int32], pick: NDArray[np.int64],
+    u: NDArray[np.uint32],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Shared effect of each sample, by the table of its replica (or the one for all)."""
+    out = np.ones(u.size)
+    for row, table in enumerate(rows):
+        if table >= 0:
+            own = pick % rows.size == row
+            out[own] += _look_up(tables[table], u[own])
+    return out
+
+
 def _sample_coefficients(
     program: Program, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Coefficients of several cluster draws, [draw, coef, term] and [draw, coef]."""
-    n_coef, n_terms = program.low.fixed_mean.shape
+    n_coef, n_terms = program.low.call_cv.shape
     replicas = program.graph.n_replicas
     clusters = max(POOL_CLUSTERS, 1024 // replicas)
     words = np.empty((4, engine.LANES), np.uint32)

@@ -4,6 +4,7 @@ A `Program` is what the engine runs. Shared effects become vectors of lanes (`Ba
 quantile tables (`Tables`).
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +33,8 @@ class Program:
     n_draws: int
     n_members: int  # ranks whose ops are simulated apart in each group
     shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
+    typical: NDArray[np.float64] | None = None  # low.fixed_mean with every effect at 1
+    alike: NDArray[np.int64] | None = None  # [coef] first coef with the same laws
 
     def arrays(self, track: bool) -> engine.Step:
         """Arrays for `engine.run_range`, with or without tracking of the critical path."""
@@ -46,15 +49,21 @@ class Tables:
     """Quantile tables, built once per (law, power)."""
 
     def __init__(self) -> None:
-        self.index: dict[tuple[Law, float], int] = {}
+        self.index: dict[Hashable, int] = {}
         self.arrays: list[NDArray[np.float32]] = []
 
     def add(self, law: Law, power: float = 1.0) -> int:
         """Index of the table of X**power."""
         key = (law, power)
+        if key in self.index:
+            return self.index[key]
+        return self.add_table(key, quantile_table(law, power))
+
+    def add_table(self, key: Hashable, table: NDArray[np.float32]) -> int:
+        """Index of a table made elsewhere; equal keys share it."""
         if key not in self.index:
             self.index[key] = len(self.arrays)
-            self.arrays.append(quantile_table(law, power))
+            self.arrays.append(table)
         return self.index[key]
 
     def multiplier(self, law: Law) -> int:
@@ -106,7 +115,7 @@ class Bank:
         table = np.array(list(self.rows), np.int32)
         step, mb_table, mb, call_table, call, link, is_global = np.ascontiguousarray(table.T)
         return engine.Bank(
-            step, mb_table, mb, call_table, call, link, is_global.astype(np.uint8),
+            step[None], mb_table, mb, call_table, call, link, is_global.astype(np.uint8),
             n_microbatches if bool((mb_table >= 0).any()) else 0,
         )  # fmt: skip
 
@@ -120,13 +129,14 @@ def ideal_program(program: Program) -> Program:
     n_loadings = program.ranks.tables.shape[0]
     return replace(
         program,
-        bank=program.bank._replace(step_table=off, mb_table=off, call_table=off, link=off,
+        bank=program.bank._replace(step_table=off[None], mb_table=off, call_table=off, link=off,
                                    n_microbatches=0),
         ranks=program.ranks._replace(
             tables=np.full(n_loadings, -1, np.int32), factor=np.ones_like(program.ranks.factor)
         ),
         low=low._replace(
-            seg_cv=np.zeros_like(low.seg_cv), fixed_var=np.zeros_like(low.fixed_var),
+            seg_cv=np.zeros_like(low.seg_cv), fixed_var=np.zeros_like(low.fixed_var[:1]),
+            fixed_mean=low.fixed_mean if program.typical is None else program.typical,
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL),

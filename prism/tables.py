@@ -75,7 +75,8 @@ def table_of_quantiles(ppf: Callable[[Array], Array], std: float) -> NDArray[np.
     inner, ends = y[: edges.size - 2], y[edges.size - 2 :].reshape(2, -1)
     first, last = ends @ weights
     values = np.concatenate([[2.0 * first - inner[0]], inner, [2.0 * last - inner[-1]]])
-    values = np.maximum.accumulate(values)
+    falling = values[-1] < values[0]  # a negative power: what slows one op speeds another up
+    values = (np.minimum if falling else np.maximum).accumulate(values)
     width, left, right = np.diff(edges), values[:-1], values[1:]
     mean = float(width @ (left + right)) / 2.0
     left, right = left - mean, right - mean

@@ -19,6 +19,9 @@ from prism.library import Library
 
 COMPUTE_CLASSES = frozenset({"gemm_attention", "gemm_mlp", "attention", "loss", "compute"})
 MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
+# What the names of classes that are time on links hold, in workloads and in traces.
+LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p",
+              "transfer", "send_recv")  # fmt: skip
 LOSS_CLASSES = frozenset({"loss", "embedding"})
 
 
@@ -104,6 +107,11 @@ class Variability:
 def is_compute(kernel_class: str) -> bool:
     """Tell whether a kernel works on the GPU itself rather than on a link."""
     return kernel_class in COMPUTE_CLASSES or kernel_class in MEMORY_CLASSES
+
+
+def is_communication(kernel_class: str) -> bool:
+    """Tell whether a class of a result is time on links, as compute and host gaps are not."""
+    return any(word in kernel_class for word in LINK_WORDS)
 
 
 def resolve_variability(job: Job, library: Library | None) -> Variability:

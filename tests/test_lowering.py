@@ -97,7 +97,7 @@ def lowered(v, x, call_std=0.0, op_type=LAYERS):
     group = np.arange(len(x), dtype=np.int32).reshape(1, 1, -1)
     low = lowering_arrays([lowerer.lower(op_type)], (op_type,), group, call_std)
     slow = np.array([np.power(x, loading) for loading in lowerer.loadings], np.float32)
-    a, r = np.empty((1, *low.fixed_mean.shape), np.float32), np.empty((1, 1), np.float32)
+    a, r = np.empty((1, *low.call_cv.shape), np.float32), np.empty((1, 1), np.float32)
     engine.lower_groups(low, slow, a, r)
     return a[0, 0], float(r[0, 0])
 
