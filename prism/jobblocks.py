@@ -265,12 +265,16 @@ class VariabilityBlock(Block):
         description="Distribution set: a shipped one (h100-healthy), a .nc file, or none "
         "[<device>-healthy].",
     )
-    model: str | None = Field(None, description="A fitted model; not modelled yet.")
+    model: str | None = Field(
+        None, description="A fitted model (.nc of `prism fit`): its graph and effects are used."
+    )
     dependence: Literal["full", "none"] = Field(
         "full", description="full: effects are shared as modelled; none: every op on its own."
     )
-    ranks: Literal["drawn", "measured"] = Field(
-        "drawn", description="Rank effects of a random cluster; measured is not modelled yet."
+    ranks: Literal["drawn", "measured"] | None = Field(
+        None,
+        description="Rank effects of a random cluster, or those a model measured [measured with a "
+        "model of the same layout, else drawn].",
     )
     resolution: Literal["op", "kernel"] = Field(
         "op", description="One op per forward or backward, or one per kernel and rank."
@@ -281,6 +285,8 @@ class VariabilityBlock(Block):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         given = _given(data)
+        if given is not None and "model" not in given:
+            given.setdefault("ranks", "drawn")
         if given is not None and given.get("library") == "none":
             del given["library"]
         return data if given is None else given

@@ -324,10 +324,9 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
     v = b.variability
     if v is None:
         return
-    if v.model is not None:
-        yield _unmodelled("variability.model", "a fitted model", "leave it out, name a library")
-    if v.ranks == "measured":
-        yield _unmodelled("variability.ranks", "measured", "drawn")
+    if v.ranks == "measured" and v.model is None:
+        text = "measured needs a fitted model; set variability.model: MODEL.nc, or drawn"
+        yield Problem("variability.ranks", ("variability.ranks", "variability.model"), text)
     key = "variability.resolution"
     if v.resolution == "kernel" and b.parallelism is not None and b.parallelism.cp > 1:
         what = f"kernel resolution with cp = {b.parallelism.cp}"

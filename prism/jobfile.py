@@ -89,6 +89,12 @@ def resolve_path(name: str | Path) -> Path:
     raise PrismError(f"{str(name)[:200] or repr('')}: {what}; {_way_out(path)}")
 
 
+def is_hdf5(path: Path) -> bool:
+    """Tell a netCDF-4 file by its first bytes."""
+    with path.open("rb") as file:
+        return file.read(8) == b"\x89HDF\r\n\x1a\n"
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()

@@ -5,6 +5,7 @@ the same bits for any number of threads, and the first n of N replicates do not 
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,15 +19,20 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.assembly import build_program
 from prism.cluster import DEVICES
+from prism.distributions import constant, lognormal
 from prism.errors import PrismError
-from prism.job import Job, load_job
+from prism.job import Job, job_from_dict, load_job
 from prism.library import Library, load_library
+from prism.modelfile import load_model
 from prism.opgraph import StepGraph
+from prism.pooling import pool_program
 from prism.program import Program, ideal_program, split_seed
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
 from prism.stepgraph import GraphOptions, build_step_graph
-from prism.variability import Variability, is_compute, resolve_variability
+from prism.tracemodel import TraceModel
+from prism.tracesim import build_trace_graph_arrays, build_trace_program, step_profile
+from prism.variability import Regime, Stall, Variability, is_communication, resolve_variability
 from prism.workload import Workload, build_workload
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ class Step:
     """A job made ready to run: what is computed, and the arrays that compute it."""
 
     job: Job
-    workload: Workload
+    workload: Workload | None  # None: a fitted trace, which knows no model
     graph: StepGraph
     program: Program
 
@@ -60,6 +66,8 @@ def prepare(job: Job, seed: int) -> Step:
         The job asks for what cannot be built.
     """
     _check_size(job)
+    if job.variability.model is not None:
+        return prepare_trace(job, load_model(job.variability.model), seed)
     library = _library(job)
     workload = build_workload(job, library)
     p = job.parallelism
@@ -73,6 +81,63 @@ def prepare(job: Job, seed: int) -> Step:
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)
     return Step(job, workload, graph, build_program(job, graph, variability, seed))
+
+
+def prepare_trace(job: Job, model: TraceModel, seed: int) -> Step:
+    """Build the engine's arrays of a job that a fitted trace stands for.
+
+    Raises
+    ------
+    PrismError
+        The job asks for what the trace cannot tell.
+    """
+    _check_trace_job(job, model)
+    dp = job.parallelism.dp
+    graph = build_trace_graph_arrays(model, dp)
+    ranks = job.variability.ranks or ("measured" if dp == model.n_replicas else "drawn")
+    program = build_trace_program(model, graph, dp, ranks == "measured")
+    if job.variability.dependence == "none":
+        program = pool_program(program, graph, model_variability(job, model), seed)
+    return Step(job, None, graph, program)
+
+
+def _check_trace_job(job: Job, model: TraceModel) -> None:
+    """Refuse keys that differ from the traced job's and that its model cannot follow."""
+    if job.variability.ranks == "measured" and job.parallelism.dp != model.n_replicas:
+        raise PrismError(
+            f"{job.source}: variability.ranks: measured holds for dp = {model.n_replicas}, as "
+            f"traced, but dp = {job.parallelism.dp}; set drawn, or leave it out"
+        )
+    traced = job_from_dict(model.job)
+    free = {"parallelism.dp", "variability.model", "variability.ranks", "variability.dependence"}
+    free |= {"cluster.nodes", "cluster.gpus_per_node", "cluster.nvlink_domain_gpus"}
+    changed = []
+    for block in ("model", "parallelism", "cluster", "variability"):
+        here, there = (getattr(x, block).model_dump() for x in (job, traced))
+        changed += [f"{block}.{k}" for k in here if here[k] != there[k]]
+    changed = [key for key in changed if key not in free and key != "parallelism.data_parallel"]
+    if changed:
+        raise PrismError(
+            f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
+            "parallelism.dp, variability.ranks, variability.dependence and the run block"
+        )
+
+
+def model_variability(job: Job, model: TraceModel) -> Variability:
+    """Effects of a fitted trace as far as the run needs them: the step factor and its memory."""
+    profile = step_profile(model)
+    cv = math.sqrt(float(model.weight @ (profile - 1.0) ** 2))
+    none = constant()
+    return Variability(
+        rank=none,
+        step=lognormal(cv),
+        microbatch=none,
+        call=none,
+        regime=Regime(),
+        stall=Stall(),
+        dependence=job.variability.dependence,
+        correlation_time_s=model.correlation_steps * model.measured_mean,
+    )
 
 
 def _check_size(job: Job) -> None:
@@ -95,7 +160,9 @@ def _check_size(job: Job) -> None:
 
 
 def prepare_variability(job: Job) -> Variability:
-    """Resolve a job's effects over its library."""
+    """Resolve a job's effects over its library, or its fitted model."""
+    if job.variability.model is not None:
+        return model_variability(job, load_model(job.variability.model))
     return resolve_variability(job, _library(job))
 
 
@@ -300,14 +367,14 @@ def _critical_path(
 
 
 def _exposed(classes: tuple[str, ...], path: NDArray[np.float64]) -> float:
-    communication = sum(t for c, t in zip(classes, path, strict=True) if not is_compute(c))
+    communication = sum(t for c, t in zip(classes, path, strict=True) if is_communication(c))
     total = float(path.sum())
     return float(communication) / total if total > 0.0 else 0.0
 
 
 def _efficiency(step: Step, mean_step_time: float) -> dict[str, Any]:
     """Model flop per second and GPU, and its share of the device's peak, where there is a model."""
-    if step.workload.model_flop <= 0.0:
+    if step.workload is None or step.workload.model_flop <= 0.0:
         return {}
     rate = step.workload.model_flop / mean_step_time / step.job.world_size
     peak = DEVICES[step.job.cluster.device].bf16_flop_per_s

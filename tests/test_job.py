@@ -245,6 +245,11 @@ def test_more_chunks_than_layers_says_what_fits(here: Path) -> None:
     assert "32 layers do not fill pp*vpp = 4*10 = 40 chunks; with pp: 4 and vpp: 8" in line
 
 
+def test_measured_ranks_need_a_model(here: Path) -> None:
+    (line,) = mistakes(write(here, GOOD), "variability.ranks=measured")
+    assert "measured needs a fitted model; set variability.model: MODEL.nc, or drawn" in line
+
+
 # ------------------------------------------------------------------------- mistakes, one by one
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
@@ -311,8 +316,6 @@ def test_each_mistake_says_where_what_and_a_way_out(
         ("parallelism.precision=fp8", "setting: bf16"),
         ("parallelism={vpp: 2, p2p: blocking}", "setting: async"),
         ("parallelism={vpp: 2, microbatches: 10}", "the nearest supported: 8 or 12"),
-        ("variability.model=fitted.nc", "setting: leave it out"),
-        ("variability.ranks=measured", "setting: drawn"),
         ("run.checkpoint=3600", "setting: leave it out"),
         ("run.failures={per_1000_node_days: 6.5}", "setting: leave it out"),
         ("run.evaluation=[1]", "setting: leave it out"),

@@ -1,0 +1,428 @@
+"""From a trace's graph to laws and effects: means, profiles over steps, components, residuals.
+
+Compute ops form crossed tables (op_kind and stage, replica, step, microbatch), whose variance
+components `prism.variance.components` estimates. Transfers, collectives and gaps have a mean per replica, a
+profile over steps where they move with the step, and an empirical residual. Left out: effects that
+one trace cannot show, see `prism.fit`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from prism.variance.components import Column, Component, Components, fit_components
+from prism.distributions import Law, bounded_body, constant, lognormal
+from prism.errors import PrismError
+from prism.tracegraph import COMPUTE, Array, TraceGraph, TraceNode, filled, replay
+from prism.tracemodel import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
+
+FOLD = 1e-5  # of the step: a gap whose mean is below this is part of the op after it
+NEGLIGIBLE = 1e-6  # a spread below this is rounding
+LEAST_SCORES = 24  # below, a shared law takes a normal shape instead of so few points
+RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
+
+GroupKey = tuple[str, str, str, int, int]  # kind, op_kind, name, stage, chunk
+
+
+class Crossed(NamedTuple):
+    """Compute ops as a table, and where it came from."""
+
+    columns: list[Column]
+    seconds: Array  # [column, replica, step, microbatch], NaN where missing
+    node: NDArray[np.int64]  # [column, microbatch] index of the node, -1: none
+
+
+def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
+    """Fit laws and effects to a trace's graph.
+
+    Parameters
+    ----------
+    graph : TraceGraph
+        Measured durations of several steps.
+    source : str
+        For messages.
+
+    Raises
+    ------
+    PrismError
+        Fewer than two steps.
+    """
+    if graph.steps.size < 2:
+        raise PrismError(
+            f"{source}: {graph.steps.size} step; at least 2 are needed to learn how steps vary, "
+            "and 20 or more to trust it"
+        )
+    graph = simplify(graph)
+    durations = filled(graph)
+    keys = [_group_key(n) for n in graph.nodes]
+    distinct = list(dict.fromkeys(k for k in keys if k is not None))
+    crossed = crossed_table(graph)
+    parts = (
+        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
+    )
+    return _Assembly(graph, durations, keys, distinct, crossed, parts).model()
+
+
+# ---------------------------------------------------------------------------------- the graph
+def simplify(graph: TraceGraph) -> TraceGraph:
+    """Fold negligible gaps into the ops after them; drop barriers that only one replica knows."""
+    durations = filled(graph)
+    step_s = float(graph.measured.mean())
+    gone = [
+        (
+            n.kind == "gap"
+            and float(d.mean()) < FOLD * step_s
+            and float(d.max()) < 100 * FOLD * step_s
+        )
+        or (n.kind == "join" and n.replica >= 0)
+        for n, d in zip(graph.nodes, durations, strict=True)
+    ]
+    instead: list[tuple[int, ...]] = []  # what followers of each node refer to
+    nodes: list[TraceNode] = []
+    rows: list[Array] = []
+    extra = np.zeros_like(durations)
+    for i, node in enumerate(graph.nodes):
+        own = node.preds[:1] if node.replica >= 0 else node.preds
+        folded = [extra[p] for p in own if gone[p]]
+        late = np.max(folded, axis=0) if folded else 0.0
+        preds = tuple(dict.fromkeys(q for p in own for q in instead[p]))
+        if gone[i]:
+            extra[i] = durations[i] + late
+            instead.append(preds)
+            continue
+        if node.is_global and folded:
+            late = np.broadcast_to(np.max(late, axis=0, keepdims=True), durations[i].shape)
+        nodes.append(node._replace(preds=preds))
+        rows.append(durations[i] + late if node.kind != "join" else durations[i])
+        instead.append((len(nodes) - 1,))
+    return replace(graph, nodes=tuple(nodes), durations=np.stack(rows))
+
+
+def _group_key(node: TraceNode) -> GroupKey | None:
+    if node.kind == "join":
+        return None
+    name = node.op_kind if _crosses(node) else node.name
+    return node.kind, node.op_kind, name, node.stages[0], node.chunk
+
+
+def _crosses(node: TraceNode) -> bool:
+    """Whether a node is a compute op of one microbatch."""
+    return node.kind == "op" and node.op_kind in COMPUTE and node.microbatch >= 0
+
+
+def crossed_table(graph: TraceGraph) -> Crossed | None:
+    """Lay compute ops into [column, replica, step, microbatch]; None where there are none."""
+    found = [(i, n) for i, n in enumerate(graph.nodes) if _crosses(n)]
+    if not found or graph.n_replicas * len({n.microbatch for _, n in found}) < 2:
+        return None
+    columns = sorted({Column(n.op_kind, n.stages[0], n.chunk) for _, n in found},
+                     key=lambda c: (COMPUTE.index(c.op_kind), c.stage, c.chunk))  # fmt: skip
+    n_mb = 1 + max(n.microbatch for _, n in found)
+    where = np.full((len(columns), n_mb), -1, np.int64)
+    seconds = np.full((len(columns), graph.n_replicas, graph.steps.size, n_mb), np.nan)
+    for i, n in found:
+        c = columns.index(Column(n.op_kind, n.stages[0], n.chunk))
+        where[c, n.microbatch] = i
+        seconds[c, :, :, n.microbatch] = graph.durations[i]
+    seconds[~(seconds > 0.0)] = np.nan  # an op of no length is a missing one
+    return Crossed(columns, seconds, where)
+
+
+# ----------------------------------------------------------------------------------- assembly
+class _Part(NamedTuple):
+    """What one group of ops gives to the model."""
+
+    group: OpGroup
+    profile: Array  # [replica, step], in the trace's order
+    mean: Array  # [node of the group, replica]
+
+
+@dataclass
+class _Assembly:
+    graph: TraceGraph
+    durations: Array
+    keys: list[GroupKey | None]
+    distinct: list[GroupKey]
+    crossed: Crossed | None
+    parts: Components | None
+
+    def model(self) -> TraceModel:
+        graph = self.graph
+        members = {k: [i for i, key in enumerate(self.keys) if key == k] for k in self.distinct}
+        kinds, rank = self._ranks()
+        follows = self._follows(kinds)
+        mean = np.zeros((len(graph.nodes), graph.n_replicas))
+        group = np.full(len(graph.nodes), -1, np.int64)
+        fitted = []
+        for g, key in enumerate(self.distinct):
+            nodes = members[key]
+            column = self._column(nodes[0])
+            part = (
+                self._compute(nodes, column, kinds, rank)
+                if column >= 0
+                else self._other(key, nodes)
+            )
+            fitted.append(part)
+            mean[nodes], group[nodes] = part.mean, g
+        order = self._step_order(fitted)
+        p = self.parts
+        body = float(p.by_op_kind[kinds[0]]["rank"].std) if p is not None and kinds else 0.0
+        return TraceModel(
+            nodes=graph.nodes, n_stages=graph.n_stages, n_replicas=graph.n_replicas, p2p=graph.p2p,
+            group=group, groups=tuple(f.group for f in fitted), mean=mean,
+            profile=np.stack([f.profile for f in fitted])[:, :, order], steps=graph.steps[order],
+            weight=np.full(order.size, 1.0 / order.size),
+            rank=rank, follows=follows, rank_kinds=kinds,
+            rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
+            rank_power=self._rank_power(kinds, body),
+            content=_shared_law(p.content.scores) if p is not None else constant(),
+            rank_step=_shared_law(p.rank_step.scores) if p is not None else constant(),
+            correlation_steps=float(p.step_correlation_steps or 0.0) if p is not None else 0.0,
+            correlation_share=float(p.step_correlation_share) if p is not None else 0.0,
+            lemons=self._lemons(), measured_mean=float(graph.measured.mean()),
+        )  # fmt: skip
+
+    def _column(self, node: int) -> int:
+        """Column of a node in the crossed table, -1: none."""
+        if self.crossed is None or self.parts is None or not _crosses(self.graph.nodes[node]):
+            return -1
+        n = self.graph.nodes[node]
+        return self.crossed.columns.index(Column(n.op_kind, n.stages[0], n.chunk))
+
+    def _ranks(self) -> tuple[tuple[str, ...], Array]:
+        """Persistent factor of every worker, [op_kind, stage, replica]."""
+        if self.crossed is None or self.parts is None or self.graph.n_replicas < 2:
+            return (), np.ones((0, self.graph.n_stages, self.graph.n_replicas))
+        columns = self.crossed.columns
+        kinds = tuple(dict.fromkeys(c.op_kind for c in columns))
+        rank = np.zeros((len(kinds), self.graph.n_stages, self.graph.n_replicas))
+        count = np.zeros(rank.shape[:2])
+        for c, column in enumerate(columns):
+            k = kinds.index(column.op_kind)
+            rank[k, column.stage] += self.parts.rank[c]
+            count[k, column.stage] += 1
+        factor = np.exp(rank / np.maximum(count, 1)[..., None])
+        body = np.ones(factor.shape[1:], bool)
+        for lemon in self.parts.lemons:
+            body[lemon.stage, lemon.replica] = False
+        typical = np.where(body, factor, np.nan)
+        # mean 1 over the body of each stage; a stage of lemons only keeps what it has
+        with np.errstate(all="ignore"):
+            centre = np.nanmean(typical, axis=2, keepdims=True) if body.any() else 1.0
+        return kinds, factor / np.where(np.isfinite(centre), centre, 1.0)
+
+    def _follows(self, kinds: tuple[str, ...]) -> Array:
+        """Share of each worker's time that follows the shared effects, [op_kind, stage, replica].
+
+        Seen in how much a lemon's durations vary within a step, against the body's of its column.
+        """
+        out = np.ones((len(kinds), self.graph.n_stages, self.graph.n_replicas))
+        if self.crossed is None or self.parts is None:
+            return out
+        log = np.log(self.crossed.seconds) - self.parts.position[:, None, None, :]
+        within = np.sqrt(np.nanmean(np.nanvar(log, axis=3), axis=2))  # [column, replica]
+        for lemon in self.parts.lemons:
+            body = [r for r in range(within.shape[1]) if r != lemon.replica]
+            for k, kind in enumerate(kinds):
+                rows = [
+                    within[c, lemon.replica] / np.median(within[c, body])
+                    for c, column in enumerate(self.crossed.columns)
+                    if column.op_kind == kind and column.stage == lemon.stage
+                ]
+                if rows and np.isfinite(rows).all():
+                    out[k, lemon.stage, lemon.replica] = float(np.clip(np.mean(rows), 0.0, 1.0))
+        return out
+
+    def _rank_power(self, kinds: tuple[str, ...], body: float) -> Array:
+        """Exponent of the rank law in each op_kind, from the components' spread."""
+        if self.parts is None or body <= 0.0:
+            return np.zeros(len(kinds))
+        return np.array([self.parts.by_op_kind[k]["rank"].std / body for k in kinds])
+
+    def _lemons(self) -> tuple[tuple[int, int, float], ...]:
+        if self.parts is None:
+            return ()
+        return tuple(
+            (x.replica, x.stage, float(np.mean(list(x.slowdown.values()))))
+            for x in self.parts.lemons
+        )
+
+    def _compute(self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array) -> _Part:
+        """Laws of one column of the crossed table."""
+        assert self.crossed is not None and self.parts is not None
+        p, seconds = self.parts, self.crossed.seconds[column]
+        first = self.graph.nodes[nodes[0]]
+        factor = np.ones(self.graph.n_replicas)
+        if first.op_kind in kinds:
+            factor = rank[kinds.index(first.op_kind), first.stages[0]]
+        position = np.exp(p.position[column])
+        nominal = float(np.nanmean(seconds / (factor[:, None, None] * position)))
+        mean = nominal * position[[self.graph.nodes[i].microbatch for i in nodes]]
+        profile = np.exp(_step_deviation(p, column, np.log(seconds)))
+        scores = p.residual[column]
+        if np.isfinite(scores).sum() < LEAST_SCORES:
+            scores = p.residual
+        own = scores[np.isfinite(scores)]
+        std = float(p.residual_std[column])
+        law = (
+            sample_law(np.exp(std * own / max(float(own.std()), 1e-12))) if std > NEGLIGIBLE else constant()
+        )
+        values = seconds[np.isfinite(seconds)]
+        group = _describe(first, first.op_kind, values, law)._replace(
+            content=_loading(p.content, column), rank_step=_loading(p.rank_step, column),
+        )
+        return _Part(
+            group, np.tile(profile / profile.mean(), (factor.size, 1)),
+            np.repeat(mean[:, None], factor.size, axis=1),
+        )  # fmt: skip
+
+    def _other(self, key: GroupKey, nodes: list[int]) -> _Part:
+        """Laws of transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
+        first = self.graph.nodes[nodes[0]]
+        values = self.durations[nodes]
+        if first.is_global:
+            values = values[:, :1]
+        mean = values.mean(axis=2)
+        profile = _profile(values, mean)
+        expected = mean[:, :, None] * profile
+        with np.errstate(all="ignore"):
+            relative = np.where(expected > 0.0, values / expected, np.nan)
+        weight = np.broadcast_to(mean[:, :, None], values.shape)
+        relative = relative[weight >= 0.1 * mean.max()] if mean.max() > 0 else relative.ravel()
+        name = key[2] if first.kind == "gap" else first.name
+        group = _describe(first, name, values.ravel(), _relative_law(relative))
+        n = self.graph.n_replicas
+        return _Part(
+            group, np.broadcast_to(profile, (n, profile.shape[1])),
+            np.broadcast_to(mean, (len(nodes), n)),
+        )  # fmt: skip
+
+    def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
+        """Steps from the fastest to the slowest, by the score whose memory was estimated."""
+        if self.parts is not None and self.parts.step.scale > 0.0:
+            scores = self.parts.step.scores * np.sign(self.parts.step.loadings.sum() or 1.0)
+            return np.argsort(np.nan_to_num(scores), kind="stable")
+        weight = np.stack([f.mean.sum(axis=0) for f in fitted])
+        total = np.einsum("gr,grt->t", weight, np.stack([f.profile for f in fitted]))
+        return np.argsort(total, kind="stable")
+
+
+def _loading(effect: Component, column: int) -> float:
+    """Standard deviation of a column's log duration with the sign of its loading [1]."""
+    loading = float(effect.loadings[column] * effect.scale)
+    return loading if abs(loading) > NEGLIGIBLE else 0.0
+
+
+def _step_deviation(p: Components, column: int, log_seconds: Array) -> Array:
+    """Log step factor of a column in each measured step, the noise of the means taken out.
+
+    Each column keeps its own profile, not the first eigenvector's: what whole steps did to all
+    columns is resampled together. Where steps remember each other, the component's spread is larger
+    than the measured steps'; the profile keeps theirs, since it is to be drawn from again.
+    """
+    fixed = p.mean[column] + p.rank[column][:, None, None] + p.position[column]
+    raw = np.nanmean(log_seconds - fixed, axis=(0, 2))
+    variance = float(np.nanvar(raw))
+    if p.step.std[column] <= 0.0 or variance <= 0.0:
+        return np.zeros(raw.size)
+    n_replicas, _, n_mb = log_seconds.shape
+    within = float(p.content.std[column] ** 2 + p.residual_std[column] ** 2)
+    noise = (float(p.rank_step.std[column]) ** 2 + within / n_mb) / n_replicas
+    shrunk = math.sqrt(max(0.0, 1.0 - noise / variance)) * (raw - np.nanmean(raw))
+    return np.asarray(np.where(np.isfinite(shrunk), shrunk, 0.0))
+
+
+def _profile(values: Array, mean: Array) -> Array:
+    """Factor of each step that a replica's ops of one group share, [replica, step], mean 1.
+
+    The least-squares factor of `values = mean x profile`, shrunk by what independent ops would show
+    of themselves; a single op keeps its own times, so that it moves with the step as it did.
+    """
+    n_nodes, n_replicas, n_steps = values.shape
+    power = (mean**2).sum(axis=0)
+    if not power.any():
+        return np.ones((n_replicas, n_steps))
+    safe = np.where(power > 0.0, power, 1.0)[:, None]
+    profile = np.einsum("nr,nrt->rt", mean, values) / safe
+    variance = profile.var(axis=1)
+    alone = (mean**2 * values.var(axis=2)).sum(axis=0) / safe[:, 0] ** 2
+    count = power**2 / np.maximum((mean**4).sum(axis=0), 1e-300)  # ops that carry it
+    with np.errstate(all="ignore"):
+        shared = np.clip((1.0 - alone / variance) / (1.0 - 1.0 / count), 0.0, 1.0)
+    keep = np.where((n_nodes == 1) | (count < 1.5), 1.0, np.sqrt(np.nan_to_num(shared)))
+    profile = np.where(power[:, None] > 0.0, profile, 1.0)  # what never takes time has no factor
+    profile = np.maximum(1.0 + keep[:, None] * (profile - 1.0), 0.0)
+    return np.asarray(profile / profile.mean(axis=1, keepdims=True))
+
+
+def _relative_law(relative: Array) -> Law:
+    values = relative[np.isfinite(relative)]
+    if values.size < 2 or values.mean() <= 0.0 or values.std() < NEGLIGIBLE:
+        return constant()
+    return sample_law(values / values.mean())
+
+
+def _shared_law(scores: Array) -> Law:
+    """Law of a shared effect from its scores: their quantiles, or normal where they are few."""
+    z = scores[np.isfinite(scores)]
+    if z.size < 2 or z.std() == 0.0:
+        return constant()
+    if z.size < LEAST_SCORES:
+        return lognormal(math.sqrt(math.expm1(SCORE_STD**2)))
+    return score_law(z)
+
+
+def _describe(node: TraceNode, name: str, values: Array, law: Law) -> OpGroup:
+    """Statistics of a group's durations, as the fit prints them."""
+    values = values[np.isfinite(values)]
+    mean = float(values.mean())
+    median = float(np.median(values))
+    ks = 0.0
+    positive = values[values > 0.0]
+    if positive.size > 4 and float(np.log(positive).std()) > 0.0:
+        z = np.log(positive)
+        ks = float(stats.kstest((z - z.mean()) / z.std(), "norm").statistic)
+    return OpGroup(
+        node.op_kind, node.kernel_class, name, node.stages[0] if len(node.stages) == 1 else -1,
+        node.chunk, int(values.size), mean, float(values.std() / mean) if mean > 0.0 else 0.0,
+        float(np.quantile(values, 0.99) / median) if median > 0.0 else math.inf, ks, law, 0.0, 0.0,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------- cross-check
+def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array:
+    """Step times from whole microbatches and whole steps resampled, without any law.
+
+    A nonparametric cross-check of the fitted model: deviations of one microbatch stay together over
+    stages and passes, deviations of one step over all ops; what each resampled microbatch takes in
+    another place is scaled by that place's mean.
+
+    Returns
+    -------
+    float64 [step]
+        Step times [s].
+    """
+    graph = simplify(graph)
+    durations, crossed = filled(graph), crossed_table(graph)
+    n_replicas, n_measured = graph.n_replicas, graph.steps.size
+    which = rng.integers(0, n_measured, n_steps)
+    out = durations[:, :, which]
+    if crossed is not None:
+        out = np.array(out)
+        log = np.log(crossed.seconds)
+        place = np.nanmean(log, axis=2, keepdims=True)
+        step = np.nanmean(log - place, axis=(1, 3), keepdims=True)
+        own = np.where(np.isfinite(log), log - place - step, 0.0)
+        n_mb = own.shape[3]
+        shape = (n_replicas, n_steps, n_mb)
+        r, t, m = (rng.integers(0, n, shape) for n in (n_replicas, n_measured, n_mb))
+        drawn = own[:, r, t, m] + place + step[:, :, which]
+        for c in range(len(crossed.columns)):
+            for mb in range(n_mb):
+                if crossed.node[c, mb] >= 0:
+                    out[crossed.node[c, mb]] = np.exp(drawn[c, :, :, mb])
+    return replay(replace(graph, durations=out), out)

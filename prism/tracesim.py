@@ -1,0 +1,240 @@
+"""A fitted trace as a program: its graph and laws laid into the engine's arrays.
+
+Every node is an op of its own: compute ops take their rank factor from the cluster's GPUs, so that
+ranks can be measured or drawn; the other ops have a mean per replica. Left out: barriers that only
+one replica knows, which do not move the step's end.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism import engine
+from prism.distributions import Law, constant
+from prism.opgraph import START, Builder, OpType, StepGraph, build_arrays
+from prism.program import Program, Tables
+from prism.tracegraph import COMPUTE, Array, TraceNode
+from prism.tracemodel import SCORE_STD, OpGroup, TraceModel, profile_table, sample_law
+from prism.workload import Collective
+
+BODY_POINTS = 512  # of the law that ranks are drawn from
+
+
+def kernel_class(node: TraceNode) -> str:
+    """Class under which a node's time is counted."""
+    if node.kind == "gap":
+        return "launch_gap"
+    return node.op_kind if node.op_kind in COMPUTE else node.kernel_class or node.op_kind
+
+
+def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
+    """Lay the model's nodes into the engine's graph, for any number of replicas.
+
+    Every node has an op type of its own, whose collective is named by the node's index.
+    """
+    builder, index = Builder(), []
+    for i, node in enumerate(model.nodes):
+        preds, stage = [index[p] for p in node.preds] or [START], node.stages[0]
+        if node.kind == "join":
+            index.append(builder.join(preds, is_global=node.is_global, stage=stage))
+            continue
+        seconds = float(model.mean[i].mean())
+        own = Collective(str(i), node.op_kind, kernel_class(node), seconds, 0.0, "")
+        index.append(
+            builder.add(
+                preds, OpType(node.op_kind, stage, collective=own), is_global=node.is_global,
+                stage=stage, microbatch=node.microbatch if node.op_kind in COMPUTE else -1,
+            )
+        )  # fmt: skip
+    final = builder.join(index, is_global=True)
+    return build_arrays(builder, final, n_replicas, model.n_stages)
+
+
+def build_trace_program(
+    model: TraceModel, graph: StepGraph, n_replicas: int, measured_ranks: bool
+) -> Program:
+    """Build the engine's arrays of a fitted trace.
+
+    Parameters
+    ----------
+    model : TraceModel
+    graph : StepGraph
+        From `build_trace_graph_arrays`.
+    n_replicas : int
+        dp_size to simulate.
+    measured_ranks : bool
+        Whether each worker keeps its measured factor; else ranks are drawn from the body, and
+        lemons are as many in proportion.
+    """
+    node_of = [int(t.collective.name) for t in graph.op_types if t.collective is not None]
+    lay = _Layout(model, node_of, n_replicas, measured_ranks, Tables())
+    low, typical = lay.lowering()
+    ranks, bank, vec = lay.ranks(), *lay.bank(graph)
+    nodes = [model.nodes[i] for i in node_of]
+    names = [kernel_class(n) for n in nodes]
+    classes = tuple(dict.fromkeys(names))
+    shares = np.array([[float(c == name) for c in classes] for name in names], np.float32)
+    drawn = np.maximum(graph.op_type, 0)
+    residual = np.array([lay.tables.multiplier(lay.group(c).residual) for c in range(len(nodes))])
+    alone = np.array([n.kind == "op" and len(n.stages) == 1 and not n.is_global for n in nodes])
+    busy = np.where((graph.op_type >= 0) & alone[drawn], graph.stage, -1)
+    ops = engine.Ops(
+        kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn, vec=vec,
+        n_terms=np.where(low.fixed_mean[:, :, 1].any(axis=0), 2, 1).astype(np.int32)[drawn],
+        table=residual.astype(np.int32)[drawn], draw=graph.draw, stage=graph.stage,
+        busy=busy.astype(np.int32),
+    )  # fmt: skip
+    n_local = int((graph.phase_global == 0).sum())
+    shape = engine.Graph(
+        graph.phase_global, graph.phase_lo, graph.phase_hi, n_replicas,
+        n_replicas if n_local > 1 else 1, graph.n_slots, graph.n_global_slots, graph.n_stages,
+        graph.final_slot,
+    )  # fmt: skip
+    step_table = lay.tables.add_table(("step",), profile_table(step_profile(model), model.weight))
+    first = {g: c for c, g in reversed(list(enumerate(model.group[node_of])))}
+    return Program(
+        ops, shape, bank, _no_links(n_replicas, graph.n_stages), ranks, low,
+        _no_stalls(graph.n_stages, lay.tables), lay.tables.stack(), step_table, shares, classes,
+        graph.n_draws, 1, typical=typical,
+        alike=np.array([first[g] for g in model.group[node_of]], np.int64),
+    )  # fmt: skip
+
+
+def step_profile(model: TraceModel) -> Array:
+    """Factor of whole steps, [step], mean 1: every group's profile, weighted by its time."""
+    total = np.zeros(model.weight.size)
+    for i, g in enumerate(model.group):
+        if g >= 0 and model.nodes[i].op_kind in COMPUTE:
+            total += model.mean[i] @ model.profile[g]
+    return total / (total @ model.weight) if total.any() else np.ones_like(total)
+
+
+class _Layout:
+    """Arrays of one program, coefficient by coefficient (one per node)."""
+
+    def __init__(
+        self, model: TraceModel, node_of: list[int], n_replicas: int, measured: bool, tables: Tables
+    ) -> None:
+        self.model, self.node_of, self.n_replicas, self.tables = model, node_of, n_replicas, tables
+        self.measured = measured and n_replicas == model.n_replicas
+        self.same = n_replicas == model.n_replicas  # replicas keep what is their own
+        self.kind = np.array([model.rank_index(model.nodes[i]) for i in node_of])
+
+    def group(self, c: int) -> OpGroup:
+        """Group of a coefficient's node."""
+        return self.model.groups[self.model.group[self.node_of[c]]]
+
+    def lowering(self) -> tuple[engine.Lowering, Array]:
+        """Durations of every coefficient, and what the fixed ones are with every effect at 1."""
+        m, n = self.model, len(self.node_of)
+        mean = m.mean[self.node_of]  # [coef, replica]
+        if not self.same:
+            mean = mean.mean(axis=1, keepdims=True)
+        cv = np.array([self.group(c).residual.std for c in range(n)])
+        ranked = np.flatnonzero(self.kind >= 0)
+        fixed = np.zeros((mean.shape[1], n, 2))
+        fixed[:, :, 0] = np.where(self.kind >= 0, 0.0, mean.T)
+        typical = fixed.mean(axis=0, keepdims=True)
+        if self.measured:
+            for c in ranked:
+                place = self.kind[c], m.nodes[self.node_of[c]].stages[0]
+                fixed[:, c, 1] = mean[c] * m.rank[place] * (1.0 - m.follows[place])
+        n_loadings = max(1, len(m.rank_kinds))
+        seg_mean = np.zeros((ranked.size, n_loadings))
+        seg_mean[np.arange(ranked.size), self.kind[ranked]] = mean[ranked].mean(axis=1)
+        ptr = np.concatenate([[0], np.cumsum(self.kind >= 0)])
+        n_stages = m.n_stages
+        member = np.arange(self.n_replicas * n_stages).reshape(self.n_replicas, n_stages, 1)
+        stage = [m.nodes[i].stages[0] for i in self.node_of]
+        split = np.zeros((ranked.size, 2))
+        split[:, 0] = 1.0
+        return engine.Lowering(
+            member=member.astype(np.int32), seg_mean=seg_mean, seg_cv=cv[ranked],
+            seg_cdf=np.zeros(ranked.size, np.int32), cdf=np.zeros((1, engine.CDF_ROWS)),
+            coef_stage=np.where(self.kind >= 0, stage, -1).astype(np.int32),
+            coef_seg_ptr=ptr.astype(np.int32), coef_seg=np.arange(ranked.size, dtype=np.int32),
+            coef_count=np.ones(ranked.size), coef_split=split,
+            coef_member=np.zeros(n, np.int32), fixed_mean=fixed,
+            fixed_var=(fixed[:, :, 0] * cv) ** 2, call_cv=np.zeros((n, 2)), table_std=cv,
+            quiet=np.ones(n),
+        ), typical  # fmt: skip
+
+    def ranks(self) -> engine.Ranks:
+        """Persistent factors of the traced workers: measured, or drawn from the body."""
+        m, n_gpus = self.model, self.n_replicas * self.model.n_stages
+        n_loadings = max(1, len(m.rank_kinds))
+        factor = np.ones((n_loadings, n_gpus), np.float32)
+        index = np.full(n_loadings, -1, np.int32)
+        if self.measured and m.rank_kinds:
+            factor = np.swapaxes(m.rank * m.follows, 1, 2).reshape(n_loadings, n_gpus)
+        elif m.rank_kinds:
+            law, mean = drawn_rank_law(m)
+            for k, power in enumerate(m.rank_power):
+                index[k] = self.tables.optional(law, float(power))
+                factor[k] = mean ** float(power)
+        return engine.Ranks(n_gpus, 1, 0.0, 0, index, np.ascontiguousarray(factor, np.float32))
+
+    def bank(self, graph: StepGraph) -> tuple[engine.Bank, NDArray[np.int32]]:
+        """Shared-effect vectors, one per (group, microbatch), and each op's vector."""
+        m = self.model
+        rows: dict[tuple[int, int], int] = {(-1, -1): 0}
+        vec = np.zeros((graph.kind.size, 2), np.int32)
+        for i in np.flatnonzero(graph.op_type >= 0):
+            node = self.node_of[graph.op_type[i]]
+            g = int(m.group[node])
+            mb = int(graph.microbatch[i]) if m.groups[g].content != 0.0 else -1
+            vec[i, 0] = rows.setdefault((g, mb), len(rows))
+        keys = list(rows)[1:]
+        n_rows = self.n_replicas if self.same else 1
+        step = np.full((n_rows, len(rows)), -1, np.int32)
+        mb_table, call_table = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
+        is_global = np.zeros(len(rows), np.uint8)
+        scope = {int(m.group[i]): m.nodes[i].is_global for i in self.node_of}
+        for v, (g, mb) in enumerate(keys, start=1):
+            group = m.groups[g]
+            step[:, v] = self._profiles(g, n_rows)
+            mb_table[v] = (
+                self.tables.optional(m.content, group.content / SCORE_STD) if mb >= 0 else -1
+            )
+            call_table[v] = self.tables.optional(m.rank_step, group.rank_step / SCORE_STD)
+            is_global[v] = scope[g]
+        mb_of = np.array([0] + [max(mb, 0) for _, mb in keys], np.int32)
+        n_mb = graph.n_microbatches if bool((mb_table >= 0).any()) else 0
+        none = np.zeros(len(rows), np.int32)
+        return engine.Bank(step, mb_table, mb_of, call_table, none, none - 1, is_global, n_mb), vec
+
+    def _profiles(self, g: int, n_rows: int) -> list[int]:
+        """Tables of a group's step factor, one per replica; -1 where it is 1."""
+        profile = self.model.profile[g]
+        if not self.same:
+            profile = profile.mean(axis=0, keepdims=True)
+        out = []
+        for row in profile[:n_rows]:
+            flat = float(row.std()) < 1e-9
+            key = (g, row.tobytes())
+            out.append(
+                -1 if flat else self.tables.add_table(key, profile_table(row, self.model.weight))
+            )
+        return out
+
+
+def drawn_rank_law(model: TraceModel) -> tuple[Law, float]:
+    """Law of a worker's factor, body and lemons, mean 1, and the mean taken out of it."""
+    body = model.rank_law.ppf((np.arange(BODY_POINTS) + 0.5) / BODY_POINTS)
+    workers = model.n_replicas * model.n_stages
+    healthy = workers - len(model.lemons)
+    values = np.asarray(body, np.float64)
+    for _, _, slowdown in model.lemons:
+        values = np.append(values, np.full(max(1, BODY_POINTS // max(healthy, 1)), slowdown))
+    return sample_law(values), float(values.mean())
+
+
+def _no_links(n_replicas: int, n_stages: int) -> engine.Links:
+    none = np.zeros((n_replicas, 2 * n_stages + 2, 2), np.int32)
+    return engine.Links(none, none, n_stages, 0, 0.0, 1.0, 1.0)
+
+
+def _no_stalls(n_stages: int, tables: Tables) -> engine.Stalls:
+    return engine.Stalls(
+        engine.NO_STALL, np.zeros(n_stages), 1.0, 0.0, tables.add(constant()),
+        np.zeros(n_stages + 1, np.int32), np.zeros(0, np.int32), np.zeros(0),
+    )  # fmt: skip
