@@ -1,0 +1,5 @@
+"""Traces of kernels as graphs: steps, inferred waits, replay, laws, and the fitted model.
+
+What a profiler recorded of each rank's streams becomes a graph per step whose edges are learnt from
+the other steps. Reading the files is `prism.traces`.
+"""
