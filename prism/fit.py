@@ -1,0 +1,260 @@
+"""`prism fit`: a model from a trace, with what it found, how well it fits and what it cannot know.
+
+Reads, builds the graph, fits (`prism.tracefit`) and reports: kernels, components with intervals,
+loadings, lemons, a cross-check without laws, warnings. Left out: models of step times alone, and
+jobs calibrated to measured step times.
+"""
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import prism
+from prism.kerneltrace.model import fit_kernels
+from prism.modelfile import model_to_dataset
+from prism.tracebuild import build_trace_graph
+from prism.tracefit import crossed_table, fit_graph, resample, simplify
+from prism.tracegraph import COMPUTE, Array, TraceGraph, replay
+from prism.tracemodel import TraceModel, figures, synthetic_graph
+from prism.traces import Trace, read_trace
+from prism.variance.components import Components, fit_components
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+CHECK_STEPS = 2000  # simulated steps of the cross-check
+FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it rests on little
+
+# What a trace of one job's pipeline cannot tell, and what is done about it.
+NOT_IDENTIFIABLE = (
+    "call: a forward or backward is one duration here; what its kernels share is in the residual",
+    "GPUs inside a traced group: the worker shows the group's slowest; no per-GPU law is derived",
+    "node share of the rank effect: which workers share a node is not in the trace; taken as 0",
+    "congestion and stalls per hour: steps with gaps between them show no rates; taken as none",
+)
+NAMES = {"content": "microbatch"}  # what components are called outside
+
+
+def fit(inputs: str | Path | Sequence[str | Path], seed: int | None = None) -> "xr.Dataset":
+    """Learn distributions and effects from a trace.
+
+    Parameters
+    ----------
+    inputs : path or sequence of paths
+        A trace: a file, several files of one job's ranks, or their folder.
+    seed : int, optional
+        Of the cross-check; 0 where None, so that the same trace gives the same model.
+
+    Returns
+    -------
+    xarray.Dataset
+        A model of kind ``trace``; `prism.save` writes it, `prism.estimate` and `prism.validate`
+        take its file. `summarize_fit` gives what the command prints.
+
+    Raises
+    ------
+    PrismError
+        The input cannot be read, or has too little to learn from.
+    """
+    trace = read_trace(inputs)
+    seed = 0 if seed is None else seed
+    model = fit_kernels(trace) if trace.format == "kineto" else _fit_pipeline(trace, seed)
+    return model_to_dataset(model, _provenance(trace, seed))
+
+
+def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:
+    graph = build_trace_graph(trace)
+    model = fit_graph(graph, trace.source)
+    crossed = crossed_table(simplify(graph))
+    parts = (
+        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
+    )
+    report = report_of(graph, model, parts, seed)
+    report["inputs"] = [trace.source]
+    report["notes"] = [*trace.notes, *graph.notes]
+    return replace(model, report=report, job=describe_job(model, trace))
+
+
+def summarize_fit(model: "xr.Dataset") -> dict[str, Any]:
+    """Figures of a model, as `prism fit --json` prints them."""
+    report: dict[str, Any] = json.loads(str(model["report"].values))
+    return {"kind": str(model.attrs["kind"]), **report}
+
+
+# ------------------------------------------------------------------------------------- report
+def report_of(
+    graph: TraceGraph, model: TraceModel, parts: Components | None, seed: int
+) -> dict[str, Any]:
+    """Collect what a fit found, as plain values."""
+    return {
+        "steps": int(graph.steps.size),
+        "dp_size": graph.n_replicas,
+        "stages": graph.n_stages,
+        "p2p": graph.p2p,
+        "step_time": figures(graph.measured),
+        "kernels": _kernels(model),
+        "effects": effects_of(parts) if parts is not None else {},
+        "loadings": _loadings(parts) if parts is not None else {},
+        "lemons": [
+            {"replica": r, "stage": s, "slowdown": x} for r, s, x in model.lemons
+        ],
+        "step_correlation_steps": model.correlation_steps or None,
+        "cross_check": _cross_check(graph, model, seed),
+        "not_identifiable": list(NOT_IDENTIFIABLE),
+        "warnings": _warnings(graph, model, parts),
+        "edges_recorded": graph.edges_recorded,
+        "edges_inferred": graph.edges_inferred,
+    }  # fmt: skip
+
+
+def _kernels(model: TraceModel) -> list[dict[str, Any]]:
+    """Every group of ops, the longest first."""
+    total = np.zeros(len(model.groups))
+    for i, g in enumerate(model.group):
+        if g >= 0:
+            total[g] += float(model.mean[i].mean())
+    rows = []
+    for g in np.argsort(-total, kind="stable"):
+        group = model.groups[g]
+        rows.append({
+            "name": group.label, "op_kind": group.op_kind, "n": group.n, "mean": group.mean,
+            "cv": group.cv, "p99_p50": group.p99_p50 if np.isfinite(group.p99_p50) else None,
+            "law": "empirical" if group.residual.std > 0.0 else "constant",
+            "ks": group.ks, "residual_cv": group.residual.std, "step_share": float(total[g]),
+        })  # fmt: skip
+    whole = sum(r["step_share"] for r in rows) or 1.0
+    return [{**r, "step_share": r["step_share"] / whole} for r in rows]
+
+
+def effects_of(parts: Components) -> dict[str, Any]:
+    """Components pooled over op_kinds, and by op_kind: cv, interval, share of the variance."""
+    out: dict[str, Any] = {}
+    kinds = parts.by_op_kind
+    totals = {k: sum(s.std**2 for s in spreads.values()) for k, spreads in kinds.items()}
+    for name in next(iter(kinds.values())):
+        rows = {k: spreads[name] for k, spreads in kinds.items()}
+        n = len(rows)
+        out[NAMES.get(name, name)] = {
+            "cv": _root(sum(r.std**2 for r in rows.values()) / n),
+            "ci": [
+                _root(sum(getattr(r, end) ** 2 for r in rows.values()) / n) for end in ("lo", "hi")
+            ],
+            "share": sum(r.std**2 for r in rows.values()) / max(sum(totals.values()), 1e-300),
+            "by_op_kind": {
+                k: {"cv": r.std, "ci": [_finite(r.lo), _finite(r.hi)], "share": r.share}
+                for k, r in rows.items()
+            },
+        }  # fmt: skip
+    out["call"] = None  # not identifiable, see NOT_IDENTIFIABLE
+    return out
+
+
+def _root(x: float) -> float | None:
+    return float(np.sqrt(x)) if np.isfinite(x) else None
+
+
+def _finite(x: float) -> float | None:
+    return float(x) if np.isfinite(x) else None
+
+
+def _loadings(parts: Components) -> dict[str, dict[str, float]]:
+    """Tabulate each effect's spread of log duration by op_kind and stage."""
+    out = {}
+    for c, column in enumerate(parts.columns):
+        chunk = f" chunk {column.chunk}" if column.chunk > 0 else ""
+        out[f"{column.op_kind} stage {column.stage}{chunk}"] = {
+            "step": float(parts.step.loadings[c] * parts.step.scale),
+            "rank_step": float(parts.rank_step.loadings[c] * parts.rank_step.scale),
+            "microbatch": float(parts.content.loadings[c] * parts.content.scale),
+            "residual": float(parts.residual_std[c]),
+        }
+    return out
+
+
+def _cross_check(graph: TraceGraph, model: TraceModel, seed: int) -> dict[str, Any]:
+    """Hold the model against resampled microbatches and steps, and against the measurement."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    apart = np.arange(CHECK_STEPS, dtype=np.int64) * 10**6  # too far to remember each other
+    simulated = synthetic_graph(model, apart, rng).measured
+    resampled = resample(graph, CHECK_STEPS, rng)
+    return {
+        "measured": figures(graph.measured),
+        "model": figures(simulated),
+        "resampled": figures(resampled),
+        "ideal": ideal_step_time(model),
+    }
+
+
+def ideal_step_time(model: TraceModel) -> float:
+    """Step time with every effect at 1, stage imbalance kept [s]."""
+    return float(replay(*ideal_durations(model))[0])
+
+
+def ideal_durations(model: TraceModel) -> tuple[TraceGraph, Array]:
+    """Model's graph, and each op at its mean with every effect at 1, [node, replica, 1]."""
+    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)[..., None]
+    graph = TraceGraph(
+        model.nodes, mean, np.zeros(1, np.int64), np.zeros(1), model.n_stages, model.n_replicas,
+        model.p2p,
+    )  # fmt: skip
+    return graph, mean
+
+
+def _warnings(graph: TraceGraph, model: TraceModel, parts: Components | None) -> list[str]:
+    out = []
+    if graph.steps.size < FEW_STEPS:
+        out.append(
+            f"{graph.steps.size} steps: the step effect rests on little; {FEW_STEPS} or more "
+            "steps, far apart, tell more than many replicas"
+        )
+    if graph.n_replicas < FEW_REPLICAS:
+        out.append(
+            f"{graph.n_replicas} dp replicas: the rank effect rests on "
+            f"{graph.n_replicas * graph.n_stages} workers"
+        )
+    if parts is None:
+        out.append("no op repeats over microbatches: effects were not separated")
+    else:
+        out += [w.replace("content", "microbatch") for w in parts.warnings]
+    for replica, stage, slowdown in model.lemons:
+        out.append(
+            f"worker (replica {replica}, stage {stage}) is {slowdown:.2f}x slower than its peers; "
+            "kept as it is, apart from the body's law"
+        )
+    return out
+
+
+def describe_job(model: TraceModel, trace: Trace) -> dict[str, Any]:
+    """Blocks of a job file that describe the traced job."""
+    seconds: dict[str, list[float]] = {}
+    for kind in ("forward", "backward"):
+        per_stage = np.zeros(model.n_stages)
+        for i, node in enumerate(model.nodes):
+            if node.kind == "op" and node.op_kind == kind:
+                per_stage[node.stages[0]] += float(model.mean[i].mean())
+        n_mb = 1 + max((n.microbatch for n in model.nodes if n.op_kind in COMPUTE), default=0)
+        seconds[f"{kind}_s"] = [float(x) / n_mb for x in per_stage]
+    n_mb = 1 + max((n.microbatch for n in model.nodes if n.op_kind in COMPUTE), default=0)
+    parallelism = {"pp": model.n_stages, "dp": model.n_replicas, "microbatches": n_mb}
+    if model.p2p != "none" and model.n_stages > 1:
+        parallelism["p2p"] = model.p2p  # type: ignore[assignment]
+    return {
+        "model": {"durations": seconds},
+        "parallelism": parallelism,
+        "cluster": {"gpus_per_node": 1},
+        "variability": {"library": None},
+    }
+
+
+def _provenance(trace: Trace, seed: int) -> dict[str, Any]:
+    versions = {n: version(n) for n in ("numpy", "scipy", "pandas")}
+    return {
+        "prism_version": prism.__version__, "seed": str(seed), "inputs": trace.source,
+        "versions": json.dumps({"python": platform.python_version()} | versions),
+    }  # fmt: skip

@@ -1,0 +1,355 @@
+"""`prism validate`: predict what was held out, and say honestly how far off the prediction is.
+
+A trace is split in two; one part is fitted, the other predicted from its step numbers alone, since
+steps remember those near them. Or a job or model is held against measured step times or totals.
+Beside each prediction stand a copy of the training part, independent sampling, the floor between
+the two parts, and a p-value from repeating the whole comparison in simulation, refit included.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism import measures
+from prism.distributions import constant
+from prism.engine import LANES
+from prism.errors import PrismError
+from prism.estimate import estimate
+from prism.job import Job, load_job
+from prism.pooling import pool_program
+from prism.program import Program
+from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks, simulate
+from prism.tracebuild import build_trace_graph
+from prism.tracefit import fit_graph
+from prism.tracegraph import Array
+from prism.tracemodel import TraceModel, conditioned, synthetic_graph
+from prism.traces import read_step_times, read_totals, read_trace, total_per_run
+from prism.tracesim import build_trace_graph_arrays, build_trace_program
+from prism.variability import Regime, Stall, Variability
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Progress = Callable[[int, int], None]
+REPEAT_SAMPLES = 2048  # predicted steps of each simulated repetition: KS to 0.02
+BAND = (0.05, 0.95)  # of the predicted CDF over refits
+CDF_POINTS = 200
+MIN_TRAIN = 3  # steps a fit can start from
+
+
+# ------------------------------------------------------------------------------------- traces
+def validate_trace(
+    trace: str | Path | Sequence[str | Path],
+    train: str,
+    *,
+    dependence: str = "full",
+    replicates: int = 20_000,
+    bootstrap: int = 100,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Fit one part of a trace's steps and predict the other.
+
+    Parameters
+    ----------
+    trace : path or sequence of paths
+    train : str
+        ``first-half`` (in time), ``even`` (positions 0, 2, 4, ...), or a number of steps.
+    dependence : str
+        ``full``, or ``none`` (every op redraws everything from its pooled law).
+    replicates, bootstrap : int
+        Predicted steps, and simulated repetitions for the p-value (0: none).
+    seed, threads, progress
+        As in `prism.simulate`; progress counts repetitions.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``measured``, ``training``, ``predicted``, ``predicted_independent`` and the band of the
+        predicted CDF, all in seconds; `summarize_validation` gives the figures.
+
+    Raises
+    ------
+    PrismError
+        The trace cannot be read, or a part has too few steps.
+    """
+    read = read_trace(trace)
+    if read.format == "kineto":
+        raise PrismError(
+            f"{read.source}: a trace of kernels has too few steps to hold some out; prism replay "
+            "says how well each step's graph, learnt from the others, reproduces it"
+        )
+    seed = fresh_seed() if seed is None else seed
+    threads = default_threads() if threads is None else threads
+    check_counts(replicates, seed, threads)
+    graph = build_trace_graph(read)
+    part = split_steps(graph.steps.size, train, read.source)
+    training = graph.select(part)
+    held = np.setdiff1d(np.arange(graph.steps.size), part)
+    test = graph.select(held)
+    model = fit_graph(training, read.source)
+    predict = {
+        name: predict_steps(model, test.steps, name, replicates, seed, threads)
+        for name in ("full", "none")
+    }
+    predicted = predict[dependence]
+    null, curves = _repeat(
+        model, graph.steps, part, held, dependence, bootstrap, seed, threads, progress
+    )
+    figures = _figures(test.measured, predicted, training.measured, predict["none"], test.steps)
+    figures |= {
+        "trace": read.source, "train": train, "dependence": dependence, "quantity": "step_time",
+        "n_train": int(part.size), "bootstrap": bootstrap, "seed": seed,
+        "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
+        "replicates": replicates,
+    }  # fmt: skip
+    figures["notes"] = [*read.notes, *graph.notes]
+    return _dataset(figures, test.measured, predicted, predict["none"], training.measured, curves)
+
+
+def split_steps(n: int, train: str, source: str) -> NDArray[np.int64]:
+    """Positions of the steps that train.
+
+    Raises
+    ------
+    PrismError
+        The split is unknown, or leaves too few steps on one side.
+    """
+    if train == "first-half":
+        part = np.arange(n // 2)
+    elif train == "even":
+        part = np.arange(0, n, 2)
+    elif re.fullmatch(r"[0-9]+", train):
+        part = np.arange(min(int(train), n))
+    else:
+        raise PrismError(f"--train {train}: expected first-half, even, or a number of steps")
+    if part.size < MIN_TRAIN or n - part.size < 1:
+        raise PrismError(
+            f"{source}: --train {train} takes {part.size} of {n} steps; at least {MIN_TRAIN} are "
+            "needed to fit, and 1 to predict"
+        )
+    return part
+
+
+def predict_steps(
+    model: TraceModel, steps: NDArray[np.int64], dependence: str, replicates: int, seed: int,
+    threads: int = 1,
+) -> Array:  # fmt: skip
+    """Predicted times of steps of these numbers on the traced cluster, [replicate] s."""
+    program = step_program(conditioned(model, steps), dependence, seed)
+    blocks = range(-(-replicates // LANES))
+    times = run_blocks(program, blocks, seed, threads)[0]
+    return times.reshape(-1)[:replicates].astype(np.float64)
+
+
+def step_program(model: TraceModel, dependence: str, seed: int) -> Program:
+    """Engine arrays of a model on the traced cluster."""
+    graph = build_trace_graph_arrays(model, model.n_replicas)
+    program = build_trace_program(model, graph, model.n_replicas, measured_ranks=True)
+    if dependence == "full":
+        return program
+    none = constant()
+    nothing = Variability(none, none, none, none, Regime(), Stall(), dependence)
+    return pool_program(program, graph, nothing, seed)
+
+
+def _repeat(
+    model: TraceModel, steps: NDArray[np.int64], part: NDArray[np.int64], held: NDArray[np.int64],
+    dependence: str, repetitions: int, seed: int, threads: int, progress: Progress | None,
+) -> tuple[Array, list[Array]]:  # fmt: skip
+    """Simulate the whole comparison: a trace, its split, refit, prediction, KS.
+
+    Returns
+    -------
+    null : float64 [repetition]
+        KS when the fitted model is the truth.
+    curves : list of float64 [replicate]
+        Predictions of the refits, for the band.
+    """
+    null, curves = np.zeros(repetitions), []
+    for b in range(repetitions):
+        rng = np.random.Generator(np.random.Philox(key=[seed, b + 1]))
+        graph = synthetic_graph(model, steps, rng)
+        again = fit_graph(graph.select(part))
+        predicted = predict_steps(
+            again, steps[held], dependence, REPEAT_SAMPLES, seed + b + 1, threads
+        )
+        null[b] = measures.ks_statistic(graph.measured[held], predicted)
+        curves.append(predicted)
+        if progress is not None:
+            progress(b + 1, repetitions)
+    return null, curves
+
+
+# ------------------------------------------------------------------------- jobs and step times
+def validate_steps(
+    job: Job | str | Path,
+    measured: str | Path,
+    *,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+    totals: str | None = None,
+    quantity: str = "step_time",
+    dependence: str | None = None,
+    replicates: int = 20_000,
+    bootstrap: int = 100,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Hold a job's or a model's prediction against measured step times or totals.
+
+    Parameters
+    ----------
+    job : Job, str or path
+        A job, its file, a shipped one's name, or a fitted model.
+    measured : path
+        Step times, see `prism.traces.read_step_times`.
+    column, where
+        Choose from a wider table.
+    totals : str, optional
+        "FILE:COLUMN" with measured totals per run.
+    quantity : str
+        ``step_time`` or ``time_to_train`` (one value per run).
+    dependence : str, optional
+        ``full`` or ``none``; the job's own where None.
+    replicates, bootstrap, seed, threads, progress
+        As in `validate_trace`.
+
+    Raises
+    ------
+    PrismError
+        Bad input.
+    """
+    job = load_job(job) if not isinstance(job, Job) else job
+    if dependence is not None:
+        job = _with_dependence(job, dependence)
+    alone = _with_dependence(job, "none")
+    seed = fresh_seed() if seed is None else seed
+    times = read_step_times(measured, column=column, where=where)
+    if quantity == "step_time":
+        values, steps, runs = np.asarray(times.seconds), np.asarray(times.step), times.run
+        drawn = simulate(job, replicates, seed, threads, progress)
+        predicted = np.asarray(drawn.step_time)
+        independent = np.asarray(simulate(alone, replicates, seed, threads).step_time)
+        null = _null_of_clusters(drawn, values.size, bootstrap, seed)
+    else:
+        per_run = read_totals(totals, where=where) if totals else total_per_run(times)
+        values, steps, runs = np.array(list(per_run.values())), np.arange(len(per_run)), None
+        n_steps = int(np.median(np.unique(np.asarray(times.run), return_counts=True)[1]))
+        predicted = _run_times(job, n_steps, replicates, seed, threads, progress)
+        independent = _run_times(alone, n_steps, replicates, seed, threads, None)
+        null = _null_of_draws(predicted, values.size, bootstrap, seed)
+    figures = _figures(values, predicted, None, independent, steps, runs)
+    figures |= {
+        "job": job.name, "measured": str(measured), "quantity": quantity,
+        "dependence": job.variability.dependence,
+        "n_train": 0, "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
+        "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
+        "notes": list(times.notes),
+    }  # fmt: skip
+    return _dataset(figures, values, predicted, independent, None, [])
+
+
+def _with_dependence(job: Job, dependence: str) -> Job:
+    variability = job.variability.model_copy(update={"dependence": dependence})
+    return job.model_copy(update={"variability": variability})
+
+
+def _run_times(
+    job: Job, steps: int, replicates: int, seed: int, threads: int | None, progress: Progress | None
+) -> Array:
+    """Predicted totals of runs of so many steps, [run_replicate] s."""
+    drawn = estimate(
+        job, replicates=replicates, run_replicates=replicates, steps=steps, seed=seed,
+        threads=threads, progress=progress,
+    )  # fmt: skip
+    return np.asarray(drawn.time_to_train)
+
+
+def _null_of_clusters(drawn: "xr.Dataset", n: int, repetitions: int, seed: int) -> Array:
+    """KS of n steps on one simulated cluster against all: a measured job is one cluster."""
+    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    every = np.asarray(drawn.step_time)
+    cluster = np.asarray(drawn.cluster_idx)
+    own = [every[cluster == k] for k in np.unique(cluster)]
+    return np.array([
+        measures.ks_statistic(rng.choice(own[rng.integers(len(own))], n), every)
+        for _ in range(repetitions)
+    ])  # fmt: skip
+
+
+def _null_of_draws(predicted: Array, n: int, repetitions: int, seed: int) -> Array:
+    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    return np.array(
+        [measures.ks_statistic(rng.choice(predicted, n), predicted) for _ in range(repetitions)]
+    )
+
+
+# ------------------------------------------------------------------------------------ results
+def _figures(
+    measured: Array, predicted: Array, training: Array | None, independent: Array,
+    steps: NDArray[np.int64], runs: Any = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Comparison of the prediction and of the baselines, and the floor."""
+    figures = measures.compare(measured, predicted, steps=steps, runs=runs)
+    copy = None if training is None else measures.compare(measured, training, steps=steps)
+    floor = (
+        {"ks_floor": None, "p95_floor": None, "mean_floor": None, "cv_ratio_floor": None}
+        if training is None else measures.floor(training, measured)
+    )  # fmt: skip
+    independent_figures = measures.compare(measured, independent, steps=steps, runs=runs)
+    return {**figures, **floor, "baselines": {"copy": copy, "independent": independent_figures}}
+
+
+def _dataset(
+    figures: dict[str, Any], measured: Array, predicted: Array, independent: Array,
+    training: Array | None, curves: list[Array],
+) -> "xr.Dataset":  # fmt: skip
+    import xarray as xr
+
+    def seconds(dim: str, values: Array, text: str) -> tuple[str, Array, dict[str, str]]:
+        return dim, values, {"units": "s", "long_name": text}
+
+    data: dict[str, Any] = {
+        "measured": seconds("measured_idx", measured, "measured, held out"),
+        "predicted": seconds("replicate", predicted, "predicted"),
+        "predicted_independent": seconds("replicate", independent, "independent sampling"),
+    }
+    if training is not None:
+        data["training"] = seconds("training_idx", training, "measured, used for the fit")
+    if curves:
+        everything = np.concatenate([predicted, measured])
+        at = np.linspace(everything.min(), everything.max(), CDF_POINTS)
+        cdf = np.stack([np.searchsorted(np.sort(c), at, side="right") / c.size for c in curves])
+        lo, hi = np.quantile(cdf, BAND, axis=0)
+        text = "quantile of the predicted CDF over refits of simulated traces"
+        data["cdf_time"] = seconds("point", at, "where the band is given")
+        data["cdf_lo"] = ("point", lo, {"units": "1", "long_name": f"{BAND[0]:g} {text}"})
+        data["cdf_hi"] = ("point", hi, {"units": "1", "long_name": f"{BAND[1]:g} {text}"})
+    return xr.Dataset(data, attrs={"kind": "validation", "summary": json.dumps(figures)})
+
+
+def summarize_validation(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Figures of a validation, as `prism validate --json` prints them."""
+    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
+    return summary
+
+
+def copy_at_half(training: Array, measured: Array, repetitions: int, seed: int) -> float:
+    """Return the KS that a copy of half of the training steps is expected to have."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    half = max(1, training.size // 2)
+    return float(np.mean([
+        measures.ks_statistic(measured, rng.choice(training, half, replace=False))
+        for _ in range(repetitions)
+    ]))  # fmt: skip
+
+
+__all__ = ["copy_at_half", "summarize_validation", "validate_steps", "validate_trace"]
