@@ -6,7 +6,6 @@ The answer goes to stdout, everything else to stderr; with ``--json`` the answer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,14 @@ import click
 
 import prism as package
 from prism.errors import PrismError
-from prism.options import Duration, Factors, common_options
-from prism.terminal import answer, progress_line, to_json
+from prism.options import Duration, Factors, KeyValue, common_options
+from prism.outputs import tell_warnings, write_folder
+from prism.terminal import answer, progress_line
+from prism.tracecommands import fit, replay, validate
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.axes import Axes
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -121,32 +123,23 @@ def estimate(
         )
     numbers = summary(result)
     if output is not None:
-        _write_estimate(result, numbers, Path(output), quiet)
-    for warning in numbers.get("warnings", ()):
-        click.echo(f"prism: warning: {warning}", err=True)
+        write_folder(output, result, numbers, _draw_estimate, quiet)
+    tell_warnings(numbers)
     answer(numbers, as_json, lambda numbers: estimate_view(numbers, result))
 
 
-def _write_estimate(
-    result: xr.Dataset, numbers: Mapping[str, Any], directory: Path, quiet: bool
-) -> None:
-    """Write the result, its summary and its plots, all of them or none."""
+def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plots of an estimate, by the stem of their files."""
     from prism import plots
-    from prism.files import atomic_files
-    from prism.results import save
 
-    with atomic_files(directory) as folder:
-        save(result, folder / "result.nc")
-        (folder / "summary.json").write_text(to_json(numbers, indent=2) + "\n")
-        axes = {"step_time": plots.plot_step_time(result)}
-        if "time_to_train" in result:
-            axes["time_to_train"] = plots.plot_time_to_train(result)
-        for stem, ax in axes.items():
-            plots.save_figure(ax, folder / f"{stem}.png")
-            plots.save_figure(ax, folder / f"{stem}.svg")
-        names = ", ".join(sorted(file.name for file in folder.iterdir()))
-    if not quiet:
-        click.echo(f"wrote {directory}: {names}", err=True)
+    axes = {"step_time": plots.plot_step_time(result)}
+    if "time_to_train" in result:
+        axes["time_to_train"] = plots.plot_time_to_train(result)
+    return axes
+
+
+for _command in (fit, replay, validate):
+    prism.add_command(_command)
 
 
 @prism.command()
@@ -240,21 +233,32 @@ def _draw_schedule(actions: Any, path: Path) -> None:
 @click.option("--jobs", is_flag=True, help="List the jobs that ship with prism.")
 @click.option("--libraries", is_flag=True, help="List the distribution sets that ship with prism.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
+@click.option("--column", metavar="NAME", help="The duration, where step times have several.")
+@click.option(
+    "--where",
+    type=KeyValue(),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Keep the step times whose column KEY is VALUE; repeatable.",
+)
 @common_options
 def show(
     what: str | None,
     jobs: bool,
     libraries: bool,
     overrides: tuple[str, ...],
+    column: str | None,
+    where: tuple[tuple[str, str], ...],
     as_json: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
 ) -> None:
-    """Print what a job, library or result holds, in a screen.
+    """Print what a file or a shipped name holds.
 
     WHAT is a file or the name of a shipped job or library. A job is shown resolved, each value
-    with where it came from. Seed, threads and quiet change nothing.
+    with where it came from; a trace by its kinds of ops, step times by their spread. Seed, threads
+    and quiet change nothing.
     """
     from prism.show import describe, describe_jobs, describe_libraries
 
@@ -266,5 +270,5 @@ def show(
         found, view = describe_libraries()
     else:
         assert what is not None
-        found, view = describe(what, overrides)
+        found, view = describe(what, overrides, column, dict(where))
     answer(found, as_json, lambda _: view)

@@ -48,6 +48,38 @@ class Factors(click.ParamType):  # type: ignore[type-arg]
         return factors
 
 
+class Split(click.ParamType):  # type: ignore[type-arg]
+    """Which steps of a trace a model is fitted on: ``first-half``, ``even``, or how many."""
+
+    name = "split"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or the number of steps in digits."""
+        text = str(value)
+        if text in ("first-half", "even"):
+            return text
+        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+            self.fail(f"{text!r} is not first-half, even, or a number of steps", param, ctx)
+        return str(int(text))
+
+
+class KeyValue(click.ParamType):  # type: ignore[type-arg]
+    """A column and the value its rows must have."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Return column and value."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, wanted = str(value).partition("=")
+        if not (key and equals):
+            self.fail(f"{value!r} is not of the form column=value", param, ctx)
+        return key, wanted
+
+
 def common_options(command: Command) -> Command:
     """Add the options that every command takes."""
     for option in (

@@ -51,18 +51,18 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     matplotlib.axes.Axes
         The band is two Monte Carlo standard errors, by cluster.
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     sample = result["step_time"].to_numpy()
     cluster = result["cluster_idx"].to_numpy() if "cluster_idx" in result else None
     unit, scale = time_unit(float(np.median(sample)))
     curve = empirical_cdf(sample / scale, cluster)
-    _draw_cdf(ax, curve, BLUE, label="step time")
+    draw_cdf(ax, curve, BLUE, label="step time")
     if "ideal_step_time" in result:
         ideal = float(result["ideal_step_time"])
-        _vertical(ax, curve, ideal / scale, f"ideal {_in_unit(sample, ideal)}", GREY)
-    _mark_percentiles(ax, sample, scale, _in_unit)
-    _finish(ax, f"step time [{unit}]", "probability that a step takes no longer")
-    ax.set_title(_title(result, f"{sample.size:,} steps"), fontsize=10, loc="left")
+        _vertical(ax, curve, ideal / scale, f"ideal {in_unit(sample, ideal)}", GREY)
+    _mark_percentiles(ax, sample, scale, in_unit)
+    finish_cdf(ax, f"step time [{unit}]", "probability that a step takes no longer")
+    ax.set_title(title_of(result, f"{sample.size:,} steps"), fontsize=10, loc="left")
     return ax
 
 
@@ -82,13 +82,13 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     matplotlib.axes.Axes
         The band is two Monte Carlo standard errors, by cluster.
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     sample = result["time_to_train"].to_numpy()
     unit, scale = time_unit(float(np.median(sample)))
     cluster = result["run_cluster_idx"].to_numpy() if "run_cluster_idx" in result else None
     curve = empirical_cdf(sample / scale, cluster)
-    _draw_cdf(ax, curve, GREEN, label="time-to-train")
-    _mark_percentiles(ax, sample, scale, _in_words)
+    draw_cdf(ax, curve, GREEN, label="time-to-train")
+    _mark_percentiles(ax, sample, scale, in_words)
     deadline = float(result["deadline"]) if "deadline" in result else float("nan")
     if np.isfinite(deadline):
         done = float(np.mean(sample <= deadline))
@@ -97,8 +97,8 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     if "ideal_time_to_train" in result:
         ideal = float(result["ideal_time_to_train"])
         _vertical(ax, curve, ideal / scale, f"ideal {format_duration(ideal)}", GREY)
-    _finish(ax, f"time-to-train [{unit}]", "probability that the run is done")
-    ax.set_title(_title(result, f"{sample.size:,} runs"), fontsize=10, loc="left")
+    finish_cdf(ax, f"time-to-train [{unit}]", "probability that the run is done")
+    ax.set_title(title_of(result, f"{sample.size:,} runs"), fontsize=10, loc="left")
     return ax
 
 
@@ -121,16 +121,16 @@ def plot_dependence(
     matplotlib.axes.Axes
         The legend gives each curve's p50 and p95; bands are two Monte Carlo standard errors.
     """
-    ax = _axes(ax)
+    ax = new_axes(ax)
     middle = float(np.median(next(iter(results.values()))[variable].to_numpy()))
     unit, scale = time_unit(middle)
-    write = _in_unit if variable == "step_time" else _in_words
+    write = in_unit if variable == "step_time" else in_words
     for i, (label, result) in enumerate(results.items()):
         sample = result[variable].to_numpy()
         key = "cluster_idx" if variable == "step_time" else "run_cluster_idx"
         cluster = result[key].to_numpy() if key in result else None
         p50, p95 = (write(sample, float(np.quantile(sample, q))) for q in (0.5, 0.95))
-        _draw_cdf(
+        draw_cdf(
             ax,
             empirical_cdf(sample / scale, cluster),
             COLOURS[i % len(COLOURS)],
@@ -138,7 +138,7 @@ def plot_dependence(
             line_style=LINE_STYLES[i % len(LINE_STYLES)],
         )
     name = variable.replace("_", " ").replace("time to train", "time-to-train")
-    _finish(ax, f"{name} [{unit}]", "probability of no longer")
+    finish_cdf(ax, f"{name} [{unit}]", "probability of no longer")
     # above the axes, where no curve can run into it
     ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9)
     return ax
@@ -167,7 +167,7 @@ def plot_schedule(
     starts = play_schedule(schedule, length["F"], length["B"], length["W"])
     n_stages = len(schedule)
     end = max(s[-1] + length[row[-1].kind] for s, row in zip(starts, schedule, strict=True))
-    ax = _axes(ax, (min(16.0, max(7.0, 0.14 * end / length["F"])), 1.4 + 0.3 * n_stages))
+    ax = new_axes(ax, (min(16.0, max(7.0, 0.14 * end / length["F"])), 1.4 + 0.3 * n_stages))
     colours = {"F": BLUE, "B": ORANGE, "W": GREEN}
     names = {"F": "forward", "B": "backward", "W": "backward, weights"}
     n_chunks = 1 + max(action.chunk for row in schedule for action in row)
@@ -229,7 +229,7 @@ def _number_actions(
             ax.text(middle, stage, text, ha="center", va="center", fontsize=6.0, color=colour)
 
 
-def _axes(ax: Axes | None, size: tuple[float, float] = (7.2, 4.4)) -> Axes:
+def new_axes(ax: Axes | None, size: tuple[float, float] = (7.2, 4.4)) -> Axes:
     """Give the axes, or those of a new figure on white that no global state knows."""
     if ax is not None:
         return ax
@@ -237,7 +237,7 @@ def _axes(ax: Axes | None, size: tuple[float, float] = (7.2, 4.4)) -> Axes:
     return figure.add_subplot()
 
 
-def _draw_cdf(ax: Axes, curve: Cdf, colour: str, label: str, line_style: str = "-") -> None:
+def draw_cdf(ax: Axes, curve: Cdf, colour: str, label: str, line_style: str = "-") -> None:
     """One distribution function with its band of two standard errors."""
     x = np.concatenate([curve.x[:1], curve.x])
     p = np.concatenate([[0.0], curve.p])
@@ -272,7 +272,7 @@ def _vertical(ax: Axes, curve: Cdf, x: float, text: str, colour: str) -> None:
     low, high = float(curve.x[0]), float(curve.x[-1])
     near = max(3.0 * (high - low), 1e-3 * abs(high))
     if not low - near <= x <= high + near:
-        _tell_beyond(ax, text, colour, left=x < low)
+        tell_beyond(ax, text, colour, left=x < low)
         return
     ax.axvline(x, color=colour, linestyle="--", linewidth=1.2, zorder=2)
     where = blended_transform_factory(ax.transData, ax.transAxes)
@@ -290,7 +290,7 @@ def _vertical(ax: Axes, curve: Cdf, x: float, text: str, colour: str) -> None:
     )
 
 
-def _tell_beyond(ax: Axes, text: str, colour: str, left: bool) -> None:
+def tell_beyond(ax: Axes, text: str, colour: str, left: bool) -> None:
     """Name something that lies so far out that a line would squeeze the curve."""
     side = "left" if left else "right"
     above = sum(other.get_gid() == side for other in ax.texts)
@@ -308,7 +308,7 @@ def _tell_beyond(ax: Axes, text: str, colour: str, left: bool) -> None:
     )
 
 
-def _finish(ax: Axes, x_label: str, y_label: str) -> None:
+def finish_cdf(ax: Axes, x_label: str, y_label: str) -> None:
     """Axes of a distribution function."""
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
@@ -331,19 +331,19 @@ def _resolution(sample: np.ndarray, value: float) -> float:
     return max(0.1 * float(np.std(sample)), 1e-5 * abs(value))
 
 
-def _in_words(sample: np.ndarray, value: float) -> str:
+def in_words(sample: np.ndarray, value: float) -> str:
     """Write a duration in days, hours and so on."""
     return format_duration(value, _resolution(sample, value))
 
 
-def _in_unit(sample: np.ndarray, value: float) -> str:
+def in_unit(sample: np.ndarray, value: float) -> str:
     """Write a duration in the unit of the axis."""
     unit, scale = time_unit(float(np.median(sample)))
     digits = max(0, -int(np.floor(np.log10(_resolution(sample, value) / scale))))
     return f"{value / scale:.{digits}f} {unit}"
 
 
-def _title(result: xr.Dataset, what: str) -> str:
+def title_of(result: xr.Dataset, what: str) -> str:
     """Name of the job and size of the sample."""
     name = str(result.attrs.get("job_name", ""))
     return f"{name}, {what}" if name else what

@@ -1,7 +1,8 @@
 """``prism show``: what a file or a shipped name holds, as data and as a view.
 
 A job is shown resolved with the source of every value, a library with its entries and their
-sources, a result with its summary. Nothing is simulated.
+sources, a result or a model with its summary, a trace with its kinds of op (`prism.traceshow`).
+Nothing is simulated.
 """
 
 from __future__ import annotations
@@ -9,19 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 
 from prism.errors import PrismError
 from prism.text import format_share
 from prism.views import estimate_view, job_view, table_view
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 Description = tuple[dict[str, Any], RenderableType]
 
 
-def describe(what: str, overrides: Sequence[str] = ()) -> Description:
+def describe(
+    what: str,
+    overrides: Sequence[str] = (),
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+) -> Description:
     """Describe a file, or a job or library that ships with prism.
+
+    A file's suffix tells jobs (.yaml, .yml) and netCDF (.nc); recordings are told by content.
 
     Parameters
     ----------
@@ -29,6 +41,10 @@ def describe(what: str, overrides: Sequence[str] = ()) -> Description:
         A path, or the name of a shipped job or library.
     overrides : sequence of str
         ``key=value`` settings of a job.
+    column : str, optional
+        The duration, in a table of step times with several.
+    where : mapping of str to str, optional
+        The rows to keep of such a table.
 
     Returns
     -------
@@ -43,11 +59,34 @@ def describe(what: str, overrides: Sequence[str] = ()) -> Description:
     from prism.job import shipped_jobs
     from prism.library import library_names
 
-    if Path(what).suffix == ".nc" or (what in library_names() and what not in shipped_jobs()):
-        if overrides:
-            raise PrismError(f"{what}: --set changes keys of a job; this is not one, leave it out")
+    path = Path(what)
+    is_netcdf = path.suffix == ".nc" or (what in library_names() and what not in shipped_jobs())
+    kind = None
+    if not is_netcdf and what not in shipped_jobs() and path.suffix not in (".yaml", ".yml"):
+        kind = _recording_kind(path)
+    if (column is not None or where) and kind != "step_times":
+        raise PrismError(
+            f"{what}: --column and --where choose among step times, which this is not; leave them "
+            "out"
+        )
+    if not is_netcdf and kind is None:
+        return _describe_job(what, overrides)
+    if overrides:
+        raise PrismError(f"{what}: --set changes keys of a job; this is not one, leave it out")
+    if is_netcdf:
         return _describe_netcdf(what)
-    return _describe_job(what, overrides)
+    from prism.traceshow import describe_step_times, describe_trace
+
+    return describe_trace(what) if kind == "trace" else describe_step_times(what, column, where)
+
+
+def _recording_kind(path: Path) -> str | None:
+    """Say which kind of recording a file or folder is; None for all else, a job's name included."""
+    if not path.exists():
+        return None
+    from prism.traceshow import recording_kind
+
+    return recording_kind(str(path))
 
 
 def describe_jobs() -> Description:
@@ -129,19 +168,73 @@ def _describe_netcdf(what: str) -> Description:
         path = data_path("distributions") / f"{what}.nc"
     try:
         with h5py.File(path) as file:
-            variables = set(file)
+            variables, kind = set(file), file.attrs.get("kind", "")
+            kind = kind.decode() if isinstance(kind, bytes) else str(kind)
     except OSError as error:
         if not path.exists():
             raise PrismError(f"{what}: no such file; prism show --libraries lists names") from error
         raise PrismError(f"{what}: not a netCDF file; expected a library or a result") from error
+    if kind in _KINDS:
+        return _KINDS[kind](path)
     if "step_time" in variables:
         return _describe_result(path)
     if "family" in variables:
         return _describe_library(path)
     raise PrismError(
-        f"{what}: holds {', '.join(sorted(variables)[:5]) or 'nothing'}; expected a result of "
-        "prism estimate or a library of distributions"
+        f"{what}: holds {', '.join(sorted(variables)[:5]) or 'nothing'}; expected a result, "
+        "a model of prism fit, or a library of distributions"
     )
+
+
+def _describe_model(path: Path) -> Description:
+    """Describe what `prism fit` wrote."""
+    from prism.fit import summarize_fit
+    from prism.traceviews import fit_view
+
+    model = _open(path)
+    numbers = summarize_fit(model)
+    kind = str(model.attrs["kind"])
+    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", fit_view(numbers))
+    return {"kind": "model", "model_kind": kind, "summary": numbers}, view
+
+
+def _describe_validation(path: Path) -> Description:
+    """Describe what `prism validate` wrote."""
+    from prism.traceviews import validation_view
+    from prism.validate import summarize_validation
+
+    numbers = summarize_validation(_open(path))
+    return {"kind": "validation", "summary": numbers}, validation_view(numbers)
+
+
+def _describe_replay(path: Path) -> Description:
+    """Describe what `prism replay` wrote."""
+    from prism.replay import summarize_replay
+    from prism.traceviews import replay_view
+
+    numbers = summarize_replay(_open(path))
+    return {"kind": "replay", "summary": numbers}, replay_view(numbers)
+
+
+_KINDS = {
+    "trace": _describe_model,
+    "calibrated": _describe_model,
+    "steps": _describe_model,
+    "replay": _describe_replay,
+    "validation": _describe_validation,
+}
+"""What the attribute ``kind`` of a netCDF file says; results and libraries have none."""
+
+
+def _open(path: Path) -> xr.Dataset:
+    """Read a netCDF file whole."""
+    import xarray as xr
+
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as dataset:
+            return dataset.load()
+    except (OSError, ValueError, KeyError) as error:
+        raise PrismError(f"{path}: not a whole netCDF file; write it again") from error
 
 
 def _describe_library(path: Path) -> Description:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from prism.text import format_count, format_duration, format_like, format_share
@@ -52,7 +53,7 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
         ("Engine", _engine_rows(summary)),
     ):
         if rows:
-            parts += ["", f"[bold]{title}[/bold]", _rows(rows)]
+            parts += ["", f"[bold]{title}[/bold]", rows_view(rows)]
     return Group(*parts)
 
 
@@ -291,13 +292,20 @@ def table_view(title: str, rows: Sequence[Json], right: Sequence[str] = ()) -> R
         name = key.replace("_", " ")
         table.add_column(name, justify="right" if key in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else _plain(value) for value in row.values()))
-    return Group(f"[bold]{title}[/bold]", "", table)
+        # kernels have names with brackets, which are no markup
+        table.add_row(*("" if value is None else escape(_plain(value)) for value in row.values()))
+    return Group(f"[bold]{escape(title)}[/bold]", "", table)
 
 
-def _rows(rows: Sequence[tuple[str, str]]) -> Table:
-    """Lay out label and text, side by side."""
+def rows_view(rows: Sequence[tuple[str, str]]) -> Table:
+    """Lay out label and text, side by side.
+
+    Parameters
+    ----------
+    rows : sequence of tuple of str and str
+        One line each.
+    """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     for label, text in rows:
-        table.add_row(label, text)
+        table.add_row(escape(label), escape(text))
     return table
