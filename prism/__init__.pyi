@@ -1,12 +1,18 @@
 from .errors import PrismError as PrismError
 from .estimate import estimate as estimate
+from .fit import fit as fit
+from .fit import summarize_fit as summarize_fit
 from .job import Job as Job
 from .job import load_job as load_job
 from .library import load_library as load_library
+from .replay import replay as replay
+from .replay import summarize_replay as summarize_replay
 from .results import load as load
 from .results import save as save
 from .results import summary as summary
 from .schedule import make_schedule as make_schedule
 from .simulate import simulate as simulate
+from .validate import summarize_validation as summarize_validation
+from .validate import validate as validate
 
 __version__: str

@@ -119,7 +119,7 @@ def replay(
     help="What to fit on: first-half, even, or a number of steps.  [default: first-half]",
 )
 @click.option("--measured", metavar="STEPS", help="Compare with these step times (CSV, log, ...).")
-@click.option("--model", metavar="MODEL.nc", help="Instead of JOB_OR_MODEL.")
+@click.option("--model", metavar="MODEL.nc", help="Effects of JOB, or instead of it.")
 @click.option("--column", metavar="NAME", help="The duration, where STEPS has several.")
 @click.option(
     "--where",
@@ -173,11 +173,6 @@ def validate(
     JOB_OR_MODEL (a job file, the name of a shipped job, or what `prism fit` wrote) with --measured
     STEPS.
     """
-    if job is not None and model is not None:
-        raise PrismError(
-            f"--model: a job ({job}) that takes its effects from a model is not modelled yet; "
-            "give one of the two"
-        )
     _check_usage(job or model, trace, measured, options)
     from prism.files import check_directory
     from prism.traceviews import validation_view
@@ -185,7 +180,7 @@ def validate(
 
     if output is not None:
         check_directory(output)
-    result = _validate(job or model, trace, measured, options, quiet)
+    result = _validate(job, model, trace, measured, options, quiet)
     numbers = summarize_validation(result)
     if output is not None:
         from prism.validationplots import draw_validation
@@ -223,35 +218,27 @@ def _check_usage(
 
 
 def _validate(
-    target: str | None,
+    job: str | None,
+    model: str | None,
     trace: str | None,
     measured: str | None,
     options: dict[str, Any],
     quiet: bool,
 ) -> xr.Dataset:
     """Run the validation that was asked for."""
-    from prism.validate import validate_steps, validate_trace
+    from prism.validate import validate as compare
 
-    train, totals, quantity = (options.pop(key) for key in ("train", "totals", "quantity"))
-    column, where = options.pop("column"), dict(options.pop("where"))
-    if options["dependence"] is None:
-        del options["dependence"]
+    options["where"] = dict(options["where"])
+    only = {"train"} if trace is None else {"column", "where", "totals", "quantity"}
+    given = {k: v for k, v in options.items() if v is not None and k not in only}
     with progress_line("validating", quiet) as report:
-        if trace is None:
-            assert target is not None and measured is not None
-            return validate_steps(
-                target,
-                measured,
-                column=column,
-                where=where,
-                totals=totals,
-                quantity=quantity,
-                progress=report,
-                **options,
-            )
         try:
-            return validate_trace(trace, train or "first-half", progress=report, **options)
+            return compare(
+                job, model=model, trace=trace, measured=measured, progress=report, **given
+            )
         except PrismError as error:
+            if trace is None:
+                raise
             raise _explained((trace,), error) from error
 
 

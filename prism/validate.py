@@ -42,6 +42,67 @@ CDF_POINTS = 200
 MIN_TRAIN = 3  # steps a fit can start from
 
 
+def validate(
+    job: Job | str | Path | None = None,
+    *,
+    trace: str | Path | Sequence[str | Path] | None = None,
+    train: str | int = "first-half",
+    measured: str | Path | None = None,
+    model: str | Path | None = None,
+    **options: Any,
+) -> "xr.Dataset":
+    """Compare a prediction with measurements that it was not fitted on.
+
+    Parameters
+    ----------
+    job : Job, str or path, optional
+        A job or a fitted model, with `measured`.
+    trace : path or sequence of paths, optional
+        A trace whose one part is fitted and the other predicted; excludes `job`.
+    train : str or int
+        Which part of the trace is fitted: ``first-half``, ``even``, or a number of steps.
+    measured : path, optional
+        Measured step times.
+    model : path, optional
+        A fitted model, alone or as the variability of `job`.
+    **options
+        Of `validate_trace` or `validate_steps`.
+
+    Returns
+    -------
+    xarray.Dataset
+        `summarize_validation` gives the figures that the command prints.
+
+    Raises
+    ------
+    PrismError
+        Neither or both of `trace` and `measured` are given, or bad input.
+    """
+    if (trace is None) == (measured is None):
+        raise PrismError("validate: give either a trace, or a job or model with measured steps")
+    if measured is None:
+        if job is not None or model is not None:
+            raise PrismError("validate: a trace is fitted here; leave job and model out")
+        assert trace is not None
+        return validate_trace(trace, str(train), **options)
+    if job is None and model is None:
+        raise PrismError("validate: measured steps need a job or a model that predicts them")
+    return validate_steps(_with_model(job, model), measured, **options)
+
+
+def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job:
+    """Return the job whose effects are the model's, or the job that the model itself is."""
+    if job is None:
+        assert model is not None
+        return load_job(model)
+    if model is None:
+        return job if isinstance(job, Job) else load_job(job)
+    if not isinstance(job, Job):
+        return load_job(job, [f"variability.model={model}"])
+    variability = job.variability.model_copy(update={"model": str(model)})
+    return job.model_copy(update={"variability": variability})
+
+
 # ------------------------------------------------------------------------------------- traces
 def validate_trace(
     trace: str | Path | Sequence[str | Path],

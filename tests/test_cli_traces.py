@@ -97,8 +97,7 @@ def calls(monkeypatch):
         "fit": {"fit": stand_in("fit", "model"), "summarize_fit": lambda _: FIT},
         "replay": {"replay": stand_in("replay", "replay"), "summarize_replay": lambda _: REPLAY},
         "validate": {
-            "validate_trace": stand_in("validate_trace", "validation"),
-            "validate_steps": stand_in("validate_steps", "validation"),
+            "validate": stand_in("validate", "validation"),
             "summarize_validation": lambda _: VALIDATION,
         },
     }.items():
@@ -202,7 +201,7 @@ def test_step_times_are_refused_where_ops_are_needed(run, calls, step_times, mon
     def refuse(*arguments, **options):
         raise PrismError("no ops there")
 
-    for module, name in (("fit", "fit"), ("replay", "replay"), ("validate", "validate_trace")):
+    for module, name in (("fit", "fit"), ("replay", "replay"), ("validate", "validate")):
         monkeypatch.setattr(sys.modules[f"prism.{module}"], name, refuse)
     status, out, err = run(*command, step_times)
     assert (status, out) == (2, "")
@@ -249,9 +248,10 @@ def test_validate_trace_passes_its_options_on(run, calls, table, tmp_path):
     assert (status, out.count("\n")) == (0, 1)
     assert json.loads(out) == VALIDATION
     name, given, options = calls[0]
-    assert (name, given) == ("validate_trace", (str(table), "8"))
+    assert (name, given) == ("validate", (None,))
     assert options == {
-        **{"bootstrap": 20, "replicates": 100, "seed": 0, "threads": None, "progress": None},
+        **{"trace": str(table), "train": "8", "measured": None, "model": None, "progress": None},
+        **{"bootstrap": 20, "replicates": 100, "seed": 0},
     }
     names = {file.name for file in folder.iterdir()}
     assert names == {"result.nc", "summary.json", "validation.png", "validation.svg"}
@@ -263,7 +263,7 @@ def test_validate_trace_passes_its_options_on(run, calls, table, tmp_path):
 def test_validate_trace_takes_named_splits(run, calls, table, train):
     arguments = ("--train", train, "--dependence", "none")
     assert run("validate", "--trace", table, *arguments)[0] == 0
-    assert calls[0][1][1] == train
+    assert calls[0][2]["train"] == train
     assert calls[0][2]["dependence"] == "none"
 
 
@@ -273,7 +273,8 @@ def test_validate_steps_passes_its_options_on(run, calls, step_times):
     status, _, _ = run("validate", "pipeline-8x32", "--measured", step_times, *arguments)
     assert status == 0
     name, given, options = calls[0]
-    assert (name, given) == ("validate_steps", ("pipeline-8x32", str(step_times)))
+    assert (name, given) == ("validate", ("pipeline-8x32",))
+    assert (options["measured"], options["model"]) == (str(step_times), None)
     assert options["where"] == {"trace": "AR", "k": "a=b"}
     assert (options["column"], options["totals"]) == ("step_s", "runs.csv:total_s")
     assert options["quantity"] == "time_to_train"
@@ -281,7 +282,9 @@ def test_validate_steps_passes_its_options_on(run, calls, step_times):
 
 def test_validate_takes_a_model_by_option(run, calls, step_times):
     assert run("validate", "--measured", step_times, "--model", "m.nc")[0] == 0
-    assert calls[0][1] == ("m.nc", str(step_times))
+    assert calls[0][1] == (None,) and calls[0][2]["model"] == "m.nc"
+    assert run("validate", "job", "--measured", step_times, "--model", "m.nc")[0] == 0
+    assert calls[1][1] == ("job",) and calls[1][2]["model"] == "m.nc"
 
 
 def test_validate_prints_all_side_by_side(run, calls, table):
@@ -308,7 +311,6 @@ def test_validate_prints_all_side_by_side(run, calls, table):
         (("--trace", "t.csv", "--quantity", "time_to_train"), "holds steps, not runs"),
         (("job", "--measured", "s.csv", "--where", "trace"), "column=value"),
         (("job", "--measured", "s.csv", "--train", "even"), "--train"),
-        (("job", "--measured", "s.csv", "--model", "m.nc"), "not modelled yet"),
     ],
 )
 def test_validate_refuses_with_a_way_out(run, calls, arguments, message):
