@@ -256,6 +256,30 @@ def test_a_shift_moves_the_mean_only_and_labels_do_not_matter(seed, shift, missi
             assert a.std == pytest.approx(b.std, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("rank_step", [0.0, 0.05])
+def test_content_keeps_the_sharp_ends_of_its_law(rank_step):
+    """Two lengths of work, 4 to a step: centring by the step's mean alone would smear them."""
+    rng = np.random.default_rng(3)
+    long = rng.random((8, 40, 4)) < 0.15
+    y = np.stack([0.3 * loading * long for loading in (1.0, 1.4, 0.8, 1.2)])
+    y = y + 0.004 * rng.standard_normal(y.shape) + rank_step * rng.standard_normal((8, 40, 1))
+    fit = fit_components(y, columns_of(2), np.arange(40))
+    score = fit.content.scores
+    truth = (long - long.mean()) / long.std()
+    # sharp where workers and steps differ by chance alone; else as far as content can be told
+    assert np.std(score - truth) < (0.06 if rank_step == 0.0 else 0.45)
+    smeared = long - long.mean(axis=2, keepdims=True)
+    assert np.std(smeared / smeared.std() - truth) > 0.4
+    assert np.nanstd(fit.residual) == pytest.approx(1.0)
+
+
+def test_one_microbatch_is_not_counted_twice():
+    rng = np.random.default_rng(4)
+    y = rng.standard_normal((4, 6, 30, 1)) * 0.01
+    scores = fit_components(y, columns_of(2), np.arange(30)).content.scores
+    assert scores.std() == pytest.approx(1.0) and abs(scores.mean()) < 1e-9
+
+
 def test_positions_are_kept_only_where_significant():
     rng = np.random.default_rng(10)
     table = make_table(rng)

@@ -56,6 +56,7 @@ def separable(strata: Strata) -> tuple[Strata, list[str]]:
         )
         return strata._replace(
             rest=np.where(strata.present, strata.rank_step[..., None], 0.0),
+            rank_step=np.zeros_like(strata.rank_step),
             rest_products=strata.cell_products,
             rest_df=strata.cell_df,
             per_cell=np.ones_like(strata.per_cell),

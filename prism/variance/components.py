@@ -35,6 +35,7 @@ from prism.variance.effects import (
     first_limits,
     group_columns,
 )
+from prism.variance.shrinkage import restore_cells
 from prism.variance.strata import Strata, take_apart
 
 Array = NDArray[np.float64]
@@ -140,12 +141,15 @@ def fit_components(
     strata, notes = separable(take_apart(table))
     kinds = group_columns(columns)
     groups = column_groups(len(columns)) + list(kinds.values())
-    content, residual, content_limits, residual_limits = estimate_content(strata, groups, level)
+    content, _, content_limits, residual_limits = estimate_content(strata, groups, level)
     step, step_limits, memory = estimate_step(strata, numbers, groups, level)
     rank_step, cell_limits = estimate_rank_step(strata, groups, level)
     lemons, body = split_lemons(strata, columns, kinds)
     mean, rank, rank_effect, rank_spread = estimate_rank(strata, body, columns, groups, level)
     keep = strata.position_p < POSITION_P
+    position = np.where(keep[:, None], strata.position, 0.0)
+    worker = np.nan_to_num(strata.level - mean[:, None] - rank)
+    fixed = worker[:, :, None] + (strata.position - position)[:, None, :]
     limits = {
         "position": position_limits(strata, keep, groups, level),
         "rank": rank_spread,
@@ -157,11 +161,14 @@ def fit_components(
     by_op_kind = _spreads(limits, list(kinds))
     effects = (step, rank_step, content)
     residual_only = first_limits(residual_limits, len(columns))
+    content, residual = restore_cells(
+        strata, content, residual_only.value, (rank_step, step), fixed
+    )
     return Components(
         columns=tuple(columns),
         steps=numbers,
         mean=mean,
-        position=np.where(keep[:, None], strata.position, 0.0),
+        position=position,
         position_p=strata.position_p,
         rank=rank,
         lemons=lemons,

@@ -253,11 +253,27 @@ def content_effect(
     split: Split, products: Array, rest: Array, present: NDArray[np.bool_]
 ) -> Component:
     """Make the effect of the work itself: the factor behind what single cells have left."""
-    own = np.maximum(split.own, 0.01 * np.diag(products))
-    safe = np.where(own > 0.0, own, np.inf)
-    weight = (split.loadings if split.loadings.any() else np.sqrt(own)) / safe
     raw = rest if present.all() else np.where(present, rest, np.nan)
-    return make_component("content", split.loadings, weigh(raw, weight), explained_share(products))
+    scores = content_scores(split.loadings, split.own, np.diag(products), raw)
+    return make_component("content", split.loadings, scores, explained_share(products))
+
+
+def content_scores(signed: Array, own: Array, total: Array, raw: Array) -> Array:
+    """Scores of the factor behind cells: columns weigh by how well they show it.
+
+    Parameters
+    ----------
+    signed : ndarray
+        [column] standard deviation of the factor, with its sign.
+    own, total : ndarray
+        [column] variances of what each column has of its own, and of all it shows.
+    raw : ndarray
+        [column, replica, step, microbatch] what cells show; nan where nothing.
+    """
+    least = np.maximum(own, 0.01 * total)
+    safe = np.where(least > 0.0, least, np.inf)
+    weight = (signed if signed.any() else np.sqrt(least)) / safe
+    return weigh(raw, weight)
 
 
 def weigh(raw: Array, weight: Array) -> Array:
