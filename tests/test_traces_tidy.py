@@ -53,6 +53,19 @@ def test_columns_that_are_not_there(tmp_path, header, message):
         read(tmp_path, f"{header}\n" + ",".join("1" for _ in header.split(",")) + "\n")
 
 
+def test_ranks_are_replicas_where_no_column_says_so(tmp_path):
+    rows = "".join(f"forward,1,{rank},{stage}\n" for rank, stage in ((4, 0), (7, 1), (9, 0)))
+    trace = read(tmp_path, "op_kind,duration_s,rank,stage\n" + rows)
+    assert dict(zip(trace.ops["rank"], trace.ops["dp_rank"], strict=True)) == {4: 0, 7: 0, 9: 1}
+    assert "the ranks of each stage were taken as dp replicas" in " ".join(trace.notes)
+    trace = read(tmp_path, "op_kind,duration_s,rank\nforward,1,5\nforward,1,3\n")
+    assert sorted(trace.ops["dp_rank"]) == [0, 1]
+    trace = read(tmp_path, "op_kind,duration_s,rank\nforward,1,5\nforward,1,5\n")
+    assert list(trace.ops["dp_rank"]) == [0, 0] and len(trace.notes) == 1
+    trace = read(tmp_path, "op_kind,duration_s,rank,dp_rank\nforward,1,5,2\nforward,1,3,2\n")
+    assert list(trace.ops["dp_rank"]) == [2, 2]
+
+
 def test_unknown_kinds_are_other_with_a_hint(tmp_path):
     trace = read(tmp_path, "op_kind,duration_s\nfoward,1\nforward,2\nzzz,1\n")
     assert list(trace.ops["op_kind"]) == ["other", "forward", "other"]

@@ -86,7 +86,7 @@ def read_tidy(table: RawTable) -> Trace:
             columns[name] = table.texts(name)
     if "bytes" in table.columns:
         columns["bytes"] = table.numbers("bytes")
-    notes = _name_ops(columns)
+    notes = _name_ops(columns) + _name_replicas(columns)
     keep, dropped = sound_rows(_faults(columns, table), table.locate, table.source)
     columns = {name: values[keep] for name, values in columns.items()}
     ignored = [name for name in table.columns if not _is_known(name)]
@@ -148,6 +148,23 @@ def _name_ops(columns: dict[str, Any]) -> list[str]:
     shown = ", ".join(repr(name[:60]) + _suggest(name) for name in strange[:5])
     more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
     return [f"{n:,} ops whose {given} is unknown kept as op_kind other: {shown}{more}"]
+
+
+def _name_replicas(columns: dict[str, Any]) -> list[str]:
+    """Take the ranks of each stage as dp replicas, where no column says which they are."""
+    rank = columns.get("rank")
+    if rank is None or rank.size == 0 or "dp_rank" in columns:
+        return []
+    stage = columns.get("stage", np.zeros_like(rank))
+    _, place = np.unique(stage, return_inverse=True)
+    workers, worker = np.unique(place * (rank.max() + 1) + rank, return_inverse=True)
+    on = workers // (rank.max() + 1)
+    replica = np.arange(workers.size) - np.searchsorted(on, on)
+    if not replica.any():
+        return []
+    columns["dp_rank"] = replica[worker].astype(np.int64)
+    of_each = "of each stage " if "stage" in columns else ""
+    return [f"no dp_rank column: the ranks {of_each}were taken as dp replicas, in order"]
 
 
 def _suggest(name: str) -> str:
