@@ -6,7 +6,6 @@ a shipped job by name, its `base:` chain and `--set` overrides; `provenance` say
 value came from. Nothing is simulated here, and no device or distribution is looked up.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -27,17 +26,7 @@ from prism.jobblocks import (
 )
 from prism.jobcheck import Blocks, auto_split, find_problems
 from prism.jobeffects import Effects
-from prism.jobfile import (
-    KeyPath,
-    Layer,
-    display_path,
-    is_hdf5,
-    load_layers,
-    merge,
-    override_layer,
-    resolve_path,
-    shipped_jobs,
-)
+from prism.jobfile import KeyPath, Layer, display_path, load_layers, resolve_path, shipped_jobs
 from prism.jobmessages import by_line, concludes_from, message, unknown_key, validate_block
 from prism.jobvalues import parse_duration
 
@@ -172,33 +161,8 @@ def load_job(job: str | Path, overrides: Sequence[str] = ()) -> Job:
         With every mistake of the file and the overrides, one per line, each with its place.
     """
     path = resolve_path(job)
-    texts = [overrides] if isinstance(overrides, str) else overrides
-    if is_hdf5(path):
-        layer = Layer(values=_job_of_model(path))
-        for text in texts:
-            layer = merge(layer, override_layer(text))
-    else:
-        layer = load_layers(path, texts)
+    layer = load_layers(path, [overrides] if isinstance(overrides, str) else overrides)
     return _build(layer, path.stem, path)
-
-
-def _job_of_model(path: Path) -> dict[str, Any]:
-    """Return the job that a fitted model describes, with the model itself as its variability."""
-    import h5py
-
-    try:
-        with h5py.File(path) as file:
-            attrs = {k: str(file.attrs[k]) for k in ("kind", "job") if k in file.attrs}
-    except OSError as error:
-        raise PrismError(f"{path}: a netCDF file that cannot be read ({error})") from error
-    if "kind" not in attrs or "job" not in attrs:
-        raise PrismError(
-            f"{path}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, or "
-            "MODEL.nc from prism fit TRACE -o MODEL.nc"
-        )
-    values: dict[str, Any] = json.loads(attrs["job"])
-    values["variability"] = {"library": None, **values.get("variability", {}), "model": str(path)}
-    return values
 
 
 def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:

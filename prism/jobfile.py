@@ -7,8 +7,9 @@ YAML is version 1.2: `1e-3` is a number, `yes` is text, a key given twice is a m
 """
 
 import difflib
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -321,8 +322,39 @@ def _find_base(name: str, child: Path) -> Path:
     return resolve_path(name)
 
 
+def _job_of_model(path: Path) -> Layer:
+    """Return the job that a fitted model describes, with the model itself as its variability."""
+    import h5py
+
+    shown = display_path(path)
+    try:
+        with h5py.File(path) as file:
+            attrs = {k: str(file.attrs[k]) for k in ("kind", "job") if k in file.attrs}
+    except OSError as error:
+        raise PrismError(f"{shown}: a netCDF file that cannot be read ({error})") from error
+    if "kind" not in attrs or "job" not in attrs:
+        raise PrismError(
+            f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "
+            "or MODEL.nc from prism fit TRACE -o MODEL.nc"
+        )
+    values: dict[str, Any] = json.loads(attrs["job"])
+    values["variability"] = {"library": None, **values.get("variability", {}), "model": str(path)}
+    return Layer(values, dict.fromkeys(_paths(values), shown))
+
+
+def _paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Key paths of everything in a tree."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in pairs:
+        yield (*path, str(key))
+        if isinstance(value, dict | list):
+            yield from _paths(value, (*path, str(key)))
+
+
 def load_chain(path: Path, above: Sequence[Path] = ()) -> Layer:
     """Read a job file and the jobs its `base:` names, the file itself on top."""
+    if is_hdf5(path):
+        return _job_of_model(path)
     layer = parse_yaml(read_text(path), display_path(path))
     for block, key in _FILE_KEYS:
         # A library given by file is meant relative to the file that names it.
