@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from prism.kerneltrace.report import replay_kernels
 from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph, simplify
+from prism.tracefit import fit_graph
 from prism.tracegraph import COMPUTE, Array, TraceGraph, filled
 from prism.tracegraph import replay as propagate
+from prism.tracereduce import simplify
 from prism.traces import read_trace
 
 if TYPE_CHECKING:

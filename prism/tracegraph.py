@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.tracegroups import Scope
+from prism.tracegroups import Scope, median
 
 Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")
@@ -119,12 +119,11 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
 
 
 def filled(graph: TraceGraph) -> Array:
-    """Measured durations, missing ones at the median of their node and replica, or node."""
+    """Return measured durations, missing ones at the median of their node and replica, or node."""
     durations = graph.durations
     if np.isfinite(durations).all():
         return durations
-    with np.errstate(all="ignore"):
-        own = np.nanmedian(durations, axis=2, keepdims=True)
-        node = np.nanmedian(durations, axis=(1, 2), keepdims=True)
+    own = median(durations, axis=2, keepdims=True)
+    node = median(durations, axis=(1, 2), keepdims=True)
     guess = np.where(np.isfinite(own), own, np.where(np.isfinite(node), node, 0.0))
     return np.where(np.isfinite(durations), durations, guess)

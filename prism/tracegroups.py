@@ -6,6 +6,8 @@ barriers that the trace does not name but that show in workers resuming together
 meetings become a graph (`prism.tracegraph`).
 """
 
+import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,8 @@ COINCIDE_SHARE = 0.1  # of the spread of starts, within which ends coincide
 COINCIDE_STEP = 2e-4  # of the step, ends closer than this coincide whatever the starts do
 HIDDEN_STEP = 2e-3  # of the step: gaps varying more than this between workers ask for a reason
 CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
+FEW = 5  # steps below which workers may resume together by chance
+ALWAYS = 0.9  # of the steps: what holds in so many is how the job works
 
 
 class Scope(NamedTuple):
@@ -56,10 +60,28 @@ EXPECTED = {
 }
 
 
+def median(
+    values: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> Array:
+    """Median of what is not missing; NaN where all of it is."""
+    if values.size and np.isfinite(values).all():  # far faster
+        return np.asarray(np.median(values, axis=axis, keepdims=keepdims))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
+        return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
+
+
+def mean(values: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    """Mean of what is not missing; NaN where all of it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
+        return np.asarray(np.nanmean(values, axis=axis))
+
+
 def spread(times: Array, scope: Scope) -> float:
     """Median over meetings and steps of (latest - earliest) [s]."""
     width = scope.latest(times) - scope.earliest(times)
-    return float(np.nanmedian(width)) if np.isfinite(width).any() else 0.0
+    return float(median(width)) if np.isfinite(width).any() else 0.0
 
 
 def coincide(starts: Array, ends: Array, scope: Scope, step_s: float) -> bool:
@@ -89,17 +111,49 @@ def find_scope(
         False where the ends had to decide, which is worth a word to the user.
     """
     if expected is not None and coincide(starts, ends, expected, step_s):
-        return expected, True
+        arrived, left = expected.latest(starts), expected.earliest(ends)
+        if expected in (WORKER, WORLD) or _together(arrived, left, step_s).mean() < ALWAYS:
+            return expected, True
     for scope in (WORLD, STAGE, REPLICA):
         if coincide(starts, ends, scope, step_s) and _transfers(starts, ends, scope):
-            return scope, expected is None and scope is not WORKER
+            return scope, scope == expected
     return WORKER, expected in (None, WORKER)
 
 
 def _transfers(starts: Array, ends: Array, scope: Scope) -> bool:
     """Tell whether what is left after the last arrival is not negative: nobody leaves before."""
-    left = ends - scope.latest(starts)
-    return bool(np.nanmean(left > -1e-6 - 0.01 * np.abs(np.nanmedian(ends - starts))) > 0.95)
+    left = (ends - scope.latest(starts))[np.isfinite(ends - starts)]
+    least = -1e-6 - 0.01 * np.abs(median(ends - starts))
+    return bool(left.size and np.mean(left > least) > 0.95)
+
+
+def named_scope(group: NDArray[np.int64], expected: Scope | None) -> Scope | None:
+    """Which division of workers the names of groups amount to.
+
+    Parameters
+    ----------
+    group : int64 [stage, replica]
+        Number of the group a worker is in; -1: not in the meeting, or unnamed.
+    expected : Scope, optional
+        Preferred where several amount to the same, as replica and world with one replica.
+
+    Returns
+    -------
+    Scope or None
+        None where no name is given, or the groups are other sets of workers.
+    """
+    inside = group >= 0
+    if not inside.any():
+        return None
+    workers = np.arange(group.size).reshape(group.shape)
+    at = np.indices(group.shape)
+    labels = {WORKER: workers, STAGE: at[0], REPLICA: at[1], WORLD: np.zeros_like(workers)}
+    order = sorted(labels, key=lambda scope: (scope != expected, -len(scope.axes())))
+    for scope in order:
+        pairs = set(zip(labels[scope][inside].tolist(), group[inside].tolist(), strict=True))
+        if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
+            return scope
+    return None
 
 
 def joint_arrival(arrived: Array, left: Array, step_s: float) -> Array:
@@ -115,17 +169,22 @@ def joint_arrival(arrived: Array, left: Array, step_s: float) -> Array:
     step_s : float
         Mean length of a step [s].
     """
-    apart = np.nanmax(arrived, axis=(0, 1)) - np.nanmin(arrived, axis=(0, 1))
-    spread_s = np.nanmax(left, axis=(0, 1)) - np.nanmin(left, axis=(0, 1))
-    together = (apart > COINCIDE_STEP * step_s) & (spread_s <= COINCIDE_SHARE * apart)
-    return np.where(together, np.nanmax(arrived, axis=(0, 1)), arrived)
+    together = _together(arrived, left, step_s)
+    return np.where(together, np.fmax.reduce(arrived, axis=(0, 1)), arrived)
+
+
+def _together(arrived: Array, left: Array, step_s: float) -> NDArray[np.bool_]:
+    """Tell in which steps meetings that arrive apart end at one moment, [step]."""
+    apart = np.fmax.reduce(arrived, axis=(0, 1)) - np.fmin.reduce(arrived, axis=(0, 1))
+    ends = np.fmax.reduce(left, axis=(0, 1)) - np.fmin.reduce(left, axis=(0, 1))
+    return np.asarray((apart > COINCIDE_STEP * step_s) & (ends <= COINCIDE_SHARE * apart))
 
 
 class Barrier(NamedTuple):
     """Workers that resume together although the trace names no meeting."""
 
     scope: Scope
-    index: int  # which stage or replica; -1: all
+    place: int  # which stage or replica; -1: all
 
 
 def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]:
@@ -134,7 +193,7 @@ def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]
     Parameters
     ----------
     ready, starts : float64 [stage, replica, step]
-        End of each worker's previous op, and start of its next one [s].
+        End of each worker's previous op, and start of its next one [s]; NaN where missing.
     step_s : float
         Mean length of a step [s].
 
@@ -142,12 +201,26 @@ def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]
     -------
     list of Barrier
         In the order in which they are passed. A barrier must make the time between release and
-        start vary less than half as much as without it, for at least half of its members.
+        start vary less than half as much as without it, for at least half of its members. None
+        from fewer than `FEW` steps.
     """
+    known = np.isfinite(ready) & np.isfinite(starts)
+    if known.sum(axis=-1).min() < FEW:
+        return []
+    level, starts = np.where(known, ready, np.nan), np.where(known, starts, np.nan)
+    if np.max(_jitter(starts - level)) < HIDDEN_STEP * step_s:
+        return []
+    if min(ready.shape[:2]) > 1:
+        everyone = Barrier(WORLD, -1)
+        flat = (-1, ready.shape[-1])
+        if _explains(
+            level.reshape(flat),
+            release(level, everyone).reshape(flat),
+            starts.reshape(flat),
+            step_s,
+        ):
+            return [everyone]
     found: list[Barrier] = []
-    level = np.array(ready)
-    if not np.isfinite(starts).all() or _jitter(starts - ready).max() < HIDDEN_STEP * step_s:
-        return found
     for scope, axis in ((STAGE, 0), (REPLICA, 1)):
         for i in range(ready.shape[axis]):
             barrier = Barrier(scope, i)
@@ -156,30 +229,38 @@ def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]
             if _explains(level[who], released[who], starts[who], step_s):
                 found.append(barrier)
                 level = released
-    return found
+    return _merged(found, ready.shape[1])
+
+
+def _merged(found: Sequence[Barrier], n_replicas: int) -> list[Barrier]:
+    """Make barriers of every single replica one of all."""
+    alone = [b for b in found if b.scope == REPLICA]
+    if len(alone) < n_replicas:
+        return list(found)
+    return [*(b for b in found if b.scope != REPLICA), Barrier(REPLICA, -1)]
 
 
 def release(level: Array, barrier: Barrier) -> Array:
-    """Times at which workers leave a barrier, [stage, replica, step]; others keep theirs."""
+    """Return when workers leave a barrier, [stage, replica, step]; others keep their times."""
+    if barrier.place < 0:
+        return np.array(barrier.scope.latest(level))
     out = np.array(level)
-    if barrier.scope.name == "stage":
-        out[barrier.index] = np.fmax.reduce(level[barrier.index], axis=0, keepdims=True)
-    elif barrier.scope.name == "replica":
-        out[:, barrier.index] = np.fmax.reduce(level[:, barrier.index], axis=0, keepdims=True)
+    if barrier.scope == STAGE:
+        out[barrier.place] = np.fmax.reduce(level[barrier.place], axis=0, keepdims=True)
     else:
-        out[:] = np.fmax.reduce(level, axis=(0, 1), keepdims=True)
+        out[:, barrier.place] = np.fmax.reduce(level[:, barrier.place], axis=0, keepdims=True)
     return out
 
 
 def _jitter(gap: Array) -> Array:
     """Robust spread of each worker's gap around the median over steps [s]."""
-    centre = np.median(gap, axis=-1, keepdims=True)
-    return np.asarray(np.median(np.abs(gap - centre), axis=-1) + np.abs(centre[..., 0]))
+    centre = median(gap, axis=-1, keepdims=True)
+    return np.asarray(median(np.abs(gap - centre), axis=-1) + np.abs(centre[..., 0]))
 
 
 def _explains(level: Array, released: Array, starts: Array, step_s: float) -> bool:
     """Tell whether starting after the release is far closer than after the own previous op."""
-    if level.shape[0] < 2 or float((released - level).mean()) < HIDDEN_STEP * step_s:
+    if level.shape[0] < 2 or float(mean(released - level)) < HIDDEN_STEP * step_s:
         return False
     before, after = _jitter(starts - level), _jitter(np.maximum(starts - released, 0.0))
     early = (starts - released < -COINCIDE_STEP * step_s).mean(axis=-1)

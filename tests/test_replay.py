@@ -1,0 +1,113 @@
+"""What a replay says of jobs whose stragglers are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pipeline_synth import Effects, Layout, as_production, make_trace, run
+
+from prism.replay import replay, summarize_replay
+
+LAYOUT = Layout(4, 4, 8, 12)
+EFFECTS = Effects(rank_sd=0.01, step_sd=0.01, residual_sd=0.02, gap_s=0.002)
+JOBS = {
+    "healthy": (LAYOUT, EFFECTS),
+    "lemon": (LAYOUT, replace(EFFECTS, lemons={(2, 1): 1.6})),
+    "delay": (LAYOUT, replace(EFFECTS, delays={(1, 3): 0.15})),
+    "uneven stages": (LAYOUT, replace(EFFECTS, stage=(1.0, 1.0, 1.0, 1.4))),
+    "contents": (Layout(8, 2, 8, 12), replace(EFFECTS, content_sd=0.3)),
+    "async lemon": (replace(LAYOUT, p2p="async"), replace(EFFECTS, lemons={(0, 2): 1.6})),
+    "one stage": (Layout(4, 1, 8, 12), replace(EFFECTS, lemons={(3, 0): 1.6})),
+}
+
+
+def replayed(folder, layout, effects, seed=0):
+    frame, truth = make_trace(layout, effects, seed)
+    as_production(frame).to_csv(folder / "ops.csv", index=False)
+    dataset = replay(folder / "ops.csv")
+    return dataset, summarize_replay(dataset), truth
+
+
+def published(truth):
+    """Slowdown of the published definition, from the durations the job had."""
+    durations = {k: 0.0 * v if k[0] == "gap" else v for k, v in truth.durations.items()}
+    classes = {}
+    for key, value in durations.items():
+        classes.setdefault(key[0], []).append(value)
+    local = ("forward", "backward", "optimizer")
+    level = {k: np.mean(v) if k in local else np.median(v) for k, v in classes.items()}
+    ideal = {k: np.full_like(v, level[k[0]]) for k, v in durations.items()}
+    with_, without = (run(truth.layout, truth.effects, d)[1] for d in (durations, ideal))
+    return with_.mean() / without.mean()
+
+
+def same_work(truth):
+    """Mean step over that with every effect at 1 and the stages' work kept."""
+    e = truth.effects
+    level = {"transfer": e.transfer_s, "optimizer": e.optimizer_s}
+    ideal = {}
+    for key, value in truth.durations.items():
+        of_stage = (*e.stage, *[1.0] * 8)[key[2]] if key[0] in ("forward", "backward") else 1.0
+        base = {"forward": e.forward_s, "backward": e.backward_s}.get(key[0])
+        nominal = of_stage * base if base else level.get(key[0], e.collective_s)
+        nominal = e.gap_s * (key[0] == "gap" and key[3] > 0) if key[0] == "gap" else nominal
+        ideal[key] = np.full_like(value, nominal)
+    return truth.step_times.mean() / run(truth.layout, e, ideal)[1].mean()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_slowdowns_of_known_jobs(tmp_path, job):
+    layout, effects = JOBS[job]
+    dataset, summary, truth = replayed(tmp_path, layout, effects)
+    assert summary["steps"] == 12 and summary["max_abs_error"] < 1e-4
+    np.testing.assert_allclose(dataset["replayed_step_time"], truth.step_times, rtol=1e-4)
+    assert summary["slowdown"] == pytest.approx(published(truth), rel=1e-3)
+    assert summary["slowdown_same_work"] == pytest.approx(same_work(truth), rel=0.02)
+    slow = [*effects.lemons, *effects.delays]
+    if slow:
+        worst = max(summary["by_worker"], key=lambda w: w["slowdown"])
+        assert (worst["dp_rank"], worst["stage"]) == slow[0]
+        others = [w["slowdown"] for w in summary["by_worker"] if w is not worst]
+        assert worst["slowdown"] > 1.15 > 1.03 > max(others)
+        by_stage = summary["by_stage"]
+        assert max(by_stage, key=by_stage.get) == str(slow[0][1])
+
+
+def test_a_healthy_job_has_no_stragglers_and_a_slow_stage_is_no_straggler(tmp_path):
+    _, healthy, _ = replayed(tmp_path, *JOBS["healthy"])
+    _, uneven, truth = replayed(tmp_path, *JOBS["uneven stages"])
+    assert 1.0 < healthy["slowdown_same_work"] < 1.05
+    assert 1.0 < uneven["slowdown_same_work"] < 1.05 < 1.1 < uneven["slowdown"]
+    assert uneven["slowdown"] == pytest.approx(published(truth), rel=1e-3)
+
+
+def test_without_the_lemon_the_step_is_that_of_the_job_without_it(tmp_path):
+    layout, effects = JOBS["lemon"]
+    _, summary, truth = replayed(tmp_path, layout, effects)
+    ((place, factor),) = effects.lemons.items()
+    cured = {k: v / factor if k[0] in ("forward", "backward") and k[1:3] == place else v
+             for k, v in truth.durations.items()}  # fmt: skip
+    expected = truth.step_times.mean() / run(layout, effects, cured)[1].mean()
+    found = max(w["slowdown"] for w in summary["by_worker"])
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_slowdown_by_op_kind_names_the_slow_one(tmp_path):
+    effects = replace(EFFECTS, content_sd=0.4, content_backward=0.2)
+    _, summary, _ = replayed(tmp_path, LAYOUT, effects)
+    by_kind = summary["by_op_kind"]
+    assert max(by_kind, key=by_kind.get) == "forward"
+
+
+def test_one_step_is_replayed(tmp_path):
+    _, summary, truth = replayed(tmp_path, replace(LAYOUT, steps=1), EFFECTS)
+    assert summary["replayed_mean"] == pytest.approx(truth.step_times[0], rel=1e-5)
+    assert summary["slowdown"] == pytest.approx(published(truth), rel=1e-3)
+
+
+def test_missing_rows_and_odd_steps_are_said(tmp_path):
+    effects = replace(EFFECTS, missing=0.002, odd_steps={3: 6})
+    _, summary, _ = replayed(tmp_path, LAYOUT, effects)
+    text = " ".join(summary["notes"])
+    assert "are missing" in text and "another number of microbatches than 8" in text
+    assert summary["steps"] == 11 and abs(summary["mean_error"]) < 0.001

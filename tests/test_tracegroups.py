@@ -1,0 +1,134 @@
+"""Who meets: named, by class, by coinciding ends; and barriers that no op names."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pipeline_synth import Effects, Layout, as_trace, make_trace, run
+
+from prism.tracebuild import build_trace_graph
+from prism.tracegraph import replay
+from prism.tracegroups import (
+    REPLICA,
+    STAGE,
+    WORKER,
+    WORLD,
+    Barrier,
+    find_scope,
+    hidden_barriers,
+    joint_arrival,
+    named_scope,
+    release,
+)
+
+EFFECTS = Effects(residual_sd=0.03, content_sd=0.1, rank_sd=0.02, gap_s=0.004)
+SCATTER, NORM = "grads-reduce-scatter", "layernorm-grads-all-reduce"
+WHERE = {
+    (SCATTER, "replica", -1): "over all stages of each replica before grads-reduce-scatter",
+    (SCATTER, "replica", 0): "over all stages of replica 0 before grads-reduce-scatter",
+    (NORM, "stage", 0): "over all replicas of stage 0 before layernorm-grads-all-reduce",
+    (NORM, "stage", 3): "over all replicas of stage 3 before layernorm-grads-all-reduce",
+    (NORM, "world", -1): "over all workers before layernorm-grads-all-reduce",
+}
+
+
+@pytest.mark.parametrize("barrier", WHERE)
+@pytest.mark.parametrize("p2p", ["blocking", "async"])
+@pytest.mark.parametrize("missing", [0.0, 0.005])
+def test_hidden_barriers_are_found_where_they_are(barrier, p2p, missing):
+    effects = replace(EFFECTS, barriers=(barrier,))
+    for seed in range(3):
+        layout = Layout(2, 4, 4, 8, p2p=p2p)
+        frame, truth = make_trace(layout, replace(effects, missing=missing), seed)
+        graph = build_trace_graph(as_trace(frame))
+        found = [n for n in graph.notes if "barrier" in n]
+        assert found == [f"a barrier {WHERE[barrier]}, which no op names"]
+        assert graph.edges_inferred == 1
+        if missing:
+            continue
+        np.testing.assert_allclose(replay(graph), truth.step_times, rtol=1e-6)
+        slow = {k: v * (1.5 if k[:3] == ("backward", 0, 2) else 1.0)
+                for k, v in truth.durations.items()}  # fmt: skip
+        changed = graph.durations.copy()
+        changed[graph.where(op_kind="backward", stages=(2,)), 0] *= 1.5
+        _, what_if = run(layout, effects, slow)
+        np.testing.assert_allclose(replay(graph, changed), what_if, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.004, 0.02])
+@pytest.mark.parametrize(
+    "layout", [Layout(1, 2, 1, 6, p2p="async"), Layout(2, 4, 4, 6), Layout(4, 2, 3, 2)]
+)
+def test_no_barrier_is_found_where_none_is(layout, gap_s):
+    for seed in range(15):
+        frame, _ = make_trace(layout, replace(EFFECTS, gap_s=gap_s), seed)
+        graph = build_trace_graph(as_trace(frame))
+        assert graph.notes == () and graph.edges_inferred == 0
+
+
+def test_hidden_barriers_of_made_up_times():
+    g = np.random.default_rng(0)
+    ready = g.uniform(0.0, 2.0, (3, 4, 20))
+    for barrier in (Barrier(STAGE, 1), Barrier(REPLICA, 2), Barrier(WORLD, -1)):
+        starts = release(ready, barrier) + g.exponential(1e-3, ready.shape)
+        assert hidden_barriers(ready, starts, 10.0) == [barrier]
+    each = starts - release(ready, Barrier(WORLD, -1)) + release(ready, Barrier(REPLICA, -1))
+    assert hidden_barriers(ready, each, 10.0) == [Barrier(REPLICA, -1)]
+    assert hidden_barriers(ready, ready + 1e-3, 10.0) == []
+    assert hidden_barriers(ready[..., :3], starts[..., :3], 10.0) == []  # too few steps
+    starts[0, 0] = np.nan
+    assert hidden_barriers(ready, starts, 10.0) == []
+
+
+def meeting(scope, seed=0, shape=(3, 4, 20)):
+    g = np.random.default_rng(seed)
+    starts = g.uniform(0.0, 1.0, shape)
+    return starts, scope.latest(starts) + 0.1
+
+
+@pytest.mark.parametrize("scope", [WORKER, REPLICA, STAGE, WORLD])
+def test_scope_from_coinciding_ends(scope):
+    starts, ends = meeting(scope)
+    for expected in (None, REPLICA, STAGE, WORLD, WORKER):
+        found, as_expected = find_scope(starts, ends, expected, 10.0)
+        if expected == WORKER:  # a class that joins nobody we see is never contradicted
+            assert (found, as_expected) == (WORKER, True)
+        else:
+            assert found == scope
+            assert as_expected == (expected == scope or (expected is None and scope == WORKER))
+    ends[:, :, ::3] = np.nan
+    starts[:, :, ::3] = np.nan
+    assert find_scope(starts, ends, scope, 10.0) == (scope, True)
+
+
+def test_named_scope():
+    at = np.indices((3, 4))
+    assert named_scope(np.full((3, 4), -1), None) is None
+    assert named_scope(at[0], None) == STAGE and named_scope(at[1] + 5, None) == REPLICA
+    assert named_scope(np.zeros((3, 4), int), STAGE) == WORLD
+    assert named_scope(at[0] * 4 + at[1], STAGE) == WORKER
+    assert named_scope(at[0] * 2 + at[1] // 2, STAGE) is None  # halves of a stage
+    ends = np.where(at[0] == 1, -1, at[1])  # first and last stage only
+    assert named_scope(ends, REPLICA) == REPLICA
+    alone = np.array([[0], [1], [2]])  # one replica: stage and worker are the same
+    assert named_scope(alone, STAGE) == STAGE and named_scope(alone, None) == STAGE
+
+
+def test_joint_arrival_counts_from_the_last_where_all_end_together():
+    arrived = np.array([[[1.0, 1.0], [3.0, 3.0]]])
+    left = np.array([[[3.1, 1.1], [3.1, 3.1]]])
+    expected = np.array([[[3.0, 1.0], [3.0, 3.0]]])  # in the first step only
+    assert np.array_equal(joint_arrival(arrived, left, 10.0), expected)
+    missing = np.full_like(arrived, np.nan)
+    assert np.isnan(joint_arrival(missing, missing, 10.0)).all()
+
+
+def test_joint_embedding_holds_no_wait():
+    effects = replace(EFFECTS, joint_embedding=True, lemons={(1, 0): 1.5})
+    frame, _ = make_trace(Layout(4, 4, 4, 8), effects)
+    graph = build_trace_graph(as_trace(frame))
+    (i,) = graph.where(name="embedding-grads-all-reduce")
+    assert graph.nodes[i].scope == WORLD and graph.nodes[i].stages == (0, 3)
+    assert graph.durations[i].max() < 0.06 < frame.loc[
+        frame["name"] == "embedding-grads-all-reduce", "duration"
+    ].max()  # fmt: skip
