@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import kineto_synth as synth
 import numpy as np
@@ -314,3 +318,14 @@ def test_any_values_give_a_trace_or_an_error(tmp_path_factory, made, info):
 def test_any_bytes_give_an_error(data):
     with pytest.raises(PrismError, match="no trace events"):
         decode_events(data, "x")
+
+
+def test_memory_grows_by_few_times_the_file(tmp_path):
+    # the 300 MB of experiments/verification/kineto_large.py, made small
+    script = Path(__file__).parents[1] / "experiments" / "verification" / "kineto_large.py"
+    command = [sys.executable, str(script), "--megabytes"]
+    peak = []
+    for size in (1, 31):
+        done = subprocess.run([*command, str(size)], check=True, capture_output=True, text=True)
+        peak.append(float(re.search(r"peak memory ([0-9.]+) GB", done.stdout)[1]))
+    assert 0.03 <= peak[1] - peak[0] < 0.16

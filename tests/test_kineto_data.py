@@ -9,6 +9,7 @@ import pytest
 
 from prism.errors import PrismError
 from prism.kerneltrace.laws import kernel_table
+from prism.kerneltrace.model import fit_kernels
 from prism.kerneltrace.replay import replay_trace
 from prism.traces import read_trace
 from prism.traces.kineto import read_kineto
@@ -34,7 +35,7 @@ def test_training_step_has_six_steps_and_all_activities():
     assert kind.isin(["all_to_all", "all_reduce"]).sum() == 60
     assert (trace.ops["rank"] == 3).all() and trace.meta["world_size"] == 8
     assert trace.meta["ranks"][0]["idle_share"] == pytest.approx(0.164, abs=0.002)
-    assert any("include waiting" in note for note in trace.notes)
+    assert any("the waiting in its 60 collectives" in note for note in trace.notes)
 
 
 def test_send_receive_kernels_of_the_pair_are_what_launched_them():
@@ -72,11 +73,27 @@ def test_replay_is_within_three_percent_and_the_table_is_whole(names):
     assert len(found["steps"]) == trace.ops.loc[trace.ops["step"] >= 0, "step"].nunique() * len(
         names
     )
-    assert any("ranks traced" in note for note in found["notes"])
+    assert any("ranks traced" in note for note in trace.notes)
     table = kernel_table(trace)
     assert table["n"].sum() == len(trace.ops)
     assert (table["op_kind"] == "launch_gap").sum() == 1
     assert np.isfinite(table["share"]).all() and table["share"].is_monotonic_decreasing
+
+
+@pytest.mark.parametrize(
+    ("names", "mean", "cv"),
+    [
+        (("training_step_a100",), 0.025, (0.6, 1.2)),
+        (("nccl_collectives",), 0.01, (0.5, 1.2)),
+        (("pair_rank0", "pair_rank1"), 0.01, (0.5, 1.2)),
+        (("pair_rank0",), 0.01, (0.5, 1.2)),
+    ],
+)
+def test_the_model_has_the_mean_and_the_spread_of_the_steps(names, mean, cv):
+    check = fit_kernels(read(*names)).report["cross_check"]
+    measured, model = check["measured"], check["model"]
+    assert abs(model["mean"] / measured["mean"] - 1.0) < mean
+    assert cv[0] < model["cv"] / measured["cv"] < cv[1]
 
 
 def test_waits_on_collectives_are_inferred():

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.kerneltrace.graph import HOST_KEY, KernelGraph
+from prism.kerneltrace.graph import HOST_KEY, NODE_KINDS, KernelGraph
 from prism.kerneltrace.infer import infer_graph
 from prism.kerneltrace.replay import node_durations, typical_step
 from prism.kerneltrace.steps import KernelKey, kernel_keys, split_steps
@@ -51,7 +51,7 @@ class KernelLaw:
 
 @dataclass(frozen=True)
 class StepLaws:
-    """The typical step as a model: a graph, nominal durations, and how they vary.
+    """The typical step as a model: a graph and how long its nodes take.
 
     Attributes
     ----------
@@ -59,9 +59,8 @@ class StepLaws:
         Of the step of median span.
     nominal : array
         [node] mean duration over the steps [s].
-    relative : dict of int to array
-        Per index into ``graph.keys``: durations over the nodes' nominal ones and over
-        `step_effect`, pooled over nodes and steps.
+    durations : array
+        [node, step] in each step; not a number where it lacks the node [s].
     step_effect : array
         [step] what all kernels of a step share: their durations over the nominal ones, weighted by
         time; mean 1.
@@ -71,7 +70,7 @@ class StepLaws:
 
     graph: KernelGraph
     nominal: Floats
-    relative: dict[int, Floats]
+    durations: Floats
     step_effect: Floats
     steps: tuple[int, ...]
 
@@ -151,12 +150,15 @@ def kernel_table(trace: Trace) -> pd.DataFrame:
             "recorded": ops["duration"].to_numpy(),
         }
     )
-    of_shape = table.groupby([key, measure])["duration"]
-    alike = of_shape.transform("size").to_numpy()
+    # a matched collective is one transfer, whatever number of ranks recorded it
+    again = ops["collective"].duplicated().to_numpy() & (measure == MEASURES.index("transfer"))
+    of_shape = pd.Series(np.where(again, np.nan, duration)).groupby([key, measure])
+    alike = of_shape.transform("count").to_numpy()
     mean = of_shape.transform("mean").to_numpy()
-    known = (alike > 1) & (mean > 0.0)
+    known = (alike > 1) & (mean > 0.0) & ~again
     table["relative"] = np.where(known, duration / np.where(known, mean, 1.0), np.nan)
     # n/(n - 1): the shape's own mean was taken out
+    table["again"] = again
     table["square"] = (table["relative"] - 1.0) ** 2 * alike / np.maximum(alike - 1, 1)
     rows = []
     grouping = ["name", "kernel_class", "op_kind", "measure"]
@@ -181,6 +183,7 @@ def kernel_table(trace: Trace) -> pd.DataFrame:
 
 def _spread(rows: pd.DataFrame) -> tuple[float, float]:
     """Coefficient of variation and p99 over p50 of durations over those of their shape."""
+    rows = rows[~rows["again"]]
     relative = rows["relative"].dropna().to_numpy()
     square = rows["square"].dropna().to_numpy()
     if not relative.size and len(rows) > 1 and rows["duration"].mean() > 0.0:
@@ -194,38 +197,19 @@ def _spread(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def step_laws(trace: Trace) -> StepLaws:
-    """Make the typical step a model whose nodes can be drawn anew.
-
-    Notes
-    -----
-    A simulation draws a node's duration as its nominal one, times a value of its key's `relative`,
-    times one step effect for all device nodes; host nodes (key `HOST_KEY`) vary on their own, and
-    sources, arrivals and joins keep their durations.
-    """
+    """Describe the typical step: its graph, and what its nodes took in all the steps."""
     steps = split_steps(trace)
     graphs = [infer_graph(steps, step) for step in steps.steps]
     graph = graphs[steps.steps.index(typical_step(steps))]
     durations = node_durations(steps, graph, graphs)
     nominal = np.nanmean(durations, axis=1)
-    positive = nominal > 0.0
-    ratio = durations / np.where(positive, nominal, 1.0)[:, None]
-    kernels = np.zeros(nominal.size, dtype=np.bool_)
-    kernels[graph.nodes("device")] = True
     communicates = np.array([key.op_kind in COLLECTIVES for key in graph.keys])[graph.key]
-    shared = kernels & positive & ~communicates & np.isfinite(durations).all(axis=1)
+    shared = (graph.kind == NODE_KINDS.index("device")) & (nominal > 0.0) & ~communicates
+    shared &= np.isfinite(durations).all(axis=1)
     effect = np.ones(len(graphs))
     if shared.any():
         effect = durations[shared].sum(axis=0) / nominal[shared].sum()
-    relative = {}
-    own = graph.nodes("source")
-    for k in np.unique(graph.key):
-        rows = np.flatnonzero((graph.key == k) & positive)
-        rows = rows[~np.isin(rows, own)]
-        if rows.size:
-            by = np.where(kernels[rows][:, None] & ~communicates[rows][:, None], effect, 1.0)
-            values = (ratio[rows] / by).ravel()
-            relative[int(k)] = values[np.isfinite(values)]
-    return StepLaws(graph, nominal, relative, effect, tuple(steps.steps))
+    return StepLaws(graph, nominal, durations, effect, tuple(steps.steps))
 
 
 __all__ = [

@@ -5,14 +5,17 @@ the steps, times a factor that all computing kernels of a step share; launch lat
 Left out: rank effects (one job's few ranks do not show a law), and anything slower than a step.
 """
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prism.distributions import constant
 from prism.errors import PrismError
-from prism.kerneltrace.graph import NODE_KINDS, KernelGraph
+from prism.kerneltrace.graph import NODE_KINDS
+from prism.kerneltrace.groups import NodeGroup, joined, node_groups
 from prism.kerneltrace.laws import StepLaws, kernel_table, step_laws
 from prism.kerneltrace.steps import split_steps
 from prism.tracegraph import Array, TraceNode
@@ -54,19 +57,19 @@ def fit_kernels(trace: Trace) -> TraceModel:
             "vary from step to step: profile more steps (schedule(active=...) of the profiler)"
         )
     laws = step_laws(trace)
-    nodes, group_of, mean = _nodes(laws, steps.ranks)
-    groups, index = _groups(laws)
-    group = np.array([index[g] for g in group_of], np.int64)
-    order = np.argsort(laws.step_effect, kind="stable")
-    profile = np.ones((len(groups), 1, order.size))
-    for k, g in index.items():
-        if k >= 0 and _shares_step(laws.graph, k):
-            profile[g, 0] = laws.step_effect[order] / laws.step_effect.mean()
-    none, no_ranks = constant(), np.ones((0, len(steps.ranks), 1))
+    shared = node_groups(laws)
+    nodes, place, mean = _nodes(laws, steps.ranks)
+    group = np.zeros(len(nodes), np.int64)
     measured = measured_steps(trace)
+    order = np.argsort(measured, kind="stable")
+    profile = np.ones((len(shared) + 1, 1, order.size))
+    for g, members in enumerate(shared, start=1):
+        group[place[members.nodes]] = g
+        profile[g, 0] = members.profile[order]
+    none, no_ranks = constant(), np.ones((0, len(steps.ranks), 1))
     model = TraceModel(
         nodes=tuple(nodes), n_stages=len(steps.ranks), n_replicas=1, p2p="none", group=group,
-        groups=tuple(groups), mean=mean[:, None], profile=profile,
+        groups=(_FIXED, *(_law(laws, g) for g in shared)), mean=mean[:, None], profile=profile,
         steps=np.array(laws.steps, np.int64)[order], weight=np.full(order.size, 1.0 / order.size),
         rank=no_ranks, follows=no_ranks, rank_kinds=(), rank_law=none, rank_power=np.zeros(0),
         content=none, rank_step=none, correlation_steps=0.0, correlation_share=0.0,
@@ -92,27 +95,20 @@ def measured_steps(trace: Trace) -> Array:
     return np.array(out)
 
 
-def _shares_step(graph: KernelGraph, key: int) -> bool:
-    """Whether a kernel takes the step factor: those that compute do."""
-    kind = graph.keys[key].op_kind
-    return kind not in COLLECTIVES and kind != "launch_gap" and kind != "other"
-
-
 def _nodes(
-    laws: StepLaws, ranks: tuple[int, ...] | list[int]
-) -> tuple[list[TraceNode], list[int], Array]:
-    """Nodes with a latency before each edge that has one, their keys (-1: fixed) and means."""
+    laws: StepLaws, ranks: Sequence[int]
+) -> tuple[list[TraceNode], NDArray[np.int64], Array]:
+    """Nodes with a latency before each edge that has one, where each graph node is, and means."""
     graph = laws.graph
     stage = {rank: i for i, rank in enumerate(ranks)}
     nodes: list[TraceNode] = []
-    keys: list[int] = []
     mean: list[float] = []
     place: list[int] = []
     late: dict[tuple[int, float], int] = {}
+    first = joined(graph)
 
-    def append(node: TraceNode, key: int, seconds: float) -> int:
+    def append(node: TraceNode, seconds: float) -> int:
         nodes.append(node)
-        keys.append(key)
         mean.append(max(seconds, 0.0))
         return len(nodes) - 1
 
@@ -121,18 +117,10 @@ def _nodes(
             return pred
         if (pred, lag) not in late:
             node = TraceNode(
-                "gap",
-                "launch_gap",
-                "launch_gap",
-                "launch latency",
-                WORKER,
-                where,
-                -1,
-                0,
-                -1,
+                "gap", "launch_gap", "launch_gap", "launch latency", WORKER, where, -1, 0, -1,
                 (pred,),
-            )
-            late[pred, lag] = append(node, -1, lag)
+            )  # fmt: skip
+            late[pred, lag] = append(node, lag)
         return late[pred, lag]
 
     for i in range(graph.key.size):
@@ -147,35 +135,41 @@ def _nodes(
         scope = REPLICA if kind == "join" else WORKER
         nominal = float(laws.nominal[i])
         seconds = nominal if np.isfinite(nominal) else float(graph.duration[i])
-        drawn = kind in ("device", "host") and int(graph.key[i]) in laws.relative
+        if i in first:  # a collective's transfer is drawn once, and ends for all at once
+            preds, seconds = (place[first[i]],), 0.0
         node = TraceNode(
             "op" if kind == "device" else "gap", key.op_kind if kind == "device" else "launch_gap",
             key.kernel_class if kind == "device" else "launch_gap", key.name, scope, where, -1, 0,
             -1, preds,
         )  # fmt: skip
-        place.append(append(node, int(graph.key[i]) if drawn else -1, seconds))
-    return nodes, keys, np.array(mean)
+        place.append(append(node, seconds))
+    return nodes, np.array(place, np.int64), np.array(mean)
 
 
-def _groups(laws: StepLaws) -> tuple[list[OpGroup], dict[int, int]]:
-    """Laws by kernel; the first one is of what does not vary."""
-    groups, index = [_FIXED], {-1: 0}
-    for k, relative in laws.relative.items():
-        key = laws.graph.keys[k]
-        mine = laws.graph.key == k
-        values = relative[np.isfinite(relative)]
-        centre = float(values.mean()) or 1.0
-        median = float(np.median(values)) or 1.0
-        index[k] = len(groups)
-        groups.append(
-            OpGroup(
-                key.op_kind, key.kernel_class, key.name, -1, 0, int(values.size),
-                float(np.nanmean(laws.nominal[mine])), float(values.std() / centre),
-                float(np.quantile(values, 0.99) / median), 0.0, sample_law(values / centre), 0.0,
-                0.0,
-            )
-        )  # fmt: skip
-    return groups, index
+def _law(laws: StepLaws, group: NodeGroup) -> OpGroup:
+    """Describe a group as the model keeps it; its law has the group's own spread."""
+    seconds = laws.durations[group.nodes]
+    ratio = seconds / laws.nominal[group.nodes, None]
+    ratio = ratio[np.isfinite(ratio)]
+    law = sample_law(group.values)
+    if group.std > 0.0 and law.std > 0.0:
+        wide = law.scaled_to(group.std)
+        law = wide if float(wide.ppf(np.array([0.0]))[0]) > 0.0 else law
+    elif law.std > 0.0:
+        law = constant()
+    key, median = group.key, float(np.median(ratio)) or 1.0
+    return OpGroup(
+        key.op_kind, key.kernel_class, key.name, -1, 0, int(ratio.size),
+        float(np.nanmean(seconds)), float(ratio.std()), float(np.quantile(ratio, 0.99) / median),
+        0.0, law, 0.0, 0.0,
+    )  # fmt: skip
+
+
+def _label(row: Mapping[Hashable, Any]) -> str:
+    """Name a kernel; a collective also by what launched it, as its kernel need not tell."""
+    waits = ", includes waiting" if row["measure"] == "includes waiting" else ""
+    kind = f"{row['op_kind']}{waits}: " if row["op_kind"] in COLLECTIVES else ""
+    return f"{kind}{row['name']}"
 
 
 def _report(trace: Trace, laws: StepLaws, measured: Array, simulated: Array) -> dict[str, Any]:
@@ -185,7 +179,7 @@ def _report(trace: Trace, laws: StepLaws, measured: Array, simulated: Array) -> 
     for row in table.to_dict("records"):
         p99 = float(row["p99_p50"])
         rows.append({
-            "name": str(row["name"]), "kernel_class": str(row["kernel_class"]),
+            "name": _label(row), "kernel_class": str(row["kernel_class"]),
             "op_kind": str(row["op_kind"]), "measure": str(row["measure"]), "n": int(row["n"]),
             "mean": float(row["mean"]), "cv": float(row["cv"]) if np.isfinite(row["cv"]) else None,
             "p99_p50": p99 if np.isfinite(p99) else None, "law": "empirical", "ks": None,
@@ -204,8 +198,8 @@ def _report(trace: Trace, laws: StepLaws, measured: Array, simulated: Array) -> 
         )
     if any(r["measure"] == "includes waiting" for r in rows):
         warnings.append(
-            "collectives without their other ranks include waiting; they are drawn as recorded, so "
-            "the missing ranks' stragglers are in them: give the other ranks' files to separate it"
+            "ranks that are not here enter through the waiting in collectives, drawn as recorded: "
+            "their stragglers are in it, and cannot be told apart"
         )
     return {
         "inputs": [trace.source], "steps": n, "stages": len(np.unique(trace.ops["rank"])),

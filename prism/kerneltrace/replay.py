@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.kerneltrace.graph import NODE_KINDS, KernelGraph, replay
+from prism.kerneltrace.graph import EDGE_KINDS, NODE_KINDS, KernelGraph, replay
 from prism.kerneltrace.infer import infer_graph
-from prism.kerneltrace.steps import KernelSteps, align, split_steps
+from prism.kerneltrace.steps import KernelSteps, StepView, align, split_steps
 from prism.traces.table import Trace
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def replay_trace(trace: Trace) -> dict[str, Any]:
@@ -33,7 +34,8 @@ def replay_trace(trace: Trace) -> dict[str, Any]:
 
     Notes
     -----
-    Ideal is the step with every node at its mean over the steps.
+    Ideal is the step with every node at its mean over the steps; the slowdown compares the
+    replayed steps with it, so that what the replay lacks does not count.
     """
     steps = split_steps(trace)
     graphs = [infer_graph(steps, step) for step in steps.steps]
@@ -57,32 +59,27 @@ def replay_trace(trace: Trace) -> dict[str, Any]:
             ideal.append(float(best.gpu_span[rank]))
     error = np.array([row["error"] for row in rows])
     measured_mean = float(np.mean([row["measured"] for row in rows]))
+    replayed_mean = float(np.mean([row["replayed"] for row in rows]))
     ideal_mean = float(np.mean(ideal))
     return {
         "steps": rows,
         "mean_error": float(error.mean()),
         "max_abs_error": float(np.abs(error).max()),
         "measured_mean": measured_mean,
-        "replayed_mean": float(np.mean([row["replayed"] for row in rows])),
+        "replayed_mean": replayed_mean,
         "ideal_mean": ideal_mean,
-        "slowdown": measured_mean / ideal_mean if ideal_mean > 0.0 else np.nan,
+        "slowdown": replayed_mean / ideal_mean if ideal_mean > 0.0 else np.nan,
         "edges_recorded": sum(graph.count_edges("recorded") for graph in graphs),
         "edges_inferred": sum(graph.count_edges("inferred") for graph in graphs),
         "late_starts": sum(graph.n_late for graph in graphs),
         "unexplained_starts": sum(graph.n_unexplained for graph in graphs),
-        "notes": _replay_notes(trace, steps),
+        "notes": _replay_notes(steps),
     }
 
 
-def _replay_notes(trace: Trace, steps: KernelSteps) -> list[str]:
+def _replay_notes(steps: KernelSteps) -> list[str]:
     """Say what the replay cannot see."""
     notes = []
-    meta = trace.meta
-    if len(steps.ranks) < meta["world_size"]:
-        notes.append(
-            f"{len(steps.ranks)} of {meta['world_size']} ranks traced: the others enter through "
-            "the waiting recorded in the collectives"
-        )
     if len(steps.steps) == 1:
         notes.append("one step only: no edge can be inferred from other steps")
     return notes
@@ -111,18 +108,57 @@ def node_durations(
     found = np.full((graph.duration.size, len(graphs)), np.nan)
     fixed = (graph.event < 0) | (graph.kind == NODE_KINDS.index("arrival"))
     found[fixed] = graph.duration[fixed, None]
+    host = graph.kind == NODE_KINDS.index("host")
     for s, other in enumerate(graphs):
         place = {
             (int(other.rank[i]), int(other.kind[i]), int(other.event[i])): i
             for i in np.flatnonzero(other.event >= 0)
         }
         for rank in steps.ranks:
-            to = align(steps.views[graph.step, rank], steps.views[other.step, rank])
-            for i in np.flatnonzero((graph.rank == rank) & ~fixed):
+            view = steps.views[other.step, rank]
+            to = align(steps.views[graph.step, rank], view)
+            for i in np.flatnonzero((graph.rank == rank) & ~fixed & ~host):
                 j = place.get((rank, int(graph.kind[i]), int(to[graph.event[i]])))
                 if j is not None:
                     found[i, s] = other.duration[j]
+            _host_times(graph, view, to, found[:, s])
     return found
+
+
+def _host_times(graph: KernelGraph, view: StepView, to: Ints, found: Floats) -> None:
+    """Fill in the host's durations [node] that a graph has in another step of the same rank.
+
+    A stretch between two calls that both steps have is as long as it was there: calls that only the
+    graph has share it in proportion, calls that only the other step has are part of it.
+    """
+    on_host = np.isin(graph.kind, [NODE_KINDS.index("host"), NODE_KINDS.index("return")])
+    by_thread = [EDGE_KINDS.index("thread"), EDGE_KINDS.index("start")]
+    now: dict[int, float] = {}  # per node of this rank: when it ended in the other step
+    before: dict[int, int] = {}
+    for i in np.flatnonzero((graph.rank == view.rank) & (on_host | (graph.event < 0))).tolist():
+        edges = np.arange(graph.pred_ptr[i], graph.pred_ptr[i + 1])
+        edges = edges[np.isin(graph.edge_kind[edges], by_thread)]
+        if not edges.size:
+            now[i] = view.begin
+            continue
+        before[i] = int(graph.pred[edges[0]])
+        there = int(to[graph.event[i]])
+        if there < 0:
+            continue
+        if NODE_KINDS[graph.kind[i]] == "return":
+            now[i] = float(view.call_end[there])
+            continue
+        until = float(view.issued[there] if view.on_device[there] else view.call[there])
+        stretch = [i]
+        while before[stretch[-1]] not in now:
+            stretch.append(before[stretch[-1]])
+        since = max(now[before[stretch[-1]]], view.begin)
+        own = graph.duration[stretch]
+        share = own / own.sum() if own.sum() > 0.0 else np.eye(len(stretch))[0]
+        found[stretch] = max(0.0, until - since) * share
+        for node, seconds in zip(stretch[::-1], found[stretch[::-1]], strict=True):
+            since = now[node] = since + float(seconds)
+        now[i] = until
 
 
 def typical_step(trace: Trace | KernelSteps) -> int:

@@ -35,7 +35,7 @@ def replay_kernels(trace: Trace) -> "xr.Dataset":
     summary: dict[str, Any] = {
         **{k: v for k, v in found.items() if k != "notes"},
         "steps": int(numbers.size),
-        "slowdown": float(ratio) if np.isfinite(ratio) else None,
+        "slowdown": None,  # the published ideal is one of pipelines
         "slowdown_same_work": float(ratio) if np.isfinite(ratio) else None,
         "gpu_spans": rows,
     }
@@ -74,7 +74,8 @@ def _by_op_kind(trace: Trace) -> tuple[list[str], "np.ndarray[Any, Any]"]:
             _with_mean(g, mean, names == kind)
             for g, mean, names in zip(graphs, means, kind_of, strict=True)
         ]
-        out.append(base / float(np.mean(spans)))
+        ideal = float(np.mean(spans))
+        out.append(base / ideal if ideal > 0.0 else 1.0)
     return kinds, np.array(out)
 
 

@@ -26,6 +26,10 @@ _LONG = 20_000
 longest common subsequence, whose cost grows with the square of the length."""
 
 
+_SHORTEST_S = 1e-9
+"""A step whose device time is shorter [s] holds none: no clock tells less."""
+
+
 class KernelKey(NamedTuple):
     """What makes two device activities or host events the same kernel."""
 
@@ -48,6 +52,8 @@ class StepView:
         Row of the trace's table, -1 for a call that only waits.
     key : array of int
         Index into the trace's kernel keys.
+    name : array of int
+        The same of the first kernel of this name, whatever its launch shape.
     stream, thread : array of int
     start, end : array
         On the device; not a number for a call that only waits.
@@ -74,6 +80,7 @@ class StepView:
     begin: float
     row: Ints
     key: Ints
+    name: Ints
     stream: Ints
     thread: Ints
     start: Floats
@@ -145,7 +152,7 @@ def split_steps(trace: Trace) -> KernelSteps:
             if number >= 0:
                 rows = np.flatnonzero(mine & (step == number))
                 view = _view(trace, rows, key, keys, rank, int(number), about)
-                if view.span() > 0.0 and np.nansum(view.end - view.start) > 0.0:
+                if view.span() > _SHORTEST_S and np.nansum(view.end - view.start) > 0.0:
                     views[int(number), rank] = view
     ranks = sorted(abouts)
     steps = sorted({s for s, _ in views if all((s, rank) in views for rank in ranks)})
@@ -215,12 +222,14 @@ def _view(
     call = both("launch", [calls["start"][i] for i in chosen])
     start = both("start", nothing)
     order = np.lexsort((start, np.where(np.isfinite(call), call, start)))
+    own = np.r_[key[rows], _sync_keys(sync, keys)][order]
     view = StepView(
         rank,
         step,
         min(begin, first),
         np.r_[rows, np.full(n, -1)][order],
-        np.r_[key[rows], _sync_keys(sync, keys)][order],
+        own,
+        _names(keys)[own],
         both("stream", np.full(n, -1))[order],
         both("thread", [calls["thread"][i] for i in chosen])[order],
         start[order],
@@ -237,6 +246,12 @@ def _view(
     )
     view.waits.extend(_recorded_waits(view, calls, begin, until))
     return view
+
+
+def _names(keys: list[KernelKey]) -> Ints:
+    """First key of the same name [key], whatever the launch shape."""
+    first: dict[tuple[str, str, str], int] = {}
+    return np.array([first.setdefault(key[:3], i) for i, key in enumerate(keys)], dtype=np.int64)
 
 
 def _sync_keys(sync: NDArray[np.str_], keys: list[KernelKey]) -> Ints:
@@ -287,8 +302,9 @@ def align(a: StepView, b: StepView) -> Ints:
 
     Notes
     -----
-    Longest common subsequence of (stream, kernel key) in the host's order; for very long steps
-    that differ, the n-th occurrence of each.
+    Longest common subsequence of (stream, kernel key) in the host's order, and between its blocks
+    that of (stream, kernel name), as launch shapes may follow the data; for very long steps that
+    differ, the n-th occurrence of each.
     """
     mine = list(zip(a.stream.tolist(), a.key.tolist(), strict=True))
     theirs = list(zip(b.stream.tolist(), b.key.tolist(), strict=True))
@@ -296,9 +312,15 @@ def align(a: StepView, b: StepView) -> Ints:
         return np.arange(len(mine))
     found = np.full(len(mine), -1, dtype=np.int64)
     if max(len(mine), len(theirs)) <= _LONG:
-        matcher = difflib.SequenceMatcher(None, mine, theirs, autojunk=False)
-        for block in matcher.get_matching_blocks():
-            found[block.a : block.a + block.size] = np.arange(block.b, block.b + block.size)
+        my_names = list(zip(a.stream.tolist(), a.name.tolist(), strict=True))
+        their_names = list(zip(b.stream.tolist(), b.name.tolist(), strict=True))
+        i = j = 0
+        for block in _blocks(mine, theirs):
+            for part in _blocks(my_names[i : block.a], their_names[j : block.b]):
+                at, there = i + part.a, j + part.b
+                found[at : at + part.size] = np.arange(there, there + part.size)
+            i, j = block.a + block.size, block.b + block.size
+            found[block.a : i] = np.arange(block.b, j)
         return found
     places: dict[Any, list[int]] = {}
     for i, event in enumerate(theirs):
@@ -310,3 +332,8 @@ def align(a: StepView, b: StepView) -> Ints:
         if n < len(places.get(event, ())):
             found[i] = places[event][n]
     return found
+
+
+def _blocks(a: list[Any], b: list[Any]) -> list[difflib.Match]:
+    """Blocks that two sequences have in common, in order, the last one empty and at their ends."""
+    return difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()

@@ -63,9 +63,14 @@ _KERNEL_CLASSES = tuple(
 )
 
 
-def is_communication_op(name: str) -> bool:
-    """Tell whether a host event is one of those that wrap a collective or a transfer."""
-    return _COMMUNICATION_OP.match(name) is not None
+@lru_cache(maxsize=65_536)
+def op_role(name: str | float | None) -> str:
+    """Say what a host event tells of launches inside it: communication, optimizer or nothing."""
+    if not isinstance(name, str):
+        return ""
+    if _COMMUNICATION_OP.match(name) is not None:
+        return "communication"
+    return "optimizer" if name.startswith("Optimizer.step") else ""
 
 
 @lru_cache(maxsize=65_536)

@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.text import format_duration
 from prism.traces.collectives import Matched, Members, match_collectives
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kinetorank import RankTrace, read_rank
@@ -82,6 +83,7 @@ def read_kineto(paths: Sequence[str | Path]) -> Trace:
     starts = _common_clock(ranks)
     members = _members(ranks, starts)
     matched = match_collectives(members, len(ranks))
+    _check_together(ranks, files, starts, matched)
     tables, meta_ranks = [], []
     row = 0
     for idx, rank in enumerate(ranks):
@@ -167,6 +169,31 @@ def _number_ranks(ranks: list[RankTrace], files: list[Path], notes: list[str]) -
         which = "rank 0" if len(ranks) == 1 else "numbered in the order of the files"
         notes.append(f"{n_unknown} of {len(ranks)} files do not tell their rank: {which}")
     return numbers
+
+
+def _check_together(
+    ranks: list[RankTrace], files: list[Path], starts: list[float], matched: Matched
+) -> None:
+    """Refuse ranks of different jobs, or recorded at different times."""
+    sizes = {rank.world_size: path for rank, path in zip(ranks, files, strict=True)}
+    sizes.pop(None, None)
+    if len(sizes) > 1:
+        (a, first), (b, second) = list(sizes.items())[:2]
+        raise PrismError(
+            f"{second}: is of a job of {b} ranks, {first} of one of {a}; expected files of one "
+            "recording; name those of one job"
+        )
+    spans = [
+        (at + float(rank.start.min()) * 1e-6, at + float((rank.start + rank.duration).max()) * 1e-6)
+        for rank, at in zip(ranks, starts, strict=True)
+    ]
+    for i in range(1, len(ranks)):
+        apart = max(spans[i][0] - spans[0][1], spans[0][0] - spans[i][1])
+        if not matched.aligned_on[i] and apart > 0.0:
+            raise PrismError(
+                f"{files[i]}: shares no collective with {files[0]}, and was recorded at another "
+                "time; expected files of one recording, made together on all ranks"
+            )
 
 
 def _common_clock(ranks: list[RankTrace]) -> list[float]:
@@ -323,21 +350,26 @@ def _notes(ranks: list[RankTrace], meta: dict[str, Any], matched: Matched) -> li
         pass
     elif n_ranks == 1 and n_recorded:
         notes.append(
-            f"1 of {world} ranks traced: the {n_recorded:,} collectives' durations include waiting "
-            "for ranks that are not here; give the other ranks' files to separate it"
+            f"1 of {world} ranks traced: the others enter through the waiting in its "
+            f"{n_recorded:,} collectives, whose durations include it; give the other ranks' files "
+            "to separate it"
         )
     elif n_recorded:
         spread = max(abs(x) for x in meta["clock_offset_s"])
+        moved = f"moved by up to {format_duration(spread)}" if spread >= 1e-6 else "agree"
         notes.append(
             f"{n_ranks} of {world} ranks traced: {meta['n_collectives_matched']:,} collectives "
             f"matched over ranks, {meta['n_members_unmatched']:,} of {n_recorded:,} recorded ones "
-            f"unmatched; clocks moved by at most {spread * 1e3:.3g} ms"
+            f"unmatched; clocks {moved}"
         )
         lost = sum(n == 0 for n in meta["clock_aligned_on"][1:])
         if lost:
             notes.append(f"{lost} ranks share no collective with the others: clocks not aligned")
         if world > n_ranks:
-            notes.append("transfers count from the last arrival of the ranks traced, at most")
+            notes.append(
+                "ranks that are not here enter through the waiting in collectives: transfers count "
+                "from the last arrival of those traced"
+            )
     if any(not rank.steps for rank in ranks):
         notes.append("no ProfilerStep marks in the trace: all of it is taken as one step")
     n_outside = sum(int((rank.step < 0).sum()) for rank in ranks)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from prism.traces.kernelnames import (
     classify,
     is_communication_kernel,
-    is_communication_op,
+    op_role,
 )
-from prism.traces.messages import number, raw_text, read_message, whole
+from prism.traces.messages import number, numbers, raw_text, read_message, whole
 from prism.traces.salvage import Args, Event, RawTrace, arguments, correlation
 
 Floats = NDArray[np.float64]
@@ -45,6 +45,9 @@ _CALLS = (
     (re.compile(r"Stream Sync"), "stream_sync"),
     (re.compile(r"EventRecord"), "event_record"),
 )
+
+_FAR_US, _EPOCH_US = 1e12, 1e19
+"""No recording lasts the first, 12 days [us], and no clock shows the second: those are errors."""
 
 
 @dataclass
@@ -144,16 +147,26 @@ def read_rank(raw: RawTrace) -> RankTrace:
     """
     found = _Sorted(raw.events)
     raw.events = []
-    device = [a for a in found.device if number(a.event.dur) >= 0 and number(a.event.ts) > -1e300]
-    n_bad = len(found.device) - len(device)
-    ts = _times([a.event for a in device])
-    starts = [ts, _times(found.runtime), _times(found.ops)]
-    known = np.concatenate([part[np.isfinite(part)] for part in starts])
+    device = [
+        a for a in found.device if number(a.event.dur) >= 0 and abs(number(a.event.ts)) < 1e19
+    ]
+    ts, dur = _times([a.event for a in device]), numbers([a.event.dur for a in device])
+    middle = float(np.median(ts)) if ts.size else 0.0
+    near = _near(ts, dur, middle)
+    if not near.all():
+        device = [a for a, ok in zip(device, near, strict=True) if ok]
+        ts, dur = ts[near], dur[near]
+    n_bad, n_host = len(found.device) - len(device), len(found.runtime) + len(found.ops)
+    found.runtime, call_ts, call_dur = _sound(found.runtime, middle)
+    found.ops, op_ts, op_dur = _sound(found.ops, middle)
+    n_far = n_host - len(found.runtime) - len(found.ops)
+    notes = [f"{n_far:,} host events days away from the rest dropped"] if n_far else []
+    known = np.concatenate([part[np.isfinite(part)] for part in (ts, call_ts, op_ts)])
     origin = float(known.min()) if known.size else 0.0
     threads: dict[Any, int] = {}
-    launches = _Launches(found.runtime, origin, threads)
+    launches = _Launches(found.runtime, call_ts - origin, call_dur, threads)
     index = [launches.by_correlation.get(whole(a.args.correlation), -1) for a in device]
-    hosts = _enclosing_ops(found.ops, launches, index, origin, threads)
+    hosts = _enclosing_ops(found.ops, op_ts - origin, op_dur, launches, index, threads)
     steps = _steps(found.ops, origin)
     start = ts - origin
     launch = launches.start[index] if len(launches.start) else np.full(len(device), np.nan)
@@ -168,51 +181,53 @@ def read_rank(raw: RawTrace) -> RankTrace:
         origin,
         _describe(device, hosts, index, launches),
         start,
-        _durations([a.event for a in device]),
+        dur,
         launch,
         launch_end,
         _step_of(when, steps),
         steps,
         _calls(found, launches, origin, threads),
-        len(found.ops) + len(found.runtime),
+        n_host,
         n_bad,
         bool(ts.size) and bool((np.floor(ts) != ts).any()),
-        list(raw.notes),
+        [*raw.notes, *notes],
     )
+
+
+def _near(times: Floats, durations: Floats, middle: float) -> NDArray[np.bool_]:
+    """Tell which events [event] lie within days of the recording's middle [us], and end there."""
+    with np.errstate(over="ignore"):
+        return ~(np.abs(times - middle) > _FAR_US) & ~(durations > _FAR_US)
+
+
+def _sound(events: list[Event], middle: float) -> tuple[list[Event], Floats, Floats]:
+    """Keep the host events whose times can be true, and give their starts and durations [us]."""
+    ts, dur = _times(events), numbers([e.dur for e in events])
+    near = _near(ts, dur, middle)
+    if near.all():
+        return events, ts, dur
+    return [e for e, ok in zip(events, near, strict=True) if ok], ts[near], dur[near]
 
 
 def _times(events: Sequence[Event]) -> Floats:
     """Start times [event] as recorded [us], not-a-number where there is none."""
-    return _numbers([e.ts for e in events])
-
-
-def _durations(events: Sequence[Event]) -> Floats:
-    """Durations [event] as recorded [us], not-a-number where there is none."""
-    return _numbers([e.dur for e in events])
-
-
-def _numbers(values: list[Any]) -> Floats:
-    """Floats of decoded values."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([number(value) for value in values])
+    return numbers([e.ts for e in events])
 
 
 class _Launches:
     """Runtime calls as columns, found by correlation id."""
 
-    def __init__(self, events: list[Event], origin: float, threads: dict[Any, int]) -> None:
+    def __init__(
+        self, events: list[Event], start: Floats, duration: Floats, threads: dict[Any, int]
+    ) -> None:
         self.names = [e.name if isinstance(e.name, str) else "" for e in events]
-        self.start = _times(events) - origin
-        self.end = self.start + np.maximum(0.0, _durations(events))
+        self.start, self.end = start, start + np.maximum(0.0, duration)
         self.thread = [threads.setdefault(e.tid, len(threads)) for e in events]
         self.correlation = [whole(correlation(e)) for e in events]
         self.by_correlation = {c: i for i, c in enumerate(self.correlation) if c >= 0}
 
 
-@dataclass(frozen=True)
-class _Host:
+class _Host(NamedTuple):
     """Host ops around a launch: the innermost one, and those of a collective."""
 
     op: str = ""
@@ -225,15 +240,15 @@ _NO_HOST = _Host()
 
 def _enclosing_ops(
     ops: list[Event],
+    start: Floats,
+    duration: Floats,
     launches: _Launches,
     index: list[int],
-    origin: float,
     threads: dict[Any, int],
 ) -> dict[int, _Host]:
     """Find for each launching call the ops of its thread that are open at its time."""
     thread = np.array([threads.get(e.tid, -1) for e in ops], dtype=np.int64)
-    start = _times(ops) - origin
-    end = start + _durations(ops)
+    end = start + duration
     hosts: dict[int, _Host] = {}
     called = np.unique(np.array([i for i in index if i >= 0], dtype=np.int64))
     call_thread = np.array(launches.thread, dtype=np.int64)[called]
@@ -247,29 +262,32 @@ def _enclosing_ops(
         rows = rows[last > first]
         rows = rows[np.lexsort((-end[rows], start[rows]))]
         opened = np.searchsorted(start[rows], now, side="right")
-        stack: list[tuple[float, _Host]] = []
+        begins, ends, events = start[rows].tolist(), end[rows].tolist(), [ops[r] for r in rows]
+        stack: list[tuple[float, Event]] = []
         at = 0
         for i, until, time in zip(mine.tolist(), opened.tolist(), now.tolist(), strict=True):
             while at < until:
-                row = rows[at]
-                at += 1
-                while stack and stack[-1][0] < start[row]:
+                while stack and stack[-1][0] < begins[at]:
                     stack.pop()
-                stack.append((float(end[row]), _nested(stack, ops[row])))
+                stack.append((ends[at], events[at]))
+                at += 1
             while stack and stack[-1][0] < time:
                 stack.pop()
-            hosts[i] = stack[-1][1] if stack else _NO_HOST
+            hosts[i] = _around(stack) if stack else _NO_HOST
     return hosts
 
 
-def _nested(stack: list[tuple[float, _Host]], event: Event) -> _Host:
-    """Tell what is known of a launch in `event`, itself inside the top of the stack."""
-    outer = stack[-1][1] if stack else _NO_HOST
-    name = event.name if isinstance(event.name, str) else ""
-    if is_communication_op(name):
-        return _Host(name, outer.optimizer, (*outer.collective, event))
-    optimizer = outer.optimizer or name.startswith("Optimizer.step")
-    return _Host(name, optimizer, outer.collective)
+def _around(stack: list[tuple[float, Event]]) -> _Host:
+    """Tell what is known of a launch inside the ops of `stack`, the outermost first."""
+    optimizer, collective = False, []
+    for _, event in stack:
+        role = op_role(event.name)
+        if role == "communication":
+            collective.append(event)
+        elif role:
+            optimizer = True
+    name = stack[-1][1].name
+    return _Host(name if isinstance(name, str) else "", optimizer, tuple(collective))
 
 
 def _steps(ops: list[Event], origin: float) -> list[tuple[int, float, float]]:

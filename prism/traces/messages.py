@@ -11,6 +11,8 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from prism.traces.kernelnames import collective_kind
 from prism.traces.salvage import Args, Event, arguments, as_int
@@ -34,11 +36,19 @@ def number(value: Any) -> float:
         return math.nan
 
 
+def numbers(values: list[Any]) -> NDArray[np.float64]:
+    """Floats of decoded values."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([number(value) for value in values])
+
+
 def whole(value: Any, default: int = -1) -> int:
     """Whole number that fits a column, `default` where it is none."""
     if type(value) is int and -(1 << 62) < value < 1 << 62:
         return value
-    found = as_int(value)
+    found = as_int(value, -1, 1 << 63)
     return found if found is not None and abs(found) < 1 << 62 else default
 
 

@@ -201,18 +201,19 @@ def _with_header(found: TraceFile) -> RawTrace:
     info = found.distributed_info or Distributed()
     return RawTrace(
         found.trace_events or [],
-        as_int(info.rank),
-        as_int(info.world_size),
-        as_int(found.base_time_nanoseconds),
+        as_int(info.rank, 0),
+        as_int(info.world_size, 1),
+        as_int(found.base_time_nanoseconds, 0, 1 << 63),
     )
 
 
-def as_int(value: Any) -> int | None:
-    """Whole number of a decoded value, None where it is none."""
+def as_int(value: Any, least: int, below: int = 1 << 31) -> int | None:
+    """Whole number of a decoded value, None where it is none or out of bounds."""
     try:
-        return None if value is None else int(value)
+        found = None if value is None else int(value)
     except (ValueError, OverflowError):
         return None
+    return found if found is not None and least <= found < below else None
 
 
 def _lost(trace: RawTrace) -> str:

@@ -1,0 +1,239 @@
+"""The model of a kernel trace: simulated steps against those of jobs whose graph is known."""
+
+import json
+from dataclasses import replace
+
+import kineto_synth as synth
+import numpy as np
+import pytest
+
+from prism import estimate, load_job
+from prism.errors import PrismError
+from prism.fit import fit, summarize_fit
+from prism.kerneltrace.graph import replay
+from prism.kerneltrace.groups import joined, node_groups
+from prism.kerneltrace.infer import infer_graph
+from prism.kerneltrace.laws import step_laws
+from prism.kerneltrace.model import fit_kernels, measured_steps
+from prism.kerneltrace.replay import node_durations, replay_trace, typical_step
+from prism.kerneltrace.steps import align, split_steps
+from prism.replay import replay as replay_file
+from prism.replay import summarize_replay
+from prism.results import save
+from prism.tracemodel import synthetic_graph
+from prism.traces.kineto import read_kineto
+
+DEVICE_BOUND = synth.training_step(n_layers=3, kernels=4)
+HOST_BOUND = synth.training_step(n_layers=3, kernels=4, mean_us=8.0, host_us=40.0)
+N_STEPS = 24
+
+
+def job(program, n_ranks, effect, seed, n_steps=N_STEPS):
+    """Times of a job whose steps share an effect, or not, or whose host stalls now and then."""
+    duration, host = synth.draw(program, n_steps, n_ranks, seed=seed)
+    generator = np.random.default_rng(seed + 100)
+    shared = np.exp(0.05 * generator.standard_normal((n_steps, 1, 1)))
+    if effect == "device":
+        duration *= shared
+    if effect == "host":
+        host *= shared
+    if effect == "stalls":
+        host += np.where(generator.random(host.shape) < 0.005, 1500.0, 0.0)
+    return synth.simulate(program, duration, host)
+
+
+def read(folder, program, times):
+    return read_kineto(synth.write(folder, program, times))
+
+
+def simulated(model, seed=0, n=2_000):
+    rng = np.random.default_rng(seed)
+    return synthetic_graph(model, np.arange(n), rng).measured
+
+
+@pytest.mark.parametrize("n_ranks", [1, 3])
+@pytest.mark.parametrize("effect", ["none", "device", "host", "stalls"])
+def test_simulated_steps_have_the_mean_and_spread_of_measured_ones(tmp_path, n_ranks, effect):
+    program = HOST_BOUND if effect == "host" else DEVICE_BOUND
+    trace = read(tmp_path, program, job(program, n_ranks, effect, seed=n_ranks))
+    measured, drawn = measured_steps(trace), simulated(fit_kernels(trace))
+    assert drawn.mean() == pytest.approx(measured.mean(), rel=0.01)
+    cv, expected = drawn.std() / drawn.mean(), measured.std(ddof=1) / measured.mean()
+    # 24 steps tell their own spread to 15 %
+    assert cv == pytest.approx(expected, rel=0.35)
+
+
+@pytest.mark.parametrize(("program", "effect"), [(DEVICE_BOUND, "device"), (HOST_BOUND, "host")])
+def test_without_what_steps_share_the_spread_is_lost(tmp_path, program, effect):
+    # negative control of the test above
+    trace = read(tmp_path, program, job(program, 1, effect, seed=1))
+    model = fit_kernels(trace)
+    alone = simulated(replace(model, profile=np.ones_like(model.profile)))
+    measured = measured_steps(trace)
+    assert alone.std() / alone.mean() < 0.6 * measured.std() / measured.mean()
+
+
+def test_steps_share_nothing_where_nothing_is_shared(tmp_path):
+    trace = read(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 1, "none", seed=4))
+    groups = node_groups(step_laws(trace))
+    computes = [g for g in groups if g.key.op_kind == "compute"]
+    assert len(computes) > 10 and all(np.ptp(g.profile) < 0.04 for g in computes)
+    gemm = next(g for g in groups if g.key.kernel_class == "gemm")
+    assert gemm.std == pytest.approx(0.1, rel=0.4) and gemm.values.mean() == pytest.approx(1.0)
+
+
+def test_nodes_are_in_one_group_at_most_and_means_are_kept(tmp_path):
+    trace = read(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 2, "stalls", seed=5))
+    laws = step_laws(trace)
+    groups = node_groups(laws)
+    members = np.concatenate([g.nodes for g in groups])
+    assert np.unique(members).size == members.size
+    assert all(g.profile.mean() == pytest.approx(1.0) and g.profile.min() >= 0 for g in groups)
+    kinds = {k: set(laws.graph.nodes(k).tolist()) for k in ("device", "arrival", "join", "source")}
+    later = joined(laws.graph)
+    assert len(later) == 3 and set(later.values()) <= kinds["device"]
+    assert kinds["device"] - set(later) == kinds["device"] & set(members.tolist())
+    assert not set(members.tolist()) & (kinds["arrival"] | kinds["join"] | kinds["source"])
+
+
+@pytest.mark.parametrize("name", ["ampere_sgemm_64x64_nn", "void reduce_metrics<float>", "nccl"])
+def test_doubling_a_kernel_of_the_model_moves_the_mean_step_as_in_the_job(tmp_path, name):
+    duration, host = synth.draw(DEVICE_BOUND, 12, 2, seed=6)
+    trace = read(tmp_path, DEVICE_BOUND, synth.simulate(DEVICE_BOUND, duration, host))
+    calls = [i for i, call in enumerate(DEVICE_BOUND) if call.name.startswith(name)]
+    duration[:, :, calls] *= 2.0
+    after = read(tmp_path, DEVICE_BOUND, synth.simulate(DEVICE_BOUND, duration, host))
+    model = fit_kernels(trace)
+    theirs = np.array([n.kind == "op" and n.name.startswith(name) for n in model.nodes])
+    doubled = replace(model, mean=np.where(theirs[:, None], 2.0, 1.0) * model.mean)
+    moved = simulated(doubled).mean() / simulated(model).mean()
+    expected = measured_steps(after).mean() / measured_steps(trace).mean()
+    assert theirs.any() and moved == pytest.approx(expected, rel=0.01)
+
+
+def test_the_engine_simulates_the_same_model(tmp_path):
+    read(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 2, "device", seed=7))
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    for path in tmp_path.glob("*.json"):
+        path.rename(trace / path.name)
+    save(fit(trace), tmp_path / "model.nc")
+    found = estimate(load_job(tmp_path / "model.nc"), replicates=6_400, seed=1)
+    drawn = simulated(fit_kernels(read_kineto(sorted(trace.iterdir()))))
+    step = found.step_time.values
+    assert step.mean() == pytest.approx(drawn.mean(), rel=0.005)
+    assert step.std() == pytest.approx(drawn.std(), rel=0.1)
+
+
+# ---------------------------------------------------------------- steps that differ
+def edited(folder, program, times, edit):
+    """Trace of one rank whose events were changed, and its path."""
+    made = synth.events(program, times, 0)
+    made["traceEvents"] = edit(made["traceEvents"])
+    path = folder / "edited.json"
+    path.write_text(json.dumps(made))
+    return read_kineto([path])
+
+
+def ends_in_the_typical_step(trace):
+    """Ends of all steps replayed in the graph of the typical one, and measured [s]."""
+    steps = split_steps(trace)
+    graphs = [infer_graph(steps, step) for step in steps.steps]
+    graph = graphs[steps.steps.index(typical_step(steps))]
+    durations = node_durations(steps, graph, graphs)
+    filled = np.where(np.isfinite(durations), durations, np.nanmean(durations, 1, keepdims=True))
+    return replay(graph, filled).end.max(axis=0), np.array(
+        [np.nanmax(g.measured_end) for g in graphs]
+    )
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10])
+def test_launches_that_one_step_lacks_do_not_lose_the_hosts_time(tmp_path, seed):
+    times = job(HOST_BOUND, 1, "none", seed=seed, n_steps=6)
+    # not the first and the last ones, which set the step's begin and end
+    plain = [i for i, c in enumerate(HOST_BOUND) if c.do == "launch" and c.stream == 7][1:-3]
+    generator = np.random.default_rng(seed)
+    gone = {
+        2 * (step * len(HOST_BOUND) + i + 1)
+        for step in range(6)
+        for i in generator.choice(plain, step)
+    }
+    trace = edited(
+        tmp_path, HOST_BOUND, times,
+        lambda events: [e for e in events if e["args"].get("correlation") not in gone],
+    )  # fmt: skip
+    steps = split_steps(trace)
+    sizes = {step: steps.views[step, 0].row.size for step in steps.steps}
+    assert max(sizes.values()) - min(sizes.values()) >= 3
+    ends, measured = ends_in_the_typical_step(trace)
+    assert ends == pytest.approx(measured, rel=0.01)
+
+
+def test_launch_shapes_that_follow_the_data_are_the_same_kernel(tmp_path):
+    times = job(DEVICE_BOUND, 1, "none", seed=9, n_steps=4)
+    number = iter(range(100_000))
+
+    def edit(events):
+        for event in events:
+            if event["name"].startswith("ampere"):
+                event["args"]["grid"] = [next(number), 1, 1]
+        return events
+
+    trace = edited(tmp_path, DEVICE_BOUND, times, edit)
+    steps = split_steps(trace)
+    first, second = (steps.views[step, 0] for step in steps.steps[:2])
+    assert (first.key != second.key).any()
+    assert (align(first, second) == np.arange(first.row.size)).all()
+    ends, measured = ends_in_the_typical_step(trace)
+    assert ends == pytest.approx(measured, rel=0.01)
+
+
+# ---------------------------------------------------------------- what is told
+def test_a_fit_tells_its_kernels_and_who_is_missing(tmp_path):
+    times = job(DEVICE_BOUND, 2, "none", seed=3, n_steps=5)
+    paths = synth.write(tmp_path, DEVICE_BOUND, times)
+    both, lone = summarize_fit(fit(paths)), summarize_fit(fit(paths[0]))
+    for summary in (both, lone):
+        json.dumps(summary, allow_nan=False)
+        rows = {row["name"]: row for row in summary["kernels"]}
+        assert rows["launch gap"]["op_kind"] == "launch_gap" and rows["launch gap"]["n"] > 0
+        shares = [row["step_share"] for row in summary["kernels"]]
+        assert shares == sorted(shares, reverse=True) and 0.9 < sum(shares) < 1.6
+        assert summary["steps"] == 5 and any("5 steps" in text for text in summary["warnings"])
+        check = summary["cross_check"]
+        assert check["model"]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.03)
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+    assert f"all_reduce: {name}" in {row["name"] for row in both["kernels"]}
+    assert f"all_reduce, includes waiting: {name}" in {row["name"] for row in lone["kernels"]}
+    assert any("the others enter through the waiting" in note for note in lone["notes"])
+    assert any("enter through the waiting" in text for text in lone["warnings"])
+    assert not any("waiting" in text for text in (*both["notes"], *both["warnings"]))
+
+
+def test_a_replay_tells_spans_and_causes(tmp_path):
+    times = job(DEVICE_BOUND, 2, "none", seed=3, n_steps=5)
+    paths = synth.write(tmp_path, DEVICE_BOUND, times)
+    found = replay_file(paths[0])
+    summary = summarize_replay(found)
+    json.dumps(summary, allow_nan=False)
+    assert summary["max_abs_error"] < 0.01 and summary["steps"] == 5
+    assert found.measured_step_time.values == pytest.approx(
+        [times.span(step, 0) * 1e-6 for step in range(5)], rel=1e-4
+    )
+    assert summary["slowdown"] is None and summary["slowdown_same_work"] > 0.97
+    assert {"compute", "launch_gap", "all_reduce"} <= set(summary["by_op_kind"])
+    assert sum("enter through the waiting" in note for note in summary["notes"]) == 1
+    assert replay_trace(read_kineto(paths))["max_abs_error"] < 0.01
+
+
+def test_one_step_is_too_little(tmp_path):
+    trace = read(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 1, "none", seed=0, n_steps=1))
+    with pytest.raises(PrismError, match="1 step; at least 2 are needed"):
+        fit_kernels(trace)
+
+
+def test_two_steps_are_a_model_without_nonsense(tmp_path):
+    trace = read(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 2, "stalls", seed=2, n_steps=2))
+    drawn = simulated(fit_kernels(trace))
+    assert np.isfinite(drawn).all() and drawn.min() > 0.0
+    assert drawn.mean() == pytest.approx(measured_steps(trace).mean(), rel=0.05)
