@@ -21,6 +21,7 @@ Json = Mapping[str, Any]
 MOST_KERNELS = 40
 """Kernels listed; those with the largest share of the time come first in a fit's summary."""
 MOST_CAUSES = 8
+LONGEST_NAME = 44
 WORTH_SHOWING = 1.0005
 """Slowdown below which a cause is only counted."""
 SIGNIFICANT = 0.05
@@ -44,7 +45,7 @@ def fit_view(summary: Json) -> RenderableType:
     kernels = list(summary.get("kernels") or ())
     if kernels:
         rows = [_kernel_row(kernel) for kernel in kernels[:MOST_KERNELS]]
-        right = ("n", "mean", "CV", "p99/p50", "KS")
+        right = ("n", "mean", "CV", "p99/p50", "KS to lognormal", "share of time")
         parts += ["", table_view("Kernels", rows, right)]
         if len(kernels) > MOST_KERNELS:
             parts.append(f"and {len(kernels) - MOST_KERNELS} more: --json lists all")
@@ -87,14 +88,21 @@ def _kernel_row(kernel: Json) -> dict[str, str]:
     """One kernel or op with its own spread."""
     mean = kernel.get("mean")
     return {
-        "kernel": str(kernel.get("name", ""))[:60],
+        "kernel": _short(str(kernel.get("name", ""))),
         "n": format_count(kernel["n"]) if kernel.get("n") is not None else "",
         "mean": format_duration(mean) if mean is not None else "",
         "CV": _share(kernel.get("cv")),
         "p99/p50": f"{kernel['p99_p50']:.3f}" if kernel.get("p99_p50") is not None else "",
         "law": str(kernel.get("law") or ""),
-        "KS": f"{kernel['ks']:.3f}" if kernel.get("ks") is not None else "",
+        "KS to lognormal": f"{kernel['ks']:.3f}" if kernel.get("ks") else "",
+        "share of time": _share(kernel.get("step_share")),
     }
+
+
+def _short(name: str) -> str:
+    """Cut a kernel's name to what tells it apart; the JSON has it whole."""
+    name = name.removeprefix("void ")
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
 
 
 def _effects(name: str, value: Any, kind: str = "") -> Iterator[dict[str, str]]:
@@ -234,7 +242,9 @@ def _parts_of_slowdown(title: str, found: Any, word: str = "") -> list[Renderabl
     n_shown = max(1, min(MOST_CAUSES, sum(value >= WORTH_SHOWING for _, value in pairs)))
     rows = [(name, f"{value:.4f}") for name, value in pairs[:n_shown]]
     if len(pairs) > n_shown:
-        rows.append((f"{len(pairs) - n_shown} others", f"up to {pairs[n_shown][1]:.4f}"))
+        n_others = len(pairs) - n_shown
+        name = f"{n_others} other{'s' if n_others > 1 else ''}"
+        rows.append((name, f"up to {pairs[n_shown][1]:.4f}"))
     return ["", f"[bold]{title}[/bold]", rows_view(rows)]
 
 
@@ -252,10 +262,12 @@ def _named_values(found: Any, word: str) -> Iterator[tuple[str, float | None]]:
 
 def _flat(row: Any) -> dict[str, Any]:
     """Write one record of a table."""
-    return {
-        key: format_duration(value) if key.endswith("span") and value is not None else value
-        for key, value in row.items()
-    }
+    out = {}
+    for key, value in row.items():
+        if isinstance(value, float):
+            value = _percent(value, "+") if key.endswith("error") else format_duration(value)
+        out[key.replace("_", " ")] = value
+    return out
 
 
 # -------------------------------------------------------------------------------- validation
@@ -373,8 +385,9 @@ def _p95_verdict(summary: Json) -> list[str]:
 
 
 def _percent(value: float, sign: str = "") -> str:
-    """Write a relative error, two decimals of a percent."""
-    return f"{100.0 * value:{sign}.2f} %"
+    """Write a relative error, two decimals of a percent, or one digit where it is less."""
+    digits = ".2f" if value == 0.0 or abs(value) >= 1e-4 else ".1g"
+    return f"{100.0 * value:{sign}{digits}} %"
 
 
 def _share(value: Any) -> str:

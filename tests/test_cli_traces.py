@@ -154,7 +154,7 @@ def test_fit_prints_what_it_found(run, calls, table):
     assert status == 0
     for text in (
         "forward stage 0",
-        "void gemm<float [4]>[/x]",  # a kernel's name is no markup
+        "gemm<float [4]>[/x]",  # a kernel's name is no markup
         "0.8 % to 2 %",
         "replica 1, stage 0",
         "2.4 x",
