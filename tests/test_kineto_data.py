@@ -112,3 +112,15 @@ def test_a_truncated_real_trace_is_salvaged():
         raw = decode_events(data[: int(share * len(data))], "x")
         assert raw.n_dropped <= 1 and raw.rank == 0
         assert len(raw.events) > (share - 0.15) * n
+
+
+def test_foreign_json_in_a_folder_is_left_out_and_named_is_refused(tmp_path):
+    for rank in (0, 1):
+        name = f"pair_rank{rank}.json.gz"
+        (tmp_path / name).symlink_to(TRACES / name)
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    trace = read_trace(tmp_path)
+    assert set(trace.ops["rank"]) == {0, 1}
+    assert any("config.json" in note and note.startswith("left out") for note in trace.notes)
+    with pytest.raises(PrismError, match="config.json"):
+        read_trace([tmp_path / "pair_rank0.json.gz", tmp_path / "config.json"])

@@ -138,7 +138,7 @@ def ranks(monkeypatch):
     seen = []
     module = ModuleType("prism.traces.kineto")
 
-    def read_kineto(paths):
+    def read_kineto(paths, found=()):
         seen.extend(path.name for path in paths)
         frame = pd.DataFrame({"duration_s": [1.0], "op_kind": ["compute"]})
         path = write_csv(paths[0].parent.parent / "made.csv", frame)

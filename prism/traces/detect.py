@@ -98,7 +98,7 @@ def _read_ranks(
             f"{mixed[0]}: is not JSON, but {ranks[0]} is; a trace is one table, or JSON files of "
             "several ranks"
         )
-    trace = read_kineto(ranks)
+    trace = read_kineto(ranks, found=set(ranks) - named)
     notes = [f"{file}: not JSON, left out" for file in others]
     notes += [f"left out: {reason}" for reason in left_out]
     return replace(trace, notes=(*trace.notes, *notes)) if notes else trace

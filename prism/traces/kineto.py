@@ -8,7 +8,7 @@ transfer stands beside them. Left out: CPU ops as rows, memory, Python stacks, c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,15 @@ GAP_LEAST_S = 2e-6
 """Shorter idle stretches are the device's own time between two kernels [s]."""
 
 
-def read_kineto(paths: Sequence[str | Path]) -> Trace:
+def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Trace:
     """Read the profiler's files of one job, one file a rank.
 
     Parameters
     ----------
     paths : sequence of str or Path
         Files, JSON or gzipped JSON by content.
+    found : collection of Path
+        Those of them that nobody named: if one is no profile, it is left out with a note.
 
     Returns
     -------
@@ -69,16 +71,8 @@ def read_kineto(paths: Sequence[str | Path]) -> Trace:
     files = [Path(path) for path in paths]
     if not files:
         raise PrismError("no profiler file given; name a trace, or a folder of one file a rank")
+    ranks, files, notes = _read_files(files, found)
     source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} ranks)"
-    ranks: list[RankTrace] = []
-    notes: list[str] = []
-    for path in files:
-        with no_collection():
-            rank = read_rank(read_events(path))
-        _check(rank, path)
-        said = [*rank.notes, *_drop_impossible(rank)]
-        notes += [f"{path.name}: {note}" for note in said] if len(files) > 1 else said
-        ranks.append(rank)
     numbers = _number_ranks(ranks, files, notes)
     starts = _common_clock(ranks)
     members = _members(ranks, starts)
@@ -103,6 +97,34 @@ def read_kineto(paths: Sequence[str | Path]) -> Trace:
     meta = {"ranks": meta_ranks, **_about_job(ranks, members, matched)}
     notes += _notes(ranks, meta, matched)
     return make_trace(columns, source, "kineto", notes, meta)
+
+
+def _read_files(
+    files: Sequence[Path], found: Collection[Path]
+) -> tuple[list[RankTrace], list[Path], list[str]]:
+    """Read each file; return what was read, from which files, and notes."""
+    ranks: list[RankTrace] = []
+    read: list[Path] = []
+    notes: list[str] = []
+    first_error: PrismError | None = None
+    for path in files:
+        try:
+            with no_collection():
+                rank = read_rank(read_events(path))
+            _check(rank, path)
+        except PrismError as error:
+            if path not in found or len(files) == 1:
+                raise
+            first_error = first_error or error
+            notes.append(f"left out: {error}")
+            continue
+        said = [*rank.notes, *_drop_impossible(rank)]
+        notes += [f"{path.name}: {note}" for note in said] if len(files) > 1 else said
+        ranks.append(rank)
+        read.append(path)
+    if first_error is not None and not ranks:
+        raise first_error
+    return ranks, read, notes
 
 
 def _check(rank: RankTrace, path: Path) -> None:
