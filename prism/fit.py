@@ -19,9 +19,10 @@ import prism
 from prism.kerneltrace.model import fit_kernels
 from prism.modelfile import model_to_dataset
 from prism.tracebuild import build_trace_graph
-from prism.tracefit import crossed_table, fit_graph, resample, simplify
+from prism.tracefit import NEGLIGIBLE, fit_graph
 from prism.tracegraph import COMPUTE, Array, TraceGraph, replay
 from prism.tracemodel import TraceModel, figures, synthetic_graph
+from prism.tracereduce import crossed_table, resample, simplify
 from prism.traces import Trace, read_trace
 from prism.variance.components import Components, fit_components
 
@@ -34,7 +35,8 @@ FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it rests on little
 # What a trace of one job's pipeline cannot tell, and what is done about it.
 NOT_IDENTIFIABLE = (
     "call: a forward or backward is one duration here; what its kernels share is in the residual",
-    "GPUs inside a traced group: the worker shows the group's slowest; no per-GPU law is derived",
+    "tp and cp ranks: one worker per dp_rank and stage is in the trace and shows its group's "
+    "slowest; the job's other GPUs are not counted, and no law per GPU is derived",
     "node share of the rank effect: which workers share a node is not in the trace; taken as 0",
     "congestion and stalls per hour: steps with gaps between them show no rates; taken as none",
 )
@@ -96,6 +98,7 @@ def report_of(
         "steps": int(graph.steps.size),
         "dp_size": graph.n_replicas,
         "stages": graph.n_stages,
+        "workers": graph.n_replicas * graph.n_stages,
         "p2p": graph.p2p,
         "step_time": figures(graph.measured),
         "kernels": _kernels(model),
@@ -119,13 +122,14 @@ def _kernels(model: TraceModel) -> list[dict[str, Any]]:
     for i, g in enumerate(model.group):
         if g >= 0:
             total[g] += float(model.mean[i].mean())
+    varies = np.ptp(model.profile, axis=2).max(axis=1) > NEGLIGIBLE  # with the step as a whole
     rows = []
     for g in np.argsort(-total, kind="stable"):
         group = model.groups[g]
         rows.append({
             "name": group.label, "op_kind": group.op_kind, "n": group.n, "mean": group.mean,
             "cv": group.cv, "p99_p50": group.p99_p50 if np.isfinite(group.p99_p50) else None,
-            "law": "empirical" if group.residual.std > 0.0 else "constant",
+            "law": "empirical" if group.residual.std > 0.0 or varies[g] else "constant",
             "ks": group.ks, "residual_cv": group.residual.std, "step_share": float(total[g]),
         })  # fmt: skip
     whole = sum(r["step_share"] for r in rows) or 1.0

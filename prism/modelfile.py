@@ -88,8 +88,8 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     kind = dataset.attrs.get("kind")
     if kind != "trace" or dataset.attrs.get("schema") != SCHEMA:
         raise PrismError(
-            f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a trace model "
-            f"of schema {SCHEMA}: fit the trace again, prism fit TRACE -o MODEL.nc"
+            f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a trace "
+            f"model of schema {SCHEMA}: fit the trace again, prism fit TRACE -o MODEL.nc"
         )
     text = {n: json.loads(str(dataset[n].values)) for n in ("nodes", "groups", "laws", "report")}
     nodes = tuple(
@@ -98,12 +98,12 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
         for n in text["nodes"]
     )  # fmt: skip
     groups = tuple(OpGroup(**{**g, "residual": _law_from(g["residual"])}) for g in text["groups"])
-    arrays = {name: np.asarray(dataset[name].values) for name in ARRAYS}
+    arrays: dict[str, Any] = {name: np.asarray(dataset[name].values) for name in ARRAYS}
+    laws: dict[str, Any] = {n: _law_from(text["laws"][n]) for n in _LAWS}
     attrs = dataset.attrs
-    return TraceModel(
+    model = TraceModel(
         nodes=nodes, groups=groups, steps=np.asarray(dataset["step"].values),
-        rank_kinds=tuple(str(k) for k in dataset["op_kind"].values),
-        **{n: _law_from(text["laws"][n]) for n in _LAWS}, **arrays,
+        rank_kinds=tuple(str(k) for k in dataset["op_kind"].values), **laws, **arrays,
         n_stages=int(attrs["n_stages"]), n_replicas=int(attrs["n_replicas"]), p2p=str(attrs["p2p"]),
         correlation_steps=float(attrs["correlation_steps"]),
         correlation_share=float(attrs["correlation_share"]),
@@ -111,6 +111,45 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
         lemons=tuple((int(r), int(s), float(x)) for r, s, x in json.loads(attrs["lemons"])),
         report=text["report"], job=json.loads(attrs["job"]),
     )  # fmt: skip
+    _check(model)
+    return model
+
+
+def _check(model: TraceModel) -> None:
+    """Refuse what is no graph with durations.
+
+    Raises
+    ------
+    ValueError
+        A node refers to a later one, a group or stage is unknown, or a number is not finite.
+    """
+    n = len(model.nodes)
+    if n == 0 or model.mean.shape != (n, model.n_replicas) or model.group.shape != (n,):
+        raise ValueError(f"{n} nodes, but durations {model.mean.shape} and groups")
+    kinds, steps = len(model.rank_kinds), model.steps.size
+    place = (kinds, model.n_stages, model.n_replicas)
+    shapes = {
+        "profile": (len(model.groups), model.n_replicas, steps), "weight": (steps,),
+        "rank": place, "follows": place, "rank_power": (kinds,),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        if getattr(model, name).shape != shape or steps < 1:
+            raise ValueError(f"{name} {getattr(model, name).shape} is not {shape}")
+    for replica, stage, _ in model.lemons:
+        if not (0 <= replica < model.n_replicas and 0 <= stage < model.n_stages):
+            raise ValueError(f"lemon (replica {replica}, stage {stage}) is no traced worker")
+    for i, node in enumerate(model.nodes):
+        if not all(0 <= p < i for p in node.preds):
+            raise ValueError(f"node {i} comes before what it waits for")
+        if not node.stages or not all(0 <= s < model.n_stages for s in node.stages):
+            raise ValueError(f"node {i} is on stages {node.stages} of {model.n_stages}")
+        least = -1 if node.kind == "join" else 0
+        if not least <= model.group[i] < len(model.groups):
+            raise ValueError(f"node {i} is of group {model.group[i]}")
+    for name in ARRAYS:
+        values = getattr(model, name)
+        if not np.isfinite(values).all() or (name != "group" and values.min(initial=0.0) < 0.0):
+            raise ValueError(f"{name} holds negative or infinite values")
 
 
 def load_model(path: str | Path) -> TraceModel:
@@ -129,14 +168,14 @@ def load_model(path: str | Path) -> TraceModel:
         with xr.open_dataset(path, engine="h5netcdf") as dataset:
             loaded = dataset.load()
         return model_from_dataset(loaded, str(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PrismError(
             f"{path}: not a model that can be read ({error}); prism fit TRACE -o MODEL.nc makes one"
         ) from error
 
 
 def _law_to(law: Law) -> dict[str, Any]:
-    """A law as plain values; one without spread is empty."""
+    """Lay a law into plain values; one without spread is empty."""
     if law.std == 0.0:
         return {}
     return {

@@ -1,39 +1,32 @@
 """From a trace's graph to laws and effects: means, profiles over steps, components, residuals.
 
 Compute ops form crossed tables (op_kind and stage, replica, step, microbatch), whose variance
-components `prism.variance.components` estimates. Transfers, collectives and gaps have a mean per replica, a
-profile over steps where they move with the step, and an empirical residual. Left out: effects that
-one trace cannot show, see `prism.fit`.
+components `prism.variance.components` estimates. Transfers, collectives and gaps have a mean per
+replica, a profile over steps where they move with the step, and an empirical residual. Left out:
+effects that one trace cannot show, see `prism.fit`.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtr
 
-from prism.variance.components import Column, Component, Components, fit_components
 from prism.distributions import Law, bounded_body, constant, lognormal
 from prism.errors import PrismError
-from prism.tracegraph import COMPUTE, Array, TraceGraph, TraceNode, filled, replay
+from prism.tracegraph import Array, TraceGraph, TraceNode, filled
 from prism.tracemodel import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
+from prism.tracereduce import Crossed, crossed_table, finite_mean, is_crossed, simplify
+from prism.variance.components import Column, Component, Components, fit_components
 
-FOLD = 1e-5  # of the step: a gap whose mean is below this is part of the op after it
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
+CLEARLY = 3.0  # standard errors, for normal data
 LEAST_SCORES = 24  # below, a shared law takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
 
 GroupKey = tuple[str, str, str, int, int]  # kind, op_kind, name, stage, chunk
-
-
-class Crossed(NamedTuple):
-    """Compute ops as a table, and where it came from."""
-
-    columns: list[Column]
-    seconds: Array  # [column, replica, step, microbatch], NaN where missing
-    node: NDArray[np.int64]  # [column, microbatch] index of the node, -1: none
 
 
 def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
@@ -67,69 +60,11 @@ def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
     return _Assembly(graph, durations, keys, distinct, crossed, parts).model()
 
 
-# ---------------------------------------------------------------------------------- the graph
-def simplify(graph: TraceGraph) -> TraceGraph:
-    """Fold negligible gaps into the ops after them; drop barriers that only one replica knows."""
-    durations = filled(graph)
-    step_s = float(graph.measured.mean())
-    gone = [
-        (
-            n.kind == "gap"
-            and float(d.mean()) < FOLD * step_s
-            and float(d.max()) < 100 * FOLD * step_s
-        )
-        or (n.kind == "join" and n.replica >= 0)
-        for n, d in zip(graph.nodes, durations, strict=True)
-    ]
-    instead: list[tuple[int, ...]] = []  # what followers of each node refer to
-    nodes: list[TraceNode] = []
-    rows: list[Array] = []
-    extra = np.zeros_like(durations)
-    for i, node in enumerate(graph.nodes):
-        own = node.preds[:1] if node.replica >= 0 else node.preds
-        folded = [extra[p] for p in own if gone[p]]
-        late = np.max(folded, axis=0) if folded else 0.0
-        preds = tuple(dict.fromkeys(q for p in own for q in instead[p]))
-        if gone[i]:
-            extra[i] = durations[i] + late
-            instead.append(preds)
-            continue
-        if node.is_global and folded:
-            late = np.broadcast_to(np.max(late, axis=0, keepdims=True), durations[i].shape)
-        nodes.append(node._replace(preds=preds))
-        rows.append(durations[i] + late if node.kind != "join" else durations[i])
-        instead.append((len(nodes) - 1,))
-    return replace(graph, nodes=tuple(nodes), durations=np.stack(rows))
-
-
 def _group_key(node: TraceNode) -> GroupKey | None:
     if node.kind == "join":
         return None
-    name = node.op_kind if _crosses(node) else node.name
+    name = node.op_kind if is_crossed(node) else node.name
     return node.kind, node.op_kind, name, node.stages[0], node.chunk
-
-
-def _crosses(node: TraceNode) -> bool:
-    """Whether a node is a compute op of one microbatch."""
-    return node.kind == "op" and node.op_kind in COMPUTE and node.microbatch >= 0
-
-
-def crossed_table(graph: TraceGraph) -> Crossed | None:
-    """Lay compute ops into [column, replica, step, microbatch]; None where there are none."""
-    found = [(i, n) for i, n in enumerate(graph.nodes) if _crosses(n)]
-    if not found or graph.n_replicas * len({n.microbatch for _, n in found}) < 2:
-        return None
-    columns = sorted({Column(n.op_kind, n.stages[0], n.chunk) for _, n in found},
-                     key=lambda c: (COMPUTE.index(c.op_kind), c.stage, c.chunk))  # fmt: skip
-    n_mb = 1 + max(n.microbatch for _, n in found)
-    where = np.full((len(columns), n_mb), -1, np.int64)
-    seconds = np.full((len(columns), graph.n_replicas, graph.steps.size, n_mb), np.nan)
-    for i, n in found:
-        c = columns.index(Column(n.op_kind, n.stages[0], n.chunk))
-        where[c, n.microbatch] = i
-        seconds[c, :, :, n.microbatch] = graph.durations[i]
-    seconds[~(seconds > 0.0)] = np.nan  # an op of no length is a missing one
-    return Crossed(columns, seconds, where)
 
 
 # ----------------------------------------------------------------------------------- assembly
@@ -162,7 +97,7 @@ class _Assembly:
             nodes = members[key]
             column = self._column(nodes[0])
             part = (
-                self._compute(nodes, column, kinds, rank)
+                self._compute(nodes, column, kinds, rank, follows)
                 if column >= 0
                 else self._other(key, nodes)
             )
@@ -170,7 +105,8 @@ class _Assembly:
             mean[nodes], group[nodes] = part.mean, g
         order = self._step_order(fitted)
         p = self.parts
-        body = float(p.by_op_kind[kinds[0]]["rank"].std) if p is not None and kinds else 0.0
+        spread = np.array([p.by_op_kind[k]["rank"].std for k in kinds]) if p else np.zeros(0)
+        body = float(spread.max(initial=0.0))
         return TraceModel(
             nodes=graph.nodes, n_stages=graph.n_stages, n_replicas=graph.n_replicas, p2p=graph.p2p,
             group=group, groups=tuple(f.group for f in fitted), mean=mean,
@@ -178,7 +114,7 @@ class _Assembly:
             weight=np.full(order.size, 1.0 / order.size),
             rank=rank, follows=follows, rank_kinds=kinds,
             rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
-            rank_power=self._rank_power(kinds, body),
+            rank_power=spread / body if body > 0.0 else np.zeros(len(kinds)),
             content=_shared_law(p.content.scores) if p is not None else constant(),
             rank_step=_shared_law(p.rank_step.scores) if p is not None else constant(),
             correlation_steps=float(p.step_correlation_steps or 0.0) if p is not None else 0.0,
@@ -188,13 +124,14 @@ class _Assembly:
 
     def _column(self, node: int) -> int:
         """Column of a node in the crossed table, -1: none."""
-        if self.crossed is None or self.parts is None or not _crosses(self.graph.nodes[node]):
+        if self.crossed is None or self.parts is None or not is_crossed(self.graph.nodes[node]):
             return -1
         n = self.graph.nodes[node]
-        return self.crossed.columns.index(Column(n.op_kind, n.stages[0], n.chunk))
+        column = Column(n.op_kind, n.stages[0], n.chunk)
+        return self.crossed.columns.index(column) if column in self.crossed.columns else -1
 
     def _ranks(self) -> tuple[tuple[str, ...], Array]:
-        """Persistent factor of every worker, [op_kind, stage, replica]."""
+        """Give the persistent factor of every worker, [op_kind, stage, replica]."""
         if self.crossed is None or self.parts is None or self.graph.n_replicas < 2:
             return (), np.ones((0, self.graph.n_stages, self.graph.n_replicas))
         columns = self.crossed.columns
@@ -209,39 +146,35 @@ class _Assembly:
         body = np.ones(factor.shape[1:], bool)
         for lemon in self.parts.lemons:
             body[lemon.stage, lemon.replica] = False
-        typical = np.where(body, factor, np.nan)
         # mean 1 over the body of each stage; a stage of lemons only keeps what it has
-        with np.errstate(all="ignore"):
-            centre = np.nanmean(typical, axis=2, keepdims=True) if body.any() else 1.0
+        centre = finite_mean(np.where(body, factor, np.nan), 2, keepdims=True)
         return kinds, factor / np.where(np.isfinite(centre), centre, 1.0)
 
     def _follows(self, kinds: tuple[str, ...]) -> Array:
         """Share of each worker's time that follows the shared effects, [op_kind, stage, replica].
 
-        Seen in how much a lemon's durations vary within a step, against the body's of its column.
+        Seen in how much a lemon's durations vary within a step, against the body's of its column;
+        1 unless it is clearly less.
         """
         out = np.ones((len(kinds), self.graph.n_stages, self.graph.n_replicas))
         if self.crossed is None or self.parts is None:
             return out
         log = np.log(self.crossed.seconds) - self.parts.position[:, None, None, :]
-        within = np.sqrt(np.nanmean(np.nanvar(log, axis=3), axis=2))  # [column, replica]
+        centred = log - finite_mean(log, 3, keepdims=True)
+        within = np.sqrt(finite_mean(centred**2, (2, 3)))  # [column, replica]
+        df = np.maximum(np.isfinite(centred).sum(axis=(0, 2, 3)) / len(log) - log.shape[2], 1.0)
         for lemon in self.parts.lemons:
-            body = [r for r in range(within.shape[1]) if r != lemon.replica]
+            body = self._body(lemon.stage)
             for k, kind in enumerate(kinds):
-                rows = [
-                    within[c, lemon.replica] / np.median(within[c, body])
+                rows = np.array([
+                    within[c, lemon.replica] / max(float(np.median(within[c, body])), NEGLIGIBLE)
                     for c, column in enumerate(self.crossed.columns)
                     if column.op_kind == kind and column.stage == lemon.stage
-                ]
-                if rows and np.isfinite(rows).all():
-                    out[k, lemon.stage, lemon.replica] = float(np.clip(np.mean(rows), 0.0, 1.0))
+                ])  # fmt: skip
+                error = math.sqrt(0.5 / df[lemon.replica] * (1.0 + 1.0 / max(len(body), 1)))
+                if rows.size and (rows > 0.0).all() and rows.mean() < 1.0 - CLEARLY * error:
+                    out[k, lemon.stage, lemon.replica] = float(rows.mean())
         return out
-
-    def _rank_power(self, kinds: tuple[str, ...], body: float) -> Array:
-        """Exponent of the rank law in each op_kind, from the components' spread."""
-        if self.parts is None or body <= 0.0:
-            return np.zeros(len(kinds))
-        return np.array([self.parts.by_op_kind[k]["rank"].std / body for k in kinds])
 
     def _lemons(self) -> tuple[tuple[int, int, float], ...]:
         if self.parts is None:
@@ -251,34 +184,53 @@ class _Assembly:
             for x in self.parts.lemons
         )
 
-    def _compute(self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array) -> _Part:
+    def _compute(
+        self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array, follows: Array
+    ) -> _Part:
         """Laws of one column of the crossed table."""
         assert self.crossed is not None and self.parts is not None
         p, seconds = self.parts, self.crossed.seconds[column]
         first = self.graph.nodes[nodes[0]]
-        factor = np.ones(self.graph.n_replicas)
+        factor, follow = np.ones((2, self.graph.n_replicas))
         if first.op_kind in kinds:
-            factor = rank[kinds.index(first.op_kind), first.stages[0]]
+            place = kinds.index(first.op_kind), first.stages[0]
+            factor, follow = rank[place], follows[place]
         position = np.exp(p.position[column])
-        nominal = float(np.nanmean(seconds / (factor[:, None, None] * position)))
-        mean = nominal * position[[self.graph.nodes[i].microbatch for i in nodes]]
-        profile = np.exp(_step_deviation(p, column, np.log(seconds)))
-        scores = p.residual[column]
-        if np.isfinite(scores).sum() < LEAST_SCORES:
-            scores = p.residual
-        own = scores[np.isfinite(scores)]
-        std = float(p.residual_std[column])
-        law = (
-            sample_law(np.exp(std * own / max(float(own.std()), 1e-12))) if std > NEGLIGIBLE else constant()
-        )
+        nominal = np.nanmean(seconds / (factor[:, None, None] * position))
+        mean = float(nominal) * position[[self.graph.nodes[i].microbatch for i in nodes]]
+        # components are means over the workers; a lemon that follows them less dilutes them
+        full = 1.0 / math.sqrt(max(float(np.mean(follow**2)), 1e-3))
+        body = self._body(first.stages[0])
+        profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body, full))
         values = seconds[np.isfinite(seconds)]
-        group = _describe(first, first.op_kind, values, law)._replace(
-            content=_loading(p.content, column), rank_step=_loading(p.rank_step, column),
+        group = _describe(first, first.op_kind, values, self._residual_law(column, full))._replace(
+            content=full * _loading(p.content, column),
+            rank_step=full * _loading(p.rank_step, column),
         )
         return _Part(
             group, np.tile(profile / profile.mean(), (factor.size, 1)),
             np.repeat(mean[:, None], factor.size, axis=1),
         )  # fmt: skip
+
+    def _body(self, stage: int) -> list[int]:
+        """Replicas whose worker on a stage is no lemon; all where every one is."""
+        every = range(self.graph.n_replicas)
+        return [r for r in every if (r, stage) not in self._slow()] or list(every)
+
+    def _residual_law(self, column: int, scale: float) -> Law:
+        """Law of what a column has of its own, from its scores, or from all where they are few."""
+        assert self.parts is not None
+        scores, std = self.parts.residual[column], scale * float(self.parts.residual_std[column])
+        if np.isfinite(scores).sum() < LEAST_SCORES:
+            scores = self.parts.residual
+        own = scores[np.isfinite(scores)]
+        if std <= NEGLIGIBLE or own.std() <= 0.0:
+            return constant()
+        return sample_law(np.exp(std * own / float(own.std())))
+
+    def _slow(self) -> set[tuple[int, int]]:
+        """Lemons, (replica, stage)."""
+        return {(x.replica, x.stage) for x in self.parts.lemons} if self.parts else set()
 
     def _other(self, key: GroupKey, nodes: list[int]) -> _Part:
         """Laws of transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
@@ -302,7 +254,7 @@ class _Assembly:
         )  # fmt: skip
 
     def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
-        """Steps from the fastest to the slowest, by the score whose memory was estimated."""
+        """Order steps from fast to slow, by the score that memory was estimated of."""
         if self.parts is not None and self.parts.step.scale > 0.0:
             scores = self.parts.step.scores * np.sign(self.parts.step.loadings.sum() or 1.0)
             return np.argsort(np.nan_to_num(scores), kind="stable")
@@ -312,28 +264,42 @@ class _Assembly:
 
 
 def _loading(effect: Component, column: int) -> float:
-    """Standard deviation of a column's log duration with the sign of its loading [1]."""
+    """Give the standard deviation of a column's log duration the sign of its loading [1]."""
     loading = float(effect.loadings[column] * effect.scale)
     return loading if abs(loading) > NEGLIGIBLE else 0.0
 
 
-def _step_deviation(p: Components, column: int, log_seconds: Array) -> Array:
+def _step_deviation(
+    p: Components, column: int, log_seconds: Array, body: list[int], scale: float
+) -> Array:
     """Log step factor of a column in each measured step, the noise of the means taken out.
 
     Each column keeps its own profile, not the first eigenvector's: what whole steps did to all
     columns is resampled together. Where steps remember each other, the component's spread is larger
-    than the measured steps'; the profile keeps theirs, since it is to be drawn from again.
+    than the measured steps'; the profile keeps theirs, since it is to be drawn from again. Of the
+    body only: what holds a lemon up for a fixed time follows the step less.
+
+    Parameters
+    ----------
+    p : Components
+    column : int
+    log_seconds : float64 [body's replica, step, microbatch]
+    body : list of int
+        Replicas that it is of.
+    scale : float
+        Their spread over the components', which are means over all workers.
     """
-    fixed = p.mean[column] + p.rank[column][:, None, None] + p.position[column]
-    raw = np.nanmean(log_seconds - fixed, axis=(0, 2))
-    variance = float(np.nanvar(raw))
+    cells = log_seconds - p.mean[column] - p.rank[column][body, None, None] - p.position[column]
+    raw = finite_mean(cells, (0, 2))
+    seen = np.isfinite(raw)
+    variance = float(np.var(raw[seen])) if seen.any() else 0.0
     if p.step.std[column] <= 0.0 or variance <= 0.0:
         return np.zeros(raw.size)
-    n_replicas, _, n_mb = log_seconds.shape
     within = float(p.content.std[column] ** 2 + p.residual_std[column] ** 2)
-    noise = (float(p.rank_step.std[column]) ** 2 + within / n_mb) / n_replicas
-    shrunk = math.sqrt(max(0.0, 1.0 - noise / variance)) * (raw - np.nanmean(raw))
-    return np.asarray(np.where(np.isfinite(shrunk), shrunk, 0.0))
+    n_mb = max(float(np.isfinite(cells).sum(axis=2).mean()), 1.0)
+    noise = scale**2 * (float(p.rank_step.std[column]) ** 2 + within / n_mb) / len(body)
+    shrink = math.sqrt(max(0.0, 1.0 - noise / variance))
+    return np.asarray(np.where(seen, shrink * (raw - raw[seen].mean()), 0.0))
 
 
 def _profile(values: Array, mean: Array) -> Array:
@@ -385,44 +351,10 @@ def _describe(node: TraceNode, name: str, values: Array, law: Law) -> OpGroup:
     positive = values[values > 0.0]
     if positive.size > 4 and float(np.log(positive).std()) > 0.0:
         z = np.log(positive)
-        ks = float(stats.kstest((z - z.mean()) / z.std(), "norm").statistic)
+        cdf, i = ndtr(np.sort((z - z.mean()) / z.std())), np.arange(z.size)
+        ks = float(max(np.max((i + 1) / z.size - cdf), np.max(cdf - i / z.size)))
     return OpGroup(
         node.op_kind, node.kernel_class, name, node.stages[0] if len(node.stages) == 1 else -1,
         node.chunk, int(values.size), mean, float(values.std() / mean) if mean > 0.0 else 0.0,
         float(np.quantile(values, 0.99) / median) if median > 0.0 else math.inf, ks, law, 0.0, 0.0,
     )  # fmt: skip
-
-
-# -------------------------------------------------------------------------------- cross-check
-def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array:
-    """Step times from whole microbatches and whole steps resampled, without any law.
-
-    A nonparametric cross-check of the fitted model: deviations of one microbatch stay together over
-    stages and passes, deviations of one step over all ops; what each resampled microbatch takes in
-    another place is scaled by that place's mean.
-
-    Returns
-    -------
-    float64 [step]
-        Step times [s].
-    """
-    graph = simplify(graph)
-    durations, crossed = filled(graph), crossed_table(graph)
-    n_replicas, n_measured = graph.n_replicas, graph.steps.size
-    which = rng.integers(0, n_measured, n_steps)
-    out = durations[:, :, which]
-    if crossed is not None:
-        out = np.array(out)
-        log = np.log(crossed.seconds)
-        place = np.nanmean(log, axis=2, keepdims=True)
-        step = np.nanmean(log - place, axis=(1, 3), keepdims=True)
-        own = np.where(np.isfinite(log), log - place - step, 0.0)
-        n_mb = own.shape[3]
-        shape = (n_replicas, n_steps, n_mb)
-        r, t, m = (rng.integers(0, n, shape) for n in (n_replicas, n_measured, n_mb))
-        drawn = own[:, r, t, m] + place + step[:, :, which]
-        for c in range(len(crossed.columns)):
-            for mb in range(n_mb):
-                if crossed.node[c, mb] >= 0:
-                    out[crossed.node[c, mb]] = np.exp(drawn[c, :, :, mb])
-    return replay(replace(graph, durations=out), out)

@@ -9,7 +9,7 @@ tables serve `draw_durations` here and the engine (`prism.tracesim`). Left out: 
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,11 @@ from prism.distributions import Law, constant, empirical, quantile_table
 from prism.tables import N_CELLS, sample_table
 from prism.tracegraph import TraceGraph, TraceNode, replay
 
-if TYPE_CHECKING:
-    pass
-
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
-SCHEMA = 1
 KNOTS = 257  # of an empirical law
 FLOOR = 1e-3  # of the mean: no duration is shorter
+POOL_STEPS = 200  # steps that independent ops are drawn from
 
 
 class OpGroup(NamedTuple):
@@ -41,7 +38,7 @@ class OpGroup(NamedTuple):
     mean: float  # seconds
     cv: float  # of all its durations together
     p99_p50: float
-    ks: float  # of the residual law against a lognormal's
+    ks: float  # of all its durations together against a lognormal
     residual: Law
     content: float  # std of log duration from the microbatch's content
     rank_step: float  # std of log duration from a rank's own drift from step to step
@@ -80,7 +77,7 @@ class TraceModel:
     rank_kinds : tuple of str
         The op_kinds of ``rank``; others have no rank factor.
     rank_law : Law
-        Of a worker drawn from the body, for the first of them; lemons apart.
+        Of a worker drawn from the body, for the op_kind with the largest spread; lemons apart.
     rank_power : float64 [op_kind]
         Exponent of the rank law in each op_kind.
     content, rank_step : Law
@@ -121,7 +118,7 @@ class TraceModel:
 
     def rank_index(self, node: TraceNode) -> int:
         """Which rank factor a node has, -1: none."""
-        is_op = node.kind == "op" and len(node.stages) == 1
+        is_op = node.kind == "op" and len(node.stages) == 1 and node.microbatch >= 0
         return (
             self.rank_kinds.index(node.op_kind) if is_op and node.op_kind in self.rank_kinds else -1
         )
@@ -268,7 +265,7 @@ def _draw_steps(
             z[i] = r * z[i - 1] + math.sqrt(1.0 - r * r) * z[i]
         z = math.sqrt(share) * z + math.sqrt(1.0 - share) * white
     n = model.profile.shape[2]
-    return np.minimum((ndtr(z) * n).astype(np.int64), n - 1)
+    return np.asarray(np.minimum((ndtr(z) * n).astype(np.int64), n - 1))
 
 
 def synthetic_graph(
@@ -284,6 +281,28 @@ def synthetic_graph(
         model.n_stages,
         model.n_replicas,
         model.p2p,
+    )
+    return replace(graph, measured=replay(graph))
+
+
+def independent_graph(
+    model: TraceModel, steps: NDArray[np.int64], rng: np.random.Generator
+) -> TraceGraph:
+    """Draw a synthetic trace whose ops keep their laws but share nothing.
+
+    Every op's durations are dealt anew to replicas and steps, so its variance stays: workers, steps
+    and microbatches no longer have anything of their own.
+    """
+    n = steps.size
+    pool = 1 + POOL_STEPS // n
+    durations = draw_durations(model, np.tile(steps, pool), rng)
+    out = np.zeros((len(model.nodes), model.n_replicas, n))
+    for i, node in enumerate(model.nodes):
+        shape = (1, n) if node.is_global else (model.n_replicas, n)
+        values = durations[i, :1] if node.is_global else durations[i]
+        out[i] = rng.choice(values.ravel(), shape)
+    graph = TraceGraph(
+        model.nodes, out, steps, np.zeros(n), model.n_stages, model.n_replicas, model.p2p
     )
     return replace(graph, measured=replay(graph))
 

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions import Law, constant
+from prism.distributions import constant
 from prism.opgraph import START, Builder, OpType, StepGraph, build_arrays
 from prism.program import Program, Tables
+from prism.tables import LEVELS, N_CELLS, table_edges
 from prism.tracegraph import COMPUTE, Array, TraceNode
-from prism.tracemodel import SCORE_STD, OpGroup, TraceModel, profile_table, sample_law
+from prism.tracemodel import SCORE_STD, OpGroup, Table, TraceModel, profile_table
 from prism.workload import Collective
-
-BODY_POINTS = 512  # of the law that ranks are drawn from
 
 
 def kernel_class(node: TraceNode) -> str:
@@ -31,11 +30,14 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
 
     Every node has an op type of its own, whose collective is named by the node's index.
     """
-    builder, index = Builder(), []
+    builder = Builder()
+    index: list[int] = []
     for i, node in enumerate(model.nodes):
         preds, stage = [index[p] for p in node.preds] or [START], node.stages[0]
         if node.kind == "join":
-            index.append(builder.join(preds, is_global=node.is_global, stage=stage))
+            one = node.replica >= 0  # a barrier that the other replicas pass
+            joined = preds[0] if one else builder.join(preds, is_global=node.is_global, stage=stage)
+            index.append(joined)
             continue
         seconds = float(model.mean[i].mean())
         own = Collective(str(i), node.op_kind, kernel_class(node), seconds, 0.0, "")
@@ -90,12 +92,11 @@ def build_trace_program(
         graph.final_slot,
     )  # fmt: skip
     step_table = lay.tables.add_table(("step",), profile_table(step_profile(model), model.weight))
-    first = {g: c for c, g in reversed(list(enumerate(model.group[node_of])))}
     return Program(
         ops, shape, bank, _no_links(n_replicas, graph.n_stages), ranks, low,
         _no_stalls(graph.n_stages, lay.tables), lay.tables.stack(), step_table, shares, classes,
         graph.n_draws, 1, typical=typical,
-        alike=np.array([first[g] for g in model.group[node_of]], np.int64),
+        alike=lay.alike(),
     )  # fmt: skip
 
 
@@ -121,7 +122,18 @@ class _Layout:
 
     def group(self, c: int) -> OpGroup:
         """Group of a coefficient's node."""
-        return self.model.groups[self.model.group[self.node_of[c]]]
+        return self.model.groups[int(self.model.group[self.node_of[c]])]
+
+    def alike(self) -> NDArray[np.int64]:
+        """First coefficient with the same laws, for each: one group, means in proportion."""
+        m = self.model
+        seen: dict[tuple[int, bytes], int] = {}
+        out = np.zeros(len(self.node_of), np.int64)
+        for c, i in enumerate(self.node_of):
+            pattern = m.mean[i] / max(float(m.mean[i].mean()), 1e-300)
+            key = int(m.group[i]), np.round(pattern, 6).tobytes()
+            out[c] = seen.setdefault(key, c)
+        return out
 
     def lowering(self) -> tuple[engine.Lowering, Array]:
         """Durations of every coefficient, and what the fixed ones are with every effect at 1."""
@@ -159,18 +171,19 @@ class _Layout:
         ), typical  # fmt: skip
 
     def ranks(self) -> engine.Ranks:
-        """Persistent factors of the traced workers: measured, or drawn from the body."""
+        """Lay persistent factors of the workers: measured, or drawn from body and lemons."""
         m, n_gpus = self.model, self.n_replicas * self.model.n_stages
         n_loadings = max(1, len(m.rank_kinds))
-        factor = np.ones((n_loadings, n_gpus), np.float32)
+        factor = np.ones((n_loadings, n_gpus))
         index = np.full(n_loadings, -1, np.int32)
         if self.measured and m.rank_kinds:
             factor = np.swapaxes(m.rank * m.follows, 1, 2).reshape(n_loadings, n_gpus)
         elif m.rank_kinds:
-            law, mean = drawn_rank_law(m)
-            for k, power in enumerate(m.rank_power):
-                index[k] = self.tables.optional(law, float(power))
-                factor[k] = mean ** float(power)
+            for k in range(n_loadings):
+                table, mean = drawn_rank_table(m, k)
+                factor[k] = mean
+                if table[:, 0].any():
+                    index[k] = self.tables.add_table(("rank", k), table)
         return engine.Ranks(n_gpus, 1, 0.0, 0, index, np.ascontiguousarray(factor, np.float32))
 
     def bank(self, graph: StepGraph) -> tuple[engine.Bank, NDArray[np.int32]]:
@@ -217,15 +230,50 @@ class _Layout:
         return out
 
 
-def drawn_rank_law(model: TraceModel) -> tuple[Law, float]:
-    """Law of a worker's factor, body and lemons, mean 1, and the mean taken out of it."""
-    body = model.rank_law.ppf((np.arange(BODY_POINTS) + 0.5) / BODY_POINTS)
+def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
+    """Tabulate a drawn worker's factor in one op_kind: the body's law, and lemons above it.
+
+    Every lemon has the probability it has among the traced workers, and its own slowdown in each
+    op_kind; the same number draws a worker's factors in all of them.
+
+    Returns
+    -------
+    table : float32 [row, 2]
+        Factor over its mean, - 1.
+    mean : float
+        Mean factor, 1 without lemons.
+    """
+    width = np.diff(table_edges())
+    rows = np.concatenate([np.arange(first, first + count) for first, count, _ in LEVELS])
+    slow = sorted(model.lemons, key=lambda lemon: lemon[2])
     workers = model.n_replicas * model.n_stages
-    healthy = workers - len(model.lemons)
-    values = np.asarray(body, np.float64)
-    for _, _, slowdown in model.lemons:
-        values = np.append(values, np.full(max(1, BODY_POINTS // max(healthy, 1)), slowdown))
-    return sample_law(values), float(values.mean())
+    cells = _lemon_cells(len(slow) / workers)
+    body = np.ones(width.size, bool)
+    body[cells] = False
+    values = np.ones(width.size)
+    if body.any():
+        share = width[body] / width[body].sum()
+        middle = np.cumsum(share) - 0.5 * share
+        values[body] = model.rank_law.ppf(middle) ** float(model.rank_power[kind])
+        values[body] /= share @ values[body]
+    which = ((np.cumsum(width[cells]) - 0.5 * width[cells]) * workers).astype(np.int64)
+    for i, (replica, stage, _) in enumerate(slow):
+        values[cells[which == i]] = model.rank[kind, stage, replica]
+    mean = float(values @ width)
+    table = np.zeros((N_CELLS, 2), np.float32)
+    table[rows, 0] = values / mean - 1.0
+    return table, mean
+
+
+def _lemon_cells(probability: float) -> NDArray[np.int64]:
+    """Cells of a table that together have a probability: wide ones, and narrow ones for the rest.
+
+    The narrowest, and the narrow ones that are left, stay the body's upper tail.
+    """
+    (_, n_wide, _), (_, n_narrow, _), _ = LEVELS
+    wide = min(int(probability * 2.0**10), n_wide)
+    narrow = min(round((probability - wide * 2.0**-10) * 2.0**20), n_narrow)
+    return np.concatenate([n_wide - 1 - np.arange(wide), n_wide + np.arange(narrow)])
 
 
 def _no_links(n_replicas: int, n_stages: int) -> engine.Links:

@@ -6,7 +6,6 @@ Beside each prediction stand a copy of the training part, independent sampling, 
 the two parts, and a p-value from repeating the whole comparison in simulation, refit included.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,9 +26,15 @@ from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks
 from prism.tracebuild import build_trace_graph
 from prism.tracefit import fit_graph
 from prism.tracegraph import Array
-from prism.tracemodel import TraceModel, conditioned, synthetic_graph
+from prism.tracemodel import TraceModel, conditioned, independent_graph, synthetic_graph
 from prism.traces import read_step_times, read_totals, read_trace, total_per_run
 from prism.tracesim import build_trace_graph_arrays, build_trace_program
+from prism.validationresult import (
+    compare_all,
+    copy_at_half,
+    make_validation,
+    summarize_validation,
+)
 from prism.variability import Regime, Stall, Variability
 
 if TYPE_CHECKING:
@@ -37,8 +42,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 REPEAT_SAMPLES = 2048  # predicted steps of each simulated repetition: KS to 0.02
-BAND = (0.05, 0.95)  # of the predicted CDF over refits
-CDF_POINTS = 200
+QUANTITIES = ("step_time", "time_to_train")
 MIN_TRAIN = 3  # steps a fit can start from
 
 
@@ -149,6 +153,7 @@ def validate_trace(
     seed = fresh_seed() if seed is None else seed
     threads = default_threads() if threads is None else threads
     check_counts(replicates, seed, threads)
+    _check_choices(dependence, bootstrap)
     graph = build_trace_graph(read)
     part = split_steps(graph.steps.size, train, read.source)
     training = graph.select(part)
@@ -163,7 +168,7 @@ def validate_trace(
     null, curves = _repeat(
         model, graph.steps, part, held, dependence, bootstrap, seed, threads, progress
     )
-    figures = _figures(test.measured, predicted, training.measured, predict["none"], test.steps)
+    figures = compare_all(test.measured, predicted, training.measured, predict["none"], test.steps)
     figures |= {
         "trace": read.source, "train": train, "dependence": dependence, "quantity": "step_time",
         "n_train": int(part.size), "bootstrap": bootstrap, "seed": seed,
@@ -171,7 +176,16 @@ def validate_trace(
         "replicates": replicates,
     }  # fmt: skip
     figures["notes"] = [*read.notes, *graph.notes]
-    return _dataset(figures, test.measured, predicted, predict["none"], training.measured, curves)
+    return make_validation(
+        figures, test.measured, predicted, predict["none"], training.measured, curves
+    )
+
+
+def _check_choices(dependence: str | None, bootstrap: int) -> None:
+    if dependence not in (None, "full", "none"):
+        raise PrismError(f"dependence: {dependence!r}; expected full or none")
+    if bootstrap < 0:
+        raise PrismError(f"bootstrap: {bootstrap} repetitions; expected 0 (no p-value) or more")
 
 
 def split_steps(n: int, train: str, source: str) -> NDArray[np.int64]:
@@ -226,6 +240,9 @@ def _repeat(
 ) -> tuple[Array, list[Array]]:  # fmt: skip
     """Simulate the whole comparison: a trace, its split, refit, prediction, KS.
 
+    The trace is drawn with the dependence that is tested, so that the p-value is small where ops of
+    the measured job depend on each other and the prediction leaves that out.
+
     Returns
     -------
     null : float64 [repetition]
@@ -236,7 +253,8 @@ def _repeat(
     null, curves = np.zeros(repetitions), []
     for b in range(repetitions):
         rng = np.random.Generator(np.random.Philox(key=[seed, b + 1]))
-        graph = synthetic_graph(model, steps, rng)
+        draw = synthetic_graph if dependence == "full" else independent_graph
+        graph = draw(model, steps, rng)
         again = fit_graph(graph.select(part))
         predicted = predict_steps(
             again, steps[held], dependence, REPEAT_SAMPLES, seed + b + 1, threads
@@ -288,6 +306,9 @@ def validate_steps(
     PrismError
         Bad input.
     """
+    _check_choices(dependence, bootstrap)
+    if quantity not in QUANTITIES:
+        raise PrismError(f"quantity: {quantity!r}; expected {' or '.join(QUANTITIES)}")
     job = load_job(job) if not isinstance(job, Job) else job
     if dependence is not None:
         job = _with_dependence(job, dependence)
@@ -307,7 +328,7 @@ def validate_steps(
         predicted = _run_times(job, n_steps, replicates, seed, threads, progress)
         independent = _run_times(alone, n_steps, replicates, seed, threads, None)
         null = _null_of_draws(predicted, values.size, bootstrap, seed)
-    figures = _figures(values, predicted, None, independent, steps, runs)
+    figures = compare_all(values, predicted, None, independent, steps, runs)
     figures |= {
         "job": job.name, "measured": str(measured), "quantity": quantity,
         "dependence": job.variability.dependence,
@@ -315,7 +336,7 @@ def validate_steps(
         "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
         "notes": list(times.notes),
     }  # fmt: skip
-    return _dataset(figures, values, predicted, independent, None, [])
+    return make_validation(figures, values, predicted, independent, None, [])
 
 
 def _with_dependence(job: Job, dependence: str) -> Job:
@@ -351,66 +372,6 @@ def _null_of_draws(predicted: Array, n: int, repetitions: int, seed: int) -> Arr
     return np.array(
         [measures.ks_statistic(rng.choice(predicted, n), predicted) for _ in range(repetitions)]
     )
-
-
-# ------------------------------------------------------------------------------------ results
-def _figures(
-    measured: Array, predicted: Array, training: Array | None, independent: Array,
-    steps: NDArray[np.int64], runs: Any = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Comparison of the prediction and of the baselines, and the floor."""
-    figures = measures.compare(measured, predicted, steps=steps, runs=runs)
-    copy = None if training is None else measures.compare(measured, training, steps=steps)
-    floor = (
-        {"ks_floor": None, "p95_floor": None, "mean_floor": None, "cv_ratio_floor": None}
-        if training is None else measures.floor(training, measured)
-    )  # fmt: skip
-    independent_figures = measures.compare(measured, independent, steps=steps, runs=runs)
-    return {**figures, **floor, "baselines": {"copy": copy, "independent": independent_figures}}
-
-
-def _dataset(
-    figures: dict[str, Any], measured: Array, predicted: Array, independent: Array,
-    training: Array | None, curves: list[Array],
-) -> "xr.Dataset":  # fmt: skip
-    import xarray as xr
-
-    def seconds(dim: str, values: Array, text: str) -> tuple[str, Array, dict[str, str]]:
-        return dim, values, {"units": "s", "long_name": text}
-
-    data: dict[str, Any] = {
-        "measured": seconds("measured_idx", measured, "measured, held out"),
-        "predicted": seconds("replicate", predicted, "predicted"),
-        "predicted_independent": seconds("replicate", independent, "independent sampling"),
-    }
-    if training is not None:
-        data["training"] = seconds("training_idx", training, "measured, used for the fit")
-    if curves:
-        everything = np.concatenate([predicted, measured])
-        at = np.linspace(everything.min(), everything.max(), CDF_POINTS)
-        cdf = np.stack([np.searchsorted(np.sort(c), at, side="right") / c.size for c in curves])
-        lo, hi = np.quantile(cdf, BAND, axis=0)
-        text = "quantile of the predicted CDF over refits of simulated traces"
-        data["cdf_time"] = seconds("point", at, "where the band is given")
-        data["cdf_lo"] = ("point", lo, {"units": "1", "long_name": f"{BAND[0]:g} {text}"})
-        data["cdf_hi"] = ("point", hi, {"units": "1", "long_name": f"{BAND[1]:g} {text}"})
-    return xr.Dataset(data, attrs={"kind": "validation", "summary": json.dumps(figures)})
-
-
-def summarize_validation(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Figures of a validation, as `prism validate --json` prints them."""
-    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
-    return summary
-
-
-def copy_at_half(training: Array, measured: Array, repetitions: int, seed: int) -> float:
-    """Return the KS that a copy of half of the training steps is expected to have."""
-    rng = np.random.Generator(np.random.Philox(seed))
-    half = max(1, training.size // 2)
-    return float(np.mean([
-        measures.ks_statistic(measured, rng.choice(training, half, replace=False))
-        for _ in range(repetitions)
-    ]))  # fmt: skip
 
 
 __all__ = ["copy_at_half", "summarize_validation", "validate_steps", "validate_trace"]

@@ -1,0 +1,140 @@
+"""`prism.fit` of pipeline traces: what it reports is what the trace was made from."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pipeline_synth import Effects, Layout, as_production, make_trace
+
+from prism.errors import PrismError
+from prism.estimate import estimate
+from prism.fit import fit, summarize_fit
+from prism.job import load_job
+from prism.results import save
+from prism.simulate import simulate
+
+TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"
+
+
+def write(folder, layout, effects, seed=1, name="trace.csv"):
+    frame, truth = make_trace(layout, effects, seed)
+    path = folder / name
+    as_production(frame).to_csv(path, index=False)
+    return path, truth
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    effects = Effects(
+        rank_sd=0.006, step_sd=0.012, content_sd=0.02, residual_sd=0.006, gap_s=0.002,
+        lemons={(2, 1): 1.7},
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("fit")
+    path, truth = write(folder, Layout(4, 2, 6, 24), effects)
+    dataset = fit(path)
+    save(dataset, folder / "model.nc")
+    return dataset, truth, folder / "model.nc"
+
+
+def test_the_report_is_what_the_trace_was_made_from(fitted):
+    dataset, truth, _ = fitted
+    report = summarize_fit(dataset)
+    json.dumps(report, allow_nan=False)
+    assert report["kind"] == "trace"
+    sizes = {k: report[k] for k in ("steps", "dp_size", "stages", "workers", "p2p")}
+    assert sizes == {"steps": 24, "dp_size": 4, "stages": 2, "workers": 8, "p2p": "blocking"}
+    assert report["step_time"]["mean"] == pytest.approx(truth.step_times.mean(), rel=1e-5)
+    ((lemon),) = report["lemons"]
+    assert (lemon["replica"], lemon["stage"]) == (2, 1)
+    assert lemon["slowdown"] == pytest.approx(1.7, rel=0.03)
+    assert any("1.7" in w and "slower than its peers" in w for w in report["warnings"])
+    forward = {k: e["by_op_kind"]["forward"] for k, e in report["effects"].items() if e}
+    for name, true in (("microbatch", 0.02), ("residual", 0.006)):
+        low, high = forward[name]["ci"]
+        assert 0.9 * low < true < 1.1 * high
+        assert forward[name]["cv"] == pytest.approx(true, rel=0.15)
+    assert forward["step"]["cv"] == pytest.approx(0.012, rel=0.4)
+    assert report["effects"]["call"] is None
+    shares = sum(e["share"] for e in forward.values())
+    assert shares == pytest.approx(1.0)
+    said = " ".join(report["not_identifiable"])
+    for word in ("tp and cp ranks", "node share", "congestion"):
+        assert word in said
+
+
+def test_kernels_are_ranked_by_time_and_gaps_are_among_them(fitted):
+    kernels = summarize_fit(fitted[0])["kernels"]
+    shares = [k["step_share"] for k in kernels]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1.0)
+    assert {k["op_kind"] for k in kernels} >= {"forward", "backward", "transfer", "launch_gap"}
+    (backward,) = [k for k in kernels if k["name"].startswith("backward stage 0")]
+    assert backward["n"] == 4 * 24 * 6
+    assert backward["mean"] == pytest.approx(0.4, rel=0.02)
+
+
+def test_the_cross_check_agrees_with_the_measurement(fitted):
+    check = summarize_fit(fitted[0])["cross_check"]
+    for name in ("model", "resampled"):
+        assert check[name]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.01)
+        assert check[name]["cv"] == pytest.approx(check["measured"]["cv"], rel=0.5)
+    assert check["ideal"] < check["measured"]["mean"]
+
+
+def test_a_fit_needs_no_luck(fitted, tmp_path):
+    path, _ = write(tmp_path, Layout(2, 2, 4, 6), Effects(content_sd=0.02))
+    assert fit(path).identical(fit(path, 0))
+    one, other = (summarize_fit(fit(path, seed))["cross_check"]["model"] for seed in (1, 2))
+    assert one != other
+
+
+def test_the_model_s_file_simulates_the_traced_job(fitted):
+    _, truth, path = fitted
+    drawn = simulate(load_job(path), 4096, 1)
+    mean, std = truth.step_times.mean(), truth.step_times.std(ddof=1)
+    assert float(drawn.step_time.mean()) == pytest.approx(mean, rel=0.005)
+    assert float(drawn.step_time.std()) == pytest.approx(std, rel=0.4)
+    run = estimate(load_job(path), steps=100, seed=1, replicates=1024, run_replicates=256)
+    assert float(run.time_to_train.mean()) == pytest.approx(100 * mean, rel=0.01)
+
+
+def test_few_steps_and_replicas_are_said_to_be_few(tmp_path):
+    path, _ = write(tmp_path, Layout(1, 2, 4, 4), Effects(content_sd=0.02))
+    warnings = " ".join(summarize_fit(fit(path))["warnings"])
+    assert "4 steps: the step effect rests on little" in warnings
+    assert "1 dp replicas" in warnings
+    path, _ = write(tmp_path, Layout(1, 1, 1, 4), Effects(), name="one.csv")
+    report = summarize_fit(fit(path))
+    assert "effects were not separated" in " ".join(report["warnings"])
+    assert report["effects"] == {} and report["loadings"] == {}
+    json.dumps(report, allow_nan=False)
+
+
+def test_one_step_is_refused(tmp_path):
+    path, _ = write(tmp_path, Layout(2, 2, 4, 1), Effects())
+    with pytest.raises(PrismError, match="at least 2"):
+        fit(path)
+
+
+# --------------------------------------------------------------------- the whole chain, many times
+def truth_module():
+    spec = importlib.util.spec_from_file_location("synthetic_truth", TRUTH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_intervals_of_whole_traces_cover_the_truth():
+    """Twenty traces of one job; the full table is experiments/verification/synthetic_truth.py."""
+    truth = truth_module()
+    case = truth.CASES[1]  # with a lemon
+    small = case._replace(layout=Layout(4, 2, 6, 12))
+    found = truth.coverage(small, 20, 7)
+    # 40 intervals, half of them independent: of 0.9, five standard errors down
+    for name, (share, ratio) in found.items():
+        assert share > 0.9 - 5.0 * np.sqrt(0.09 / 20.0), name
+        assert abs(ratio) < 0.3, name
+    pooled = truth.coverage(small._replace(effects=truth.PLAIN), 8, 7, pooled=True)
+    assert pooled["rank"][0] < 0.3 and pooled["residual"][0] < 0.3  # the negative control

@@ -1,0 +1,135 @@
+"""Models as files: the same model and the same simulated bits come back; foreign files do not."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+from pipeline_synth import Effects, Layout, as_trace, make_trace
+
+from prism.errors import PrismError
+from prism.modelfile import load_model, model_from_dataset, model_to_dataset
+from prism.results import save
+from prism.simulate import run_blocks
+from prism.tracebuild import build_trace_graph
+from prism.tracefit import fit_graph
+from prism.tracesim import build_trace_graph_arrays, build_trace_program
+
+
+@pytest.fixture(scope="module")
+def model():
+    effects = Effects(
+        rank_sd=0.01, step_sd=0.02, content_sd=0.03, gap_s=0.002,
+        lemons={(1, 0): 1.8},
+    )  # fmt: skip
+    frame, _ = make_trace(Layout(3, 2, 4, 30), effects, 1)
+    fitted = fit_graph(build_trace_graph(as_trace(frame)))
+    assert fitted.lemons
+    fitted = dataclasses.replace(fitted, correlation_steps=7.5, correlation_share=0.8)
+    return dataclasses.replace(fitted, report={"a": [1.5, None]}, job={"parallelism": {"dp": 3}})
+
+
+def step_times(model, measured):
+    graph = build_trace_graph_arrays(model, model.n_replicas)
+    program = build_trace_program(model, graph, model.n_replicas, measured)
+    return run_blocks(program, range(8), 5)[0]
+
+
+def test_a_model_comes_back_and_simulates_to_the_same_bits(model, tmp_path):
+    path = tmp_path / "model.nc"
+    save(model_to_dataset(model, {"seed": "1"}), path)
+    back = load_model(path)
+    for field in dataclasses.fields(model):
+        old, new = getattr(model, field.name), getattr(back, field.name)
+        if isinstance(old, np.ndarray):
+            assert new.dtype == old.dtype and np.array_equal(new, old), field.name
+        elif field.name not in ("groups", "content", "rank_step", "rank_law"):
+            assert new == old, field.name
+    for measured in (True, False):
+        assert np.array_equal(step_times(back, measured), step_times(model, measured))
+    assert model_to_dataset(back, {}).identical(model_to_dataset(model, {}))
+
+
+def test_every_array_has_units_and_a_name(model):
+    dataset = model_to_dataset(model, {})
+    for name, variable in dataset.data_vars.items():
+        assert variable.attrs.get("units") and variable.attrs.get("long_name"), name
+
+
+def test_files_that_are_no_models_say_so(model, tmp_path):
+    with pytest.raises(PrismError, match="no such model; prism fit TRACE -o MODEL.nc"):
+        load_model(tmp_path / "missing.nc")
+    with pytest.raises(PrismError, match="no such model"):
+        load_model(tmp_path)
+    (tmp_path / "text.nc").write_text("not netCDF")
+    (tmp_path / "empty.nc").write_bytes(b"")
+    whole = tmp_path / "whole.nc"
+    save(model_to_dataset(model, {}), whole)
+    content = whole.read_bytes()
+    for name, part in (("half.nc", content[: len(content) // 2]), ("head.nc", content[:600])):
+        (tmp_path / name).write_bytes(part)
+    for name in ("text.nc", "empty.nc", "half.nc", "head.nc"):
+        with pytest.raises(PrismError, match=f"{name}: not a model that can be read"):
+            load_model(tmp_path / name)
+    other = tmp_path / "other.nc"
+    xr.Dataset({"step_time": ("replicate", np.ones(3))}, attrs={"kind": "simulation"}).to_netcdf(
+        other, engine="h5netcdf"
+    )
+    with pytest.raises(PrismError, match=r"other.nc: kind 'simulation'.*fit the trace again"):
+        load_model(other)
+
+
+def damaged(dataset, name, change):
+    """The dataset with one of its JSON texts changed."""
+    value = json.loads(str(dataset[name].values))
+    return dataset.assign({name: ((), json.dumps(change(value)), dataset[name].attrs)})
+
+
+def with_first(rows, **changes):
+    return [{**rows[0], **changes}, *rows[1:]]
+
+
+DAMAGE = {
+    "no nodes": lambda d: damaged(d, "nodes", lambda v: []),
+    "a node fewer": lambda d: damaged(d, "nodes", lambda v: v[:-1]),
+    "a field of nodes less": lambda d: damaged(
+        d, "nodes", lambda v: [{k: n[k] for k in n if k != "stages"} for n in v]
+    ),
+    "a field of nodes more": lambda d: damaged(d, "nodes", lambda v: with_first(v, colour="red")),
+    "a circle": lambda d: damaged(d, "nodes", lambda v: with_first(v, preds=[1])),
+    "a stage too many": lambda d: damaged(d, "nodes", lambda v: with_first(v, stages=[9])),
+    "no stage": lambda d: damaged(d, "nodes", lambda v: with_first(v, stages=[])),
+    "text for nodes": lambda d: damaged(d, "nodes", lambda v: "nodes"),
+    "no groups": lambda d: damaged(d, "groups", lambda v: []),
+    "a law of nothing": lambda d: damaged(
+        d, "groups", lambda v: with_first(v, residual={"family": "lognormal"})
+    ),
+    "no laws": lambda d: damaged(d, "laws", lambda v: {}),
+    "laws in a list": lambda d: damaged(d, "laws", lambda v: []),
+    "no JSON": lambda d: d.assign(nodes=((), "{", {})),
+    "no durations": lambda d: d.drop_vars("mean"),
+    "durations that are NaN": lambda d: d.assign(mean=d["mean"] * np.nan),
+    "negative durations": lambda d: d.assign(mean=-1.0 - d["mean"]),
+    "infinite factors": lambda d: d.assign(profile=d["profile"] * np.inf),
+    "unknown groups": lambda d: d.assign(group=d["group"] + 1000),
+    "replicas that differ": lambda d: d.isel(dp_rank=slice(0, 2)),
+    "no replicas named": lambda d: d.assign_attrs(n_replicas="many"),
+    "lemons of a kind": lambda d: d.assign_attrs(lemons="[1]"),
+    "lemons elsewhere": lambda d: d.assign_attrs(lemons="[[99, 0, 2.0]]"),
+    "job in no JSON": lambda d: d.assign_attrs(job="{"),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_models_are_refused(model, tmp_path, change):
+    path = tmp_path / "damaged.nc"
+    change(model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(PrismError, match="damaged.nc: not a model that can be read"):
+        load_model(path)
+
+
+def test_a_model_of_another_schema_is_refused(model):
+    dataset = model_to_dataset(model, {}).assign_attrs(schema=99)
+    with pytest.raises(PrismError, match="schema 99; expected a trace model of schema 1"):
+        model_from_dataset(dataset, "new.nc")

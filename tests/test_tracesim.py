@@ -1,0 +1,285 @@
+"""The engine's program of a fitted trace against plain NumPy draws and replays."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from pipeline_synth import Effects, Layout, as_trace, make_trace
+from scipy.stats import ks_2samp
+
+from prism.distributions import constant
+from prism.pooling import pool_program
+from prism.program import ideal_program
+from prism.simulate import run_blocks
+from prism.tables import sample_table
+from prism.tracebuild import build_trace_graph
+from prism.tracefit import fit_graph
+from prism.tracegraph import TraceNode, replay
+from prism.tracemodel import conditioned, draw_durations, synthetic_graph
+from prism.tracesim import (
+    build_trace_graph_arrays,
+    build_trace_program,
+    drawn_rank_table,
+    step_profile,
+)
+from prism.variability import Regime, Stall, Variability
+
+FULL = Effects(rank_sd=0.01, step_sd=0.015, content_sd=0.03, gap_s=0.003, content_last=0.7)
+CASES = {
+    "1f1b": (Layout(2, 4, 6, 12), FULL),
+    "lemon": (Layout(4, 2, 4, 12), dataclasses.replace(FULL, lemons={(1, 0): 2.0})),
+    "delay": (Layout(4, 2, 4, 12), dataclasses.replace(FULL, delays={(2, 1): 0.2})),
+    "gpipe": (Layout(2, 3, 4, 12, "gpipe"), FULL),
+    "async": (Layout(2, 3, 4, 12, p2p="async"), FULL),
+    "interleaved": (Layout(2, 2, 4, 12, "interleaved", "async", 2), FULL),
+    "no pipeline": (Layout(4, 1, 4, 12), FULL),
+    "one replica": (Layout(1, 3, 4, 12), FULL),
+    "one microbatch": (Layout(3, 2, 1, 12), FULL),
+    "barriers": (Layout(3, 3, 4, 20), dataclasses.replace(
+        FULL, gap_s=3e-4, barriers=(("layernorm-grads-all-reduce", "stage", 2),))),
+}  # fmt: skip
+N_BLOCKS, N_DRAWS = 96, 4000
+
+
+def fitted(layout, effects, seed=1):
+    frame, _ = make_trace(layout, effects, seed)
+    return fit_graph(build_trace_graph(as_trace(frame)))
+
+
+def program_of(model, replicas=None, measured=True):
+    replicas = replicas or model.n_replicas
+    graph = build_trace_graph_arrays(model, replicas)
+    return build_trace_program(model, graph, replicas, measured), graph
+
+
+def engine_times(program, seed=3, blocks=N_BLOCKS):
+    return run_blocks(program, range(blocks), seed)[0].astype(np.float64)
+
+
+def agree(engine, numpy):
+    """Whether two samples of step times are of one law, by three figures."""
+    n = min(engine.size, numpy.size)
+    same = ks_2samp(engine, numpy).statistic < 1.95 * np.sqrt(1.0 / engine.size + 1.0 / numpy.size)
+    error = np.hypot(engine.std() / np.sqrt(engine.size), numpy.std() / np.sqrt(numpy.size))
+    mean = abs(engine.mean() - numpy.mean()) < 5.0 * error
+    spread = abs(engine.std() / numpy.std() - 1.0) < 5.0 / np.sqrt(n)
+    return same and mean and spread
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_engine_agrees_with_numpy(case, seed):
+    model = fitted(*case, seed)
+    rng = np.random.default_rng(seed)
+    numpy = synthetic_graph(model, np.arange(N_DRAWS) * 10**6, rng).measured
+    engine = engine_times(program_of(model)[0], seed).ravel()
+    # float32 and 12 measured steps: times come in lumps, which a KS distance sees
+    assert agree(engine, numpy)
+    # negative controls: a spread or a mean that is wrong by little
+    wrong = numpy.mean() + 1.12 * (numpy - numpy.mean())
+    assert not agree(engine, wrong)
+    assert not agree(engine, numpy * (1.0 + 0.25 * numpy.std() / numpy.mean()))
+
+
+def test_every_effect_matters_to_the_engine():
+    """Negative controls of the comparison: a model that lacks one effect is told from the full."""
+    model = fitted(*CASES["lemon"])
+    numpy = synthetic_graph(model, np.arange(N_DRAWS) * 10**6, np.random.default_rng(1)).measured
+    no_content = [g._replace(content=0.0) for g in model.groups]
+    for change in (
+        {"groups": tuple(no_content)},
+        {"profile": np.ones_like(model.profile)},
+        {"rank": np.ones_like(model.rank)},
+    ):
+        lacking = dataclasses.replace(model, **change)
+        assert not agree(engine_times(program_of(lacking)[0]).ravel(), numpy)
+
+
+def test_conditioned_weights_reach_the_engine():
+    model = fitted(Layout(2, 2, 4, 40), Effects(step_sd=0.03, step_memory=0.95, content_sd=0.01))
+    assert model.correlation_steps > 0.0
+    near = conditioned(model, model.steps[:1])
+    chosen = near.weight / near.weight.sum()
+    numpy = synthetic_graph(
+        dataclasses.replace(model, correlation_steps=0.0), np.arange(N_DRAWS),
+        np.random.default_rng(1),
+    ).measured  # fmt: skip
+    engine = engine_times(program_of(near)[0])
+    flat = engine_times(program_of(model)[0])
+    profile = step_profile(model)
+    expected = float(chosen @ profile) / float(profile.mean())
+    assert engine.mean() / flat.mean() == pytest.approx(expected, abs=0.002)
+    assert flat.mean() == pytest.approx(numpy.mean(), rel=0.002)
+    assert abs(expected - 1.0) > 0.01
+
+
+def test_the_ideal_step_has_every_effect_at_one():
+    model = fitted(*CASES["lemon"])
+    program, _ = program_of(model)
+    seconds = engine_times(ideal_program(program), blocks=1)
+    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)[..., None]
+    graph = synthetic_graph(model, np.arange(1), np.random.default_rng(0))
+    assert seconds == pytest.approx(float(replay(graph, mean)[0]), rel=1e-5)
+    assert np.ptp(seconds) == 0.0
+
+
+# ------------------------------------------------------------------------------ another dp size
+def test_more_replicas_make_steps_longer_and_fewer_shorter():
+    model = fitted(Layout(4, 2, 4, 12), dataclasses.replace(FULL, rank_sd=0.03))
+    means = [engine_times(program_of(model, n, False)[0]).mean() for n in (1, 2, 4, 16, 64)]
+    assert means == sorted(means)
+    assert means[-1] > 1.03 * means[0]
+
+
+def test_drawn_workers_have_the_body_s_spread_and_lemons_in_proportion():
+    effects = Effects(rank_sd=0.01, residual_sd=0.004, lemons={(1, 0): 2.0, (3, 1): 1.5})
+    model = fitted(Layout(8, 2, 6, 12), effects)
+    assert len(model.lemons) == 2
+    u = np.random.default_rng(1).integers(0, 1 << 32, 400_000, dtype=np.uint32)
+    for k in range(2):
+        table, mean = drawn_rank_table(model, k)
+        drawn = mean * (1.0 + sample_table(table, u))
+        assert drawn.mean() == pytest.approx(mean, rel=1e-3)
+        share = 1.0 / 16.0
+        assert np.mean(drawn > 1.75) == pytest.approx(share, abs=0.002)
+        assert np.mean((drawn > 1.25) & (drawn < 1.75)) == pytest.approx(share, abs=0.002)
+        body = drawn[drawn < 1.25]
+        assert body.mean() == pytest.approx(1.0, abs=1e-3)
+        assert body.std() == pytest.approx(model.rank_law.std * model.rank_power[k], rel=0.03)
+        assert mean == pytest.approx(1.0 + (1.0 + 0.5) / 16.0, rel=0.02)
+
+
+def test_a_rare_lemon_is_no_ramp_and_has_its_own_slowdown_in_each_op_kind():
+    model = fitted(Layout(8, 2, 6, 12), Effects(rank_sd=0.01, lemons={(1, 0): 2.0}))
+    lemon = (model.lemons[0][0], model.lemons[0][1])
+    rank = np.array(model.rank)
+    rank[1, lemon[1], lemon[0]] = 1.2  # backward suffers less; its body has three times the spread
+    wide = dataclasses.replace(
+        model, n_replicas=400, rank=np.pad(rank, ((0, 0), (0, 0), (0, 392)), constant_values=1.0),
+        rank_power=np.array([1 / 3, 1.0]),
+    )  # fmt: skip
+    u = np.random.default_rng(2).integers(0, 1 << 32, 1_000_000, dtype=np.uint32)
+    (forward, a), (backward, b) = (drawn_rank_table(wide, k) for k in range(2))
+    x, y = a * (1.0 + sample_table(forward, u)), b * (1.0 + sample_table(backward, u))
+    slow = x > 1.5
+    assert slow.mean() == pytest.approx(1.0 / 800.0, rel=0.12)
+    assert x[slow] == pytest.approx(rank[0, lemon[1], lemon[0]], rel=1e-5)
+    assert y[slow] == pytest.approx(1.2, rel=1e-5)
+    assert np.mean((x > 1.1) & (x < 1.9)) == 0.0
+
+
+def test_without_a_body_s_spread_lemons_are_still_drawn():
+    model = fitted(Layout(4, 1, 4, 10), Effects(residual_sd=0.01, lemons={(2, 0): 3.0}))
+    still = dataclasses.replace(
+        model, rank_law=constant(), rank_power=np.zeros_like(model.rank_power)
+    )
+    times = engine_times(program_of(still, 8, False)[0])
+    cluster = times.mean(axis=1)
+    with_lemon = np.mean(cluster > 2.0 * cluster.min())
+    assert with_lemon == pytest.approx(1.0 - 0.75**8, abs=0.12)
+
+
+def test_measured_ranks_are_one_cluster_and_drawn_ones_are_many():
+    model = fitted(Layout(4, 2, 4, 12), Effects(rank_sd=0.03, residual_sd=0.003))
+    measured, drawn = (engine_times(program_of(model, 4, m)[0]) for m in (True, False))
+    within = measured.std(axis=1).mean() / np.sqrt(64)
+    assert measured.mean(axis=1).std() < 1.5 * within
+    assert drawn.mean(axis=1).std() > 5.0 * within
+
+
+# --------------------------------------------------------------------------------- independence
+@pytest.mark.parametrize("name", ["1f1b", "lemon", "delay", "no pipeline"])
+def test_pooling_keeps_every_op_s_variance_and_removes_what_is_shared(name):
+    model = fitted(*CASES[name])
+    program, graph = program_of(model)
+    none = constant()
+    nothing = Variability(none, none, none, none, Regime(), Stall(), "none")
+    pooled = pool_program(program, graph, nothing, 5)
+    drawn = draw_durations(model, np.arange(4000) * 10**6, np.random.default_rng(1))
+    for i in range(graph.op_type.size):
+        if graph.op_type[i] < 0:
+            continue
+        c = graph.op_type[i]
+        node = int(graph.op_types[c].collective.name)
+        seconds = drawn[node].ravel()
+        if seconds.std() < 1e-4 * seconds.mean():
+            continue
+        mean, cv = pooled.low.fixed_mean[0, c, 0], pooled.low.table_std[c]
+        error = cv / np.sqrt(4000.0)
+        assert mean == pytest.approx(seconds.mean(), rel=max(0.005, 5.0 * error))
+        assert cv == pytest.approx(seconds.std() / seconds.mean(), rel=0.08, abs=1e-4)
+    full, independent = engine_times(program), engine_times(pooled)
+    if name == "1f1b":
+        assert independent.std() < 0.7 * full.std()
+
+
+def test_ops_of_one_group_whose_replicas_differ_are_pooled_apart():
+    """A gap that only one replica has before one op, and another before the next."""
+    model = fitted(Layout(2, 1, 2, 12), Effects(gap_s=0.01))
+    gaps = [i for i, n in enumerate(model.nodes) if n.kind == "gap" and "forward" in n.name][:2]
+    assert model.group[gaps[0]] == model.group[gaps[1]]
+    mean = np.array(model.mean)
+    mean[gaps[0]], mean[gaps[1]] = (0.0, 0.1), (0.05, 0.05)
+    model = dataclasses.replace(model, mean=mean)
+    program, graph = program_of(model)
+    none = constant()
+    nothing = Variability(none, none, none, none, Regime(), Stall(), "none")
+    pooled = pool_program(program, graph, nothing, 5)
+    drawn = draw_durations(model, np.arange(4000) * 10**6, np.random.default_rng(1))
+    by_node = {int(t.collective.name): c for c, t in enumerate(graph.op_types) if t.collective}
+    for i in gaps:
+        seconds, c = drawn[i].ravel(), by_node[i]
+        std = pooled.low.fixed_mean[0, c, 0] * pooled.low.table_std[c]
+        assert std == pytest.approx(seconds.std(), rel=0.1)
+
+
+def test_barriers_of_one_replica_are_passed_by_the_engine():
+    model = fitted(Layout(2, 2, 2, 8), FULL)
+    tail = len(model.nodes)
+    last = [i for i, n in enumerate(model.nodes) if n.op_kind == "backward"][-2:]
+    join = TraceNode("join", "join", "", "barrier", model.nodes[last[0]].scope,
+                     model.nodes[last[0]].stages, 0, 0, -1, tuple(last))  # fmt: skip
+    more = dataclasses.replace(
+        model, nodes=(*model.nodes, join), group=np.append(model.group, -1),
+        mean=np.vstack([model.mean, np.zeros(2)]),
+    )  # fmt: skip
+    assert len(more.nodes) == tail + 1
+    assert engine_times(program_of(more)[0]) == pytest.approx(engine_times(program_of(model)[0]))
+
+
+def test_a_negative_loading_turns_the_shared_draw_round():
+    model = fitted(Layout(2, 2, 4, 12), dataclasses.replace(FULL, content_sd=0.06, step_sd=0.002))
+    turned = [g._replace(content=-g.content) if g.stage == 1 else g for g in model.groups]
+    turned = dataclasses.replace(model, groups=tuple(turned))
+    rng = np.random.default_rng(1)
+    numpy = synthetic_graph(turned, np.arange(N_DRAWS) * 10**6, rng).measured
+    engine = engine_times(program_of(turned)[0]).ravel()
+    assert agree(engine, numpy)
+    assert not agree(engine_times(program_of(model)[0]).ravel(), numpy)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "effects"),
+    [
+        (Layout(2, 2, 4, 2), FULL),
+        (Layout(1, 1, 1, 6), FULL),
+        (Layout(1, 2, 1, 6), FULL),
+        (Layout(3, 1, 1, 6), FULL),
+        (Layout(2, 2, 2, 6), Effects(residual_sd=0.0, other_sd=0.0)),
+        (Layout(2, 2, 2, 2), Effects(residual_sd=0.0, other_sd=0.0, lemons={(0, 1): 3.0})),
+    ],
+)
+def test_small_traces_simulate_without_nonsense(layout, effects, measured):
+    model = fitted(layout, effects)
+    for dp in (model.n_replicas, 5):
+        program, graph = program_of(model, dp, measured and dp == model.n_replicas)
+        times = engine_times(program, blocks=4)
+        assert np.isfinite(times).all() and (times > 0.0).all()
+        assert times.mean() == pytest.approx(model.measured_mean, rel=1.2)
+        none = constant()
+        nothing = Variability(none, none, none, none, Regime(), Stall(), "none")
+        pooled = engine_times(pool_program(program, graph, nothing, 1), blocks=4)
+        assert np.isfinite(pooled).all() and (pooled > 0.0).all()
+        if dp == model.n_replicas and measured:
+            assert times.mean() == pytest.approx(model.measured_mean, rel=0.06)

@@ -1,0 +1,202 @@
+"""`prism validate`: honest p-values, splits, baselines, step times and errors."""
+
+import json
+
+import numpy as np
+import pytest
+from pipeline_synth import Effects, Layout, as_production, make_trace
+from scipy.stats import kstest
+
+from prism.errors import PrismError
+from prism.fit import fit
+from prism.job import load_job
+from prism.results import save
+from prism.simulate import simulate
+from prism.validate import (
+    copy_at_half,
+    split_steps,
+    summarize_validation,
+    validate_steps,
+    validate_trace,
+)
+
+SMALL = Layout(2, 1, 4, 24)
+EFFECTS = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, residual_sd=0.01)
+
+
+def write(folder, layout=SMALL, effects=EFFECTS, seed=1):
+    frame, _ = make_trace(layout, effects, seed)
+    path = folder / f"trace{seed}.csv"
+    as_production(frame).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("trace"), Layout(4, 2, 4, 30))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, trace):
+    path = tmp_path_factory.mktemp("model") / "model.nc"
+    save(fit(trace), path)
+    return path
+
+
+# ------------------------------------------------------------------------------------- traces
+def test_p_values_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
+    p = [
+        summarize_validation(
+            validate_trace(write(tmp_path, seed=s), "even", bootstrap=9, replicates=512, seed=s,
+                           threads=1)
+        )["ks_p_value"]
+        for s in range(16)
+    ]  # fmt: skip
+    assert kstest(p, "uniform").pvalue > 0.01
+    assert np.mean(np.array(p) <= 0.1) <= 0.3
+    # negative control: the checker sees p-values that are all too small, or all near one half
+    assert kstest(np.array(p) ** 5, "uniform").pvalue < 0.01
+    assert kstest(0.45 + 0.1 * np.array(p), "uniform").pvalue < 0.01
+
+
+def test_p_values_are_small_where_ops_depend_and_the_prediction_leaves_it_out(tmp_path):
+    effects = Effects(rank_sd=0.01, step_sd=0.06, content_sd=0.01, residual_sd=0.01)
+    path, p = write(tmp_path, Layout(2, 1, 6, 40), effects), {}
+    for dependence in ("full", "none"):
+        figures = summarize_validation(
+            validate_trace(path, "even", dependence=dependence, bootstrap=29, replicates=512,
+                           seed=1, threads=1)
+        )  # fmt: skip
+        p[dependence] = figures["ks_p_value"]
+    assert figures["cv_ratio"] < 0.6
+    assert p["none"] <= 0.1 < p["full"]  # 1/30 is the least that can be
+
+
+def test_a_job_that_changes_half_way_is_not_predicted(tmp_path):
+    frame, _ = make_trace(Layout(2, 1, 4, 24), EFFECTS, 1)
+    later = frame["step"] >= 12
+    frame.loc[later, ["start", "duration"]] *= 1.2
+    path = tmp_path / "changed.csv"
+    as_production(frame).to_csv(path, index=False)
+    figures = summarize_validation(validate_trace(path, "first-half", bootstrap=39, seed=1))
+    assert figures["ks"] == 1.0 and figures["ks_p_value"] == pytest.approx(1.0 / 40.0)
+    assert figures["p95_error"] == pytest.approx(1 / 1.2 - 1.0, abs=0.04)
+    assert figures["ks_floor"] == 1.0
+
+
+def test_what_is_returned(trace):
+    dataset = validate_trace(trace, "first-half", bootstrap=5, replicates=3000, seed=3)
+    figures = summarize_validation(dataset)
+    json.dumps(figures, allow_nan=False)
+    assert figures["n_train"] == 15 and figures["n_measured"] == 15
+    assert dataset.sizes["replicate"] == 3000
+    assert dataset.measured.size == 15 and dataset.training.size == 15
+    assert (dataset.cdf_lo <= dataset.cdf_hi).all()
+    for name in ("measured", "training", "predicted", "predicted_independent", "cdf_time"):
+        assert dataset[name].attrs["units"] == "s"
+    assert figures["ks"] < figures["baselines"]["independent"]["ks"]
+    assert figures["baselines"]["copy"]["ks"] == pytest.approx(figures["ks_floor"])
+    again = validate_trace(trace, "first-half", bootstrap=5, replicates=3000, seed=3, threads=2)
+    assert again.identical(dataset)
+    none = validate_trace(trace, "first-half", bootstrap=0, replicates=3000, seed=3)
+    assert summarize_validation(none)["ks_p_value"] is None
+    assert np.array_equal(none.predicted, dataset.predicted)
+    assert "cdf_lo" not in none
+
+
+def test_progress_counts_repetitions(trace):
+    seen = []
+    validate_trace(
+        trace, "even", bootstrap=3, replicates=64, seed=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_splits():
+    assert split_steps(7, "first-half", "t").tolist() == [0, 1, 2]
+    assert split_steps(7, "even", "t").tolist() == [0, 2, 4, 6]
+    assert split_steps(7, "5", "t").tolist() == [0, 1, 2, 3, 4]
+    for train in ("7", "0", "2", "99"):
+        with pytest.raises(PrismError, match=f"t: --train {train} takes .* of 7 steps"):
+            split_steps(7, train, "t")
+    with pytest.raises(PrismError, match="takes 2 of 5 steps; at least 3"):
+        split_steps(5, "first-half", "t")
+    for train in ("odd", "-3", "0.5", "", "five"):
+        with pytest.raises(PrismError, match="expected first-half, even, or a number of steps"):
+            split_steps(7, train, "t")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dependence": "some"}, "dependence: 'some'; expected full or none"),
+        ({"bootstrap": -1}, "bootstrap: -1"),
+        ({"replicates": 0}, "replicates"),
+    ],
+)
+def test_options_out_of_range_are_refused(trace, options, message):
+    with pytest.raises(PrismError, match=message):
+        validate_trace(trace, "even", **options)
+
+
+def test_a_trace_of_few_steps_is_refused(tmp_path):
+    path = write(tmp_path, Layout(2, 1, 2, 3))
+    with pytest.raises(PrismError, match="takes 2 of 3 steps; at least 3 are needed"):
+        validate_trace(path, "even")
+
+
+def test_half_the_steps_as_a_copy():
+    rng = np.random.default_rng(1)
+    training, measured = rng.normal(10.0, 1.0, (2, 40))
+    found = copy_at_half(training, measured, 200, 1)
+    assert 0.15 < found < 0.4
+    assert copy_at_half(training + 100.0, measured, 5, 1) == 1.0
+    assert copy_at_half(training[:1], measured, 5, 1) >= 0.5
+
+
+# ---------------------------------------------------------------------------------- step times
+def step_file(folder, seconds, name="steps.csv"):
+    path = folder / name
+    rows = "\n".join(f"{i},{s}" for i, s in enumerate(seconds))
+    path.write_text(f"step,step_time_s\n{rows}\n")
+    return path
+
+
+def test_step_times_of_the_model_itself_and_others(model, tmp_path):
+    drawn = np.asarray(simulate(load_job(model), 640, 9).step_time)[:40]
+    own = summarize_validation(
+        validate_steps(model, step_file(tmp_path, drawn), bootstrap=60, replicates=4096, seed=1)
+    )
+    json.dumps(own, allow_nan=False)
+    assert own["ks_p_value"] > 0.02 and abs(own["p95_error"]) < 0.05
+    assert own["n_train"] == 0 and own["baselines"]["copy"] is None and own["ks_floor"] is None
+    slower = step_file(tmp_path, drawn * 1.2, "slower.csv")
+    other = summarize_validation(
+        validate_steps(model, slower, bootstrap=60, replicates=4096, seed=1)
+    )
+    assert other["ks_p_value"] < 0.05
+    assert other["p95_error"] == pytest.approx((1 + own["p95_error"]) / 1.2 - 1.0, abs=1e-6)
+
+
+def test_totals_of_runs(model, tmp_path):
+    mean = float(simulate(load_job(model), 640, 1).step_time.mean())
+    rows = [f"{run},{i},{mean * (1 + 0.001 * run)}" for run in range(4) for i in range(20)]
+    path = tmp_path / "runs.csv"
+    path.write_text("run,step,step_time_s\n" + "\n".join(rows) + "\n")
+    figures = summarize_validation(
+        validate_steps(model, path, quantity="time_to_train", bootstrap=20, replicates=512, seed=1)
+    )
+    assert figures["n_measured"] == 4
+    assert abs(figures["mean_error"]) < 0.02
+
+
+def test_bad_choices_for_step_times(model, tmp_path):
+    path = step_file(tmp_path, [1.0, 2.0])
+    for options, message in (
+        ({"quantity": "loss"}, "quantity: 'loss'; expected step_time or time_to_train"),
+        ({"dependence": "some"}, "dependence: 'some'; expected full or none"),
+        ({"bootstrap": -5}, "bootstrap: -5"),
+    ):
+        with pytest.raises(PrismError, match=message):
+            validate_steps(model, path, **options)
