@@ -172,7 +172,7 @@ def _loadings(parts: Components) -> dict[str, dict[str, float]]:
     out = {}
     for c, column in enumerate(parts.columns):
         chunk = f" chunk {column.chunk}" if column.chunk > 0 else ""
-        out[f"{column.op_kind} stage {column.stage}{chunk}"] = {
+        out[f"{column.name or column.op_kind} stage {column.stage}{chunk}"] = {
             "step": float(parts.step.loadings[c] * parts.step.scale),
             "rank_step": float(parts.rank_step.loadings[c] * parts.rank_step.scale),
             "microbatch": float(parts.content.loadings[c] * parts.content.scale),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 LOCAL_MEAN = (*COMPUTE, "optimizer")  # ops that the published ideal puts at their mean
+CLOSE = 0.015  # of the measured mean: a replay further off says so
 SECONDS, RATIO = {"units": "s"}, {"units": "1"}
 
 
@@ -75,10 +76,21 @@ def replay(trace: str | Path | Sequence[str | Path]) -> "xr.Dataset":
         "edges_recorded": graph.edges_recorded,
         "edges_inferred": graph.edges_inferred,
         "p2p": graph.p2p,
+        "warnings": _doubts(float(replayed.mean() / graph.measured.mean() - 1.0)),
     }
     return _dataset(
         read.source, (*read.notes, *graph.notes), graph, replayed, ideal_s, parts, summary
     )
+
+
+def _doubts(mean_error: float) -> list[str]:
+    """Say where the graph is not what ran."""
+    if abs(mean_error) <= CLOSE:
+        return []
+    return [
+        f"replayed steps are {100.0 * mean_error:+.1f} % off the measured ones: ops of one worker "
+        "overlap, or wait for what the trace does not show; slowdowns are those of the replay"
+    ]
 
 
 def summarize_replay(dataset: "xr.Dataset") -> dict[str, Any]:

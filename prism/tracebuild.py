@@ -27,7 +27,7 @@ from prism.tracegroups import (
     median,
     named_scope,
 )
-from prism.tracelaying import Item, Laying
+from prism.tracelaying import Item, Laying, number_microbatches
 from prism.tracetimes import Key, Times, bridge, check_order, ordered, read_times
 from prism.tracetransfers import (
     Pair,
@@ -69,8 +69,9 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
     plan = _Plan(times, chains, transfers, step_s, notes)
     laying = Laying(trace.source, times, plan.lay_out(), step_s)
     laying.walk()
+    nodes = number_microbatches(laying.nodes, notes)
     return TraceGraph(
-        tuple(laying.nodes), np.stack(laying.rows), times.steps, measured, times.n_stages,
+        nodes, np.stack(laying.rows), times.steps, measured, times.n_stages,
         times.start.shape[1], plan.p2p, tuple(notes), plan.recorded, plan.inferred,
     )  # fmt: skip
 
@@ -97,7 +98,8 @@ class _Plan:
 
     def lay_out(self) -> list[list[Item]]:
         """Return each stage's items in order."""
-        item_of = self._blocking() if self.transfers.blocking else {}
+        blocks = self.transfers.blocking or not self.transfers.pairs
+        item_of = self._blocking() if blocks else {}
         self._count_transfers()
         passing = set() if self.transfers.blocking else _sides(self.transfers.pairs)
         rest = [k for k in self.times.row if k not in item_of and k not in passing]
@@ -210,10 +212,11 @@ class _Plan:
         sets = _Sets()
         for pair in self.transfers.pairs:
             sets.join(pair.send, pair.receive)
-        paired = _sides(self.transfers.pairs)
+        for key in self.transfers.alone:
+            sets.root(key)
         for chain in self.chains:
             for a, b in zip(chain, chain[1:], strict=False):
-                if a in paired and b in paired and issued_together(self.times, a, b):
+                if {a, b} <= sets.parent.keys() and issued_together(self.times, a, b):
                     sets.join(a, b)
         items: dict[Key, Item] = {}
         for keys in sets.members():

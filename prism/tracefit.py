@@ -18,7 +18,7 @@ from prism.distributions import Law, bounded_body, constant, lognormal
 from prism.errors import PrismError
 from prism.tracegraph import Array, TraceGraph, TraceNode, filled
 from prism.tracemodel import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
-from prism.tracereduce import Crossed, crossed_table, finite_mean, is_crossed, simplify
+from prism.tracereduce import Crossed, column_of, crossed_table, finite_mean, simplify
 from prism.variance.components import Column, Component, Components, fit_components
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
@@ -51,19 +51,21 @@ def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
         )
     graph = simplify(graph)
     durations = filled(graph)
-    keys = [_group_key(n) for n in graph.nodes]
+    column = column_of(graph.nodes)
+    keys = [_group_key(n, column.get(i)) for i, n in enumerate(graph.nodes)]
     distinct = list(dict.fromkeys(k for k in keys if k is not None))
     crossed = crossed_table(graph)
     parts = (
         fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
     )
-    return _Assembly(graph, durations, keys, distinct, crossed, parts).model()
+    return _Assembly(graph, durations, keys, distinct, column, crossed, parts).model()
 
 
-def _group_key(node: TraceNode) -> GroupKey | None:
+def _group_key(node: TraceNode, column: Column | None) -> GroupKey | None:
+    """Tell which ops share laws: those of one column, else of one name."""
     if node.kind == "join":
         return None
-    name = node.op_kind if is_crossed(node) else node.name
+    name = node.name if column is None else column.name or node.op_kind
     return node.kind, node.op_kind, name, node.stages[0], node.chunk
 
 
@@ -82,6 +84,7 @@ class _Assembly:
     durations: Array
     keys: list[GroupKey | None]
     distinct: list[GroupKey]
+    column: dict[int, Column]
     crossed: Crossed | None
     parts: Components | None
 
@@ -124,11 +127,10 @@ class _Assembly:
 
     def _column(self, node: int) -> int:
         """Column of a node in the crossed table, -1: none."""
-        if self.crossed is None or self.parts is None or not is_crossed(self.graph.nodes[node]):
+        column = self.column.get(node)
+        if self.crossed is None or column not in self.crossed.columns:
             return -1
-        n = self.graph.nodes[node]
-        column = Column(n.op_kind, n.stages[0], n.chunk)
-        return self.crossed.columns.index(column) if column in self.crossed.columns else -1
+        return self.crossed.columns.index(column)
 
     def _ranks(self) -> tuple[tuple[str, ...], Array]:
         """Give the persistent factor of every worker, [op_kind, stage, replica]."""
@@ -203,7 +205,9 @@ class _Assembly:
         body = self._body(first.stages[0])
         profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body, full))
         values = seconds[np.isfinite(seconds)]
-        group = _describe(first, first.op_kind, values, self._residual_law(column, full))._replace(
+        group = _describe(
+            first, p.columns[column].name or first.op_kind, values, self._residual_law(column, full)
+        )._replace(
             content=full * _loading(p.content, column),
             rank_step=full * _loading(p.rank_step, column),
         )
@@ -245,13 +249,19 @@ class _Assembly:
             relative = np.where(expected > 0.0, values / expected, np.nan)
         weight = np.broadcast_to(mean[:, :, None], values.shape)
         relative = relative[weight >= 0.1 * mean.max()] if mean.max() > 0 else relative.ravel()
-        name = key[2] if first.kind == "gap" else first.name
-        group = _describe(first, name, values.ravel(), _relative_law(relative))
+        group = _describe(first, self._name(first), values.ravel(), _relative_law(relative))
         n = self.graph.n_replicas
         return _Part(
             group, np.broadcast_to(profile, (n, profile.shape[1])),
             np.broadcast_to(mean, (len(nodes), n)),
         )  # fmt: skip
+
+    def _name(self, node: TraceNode) -> str:
+        """Name a group of transfers by whom it joins, anything else as it is recorded."""
+        name = "transfers" if "+" in node.name and node.op_kind == "transfer" else node.name
+        if 1 < len(node.stages) < self.graph.n_stages:
+            return f"{name} stages {node.stages[0]}-{node.stages[-1]}"
+        return name
 
     def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
         """Order steps from fast to slow, by the score that memory was estimated of."""

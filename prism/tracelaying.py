@@ -5,13 +5,14 @@ order. Durations count from the last arrival; what lies between a worker's relea
 is a gap, a node of its own. Left out: who takes part in what (`prism.tracebuild`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from prism.errors import PrismError
-from prism.tracegraph import Array, TraceNode
+from prism.tracegraph import COMPUTE, Array, TraceNode
 from prism.tracegroups import (
     CLOCK_S,
     REPLICA,
@@ -196,3 +197,21 @@ class Laying:
         self.nodes.append(node)
         self.rows.append(np.array(np.broadcast_to(duration, self.times.start.shape[1:])))
         return len(self.nodes) - 1
+
+
+def number_microbatches(nodes: Sequence[TraceNode], notes: list[str]) -> tuple[TraceNode, ...]:
+    """Count the compute ops of each name and stage where the trace does not tell them apart."""
+    found: dict[tuple[int, str, str, int], list[int]] = {}
+    for i, n in enumerate(nodes):
+        if n.kind == "op" and n.op_kind in COMPUTE:
+            found.setdefault((n.stages[0], n.op_kind, n.name, n.chunk), []).append(i)
+    out, counted = list(nodes), 0
+    for members in found.values():
+        named = {nodes[i].microbatch for i in members}
+        if min(named) < 0 or len(named) < len(members):
+            counted += len(members) > 1
+            for number, i in enumerate(members):
+                out[i] = nodes[i]._replace(microbatch=number)
+    if counted:
+        notes.append("compute ops whose microbatch is not told apart are numbered in their order")
+    return tuple(out)

@@ -6,6 +6,7 @@ whole microbatches and whole steps, without any law. Left out: laws, see `prism.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -69,9 +70,24 @@ def _start(node: TraceNode, preds: tuple[int, ...], ends: Array) -> Array:
     return start
 
 
-def is_crossed(node: TraceNode) -> bool:
-    """Whether a node is a compute op of one microbatch."""
-    return node.kind == "op" and node.op_kind in COMPUTE and node.microbatch >= 0
+def column_of(nodes: Sequence[TraceNode]) -> dict[int, Column]:
+    """Column of every compute op of a microbatch, by the index of its node.
+
+    Ops of one kind are told apart by name where several make up a microbatch.
+    """
+    crossed = {
+        i: n
+        for i, n in enumerate(nodes)
+        if n.kind == "op" and n.op_kind in COMPUTE and n.microbatch >= 0
+    }
+    names: dict[tuple[str, int, int], set[str]] = {}
+    for n in crossed.values():
+        names.setdefault((n.op_kind, n.stages[0], n.chunk), set()).add(n.name)
+    several = {kind for (kind, _, _), found in names.items() if len(found) > 1}
+    return {
+        i: Column(n.op_kind, n.stages[0], n.chunk, n.name if n.op_kind in several else "")
+        for i, n in crossed.items()
+    }
 
 
 def crossed_table(graph: TraceGraph) -> Crossed | None:
@@ -79,16 +95,15 @@ def crossed_table(graph: TraceGraph) -> Crossed | None:
 
     None where there are too few to tell effects apart: one replica and one microbatch, one step.
     """
-    found = [(i, n) for i, n in enumerate(graph.nodes) if is_crossed(n)]
-    columns = sorted({Column(n.op_kind, n.stages[0], n.chunk) for _, n in found},
-                     key=lambda c: (COMPUTE.index(c.op_kind), c.stage, c.chunk))  # fmt: skip
-    n_mb = 1 + max((n.microbatch for _, n in found), default=-1)
+    found = column_of(graph.nodes)
+    columns = sorted(set(found.values()), key=lambda c: (COMPUTE.index(c.op_kind), *c[1:]))
+    n_mb = 1 + max((graph.nodes[i].microbatch for i in found), default=-1)
     where = np.full((len(columns), n_mb), -1, np.int64)
     seconds = np.full((len(columns), graph.n_replicas, graph.steps.size, n_mb), np.nan)
-    for i, n in found:
-        c = columns.index(Column(n.op_kind, n.stages[0], n.chunk))
-        where[c, n.microbatch] = i
-        seconds[c, :, :, n.microbatch] = graph.durations[i]
+    for i, column in found.items():
+        c, microbatch = columns.index(column), graph.nodes[i].microbatch
+        where[c, microbatch] = i
+        seconds[c, :, :, microbatch] = graph.durations[i]
     seconds[~(seconds > 0.0)] = np.nan  # an op of no length is a missing one
     seen = np.isfinite(seconds)
     real = seen.any(axis=(1, 2, 3))  # columns of zeros have nothing to tell

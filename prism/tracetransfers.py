@@ -57,6 +57,8 @@ def pair_transfers(times: Times, chains: list[list[Key]], step_s: float) -> Tran
 # ------------------------------------------------------------------------------------ pairing
 def _by_name(times: Times, keys: Iterable[Key]) -> list[Pair]:
     """Pair the k-th send of a pass with the k-th receive on the neighbour it goes to."""
+    if times.n_stages < 2:  # the others are not in the trace
+        return []
     sides: dict[tuple[int, Role], list[Key]] = {}
     for key in keys:
         for role in transfer_roles(key[1]):
@@ -118,7 +120,7 @@ def _by_ends(times: Times, keys: list[Key], step_s: float) -> list[Pair]:
     for a in keys:
         if a not in free:
             continue
-        there = [b for b in free if (b[0] - a[0]) % times.n_stages == 1]
+        there = [b for b in free if b[0] != a[0] and (b[0] - a[0]) % times.n_stages == 1]
         near = {b: float(median(np.abs(times.of(times.end, a) - times.of(times.end, b))))
                 for b in there}  # fmt: skip
         best = min(near, key=lambda b: near[b], default=None)

@@ -87,6 +87,7 @@ def _items(summary: Json, key: str) -> list[tuple[str, Any]]:
 def _kernel_row(kernel: Json) -> dict[str, str]:
     """One kernel or op with its own spread."""
     mean = kernel.get("mean")
+    drawn = kernel.get("ks") and kernel.get("law") != "constant"
     return {
         "kernel": _short(str(kernel.get("name", ""))),
         "n": format_count(kernel["n"]) if kernel.get("n") is not None else "",
@@ -94,7 +95,7 @@ def _kernel_row(kernel: Json) -> dict[str, str]:
         "CV": _share(kernel.get("cv")),
         "p99/p50": f"{kernel['p99_p50']:.3f}" if kernel.get("p99_p50") is not None else "",
         "law": str(kernel.get("law") or ""),
-        "KS to lognormal": f"{kernel['ks']:.3f}" if kernel.get("ks") else "",
+        "KS to lognormal": f"{kernel['ks']:.3f}" if drawn else "",
         "share of time": _share(kernel.get("step_share")),
     }
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 
@@ -138,3 +139,43 @@ def test_intervals_of_whole_traces_cover_the_truth():
         assert abs(ratio) < 0.3, name
     pooled = truth.coverage(small._replace(effects=truth.PLAIN), 8, 7, pooled=True)
     assert pooled["rank"][0] < 0.3 and pooled["residual"][0] < 0.3  # the negative control
+
+
+def layered(tmp_path, labels):
+    """A job whose microbatch is two forward and two backward ops, all with the same content."""
+    rng = np.random.default_rng(0)
+    means = {("forward", "attn"): 0.01, ("forward", "mlp"): 0.03}
+    means |= {("backward", "mlp_b"): 0.06, ("backward", "attn_b"): 0.02}
+    rows = []
+    for step in range(24):
+        slow, ends = np.exp(0.02 * rng.standard_normal()), []
+        for rank in range(4):
+            at = 0.0
+            for microbatch in range(4):
+                work = slow * np.exp(0.03 * rng.standard_normal())
+                for (kind, name), mean in means.items():
+                    took = mean * work * np.exp(0.005 * rng.standard_normal())
+                    mb = {"named": microbatch, "none": -1, "one": 0}[labels]
+                    rows.append((step, rank, kind, name, at, took, mb))
+                    at += took
+            ends.append(at)
+        for rank, at in enumerate(ends):
+            rows.append((step, rank, "all_reduce", "grads", at, max(ends) + 0.01 - at, -1))
+    names = ["step", "rank", "op_kind", "name", "start_s", "duration_s", "microbatch"]
+    path = tmp_path / f"{labels}.csv"
+    pd.DataFrame(rows, columns=names).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("labels", ["named", "none", "one"])
+def test_a_microbatch_of_several_ops_keeps_each_of_them(tmp_path, labels):
+    summary = summarize_fit(fit(layered(tmp_path, labels)))
+    means = {k["name"]: k["mean"] for k in summary["kernels"]}
+    assert means["attn stage 0"] == pytest.approx(0.01, rel=0.03)
+    assert means["mlp_b stage 0"] == pytest.approx(0.06, rel=0.03)
+    assert summary["effects"]["microbatch"]["cv"] == pytest.approx(0.03, rel=0.15)
+    check = summary["cross_check"]
+    assert check["model"]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.01)
+    assert any("numbered" in note or "told apart" in note for note in summary["notes"]) == (
+        labels != "named"
+    )

@@ -111,3 +111,25 @@ def test_missing_rows_and_odd_steps_are_said(tmp_path):
     text = " ".join(summary["notes"])
     assert "are missing" in text and "another number of microbatches than 8" in text
     assert summary["steps"] == 11 and abs(summary["mean_error"]) < 0.001
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_one_stage_of_a_pipeline_is_replayed_with_its_waiting(tmp_path, stage):
+    """The other sides of its transfers are not there; overlapping ones are one wait, not two."""
+    frame, _ = make_trace(LAYOUT, EFFECTS, 3)
+    table = as_production(frame)
+    table[table["stage"] == stage].to_csv(tmp_path / "ops.csv", index=False)
+    summary = summarize_replay(replay(tmp_path / "ops.csv"))
+    assert abs(summary["mean_error"]) < 1e-3 and summary["warnings"] == []
+    assert any("no other side in the trace" in note for note in summary["notes"])
+
+
+def test_a_replay_far_off_says_so(tmp_path):
+    beside = (("forward", "a", 0.0), ("memory", "b", 0.5))
+    rows = [(s, kind, name, at, 1.0) for s in range(4) for kind, name, at in beside]
+    text = "step,op_kind,name,start_s,duration_s\n"
+    text += "".join(",".join(map(str, row)) + "\n" for row in rows)
+    (tmp_path / "ops.csv").write_text(text)
+    summary = summarize_replay(replay(tmp_path / "ops.csv"))
+    assert summary["mean_error"] == pytest.approx(1 / 3)
+    assert "+33.3 % off the measured ones" in summary["warnings"][0]

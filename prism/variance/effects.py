@@ -39,6 +39,7 @@ class Column(NamedTuple):
     op_kind: str
     stage: int
     chunk: int = 0
+    name: str = ""  # where several ops of this kind make up a microbatch
 
 
 class Spread(NamedTuple):
