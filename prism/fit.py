@@ -1,8 +1,8 @@
 """`prism fit`: a model from a trace, with what it found, how well it fits and what it cannot know.
 
-Reads, builds the graph, fits (`prism.tracefit`) and reports: kernels, components with intervals,
-loadings, lemons, a cross-check without laws, warnings. Left out: models of step times alone, and
-jobs calibrated to measured step times.
+Reads, builds the graph, fits (`prism.pipelinetrace.fit`) and reports: kernels, components with
+intervals, loadings, lemons, a cross-check without laws, warnings. Left out: models of step times
+alone, and jobs calibrated to measured step times.
 """
 
 import json
@@ -17,12 +17,12 @@ import numpy as np
 
 import prism
 from prism.kerneltrace.model import fit_kernels
-from prism.modelfile import model_to_dataset
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import NEGLIGIBLE, fit_graph
-from prism.tracegraph import COMPUTE, Array, TraceGraph, replay
-from prism.tracemodel import TraceModel, figures, synthetic_graph
-from prism.tracereduce import crossed_table, resample, simplify
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import NEGLIGIBLE, fit_graph
+from prism.pipelinetrace.reduce import crossed_table, resample, simplify
+from prism.tracemodel.file import model_to_dataset
+from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
+from prism.tracemodel.model import TraceModel, figures, synthetic_graph
 from prism.traces import Trace, read_trace
 from prism.variance.components import Components, fit_components
 

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.kerneltrace.report import replay_kernels
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph
-from prism.tracegraph import COMPUTE, Array, TraceGraph, filled
-from prism.tracegraph import replay as propagate
-from prism.tracereduce import simplify
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import fit_graph
+from prism.pipelinetrace.reduce import simplify
+from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, filled
+from prism.tracemodel.graph import replay as propagate
 from prism.traces import read_trace
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from prism.distributions import constant, lognormal
 from prism.errors import PrismError
 from prism.job import Job, job_from_dict, load_job
 from prism.library import Library, load_library
-from prism.modelfile import load_model
 from prism.opgraph import StepGraph
 from prism.pooling import pool_program
 from prism.program import Program, ideal_program, split_seed
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
 from prism.stepgraph import GraphOptions, build_step_graph
-from prism.tracemodel import TraceModel
-from prism.tracesim import build_trace_graph_arrays, build_trace_program, step_profile
+from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program, step_profile
+from prism.tracemodel.file import load_model
+from prism.tracemodel.model import TraceModel
 from prism.variability import Regime, Stall, Variability, is_communication, resolve_variability
 from prism.workload import Workload, build_workload
 

@@ -20,15 +20,15 @@ from prism.engine import LANES
 from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.job import Job, load_job
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import fit_graph
 from prism.pooling import pool_program
 from prism.program import Program
 from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks, simulate
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph
-from prism.tracegraph import Array
-from prism.tracemodel import TraceModel, conditioned, independent_graph, synthetic_graph
+from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
+from prism.tracemodel.graph import Array
+from prism.tracemodel.model import TraceModel, conditioned, independent_graph, synthetic_graph
 from prism.traces import read_step_times, read_totals, read_trace, total_per_run
-from prism.tracesim import build_trace_graph_arrays, build_trace_program
 from prism.validationresult import (
     compare_all,
     copy_at_half,

@@ -20,7 +20,7 @@ from prism.kerneltrace.steps import align, split_steps
 from prism.replay import replay as replay_file
 from prism.replay import summarize_replay
 from prism.results import save
-from prism.tracemodel import synthetic_graph
+from prism.tracemodel.model import synthetic_graph
 from prism.traces.kineto import read_kineto
 
 DEVICE_BOUND = synth.training_step(n_layers=3, kernels=4)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import fit_graph
 from prism.tables import sample_table
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph
-from prism.tracemodel import (
+from prism.tracemodel.model import (
     conditioned,
     draw_durations,
     figures,

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.tracebuild import build_trace_graph
-from prism.tracereduce import crossed_table, simplify
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.reduce import crossed_table, simplify
 from prism.variance.components import Components, fit_components
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))

@@ -18,9 +18,9 @@ from prism.kerneltrace.graph import NODE_KINDS
 from prism.kerneltrace.groups import NodeGroup, joined, node_groups
 from prism.kerneltrace.laws import StepLaws, kernel_table, step_laws
 from prism.kerneltrace.steps import split_steps
-from prism.tracegraph import Array, TraceNode
-from prism.tracegroups import REPLICA, WORKER
-from prism.tracemodel import OpGroup, TraceModel, figures, sample_law, synthetic_graph
+from prism.tracemodel.graph import Array, TraceNode
+from prism.tracemodel.model import OpGroup, TraceModel, figures, sample_law, synthetic_graph
+from prism.tracemodel.scope import REPLICA, WORKER
 from prism.traces import Trace
 from prism.traces.kernelnames import COLLECTIVES
 

@@ -2,7 +2,7 @@
 
 An item is laid as soon as every chain that takes part has reached it, so nodes come in topological
 order. Durations count from the last arrival; what lies between a worker's release and its next op
-is a gap, a node of its own. Left out: who takes part in what (`prism.tracebuild`).
+is a gap, a node of its own. Left out: who takes part in what (`prism.pipelinetrace.build`).
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from prism.errors import PrismError
-from prism.tracegraph import COMPUTE, Array, TraceNode
-from prism.tracegroups import (
-    CLOCK_S,
-    REPLICA,
-    WORKER,
-    Barrier,
-    Scope,
-    joint_arrival,
-    median,
-    release,
-)
-from prism.tracetimes import Key, Times
-from prism.tracetransfers import Pair
+from prism.pipelinetrace.groups import CLOCK_S, Barrier, joint_arrival, release
+from prism.pipelinetrace.times import Key, Times
+from prism.pipelinetrace.transfers import Pair
+from prism.tracemodel.graph import COMPUTE, Array, TraceNode
+from prism.tracemodel.scope import REPLICA, WORKER, Scope, median
 
 
 class Item(NamedTuple):

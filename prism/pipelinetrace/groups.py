@@ -3,17 +3,17 @@
 A profiler records a collective from the moment a rank arrives, so its duration holds the wait for
 the others. Members of one meeting end together; this module finds the sets of workers that do, and
 barriers that the trace does not name but that show in workers resuming together. Left out: how
-meetings become a graph (`prism.tracegraph`).
+meetings become a graph (`prism.pipelinetrace.build`).
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from prism.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD, Array, Scope, mean, median
+
 # Ends of one meeting differ by clock resolution and launch jitter; starts by what is waited for.
 COINCIDE_SHARE = 0.1  # of the spread of starts, within which ends coincide
 COINCIDE_STEP = 2e-4  # of the step, ends closer than this coincide whatever the starts do
@@ -21,34 +21,6 @@ HIDDEN_STEP = 2e-3  # of the step: gaps varying more than this between workers a
 CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
 FEW = 5  # steps below which workers may resume together by chance
 ALWAYS = 0.9  # of the steps: what holds in so many is how the job works
-
-
-class Scope(NamedTuple):
-    """A way to divide workers into meetings: those of one stage, one replica, all, or each."""
-
-    name: str  # worker, replica, stage, world
-
-    def axes(self) -> tuple[int, ...]:
-        """Axes of [stage, replica] that a meeting runs over."""
-        return {"worker": (), "replica": (0,), "stage": (1,), "world": (0, 1)}[self.name]
-
-    def latest(self, times: Array) -> Array:
-        """Latest of every worker's meeting, [stage, replica, step], NaN ignored."""
-        axes = self.axes()
-        if not axes:
-            return times
-        with np.errstate(all="ignore"):
-            top = np.fmax.reduce(times, axis=axes[0], keepdims=True)
-            for axis in axes[1:]:
-                top = np.fmax.reduce(top, axis=axis, keepdims=True)
-        return np.broadcast_to(top, times.shape)
-
-    def earliest(self, times: Array) -> Array:
-        """Earliest of every worker's meeting, [stage, replica, step], NaN ignored."""
-        return -self.latest(-times)
-
-
-WORKER, REPLICA, STAGE, WORLD = (Scope(n) for n in ("worker", "replica", "stage", "world"))
 # What a collective of this class joins where the trace does not contradict it.
 EXPECTED = {
     "dp_reduce_scatter": STAGE,
@@ -58,24 +30,6 @@ EXPECTED = {
     "world_all_reduce": WORLD,
     "layernorm_all_reduce": WORKER,
 }
-
-
-def median(
-    values: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
-) -> Array:
-    """Median of what is not missing; NaN where all of it is."""
-    if values.size and np.isfinite(values).all():  # far faster
-        return np.asarray(np.median(values, axis=axis, keepdims=keepdims))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
-        return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
-
-
-def mean(values: Array, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Mean of what is not missing; NaN where all of it is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
-        return np.asarray(np.nanmean(values, axis=axis))
 
 
 def spread(times: Array, scope: Scope) -> float:

@@ -12,24 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism.tracegraph import COMPUTE, TraceGraph
-from prism.tracegroups import (
+from prism.pipelinetrace.groups import (
     CLOCK_S,
     EXPECTED,
-    REPLICA,
-    STAGE,
-    WORKER,
-    WORLD,
-    Scope,
     coincide,
     find_scope,
     hidden_barriers,
-    median,
     named_scope,
 )
-from prism.tracelaying import Item, Laying, number_microbatches
-from prism.tracetimes import Key, Times, bridge, check_order, ordered, read_times
-from prism.tracetransfers import (
+from prism.pipelinetrace.laying import Item, Laying, number_microbatches
+from prism.pipelinetrace.times import Key, Times, bridge, check_order, ordered, read_times
+from prism.pipelinetrace.transfers import (
     Pair,
     Transfers,
     consumers,
@@ -37,6 +30,8 @@ from prism.tracetransfers import (
     pair_transfers,
     posted_after,
 )
+from prism.tracemodel.graph import COMPUTE, TraceGraph
+from prism.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD, Scope, median
 
 if TYPE_CHECKING:
     from prism.traces import Trace

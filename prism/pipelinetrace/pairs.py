@@ -2,7 +2,7 @@
 
 A name such as forward-send, recv_backward or send_forward_recv_backward says which way data goes.
 The k-th send of a pass pairs with the k-th receive on the neighbour it goes to. Left out: whether
-they block, and when they happened (`prism.tracebuild`).
+they block, and when they happened (`prism.pipelinetrace.build`).
 """
 
 import re

@@ -3,8 +3,8 @@
 Every op's duration is `mean x rank x step x microbatch x rank_step x residual`, each factor of mean
 1 over its population. The step factor is a profile over the measured steps, so that one draw (which
 of them) moves compute, collectives and gaps together as they moved; the others are laws. The same
-tables serve `draw_durations` here and the engine (`prism.tracesim`). Left out: how it is estimated
-(`prism.fit`), and effects that a trace of one job cannot show.
+tables serve `draw_durations` here and the engine (`prism.tracemodel.arrays`). Left out: how it is
+estimated (`prism.fit`), and effects that a trace of one job cannot show.
 """
 
 import math
@@ -17,7 +17,7 @@ from scipy.special import ndtr, ndtri
 
 from prism.distributions import Law, constant, empirical, quantile_table
 from prism.tables import N_CELLS, sample_table
-from prism.tracegraph import TraceGraph, TraceNode, replay
+from prism.tracemodel.graph import TraceGraph, TraceNode, replay
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]

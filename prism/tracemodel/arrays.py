@@ -13,8 +13,8 @@ from prism.distributions import constant
 from prism.opgraph import START, Builder, OpType, StepGraph, build_arrays
 from prism.program import Program, Tables
 from prism.tables import LEVELS, N_CELLS, table_edges
-from prism.tracegraph import COMPUTE, Array, TraceNode
-from prism.tracemodel import SCORE_STD, OpGroup, Table, TraceModel, profile_table
+from prism.tracemodel.graph import COMPUTE, Array, TraceNode
+from prism.tracemodel.model import SCORE_STD, OpGroup, Table, TraceModel, profile_table
 from prism.workload import Collective
 
 

@@ -3,7 +3,7 @@
 An op is told by its stage, recorded name and microbatch (or, without one, its ordinal), so a row
 that the trace lacks leaves a hole and does not shift the others. Steps with another number of
 microbatches or without an end, and ops that are rare, are left out with a note. Left out: who waits
-for whom (`prism.tracebuild`).
+for whom (`prism.pipelinetrace.build`).
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.tracegraph import COMPUTE, Array
-from prism.tracegroups import CLOCK_S, median
-from prism.tracepairs import transfer_roles
+from prism.pipelinetrace.groups import CLOCK_S
+from prism.pipelinetrace.pairs import transfer_roles
+from prism.tracemodel.graph import COMPUTE, Array
+from prism.tracemodel.scope import median
 
 if TYPE_CHECKING:
     from prism.traces import Trace

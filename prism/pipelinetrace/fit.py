@@ -16,9 +16,9 @@ from scipy.special import ndtr
 
 from prism.distributions import Law, bounded_body, constant, lognormal
 from prism.errors import PrismError
-from prism.tracegraph import Array, TraceGraph, TraceNode, filled
-from prism.tracemodel import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
-from prism.tracereduce import Crossed, column_of, crossed_table, finite_mean, simplify
+from prism.pipelinetrace.reduce import Crossed, column_of, crossed_table, finite_mean, simplify
+from prism.tracemodel.graph import Array, TraceGraph, TraceNode, filled
+from prism.tracemodel.model import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
 from prism.variance.components import Column, Component, Components, fit_components
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding

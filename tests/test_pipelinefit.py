@@ -7,12 +7,12 @@ import pytest
 from pipeline_synth import Effects, Layout, as_trace, draw, make_trace, run
 
 from prism.errors import PrismError
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph
-from prism.tracegraph import TraceGraph, TraceNode, filled, replay
-from prism.tracegroups import WORKER
-from prism.tracemodel import draw_durations, synthetic_graph
-from prism.tracereduce import crossed_table, resample, simplify
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import fit_graph
+from prism.pipelinetrace.reduce import crossed_table, resample, simplify
+from prism.tracemodel.graph import TraceGraph, TraceNode, filled, replay
+from prism.tracemodel.model import draw_durations, synthetic_graph
+from prism.tracemodel.scope import WORKER
 
 LAYOUTS = {
     "1f1b": Layout(2, 4, 6, 10),

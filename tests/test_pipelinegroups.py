@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, make_trace, run
 
-from prism.tracebuild import build_trace_graph
-from prism.tracegraph import replay
-from prism.tracegroups import (
-    REPLICA,
-    STAGE,
-    WORKER,
-    WORLD,
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.groups import (
     Barrier,
     find_scope,
     hidden_barriers,
@@ -20,6 +15,8 @@ from prism.tracegroups import (
     named_scope,
     release,
 )
+from prism.tracemodel.graph import replay
+from prism.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD
 
 EFFECTS = Effects(residual_sd=0.03, content_sd=0.1, rank_sd=0.02, gap_s=0.004)
 SCATTER, NORM = "grads-reduce-scatter", "layernorm-grads-all-reduce"

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_production, as_trace, make_trace, run
 
 from prism.errors import PrismError
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph
-from prism.tracegraph import replay
-from prism.tracegroups import REPLICA
-from prism.tracelaying import Item, Laying
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import fit_graph
+from prism.pipelinetrace.laying import Item, Laying
+from prism.pipelinetrace.times import read_times
+from prism.tracemodel.graph import replay
+from prism.tracemodel.scope import REPLICA
 from prism.traces import read_trace
-from prism.tracetimes import read_times
 
 VARIED = Effects(residual_sd=0.03, content_sd=0.02, rank_sd=0.02, step_sd=0.02, gap_s=0.004)
 LAYOUTS = {

@@ -3,7 +3,7 @@
 Sends pair with receives in the order of posting: by their names and the neighbour these say, within
 a named group where one is given; what has neither pairs where ends coincide, and counts as
 inferred. Transfers block where no worker computes meanwhile. Left out: how they become nodes
-(`prism.tracebuild`).
+(`prism.pipelinetrace.build`).
 """
 
 from collections.abc import Iterable
@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.tracegraph import Array
-from prism.tracegroups import CLOCK_S, COINCIDE_SHARE, COINCIDE_STEP, median
-from prism.tracepairs import Role, transfer_roles
-from prism.tracetimes import Key, Times
+from prism.pipelinetrace.groups import CLOCK_S, COINCIDE_SHARE, COINCIDE_STEP
+from prism.pipelinetrace.pairs import Role, transfer_roles
+from prism.pipelinetrace.times import Key, Times
+from prism.tracemodel.graph import Array
+from prism.tracemodel.scope import median
 
 BESIDE = 0.1  # share of transfers during which a worker computes, from which they do not block
 LATER = 0.95  # share of steps in which an op starts after an arrival, if it waits for it

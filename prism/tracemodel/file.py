@@ -1,7 +1,7 @@
 """Fitted models as files: a `TraceModel` to and from a netCDF dataset.
 
 What has a number for every op, rank or step is an array with units; the graph's nodes and the op
-groups' labels are one JSON text each. Left out: what a model means, see `prism.tracemodel`.
+groups' labels are one JSON text each. Left out: what a model means, see `prism.tracemodel.model`.
 """
 
 import json
@@ -13,9 +13,9 @@ import numpy as np
 
 from prism.distributions import Law, constant
 from prism.errors import PrismError
-from prism.tracegraph import TraceNode
-from prism.tracegroups import Scope
-from prism.tracemodel import OpGroup, TraceModel
+from prism.tracemodel.graph import TraceNode
+from prism.tracemodel.model import OpGroup, TraceModel
+from prism.tracemodel.scope import Scope
 
 if TYPE_CHECKING:
     import xarray as xr

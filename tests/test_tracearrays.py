@@ -8,20 +8,20 @@ from pipeline_synth import Effects, Layout, as_trace, make_trace
 from scipy.stats import ks_2samp
 
 from prism.distributions import constant
+from prism.pipelinetrace.build import build_trace_graph
+from prism.pipelinetrace.fit import fit_graph
 from prism.pooling import pool_program
 from prism.program import ideal_program
 from prism.simulate import run_blocks
 from prism.tables import sample_table
-from prism.tracebuild import build_trace_graph
-from prism.tracefit import fit_graph
-from prism.tracegraph import TraceNode, replay
-from prism.tracemodel import conditioned, draw_durations, synthetic_graph
-from prism.tracesim import (
+from prism.tracemodel.arrays import (
     build_trace_graph_arrays,
     build_trace_program,
     drawn_rank_table,
     step_profile,
 )
+from prism.tracemodel.graph import TraceNode, replay
+from prism.tracemodel.model import conditioned, draw_durations, synthetic_graph
 from prism.variability import Regime, Stall, Variability
 
 FULL = Effects(rank_sd=0.01, step_sd=0.015, content_sd=0.03, gap_s=0.003, content_last=0.7)

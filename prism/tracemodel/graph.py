@@ -3,8 +3,8 @@
 Each traced worker is a chain of what it did, in the order in which it did it; transfers and
 collectives join several chains and count from the last arrival; the host's gaps between ops are ops
 of their own. `replay` propagates durations through the graph, so measured ones reproduce the
-measured step, and changed ones answer what-if questions. `prism.tracebuild` makes the graph. Left
-out: contention between streams.
+measured step, and changed ones answer what-if questions. `prism.pipelinetrace.build` makes the
+graph. Left out: contention between streams.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.tracegroups import Scope, median
+from prism.tracemodel.scope import Scope, median
 
 Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")

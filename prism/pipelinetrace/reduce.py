@@ -2,7 +2,7 @@
 
 `simplify` keeps the end of every op that stays; `crossed_table` lays the compute ops of one
 microbatch into (op_kind and stage, replica, step, microbatch); `resample` draws step times from
-whole microbatches and whole steps, without any law. Left out: laws, see `prism.tracefit`.
+whole microbatches and whole steps, without any law. Left out: laws, see `prism.pipelinetrace.fit`.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.tracegraph import COMPUTE, Array, TraceGraph, TraceNode, filled, replay
+from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, TraceNode, filled, replay
 from prism.variance.components import Column
 
 FOLD = 1e-5  # of the step: a gap whose mean is below this is part of the op after it
@@ -58,7 +58,7 @@ def simplify(graph: TraceGraph) -> TraceGraph:
 
 
 def _start(node: TraceNode, preds: tuple[int, ...], ends: Array) -> Array:
-    """When a node begins, [replica, step] s: as in `prism.tracegraph.replay`."""
+    """When a node begins, [replica, step] s: as in `prism.tracemodel.graph.replay`."""
     start = ends[preds[0]] if preds else np.zeros(ends.shape[1:])
     for p in preds[1:]:
         later = np.maximum(start, ends[p])
