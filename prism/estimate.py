@@ -4,6 +4,7 @@ import datetime
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ TAIL_SAMPLES = 10  # samples beyond a quantile below which it is only a guess
 
 
 def estimate(
-    job: Job | str,
+    job: Job | str | Path,
     *,
     replicates: int = 10_000,
     run_replicates: int = 1_000,
@@ -42,7 +43,7 @@ def estimate(
 
     Parameters
     ----------
-    job : Job or str
+    job : Job, str or path
         A job, its file, or the name of a shipped one.
     replicates, run_replicates : int
         Monte Carlo repetitions of a step and of the run.
@@ -64,7 +65,7 @@ def estimate(
         Bad input.
     """
     begin = time.perf_counter()
-    job = load_job(job) if isinstance(job, str) else job
+    job = job if isinstance(job, Job) else load_job(job)
     run = job.run
     start = run.start if start is None else start
     call: dict[str, Any] = {

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -254,7 +255,7 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
 
 
 def simulate(
-    job: Job | str,
+    job: Job | str | Path,
     replicates: int = 10_000,
     seed: int | None = None,
     threads: int | None = None,
@@ -264,7 +265,7 @@ def simulate(
 
     Parameters
     ----------
-    job : Job or str
+    job : Job, str or path
         A job, its file, or the name of a shipped one.
     replicates : int
         Repetitions of the step; every 64 share one cluster (one draw of all persistent effects).
@@ -286,7 +287,7 @@ def simulate(
         The job cannot be built, or a number is out of range.
     """
     begin = time.perf_counter()
-    job = load_job(job) if isinstance(job, str) else job
+    job = job if isinstance(job, Job) else load_job(job)
     seed = fresh_seed() if seed is None else seed
     threads = default_threads() if threads is None else threads
     check_counts(replicates, seed, threads)
