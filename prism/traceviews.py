@@ -318,6 +318,7 @@ def _comparison(summary: Json) -> Table:
         ("mean_error", "error of the mean"),
         ("p50_error", "error of p50"),
         ("p95_error", "error of p95"),
+        ("p95_error_same_n", "  as so few would show it"),
         ("p99_error", "error of p99"),
         ("cv_ratio", "CV, predicted / measured"),
     ):
@@ -332,7 +333,7 @@ def _figure(key: str, value: float | None) -> str:
         return ""
     if key == "wasserstein":
         return format_duration(value, 0.01 * value if value > 0 else None)
-    return _percent(value, "+") if key.endswith("_error") else f"{value:.3f}"
+    return _percent(value, "+") if "_error" in key else f"{value:.3f}"
 
 
 def verdict(summary: Json) -> list[str]:

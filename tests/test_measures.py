@@ -12,6 +12,7 @@ from prism.measures import (
     bootstrap_p_value,
     compare,
     effective_n,
+    expected_quantile,
     floor,
     ks_critical,
     ks_statistic,
@@ -19,7 +20,15 @@ from prism.measures import (
 
 KEYS = {
     *("n_measured", "n_effective", "ks", "ks_critical_5pct", "ks_aligned", "wasserstein"),
-    *("mean_error", "p50_error", "p95_error", "p99_error", "p95_measured_se", "cv_ratio"),
+    *(
+        "mean_error",
+        "p50_error",
+        "p95_error",
+        "p95_error_same_n",
+        "p99_error",
+        "p95_measured_se",
+        "cv_ratio",
+    ),
 }
 times = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=40)
 
@@ -199,3 +208,22 @@ def test_what_has_no_distribution_is_refused(bad):
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="steps: 2 numbers for 3 values"):
         compare([1.0, 2.0, 3.0], [1.0], steps=[0, 1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 11, 40])
+def test_the_expected_quantile_is_the_mean_over_samples(n):
+    rng = np.random.default_rng(2)
+    law = np.exp(0.5 * rng.standard_normal(5_000))
+    drawn = np.quantile(rng.choice(law, (20_000, n)), 0.95, axis=1)
+    found = expected_quantile(law, 0.95, n)
+    assert found == pytest.approx(drawn.mean(), abs=4.0 * drawn.std() / np.sqrt(drawn.size))
+    if n == 11:  # the plain p95 is far above what samples of this size show
+        assert np.quantile(law, 0.95) > found + 20.0 * drawn.std() / np.sqrt(drawn.size)
+
+
+def test_the_true_law_has_no_error_of_p95_at_the_same_n():
+    rng = np.random.default_rng(3)
+    law = 10.0 + rng.standard_normal(2_000)
+    errors = [compare(rng.choice(law, 11), law) for _ in range(200)]
+    same, plain = (np.mean([e[k] for e in errors]) for k in ("p95_error_same_n", "p95_error"))
+    assert abs(same) < 0.01 < 0.02 < plain
