@@ -108,7 +108,8 @@ def test_a_rank_that_is_no_rank_is_not_told(tmp_path, rank):
 @pytest.mark.parametrize(
     "content",
     [b"", b"{}", b"[]", b'{"traceEvents": []}', b'{"traceEvents": null}', b'{"traceEvents": [{}]}',
-     b"[[[[", b"\xff\xfe", gzip.compress(b""), gzip.compress(RANKS[0].encode())[:20], b"null",
+     b"[[[[", b"\xff\xfe", gzip.compress(b"", mtime=0), b"null",
+     gzip.compress(RANKS[0].encode(), mtime=0)[:20],
      b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1}]}'],
 )  # fmt: skip
 def test_what_holds_nothing_is_refused(tmp_path, content):

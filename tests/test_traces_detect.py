@@ -28,8 +28,8 @@ TIDY = "op_kind,start_s,duration_s\nforward,0,1\nbackward,1,2\n"
         TIDY.replace(",", " , ").encode(),
         TIDY.strip().encode(),
         ("\n\n" + TIDY).encode(),
-        gzip.compress(TIDY.encode()),
-        gzip.compress(b"\xef\xbb\xbf" + TIDY.encode()),
+        gzip.compress(TIDY.encode(), mtime=0),
+        gzip.compress(b"\xef\xbb\xbf" + TIDY.encode(), mtime=0),
     ],
     ids=["plain", "bom", "semicolon", "tab", "crlf", "spaces", "no end", "blank", "gzip", "gz bom"],
 )
@@ -63,7 +63,7 @@ def write(tmp_path, data):
         (b"op_kind,duration_s\nf\xff,1\n", "file:2: is not UTF-8 text"),
         (b"op_kind,duration_s\nf," + b"1" * 70_000 + b"\0\n", "file:2: holds a NUL"),
         (b"\x1f\x8bnot gzip at all", "the gzip stream is broken"),
-        (gzip.compress(TIDY.encode())[:-9], "the gzip stream is broken or cut short"),
+        (gzip.compress(TIDY.encode(), mtime=0)[:-9], "the gzip stream is broken or cut short"),
         (b"PK\x03\x04rest", "a zip archive; unpack it first"),
         ("a,b".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
         (b"\x89HDF\r\n\x1a\nrest", "an HDF5 or netCDF file"),
@@ -150,7 +150,7 @@ def ranks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "data", [b"{}", b'\xef\xbb\xbf [{"ph": 1', gzip.compress(b"\n {" * 99)[:-8]]
+    "data", [b"{}", b'\xef\xbb\xbf [{"ph": 1', gzip.compress(b"\n {" * 99, mtime=0)[:-8]]
 )
 def test_json_goes_to_the_profiler_reader(tmp_path, ranks, data):
     folder = tmp_path / "folder"

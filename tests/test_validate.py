@@ -4,15 +4,18 @@ import json
 
 import numpy as np
 import pytest
+import xarray as xr
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from scipy.stats import kstest
 
 from prism.errors import PrismError
 from prism.fit import fit
 from prism.job import load_job
+from prism.measures import ks_statistic
 from prism.results import save
 from prism.simulate import simulate
 from prism.validate import (
+    _null_of_clusters,
     copy_at_half,
     split_steps,
     summarize_validation,
@@ -184,11 +187,37 @@ def test_totals_of_runs(model, tmp_path):
     rows = [f"{run},{i},{mean * (1 + 0.001 * run)}" for run in range(4) for i in range(20)]
     path = tmp_path / "runs.csv"
     path.write_text("run,step,step_time_s\n" + "\n".join(rows) + "\n")
-    figures = summarize_validation(
-        validate_steps(model, path, quantity="time_to_train", bootstrap=20, replicates=512, seed=1)
-    )
-    assert figures["n_measured"] == 4
+    options = {"quantity": "time_to_train", "bootstrap": 20, "replicates": 512, "seed": 1}
+    found = validate_steps(model, path, **options)
+    figures = summarize_validation(found)
+    assert found.attrs["quantity"] == "time_to_train"
+    assert figures["n_measured"] == 4 and not figures["notes"]
     assert abs(figures["mean_error"]) < 0.02
+    # every value the mean of ten steps: ten times the run
+    header, *values = rows_of_ten = ["run,step,step_time_s,n_avg", *(f"{row},10" for row in rows)]
+    path.write_text("\n".join(rows_of_ten) + "\n")
+    longer = summarize_validation(validate_steps(model, path, **options))
+    assert abs(longer["mean_error"]) < 0.02
+    # runs that differ in length are said to
+    path.write_text("\n".join([header, *values[:-5]]) + "\n")
+    uneven = summarize_validation(validate_steps(model, path, **options))
+    assert any("runs have 150 to 200 steps" in note for note in uneven["notes"])
+
+
+@pytest.mark.parametrize("between", [0.0, 0.02])
+def test_the_null_of_steps_is_that_of_one_cluster(between):
+    rng = np.random.default_rng(5)
+    n, n_clusters = 400, 64
+    cluster = np.repeat(np.arange(n_clusters), 64)
+    mean = 10.0 * (1.0 + between * rng.standard_normal(n_clusters))
+    drawn = xr.Dataset({
+        "step_time": ("replicate", rng.normal(mean[cluster], 0.1)),
+        "cluster_idx": ("replicate", cluster),
+    })  # fmt: skip
+    null = _null_of_clusters(drawn, n, 200, 1)
+    own = rng.normal(10.0 * (1.0 + between * rng.standard_normal((200, 1))), 0.1, (200, n))
+    truth = [ks_statistic(sample, drawn.step_time) for sample in own]
+    assert np.quantile(null, [0.5, 0.95]) == pytest.approx(np.quantile(truth, [0.5, 0.95]), rel=0.2)
 
 
 def test_bad_choices_for_step_times(model, tmp_path):
