@@ -18,18 +18,19 @@ import numpy as np
 import prism
 from prism.kerneltrace.model import fit_kernels
 from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import NEGLIGIBLE, fit_graph
-from prism.pipelinetrace.reduce import crossed_table, resample, simplify
+from prism.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
+from prism.pipelinetrace.reduce import resample
 from prism.tracemodel.file import model_to_dataset
 from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
 from prism.tracemodel.model import TraceModel, figures, synthetic_graph
 from prism.traces import Trace, read_trace
-from prism.variance.components import Components, fit_components
+from prism.variance.components import Components
 
 if TYPE_CHECKING:
     import xarray as xr
 
 CHECK_STEPS = 2000  # simulated steps of the cross-check
+CHECK_CELLS = 50_000_000  # durations drawn for it: fewer steps of a large graph, at least a tenth
 FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it rests on little
 
 # What a trace of one job's pipeline cannot tell, and what is done about it.
@@ -72,15 +73,11 @@ def fit(inputs: str | Path | Sequence[str | Path], seed: int | None = None) -> "
 
 def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:
     graph = build_trace_graph(trace)
-    model = fit_graph(graph, trace.source)
-    crossed = crossed_table(simplify(graph))
-    parts = (
-        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
-    )
+    model, parts = fit_with_components(graph, trace.source)
     report = report_of(graph, model, parts, seed)
     report["inputs"] = [trace.source]
     report["notes"] = [*trace.notes, *graph.notes]
-    return replace(model, report=report, job=describe_job(model, trace))
+    return replace(model, report=report, job=describe_job(model))
 
 
 def summarize_fit(model: "xr.Dataset") -> dict[str, Any]:
@@ -184,9 +181,11 @@ def _loadings(parts: Components) -> dict[str, dict[str, float]]:
 def _cross_check(graph: TraceGraph, model: TraceModel, seed: int) -> dict[str, Any]:
     """Hold the model against resampled microbatches and steps, and against the measurement."""
     rng = np.random.Generator(np.random.Philox(seed))
-    apart = np.arange(CHECK_STEPS, dtype=np.int64) * 10**6  # too far to remember each other
+    fitting = CHECK_CELLS // (len(model.nodes) * model.n_replicas)
+    n = min(CHECK_STEPS, max(CHECK_STEPS // 10, fitting))
+    apart = np.arange(n, dtype=np.int64) * 10**6  # too far to remember each other
     simulated = synthetic_graph(model, apart, rng).measured
-    resampled = resample(graph, CHECK_STEPS, rng)
+    resampled = resample(graph, n, rng)
     return {
         "measured": figures(graph.measured),
         "model": figures(simulated),
@@ -234,20 +233,21 @@ def _warnings(graph: TraceGraph, model: TraceModel, parts: Components | None) ->
     return out
 
 
-def describe_job(model: TraceModel, trace: Trace) -> dict[str, Any]:
+def describe_job(model: TraceModel) -> dict[str, Any]:
     """Blocks of a job file that describe the traced job."""
     seconds: dict[str, list[float]] = {}
+    n_mb = 1 + max((n.microbatch for n in model.nodes if n.op_kind in COMPUTE), default=0)
     for kind in ("forward", "backward"):
         per_stage = np.zeros(model.n_stages)
         for i, node in enumerate(model.nodes):
             if node.kind == "op" and node.op_kind == kind:
                 per_stage[node.stages[0]] += float(model.mean[i].mean())
-        n_mb = 1 + max((n.microbatch for n in model.nodes if n.op_kind in COMPUTE), default=0)
         seconds[f"{kind}_s"] = [float(x) / n_mb for x in per_stage]
-    n_mb = 1 + max((n.microbatch for n in model.nodes if n.op_kind in COMPUTE), default=0)
-    parallelism = {"pp": model.n_stages, "dp": model.n_replicas, "microbatches": n_mb}
+    parallelism: dict[str, Any] = {
+        "pp": model.n_stages, "dp": model.n_replicas, "microbatches": n_mb,
+    }  # fmt: skip
     if model.p2p != "none" and model.n_stages > 1:
-        parallelism["p2p"] = model.p2p  # type: ignore[assignment]
+        parallelism["p2p"] = model.p2p
     return {
         "model": {"durations": seconds},
         "parallelism": parallelism,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from prism.kerneltrace.report import replay_kernels
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import fit_graph
-from prism.pipelinetrace.reduce import simplify
+from prism.pipelinetrace.reduce import finite_mean, simplify
 from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, filled
 from prism.tracemodel.graph import replay as propagate
 from prism.traces import read_trace
@@ -139,7 +139,7 @@ def same_work(graph: TraceGraph, source: str) -> tuple[Array, TraceGraph]:
     """
     simple = simplify(graph)
     if graph.steps.size < 2:
-        mean = np.nanmean(simple.durations, axis=(1, 2), keepdims=True)
+        mean = np.nan_to_num(finite_mean(simple.durations, (1, 2), keepdims=True))
         return np.broadcast_to(mean, simple.durations.shape), simple
     model = fit_graph(graph, source)
     mean = model.mean.mean(axis=1)[:, None, None]

@@ -19,11 +19,12 @@ from prism.errors import PrismError
 from prism.measures import effective_n
 from prism.text import format_count, format_duration, format_share
 from prism.traces import read_step_times, read_trace
+from prism.traces.choose import PER_SECOND
 from prism.traces.content import find_kind, read_table, read_text
 from prism.traces.logs import is_log
 from prism.traces.pipeline import is_pipeline
 from prism.traces.table import Trace
-from prism.traces.tidy import UNITS, is_tidy
+from prism.traces.tidy import is_tidy
 from prism.views import rows_view, table_view
 
 Description = tuple[dict[str, Any], RenderableType]
@@ -53,7 +54,9 @@ def recording_kind(what: str) -> Literal["trace", "step_times"] | None:
         return None
     if is_pipeline(columns) or is_tidy(columns):
         return "trace"
-    has_unit = any("_" in name and name.rpartition("_")[2] in UNITS for name in columns)
+    has_unit = any(
+        "_" in name and name.rpartition("_")[2].lower() in PER_SECOND for name in columns
+    )
     return "step_times" if has_unit else None
 
 

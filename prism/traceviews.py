@@ -6,7 +6,7 @@ left out. Nothing is computed here beyond the choice of a unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -40,7 +40,7 @@ def fit_view(summary: Json) -> RenderableType:
     rich.console.RenderableType
         Kernels, components of the spread, lemons, and what a trace cannot tell.
     """
-    inputs = [_named(item) for item in summary.get("inputs") or ()]
+    inputs = [str(item) for item in summary.get("inputs") or ()]
     parts: list[RenderableType] = [Text(", ".join(inputs), style="bold")] if inputs else []
     kernels = list(summary.get("kernels") or ())
     if kernels:
@@ -68,14 +68,6 @@ def fit_view(summary: Json) -> RenderableType:
     parts += _lines("Not to be learned from this input", summary.get("not_identifiable"))
     parts += _lines("Notes", summary.get("notes"))
     return Group(*parts)
-
-
-def _named(item: Any) -> str:
-    """Name an input, which is a text or a record."""
-    if not isinstance(item, Mapping):
-        return str(item)
-    name = item.get("path") or item.get("source") or item.get("name") or ""
-    return f"{name} ({item['format']})" if item.get("format") else str(name)
 
 
 def _items(summary: Json, key: str) -> list[tuple[str, Any]]:
@@ -138,19 +130,12 @@ def _lemons(lemons: Any) -> list[RenderableType]:
         return []
     rows = [
         (
-            f"replica {lemon.get('replica')}, stage {lemon.get('stage')}",
-            f"{_slowdown(lemon.get('slowdown'))} as slow as its peers",
+            f"replica {lemon['replica']}, stage {lemon['stage']}",
+            f"{lemon['slowdown']:.3g} x as slow as its peers",
         )
         for lemon in lemons
     ]
     return ["", "[bold]Slow workers, apart from the law of the others[/bold]", rows_view(rows)]
-
-
-def _slowdown(value: Any) -> str:
-    """Write a slowdown, or one per op_kind."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_slowdown(item)}" for key, item in value.items())
-    return f"{value:.3g} x" if isinstance(value, int | float) else str(value)
 
 
 def _cross_check(found: Any) -> list[RenderableType]:
@@ -218,7 +203,6 @@ def replay_view(summary: Json) -> RenderableType:
             text += f", {format_count(summary['edges_inferred'])} inferred"
         rows.append(("edges of the graph", text))
     n_steps = summary.get("steps")
-    n_steps = len(n_steps) if isinstance(n_steps, Sequence) else n_steps
     title = f"Replay of {n_steps} step{'s' if n_steps != 1 else ''}"
     parts: list[RenderableType] = [f"[bold]{title}[/bold]", "", rows_view(rows)]
     for key, title, word in (
@@ -227,7 +211,7 @@ def replay_view(summary: Json) -> RenderableType:
         ("by_worker", "... with one worker at its mean", ""),
     ):
         parts += _parts_of_slowdown(title, summary.get(key), word)
-    spans = summary.get("spans") or summary.get("gpu_spans")
+    spans = summary.get("gpu_spans")
     if spans:
         parts += ["", table_view("GPU spans", [_flat(row) for row in spans])]
     parts += _lines("Notes", summary.get("notes"))
@@ -294,7 +278,6 @@ def validation_view(summary: Json) -> RenderableType:
         head += f"; dependence: {summary['dependence']}"
     parts: list[RenderableType] = [head, "", _comparison(summary), ""]
     parts += [Text(line) for line in verdict(summary)]
-    parts += _cross_check(summary.get("cross_check"))
     parts += _lines("Notes", summary.get("notes"))
     return Group(*parts)
 

@@ -25,10 +25,11 @@ from prism.pipelinetrace.fit import fit_graph
 from prism.pooling import pool_program
 from prism.program import Program
 from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks, simulate
+from prism.time_to_train import step_statistics
 from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
 from prism.tracemodel.graph import Array
 from prism.tracemodel.model import TraceModel, conditioned, independent_graph, synthetic_graph
-from prism.traces import read_step_times, read_totals, read_trace, total_per_run
+from prism.traces import StepTimes, read_step_times, read_totals, read_trace, total_per_run
 from prism.validationresult import (
     compare_all,
     copy_at_half,
@@ -315,6 +316,7 @@ def validate_steps(
     alone = _with_dependence(job, "none")
     seed = fresh_seed() if seed is None else seed
     times = read_step_times(measured, column=column, where=where)
+    notes = list(times.notes)
     if quantity == "step_time":
         values, steps, runs = np.asarray(times.seconds), np.asarray(times.step), times.run
         drawn = simulate(job, replicates, seed, threads, progress)
@@ -324,7 +326,8 @@ def validate_steps(
     else:
         per_run = read_totals(totals, where=where) if totals else total_per_run(times)
         values, steps, runs = np.array(list(per_run.values())), np.arange(len(per_run)), None
-        n_steps = int(np.median(np.unique(np.asarray(times.run), return_counts=True)[1]))
+        n_steps, said = _run_length(times)
+        notes += said
         predicted = _run_times(job, n_steps, replicates, seed, threads, progress)
         independent = _run_times(alone, n_steps, replicates, seed, threads, None)
         null = _null_of_draws(predicted, values.size, bootstrap, seed)
@@ -334,9 +337,21 @@ def validate_steps(
         "dependence": job.variability.dependence,
         "n_train": 0, "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
         "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
-        "notes": list(times.notes),
+        "notes": notes,
     }  # fmt: skip
     return make_validation(figures, values, predicted, independent, None, [])
+
+
+def _run_length(times: StepTimes) -> tuple[int, list[str]]:
+    """Count the steps of a run; a note where runs differ, as their totals then do by length."""
+    counts = np.unique(times.run, return_counts=True)[1] * times.mean_over
+    usual = int(np.median(counts))
+    if counts.min() == counts.max():
+        return usual, []
+    return usual, [
+        f"runs have {counts.min()} to {counts.max()} steps; runs of {usual} are predicted, so "
+        "part of the totals' spread is that of their lengths"
+    ]
 
 
 def _with_dependence(job: Job, dependence: str) -> Job:
@@ -356,13 +371,16 @@ def _run_times(
 
 
 def _null_of_clusters(drawn: "xr.Dataset", n: int, repetitions: int, seed: int) -> Array:
-    """KS of n steps on one simulated cluster against all: a measured job is one cluster."""
+    """KS of n steps on one simulated cluster against all: a measured job is one cluster.
+
+    A cluster's few replicates are no law to draw n steps from, so what steps differ by within
+    clusters is pooled over them, and the clusters' means are without its noise.
+    """
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    every = np.asarray(drawn.step_time)
-    cluster = np.asarray(drawn.cluster_idx)
-    own = [every[cluster == k] for k in np.unique(cluster)]
+    every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
+    parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
     return np.array([
-        measures.ks_statistic(rng.choice(own[rng.integers(len(own))], n), every)
+        measures.ks_statistic(rng.choice(parts.mean) + rng.choice(parts.residuals, n), every)
         for _ in range(repetitions)
     ])  # fmt: skip
 

@@ -45,7 +45,7 @@ def make_validation(
     Parameters
     ----------
     figures : dict
-        From `compare_all`, and what else is to be kept.
+        From `compare_all`, with the ``quantity``, and what else is to be kept.
     measured, predicted, independent, training : float64 [n]
         Seconds; training None where nothing was fitted.
     curves : list of float64 [n]
@@ -72,7 +72,8 @@ def make_validation(
         data["cdf_time"] = seconds("point", at, "where the band is given")
         data["cdf_lo"] = ("point", lo, {"units": "1", "long_name": f"{BAND[0]:g} {text}"})
         data["cdf_hi"] = ("point", hi, {"units": "1", "long_name": f"{BAND[1]:g} {text}"})
-    return xr.Dataset(data, attrs={"kind": "validation", "summary": json.dumps(figures)})
+    attrs = {"kind": "validation", "summary": json.dumps(figures)}
+    return xr.Dataset(data, attrs=attrs | {"quantity": figures["quantity"]})
 
 
 def summarize_validation(dataset: "xr.Dataset") -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import json
+from copy import deepcopy
 
 import kineto_synth as synth
 import pytest
@@ -141,7 +142,7 @@ _CHANGE = st.one_of(
 
 def damage(document, change):
     """Spoil one thing of a document."""
-    kind, row, name, value = change
+    kind, row, name, value = deepcopy(change)  # a value put into itself would be no JSON
     events = document["traceEvents"]
     row %= max(1, len(events))
     event = events[row] if events and isinstance(events[row], dict) else {}

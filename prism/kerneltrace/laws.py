@@ -1,4 +1,4 @@
-"""How long the kernels of a trace take, and how that varies: a table, laws, a typical step.
+"""How long the kernels of a trace take, and how that varies: a table, and a typical step.
 
 A collective matched over ranks counts with its transfer, one that is not with what was recorded,
 labelled so. Durations are compared with those of the same launch grid, else sizes would pass for
@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.kerneltrace.graph import HOST_KEY, NODE_KINDS, KernelGraph
+from prism.kerneltrace.graph import NODE_KINDS, KernelGraph
 from prism.kerneltrace.infer import infer_graph
 from prism.kerneltrace.replay import node_durations, typical_step
-from prism.kerneltrace.steps import KernelKey, kernel_keys, split_steps
+from prism.kerneltrace.steps import kernel_keys, split_steps
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace
 
@@ -25,28 +25,6 @@ Floats = NDArray[np.float64]
 MEASURES = ("kernel", "transfer", "includes waiting", "host")
 """What a row's durations are: a kernel's own; a collective's from its last arrival; a collective's
 as recorded, because the other ranks were not traced or not matched; idle time before a launch."""
-
-
-@dataclass(frozen=True)
-class KernelLaw:
-    """Durations of one kernel.
-
-    Attributes
-    ----------
-    key : KernelKey
-    measure : str
-        One of `MEASURES`.
-    durations : array
-        [occurrence] in the trace's order [s].
-    step, rank : array of int
-        [occurrence] where each was recorded.
-    """
-
-    key: KernelKey
-    measure: str
-    durations: Floats
-    step: NDArray[np.int64]
-    rank: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -85,31 +63,6 @@ def _measures(ops: pd.DataFrame) -> tuple[NDArray[np.int64], Floats]:
     measure[communicates & np.isfinite(transfer)] = 1
     measure[kind == "launch_gap"] = 3
     return measure, np.where(measure == 1, transfer, ops["duration"].to_numpy())
-
-
-def kernel_laws(trace: Trace) -> list[KernelLaw]:
-    """Durations by kernel, launch shape and measure, the longest in all first.
-
-    Parameters
-    ----------
-    trace : Trace
-        A profiler's.
-
-    Raises
-    ------
-    PrismError
-        If the trace is of another format.
-    """
-    keys, key = kernel_keys(trace)
-    ops = trace.ops
-    measure, duration = _measures(ops)
-    step, rank = ops["step"].to_numpy(), ops["rank"].to_numpy()
-    groups = pd.DataFrame({"key": key, "measure": measure}).groupby(["key", "measure"]).indices
-    laws = [
-        KernelLaw(keys[k], MEASURES[m], duration[rows], step[rows], rank[rows])
-        for (k, m), rows in groups.items()
-    ]
-    return sorted(laws, key=lambda law: -float(law.durations.sum()))
 
 
 def kernel_table(trace: Trace) -> pd.DataFrame:
@@ -210,8 +163,3 @@ def step_laws(trace: Trace) -> StepLaws:
     if shared.any():
         effect = durations[shared].sum(axis=0) / nominal[shared].sum()
     return StepLaws(graph, nominal, durations, effect, tuple(steps.steps))
-
-
-__all__ = [
-    "HOST_KEY", "MEASURES", "KernelLaw", "StepLaws", "kernel_laws", "kernel_table", "step_laws",
-]  # fmt: skip

@@ -6,7 +6,7 @@ has every node at its mean. Left out: steps that not all ranks have.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def replay_trace(trace: Trace) -> dict[str, Any]:
+class StepGraphs(NamedTuple):
+    """The steps of a trace, and of each its graph and its nodes' means over the steps [node] s."""
+
+    steps: KernelSteps
+    graphs: list[KernelGraph]
+    means: list[Floats]
+
+
+def step_graphs(trace: Trace) -> StepGraphs:
+    """Build the graph of every step with the edges that the other steps show."""
+    steps = split_steps(trace)
+    graphs = [infer_graph(steps, step) for step in steps.steps]
+    means = [np.nanmean(node_durations(steps, graph, graphs), axis=1) for graph in graphs]
+    return StepGraphs(steps, graphs, means)
+
+
+def replay_trace(trace: Trace | StepGraphs) -> dict[str, Any]:
     """Replay every step from its own durations and the edges that the other steps show.
 
     Returns
@@ -37,13 +53,11 @@ def replay_trace(trace: Trace) -> dict[str, Any]:
     Ideal is the step with every node at its mean over the steps; the slowdown compares the
     replayed steps with it, so that what the replay lacks does not count.
     """
-    steps = split_steps(trace)
-    graphs = [infer_graph(steps, step) for step in steps.steps]
+    steps, graphs, means = trace if isinstance(trace, StepGraphs) else step_graphs(trace)
     rows: list[dict[str, Any]] = []
     ideal = []
-    for graph in graphs:
+    for graph, mean in zip(graphs, means, strict=True):
         spans = replay(graph)
-        mean = np.nanmean(node_durations(steps, graph, graphs), axis=1)
         best = replay(graph, mean)
         for rank, span in spans.gpu_span.items():
             measured = graph.measured_span(rank)
@@ -132,12 +146,12 @@ def _host_times(graph: KernelGraph, view: StepView, to: Ints, found: Floats) -> 
     graph has share it in proportion, calls that only the other step has are part of it.
     """
     on_host = np.isin(graph.kind, [NODE_KINDS.index("host"), NODE_KINDS.index("return")])
-    by_thread = [EDGE_KINDS.index("thread"), EDGE_KINDS.index("start")]
+    by_thread = np.isin(graph.edge_kind, [EDGE_KINDS.index("thread"), EDGE_KINDS.index("start")])
     now: dict[int, float] = {}  # per node of this rank: when it ended in the other step
     before: dict[int, int] = {}
     for i in np.flatnonzero((graph.rank == view.rank) & (on_host | (graph.event < 0))).tolist():
         edges = np.arange(graph.pred_ptr[i], graph.pred_ptr[i + 1])
-        edges = edges[np.isin(graph.edge_kind[edges], by_thread)]
+        edges = edges[by_thread[edges]]
         if not edges.size:
             now[i] = view.begin
             continue
@@ -167,9 +181,3 @@ def typical_step(trace: Trace | KernelSteps) -> int:
     span = [max(steps.views[s, rank].span() for rank in steps.ranks) for s in steps.steps]
     order = np.argsort(span, kind="stable")
     return steps.steps[int(order[(len(order) - 1) // 2])]
-
-
-def step_template(trace: Trace) -> KernelGraph:
-    """Build the graph of the typical step, with latencies and edges from all the others."""
-    steps = split_steps(trace)
-    return infer_graph(steps, typical_step(steps))

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.kerneltrace.graph import KernelGraph, replay
-from prism.kerneltrace.infer import infer_graph
-from prism.kerneltrace.replay import node_durations, replay_trace
-from prism.kerneltrace.steps import split_steps
+from prism.kerneltrace.replay import StepGraphs, replay_trace, step_graphs
 from prism.traces import Trace
 
 if TYPE_CHECKING:
@@ -23,14 +21,15 @@ def replay_kernels(trace: Trace) -> "xr.Dataset":
     """
     import xarray as xr
 
-    found = replay_trace(trace)
+    graphs = step_graphs(trace)
+    found = replay_trace(graphs)
     rows = found.pop("steps")
     numbers = np.unique([r["step"] for r in rows])
     measured, replayed = (
         np.array([max(r[name] for r in rows if r["step"] == s) for s in numbers])
         for name in ("measured", "replayed")
     )
-    kinds, slowdown = _by_op_kind(trace)
+    kinds, slowdown = _by_op_kind(graphs)
     ratio = found["slowdown"]
     summary: dict[str, Any] = {
         **{k: v for k, v in found.items() if k != "notes"},
@@ -59,14 +58,12 @@ def replay_kernels(trace: Trace) -> "xr.Dataset":
     return xr.Dataset(data, {"step": numbers, "op_kind": kinds}, attrs)
 
 
-def _by_op_kind(trace: Trace) -> tuple[list[str], "np.ndarray[Any, Any]"]:
+def _by_op_kind(steps: StepGraphs) -> tuple[list[str], "np.ndarray[Any, Any]"]:
     """Mean span over the one in which only this op_kind is at its mean over the steps."""
-    steps = split_steps(trace)
-    graphs = [infer_graph(steps, step) for step in steps.steps]
+    _, graphs, means = steps
     kind_of = [np.array([k.op_kind for k in g.keys])[g.key] for g in graphs]
     kinds = sorted({str(k) for g, names in zip(graphs, kind_of, strict=True)
                     for k in names[g.nodes("device")]} | {"launch_gap"})  # fmt: skip
-    means = [np.nanmean(node_durations(steps, g, graphs), axis=1) for g in graphs]
     base = float(np.mean([replay(g).span for g in graphs]))
     out = []
     for kind in kinds:

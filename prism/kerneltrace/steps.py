@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,12 +96,12 @@ class StepView:
     carried: dict[int, float]
     waits: list[tuple[int, int]]
 
-    @property
+    @cached_property
     def on_device(self) -> NDArray[np.bool_]:
         """[event] Whether the event is a device activity."""
         return self.row >= 0
 
-    @property
+    @cached_property
     def issued(self) -> Floats:
         """[event] From when on the device can begin [s]: the call's end, or start if it blocks."""
         return np.where(self.blocks, self.call, self.call_end)

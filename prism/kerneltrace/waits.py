@@ -97,7 +97,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
     """
     before = _before(view)
     maps = [align(view, other) for other in others]
-    seen = _collect(view, others, maps, before)
+    seen = _collect(view, others, maps)
     kind = _kinds(view, keys)
     ran = np.isfinite(seen.start)
     idle = ran & (seen.free < seen.issued)
@@ -113,7 +113,7 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
         if len(others):
             ready[:, waiting] = np.fmax(ready[:, waiting], seen.end[:, awaited] + lag)
     late = seen.start - ready > _UNEXPLAINED_S
-    inferred, n_unexplained = _infer(view, others, maps, seen, late)
+    inferred, n_unexplained = _infer(others, maps, seen, late)
     latency = _own(seen.start - seen.issued, idle & on_time, latency0)
     gap = _own(seen.start - seen.free, busy & on_time, gap0)
     syncs = _syncs(view, seen)
@@ -133,7 +133,7 @@ def _before(view: StepView) -> Ints:
 
 
 def _kinds(view: StepView, keys: list[KernelKey]) -> Ints:
-    """Sort the events [event] into copies, collectives and kernels."""
+    """Sort the events [event] into kernels (0), copies (1) and what blocks its call (2)."""
     of_key = [
         1 if key.kernel_class.startswith("mem") and key.kernel_class != "memory" else 0
         for key in keys
@@ -142,7 +142,7 @@ def _kinds(view: StepView, keys: list[KernelKey]) -> Ints:
     return np.where(view.blocks, 2, kind)
 
 
-def _collect(view: StepView, others: list[StepView], maps: list[Ints], before: Ints) -> _Others:
+def _collect(view: StepView, others: list[StepView], maps: list[Ints]) -> _Others:
     """Collect the times of the events' counterparts in the other steps."""
     shape = (len(others), view.row.size)
     start, end, issued, returned, free = (np.full(shape, np.nan) for _ in range(5))
@@ -189,11 +189,7 @@ def _lag(seen: _Others, awaited: int, waiting: int) -> float:
 
 
 def _infer(
-    view: StepView,
-    others: list[StepView],
-    maps: list[Ints],
-    seen: _Others,
-    late: NDArray[np.bool_],
+    others: list[StepView], maps: list[Ints], seen: _Others, late: NDArray[np.bool_]
 ) -> tuple[list[tuple[int, int, float, bool]], int]:
     """Choose for each event that begins late the ends that it begins right after."""
     near: dict[int, dict[int, dict[int, float]]] = {}

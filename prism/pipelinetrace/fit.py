@@ -44,6 +44,13 @@ def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
     PrismError
         Fewer than two steps.
     """
+    return fit_with_components(graph, source)[0]
+
+
+def fit_with_components(
+    graph: TraceGraph, source: str = "trace"
+) -> tuple[TraceModel, Components | None]:
+    """Fit as `fit_graph`, and give the variance components too; None where nothing repeats."""
     if graph.steps.size < 2:
         raise PrismError(
             f"{source}: {graph.steps.size} step; at least 2 are needed to learn how steps vary, "
@@ -58,7 +65,7 @@ def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
     parts = (
         fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
     )
-    return _Assembly(graph, durations, keys, distinct, column, crossed, parts).model()
+    return _Assembly(graph, durations, keys, distinct, column, crossed, parts).model(), parts
 
 
 def _group_key(node: TraceNode, column: Column | None) -> GroupKey | None:
@@ -102,7 +109,7 @@ class _Assembly:
             part = (
                 self._compute(nodes, column, kinds, rank, follows)
                 if column >= 0
-                else self._other(key, nodes)
+                else self._other(nodes)
             )
             fitted.append(part)
             mean[nodes], group[nodes] = part.mean, g
@@ -236,7 +243,7 @@ class _Assembly:
         """Lemons, (replica, stage)."""
         return {(x.replica, x.stage) for x in self.parts.lemons} if self.parts else set()
 
-    def _other(self, key: GroupKey, nodes: list[int]) -> _Part:
+    def _other(self, nodes: list[int]) -> _Part:
         """Laws of transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
         first = self.graph.nodes[nodes[0]]
         values = self.durations[nodes]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.traces.content import RawTable
 
-_UNITS = {
+PER_SECOND = {
     "s": 1.0,
     "sec": 1.0,
     "secs": 1.0,
@@ -61,12 +61,12 @@ def check_column(table: RawTable, name: str, option: str) -> None:
 def per_second(table: RawTable, column: str) -> float:
     """Say how many of the column's unit are one second."""
     unit = column.rpartition("_")[2].lower()
-    if "_" not in column or unit not in _UNITS:
+    if "_" not in column or unit not in PER_SECOND:
         raise PrismError(
             f"{table.source}: the name of column {column!r} has no unit; rename it so that it ends "
             f"with one, such as {column}_s or {column}_ms"
         )
-    return _UNITS[unit]
+    return PER_SECOND[unit]
 
 
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
@@ -138,7 +138,7 @@ def duration_column(
         name
         for name in table.columns
         if "_" in name
-        and name.rpartition("_")[2].lower() in _UNITS
+        and name.rpartition("_")[2].lower() in PER_SECOND
         and _is_mostly_numbers(table, name)
     ]
     if len(found) == 1:

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 _WINDOW_S = 1e-3
 """Ends of one collective differ by less than this over ranks [s]; the largest difference found
-in the traces of ../shared/data/kineto_traces is 0.33 ms, of a 64 ms all-gather."""
+in the public traces that tests read is 0.33 ms, of a 64 ms all-gather."""
 
 _SHARE = 0.1
 """Ends of a long collective may differ by this share of its duration: a ring passes the last

@@ -112,7 +112,7 @@ def _read_one(path: Path) -> Trace:
     if text is not None and is_log(text):
         raise PrismError(
             f"{source}: is a log of step times, not a trace of ops; use it where step times are "
-            "asked for, or as input of `prism fit`"
+            "asked for, as in `prism validate JOB --measured`"
         )
     table = read_table(path, source, kind, text)
     if is_pipeline(table.columns):

@@ -27,17 +27,9 @@ from prism.traces.table import Trace, impossible_durations, make_trace
 Floats = NDArray[np.float64]
 
 EXTRA_COLUMNS = (
-    "launch",
-    "launch_end",
-    "thread",
-    "correlation",
-    "op",
-    "shape",
-    "copy_back",
-    "group_size",
-    "collective",
-    "transfer",
-)
+    "launch", "launch_end", "thread", "correlation", "op", "shape", "copy_back", "group_size",
+    "collective", "transfer",
+)  # fmt: skip
 """Columns of a Kineto table beyond the common ones: start and end of the launching call [s], its
 host thread, correlation id, innermost host op around it, launch grid and block, whether the call
 waits for a copy to pageable memory, ranks in the group, number of the matched collective (-1) and
@@ -95,7 +87,7 @@ def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Tr
     for about in meta_ranks:
         _shift(about, origin)
     meta = {"ranks": meta_ranks, **_about_job(ranks, members, matched)}
-    notes += _notes(ranks, meta, matched)
+    notes += _notes(ranks, meta)
     return make_trace(columns, source, "kineto", notes, meta)
 
 
@@ -362,7 +354,7 @@ def _about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> di
     }
 
 
-def _notes(ranks: list[RankTrace], meta: dict[str, Any], matched: Matched) -> list[str]:
+def _notes(ranks: list[RankTrace], meta: dict[str, Any]) -> list[str]:
     """Say what a user should know of how the trace was read."""
     notes = []
     n_recorded, n_ranks, world = (

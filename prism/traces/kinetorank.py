@@ -186,7 +186,7 @@ def read_rank(raw: RawTrace) -> RankTrace:
         launch_end,
         _step_of(when, steps),
         steps,
-        _calls(found, launches, origin, threads),
+        _calls(found, launches),
         n_host,
         n_bad,
         bool(ts.size) and bool((np.floor(ts) != ts).any()),
@@ -320,7 +320,7 @@ def _step_of(when: Floats, steps: list[tuple[int, float, float]]) -> NDArray[np.
     return np.where(inside, np.array([row[0] for row in steps])[np.maximum(place, 0)], -1)
 
 
-def _calls(found: _Sorted, launches: _Launches, origin: float, threads: dict[Any, int]) -> Calls:
+def _calls(found: _Sorted, launches: _Launches) -> Calls:
     """Host calls that wait or make a stream wait, with what synchronisation events add."""
     detail: dict[int, Args] = {}
     for event in found.syncs:

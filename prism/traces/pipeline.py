@@ -94,7 +94,7 @@ def read_pipeline(table: RawTable) -> Trace:
     index = {name: values[keep] for name, values in index.items()}
     optype, op_kind, kernel_class = optype[keep], op_kind[keep], kernel_class[keep]
     _check_places(index, table.source)
-    notes += unknown + _missing_work(index, optype)
+    notes += unknown + _missing_work(index)
     columns = {
         "op_kind": op_kind,
         "kernel_class": kernel_class,
@@ -182,8 +182,14 @@ def _repeated(index: dict[str, Ints], optype: pd.Categorical, table: RawTable) -
 
 
 def _check_places(index: dict[str, Ints], source: str) -> None:
-    """Refuse workers with two places, and places with two workers."""
-    places = np.unique(np.stack([index["rank"], index["dp_rank"], index["stage"]], axis=1), axis=0)
+    """Refuse workers with two places."""
+    columns = [index[name] for name in ("rank", "dp_rank", "stage")]
+    code = np.zeros_like(columns[0])
+    for column in columns:  # far faster than unique rows
+        values, at = np.unique(column, return_inverse=True)
+        code = code * values.size + at
+    _, rows = np.unique(code, return_index=True)
+    places = np.stack([column[rows] for column in columns], axis=1)
     rank, first = np.unique(places[:, 0], return_index=True)
     if rank.size < len(places):
         twice = next(i for i in range(len(places)) if i not in first)
@@ -194,7 +200,7 @@ def _check_places(index: dict[str, Ints], source: str) -> None:
         )
 
 
-def _missing_work(index: dict[str, Ints], optype: pd.Categorical) -> list[str]:
+def _missing_work(index: dict[str, Ints]) -> list[str]:
     """Note workers missing from steps, and steps in which a worker has fewer ops than usual."""
     steps, step_idx = np.unique(index["step"], return_inverse=True)
     ranks, rank_idx = np.unique(index["rank"], return_inverse=True)

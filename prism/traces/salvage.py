@@ -81,7 +81,6 @@ class Distributed(msgspec.Struct):
 
     rank: Scalar = None
     world_size: Scalar = None
-    backend: Scalar = None
 
 
 class TraceFile(msgspec.Struct, rename="camel"):

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.traces.choose import per_second
 from prism.traces.content import RawTable
 from prism.traces.pipeline import OPTYPES
 from prism.traces.table import (
@@ -29,10 +30,9 @@ from prism.traces.table import (
     sound_rows,
 )
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Suffix of a column's name: seconds per unit."""
+UNITS = ("s", "ms", "us", "ns")
+"""Suffixes of a time's column; of longer units an op's duration is a mistake."""
 
-_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # dividing by these rounds once
 _DEFAULT = {"rank": 0, "dp_rank": 0, "stage": 0, "chunk": 0}  # the rest is -1 where empty
 
 
@@ -127,7 +127,7 @@ def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
                 f"{stem}_us or {stem}_ns"
             )
         return None
-    return table.numbers(found[0]) / _PER_SECOND[found[0].rpartition("_")[2]]
+    return table.numbers(found[0]) / per_second(table, found[0])
 
 
 def _name_ops(columns: dict[str, Any]) -> list[str]:

@@ -152,6 +152,7 @@ def split_lemons(
     body = np.isfinite(level)
     for stage, replica in found:
         body[stages == stage, replica] = False
+    _keep_a_body(found, body, level, stages)
     lemons = []
     for (stage, replica), _ in sorted(found.items()):
         slowdown = {}
@@ -162,6 +163,24 @@ def split_lemons(
                 slowdown[name] = float(np.exp(np.mean(level[rows, replica] - centre)))
         lemons.append(Lemon(stage, replica, slowdown))
     return tuple(lemons), body
+
+
+def _keep_a_body(
+    found: dict[tuple[int, int], dict[int, float]], body: NDArray[np.bool_], level: Array,
+    stages: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Take the least slow lemons back where a column has no body, as of two that differ in kind."""
+    for stage in sorted({stage for stage, _ in found}):
+        rows = np.flatnonzero(stages == stage)
+        slow = sorted(
+            (replica for s, replica in found if s == stage),
+            key=lambda replica: float(np.nansum(list(found[stage, replica].values()))),
+        )
+        for replica in slow:
+            if body[rows].any(axis=1).all():
+                break
+            del found[stage, replica]
+            body[rows, replica] = np.isfinite(level[rows, replica])
 
 
 def estimate_rank(

@@ -1,9 +1,9 @@
 """Variance components of log durations of a pipeline: position, rank, step, content, residual.
 
 A complete trace is a crossed table (column, replica, step, microbatch), a column being one
-op_kind of one stage and chunk. Components come from expected mean squares, with intervals; a
-synthetic table of the same structure serves parametric bootstraps. Left out: memory from
-microbatch to microbatch, interactions with the position, and spread shared by a node.
+op_kind of one stage and chunk. Components come from expected mean squares, with intervals. Left
+out: memory from microbatch to microbatch, interactions with the position, and spread shared by a
+node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from prism.errors import PrismError
 from prism.variance.anova import (
@@ -51,8 +50,6 @@ __all__ = [
     "Lemon",
     "Spread",
     "fit_components",
-    "residual_scores",
-    "sample_components",
 ]
 
 
@@ -257,135 +254,3 @@ def _warn(
     if strata.rest.shape[0] < 3:
         out.append("fewer than three columns: content and residual are told apart by assumption")
     return tuple(out)
-
-
-def residual_scores(components: Components, op_kind: str | None = None) -> Array:
-    """Pool standardised residuals, for a law of the residual.
-
-    Parameters
-    ----------
-    components : Components
-        From `fit_components`.
-    op_kind : str, optional
-        Only the columns of this op_kind; all where None.
-
-    Returns
-    -------
-    ndarray
-        [value] residuals over their column's standard deviation, nan left out.
-    """
-    keep = [op_kind is None or column.op_kind == op_kind for column in components.columns]
-    pooled = components.residual[np.array(keep)]
-    return np.asarray(pooled[np.isfinite(pooled)])
-
-
-def sample_components(
-    components: Components,
-    n_steps: int,
-    rng: np.random.Generator,
-    steps: NDArray[np.int64] | None = None,
-    *,
-    law: str = "empirical",
-) -> Array:
-    """Draw a synthetic table with the structure of a fit.
-
-    Parameters
-    ----------
-    components : Components
-        From `fit_components`; means, positions and ranks are kept as they are.
-    n_steps : int
-        Steps to draw.
-    rng : numpy.random.Generator
-        Source of randomness.
-    steps : ndarray, optional
-        [step] step numbers, which matter for the memory over steps; 0, 1, 2, ... where None.
-    law : str
-        "empirical": scores are drawn from the fitted ones, smoothed; "normal".
-
-    Returns
-    -------
-    ndarray
-        [column, replica, step, microbatch] log of durations in seconds.
-
-    Notes
-    -----
-    Empirical scores are ``(x + h z) / sqrt(1 + h^2)``, x drawn from the standardised scores, z
-    normal, h = 1.06 n^-0.2. Step scores with memory are normal ones with that correlation,
-    brought to the same law by their ranks.
-    """
-    if law not in ("empirical", "normal"):
-        raise ValueError(f"law {law!r} is neither 'empirical' nor 'normal'")
-    numbers = np.arange(n_steps) if steps is None else np.asarray(steps, dtype=np.int64)
-    if numbers.size != n_steps:
-        raise ValueError(f"{numbers.size} step numbers for {n_steps} steps")
-    n_columns, n_replicas, _, n_microbatches = components.residual.shape
-    cells = (n_replicas, n_steps, n_microbatches)
-    empirical = law == "empirical"
-    step = _step_scores(components, numbers, rng, empirical)
-    cell = _draw(components.rank_step.scores, cells[:2], rng, empirical)
-    content = _draw(components.content.scores, cells, rng, empirical)
-    out = np.stack([
-        _draw(own, cells, rng, empirical) * std
-        for own, std in zip(components.residual, components.residual_std, strict=True)
-    ])  # fmt: skip
-    shape = (n_columns, 1, 1, 1)
-    for effect, score in (
-        (components.step, step[:, None]),
-        (components.rank_step, cell[:, :, None]),
-        (components.content, content),
-    ):
-        if effect.scale > 0.0:
-            out += (effect.loadings * effect.scale).reshape(shape) * score
-    level = components.mean[:, None] + components.rank
-    out += level[:, :, None, None] + components.position[:, None, None, :]
-    return out
-
-
-def _known(scores: Array) -> Array:
-    """Flatten scores, missing ones left out."""
-    flat = scores.ravel()
-    seen = np.isfinite(flat)
-    return flat if seen.all() else flat[seen]
-
-
-def _bandwidth(n: int) -> float:
-    """Normal-reference bandwidth for scores of unit variance (Silverman 1986, section 3.4.2)."""
-    return float(1.06 * n**-0.2)
-
-
-def _draw(
-    scores: Array, shape: tuple[int, ...], rng: np.random.Generator, empirical: bool
-) -> Array:
-    """Draw independent scores of unit variance."""
-    normal = rng.standard_normal(shape)
-    known = _known(scores)
-    if not empirical or known.size < 2:
-        return normal
-    width = _bandwidth(known.size)
-    picked = known[rng.integers(0, known.size, shape)]
-    return np.asarray((picked + width * normal) / np.sqrt(1.0 + width**2))
-
-
-def _step_scores(
-    components: Components, numbers: NDArray[np.int64], rng: np.random.Generator, empirical: bool
-) -> Array:
-    """Draw step scores with the fitted memory."""
-    length = components.step_correlation_steps
-    if length is None:
-        return _draw(components.step.scores, (numbers.size,), rng, empirical)
-    distance = np.abs(numbers[:, None] - numbers[None, :])
-    share = components.step_correlation_share
-    correlation = share * np.exp(-distance / length) + (1.0 - share + 1e-9) * np.eye(numbers.size)
-    normal = np.linalg.cholesky(correlation) @ rng.standard_normal(numbers.size)
-    known = np.sort(_known(components.step.scores))
-    if not empirical or known.size < 2:
-        return np.asarray(normal)
-    width = _bandwidth(known.size)
-    at = (np.arange(known.size) + 0.5) / known.size
-
-    def turn(z: Array) -> Array:
-        # smoothing by z itself keeps the memory, which white noise would weaken
-        return np.asarray(np.interp(ndtr(z), at, known) + width * z)
-
-    grid = turn(ndtri((np.arange(2000) + 0.5) / 2000))
-    return np.asarray((turn(normal) - grid.mean()) / grid.std())
