@@ -225,6 +225,8 @@ def _warnings(graph: TraceGraph, model: TraceModel, parts: Components | None) ->
         out.append("no op repeats over microbatches: effects were not separated")
     else:
         out += [w.replace("content", "microbatch") for w in parts.warnings]
+        if parts.rank_step_apart:
+            out.append("rank_step: the stages of a replica drift apart; drawn for each worker")
     for replica, stage, slowdown in model.lemons:
         out.append(
             f"worker (replica {replica}, stage {stage}) is {slowdown:.2f}x slower than its peers; "

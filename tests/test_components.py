@@ -281,6 +281,17 @@ def test_content_keeps_the_sharp_ends_of_its_law(rank_step):
     assert np.nanstd(fit.residual) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_stages_that_drift_apart_are_told_from_replicas_that_drift(apart):
+    rng = np.random.default_rng(5)
+    drift = 0.02 * rng.standard_normal((3 if apart else 1, 4, 30, 1))
+    drift = np.tile(np.broadcast_to(drift, (3, 4, 30, 1)), (2, 1, 1, 1))
+    y = drift + 0.01 * rng.standard_normal((6, 4, 30, 8))
+    fit = fit_components(y, columns_of(3), np.arange(30))
+    assert fit.rank_step_apart == apart
+    assert fit.rank_step.std == pytest.approx(0.02, rel=0.25)
+
+
 def test_one_microbatch_is_not_counted_twice():
     rng = np.random.default_rng(4)
     y = rng.standard_normal((4, 6, 30, 1)) * 0.01

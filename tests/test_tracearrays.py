@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, make_trace
+from scipy.special import ndtri
 from scipy.stats import ks_2samp
 
 from prism.distributions import constant
@@ -20,8 +21,8 @@ from prism.tracemodel.arrays import (
     drawn_rank_table,
     step_profile,
 )
-from prism.tracemodel.graph import TraceNode, replay
-from prism.tracemodel.model import conditioned, draw_durations, synthetic_graph
+from prism.tracemodel.graph import COMPUTE, TraceNode, replay
+from prism.tracemodel.model import conditioned, draw_durations, score_law, synthetic_graph
 from prism.variability import Regime, Stall, Variability
 
 FULL = Effects(rank_sd=0.01, step_sd=0.015, content_sd=0.03, gap_s=0.003, content_last=0.7)
@@ -283,3 +284,24 @@ def test_small_traces_simulate_without_nonsense(layout, effects, measured):
         assert np.isfinite(pooled).all() and (pooled > 0.0).all()
         if dp == model.n_replicas and measured:
             assert times.mean() == pytest.approx(model.measured_mean, rel=0.06)
+
+
+def test_drifts_of_stages_are_drawn_apart():
+    """Stages that drift alone: the slowest of several, where one draw would move all together."""
+    model = fitted(*CASES["1f1b"])
+    groups = [
+        g._replace(rank_step=0.08, drift=g.stage) if g.op_kind in COMPUTE else g
+        for g in model.groups
+    ]
+    law = _normal_scores()
+    apart = dataclasses.replace(model, groups=tuple(groups), rank_step=law)
+    together = dataclasses.replace(apart, groups=tuple(g._replace(drift=0) for g in groups))
+    rng = np.random.default_rng(2)
+    numpy = synthetic_graph(apart, np.arange(N_DRAWS) * 10**6, rng).measured
+    assert agree(engine_times(program_of(apart)[0]).ravel(), numpy)
+    assert not agree(engine_times(program_of(together)[0]).ravel(), numpy)
+
+
+def _normal_scores():
+    z = ndtri((np.arange(400) + 0.5) / 400)
+    return score_law(z / z.std())

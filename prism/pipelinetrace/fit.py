@@ -218,6 +218,8 @@ class _Assembly:
             content=full * _loading(p.content, column),
             rank_step=full * _loading(p.rank_step, column),
         )
+        if p.rank_step_apart:
+            group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
         return _Part(
             group, np.tile(profile / profile.mean(), (factor.size, 1)),
             np.repeat(mean[:, None], factor.size, axis=1),

@@ -212,8 +212,9 @@ class _Layout:
             is_global[v] = scope[g]
         mb_of = np.array([0] + [max(mb, 0) for _, mb in keys], np.int32)
         n_mb = graph.n_microbatches if bool((mb_table >= 0).any()) else 0
-        none = np.zeros(len(rows), np.int32)
-        return engine.Bank(step, mb_table, mb_of, call_table, none, none - 1, is_global, n_mb), vec
+        drift = np.array([0] + [m.groups[g].drift for g, _ in keys], np.int32)
+        no_link = np.full(len(rows), -1, np.int32)
+        return engine.Bank(step, mb_table, mb_of, call_table, drift, no_link, is_global, n_mb), vec
 
     def _profiles(self, g: int, n_rows: int) -> list[int]:
         """Tables of a group's step factor, one per replica; -1 where it is 1."""

@@ -42,6 +42,7 @@ class OpGroup(NamedTuple):
     residual: Law
     content: float  # std of log duration from the microbatch's content
     rank_step: float  # std of log duration from a rank's own drift from step to step
+    drift: int = 0  # which draw of rank_step it follows: one for a replica, or one by stage
 
     @property
     def label(self) -> str:
@@ -213,7 +214,8 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
     n_steps, n_replicas = steps.size, model.n_replicas
     which = _draw_steps(model, steps, rng)
     n_mb = 1 + max(n.microbatch for n in model.nodes)
-    words = [_uniforms(rng, (n_mb, n_replicas, n_steps)), _uniforms(rng, (n_replicas, n_steps))]
+    n_drifts = 1 + max(g.drift for g in model.groups)
+    words = [_uniforms(rng, (n, n_replicas, n_steps)) for n in (n_mb, n_drifts)]
     shared: dict[tuple[int, float], Array] = {}
 
     def effect(which_law: int, law: Law, std: float) -> Array:
@@ -234,7 +236,7 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
         if group.content != 0.0 and node.microbatch >= 0:
             base = base * effect(0, model.content, group.content)[node.microbatch]
         if group.rank_step != 0.0:
-            base = base * effect(1, model.rank_step, group.rank_step)
+            base = base * effect(1, model.rank_step, group.rank_step)[group.drift]
         table = residual[g]
         shape = (1, n_steps) if node.is_global else (n_replicas, n_steps)
         if table is not None:

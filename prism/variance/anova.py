@@ -38,6 +38,10 @@ LEAST_EXPECTED = 2.0 / 3.0
 """A short trace of a slow drift shows little of its variance; it is not blown up further."""
 
 
+APART = 0.5
+"""Correlation between stages below which one draw for a whole replica describes it worse."""
+
+
 class Lemon(NamedTuple):
     """A worker far slower than its peers."""
 
@@ -112,6 +116,15 @@ def estimate_rank_step(strata: Strata, groups: Groups, level: float) -> tuple[Co
     effect = build_effect("rank_step", strata.cell_products - noise, raw, total)
     df = pooled_df(strata.cell_products, float(cell_df.mean()))
     return with_limits(effect, limits, df), limits
+
+
+def drifts_apart(strata: Strata, columns: Sequence[Column], effect: Component) -> bool:
+    """Tell whether each stage's workers have a rank_step of their own, not one per replica."""
+    stages = np.array([column.stage for column in columns])
+    other = stages[:, None] != stages[None, :]
+    covariance = strata.cell_products - strata.per_cell * strata.rest_products
+    alike = float(np.outer(effect.std, effect.std)[other].sum())
+    return alike > 0.0 and float(covariance[other].sum()) < APART * alike
 
 
 def estimate_step(

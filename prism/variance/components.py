@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.variance.anova import (
     Lemon,
+    drifts_apart,
     estimate_content,
     estimate_rank,
     estimate_rank_step,
@@ -76,6 +77,8 @@ class Components:
     rank_effect: Component
     step: Component
     rank_step: Component
+    rank_step_apart: bool
+    """Whether rank_step is drawn by stage, not once for a replica."""
     content: Component
     residual_std: Array
     residual_lo: Array
@@ -172,6 +175,7 @@ def fit_components(
         rank_effect=rank_effect,
         step=step,
         rank_step=rank_step,
+        rank_step_apart=drifts_apart(strata, columns, rank_step),
         content=content,
         residual_std=np.sqrt(residual_only.value),
         residual_lo=np.sqrt(residual_only.low),
