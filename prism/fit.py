@@ -107,7 +107,7 @@ def report_of(
         "step_correlation_steps": model.correlation_steps or None,
         "cross_check": _cross_check(graph, model, seed),
         "not_identifiable": list(NOT_IDENTIFIABLE),
-        "warnings": _warnings(graph, model, parts),
+        "warnings": warnings_of(graph, model, parts),
         "edges_recorded": graph.edges_recorded,
         "edges_inferred": graph.edges_inferred,
     }  # fmt: skip
@@ -152,7 +152,8 @@ def effects_of(parts: Components) -> dict[str, Any]:
                 for k, r in rows.items()
             },
         }  # fmt: skip
-    out["call"] = None  # not identifiable, see NOT_IDENTIFIABLE
+    # see NOT_IDENTIFIABLE
+    out["call"] = {"cv": None, "ci": [None, None], "share": None, "by_op_kind": {}}
     return out
 
 
@@ -209,7 +210,8 @@ def ideal_durations(model: TraceModel) -> tuple[TraceGraph, Array]:
     return graph, mean
 
 
-def _warnings(graph: TraceGraph, model: TraceModel, parts: Components | None) -> list[str]:
+def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) -> list[str]:
+    """Say what rests on little, and which workers are no part of the body."""
     out = []
     if graph.steps.size < FEW_STEPS:
         out.append(

@@ -89,7 +89,8 @@ def _doubts(mean_error: float) -> list[str]:
         return []
     return [
         f"replayed steps are {100.0 * mean_error:+.1f} % off the measured ones: ops of one worker "
-        "overlap, or wait for what the trace does not show; slowdowns are those of the replay"
+        "overlap, wait for what the trace does not show, or their clocks differ; slowdowns are "
+        "those of the replay"
     ]
 
 

@@ -104,7 +104,7 @@ def _effects(name: str, value: Any, kind: str = "") -> Iterator[dict[str, str]]:
         if value is not None and not isinstance(value, str):
             yield {"effect": name, "op kind": kind or "all", "CV": _share(value), **_NO_INTERVAL}
         return
-    if "cv" in value:
+    if value.get("cv") is not None:
         ci = value.get("ci") or ()
         yield {
             "effect": name.replace("_", " "),

@@ -19,14 +19,16 @@ from prism.distributions import constant
 from prism.engine import LANES
 from prism.errors import PrismError
 from prism.estimate import estimate
+from prism.fit import warnings_of
 from prism.job import Job, load_job
 from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
+from prism.pipelinetrace.fit import fit_graph, fit_with_components
 from prism.pooling import pool_program
 from prism.program import Program
 from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks, simulate
 from prism.time_to_train import step_statistics
 from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
+from prism.tracemodel.file import load_model
 from prism.tracemodel.graph import Array
 from prism.tracemodel.model import TraceModel, conditioned, independent_graph, synthetic_graph
 from prism.traces import StepTimes, read_step_times, read_totals, read_trace, total_per_run
@@ -160,7 +162,7 @@ def validate_trace(
     training = graph.select(part)
     held = np.setdiff1d(np.arange(graph.steps.size), part)
     test = graph.select(held)
-    model = fit_graph(training, read.source)
+    model, parts = fit_with_components(training, read.source)
     predict = {
         name: predict_steps(model, test.steps, name, replicates, seed, threads)
         for name in ("full", "none")
@@ -177,6 +179,7 @@ def validate_trace(
         "replicates": replicates,
     }  # fmt: skip
     figures["notes"] = [*read.notes, *graph.notes]
+    figures["warnings"] = warnings_of(training, model, parts)
     return make_validation(
         figures, test.measured, predicted, predict["none"], training.measured, curves
     )
@@ -314,6 +317,8 @@ def validate_steps(
     if dependence is not None:
         job = _with_dependence(job, dependence)
     alone = _with_dependence(job, "none")
+    model = job.variability.model
+    n_fitted = 0 if model is None else int(load_model(model).steps.size)
     seed = fresh_seed() if seed is None else seed
     times = read_step_times(measured, column=column, where=where)
     notes = list(times.notes)
@@ -335,7 +340,7 @@ def validate_steps(
     figures |= {
         "job": job.name, "measured": str(measured), "quantity": quantity,
         "dependence": job.variability.dependence,
-        "n_train": 0, "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
+        "n_train": n_fitted, "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
         "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
         "notes": notes,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from prism.pipelinetrace.laying import Item, Laying
 from prism.pipelinetrace.times import read_times
 from prism.tracemodel.graph import replay
 from prism.tracemodel.scope import REPLICA
+from prism.traces import make_trace as make_trace_table
 from prism.traces import read_trace
 
 VARIED = Effects(residual_sd=0.03, content_sd=0.02, rank_sd=0.02, step_sd=0.02, gap_s=0.004)
@@ -323,7 +324,8 @@ def test_circular_waits_are_refused():
     times, measured, _ = read_times(as_trace(frame))
     one, other = (Item("op", frozenset({(0, f"{w}-send", 0), (1, f"{w}-recv", 0)}), REPLICA, (0, 1))
                   for w in ("forward", "backward"))  # fmt: skip
-    laying = Laying("bad.csv", times, [[one, other], [other, one]], float(measured.mean()))
+    chains = [[one, other], [other, one]]
+    laying = Laying("bad.csv", times, chains, float(measured.mean()), blocking=True)
     with pytest.raises(PrismError, match="bad.csv: stage 0 waits for ever in forward-"):
         laying.walk()
 
@@ -398,3 +400,52 @@ def test_damaged_traces_give_a_graph_or_a_prism_error(p2p, seed, damage):
     except PrismError:
         return
     assert np.isfinite(replay(graph)).all()
+
+
+def ring(rows, took, transfer):
+    """Workers that compute, then send on and receive at once: a batch ends with its last transfer.
+
+    took : [stage, round, step] of the computation; transfer : seconds. Returns step times.
+    """
+    n_stages, n_rounds, n_steps = took.shape
+    at = np.zeros((n_stages, n_steps))
+    for k in range(n_rounds):
+        done = at + took[:, k]
+        passed = np.maximum(done, np.roll(done, 1, axis=0)) + transfer  # [s]: from s - 1 to s
+        after = np.maximum(passed, np.roll(passed, -1, axis=0))
+        for s, t in np.ndindex(n_stages, n_steps):
+            rows.append((t, s, "forward", "forward-compute", k, at[s, t], took[s, k, t]))
+            for name in ("forward-send", "forward-recv"):
+                rows.append((t, s, "transfer", name, k, done[s, t], after[s, t] - done[s, t]))
+        at = after
+    return at.max(axis=0)
+
+
+@pytest.mark.parametrize("n_stages", [3, 5])
+def test_workers_in_a_ring_wait_for_their_own_neighbours_only(n_stages):
+    took = np.random.default_rng(6).uniform(0.9, 1.1, (n_stages, 6, 8))
+    rows = []
+    measured = ring(rows, took, 0.01)
+    names = ["step", "stage", "op_kind", "name", "microbatch", "start", "duration"]
+    table = pd.DataFrame(rows, columns=names)
+    table["rank"] = table["stage"]
+    graph = build_trace_graph(make(table))
+    assert graph.p2p == "blocking"
+    assert replay(graph) == pytest.approx(measured, rel=1e-6)
+    # a slower worker reaches others hop by hop, not at once; a transfer that is not the last of
+    # its batch is known up to the batch's end only
+    durations = graph.durations.copy()
+    slow = graph.where(op_kind="forward", microbatch=0, stages=(0,))
+    durations[slow] += 2.0
+    took[0, 0] += 2.0
+    assert replay(graph, durations) == pytest.approx(ring([], took, 0.01), rel=2e-2)
+    together = replay(graph).mean() + 2.0
+    assert replay(graph, durations).mean() < together
+
+
+def make(table):
+    columns = {
+        c: table[c].to_numpy() for c in ("step", "stage", "rank", "microbatch", "start", "duration")
+    }
+    columns |= {c: pd.Categorical(table[c]) for c in ("op_kind", "name")}
+    return make_trace_table(columns, "ring", "tidy", [])

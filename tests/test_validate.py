@@ -173,7 +173,7 @@ def test_step_times_of_the_model_itself_and_others(model, tmp_path):
     )
     json.dumps(own, allow_nan=False)
     assert own["ks_p_value"] > 0.02 and abs(own["p95_error"]) < 0.05
-    assert own["n_train"] == 0 and own["baselines"]["copy"] is None and own["ks_floor"] is None
+    assert own["n_train"] > 2 and own["baselines"]["copy"] is None and own["ks_floor"] is None
     slower = step_file(tmp_path, drawn * 1.2, "slower.csv")
     other = summarize_validation(
         validate_steps(model, slower, bootstrap=60, replicates=4096, seed=1)

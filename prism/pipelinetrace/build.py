@@ -62,7 +62,7 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
     if transfers.blocking or not transfers.pairs:  # else the next op may have waited for a message
         times = bridge(times, chains)
     plan = _Plan(times, chains, transfers, step_s, notes)
-    laying = Laying(trace.source, times, plan.lay_out(), step_s)
+    laying = Laying(trace.source, times, plan.lay_out(), step_s, transfers.blocking)
     laying.walk()
     nodes = number_microbatches(laying.nodes, notes)
     return TraceGraph(
@@ -102,14 +102,17 @@ class _Plan:
             item_of |= self._collective(name, ordinal)
         chains = [[k for k in chain if k not in passing] for chain in self.chains]
         barriers = self._barriers(chains)
+        batches = self._batches({k for k, i in item_of.items() if len(i.stages) > 2})
         laid = []
         for stage, chain in enumerate(chains):
             before = self._messages(stage, chain) if passing else [[] for _ in chain]
             row: list[Item] = []
             for key, messages in zip(chain, before, strict=False):
+                passed = [b for b in barriers.get(key[1:], []) if key[0] in b.stages]
                 item = item_of[key]
-                if item not in row[-len(item.keys) :]:
-                    passed = [b for b in barriers.get(key[1:], []) if key[0] in b.stages]
+                if key in batches:
+                    row += [*passed, *batches[key]]
+                elif item.kind == "op" and item not in row[-len(item.keys) :]:
                     row += [*messages, *passed, item]
             laid.append(row + [m for messages in before[len(chain) :] for m in messages])
         return laid
@@ -218,6 +221,29 @@ class _Plan:
             item = Item("op", keys, REPLICA, tuple(sorted({k[0] for k in keys})))
             items |= dict.fromkeys(keys, item)
         return items
+
+    def _batches(self, chained: set[Key]) -> dict[Key, list[Item]]:
+        """Items of blocking transfers that join more than two workers, by a batch's first key.
+
+        Each worker waits for its own neighbours, which wait for theirs: no common meeting.
+        """
+        pair_of = {k: p for p in self.transfers.pairs for k in p[:2] if k in chained}
+        found: dict[Key, list[Item]] = {}
+        for chain in self.chains:
+            batch: list[Key] = []
+            for key, after in zip(chain, [*chain[1:], None], strict=True):
+                if key not in pair_of:
+                    continue
+                batch.append(key)
+                if after in pair_of and issued_together(self.times, key, after):
+                    continue
+                found[batch[0]] = [
+                    Item(kind, frozenset(pair_of[k][:2]), REPLICA, (k[0],), pair=pair_of[k])
+                    for kind in ("post", "wait") for k in batch
+                ]  # fmt: skip
+                found |= {k: [] for k in batch[1:]}
+                batch = []
+        return found
 
     def _messages(self, stage: int, chain: list[Key]) -> list[list[Item]]:
         """Messages that a stage posts or awaits before each op of its chain, and after the last."""

@@ -38,6 +38,7 @@ class Laying:
     times: Times
     chains: list[list[Item]]
     step_s: float
+    blocking: bool
     nodes: list[TraceNode] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
 
@@ -105,7 +106,7 @@ class Laying:
         """Where it is unknown when a member arrived, 1, [stage, replica, step]; 0 for no member."""
         lost = np.zeros_like(start)
         member = list(item.stages)
-        usual = np.isfinite(start[member]).mean(axis=-1, keepdims=True) >= 0.5
+        usual = np.isfinite(start[member]).mean(axis=(-1, -2), keepdims=True) >= 0.5
         lost[member] = ~np.isfinite(start[member]) & usual
         return lost
 
@@ -154,6 +155,9 @@ class Laying:
         assert item.pair is not None
         (stage,), t = item.stages, self.times
         key = item.pair.send if item.pair.send[0] == stage else item.pair.receive
+        if self.late[stage]:  # posted after what is awaited has come
+            self.last[stage] = self._gap(stage, t.of(t.start, key), "transfer")
+            self.ready[stage] = t.of(t.start, key)
         after = self.last[stage]
         lag = np.maximum(t.of(t.start, key) - self.ready[stage], 0.0)
         if float(median(lag)) > CLOCK_S:  # the host posts it some time after the last op
@@ -170,19 +174,22 @@ class Laying:
             return
         send, receive, _ = item.pair
         begin = np.maximum(t.of(t.start, send), t.of(t.start, receive))
+        # a batch that blocks is recorded until its last transfer, a message that does not as sent
+        ends = [t.of(t.end, k) for k in ((send, receive) if self.blocking else (receive,))]
         info = t.info[send]
         node = TraceNode(
             "op", info.op_kind, info.kernel_class, send[1], REPLICA, (send[0], receive[0]), -1,
             info.chunk, info.microbatch, tuple(dict.fromkeys(p for p in sides if p >= 0)),
         )  # fmt: skip
-        self.sent[item.pair] = self._append(node, np.maximum(t.of(t.end, receive) - begin, 0.0))
+        self.sent[item.pair] = self._append(node, np.maximum(np.minimum.reduce(ends) - begin, 0.0))
 
     def _wait(self, item: Item) -> None:
         """Let the next op here wait for a message."""
         assert item.pair is not None
         (stage,) = item.stages
         self.late[stage].append(self.sent[item.pair])
-        arrival = self.times.of(self.times.end, item.pair.receive)
+        send, receive, _ = item.pair
+        arrival = self.times.of(self.times.end, send if send[0] == stage else receive)
         self.ready[stage] = np.maximum(self.ready[stage], arrival)  # unknown if either is
 
     def _append(self, node: TraceNode, duration: Array) -> int:

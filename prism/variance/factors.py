@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-MOST_SHARED = 0.998
+MOST_SHARED = 0.9999
 """Largest communality: a column wholly explained would get all the weight (Heywood case)."""
 WEAK_Z = 4.0
 """Mean correlation, in standard errors from none, below which loadings cannot be told apart."""
