@@ -371,7 +371,7 @@ def _p95_verdict(summary: Json) -> list[str]:
 
 def _percent(value: float, sign: str = "") -> str:
     """Write a relative error, two decimals of a percent, or one digit where it is less."""
-    digits = ".2f" if value == 0.0 or abs(value) >= 1e-4 else ".1g"
+    digits = ".2f" if abs(value) >= 1e-4 or abs(value) < 1e-9 else ".1g"
     return f"{100.0 * value:{sign}{digits}} %"
 
 
