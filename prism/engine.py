@@ -548,8 +548,11 @@ def _run_join(state, path, pa, pb, po, base, share):
 
 
 @njit(cache=True, nogil=True)
-def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
-    """Run the ops of one phase for one replica: ends (and paths) of all its lanes."""
+def run_phase(step, work, phase, first, last, lane0, k0, k1, n_events):
+    """Run the ops of one phase, replica after replica: ends (and paths) of all their lanes.
+
+    A call per replica would cost as much as some ops: a tuple is passed array by array.
+    """
     ops, graph, tables = step.ops, step.graph, step.tables
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
@@ -559,49 +562,48 @@ def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
     coef_a, coef_r, share, busy = work.coef_a, work.coef_r, step.share, work.busy
     computes = ops.busy
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
-    is_global = graph.phase_global[phase] == 1
-    stream = GLOBAL if is_global else RESIDUAL
+    stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
     mixes = work.mix.shape[0] > 0
-    who = 0 if is_global else replica
-    kept = replica % graph.n_state
-    local = kept * graph.n_slots
     shift = graph.n_state * graph.n_slots - graph.n_slots
     n_classes = share.shape[1]
-    event = 0
-    drawn[:] = -1
-    for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-        pa, pb, po = pred0[op], pred1[op], out[op]
-        pa += local if pa < graph.n_slots else shift
-        pb += local if pb < graph.n_slots else shift
-        po += local if po < graph.n_slots else shift
-        if kind[op] == EXPORT:
-            _accumulate_max(state, path, pa, po, n_classes)
-            continue
-        if kind[op] == JOIN:
-            _run_join(state, path, pa, pb, po, base, share)
-            continue
-        d, stage, c = draw[op], stages[op], coef[op]
-        if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
-            drawn[stage] = d >> 2
-            philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[stage])
-        _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
-        if mixes and work.mix[c, 0] != np.float32(1.0):
-            _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
-        v0, a0 = vec[op, 0], coef_a[who, c, 0]
-        v1, a1 = v0, np.float32(0.0)
-        if n_terms[op] > 1:
-            v1, a1 = vec[op, 1], coef_a[who, c, 1]
-        if n_terms[op] > 2:
-            _add_terms(base, vectors, coef_a, vec, n_terms[op], who, kept, c, op)
-        extra = base if n_terms[op] > 2 else zeros
-        _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[who, c], noise)
-        while event < n_events and ev_op[event] < op:
-            event += 1
-        while event < n_events and ev_op[event] == op:
-            state[po, ev_lane[event]] += ev_delay[event]
-            event += 1
-        if n_classes > 0:
-            _track(state, path, busy, pa, pb, po, base, share, c, computes[op])
+    for who in range(first, last):
+        kept = who % graph.n_state
+        local = kept * graph.n_slots
+        event = 0
+        drawn[:] = -1
+        for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+            pa, pb, po = pred0[op], pred1[op], out[op]
+            pa += local if pa < graph.n_slots else shift
+            pb += local if pb < graph.n_slots else shift
+            po += local if po < graph.n_slots else shift
+            if kind[op] == EXPORT:
+                _accumulate_max(state, path, pa, po, n_classes)
+                continue
+            if kind[op] == JOIN:
+                _run_join(state, path, pa, pb, po, base, share)
+                continue
+            d, stage, c = draw[op], stages[op], coef[op]
+            if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
+                drawn[stage] = d >> 2
+                philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[stage])
+            _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
+            if mixes and work.mix[c, 0] != np.float32(1.0):
+                _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
+            v0, a0 = vec[op, 0], coef_a[who, c, 0]
+            v1, a1 = v0, np.float32(0.0)
+            if n_terms[op] > 1:
+                v1, a1 = vec[op, 1], coef_a[who, c, 1]
+            if n_terms[op] > 2:
+                _add_terms(base, vectors, coef_a, vec, n_terms[op], who, kept, c, op)
+            extra = base if n_terms[op] > 2 else zeros
+            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[who, c], noise)
+            while event < n_events and ev_op[event] < op:
+                event += 1
+            while event < n_events and ev_op[event] == op:
+                state[po, ev_lane[event]] += ev_delay[event]
+                event += 1
+            if n_classes > 0:
+                _track(state, path, busy, pa, pb, po, base, share, c, computes[op])
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -636,18 +638,22 @@ def _run_phases(step, work, regimes, step_words, lane0, keys, words):
     graph, vectors, key, filled = step.graph, work.vectors, keys.stream, False
     k0, k1 = key[RESIDUAL, 0], key[RESIDUAL, 1]  # also of the global ops
     fill_bank(step, regimes, step_words, 1, 0, lane0, key, vectors[0])
+    stalls = step.stalls.entity == GROUP_STALL
     for phase in range(graph.phase_global.shape[0]):
         if graph.phase_global[phase] == 1:
-            run_phase(step, work, phase, 0, lane0, k0, k1, 0)
+            run_phase(step, work, phase, 0, 1, lane0, k0, k1, 0)
             continue
         for r in range(graph.n_replicas):
             if not filled:
                 kept = vectors[r % graph.n_state]
                 fill_bank(step, regimes, step_words, 0, r, lane0, key, kept)
-            n = 0
-            if step.stalls.entity == GROUP_STALL:
+            if stalls:
                 n = _draw_stalls(step, work, r, lane0, key[STALL, 0], key[STALL, 1], words)
-            run_phase(step, work, phase, r, lane0, k0, k1, n)
+                run_phase(step, work, phase, r, r + 1, lane0, k0, k1, n)
+            elif graph.n_state == 1:  # replicas share the shared effects' room
+                run_phase(step, work, phase, r, r + 1, lane0, k0, k1, 0)
+        if graph.n_state > 1 and not stalls:
+            run_phase(step, work, phase, 0, graph.n_replicas, lane0, k0, k1, 0)
         filled = True
 
 
