@@ -92,7 +92,7 @@ class Variability:
     replaced_residual: Law | None = None
     residual_scale: float = 1.0
     library: Library | None = None
-    treatments: Mapping[str, Treatment] = field(default_factory=dict)
+    treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
     def residual(self, entry: str) -> Law:
