@@ -137,6 +137,38 @@ def _resampled_variance(times: Array, weights: Array) -> Array:
     return np.asarray(within + np.maximum(0.0, between - within / times.shape[1]))
 
 
+class Reduction(NamedTuple):
+    """Spread and quantiles after an intervention [s], and relative reductions with intervals."""
+
+    std: float
+    p50: float
+    p95: float
+    p99: float
+    std_reduction: Estimate
+    p95_reduction: Estimate
+
+
+def reduction(before: Array, after: Array, seed: int) -> Reduction:
+    """Compare two runs [cluster, lane] with common random numbers, pair by pair."""
+    n, rng = before.shape[0], np.random.default_rng([seed, before.shape[0]])
+    pick = rng.integers(0, n, (RESAMPLES // 4, n))
+    both = np.stack([before, after])
+    flat = both.reshape(2, -1)
+    spread, p95 = flat.std(axis=1, ddof=1), np.quantile(flat, TAIL, axis=1)
+    drawn = both[:, pick].reshape(2, len(pick), -1)
+    spreads, p95s = drawn.std(axis=2, ddof=1), np.quantile(drawn, TAIL, axis=2)
+
+    def relative(x: Array) -> Array:
+        return np.asarray(1.0 - x[1] / np.where(x[0] > 0.0, x[0], np.inf))
+
+    p50, p99 = np.quantile(flat[1], [0.5, 0.99])
+    return Reduction(
+        float(spread[1]), float(p50), float(p95[1]), float(p99),
+        _interval(float(relative(spread)), relative(spreads), n),
+        _interval(float(relative(p95)), relative(p95s), n),
+    )  # fmt: skip
+
+
 class PathShares(NamedTuple):
     """Shares of the classes of a path [class]; those of variance and tail sum to one."""
 
@@ -164,7 +196,6 @@ def path_shares(parts: Array, seed: int = 0) -> PathShares:
     moves that part; it may be negative. It says what went along with T, not what an intervention
     would bring.
     """
-    parts = parts.astype(np.float64)
     total = parts.sum(axis=1)
     deviation = total - total.mean()
     products = ((parts - parts.mean(axis=(0, 2))[:, None]) * deviation[:, None]).mean(axis=2)

@@ -38,7 +38,7 @@ class _Tables:
         self.extra: list[NDArray[np.float32]] = []
 
     def __call__(self, indices: Int) -> Int:
-        """Indices of the changed tables; -1 stays."""
+        """Return indices of the changed tables; -1 stays."""
         out = np.array([self._one(int(i)) for i in np.ravel(indices)], np.int32)
         return np.ascontiguousarray(out.reshape(np.shape(indices)), np.int32)
 
@@ -53,6 +53,8 @@ class _Tables:
 
     def stack(self) -> NDArray[np.float32]:
         """All tables, the changed ones behind."""
+        if not self.extra:
+            return self.tables
         return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
 
 
@@ -100,8 +102,10 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
         stalls = stalls._replace(table=int(change(np.array([stalls.table], np.int32))[0]))
     else:
         stalls = stalls._replace(duration=0.0)
-    return replace(program, bank=bank, ranks=ranks, low=low, links=links, stalls=stalls,
-                   step_table=step_table, tables=change.stack() if change.extra else program.tables)  # fmt: skip
+    return replace(
+        program, bank=bank, ranks=ranks, low=low, links=links, stalls=stalls,
+        step_table=step_table, tables=change.stack(),
+    )  # fmt: skip
 
 
 def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment) -> Program:
@@ -157,4 +161,4 @@ def _freeze_vectors(
     }
     for name in ("step_table", "mb_table", "call_table"):
         joined[name][..., bank.mb.size :] = change(getattr(bank, name)[..., used])
-    return bank._replace(**joined), vec
+    return engine.Bank(n_microbatches=bank.n_microbatches, **joined), vec

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.lowering import LoweredOp
 from prism.opgraph import OpType
-from prism.program import Program, stream_keys
+from prism.program import Program, ideal_program, stream_keys
+from prism.tables import sample_table
 
 Array = NDArray[np.float64]
 MAX_GROUPS = 8  # replicas over whose groups an op's variance is averaged
@@ -54,7 +55,7 @@ class Residuals:
 
     def _over_total(self, part: Array) -> Array:
         total = self.classes.sum(axis=1) + self.call
-        return np.divide(part, total, out=np.zeros_like(part), where=total > 0.0)
+        return np.asarray(np.divide(part, total, out=np.zeros_like(part), where=total > 0.0))
 
 
 def lowered_residuals(
@@ -155,3 +156,58 @@ def swap_keys(entry: Input, base: int, other: int, third: int) -> engine.Keys:
         rest = np.sqrt(2.0 * w * (1.0 - w)) * (1.0 if base < other else -1.0)
         mix = np.ascontiguousarray(np.stack([1.0 - w, w, rest], axis=1), np.float32)
     return engine.Keys(stream_keys(base, streams), seeds, mix)
+
+
+def nominal_seconds(program: Program) -> Array:
+    """Return the seconds of every op type with every effect at 1 [coef]."""
+    ideal = ideal_program(program)
+    rows = ideal.graph.n_replicas
+    n, n_terms = ideal.low.call_cv.shape
+    a, r = np.empty((rows, n, n_terms), np.float32), np.empty((rows, n), np.float32)
+    x = np.repeat(ideal.ranks.factor.max(axis=1, keepdims=True), ideal.ranks.n_gpus or 1, axis=1)
+    engine.lower_groups(ideal.low, x.astype(np.float32), a, r)
+    return np.asarray(a.sum(axis=2, dtype=np.float64).mean(axis=0))
+
+
+def time_shares(program: Program) -> Array:
+    """Return each class's share of all ranks' busy time, at nominal durations [class]."""
+    ops, graph = program.ops, program.graph
+    copies = np.zeros(ops.kind.size)
+    for is_global, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
+        copies[lo:hi] = 1.0 if is_global else graph.n_replicas
+    drawn = ops.kind == engine.DRAW
+    seconds = nominal_seconds(program)
+    weight = np.bincount(ops.coef[drawn], copies[drawn], seconds.size) * seconds
+    total = weight @ program.shares.astype(np.float64)
+    return np.asarray(total / max(float(total.sum()), 1e-300))
+
+
+def class_cvs(program: Program, residuals: Residuals) -> Array:
+    """Return the cv of each class's own part of an op, weighted by time [class]."""
+    seconds, drawn = nominal_seconds(program), program.ops.kind == engine.DRAW
+    part = program.shares * seconds[:, None]
+    weight = np.bincount(program.ops.coef[drawn], minlength=seconds.size)[:, None] * part
+    cv = np.divide(np.sqrt(residuals.classes), part, out=np.zeros_like(part), where=part > 0.0)
+    total = weight.sum(axis=0)
+    return np.asarray((weight * cv).sum(axis=0) / np.where(total > 0.0, total, np.inf))
+
+
+def effect_cv(program: Program, name: str) -> float:
+    """Coefficient of variation of one draw of a shared effect, where it acts most [1]."""
+    bank, links = program.bank, program.links
+    if name == "regime":
+        p, mean = links.probability, 1.0
+        return float(np.sqrt(p * (1.0 - p)) * (links.congested - links.quiet) / mean)
+    if name == "call" and program.low.call_cv.any():
+        return float(program.low.call_cv.max())
+    tables = {
+        "rank": program.ranks.tables,
+        "step": np.append(bank.step_table, program.step_table),
+        "microbatch": bank.mb_table,
+        "call": bank.call_table,
+        "rank_step": bank.call_table,
+    }.get(name, np.array([-1]))
+    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
+    used = set(tables.ravel().tolist()) - {-1}
+    stds = [float(sample_table(program.tables[i], words).std()) for i in used]
+    return max(stds, default=float("nan"))

@@ -1,0 +1,383 @@
+"""`prism rank`: which kernels and effects make the time vary, and what fixing each would bring.
+
+Kernel classes and shared effects in one table: shares of the critical path, of its covariance with
+the step time and of the tail (one run); first and total order on the partition into independent
+inputs (pick-freeze); and interventions with common random numbers. Ranked is the step time or the
+time of the run. Left out: plots and the command.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism import engine
+from prism.attribution import (
+    TAIL,
+    Array,
+    Estimate,
+    PathShares,
+    Reduction,
+    cluster_variance,
+    path_shares,
+    reduction,
+)
+from prism.errors import PrismError
+from prism.inputs import Input, Residuals, class_cvs, effect_cv, time_shares
+from prism.job import Job, load_job
+from prism.ranking import (
+    Sampler,
+    intervene,
+    list_inputs,
+    measure_residuals,
+    sample_shares,
+    tracked_variances,
+)
+from prism.results import make_dataset, provenance
+from prism.simulate import (
+    Progress,
+    Step,
+    check_counts,
+    default_threads,
+    fresh_seed,
+    prepare,
+    prepare_variability,
+    run_blocks,
+    warm_up,
+)
+from prism.time_to_train import drift_variance, simulate_runs, step_statistics
+from prism.variability import Variability
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+TARGETS = ("step_time", "time_to_train")
+PATH_BLOCKS = 16  # clusters of the run whose critical path is followed
+COMPARED_BLOCKS = 16  # clusters of every intervention
+RUNS = 2_000  # run replicates of every intervention
+NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
+
+
+@dataclass
+class _Case:
+    """Everything that the parts of a ranking share."""
+
+    step: Step
+    v: Variability
+    residuals: Residuals
+    inputs: list[Input]
+    sampler: Sampler
+    target: str
+    n_steps: int
+
+
+def rank(
+    job: Job | str,
+    target: str = "step_time",
+    *,
+    quick: bool = False,
+    interventions: Sequence[str] = ("freeze",),
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Rank kernel classes and effects by what they contribute to variance and tail.
+
+    Parameters
+    ----------
+    job : Job or str
+        A job, its file, the name of a shipped one, or a job over a fitted trace.
+    target : str
+        ``step_time``, or ``time_to_train`` of the job's number of steps.
+    quick : bool
+        One run only: shares of the critical path; the total order of a kernel class is then an
+        upper bound, first orders are those of step and rank, and nothing is frozen.
+    interventions : sequence of str
+        Of ``freeze`` (at the median), ``cut`` (tails at p95) and ``speed`` (10 % faster).
+    seed, threads, progress
+        As in `simulate`.
+
+    Returns
+    -------
+    xarray.Dataset
+        By ``input``, kernel classes first; `summarize_rank` gives sorted lists.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number or name is out of range.
+    """
+    begin = time.perf_counter()
+    job = load_job(job) if isinstance(job, str) else job
+    seed = fresh_seed() if seed is None else seed
+    threads = default_threads() if threads is None else threads
+    check_counts(1, seed, threads)
+    if target not in TARGETS:
+        raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
+    if job.variability.dependence == "none":
+        raise PrismError(
+            f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
+        )
+    step = prepare(job, seed)
+    v = prepare_variability(job)
+    warm_up(step.program, seed)
+    residuals = measure_residuals(step, v, seed)
+    inputs = list_inputs(step, residuals)
+    sampler = Sampler(step.program, seed, threads, progress)
+    case = _Case(step, v, residuals, inputs, sampler, target, job.n_steps)
+    values = _one_run(case, quick)
+    asked = () if quick else tuple(interventions)
+    if not quick:
+        sampler.planned = COMPARED_BLOCKS * len(asked) * len(inputs)
+        values |= _shares(case)
+        values |= _interventions(case, asked)
+    coords = {
+        "input": [entry.name for entry in inputs],
+        "input_kind": ("input", [entry.kind for entry in inputs]),
+        "bound": ["low", "high"], "intervention": list(asked),
+    }  # fmt: skip
+    call = {"target": target, "quick": quick, "interventions": list(asked), "seed": seed}
+    attrs = provenance(job, call)
+    attrs["wall_seconds"] = time.perf_counter() - begin
+    return make_dataset(values, coords, attrs)
+
+
+def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
+    """Figures that a single run with its critical path gives."""
+    step, n_classes = case.step, len(case.step.program.classes)
+    program = tracked_variances(step.program, case.residuals) if quick else step.program
+    drawn = run_blocks(
+        program, range(PATH_BLOCKS), case.sampler.seed, case.sampler.threads, track=True
+    )
+    steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
+    shares: PathShares = path_shares(path[:, :n_classes], case.sampler.seed)
+    variance = cluster_variance(steps)
+    blank = np.full(len(case.inputs) - n_classes, np.nan)
+    bounds = np.stack([shares.covariance_low, shares.covariance_high], axis=1)
+    cv = class_cvs(step.program, case.residuals)
+    values = {
+        "time_share": np.append(time_shares(step.program), blank),
+        "input_cv": np.append(
+            cv, [effect_cv(step.program, e.name) for e in case.inputs[n_classes:]]
+        ),
+        "critical_path_share": np.append(shares.mean, blank),
+        "covariance_share": np.append(shares.covariance, blank),
+        "covariance_share_ci": np.concatenate([bounds, np.full((blank.size, 2), np.nan)]),
+        "tail_share": np.append(shares.tail, blank),
+        "within_cluster_std": variance.within**0.5,
+        "between_cluster_std": variance.between**0.5,
+    }
+    values |= _describe(_target_times(case, steps, effect, case.v.step.std))
+    if quick:
+        bound = path[:, n_classes:].mean(axis=(0, 2))
+        values |= _quick_orders(case, steps, effect, bound)
+    return values
+
+
+def _describe(times: Array) -> dict[str, Any]:
+    return {
+        "target_mean": times.mean(), "target_std": times.std(ddof=1),
+        "target_p95": np.quantile(times, TAIL),
+    }  # fmt: skip
+
+
+def _quick_orders(case: _Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
+    """Orders as far as one run tells: bounds of classes, correlation of step, spread of rank."""
+    variance = cluster_variance(steps)
+    first = np.full(len(case.inputs), np.nan)
+    total = np.full(len(case.inputs), np.nan)
+    total[: bound.size] = bound
+    names = [entry.name for entry in case.inputs]
+    if "step" in names and effect.std() > 0.0:
+        own = steps - steps.mean(axis=1, keepdims=True)
+        r = np.corrcoef(own.ravel(), (effect - effect.mean(axis=1, keepdims=True)).ravel())[0, 1]
+        first[names.index("step")] = total[names.index("step")] = r**2 * variance.within
+    if "rank" in names:
+        first[names.index("rank")] = total[names.index("rank")] = variance.between
+    first_share, total_share = _to_target(case, first, total, variance, steps.mean())
+    within = total / (variance.within or np.inf)
+    return {"first_order": first_share, "total_order": total_share, "total_order_within": within}
+
+
+def _shares(case: _Case) -> dict[str, Any]:
+    """First and total order of every input, of the step or of the run."""
+    shares = sample_shares(case.sampler, case.inputs)
+    both = np.concatenate([case.sampler.a, case.sampler.b])
+    variance = cluster_variance(both)
+    first, total = np.array([s.variances for s in shares]).T
+    first_share, total_share = _to_target(case, first, total, variance, both.mean())
+    ratio_first = _ratio(first_share, [s.first for s in shares])
+    ratio_total = _ratio(total_share, [s.total for s in shares])
+    within = total / (variance.within or np.inf)
+    within[[entry.name == "rank" for entry in case.inputs]] = np.nan  # one per cluster
+    return {
+        "first_order": first_share, "total_order": total_share,
+        "first_order_ci": _bounds([s.first for s in shares], ratio_first),
+        "total_order_ci": _bounds([s.total for s in shares], ratio_total),
+        "total_order_within": within, "n_clusters": [len(s.ab) for s in shares],
+        "within_cluster_std": variance.within**0.5,
+        "between_cluster_std": variance.between**0.5,
+    }  # fmt: skip
+
+
+def _ratio(values: Array, estimates: list[Estimate]) -> Array:
+    own = np.array([e.value for e in estimates])
+    return np.asarray(np.divide(values, own, out=np.ones_like(own), where=own != 0.0))
+
+
+def _bounds(estimates: list[Estimate], ratio: Array) -> Array:
+    return np.array([[e.low, e.high] for e in estimates]) * ratio[:, None]
+
+
+def _to_target(
+    case: _Case, first: Array, total: Array, variance: Any, mean: float
+) -> tuple[Array, Array]:
+    """Shares of the target's variance from partial variances of one step [s^2].
+
+    Notes
+    -----
+    Over a run of n steps the rank effect stays: its first order counts n^2. The step effect's
+    variance counts as `drift_variance(n)`, between n and n^2. All else is new in every step and
+    counts n, and so do interactions, but for those of the step effect, which last as long as it.
+    """
+    if case.target == "step_time":
+        whole = variance.total or np.inf
+        return first / whole, total / whole
+    n = float(case.n_steps)
+    lasting = drift_variance(case.n_steps, mean, case.v.correlation_time_s)
+    names = [entry.name for entry in case.inputs]
+    scale = np.full(len(names), n)
+    single, joint = first * scale, total * scale
+    step = 0.0
+    if "step" in names:
+        i = names.index("step")
+        step = first[i]
+        single[i], joint[i] = first[i] * lasting, total[i] * lasting
+    if "rank" in names:
+        i = names.index("rank")
+        single[i] = first[i] * n * n
+        joint[i] = single[i] + max(0.0, total[i] - first[i]) * n
+    whole = variance.between * n * n + step * lasting + max(0.0, variance.within - step) * n
+    return single / (whole or np.inf), joint / (whole or np.inf)
+
+
+def _interventions(case: _Case, asked: Sequence[str]) -> dict[str, Any]:
+    """Spread and quantiles with each input frozen, cut or made faster."""
+    shape = (len(asked), len(case.inputs))
+    names = ("std", "p50", "p95", "p99", "std_reduction", "p95_reduction")
+    out = {f"{n}_if" if i < 4 else n: np.full(shape, np.nan) for i, n in enumerate(names)}
+    out |= {f"{n}_ci": np.full((*shape, 2), np.nan) for n in names[4:]}
+    before = _compared(case, case.step, None)
+    for i, what in enumerate(asked):
+        for j, entry in enumerate(case.inputs):
+            program = intervene(case.step, case.v, entry, what, case.sampler.seed)
+            if program is None:
+                continue
+            after = _compared(case, program, entry.name if what == "freeze" else None)
+            found: Reduction = reduction(before, after, case.sampler.seed)
+            for name in names[:4]:
+                out[f"{name}_if"][i, j] = getattr(found, name)
+            for name in names[4:]:
+                estimate: Estimate = getattr(found, name)
+                out[name][i, j] = estimate.value
+                out[f"{name}_ci"][i, j] = estimate.low, estimate.high
+    return out
+
+
+def _compared(case: _Case, changed: Any, frozen: str | None) -> Array:
+    """Target under a changed program [cluster, replicate], with the base's keys."""
+    program = case.step.program if isinstance(changed, Step) else changed
+    sampler = case.sampler
+    times, effect, _, _ = run_blocks(program, range(COMPARED_BLOCKS), sampler.seed, sampler.threads)
+    sampler.advance(COMPARED_BLOCKS)
+    drift = 0.0 if frozen == "step" else case.v.step.std
+    return _target_times(case, times.astype(np.float64), effect.astype(np.float64), drift)
+
+
+def _target_times(case: _Case, steps: Array, effect: Array, drift_cv: float) -> Array:
+    """Return steps, or runs made of them under the same draws; [cluster, replicate]."""
+    if case.target == "step_time":
+        return steps
+    n = steps.shape[0]
+    cluster = np.repeat(np.arange(n), engine.LANES)
+    statistics = step_statistics(
+        steps.ravel(), effect.ravel(), cluster, drift_cv, case.v.correlation_time_s
+    )
+    runs, _ = simulate_runs(statistics, case.n_steps, RUNS - RUNS % n, case.sampler.seed)
+    return np.ascontiguousarray(runs.reshape(-1, n).T)
+
+
+def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise a ranking as the JSON object the command prints; times in seconds."""
+    rows = [_row(dataset, i) for i in range(dataset.sizes["input"])]
+    rows.sort(key=lambda row: -(row["total_order"] or 0.0))
+    kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
+    kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
+    call = json.loads(dataset.attrs["call"])
+    by = {s: [r["name"] for r in sorted(kernels, key=lambda r, s=s: -r[s])][:5]  # type: ignore[misc]
+          for s in ("covariance_share", "tail_share")}  # fmt: skip
+    apart = [
+        row["name"] for row in kernels
+        if abs(row["tail_share"] - row["covariance_share"]) > NOTABLE
+    ]  # fmt: skip
+    return {
+        "job": dataset.attrs["job_name"], "target": call["target"], "quick": call["quick"],
+        "seed": call["seed"], "mean": float(dataset.target_mean), "std": float(dataset.target_std),
+        "p95": float(dataset.target_p95),
+        "within_cluster_std": float(dataset.within_cluster_std),
+        "between_cluster_std": float(dataset.between_cluster_std),
+        "kernels": kernels,
+        "effects": [row for row in rows if kinds[row["name"]] == "effects"],
+        "tail_order_differs": by["covariance_share"] != by["tail_share"],
+        "tail_differs": apart,
+        "findings": _findings(rows, call["target"]),
+        "wall_seconds": float(dataset.attrs["wall_seconds"]),
+    }  # fmt: skip
+
+
+def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
+    """Figures of one input; None where there is none."""
+    here = dataset.isel(input=i)
+    row: dict[str, Any] = {"name": str(here.input.values), "cv": _number(here, "input_cv")}
+    for name in ("time_share", "critical_path_share", "covariance_share", "tail_share",
+                 "first_order", "total_order", "total_order_within"):  # fmt: skip
+        row[name] = _number(here, name)
+    for name in ("first_order_ci", "total_order_ci", "covariance_share_ci"):
+        values = here[name].values.tolist() if name in here else []
+        row[name] = values if values and np.all(np.isfinite(values)) else None
+    row["n_clusters"] = int(here.n_clusters) if "n_clusters" in here else None
+    for what in dataset.intervention.values if "std_if" in dataset else ():
+        changed = here.sel(intervention=what)
+        suffix = {"freeze": "frozen", "cut": "cut", "speed": "faster"}[str(what)]
+        for name in ("std", "p50", "p95", "p99"):
+            row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
+        tail = "" if what == "freeze" else f"_{suffix}"
+        for name in ("std_reduction", "p95_reduction"):
+            row[name + tail] = _number(changed, name)
+            row[f"{name}{tail}_ci"] = changed[f"{name}_ci"].values.tolist()
+    for name in ("std_if_frozen", "p95_if_frozen", "p95_reduction"):
+        row.setdefault(name, None)
+    return row
+
+
+def _number(dataset: "xr.Dataset", name: str) -> float | None:
+    if name not in dataset:
+        return None
+    value = float(dataset[name])
+    return value if np.isfinite(value) else None
+
+
+def _findings(rows: list[dict[str, Any]], target: str) -> list[str]:
+    """Say what the interventions that matter most would bring."""
+    frozen = [row for row in rows if row.get("std_reduction") is not None]
+    frozen.sort(key=lambda row: -row["std_reduction"])
+    what = target.replace("_", " ")
+    return [
+        f"freezing {row['name']} at its median would cut the standard deviation of the {what} by "
+        f"{row['std_reduction']:.0%} and p95 by {row['p95_reduction']:.1%}"
+        for row in frozen[:5]
+        if row["std_reduction"] > 0.0
+    ]
