@@ -28,6 +28,7 @@ from prism.attribution import (
 from prism.errors import PrismError
 from prism.inputs import Input, Residuals, class_cvs, effect_cv, time_shares
 from prism.job import Job, load_job
+from prism.program import Program
 from prism.ranking import (
     Sampler,
     intervene,
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TARGETS = ("step_time", "time_to_train")
-PATH_BLOCKS = 16  # clusters of the run whose critical path is followed
-COMPARED_BLOCKS = 16  # clusters of every intervention
+PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
+COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
 RUNS = 2_000  # run replicates of every intervention
 NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
 
@@ -131,7 +132,7 @@ def rank(
     values = _one_run(case, quick)
     asked = () if quick else tuple(interventions)
     if not quick:
-        sampler.planned = COMPARED_BLOCKS * len(asked) * len(inputs)
+        sampler.planned = len(asked) * sum(COMPARED_BLOCKS[entry.kind] for entry in inputs)
         values |= _shares(case)
         values |= _interventions(case, asked)
     coords = {
@@ -150,7 +151,11 @@ def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
     step, n_classes = case.step, len(case.step.program.classes)
     program = tracked_variances(step.program, case.residuals) if quick else step.program
     drawn = run_blocks(
-        program, range(PATH_BLOCKS), case.sampler.seed, case.sampler.threads, track=True
+        program,
+        range(QUICK_BLOCKS if quick else PATH_BLOCKS),
+        case.sampler.seed,
+        case.sampler.threads,
+        track=True,
     )
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
     shares: PathShares = path_shares(path[:, :n_classes], case.sampler.seed)
@@ -208,7 +213,7 @@ def _shares(case: _Case) -> dict[str, Any]:
     both = np.concatenate([case.sampler.a, case.sampler.b])
     variance = cluster_variance(both)
     first, total = np.array([s.variances for s in shares]).T
-    first_share, total_share = _to_target(case, first, total, variance, both.mean())
+    first_share, total_share = _to_target(case, first, total, variance, float(both.mean()))
     ratio_first = _ratio(first_share, [s.first for s in shares])
     ratio_total = _ratio(total_share, [s.total for s in shares])
     within = total / (variance.within or np.inf)
@@ -270,14 +275,15 @@ def _interventions(case: _Case, asked: Sequence[str]) -> dict[str, Any]:
     names = ("std", "p50", "p95", "p99", "std_reduction", "p95_reduction")
     out = {f"{n}_if" if i < 4 else n: np.full(shape, np.nan) for i, n in enumerate(names)}
     out |= {f"{n}_ci": np.full((*shape, 2), np.nan) for n in names[4:]}
-    before = _compared(case, case.step, None)
+    before = {n: _compared(case, case.step.program, n) for n in set(COMPARED_BLOCKS.values())}
     for i, what in enumerate(asked):
         for j, entry in enumerate(case.inputs):
             program = intervene(case.step, case.v, entry, what, case.sampler.seed)
             if program is None:
                 continue
-            after = _compared(case, program, entry.name if what == "freeze" else None)
-            found: Reduction = reduction(before, after, case.sampler.seed)
+            n, steady = COMPARED_BLOCKS[entry.kind], what == "freeze" and entry.name == "step"
+            after = _compared(case, program, n, steady)
+            found: Reduction = reduction(before[n], after, case.sampler.seed)
             for name in names[:4]:
                 out[f"{name}_if"][i, j] = getattr(found, name)
             for name in names[4:]:
@@ -287,13 +293,12 @@ def _interventions(case: _Case, asked: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-def _compared(case: _Case, changed: Any, frozen: str | None) -> Array:
+def _compared(case: _Case, program: Program, n: int, steady: bool = False) -> Array:
     """Target under a changed program [cluster, replicate], with the base's keys."""
-    program = case.step.program if isinstance(changed, Step) else changed
     sampler = case.sampler
-    times, effect, _, _ = run_blocks(program, range(COMPARED_BLOCKS), sampler.seed, sampler.threads)
-    sampler.advance(COMPARED_BLOCKS)
-    drift = 0.0 if frozen == "step" else case.v.step.std
+    times, effect, _, _ = run_blocks(program, range(n), sampler.seed, sampler.threads)
+    sampler.advance(n)
+    drift = 0.0 if steady else case.v.step.std
     return _target_times(case, times.astype(np.float64), effect.astype(np.float64), drift)
 
 
