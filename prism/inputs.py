@@ -202,7 +202,7 @@ def effect_cv(program: Program, name: str) -> float:
         return float(program.low.call_cv.max())
     tables = {
         "rank": program.ranks.tables,
-        "step": np.append(bank.step_table, program.step_table),
+        "step": np.array([program.step_table]),
         "microbatch": bank.mb_table,
         "call": bank.call_table,
         "rank_step": bank.call_table,

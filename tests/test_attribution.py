@@ -115,11 +115,7 @@ def test_shared_by_cluster():
     assert variance.total == variance.within + variance.between
 
 
-@given(
-    hnp.arrays(
-        np.float64, (4, 3, 5), elements=st.floats(-10, 10, allow_subnormal=False)
-    )
-)
+@given(hnp.arrays(np.float64, (4, 3, 5), elements=st.floats(-10, 10, allow_subnormal=False)))
 def test_total_is_at_least_first(values):
     a, ab, b, ba = values
     first, total = at.partial_variances(at.PickFreeze(a, ab, b, ba))
