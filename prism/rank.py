@@ -263,7 +263,7 @@ def _to_target(
         single[i], joint[i] = first[i] * lasting, total[i] * lasting
     if "rank" in names:
         i = names.index("rank")
-        single[i] = first[i] * n * n
+        single[i] = variance.between * n * n  # its first order, from all clusters
         joint[i] = single[i] + max(0.0, total[i] - first[i]) * n
     whole = variance.between * n * n + step * lasting + max(0.0, variance.within - step) * n
     return single / (whole or np.inf), joint / (whole or np.inf)
