@@ -158,6 +158,4 @@ def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[n
 
 def make_keys(seed: int) -> engine.Keys:
     """Keys of a run in which everything is drawn under one seed."""
-    return engine.Keys(
-        stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32)
-    )
+    return engine.Keys(stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32))
