@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from prism.plots import BLUE, GREY, ORANGE, RED, new_axes
@@ -179,7 +179,8 @@ def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
     ax.set_yticks(range(order.size), texts, fontsize=9)
     ax.set_ylim(order.size - 0.5, -0.5)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.grid(color="0.9", linewidth=0.8, axis="x")
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(axis="y", length=0)
+    ax.tick_params(axis="y", length=0, pad=7)

@@ -13,7 +13,8 @@ from prism.text import format_share
 
 Json = Mapping[str, Any]
 
-MOST_FINDINGS = 5
+MOST_FINDINGS = 4
+"""Sentences per intervention, for kernel classes and for effects."""
 LEAST_FINDING = 0.005
 """Reduction of the standard deviation worth a sentence [1]."""
 NOTABLE = 0.02
@@ -28,7 +29,7 @@ _NAMES = {
     "gemm_attention": ("GEMM attention projections", ""),
     "attention": ("attention", ""),
     "memory": ("norm and elementwise", ""),
-    "loss": ("loss", "logits, cross-entropy"),
+    "loss": ("loss", "logits"),
     "embedding": ("embedding", ""),
     "optimizer": ("optimizer", ""),
     "compute": ("compute", "ops as given"),
@@ -36,12 +37,12 @@ _NAMES = {
     "world_all_reduce": ("world all_reduce", "grad norm"),
 }
 _EFFECTS = {
-    "rank": ("rank effect", "GPU speed, lasting"),
-    "step": ("step effect", "all GPUs at once"),
-    "microbatch": ("microbatch effect", "its work"),
+    "rank": ("rank effect", "GPU speed"),
+    "step": ("step effect", "all GPUs"),
+    "microbatch": ("microbatch effect", "work"),
     "call": ("call effect", "one pass"),
     "rank_step": ("rank-step effect", "one step"),
-    "regime": ("congestion", "links, lasting"),
+    "regime": ("congestion", "links"),
     "stall": ("stalls", "rare stops"),
 }
 _GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
@@ -77,7 +78,7 @@ def label(name: str, kind: str = "") -> str:
     Examples
     --------
     >>> label("step"), label("p2p")
-    ('step effect (all GPUs at once)', 'p2p (between stages)')
+    ('step effect (all GPUs)', 'p2p (between stages)')
     """
     short, what = _label(name, kind)
     return f"{short} ({what})" if what else short
@@ -178,7 +179,7 @@ def _interventions(rows: Sequence[Json], what: str) -> list[str]:
         tried = [row for row in rows if row.get(made) is not None and row.get(key) is not None]
         told = [row for row in tried if row[key] >= LEAST_FINDING and _bounds(row, key)[0] > 0.0]
         told.sort(key=lambda row: -row[key])
-        for row in told[:MOST_FINDINGS]:
+        for row in _some_of_each(told):
             lines.append(
                 f"{start.format(_named(row))} would cut the standard deviation of the {what} by "
                 f"{_range(row, key)} and {_p95(row, suffix)}."
@@ -189,6 +190,15 @@ def _interventions(rows: Sequence[Json], what: str) -> list[str]:
                 f"{what} by less than these runs can tell."
             )
     return lines
+
+
+def _some_of_each(rows: Sequence[Json]) -> list[Json]:
+    """Pick the first kernel classes and the first effects."""
+    return [
+        row
+        for kind in ("kernels", "effects")
+        for row in [row for row in rows if row["kind"] == kind][:MOST_FINDINGS]
+    ]
 
 
 def _named(row: Json) -> str:
@@ -289,7 +299,7 @@ def _tail(rows: Sequence[Json], numbers: Json) -> list[str]:
         by_p95 = max(frozen, key=lambda row: _value(row, "p95_reduction"))
         gap = _value(by_p95, "p95_reduction") - _value(by_std, "p95_reduction")
         error = half_width(by_p95, "p95_reduction") + half_width(by_std, "p95_reduction")
-        if by_p95["name"] != by_std["name"] and gap > error:
+        if by_p95["name"] != by_std["name"] and gap > max(error, LEAST_FINDING):
             lines.append(
                 f"The tail ranks differently: {short_label(by_p95['name'], by_p95['kind'])} is "
                 f"what to fix for p95, {short_label(by_std['name'], by_std['kind'])} for the "

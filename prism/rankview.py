@@ -23,7 +23,7 @@ WIDTH = 110
 MOST_ROWS = 24
 SMALL, SMALL_TIME = 1e-3, 0.01
 """Shares of the variance and of the time below which a cause is only named [1]."""
-LONGEST_LABEL = 32
+LONGEST_LABEL = 28
 
 _FROZEN = ("", "std_if_frozen")
 _OTHERS = (
@@ -50,7 +50,11 @@ def rank_view(numbers: Json) -> RenderableType:
     # where nothing varies the table would be empty: all of it then
     shown = shown or rows[:MOST_ROWS]
     left_out = [row["label"] for row in rows if row not in shown]
-    parts: list[RenderableType] = [*_head(numbers), "", _table(shown, bool(numbers.get("quick")))]
+    parts: list[RenderableType] = [
+        *_head(numbers),
+        "",
+        _table(shown, bool(numbers.get("quick")), numbers["mean"]),
+    ]
     if left_out:
         text = f"and {len(left_out)} more of no weight: {', '.join(left_out)}"
         parts.append(_wrapped(text))
@@ -81,7 +85,7 @@ def _head(numbers: Json) -> list[RenderableType]:
 
     text = f"mean {format_like(mean, mean, fine)}, p95 {format_like(numbers['p95'], mean, fine)}, "
     text += f"standard deviation {small(std)}"
-    if numbers["target"] == "step_time" and numbers.get("between_cluster_std") is not None:
+    if numbers["target"] == "step_time" and std and numbers.get("between_cluster_std") is not None:
         text += (
             f": {small(numbers['within_cluster_std'])} from step to step, "
             f"{small(numbers['between_cluster_std'])} between sets of GPUs"
@@ -98,15 +102,15 @@ def _matters(row: Json) -> bool:
     return bool(row["total_order"] >= SMALL)
 
 
-def _table(rows: Sequence[Json], quick: bool) -> Table:
+def _table(rows: Sequence[Json], quick: bool, mean: float) -> Table:
     """Lay out the causes, all figures in percent."""
     frozen = any(row.get("std_if_frozen") is not None for row in rows)
     factors = any(row.get("mean_if_frozen") is not None for row in rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("all figures\nin percent", no_wrap=True)
-    titles = ["own\nCV", "time on\npath"]
+    titles = ["own\nCV", "path\ntime"]
     titles += ["variance\nat most"] if quick else ["variance\nalone", "\nin all", "95 %\ninterval"]
-    titles += ["spread\nby time", "tail\nby time"]
+    titles += ["by time\nspread", "\ntail"]
     if frozen:
         titles += ["if frozen\nmean"] if factors else []
         titles += ["\nstd" if factors else "if frozen\nstd", "\np95"]
@@ -121,7 +125,7 @@ def _table(rows: Sequence[Json], quick: bool) -> Table:
             cells.append(_interval(row))
         cells += [_figure(row.get("covariance_share")), _figure(row.get("tail_share"))]
         if frozen:
-            cells += [_change(row, "mean_reduction")] if factors else []
+            cells += [_mean_change(row, mean)] if factors else []
             cells += [_change(row, "std_reduction"), _change(row, "p95_reduction")]
         table.add_row(escape(_cut(row["label"])), *cells)
     return table
@@ -148,7 +152,8 @@ def _interval(row: Json) -> str:
     if not bounds or None in bounds or not half_width(row, "total_order"):
         return ""
     low, high = (100.0 * min(max(0.0, bound), 1.0) for bound in bounds)
-    return f"{low:.1f} to {high:.1f}" if high >= 0.05 else ""
+    low_text, high_text = (f"{x:.0f}" if x >= 9.95 else f"{x:.1f}" for x in (low, high))
+    return f"{low_text} to {high_text}" if high >= 0.05 else ""
 
 
 def _change(row: Json, key: str) -> str:
@@ -162,6 +167,15 @@ def _change(row: Json, key: str) -> str:
         return "0"
     text = f"{percent:+.{digits}f}"
     return f"{text} ±{error:.{digits}f}" if error > 0.0 else text
+
+
+def _mean_change(row: Json, mean: float) -> str:
+    """Write the change of the mean in percent."""
+    frozen = row.get("mean_if_frozen")
+    if frozen is None or not mean:
+        return ""
+    percent = 100.0 * (frozen / mean - 1.0)
+    return f"{percent:+.{0 if abs(percent) >= 10.0 else 1}f}"
 
 
 def _changes(rows: Sequence[Json], suffix: str) -> Table:
@@ -206,6 +220,7 @@ def _wrapped(text: str) -> RenderableType:
     """Text that breaks at the width of the table."""
     import textwrap
 
-    return Text(
-        "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
-    )
+    # a number keeps its unit
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "))

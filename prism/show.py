@@ -224,7 +224,10 @@ def _describe_ranking(path: Path) -> Description:
     from prism.ranktext import in_words
     from prism.rankview import rank_view
 
-    numbers = in_words(summarize_rank(_open(path)))
+    try:
+        numbers = in_words(summarize_rank(_open(path)))
+    except (AttributeError, KeyError) as error:
+        raise PrismError(f"{path}: not a whole ranking; write it again by prism rank") from error
     return {"kind": "ranking", "summary": numbers}, rank_view(numbers)
 
 
