@@ -13,6 +13,7 @@ References
    doi:10.1145/2457459.2457460: products of differences for the first order.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,86 @@ def _interval(value: float, samples: Array, n: int) -> Estimate:
     return Estimate(value, value + wide * (low - value), value + wide * (high - value))
 
 
-def share_interval(part: Array, a: Array, b: Array, seed: int) -> Estimate:
+class ClusterControl(NamedTuple):
+    """Quiet step times of many clusters [s], of the runs that `run_variances` is given.
+
+    The first ones are those of the runs' own clusters. Where they do not vary, nothing is drawn
+    once per cluster, and clusters have equal means.
+    """
+
+    times: tuple[Array, ...]  # by run, float64 [cluster]
+
+    @property
+    def variance(self) -> float:
+        """Variance between clusters of the quiet times [s^2]."""
+        return float(np.mean([t.var(ddof=1) for t in self.times]))
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of `variance`."""
+        z = np.concatenate([t - t.mean() for t in self.times])
+        square = float((z**2).mean())
+        if square <= 0.0:
+            return 0.0
+        return float(np.sqrt(max(0.0, (z**4).mean() / square**2 - 1.0) / z.size))
+
+
+def run_variance(runs: Sequence[Array], control: ClusterControl | None = None) -> Variance:
+    """Variance of runs of one model [cluster, lane], with what a control tells of the clusters."""
+    n = runs[0].shape[0]
+    within, between, _ = _variances(runs, control, np.ones((1, n)), 0.0)
+    return Variance(float(within[0]), float(between[0]))
+
+
+def control_slope(runs: Sequence[Array], control: ClusterControl) -> float:
+    """Slope of the clusters' means over their quiet times."""
+    return float(_variances(runs, control, np.ones((1, runs[0].shape[0])), 0.0)[2][0])
+
+
+def _variances(
+    runs: Sequence[Array], control: ClusterControl | None, weights: Array, error: Array | float
+) -> tuple[Array, Array, Array]:
+    """Variance within and between clusters, and the control's slope, under weights of clusters.
+
+    Notes
+    -----
+    Of the clusters' means m and quiet times g: Var m - b^2 (Var g - V), with b the slope of m over
+    g, and V the variance of g in many more clusters. Its error is that of what g leaves unexplained
+    of m, and of V.
+    """
+    n, lanes = runs[0].shape
+    within, mm, mg, gg = (np.zeros(weights.shape[0]) for _ in range(4))
+    unbiased = n / max(1, n - 1) / len(runs)
+    for i, run in enumerate(runs):
+        centred = run - run.mean()
+        if lanes > 1:
+            within += weights @ centred.var(axis=1, ddof=1) / n / len(runs)
+        m = centred.mean(axis=1)
+        first = weights @ m / n
+        mm += unbiased * (weights @ m**2 / n - first**2)
+        if control is not None:
+            g = control.times[i][:n] - control.times[i].mean()
+            mean = weights @ g / n
+            gg += unbiased * (weights @ g**2 / n - mean**2)
+            mg += unbiased * (weights @ (m * g) / n - first * mean)
+    between = mm - within / lanes
+    slope = np.divide(mg, gg, out=np.zeros_like(mg), where=gg > 0.0)
+    if control is not None:
+        whole = control.variance
+        between = between - slope**2 * (gg - whole * np.maximum(0.0, 1.0 + error))
+        if whole <= 0.0:
+            return within + mm - within / lanes, np.zeros_like(mm), slope
+    return within, np.maximum(0.0, between), slope
+
+
+def share_interval(
+    part: Array,
+    a: Array,
+    b: Array,
+    seed: int,
+    control: ClusterControl | None = None,
+    with_between: bool = False,
+) -> Estimate:
     """Share of a part in the variance, with its interval.
 
     Parameters
@@ -114,27 +194,26 @@ def share_interval(part: Array, a: Array, b: Array, seed: int) -> Estimate:
         The two independent runs, of at least as many clusters [s].
     seed : int
         Of the resamples.
+    control : ClusterControl, optional
+        Of the two runs.
+    with_between : bool
+        The variance between clusters belongs to the part too.
     """
     m, n = part.size, a.shape[0]
-    variance = 0.5 * (cluster_variance(a).total + cluster_variance(b).total)
-    if variance <= 0.0:
-        return Estimate(0.0, 0.0, 0.0)
     weights = _resample(m, seed)
     rest = _resample(n - m, seed + 1) if n > m else np.empty((RESAMPLES, 0))
     joint = np.concatenate([weights, rest], axis=1)
-    resampled = 0.5 * (_resampled_variance(a, joint) + _resampled_variance(b, joint))
-    samples = (weights @ part / m) / np.maximum(resampled, 1e-300)
-    return _interval(float(part.mean()) / variance, samples, m)
-
-
-def _resampled_variance(times: Array, weights: Array) -> Array:
-    """Variance of a replicate under each resample of the clusters."""
-    n = times.shape[0]
-    centred = times - times.mean()
-    within = weights @ centred.var(axis=1, ddof=1) / n
-    means = centred.mean(axis=1)
-    between = (weights @ means**2 / n - (weights @ means / n) ** 2) * n / max(1, n - 1)
-    return np.asarray(within + np.maximum(0.0, between - within / times.shape[1]))
+    error: Array | float = 0.0
+    if control is not None:
+        error = control.error * np.random.default_rng([seed, 2]).standard_normal(RESAMPLES)
+    within, between, _ = _variances((a, b), control, joint, error)
+    whole = run_variance((a, b), control)
+    if whole.total <= 0.0:
+        return Estimate(0.0, 0.0, 0.0)
+    own, parts = float(part.mean()), weights @ part / m
+    if with_between:
+        own, parts = own + whole.between, parts + between
+    return _interval(own / whole.total, parts / np.maximum(within + between, 1e-300), m)
 
 
 class Reduction(NamedTuple):

@@ -21,7 +21,7 @@ from prism.attribution import (
     Estimate,
     PathShares,
     Reduction,
-    cluster_variance,
+    Variance,
     path_shares,
     reduction,
 )
@@ -34,6 +34,7 @@ from prism.ranking import (
     intervene,
     list_inputs,
     measure_residuals,
+    sample_quickly,
     sample_shares,
     tracked_variances,
 )
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("step_time", "time_to_train")
 PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
+QUICK_REPEATS = 4  # of them repeated with each effect redrawn
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
 RUNS = 2_000  # run replicates of every intervention
 NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
@@ -159,7 +161,6 @@ def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
     )
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
     shares: PathShares = path_shares(path[:, :n_classes], case.sampler.seed)
-    variance = cluster_variance(steps)
     blank = np.full(len(case.inputs) - n_classes, np.nan)
     bounds = np.stack([shares.covariance_low, shares.covariance_high], axis=1)
     cv = class_cvs(step.program, case.residuals)
@@ -172,8 +173,6 @@ def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
         "covariance_share": np.append(shares.covariance, blank),
         "covariance_share_ci": np.concatenate([bounds, np.full((blank.size, 2), np.nan)]),
         "tail_share": np.append(shares.tail, blank),
-        "within_cluster_std": variance.within**0.5,
-        "between_cluster_std": variance.between**0.5,
     }
     values |= _describe(_target_times(case, steps, effect, case.v.step.std))
     if quick:
@@ -191,41 +190,52 @@ def _describe(times: Array) -> dict[str, Any]:
 
 def _quick_orders(case: _Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
     """Orders as far as one run tells: bounds of classes, correlation of step, spread of rank."""
-    variance = cluster_variance(steps)
+    variance, total = sample_quickly(case.sampler, case.inputs, steps, QUICK_REPEATS)
     first = np.full(len(case.inputs), np.nan)
-    total = np.full(len(case.inputs), np.nan)
     total[: bound.size] = bound
     names = [entry.name for entry in case.inputs]
     if "step" in names and effect.std() > 0.0:
         own = steps - steps.mean(axis=1, keepdims=True)
         r = np.corrcoef(own.ravel(), (effect - effect.mean(axis=1, keepdims=True)).ravel())[0, 1]
-        first[names.index("step")] = total[names.index("step")] = r**2 * variance.within
+        i = names.index("step")
+        first[i] = r**2 * variance.within
+        total[i] = np.fmax(total[i], first[i])
     if "rank" in names:
-        first[names.index("rank")] = total[names.index("rank")] = variance.between
+        first[names.index("rank")] = variance.between
     first_share, total_share = _to_target(case, first, total, variance, steps.mean())
-    within = total / (variance.within or np.inf)
-    return {"first_order": first_share, "total_order": total_share, "total_order_within": within}
+    return {
+        "first_order": first_share, "total_order": total_share,
+        "total_order_within": _within(case, total, variance), **_spread(variance),
+    }  # fmt: skip
 
 
 def _shares(case: _Case) -> dict[str, Any]:
     """First and total order of every input, of the step or of the run."""
     shares = sample_shares(case.sampler, case.inputs)
-    both = np.concatenate([case.sampler.a, case.sampler.b])
-    variance = cluster_variance(both)
+    variance, mean = case.sampler.variance, float(case.sampler.a.mean())
     first, total = np.array([s.variances for s in shares]).T
-    first_share, total_share = _to_target(case, first, total, variance, float(both.mean()))
+    first_share, total_share = _to_target(case, first, total, variance, mean)
     ratio_first = _ratio(first_share, [s.first for s in shares])
     ratio_total = _ratio(total_share, [s.total for s in shares])
-    within = total / (variance.within or np.inf)
-    within[[entry.name == "rank" for entry in case.inputs]] = np.nan  # one per cluster
     return {
         "first_order": first_share, "total_order": total_share,
         "first_order_ci": _bounds([s.first for s in shares], ratio_first),
         "total_order_ci": _bounds([s.total for s in shares], ratio_total),
-        "total_order_within": within, "n_clusters": [len(s.ab) for s in shares],
-        "within_cluster_std": variance.within**0.5,
-        "between_cluster_std": variance.between**0.5,
+        "total_order_within": _within(case, total, variance),
+        "n_clusters": [len(s.ab) for s in shares], **_spread(variance),
     }  # fmt: skip
+
+
+def _spread(variance: Variance) -> dict[str, float]:
+    return {
+        "within_cluster_std": variance.within**0.5, "between_cluster_std": variance.between**0.5
+    }  # fmt: skip
+
+
+def _within(case: _Case, total: Array, variance: Variance) -> Array:
+    """Total order over the variance within a cluster; none for what is drawn once per cluster."""
+    persistent = [engine.RANK in entry.streams for entry in case.inputs]
+    return np.where(persistent, np.nan, total / (variance.within or np.inf))
 
 
 def _ratio(values: Array, estimates: list[Estimate]) -> Array:
@@ -238,7 +248,7 @@ def _bounds(estimates: list[Estimate], ratio: Array) -> Array:
 
 
 def _to_target(
-    case: _Case, first: Array, total: Array, variance: Any, mean: float
+    case: _Case, first: Array, total: Array, variance: Variance, mean: float
 ) -> tuple[Array, Array]:
     """Shares of the target's variance from partial variances of one step [s^2].
 
@@ -263,7 +273,7 @@ def _to_target(
         single[i], joint[i] = first[i] * lasting, total[i] * lasting
     if "rank" in names:
         i = names.index("rank")
-        single[i] = variance.between * n * n  # its first order, from all clusters
+        single[i] = variance.between * n * n
         joint[i] = single[i] + max(0.0, total[i] - first[i]) * n
     whole = variance.between * n * n + step * lasting + max(0.0, variance.within - step) * n
     return single / (whole or np.inf), joint / (whole or np.inf)

@@ -12,11 +12,16 @@ import numpy as np
 from prism import engine
 from prism.attribution import (
     Array,
+    ClusterControl,
     Estimate,
     PickFreeze,
+    Variance,
+    control_slope,
     partial_variances,
+    run_variance,
     share_interval,
 )
+from prism.clustertimes import cluster_times
 from prism.errors import PrismError
 from prism.freezing import freeze_effect, treat_class, treat_ops
 from prism.inputs import (
@@ -37,6 +42,8 @@ PILOT_BLOCKS = 4
 MAX_BLOCKS = 1024
 BUDGET = 30_000_000_000  # op-samples of pick-freeze runs, about a minute on two cores
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
+MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times are a control
+CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
 INTERVENTIONS = ("freeze", "cut", "speed")
 CUT = 0.95  # quantile at which tails are cut
 FASTER = 0.1  # share of its time that a class made faster saves
@@ -52,6 +59,11 @@ class Shares:
     first: Estimate = Estimate(0.0, 0.0, 0.0)
     total: Estimate = Estimate(0.0, 0.0, 0.0)
     variances: tuple[float, float] = (0.0, 0.0)  # first and total order [s^2]
+
+    @property
+    def is_persistent(self) -> bool:
+        """Tell whether it is drawn once per cluster: all that clusters' means differ by."""
+        return engine.RANK in self.entry.streams
 
     @property
     def is_wide(self) -> bool:
@@ -70,6 +82,7 @@ class Sampler:
     progress: Progress | None = None
     a: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
     b: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
+    control: ClusterControl | None = None
     done: int = 0
     planned: int = 0
 
@@ -106,13 +119,42 @@ class Sampler:
         shares.ab = np.concatenate([shares.ab, self.run(more, there)])
         shares.ba = np.concatenate([shares.ba, self.run(more, back)])
 
+    @property
+    def variance(self) -> Variance:
+        """Variance of a step."""
+        return run_variance((self.a, self.b), self.control)
+
     def estimate(self, shares: Shares) -> None:
-        """Update an input's shares from its runs."""
-        n = len(shares.ab)
-        first, total = partial_variances(PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba))
-        shares.variances = float(first.mean()), float(total.mean())
-        shares.first = share_interval(first, self.a, self.b, self.seed)
-        shares.total = share_interval(total, self.a, self.b, self.seed)
+        """Update an input's shares from its runs.
+
+        The first order of what is drawn once per cluster is the variance between clusters; only
+        its interactions are left to the swapped runs.
+        """
+        n, between = len(shares.ab), shares.is_persistent
+        runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
+        first, total = partial_variances(runs)
+        if between:
+            first, total = np.zeros(n), total - first
+        own = self.variance.between if between else 0.0
+        shares.variances = own + float(first.mean()), own + float(total.mean())
+        args = self.a, self.b, self.seed, self.control, between
+        shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
+
+    def find_control(self, seeds: tuple[int, ...], runs: tuple[Array, ...]) -> ClusterControl:
+        """Return quiet times of as many clusters as the share between clusters asks for."""
+        times = [np.zeros(0) for _ in seeds]
+        n = max(MIN_CONTROL, len(runs[0]))
+        while True:
+            for i, key in enumerate(seeds):
+                more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
+                times[i] = np.concatenate([times[i], more.astype(np.float64)])
+            control = ClusterControl(tuple(times))
+            variance = run_variance(runs, control)
+            share = variance.between / (variance.total or 1.0)
+            error = 2.0 * share * (1.0 - share) * control.error
+            if error <= CONTROL_HALF_WIDTH or n >= MAX_CONTROL:
+                return control
+            n *= 2
 
 
 def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
@@ -129,6 +171,8 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     while wide:
         for shares in wide:
             sampler.extend(shares, n)
+        seeds = (sampler.seed, sampler.other)
+        sampler.control = sampler.find_control(seeds, (sampler.a, sampler.b))
         for shares in alive:
             sampler.estimate(shares)
         wide = [s for s in alive if s.is_wide and len(s.ab) == n]
@@ -139,6 +183,43 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
         spent += cost
         sampler.planned += n * (len(wide) + 1)
     return out
+
+
+def sample_quickly(
+    sampler: Sampler, inputs: list[Input], base: Array, n: int
+) -> tuple[Variance, Array]:
+    """Total order of shared effects [s^2] from a few clusters of one run, each swapped alone.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    inputs : list of Input
+        Those of other kinds get NaN.
+    base : float64 [cluster, lane]
+        The run, under the sampler's seed.
+    n : int
+        Clusters to repeat.
+
+    Returns
+    -------
+    Variance
+        Of the run.
+    float64 [input]
+    """
+    control = sampler.find_control((sampler.seed,), (base,))
+    variance = run_variance((base,), control)
+    total = np.full(len(inputs), np.nan)
+    for i, entry in enumerate(inputs):
+        if entry.kind != "effects" or entry.is_constant:
+            continue
+        keys = swap_keys(entry, sampler.seed, sampler.other, sampler.third)
+        total[i] = 0.5 * float(((base[:n] - sampler.run(range(n), keys)) ** 2).mean())
+        if engine.RANK in entry.streams:  # few clusters: correct for how far apart these were
+            other = cluster_times(sampler.program, range(n), sampler.other, sampler.threads)
+            apart = 0.5 * float(((control.times[0][:n] - other) ** 2).mean())
+            total[i] -= control_slope((base,), control) ** 2 * (apart - control.variance)
+            total[i] = max(total[i], variance.between)
+    return variance, total
 
 
 def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:
