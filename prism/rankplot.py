@@ -56,6 +56,7 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     rows = np.arange(order.size)
     total = result["total_order"].to_numpy()[order]
     quick = "total_order_ci" not in result
+    total = np.minimum(total, 1.0) if quick else total  # a bound may lie above the whole
     kernels = result["input_kind"].to_numpy()[order] == "kernels"
     for mask, colour, name in ((kernels, BLUE, "kernels"), (~kernels, ORANGE, "shared effects")):
         style: dict[str, Any] = {"color": colour, "alpha": 0.85}
@@ -158,7 +159,7 @@ def _order(result: xr.Dataset) -> NDArray[np.int64]:
     """Find the inputs to draw, the largest total order first."""
     total = np.nan_to_num(result["total_order"].to_numpy())
     weight = [np.abs(np.nan_to_num(result[key].to_numpy()))
-              for key in ("covariance_share", "std_reduction") if key in result]  # fmt: skip
+              for key in ("covariance_share", "std_reduction", "p95_reduction") if key in result]  # fmt: skip
     matter = np.maximum(total, np.max([w.reshape(-1, total.size).max(axis=0, initial=0.0)
                                        for w in weight], axis=0))  # fmt: skip
     order = np.argsort(-total, kind="stable")

@@ -17,6 +17,9 @@ MOST_FINDINGS = 4
 """Sentences per intervention, for kernel classes and for effects."""
 LEAST_FINDING = 0.005
 """Reduction of the standard deviation worth a sentence [1]."""
+LEAST_DELAY, MOST_OF_DELAY = 0.03, 0.1
+"""An effect that freezing cuts the mean by the first, and the spread by less than the second, is
+said to delay [1]."""
 NOTABLE = 0.02
 """Difference of shares worth a sentence [1]."""
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06
@@ -165,7 +168,7 @@ def findings(numbers: Json) -> list[str]:
     if not numbers.get("std"):
         return [f"The {TARGETS[numbers['target']]} does not vary: there is nothing to rank."]
     rows, what = causes(numbers), TARGETS[numbers["target"]]
-    lines = _interventions(rows, what)
+    lines = _interventions(rows, what) + _delays(rows)
     if not numbers.get("quick"):
         lines += _additivity(rows)
     return lines + _tail(rows, numbers)
@@ -199,6 +202,22 @@ def _some_of_each(rows: Sequence[Json]) -> list[Json]:
         for kind in ("kernels", "effects")
         for row in [row for row in rows if row["kind"] == kind][:MOST_FINDINGS]
     ]
+
+
+def _delays(rows: Sequence[Json]) -> list[str]:
+    """Name effects that make the mean long rather than uncertain."""
+    lines = []
+    for row in rows:
+        mean, std = row.get("mean_reduction"), row.get("std_reduction")
+        if row["kind"] != "effects" or mean is None or std is None:
+            continue
+        if mean >= LEAST_DELAY and std < MOST_OF_DELAY:
+            lines.append(
+                f"{_named(row).capitalize()} costs time rather than certainty: freezing it would "
+                f"cut the mean by {_range(row, 'mean_reduction')}, and the standard deviation by "
+                f"{100.0 * std:.1f} %."
+            )
+    return lines
 
 
 def _named(row: Json) -> str:
@@ -329,10 +348,11 @@ def rank_warnings(numbers: Json) -> list[str]:
         What ``summarize_rank`` returns.
     """
     if numbers.get("quick"):
-        return [
-            "--quick: one run; a kernel class's share of the variance is an upper bound, of the "
-            "effects only step and rank are known, and nothing is frozen"
-        ]
+        unknown = [row for row in causes(numbers) if row.get("total_order") is None]
+        text = "--quick: one run; a kernel class's share of the variance is an upper bound, "
+        text += "an effect's has no interval, and nothing is frozen"
+        names = ", ".join(short_label(row["name"], row["kind"]) for row in unknown)
+        return [f"{text}; unknown: {names}" if names else text]
     wide = []
     for row in causes(numbers):
         share, error = _value(row, "total_order"), half_width(row, "total_order")

@@ -21,8 +21,8 @@ Json = Mapping[str, Any]
 
 WIDTH = 110
 MOST_ROWS = 24
-SMALL, SMALL_TIME = 1e-3, 0.01
-"""Shares of the variance and of the time below which a cause is only named [1]."""
+SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
+"""Shares of the variance and of the time, and changes, below which a cause is only named [1]."""
 LONGEST_LABEL = 28
 
 _FROZEN = ("", "std_if_frozen")
@@ -53,7 +53,7 @@ def rank_view(numbers: Json) -> RenderableType:
     parts: list[RenderableType] = [
         *_head(numbers),
         "",
-        _table(shown, bool(numbers.get("quick")), numbers["mean"]),
+        _table(shown, bool(numbers.get("quick"))),
     ]
     if left_out:
         text = f"and {len(left_out)} more of no weight: {', '.join(left_out)}"
@@ -99,33 +99,35 @@ def _matters(row: Json) -> bool:
         return True
     if row.get("total_order") is None:
         return True
+    if any(abs(row.get(key) or 0.0) >= SMALL_CHANGE for key in ("mean_reduction", "p95_reduction")):
+        return True
     return bool(row["total_order"] >= SMALL)
 
 
-def _table(rows: Sequence[Json], quick: bool, mean: float) -> Table:
+def _table(rows: Sequence[Json], quick: bool) -> Table:
     """Lay out the causes, all figures in percent."""
     frozen = any(row.get("std_if_frozen") is not None for row in rows)
-    factors = any(row.get("mean_if_frozen") is not None for row in rows)
+    means = any(row.get("mean_reduction") is not None for row in rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("all figures\nin percent", no_wrap=True)
     titles = ["own\nCV", "path\ntime"]
     titles += ["variance\nat most"] if quick else ["variance\nalone", "\nin all", "95 %\ninterval"]
     titles += ["by time\nspread", "\ntail"]
     if frozen:
-        titles += ["if frozen\nmean"] if factors else []
-        titles += ["\nstd" if factors else "if frozen\nstd", "\np95"]
+        titles += ["\nmean", "if frozen\nstd", "\np95"] if means else ["if frozen\nstd", "\np95"]
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         cells = [_figure(row.get("cv")), _figure(row.get("critical_path_share"))]
         if quick:
-            cells.append(_figure(row.get("total_order"), "unknown"))
+            bound = row.get("total_order")  # a bound may lie above the whole
+            cells.append(_figure(None if bound is None else min(bound, 1.0), "unknown"))
         else:
             cells += [_figure(row.get("first_order")), _figure(row.get("total_order"))]
             cells.append(_interval(row))
         cells += [_figure(row.get("covariance_share")), _figure(row.get("tail_share"))]
         if frozen:
-            cells += [_mean_change(row, mean)] if factors else []
+            cells += [_change(row, "mean_reduction", error=False)] if means else []
             cells += [_change(row, "std_reduction"), _change(row, "p95_reduction")]
         table.add_row(escape(_cut(row["label"])), *cells)
     return table
@@ -156,26 +158,17 @@ def _interval(row: Json) -> str:
     return f"{low_text} to {high_text}" if high >= 0.05 else ""
 
 
-def _change(row: Json, key: str) -> str:
-    """Write a relative change with the half-width of its interval, in percent."""
-    value, error = row.get(key), 100.0 * half_width(row, key)
+def _change(row: Json, key: str, error: bool = True) -> str:
+    """Write a relative change in percent, with half of its interval."""
+    value, half = row.get(key), 100.0 * half_width(row, key) * error
     if value is None:
         return ""
     percent = -100.0 * value
-    digits = 0 if abs(percent) >= 10.0 or error >= 10.0 else 1
-    if digits and abs(percent) < 0.05 and error < 0.05:
+    digits = 0 if abs(percent) >= 10.0 or half >= 10.0 else 1
+    if digits and abs(percent) < 0.05 and half < 0.05:
         return "0"
     text = f"{percent:+.{digits}f}"
-    return f"{text} ±{error:.{digits}f}" if error > 0.0 else text
-
-
-def _mean_change(row: Json, mean: float) -> str:
-    """Write the change of the mean in percent."""
-    frozen = row.get("mean_if_frozen")
-    if frozen is None or not mean:
-        return ""
-    percent = 100.0 * (frozen / mean - 1.0)
-    return f"{percent:+.{0 if abs(percent) >= 10.0 else 1}f}"
+    return f"{text} ±{half:.{digits}f}" if half > 0.0 else text
 
 
 def _changes(rows: Sequence[Json], suffix: str) -> Table:
