@@ -20,6 +20,7 @@ from prism.ranktext import TARGETS, label
 Array = NDArray[np.float64]
 
 MOST_BARS = 14
+SMALL = 2e-3  # what neither contributes nor changes as much is left out [1]
 _INTERVENED = {
     "freeze": "frozen at its median",
     "cut": "its tail cut at p95",
@@ -119,7 +120,8 @@ def plot_interventions(
     ax.axvline(0.0, color="black", linewidth=0.8)
     _finish(ax, result, order)
     ax.set_xlabel(f"change if {_INTERVENED[chosen]}")
-    ax.legend(loc="lower left", frameon=False, fontsize=8)
+    # above, where no bar can run into it
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
     return ax
 
 
@@ -158,12 +160,12 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def _order(result: xr.Dataset) -> NDArray[np.int64]:
     """Find the inputs to draw, the largest total order first."""
     total = np.nan_to_num(result["total_order"].to_numpy())
-    weight = [np.abs(np.nan_to_num(result[key].to_numpy()))
-              for key in ("covariance_share", "std_reduction", "p95_reduction") if key in result]  # fmt: skip
-    matter = np.maximum(total, np.max([w.reshape(-1, total.size).max(axis=0, initial=0.0)
-                                       for w in weight], axis=0))  # fmt: skip
+    keys = ("covariance_share", "std_reduction", "p95_reduction")
+    found = [np.abs(np.nan_to_num(result[key].to_numpy())) for key in keys if key in result]
+    weights = [values.reshape(-1, total.size).max(axis=0, initial=0.0) for values in found]
+    matter = np.max([total, *weights], axis=0)
     order = np.argsort(-total, kind="stable")
-    kept = order[matter[order] >= 1e-3]
+    kept = order[matter[order] >= SMALL]
     return (kept if kept.size else order)[:MOST_BARS]
 
 
@@ -180,7 +182,7 @@ def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
     ax.set_yticks(range(order.size), texts, fontsize=9)
     ax.set_ylim(order.size - 0.5, -0.5)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.grid(color="0.9", linewidth=0.8, axis="x")
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)

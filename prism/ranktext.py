@@ -214,8 +214,9 @@ def _delays(rows: Sequence[Json]) -> list[str]:
         if mean >= LEAST_DELAY and std < MOST_OF_DELAY:
             lines.append(
                 f"{_named(row).capitalize()} costs time rather than certainty: freezing it would "
-                f"cut the mean by {_range(row, 'mean_reduction')}, and the standard deviation by "
-                f"{100.0 * std:.1f} %."
+                f"cut the mean by {_range(row, 'mean_reduction')}, and "
+                f"{'raise ' if std < 0.0 else ''}the standard deviation by "
+                f"{100.0 * abs(std):.1f} %."
             )
     return lines
 

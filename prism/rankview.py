@@ -99,7 +99,8 @@ def _matters(row: Json) -> bool:
         return True
     if row.get("total_order") is None:
         return True
-    if any(abs(row.get(key) or 0.0) >= SMALL_CHANGE for key in ("mean_reduction", "p95_reduction")):
+    changes = ("mean_reduction", "std_reduction", "p95_reduction")
+    if any(abs(row.get(key) or 0.0) >= SMALL_CHANGE for key in changes):
         return True
     return bool(row["total_order"] >= SMALL)
 
