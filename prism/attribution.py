@@ -216,13 +216,37 @@ def share_interval(
     return _interval(own / whole.total, parts / np.maximum(within + between, 1e-300), m)
 
 
+def spread_clusters(times: Array, quiet: Array) -> Array:
+    """Give a run's clusters the ranks of many more: their quiet times tell how far to move them.
+
+    Parameters
+    ----------
+    times : float64 [cluster, lane]
+    quiet : float64 [many clusters]
+        The first ones are those of the run's own clusters.
+
+    Returns
+    -------
+    float64 [cluster, n * lane]
+        Each cluster's lanes n times, less what its own quiet time explains and with what that of
+        another cluster does: rows stay independent units.
+    """
+    n = times.shape[0]
+    slope = control_slope((times,), ClusterControl((quiet,))) if n > 1 else 0.0
+    others = quiet[: quiet.size - quiet.size % n].reshape(-1, n)
+    moved = times[:, None, :] + slope * (others - others[0]).T[:, :, None]
+    return np.ascontiguousarray(moved.reshape(n, -1))
+
+
 class Reduction(NamedTuple):
     """Spread and quantiles after an intervention [s], and relative reductions with intervals."""
 
+    mean: float
     std: float
     p50: float
     p95: float
     p99: float
+    mean_reduction: Estimate
     std_reduction: Estimate
     p95_reduction: Estimate
 
@@ -230,19 +254,25 @@ class Reduction(NamedTuple):
 def reduction(before: Array, after: Array, seed: int) -> Reduction:
     """Compare two runs [cluster, lane] with common random numbers, pair by pair."""
     n, rng = before.shape[0], np.random.default_rng([seed, before.shape[0]])
-    pick = rng.integers(0, n, (RESAMPLES // 4, n))
     both = np.stack([before, after])
     flat = both.reshape(2, -1)
-    spread, p95 = flat.std(axis=1, ddof=1), np.quantile(flat, TAIL, axis=1)
-    drawn = both[:, pick].reshape(2, len(pick), -1)
-    spreads, p95s = drawn.std(axis=2, ddof=1), np.quantile(drawn, TAIL, axis=2)
+    mean, spread, p95 = (
+        flat.mean(axis=1), flat.std(axis=1, ddof=1), np.quantile(flat, TAIL, axis=1)
+    )  # fmt: skip
+    means, spreads, p95s = np.empty((3, 2, RESAMPLES // 8))
+    for i in range(RESAMPLES // 8):
+        drawn = both[:, rng.integers(0, n, n)].reshape(2, -1)
+        means[:, i], spreads[:, i] = drawn.mean(axis=1), drawn.std(axis=1, ddof=1)
+        p95s[:, i] = np.quantile(drawn, TAIL, axis=1)
 
     def relative(x: Array) -> Array:
-        return np.asarray(1.0 - x[1] / np.where(x[0] > 0.0, x[0], np.inf))
+        kept = np.divide(x[1], x[0], out=np.ones_like(x[0]), where=x[0] > 0.0)
+        return np.asarray(1.0 - kept)
 
     p50, p99 = np.quantile(flat[1], [0.5, 0.99])
     return Reduction(
-        float(spread[1]), float(p50), float(p95[1]), float(p99),
+        float(mean[1]), float(spread[1]), float(p50), float(p95[1]), float(p99),
+        _interval(float(relative(mean)), relative(means), n),
         _interval(float(relative(spread)), relative(spreads), n),
         _interval(float(relative(p95)), relative(p95s), n),
     )  # fmt: skip

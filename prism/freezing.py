@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.assembly import build_program
+from prism.inputs import has_fixed_ranks
 from prism.job import Job
 from prism.opgraph import StepGraph
 from prism.program import Program
@@ -88,6 +89,8 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
     if name == "rank":
         ranks = ranks._replace(tables=change(ranks.tables))
+        if has_fixed_ranks(program):
+            ranks, low = _level_ranks(program)
     elif name == "step":
         bank = bank._replace(step_table=change(bank.step_table))
         step_table = int(change(np.array([step_table], np.int32))[0])
@@ -106,6 +109,17 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
         program, bank=bank, ranks=ranks, low=low, links=links, stalls=stalls,
         step_table=step_table, tables=change.stack(),
     )  # fmt: skip
+
+
+def _level_ranks(program: Program) -> tuple[engine.Ranks, engine.Lowering]:
+    """Give all GPUs the factor of a typical one, 1; what a measured one adds in seconds goes."""
+    ranks, low = program.ranks, program.low
+    mean = low.fixed_mean.copy()
+    if program.typical is not None:
+        mean[:] = program.typical
+        own = low.coef_stage < 0  # without a rank effect: as fast as measured
+        mean[:, own] = low.fixed_mean[:, own]
+    return ranks._replace(factor=np.ones_like(ranks.factor)), low._replace(fixed_mean=mean)
 
 
 def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment) -> Program:

@@ -117,8 +117,19 @@ def _segment(
     return float(mean), float(var)
 
 
+def has_fixed_ranks(program: Program) -> bool:
+    """Tell whether every GPU keeps a factor of its own, such as the one that was measured."""
+    ranks, low = program.ranks, program.low
+    return not (ranks.tables >= 0).any() and bool(
+        (ranks.factor != 1.0).any() and (low.coef_stage >= 0).any()
+    )
+
+
 def partition(program: Program, residuals: Residuals, call_name: str = "call") -> list[Input]:
-    """List the inputs of a step: its kernel classes, then the effects that vary."""
+    """List the inputs of a step: its kernel classes, then the effects that vary.
+
+    Ranks that keep their factors are an input too: one that moves the mean alone.
+    """
     kernels = [
         Input(name, "kernels", weights=residuals.share(k)) for k, name in enumerate(program.classes)
     ]
@@ -132,6 +143,8 @@ def partition(program: Program, residuals: Residuals, call_name: str = "call") -
         "stall": ((engine.STALL,), stalls.entity != engine.NO_STALL and stalls.duration > 0.0),
     }
     effects = [Input(n, "effects", streams) for n, (streams, varies) in shared.items() if varies]
+    if has_fixed_ranks(program):
+        effects.append(Input("rank", "effects"))
     if residuals.call.any():
         effects.append(Input("call", "effects", weights=residuals.call_share))
     return kernels + effects

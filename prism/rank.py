@@ -24,7 +24,9 @@ from prism.attribution import (
     Variance,
     path_shares,
     reduction,
+    spread_clusters,
 )
+from prism.clustertimes import cluster_times
 from prism.errors import PrismError
 from prism.inputs import Input, Residuals, class_cvs, effect_cv, time_shares
 from prism.job import Job, load_job
@@ -38,6 +40,7 @@ from prism.ranking import (
     sample_shares,
     tracked_variances,
 )
+from prism.ranktarget import TARGETS, Target
 from prism.results import make_dataset, provenance
 from prism.simulate import (
     Progress,
@@ -50,17 +53,18 @@ from prism.simulate import (
     run_blocks,
     warm_up,
 )
-from prism.time_to_train import drift_variance, simulate_runs, step_statistics
 from prism.variability import Variability
 
 if TYPE_CHECKING:
     import xarray as xr
 
-TARGETS = ("step_time", "time_to_train")
 PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
 QUICK_REPEATS = 4  # of them repeated with each effect redrawn
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
-RUNS = 2_000  # run replicates of every intervention
+FIGURES = ("mean", "std", "p50", "p95", "p99")
+REDUCTIONS = ("mean_reduction", "std_reduction", "p95_reduction")
+NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
+KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
 NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
 
 
@@ -73,8 +77,7 @@ class _Case:
     residuals: Residuals
     inputs: list[Input]
     sampler: Sampler
-    target: str
-    n_steps: int
+    target: Target
 
 
 def rank(
@@ -130,13 +133,14 @@ def rank(
     residuals = measure_residuals(step, v, seed)
     inputs = list_inputs(step, residuals)
     sampler = Sampler(step.program, seed, threads, progress)
-    case = _Case(step, v, residuals, inputs, sampler, target, job.n_steps)
+    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed)
+    case = _Case(step, v, residuals, inputs, sampler, ranked)
     values = _one_run(case, quick)
     asked = () if quick else tuple(interventions)
     if not quick:
         sampler.planned = len(asked) * sum(COMPARED_BLOCKS[entry.kind] for entry in inputs)
         values |= _shares(case)
-        values |= _interventions(case, asked)
+        values |= _interventions(case, asked, values)
     coords = {
         "input": [entry.name for entry in inputs],
         "input_kind": ("input", [entry.kind for entry in inputs]),
@@ -174,7 +178,7 @@ def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
         "covariance_share_ci": np.concatenate([bounds, np.full((blank.size, 2), np.nan)]),
         "tail_share": np.append(shares.tail, blank),
     }
-    values |= _describe(_target_times(case, steps, effect, case.v.step.std))
+    values |= _describe(case.target.times(steps, effect))
     if quick:
         bound = path[:, n_classes:].mean(axis=(0, 2))
         values |= _quick_orders(case, steps, effect, bound)
@@ -202,7 +206,7 @@ def _quick_orders(case: _Case, steps: Array, effect: Array, bound: Array) -> dic
         total[i] = np.fmax(total[i], first[i])
     if "rank" in names:
         first[names.index("rank")] = variance.between
-    first_share, total_share = _to_target(case, first, total, variance, steps.mean())
+    first_share, total_share = case.target.shares(names, first, total, variance, steps.mean())
     return {
         "first_order": first_share, "total_order": total_share,
         "total_order_within": _within(case, total, variance), **_spread(variance),
@@ -214,7 +218,8 @@ def _shares(case: _Case) -> dict[str, Any]:
     shares = sample_shares(case.sampler, case.inputs)
     variance, mean = case.sampler.variance, float(case.sampler.a.mean())
     first, total = np.array([s.variances for s in shares]).T
-    first_share, total_share = _to_target(case, first, total, variance, mean)
+    names = [entry.name for entry in case.inputs]
+    first_share, total_share = case.target.shares(names, first, total, variance, mean)
     ratio_first = _ratio(first_share, [s.first for s in shares])
     ratio_total = _ratio(total_share, [s.total for s in shares])
     return {
@@ -223,7 +228,18 @@ def _shares(case: _Case) -> dict[str, Any]:
         "total_order_ci": _bounds([s.total for s in shares], ratio_total),
         "total_order_within": _within(case, total, variance),
         "n_clusters": [len(s.ab) for s in shares], **_spread(variance),
+        **_whole(case, variance),
     }  # fmt: skip
+
+
+def _whole(case: _Case, variance: Variance) -> dict[str, Any]:
+    """Figures of the target from all clusters of both runs."""
+    sampler = case.sampler
+    steps = np.concatenate([sampler.a, sampler.b])
+    values = _describe(case.target.times(steps, np.concatenate(sampler.effects)))
+    if case.target.name == "step_time":
+        values["target_std"] = variance.total**0.5
+    return values
 
 
 def _spread(variance: Variance) -> dict[str, float]:
@@ -247,82 +263,79 @@ def _bounds(estimates: list[Estimate], ratio: Array) -> Array:
     return np.array([[e.low, e.high] for e in estimates]) * ratio[:, None]
 
 
-def _to_target(
-    case: _Case, first: Array, total: Array, variance: Variance, mean: float
-) -> tuple[Array, Array]:
-    """Shares of the target's variance from partial variances of one step [s^2].
+def _interventions(case: _Case, asked: Sequence[str], whole: dict[str, Any]) -> dict[str, Any]:
+    """Spread and quantiles with each input frozen, cut or made faster.
 
-    Notes
-    -----
-    Over a run of n steps the rank effect stays: its first order counts n^2. The step effect's
-    variance counts as `drift_variance(n)`, between n and n^2. All else is new in every step and
-    counts n, and so do interactions, but for those of the step effect, which last as long as it.
+    Reductions are those of the clusters compared; what they leave is taken of all clusters' mean,
+    spread and p95, which few of them would not tell.
     """
-    if case.target == "step_time":
-        whole = variance.total or np.inf
-        return first / whole, total / whole
-    n = float(case.n_steps)
-    lasting = drift_variance(case.n_steps, mean, case.v.correlation_time_s)
-    names = [entry.name for entry in case.inputs]
-    scale = np.full(len(names), n)
-    single, joint = first * scale, total * scale
-    step = 0.0
-    if "step" in names:
-        i = names.index("step")
-        step = first[i]
-        single[i], joint[i] = first[i] * lasting, total[i] * lasting
-    if "rank" in names:
-        i = names.index("rank")
-        single[i] = variance.between * n * n
-        joint[i] = single[i] + max(0.0, total[i] - first[i]) * n
-    whole = variance.between * n * n + step * lasting + max(0.0, variance.within - step) * n
-    return single / (whole or np.inf), joint / (whole or np.inf)
-
-
-def _interventions(case: _Case, asked: Sequence[str]) -> dict[str, Any]:
-    """Spread and quantiles with each input frozen, cut or made faster."""
     shape = (len(asked), len(case.inputs))
-    names = ("std", "p50", "p95", "p99", "std_reduction", "p95_reduction")
-    out = {f"{n}_if" if i < 4 else n: np.full(shape, np.nan) for i, n in enumerate(names)}
-    out |= {f"{n}_ci": np.full((*shape, 2), np.nan) for n in names[4:]}
-    before = {n: _compared(case, case.step.program, n) for n in set(COMPARED_BLOCKS.values())}
+    out = {f"{n}_if": np.full(shape, np.nan) for n in FIGURES}
+    for name in REDUCTIONS:
+        out |= {name: np.full(shape, np.nan), f"{name}_ci": np.full((*shape, 2), np.nan)}
+    quiet = _quiet_times(case)
+    before = {
+        kind: _compared(case, case.step.program, blocks, quiet.get(kind))
+        for kind, blocks in COMPARED_BLOCKS.items()
+    }
     for i, what in enumerate(asked):
         for j, entry in enumerate(case.inputs):
             program = intervene(case.step, case.v, entry, what, case.sampler.seed)
             if program is None:
                 continue
-            n, steady = COMPARED_BLOCKS[entry.kind], what == "freeze" and entry.name == "step"
-            after = _compared(case, program, n, steady)
-            found: Reduction = reduction(before[n], after, case.sampler.seed)
-            for name in names[:4]:
+            steady = what == "freeze" and entry.name == "step"
+            own = _quiet_after(case, entry, what, program, quiet)
+            after = _compared(case, program, COMPARED_BLOCKS[entry.kind], own, steady)
+            found: Reduction = reduction(before[entry.kind], after, case.sampler.seed)
+            for name in FIGURES:
                 out[f"{name}_if"][i, j] = getattr(found, name)
-            for name in names[4:]:
+            for name in REDUCTIONS:
                 estimate: Estimate = getattr(found, name)
                 out[name][i, j] = estimate.value
                 out[f"{name}_ci"][i, j] = estimate.low, estimate.high
+                figure = name.removesuffix("_reduction")
+                out[f"{figure}_if"][i, j] = whole[f"target_{figure}"] * (1.0 - estimate.value)
     return out
 
 
-def _compared(case: _Case, program: Program, n: int, steady: bool = False) -> Array:
+def _quiet_times(case: _Case) -> dict[str, Array]:
+    """Quiet times to spread the clusters of a comparison by; none where clusters matter little."""
+    control, variance = case.sampler.control, case.sampler.variance
+    if control is None or control.variance == 0.0:
+        return {}
+    if case.target.name == "step_time" and variance.between < NOTABLE_CLUSTERS * variance.total:
+        return {}
+    return {"kernels": control.times[0][:KERNEL_CONTROL], "effects": control.times[0]}
+
+
+def _quiet_after(
+    case: _Case, entry: Input, what: str, program: Program, quiet: dict[str, Array]
+) -> Array | None:
+    """Quiet times under an intervention: a class's own; effects other than ranks leave them."""
+    if entry.kind not in quiet:
+        return None
+    before = quiet[entry.kind]
+    if entry.kind == "effects" and engine.RANK not in entry.streams:
+        return before
+    if entry.kind == "effects" and what == "freeze":
+        return np.zeros_like(before)
+    sampler = case.sampler
+    times = cluster_times(program, range(before.size), sampler.seed, sampler.threads)
+    return times.astype(np.float64)
+
+
+def _compared(
+    case: _Case, program: Program, n: int, quiet: Array | None, steady: bool = False
+) -> Array:
     """Target under a changed program [cluster, replicate], with the base's keys."""
     sampler = case.sampler
     times, effect, _, _ = run_blocks(program, range(n), sampler.seed, sampler.threads)
     sampler.advance(n)
-    drift = 0.0 if steady else case.v.step.std
-    return _target_times(case, times.astype(np.float64), effect.astype(np.float64), drift)
-
-
-def _target_times(case: _Case, steps: Array, effect: Array, drift_cv: float) -> Array:
-    """Return steps, or runs made of them under the same draws; [cluster, replicate]."""
-    if case.target == "step_time":
-        return steps
-    n = steps.shape[0]
-    cluster = np.repeat(np.arange(n), engine.LANES)
-    statistics = step_statistics(
-        steps.ravel(), effect.ravel(), cluster, drift_cv, case.v.correlation_time_s
-    )
-    runs, _ = simulate_runs(statistics, case.n_steps, RUNS - RUNS % n, case.sampler.seed)
-    return np.ascontiguousarray(runs.reshape(-1, n).T)
+    steps, effects = times.astype(np.float64), effect.astype(np.float64)
+    if quiet is not None:
+        steps = spread_clusters(steps, quiet)
+        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
+    return case.target.times(steps, effects, steady)
 
 
 def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -348,7 +361,6 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
         "effects": [row for row in rows if kinds[row["name"]] == "effects"],
         "tail_order_differs": by["covariance_share"] != by["tail_share"],
         "tail_differs": apart,
-        "findings": _findings(rows, call["target"]),
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip
 
@@ -367,13 +379,13 @@ def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
     for what in dataset.intervention.values if "std_if" in dataset else ():
         changed = here.sel(intervention=what)
         suffix = {"freeze": "frozen", "cut": "cut", "speed": "faster"}[str(what)]
-        for name in ("std", "p50", "p95", "p99"):
+        for name in FIGURES:
             row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
         tail = "" if what == "freeze" else f"_{suffix}"
-        for name in ("std_reduction", "p95_reduction"):
+        for name in REDUCTIONS:
             row[name + tail] = _number(changed, name)
             row[f"{name}{tail}_ci"] = changed[f"{name}_ci"].values.tolist()
-    for name in ("std_if_frozen", "p95_if_frozen", "p95_reduction"):
+    for name in ("std_if_frozen", "p95_if_frozen", *REDUCTIONS):
         row.setdefault(name, None)
     return row
 
@@ -383,16 +395,3 @@ def _number(dataset: "xr.Dataset", name: str) -> float | None:
         return None
     value = float(dataset[name])
     return value if np.isfinite(value) else None
-
-
-def _findings(rows: list[dict[str, Any]], target: str) -> list[str]:
-    """Say what the interventions that matter most would bring."""
-    frozen = [row for row in rows if row.get("std_reduction") is not None]
-    frozen.sort(key=lambda row: -row["std_reduction"])
-    what = target.replace("_", " ")
-    return [
-        f"freezing {row['name']} at its median would cut the standard deviation of the {what} by "
-        f"{row['std_reduction']:.0%} and p95 by {row['p95_reduction']:.1%}"
-        for row in frozen[:5]
-        if row["std_reduction"] > 0.0
-    ]

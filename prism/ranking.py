@@ -82,6 +82,7 @@ class Sampler:
     progress: Progress | None = None
     a: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
     b: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
+    effects: list[Array] = field(default_factory=list)  # of all blocks of a, b: [block, lane]
     control: ClusterControl | None = None
     done: int = 0
     planned: int = 0
@@ -102,17 +103,22 @@ class Sampler:
         if self.progress is not None:
             self.progress(self.done, max(self.done, self.planned))
 
-    def base(self, n: int) -> Array:
-        """Return the first n clusters of the run that everything is compared with."""
-        if len(self.a) < n:
-            self.a = np.concatenate([self.a, self.run(range(len(self.a), n), self.seed)])
-        return self.a[:n]
+    def extend_base(self, n: int) -> None:
+        """Bring the two runs that everything is compared with to n clusters."""
+        if len(self.a) >= n:
+            return
+        more, effects = range(len(self.a), n), []
+        for name, key in (("a", self.seed), ("b", self.other)):
+            times, effect, _, _ = run_blocks(self.program, more, key, self.threads)
+            setattr(self, name, np.concatenate([getattr(self, name), times.astype(np.float64)]))
+            effects.append(effect.astype(np.float64))
+            self.advance(len(more))
+        old = self.effects or [np.empty((0, engine.LANES))] * 2
+        self.effects = [np.concatenate(pair) for pair in zip(old, effects, strict=True)]
 
     def extend(self, shares: Shares, n: int) -> None:
         """Bring an input's runs to n clusters."""
-        self.base(n)
-        if len(self.b) < n:
-            self.b = np.concatenate([self.b, self.run(range(len(self.b), n), self.other)])
+        self.extend_base(n)
         more = range(len(shares.ab), n)
         there = swap_keys(shares.entry, self.seed, self.other, self.third)
         back = swap_keys(shares.entry, self.other, self.seed, self.third)
@@ -141,9 +147,12 @@ class Sampler:
         shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
 
     def find_control(self, seeds: tuple[int, ...], runs: tuple[Array, ...]) -> ClusterControl:
-        """Return quiet times of as many clusters as the share between clusters asks for."""
-        times = [np.zeros(0) for _ in seeds]
-        n = max(MIN_CONTROL, len(runs[0]))
+        """Return quiet times of as many clusters as the share between clusters asks for.
+
+        Those at hand are of the same seeds.
+        """
+        times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
+        n = max(MIN_CONTROL, len(runs[0]), times[0].size)
         while True:
             for i, key in enumerate(seeds):
                 more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
@@ -168,6 +177,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     alive = [s for s in out if not s.entry.is_constant]
     sampler.planned += 2 * PILOT_BLOCKS * (1 + 2 * len(alive))
     n, wide, spent = PILOT_BLOCKS, alive, 0
+    sampler.extend_base(n)
     while wide:
         for shares in wide:
             sampler.extend(shares, n)
