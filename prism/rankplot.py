@@ -182,7 +182,7 @@ def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
     ax.set_yticks(range(order.size), texts, fontsize=9)
     ax.set_ylim(order.size - 0.5, -0.5)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(color="0.9", linewidth=0.8, axis="x")
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)

@@ -37,6 +37,7 @@ _NAMES = {
     "optimizer": ("optimizer", ""),
     "compute": ("compute", "ops as given"),
     "p2p": ("p2p", "between stages"),
+    "launch_gap": ("launch gaps", ""),
     "world_all_reduce": ("world all_reduce", "grad norm"),
 }
 _EFFECTS = {
