@@ -224,3 +224,16 @@ def effect_cv(program: Program, name: str) -> float:
     used = set(tables.ravel().tolist()) - {-1}
     stds = [float(sample_table(program.tables[i], words).std()) for i in used]
     return max(stds, default=float("nan"))
+
+
+def stall_bound(program: Program) -> tuple[float, float]:
+    """Stalls per step, and a bound of the variance that they bring [s^2]: none delays by more."""
+    stalls = program.stalls
+    if stalls.entity == engine.NO_STALL:
+        return 0.0, 0.0
+    rate = float(stalls.probability[0])
+    if stalls.entity == engine.GROUP_STALL:
+        rate = float(stalls.probability.sum()) * program.graph.n_replicas
+    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
+    length = 1.0 + sample_table(program.tables[stalls.table], words).astype(np.float64)
+    return rate, rate * (1.0 + rate) * stalls.duration**2 * float((length**2).mean())

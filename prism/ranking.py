@@ -31,6 +31,7 @@ from prism.inputs import (
     nominal_seconds,
     partition,
     single_class_residuals,
+    stall_bound,
     swap_keys,
 )
 from prism.lowering import Lowerer
@@ -44,6 +45,7 @@ BUDGET = 30_000_000_000  # op-samples of pick-freeze runs, about a minute on two
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
 MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times are a control
 CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
+ENOUGH_STALLS = 30  # in the runs, for their spread to be that of stalls to come
 INTERVENTIONS = ("freeze", "cut", "speed")
 CUT = 0.95  # quantile at which tails are cut
 FASTER = 0.1  # share of its time that a class made faster saves
@@ -145,6 +147,18 @@ class Sampler:
         shares.variances = own + float(first.mean()), own + float(total.mean())
         args = self.a, self.b, self.seed, self.control, between
         shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
+        if engine.STALL in shares.entry.streams:
+            self._widen_stall(shares)
+
+    def _widen_stall(self, shares: Shares) -> None:
+        """Let an interval reach as far as stalls may go where hardly any was seen."""
+        rate, bound = stall_bound(self.program)
+        if rate * 2 * shares.ab.size >= ENOUGH_STALLS:
+            return
+        high = min(1.0, bound / max(self.variance.within + bound, 1e-300))
+        for name in ("first", "total"):
+            own = getattr(shares, name)
+            setattr(shares, name, Estimate(own.value, min(0.0, own.low), max(own.high, high)))
 
     def find_control(self, seeds: tuple[int, ...], runs: tuple[Array, ...]) -> ClusterControl:
         """Return quiet times of as many clusters as the share between clusters asks for.

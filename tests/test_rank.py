@@ -6,53 +6,24 @@ import math
 import naive
 import numpy as np
 import pytest
-from pipeline_synth import Effects, Layout, as_production, make_trace
+from rank_jobs import chain, sampled, small
 
 from prism import engine, ranking
-from prism.attribution import cluster_variance, run_variance
-from prism.clustertimes import cluster_times
 from prism.errors import PrismError
-from prism.fit import fit
 from prism.freezing import cut_table, freeze_effect, median_table, treat_ops
-from prism.inputs import Input, partition, single_class_residuals, swap_keys
-from prism.job import job_from_dict, load_job
+from prism.inputs import (
+    Input,
+    partition,
+    single_class_residuals,
+    swap_keys,
+)
+from prism.job import job_from_dict
 from prism.program import make_keys, split_seed
 from prism.rank import rank, summarize_rank
-from prism.ranking import Sampler, list_inputs, measure_residuals, sample_shares
-from prism.results import save
+from prism.ranking import Sampler, sample_shares
 from prism.simulate import prepare, prepare_variability, run_blocks
 from prism.tables import sample_table
 from prism.variability import Treatment
-
-
-def chain(m=4, dp=1, **effects):
-    """One stage without neighbours: the step is the sum of its ops, the latest of dp sums."""
-    return job_from_dict({
-        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
-        "parallelism": {"microbatches": m, "dp": dp},
-        "variability": {"library": None, "effects": effects},
-    })  # fmt: skip
-
-
-def small(resolution="op", steps=1000, **effects):
-    """Build a job with tensor parallelism, a pipeline and every kind of kernel."""
-    return job_from_dict({
-        "model": {
-            "n_layers": 4, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
-            "vocab_size": 32000, "seq_len": 4096,
-        },
-        "parallelism": {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4},
-        "cluster": {"nodes": 1}, "run": {"steps": steps},
-        "variability": {"library": None, "resolution": resolution, "effects": effects},
-    })  # fmt: skip
-
-
-def sampled(job, seed=1):
-    step = prepare(job, seed)
-    residuals = measure_residuals(step, prepare_variability(job), seed)
-    sampler = Sampler(step.program, seed, 2)
-    found = sample_shares(sampler, list_inputs(step, residuals))
-    return {s.entry.name: s for s in found}, sampler
 
 
 def test_mixed_keys_against_python():
@@ -304,77 +275,6 @@ def test_a_run_remembers_its_cluster():
     assert step["rank"]["total_order"] < 0.9 < run["rank"]["total_order"] <= 1.0 + 1e-9
     assert run["microbatch"]["total_order"] < 0.01
     assert run["rank"]["std_if_frozen"] < 0.3 * run["microbatch"]["std_if_frozen"]
-
-
-def fitted_job(folder, seed=1, layout=None, **effects):
-    frame, _ = make_trace(layout or Layout(2, 2, 4, 24), Effects(**effects), seed)
-    as_production(frame).to_csv(folder / "ops.csv", index=False)
-    save(fit(folder / "ops.csv"), folder / "m.nc")
-    return load_job(str(folder / "m.nc"))
-
-
-def test_a_fitted_trace_is_ranked(tmp_path):
-    """A slow worker, as it was measured, explains the mean but not the variance."""
-    job = fitted_job(tmp_path, residual_sd=0.01, step_sd=0.01, lemons={(1, 1): 1.7})
-    values = summarize_rank(rank(job, seed=1))
-    assert {"forward", "backward", "p2p"} <= {r["name"] for r in values["kernels"]}
-    assert sum(r["covariance_share"] for r in values["kernels"]) == pytest.approx(1.0)
-    rows = {r["name"]: r for r in values["effects"]}
-    assert rows["rank"]["mean_reduction"] > 0.25 > rows["rank"]["std_reduction"] - 0.25
-    assert rows["rank"]["total_order"] == 0.0
-    assert rows["step"]["total_order"] > 0.5
-    assert abs(rows["step"]["mean_reduction"]) < 0.02
-    step = prepare(job, 1)
-    every = np.ones(step.program.shares.shape[0], bool)
-    frozen = run_blocks(treat_ops(step.program, every, Treatment(frozen=True)), range(2), 1)[0]
-    assert frozen.std() < 1e-5 * frozen.mean()
-
-
-@pytest.mark.parametrize(("effect", "name"), [("content_sd", "microbatch"), ("step_sd", "step")])
-def test_what_a_trace_was_made_with_comes_out_on_top(tmp_path, effect, name):
-    job = fitted_job(tmp_path, residual_sd=0.01, **{effect: 0.1})
-    for quick in (False, True):
-        values = summarize_rank(rank(job, seed=2, quick=quick))
-        best = max(values["effects"] + values["kernels"], key=lambda r: r["total_order"] or 0.0)
-        assert best["name"] == name
-        assert best["total_order"] > 0.7
-
-
-@pytest.mark.parametrize("dp", [1, 3])
-@pytest.mark.parametrize("resolution", ["op", "kernel"])
-def test_quiet_times_are_those_of_a_step_with_ranks_alone(dp, resolution):
-    effects = {"rank": {"cv": 0.1}, "step": {"cv": 0.1}, "microbatch": {"cv": 0.1},
-               "call": {"cv": 0.1}, "residual": {"cv": 0.1}}  # fmt: skip
-    data = small(resolution, **effects).model_dump(exclude={"source", "name"}, exclude_none=True)
-    data["parallelism"]["dp"] = dp
-    data["cluster"] = {"nodes": dp, "gpus_per_node": 4}
-    calm = {k: {"cv": 0.0} for k in effects if k != "rank"}
-    quiet = data | {"variability": data["variability"] | {"effects": effects | calm}}
-    noisy, quiet = (prepare(job_from_dict(d), 1).program for d in (data, quiet))
-    times = cluster_times(quiet, range(2, 70), 5, 2)
-    assert times.shape == (68,)
-    np.testing.assert_allclose(times[:5], run_blocks(quiet, range(2, 7), 5)[0][:, 0], rtol=1e-6)
-    noise = cluster_times(noisy, range(2, 70), 5)
-    assert np.corrcoef(times, noise)[0, 1] > 0.95
-
-
-def test_rare_slow_ranks_are_told_from_few_clusters():
-    """A slow rank in one cluster of ten: the variance between clusters from a few of them."""
-    effects = {"rank": {"cv": 0.01, "lemon_fraction": 0.013, "lemon_slowdown": [1.2, 1.21]},
-               "step": {"cv": 0.05}, "residual": {"cv": 0.02}}  # fmt: skip
-    job = small(**effects)
-    program = prepare(job, 1).program
-    exact = cluster_variance(run_blocks(program, range(3000), 11, 2)[0].astype(float))
-    errors = {True: [], False: []}
-    for seed in range(12):
-        found = Sampler(program, seed, 2)
-        found.extend_base(8)
-        control = found.find_control((seed, found.other), (found.a, found.b))
-        for use in errors:
-            got = run_variance((found.a, found.b), control if use else None)
-            errors[use].append(got.between / exact.between - 1.0)
-    assert np.std(errors[True]) < 0.4 * np.std(errors[False])
-    assert abs(np.mean(errors[True])) < 0.15
 
 
 def test_bad_requests():
