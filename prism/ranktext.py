@@ -360,7 +360,7 @@ def rank_warnings(numbers: Json) -> list[str]:
         share, error = _value(row, "total_order"), half_width(row, "total_order")
         if error > 1.05 * (HALF_WIDTH if share < 0.5 else WIDE_HALF_WIDTH):
             wide.append(
-                f"{short_label(row['name'], row['kind'])} {100 * share:.0f} ± {100 * error:.0f} %"
+                f"{short_label(row['name'], row['kind'])} {100 * share:.0f} ± {100 * error:.1f} %"
             )
     if not wide:
         return []

@@ -165,11 +165,11 @@ def _change(row: Json, key: str, error: bool = True) -> str:
     if value is None:
         return ""
     percent = -100.0 * value
-    digits = 0 if abs(percent) >= 10.0 or half >= 10.0 else 1
+    digits = 0 if abs(percent) >= 9.95 or half >= 9.95 else 1
     if digits and abs(percent) < 0.05 and half < 0.05:
         return "0"
     text = f"{percent:+.{digits}f}"
-    return f"{text} ±{half:.{digits}f}" if half > 0.0 else text
+    return f"{text} ±{half:.{digits}f}" if half >= 0.5 * 0.1**digits else text
 
 
 def _changes(rows: Sequence[Json], suffix: str) -> Table:

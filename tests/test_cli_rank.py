@@ -262,7 +262,7 @@ def test_warnings():
     assert rank_warnings(ranking()) == []
     wide = ranking(effects=[row("rank", 0.3, 0.4, half=0.2)])
     (warning,) = rank_warnings(wide)
-    assert "rank effect 40 ± 20 %" in warning
+    assert "rank effect 40 ± 20.0 %" in warning
     assert "bound" in rank_warnings(ranking(quick=True))[0]
     unknown = ranking(quick=True, effects=[row("call", 0.1, 0.1, total_order=None)])
     assert rank_warnings(unknown)[0].endswith("unknown: call effect")
