@@ -185,7 +185,7 @@ def _interventions(rows: Sequence[Json], what: str) -> list[str]:
         told.sort(key=lambda row: -row[key])
         for row in _some_of_each(told):
             lines.append(
-                f"{start.format(_named(row))} would cut the standard deviation of the {what} by "
+                f"{_start(start, row)} would cut the standard deviation of the {what} by "
                 f"{_range(row, key)} and {_p95(row, suffix)}."
             )
         if tried and not told:
@@ -194,6 +194,13 @@ def _interventions(rows: Sequence[Json], what: str) -> list[str]:
                 f"{what} by less than these runs can tell."
             )
     return lines
+
+
+def _start(start: str, row: Json) -> str:
+    """Begin a sentence about a changed cause; stalls have no median but are left out."""
+    if row["name"] == "stall" and start.startswith("Freezing"):
+        return "Leaving out all stalls"
+    return start.format(_named(row))
 
 
 def _some_of_each(rows: Sequence[Json]) -> list[Json]:

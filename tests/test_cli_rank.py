@@ -238,6 +238,11 @@ def test_sentences():
     assert "less than in the spread: dp reduce_scatter (55 % against 70 %)" in text
 
 
+def test_stalls_are_left_out_rather_than_frozen():
+    text = findings(ranking(effects=[row("stall", 0.3, 0.3, 0.5, 0.01)]))[1]
+    assert text.startswith("Leaving out all stalls would cut the standard deviation")
+
+
 def test_additive_causes_are_said_to_add_up():
     text = " ".join(findings(ranking(effects=[row("rank", 0.4, 0.4)])))
     assert "Causes add up: alone they make 100 ± 2 % of the variance" in text
