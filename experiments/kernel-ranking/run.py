@@ -1,6 +1,6 @@
 """Which causes make a step vary, under which assumptions: two jobs in six settings, three traces.
 
-    python experiments/kernel-ranking/run.py [--threads 2] [--quick]
+    python experiments/kernel-ranking/run.py [--threads 2] [--quick] [--figures]
 
 Writes table.json, the tables of README.md and the figures beside itself. The traces are read from
 the folder in PRISM_DATA, or from ../shared/data beside the checkout; without them that part is left
@@ -149,7 +149,11 @@ def draw(found, key, title, name):
                 ax.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=9,
                         color="white" if value > 0.6 else "black")  # fmt: skip
         ax.set_yticks(range(len(names)), names, fontsize=9)
-        ax.set_xticks(range(len(CASES)), [c.replace(", ", "\n") for c in CASES], fontsize=7.5)
+        ax.set_xticks(
+            range(len(CASES)),
+            [c.replace(" only", "").replace(", ", "\n") for c in CASES],
+            fontsize=7.5,
+        )
         ax.tick_params(length=0)
         ax.set_title(job, fontsize=10, loc="left")
         ax.spines[:].set_visible(False)
@@ -196,9 +200,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--quick", action="store_true", help="bounds only; writes nothing")
+    parser.add_argument("--figures", action="store_true", help="tables and figures of table.json")
     options = parser.parse_args()
-    found = rank_traces(options.threads, options.quick)
-    found = rank_jobs(options.threads, options.quick) | found
+    if options.figures:
+        stored = json.loads((HERE / "table.json").read_text())
+        found = {tuple(key.split(" | ")): value for key, value in stored.items()}
+    else:
+        traces = rank_traces(options.threads, options.quick)
+        found = rank_jobs(options.threads, options.quick) | traces
     if options.quick:
         return
     keep(found)
