@@ -5,6 +5,8 @@ from .fit import summarize_fit as summarize_fit
 from .job import Job as Job
 from .job import load_job as load_job
 from .library import load_library as load_library
+from .rank import rank as rank
+from .rank import summarize_rank as summarize_rank
 from .replay import replay as replay
 from .replay import summarize_replay as summarize_replay
 from .results import load as load

@@ -98,7 +98,13 @@ def _ranks(
         gpus_per_node=placement.gpus_per_node,
         node_weight=node_weight,
         node_table=tables.add(normal(1.0)),
-        tables=np.array([tables.optional(v.rank, x) for x in lowerer.loadings], np.int32),
+        tables=np.array(
+            [
+                tables.optional(v.rank, x) if j < lowerer.n_random else -1
+                for j, x in enumerate(lowerer.loadings)
+            ],
+            np.int32,
+        ),
         factor=np.ascontiguousarray(factor, np.float32),
     )
 
@@ -164,12 +170,12 @@ def _vectors(
             mb_table = tables.optional(v.microbatch, term.mb_loading)
             called = call_table if term.compute and graph.call[i] >= 0 else -1
             vec[i, t] = bank.add(
-                step_table,
+                -1 if term.frozen else step_table,
                 mb_table,
                 int(graph.microbatch[i]) if mb_table >= 0 else 0,
                 called,
                 int(graph.call[i]) if called >= 0 else -1,
-                _link_of(op_type, graph.n_stages) if congested else -1,
+                _link_of(op_type, graph.n_stages) if congested and not term.frozen else -1,
                 int(is_global[i]),
             )
     return vec, n_terms

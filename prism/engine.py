@@ -151,13 +151,25 @@ class Step(NamedTuple):
     share: np.ndarray  # float32[coef, class] share of an op's time in each kernel class
 
 
+class Keys(NamedTuple):
+    """Philox keys by stream, and residuals mixed of several draws.
+
+    Where `mix` has rows, the residual of an op is mix[0] of its own draw, mix[1] of the draw under
+    the first other key and mix[2] of that under the second.
+    """
+
+    stream: np.ndarray  # uint32[stream, 2]
+    other: np.ndarray  # uint32[2, 2]
+    mix: np.ndarray  # float32[coef, 3]; without rows every residual is its own draw
+
+
 class Work(NamedTuple):
     """Buffers of one block."""
 
     state: np.ndarray  # float32[row, lane] ends
     path: np.ndarray  # float32[row, class, lane] time on the critical path
     busy: np.ndarray  # float32[stage, lane]
-    words: np.ndarray  # uint32[stage, 4, lane] the stage's latest Philox block
+    words: np.ndarray  # uint32[stage, 4, lane] the stage's latest Philox block, by key
     drawn: np.ndarray  # int64[stage] and its number
     base: np.ndarray  # float32[lane]
     zeros: np.ndarray  # float32[lane]
@@ -168,6 +180,8 @@ class Work(NamedTuple):
     ev_op: np.ndarray  # int64[event] stalls: which op,
     ev_lane: np.ndarray  # int64[event] lane
     ev_delay: np.ndarray  # float32[event] and how long [s]
+    other: np.ndarray  # of `Keys`
+    mix: np.ndarray  # of `Keys`
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -219,6 +233,24 @@ def _multiply_lanes(tables, table, words, word, out, row):
 def _look_up_lanes(tables, table, words, stage, word, noise):
     for lane in range(LANES):
         noise[lane] = lookup(tables, table, words[stage, word, lane])
+
+
+@njit(cache=True, nogil=True)
+def _mix_residual(work, tables, table, stage, d, who, lane0, stream, c):
+    """Mix an op's residual of draws under several keys; a call, so that the op loop stays lean."""
+    mix, words, drawn, noise = work.mix, work.words, work.drawn, work.noise
+    for lane in range(LANES):
+        noise[lane] *= mix[c, 0]
+    for j in range(2):
+        weight, row = mix[c, 1 + j], (1 + j) * (drawn.shape[0] // 3) + stage
+        if weight == np.float32(0.0):
+            continue
+        if d >> 2 != drawn[row]:
+            drawn[row] = d >> 2
+            k0, k1 = work.other[j, 0], work.other[j, 1]
+            philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[row])
+        for lane in range(LANES):
+            noise[lane] += weight * lookup(tables, table, words[row, d & 3, lane])
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -406,13 +438,14 @@ def _link_lanes(links, regimes, replica, link, out):
 
 
 @njit(cache=True, nogil=True)
-def fill_bank(step, regimes, step_words, is_global, replica, lane0, k0, k1, vectors):
+def fill_bank(step, regimes, step_words, is_global, replica, lane0, key, vectors):
     """Shared effects of one replica (or of the global ops): vectors[vector, lane], mean 1."""
     bank, links, tables = step.bank, step.links, step.tables
     n_blocks = (bank.n_microbatches + 3) // 4
     mb_words = np.empty((4 * n_blocks, LANES), np.uint32)
     if not is_global:
         for i in range(n_blocks):
+            k0, k1 = key[MICROBATCH, 0], key[MICROBATCH, 1]
             philox_lanes(i, replica, lane0, MICROBATCH, k0, k1, mb_words[4 * i : 4 * i + 4])
     call_words = np.empty((4, LANES), np.uint32)
     call_block = -1
@@ -431,6 +464,7 @@ def fill_bank(step, regimes, step_words, is_global, replica, lane0, k0, k1, vect
             d = bank.call_draw[v]
             if d >> 2 != call_block:
                 call_block = d >> 2
+                k0, k1 = key[CALL, 0], key[CALL, 1]
                 philox_lanes(call_block, replica, lane0, CALL, k0, k1, call_words)
             _multiply_lanes(tables, bank.call_table[v], call_words, d & 3, vectors, v)
         if bank.link[v] >= 0 and links.n_leaves > 0:
@@ -469,9 +503,10 @@ def _draw_stalls(step, work, replica, lane0, k0, k1, words):
 def _follow_path(state, path, pa, pb, po, dur, share, coef):
     """Carry the critical path's time by class from the later predecessor."""
     for k in range(share.shape[1]):
+        part = share[coef, k]
         for lane in range(LANES):
-            p = path[pa, k, lane] if state[pa, lane] > state[pb, lane] else path[pb, k, lane]
-            path[po, k, lane] = p + share[coef, k] * dur[lane]
+            a, b = path[pa, k, lane], path[pb, k, lane]  # both, so that the choice is no branch
+            path[po, k, lane] = (a if state[pa, lane] > state[pb, lane] else b) + part * dur[lane]
 
 
 @njit(cache=True, nogil=True)
@@ -513,8 +548,11 @@ def _run_join(state, path, pa, pb, po, base, share):
 
 
 @njit(cache=True, nogil=True)
-def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
-    """Run the ops of one phase for one replica: ends (and paths) of all its lanes."""
+def run_phase(step, work, phase, first, last, lane0, k0, k1, n_events):
+    """Run the ops of one phase, replica after replica: ends (and paths) of all their lanes.
+
+    A call per replica would cost as much as some ops: a tuple is passed array by array.
+    """
     ops, graph, tables = step.ops, step.graph, step.tables
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
@@ -524,60 +562,63 @@ def run_phase(step, work, phase, replica, lane0, k0, k1, n_events):
     coef_a, coef_r, share, busy = work.coef_a, work.coef_r, step.share, work.busy
     computes = ops.busy
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
-    is_global = graph.phase_global[phase] == 1
-    stream = GLOBAL if is_global else RESIDUAL
-    who = 0 if is_global else replica
-    kept = replica % graph.n_state
-    local = kept * graph.n_slots
+    stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
+    mixes = work.mix.shape[0] > 0
     shift = graph.n_state * graph.n_slots - graph.n_slots
     n_classes = share.shape[1]
-    event = 0
-    drawn[:] = -1
-    for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-        pa, pb, po = pred0[op], pred1[op], out[op]
-        pa += local if pa < graph.n_slots else shift
-        pb += local if pb < graph.n_slots else shift
-        po += local if po < graph.n_slots else shift
-        if kind[op] == EXPORT:
-            _accumulate_max(state, path, pa, po, n_classes)
-            continue
-        if kind[op] == JOIN:
-            _run_join(state, path, pa, pb, po, base, share)
-            continue
-        d, stage, c = draw[op], stages[op], coef[op]
-        if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
-            drawn[stage] = d >> 2
-            philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[stage])
-        _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
-        v0, a0 = vec[op, 0], coef_a[who, c, 0]
-        v1, a1 = v0, np.float32(0.0)
-        if n_terms[op] > 1:
-            v1, a1 = vec[op, 1], coef_a[who, c, 1]
-        if n_terms[op] > 2:
-            _add_terms(base, vectors, coef_a, vec, n_terms[op], who, kept, c, op)
-        extra = base if n_terms[op] > 2 else zeros
-        _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[who, c], noise)
-        while event < n_events and ev_op[event] < op:
-            event += 1
-        while event < n_events and ev_op[event] == op:
-            state[po, ev_lane[event]] += ev_delay[event]
-            event += 1
-        if n_classes > 0:
-            _track(state, path, busy, pa, pb, po, base, share, c, computes[op])
+    for who in range(first, last):
+        kept = who % graph.n_state
+        local = kept * graph.n_slots
+        event = 0
+        drawn[:] = -1
+        for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+            pa, pb, po = pred0[op], pred1[op], out[op]
+            pa += local if pa < graph.n_slots else shift
+            pb += local if pb < graph.n_slots else shift
+            po += local if po < graph.n_slots else shift
+            if kind[op] == EXPORT:
+                _accumulate_max(state, path, pa, po, n_classes)
+                continue
+            if kind[op] == JOIN:
+                _run_join(state, path, pa, pb, po, base, share)
+                continue
+            d, stage, c = draw[op], stages[op], coef[op]
+            if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
+                drawn[stage] = d >> 2
+                philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, k0, k1, words[stage])
+            _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
+            if mixes and work.mix[c, 0] != np.float32(1.0):
+                _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
+            v0, a0 = vec[op, 0], coef_a[who, c, 0]
+            v1, a1 = v0, np.float32(0.0)
+            if n_terms[op] > 1:
+                v1, a1 = vec[op, 1], coef_a[who, c, 1]
+            if n_terms[op] > 2:
+                _add_terms(base, vectors, coef_a, vec, n_terms[op], who, kept, c, op)
+            extra = base if n_terms[op] > 2 else zeros
+            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[who, c], noise)
+            while event < n_events and ev_op[event] < op:
+                event += 1
+            while event < n_events and ev_op[event] == op:
+                state[po, ev_lane[event]] += ev_delay[event]
+                event += 1
+            if n_classes > 0:
+                _track(state, path, busy, pa, pb, po, base, share, c, computes[op])
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _new_work(step):
+def _new_work(step, keys):
     """Buffers of one block; slots and shared effects of every replica where phases alternate."""
     graph, shape = step.graph, step.low.call_cv.shape
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    n_keys = 3 if keys.mix.shape[0] > 0 else 1
     room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
     return Work(
         np.zeros((n_rows, LANES), np.float32),
         np.zeros((n_rows, step.share.shape[1], LANES), np.float32),
         np.zeros((graph.n_stages, LANES), np.float32),
-        np.empty((graph.n_stages, 4, LANES), np.uint32),
-        np.empty(graph.n_stages, np.int64),
+        np.empty((n_keys * graph.n_stages, 4, LANES), np.uint32),
+        np.empty(n_keys * graph.n_stages, np.int64),
         np.empty(LANES, np.float32),
         np.zeros(LANES, np.float32),
         np.empty(LANES, np.float32),
@@ -587,25 +628,32 @@ def _new_work(step):
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(room, np.float32),
+        keys.other,
+        keys.mix,
     )
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _run_phases(step, work, regimes, step_words, lane0, k0, k1, words):
-    graph, vectors, filled = step.graph, work.vectors, False
-    fill_bank(step, regimes, step_words, 1, 0, lane0, k0, k1, vectors[0])
+def _run_phases(step, work, regimes, step_words, lane0, keys, words):
+    graph, vectors, key, filled = step.graph, work.vectors, keys.stream, False
+    k0, k1 = key[RESIDUAL, 0], key[RESIDUAL, 1]  # also of the global ops
+    fill_bank(step, regimes, step_words, 1, 0, lane0, key, vectors[0])
+    stalls = step.stalls.entity == GROUP_STALL
     for phase in range(graph.phase_global.shape[0]):
         if graph.phase_global[phase] == 1:
-            run_phase(step, work, phase, 0, lane0, k0, k1, 0)
+            run_phase(step, work, phase, 0, 1, lane0, k0, k1, 0)
             continue
         for r in range(graph.n_replicas):
             if not filled:
                 kept = vectors[r % graph.n_state]
-                fill_bank(step, regimes, step_words, 0, r, lane0, k0, k1, kept)
-            n = 0
-            if step.stalls.entity == GROUP_STALL:
-                n = _draw_stalls(step, work, r, lane0, k0, k1, words)
-            run_phase(step, work, phase, r, lane0, k0, k1, n)
+                fill_bank(step, regimes, step_words, 0, r, lane0, key, kept)
+            if stalls:
+                n = _draw_stalls(step, work, r, lane0, key[STALL, 0], key[STALL, 1], words)
+                run_phase(step, work, phase, r, r + 1, lane0, k0, k1, n)
+            elif graph.n_state == 1:  # replicas share the shared effects' room
+                run_phase(step, work, phase, r, r + 1, lane0, k0, k1, 0)
+        if graph.n_state > 1 and not stalls:
+            run_phase(step, work, phase, 0, graph.n_replicas, lane0, k0, k1, 0)
         filled = True
 
 
@@ -623,27 +671,27 @@ def _stall_job(step, lane0, k0, k1, words, out_time):
 
 
 @njit(cache=True, nogil=True)
-def run_block(block, k0, k1, step, out_time, out_step, out_path, out_busy):
+def run_block(block, keys, step, out_time, out_step, out_path, out_busy):
     """Simulate one block of 64 replicates, which is one cluster.
 
     Fills out_time[lane] [s], out_step[lane] (the step effect), and where the step's share has
     classes out_path[class, lane] [s] and out_busy[stage, lane] [s].
     """
-    lane0, graph, ranks = block * LANES, step.graph, step.ranks
+    lane0, graph, ranks, key = block * LANES, step.graph, step.ranks, keys.stream
     words = np.empty((4, LANES), np.uint32)
     step_words = np.empty((4, LANES), np.uint32)
-    philox_lanes(0, 0, lane0, STEP, k0, k1, step_words)
+    philox_lanes(0, 0, lane0, STEP, key[STEP, 0], key[STEP, 1], step_words)
     x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
-    draw_ranks(ranks, step.tables, block, k0, k1, words, x)
-    work = _new_work(step)
+    draw_ranks(ranks, step.tables, block, key[RANK, 0], key[RANK, 1], words, x)
+    work = _new_work(step, keys)
     lower_groups(step.low, x, work.coef_a, work.coef_r)
     regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
-    _draw_regimes(step.links, lane0, k0, k1, words, regimes)
-    _run_phases(step, work, regimes, step_words, lane0, k0, k1, words)
+    _draw_regimes(step.links, lane0, key[REGIME, 0], key[REGIME, 1], words, regimes)
+    _run_phases(step, work, regimes, step_words, lane0, keys, words)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     out_time[:] = work.state[final]
     if step.stalls.entity == JOB_STALL:
-        _stall_job(step, lane0, k0, k1, words, out_time)
+        _stall_job(step, lane0, key[STALL, 0], key[STALL, 1], words, out_time)
     out_step[:] = np.float32(1.0)
     if step.step_table >= 0:
         for lane in range(LANES):
@@ -654,7 +702,7 @@ def run_block(block, k0, k1, step, out_time, out_step, out_path, out_busy):
 
 
 @njit(cache=True, nogil=True)
-def run_range(first, k0, k1, step, out_time, out_step, out_path, out_busy):
+def run_range(first, keys, step, out_time, out_step, out_path, out_busy):
     """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
     for i in range(out_time.shape[0]):
-        run_block(first + i, k0, k1, step, out_time[i], out_step[i], out_path[i], out_busy[i])
+        run_block(first + i, keys, step, out_time[i], out_step[i], out_path[i], out_busy[i])

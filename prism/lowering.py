@@ -9,7 +9,7 @@ Approximated: with cp > 1 every segment is maximised over the whole tp x cp grou
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from prism import engine
 from prism.distributions import Law, constant, normal
 from prism.opgraph import OpType
 from prism.variability import Variability, is_compute
-from prism.workload import Kernel
+from prism.workload import Collective, Kernel
 
 Array = NDArray[np.float64]
 MIN_SKEW = 0.02  # below, a normal law is indistinguishable from a gamma
@@ -30,6 +30,7 @@ class Term:
 
     mb_loading: float
     compute: bool
+    frozen: bool = False  # follows no effect at all
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Segment:
     std: float  # seconds, of the residuals
     third: float  # s^3, third central moment
     split: tuple[tuple[Term, float], ...]  # share of the mean in each term
+    # share of the residuals' variance in each kernel class
+    classes: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class LoweredOp:
     fixed_third: float
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
     single: Law | None  # the law itself where the op is one kernel or one collective
+    fixed_classes: tuple[tuple[str, float], ...] = ()  # fixed_var by kernel class, s^2
 
 
 def moment_law(std: float, third: float) -> Law:
@@ -67,32 +71,60 @@ def moment_law(std: float, third: float) -> Law:
 
 
 class Lowerer:
-    """Lowers op types under one `Variability`; ``loadings`` are the distinct rank exponents."""
+    """Lowers op types under one `Variability`.
+
+    ``loadings`` are the distinct rank exponents; those from ``n_random`` on follow only the fixed
+    slowdowns of hot nodes, since their kernels are frozen.
+    """
 
     def __init__(self, variability: Variability) -> None:
         self.v = variability
         memory = variability.memory_loading
         self.loadings = (0.0, 1.0) + ((memory,) if memory not in (0.0, 1.0) else ())
+        self.n_random = len(self.loadings)
+        if any(t.frozen for t in variability.treatments.values()):
+            self.loadings += self.loadings[1:]
+
+    def _column(self, kernel_class: str) -> int:
+        """Index of the rank loading of a kernel class."""
+        column = self.loadings.index(self.v.rank_loading(kernel_class))
+        if column > 0 and self.v.treatment(kernel_class).frozen:
+            column += self.n_random - 1
+        return column
+
+    def _treated(self, op_kind: str, kernel: Kernel | Collective) -> tuple[Law, float]:
+        """Residual and duration of a kernel or collective [s] under its class's treatment."""
+        name = kernel.kernel_class
+        law, factor = self.v.treated_residual(name, kernel.law)
+        if self.v.treatment(name).frozen:
+            link = isinstance(kernel, Collective) and not name.startswith("tp_")
+            factor *= self.v.shared_median(op_kind, name, link and not is_compute(name))
+        return law, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
         """Lower one op type; see `LoweredOp`."""
         c = op_type.collective
         if c is not None:
-            law = self.v.residual(c.law)
-            term = Term(0.0, is_compute(c.kernel_class))
+            law, duration = self._treated(op_type.op_kind, c)
+            frozen = self.v.treatment(c.kernel_class).frozen
+            term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
+            var = (duration * law.std) ** 2
             return LoweredOp(
-                (), (term,), (c.duration,), (c.duration * law.std) ** 2,
-                c.duration**3 * law.skew, ((c.kernel_class, 1.0),), law,
+                (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),),
+                law, ((c.kernel_class, var),),
             )  # fmt: skip
         return self._lower_kernels(op_type)
 
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
+        if self.v.treatment(kernel.kernel_class).frozen:
+            return Term(0.0, False, True)
         loading = self.v.microbatch_loading(op_kind, kernel.kernel_class)
         return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
 
     def _lower_kernels(self, op_type: OpType) -> LoweredOp:
         counts: dict[Segment, float] = {}
         fixed: dict[Term, float] = {}
+        by_class: dict[str, float] = {}
         var = third = 0.0
         run: list[Kernel] = []
         for kernel in op_type.kernels:
@@ -100,20 +132,24 @@ class Lowerer:
                 run.append(kernel)
                 continue
             self._close(op_type.op_kind, run, counts)
-            term, law = self._term(op_type.op_kind, kernel), self.v.residual(kernel.law)
-            fixed[term] = fixed.get(term, 0.0) + kernel.duration
-            var += (kernel.duration * law.std) ** 2
-            third += kernel.duration**3 * law.skew
+            term, name = self._term(op_type.op_kind, kernel), kernel.kernel_class
+            law, duration = self._treated(op_type.op_kind, kernel)
+            fixed[term] = fixed.get(term, 0.0) + duration
+            by_class[name] = by_class.get(name, 0.0) + (duration * law.std) ** 2
+            var += (duration * law.std) ** 2
+            third += duration**3 * law.skew
         self._close(op_type.op_kind, run, counts)
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         total = sum(k.duration for k in op_type.kernels) or 1.0
         shares: dict[str, float] = {}
         for k in op_type.kernels:
             shares[k.kernel_class] = shares.get(k.kernel_class, 0.0) + k.duration / total
-        alone = len(op_type.kernels) == 1
+        single = None
+        if len(op_type.kernels) == 1:
+            single, _ = self._treated(op_type.op_kind, op_type.kernels[0])
         return LoweredOp(
             tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms), var, third,
-            tuple(shares.items()), self.v.residual(op_type.kernels[0].law) if alone else None,
+            tuple(shares.items()), single, tuple(by_class.items()),
         )  # fmt: skip
 
     def _close(self, op_kind: str, run: list[Kernel], counts: dict[Segment, float]) -> None:
@@ -123,20 +159,24 @@ class Lowerer:
         mean = [0.0] * len(self.loadings)
         var = third = 0.0
         split: dict[Term, float] = {}
+        by_class: dict[str, float] = {}
         for k in run:
-            law = self.v.residual(k.law)
-            mean[self.loadings.index(self.v.rank_loading(k.kernel_class))] += k.duration
-            var += (k.duration * law.std) ** 2
-            third += k.duration**3 * law.skew
+            law, duration = self._treated(op_kind, k)
+            mean[self._column(k.kernel_class)] += duration
+            own = (duration * law.std) ** 2
+            var += own
+            by_class[k.kernel_class] = by_class.get(k.kernel_class, 0.0) + own
+            third += duration**3 * law.skew
             term = self._term(op_kind, k)
-            split[term] = split.get(term, 0.0) + k.duration
+            split[term] = split.get(term, 0.0) + duration
         total = sum(mean)
         run.clear()
         if total <= 0.0:
             return
         segment = Segment(
-            tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items())
-        )
+            tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items()),
+            tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
+        )  # fmt: skip
         counts[segment] = counts.get(segment, 0.0) + 1.0
 
 

@@ -4,7 +4,7 @@ A `Program` is what the engine runs. Shared effects become vectors of lanes (`Ba
 quantile tables (`Tables`).
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -148,3 +148,14 @@ def ideal_program(program: Program) -> Program:
 def split_seed(seed: int) -> tuple[np.uint32, np.uint32]:
     """Split a 64-bit seed into the two words of Philox's key."""
     return np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
+
+
+def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
+    """Philox keys of every stream: the seed's, but for the streams that take another seed."""
+    seeds = [(others or {}).get(stream, seed) for stream in range(engine.STALL + 1)]
+    return np.array([split_seed(x) for x in seeds], np.uint32)
+
+
+def make_keys(seed: int) -> engine.Keys:
+    """Keys of a run in which everything is drawn under one seed."""
+    return engine.Keys(stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32))

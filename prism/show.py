@@ -178,6 +178,8 @@ def _describe_netcdf(what: str) -> Description:
         return _KINDS[kind](path)
     if "step_time" in variables:
         return _describe_result(path)
+    if "total_order" in variables:
+        return _describe_ranking(path)
     if "family" in variables:
         return _describe_library(path)
     raise PrismError(
@@ -214,6 +216,19 @@ def _describe_replay(path: Path) -> Description:
 
     numbers = summarize_replay(_open(path))
     return {"kind": "replay", "summary": numbers}, replay_view(numbers)
+
+
+def _describe_ranking(path: Path) -> Description:
+    """Describe what `prism rank` wrote."""
+    from prism.rank import summarize_rank
+    from prism.ranktext import in_words
+    from prism.rankview import rank_view
+
+    try:
+        numbers = in_words(summarize_rank(_open(path)))
+    except (AttributeError, KeyError) as error:
+        raise PrismError(f"{path}: not a whole ranking; write it again by prism rank") from error
+    return {"kind": "ranking", "summary": numbers}, rank_view(numbers)
 
 
 _KINDS = {

@@ -26,7 +26,7 @@ from prism.job import Job, job_from_dict, load_job
 from prism.library import Library, load_library
 from prism.opgraph import StepGraph
 from prism.pooling import pool_program
-from prism.program import Program, ideal_program, split_seed
+from prism.program import Program, ideal_program, make_keys
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
 from prism.stepgraph import GraphOptions, build_step_graph
@@ -185,12 +185,12 @@ def default_threads() -> int:
 def run_blocks(
     program: Program,
     blocks: range,
-    seed: int,
+    seed: int | engine.Keys,
     threads: int = 1,
     track: bool = False,
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Run blocks of 64 replicates.
+    """Run blocks of 64 replicates; keys instead of a seed draw some of the inputs anew.
 
     Returns
     -------
@@ -203,7 +203,7 @@ def run_blocks(
     """
     step = program.arrays(track)
     run: Callable[..., None] = engine.run_range  # typed by its arguments once it is compiled
-    k0, k1 = split_seed(seed)
+    keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
     n, n_classes = len(blocks), len(program.classes) if track else 0
     out_time = np.zeros((n, engine.LANES), np.float32)
     out_step = np.zeros((n, engine.LANES), np.float32)
@@ -213,7 +213,7 @@ def run_blocks(
     def work(chunk: range) -> int:
         span = slice(chunk.start, chunk.stop)
         run(
-            blocks[chunk.start], k0, k1, step, out_time[span], out_step[span],
+            blocks[chunk.start], keys, step, out_time[span], out_step[span],
             out_path[span], out_busy[span],
         )  # fmt: skip
         return len(chunk)

@@ -7,6 +7,8 @@ stalls. Left out: how they combine into op durations (`prism.lowering`) and thei
 (`prism.engine`).
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +44,17 @@ class Stall(NamedTuple):
     duration_cv: float = 0.0
 
 
+class Treatment(NamedTuple):
+    """What is done to a kernel class as an intervention; prism rank asks what it would bring."""
+
+    frozen: bool = False  # every random multiplier at its median
+    cut: float = 1.0  # residuals end at this quantile
+    factor: float = 1.0  # on durations
+
+
+UNTREATED = Treatment()
+
+
 @dataclass(frozen=True)
 class Variability:
     """All effects of a job, each with mean 1 over its population.
@@ -60,6 +73,8 @@ class Variability:
         Exponents of the microbatch effect [1].
     residuals : dict of str to Law
         Per library entry; `residual` looks one up.
+    treatments : mapping of str to Treatment
+        Interventions by kernel class; none unless asked for.
     """
 
     rank: Law
@@ -77,6 +92,7 @@ class Variability:
     replaced_residual: Law | None = None
     residual_scale: float = 1.0
     library: Library | None = None
+    treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
     def residual(self, entry: str) -> Law:
@@ -90,6 +106,33 @@ class Variability:
             self._cache[entry] = law.scaled_to(law.cv * self.residual_scale)
         return self._cache[entry]
 
+    def treatment(self, kernel_class: str) -> Treatment:
+        """Return what is done to a kernel class."""
+        return self.treatments.get(kernel_class, UNTREATED)
+
+    def treated_residual(self, kernel_class: str, entry: str) -> tuple[Law, float]:
+        """Residual of a kernel of a treated class, mean 1, and the factor on its duration."""
+        treatment, law = self.treatment(kernel_class), self.residual(entry)
+        if treatment.frozen:
+            return laws.constant(), treatment.factor * float(law.ppf(0.5))
+        if treatment.cut < 1.0 and law.std > 0.0:
+            law, mean = laws.capped(law, treatment.cut)
+            return law, treatment.factor * mean
+        return law, treatment.factor
+
+    def shared_median(self, op_kind: str, kernel_class: str, link: bool = False) -> float:
+        """Product of the medians of what a kernel shares with others, each over its mean."""
+        compute = is_compute(kernel_class)
+        product = _median(self.step, 1.0)
+        product *= _median(self.microbatch, self.microbatch_loading(op_kind, kernel_class))
+        product *= _median(self.rank, self.rank_loading(kernel_class))
+        if compute:
+            product *= _median(self.call, 1.0)
+        p, factor = self.regime.probability, self.regime.factor
+        if link and p > 0.0:
+            product *= (factor if p > 0.5 else 1.0) / (1.0 + p * (factor - 1.0))
+        return product
+
     def rank_loading(self, kernel_class: str) -> float:
         """Exponent of the rank effect on a kernel class."""
         if kernel_class in COMPUTE_CLASSES:
@@ -102,6 +145,13 @@ class Variability:
             return 0.0
         loading = self.backward_loading if op_kind == "backward" else 1.0
         return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
+
+
+def _median(law: Law, loading: float) -> float:
+    """Median of X**loading over its mean."""
+    if law.std == 0.0 or loading == 0.0:
+        return 1.0
+    return math.exp(loading * math.log(float(law.ppf(0.5)))) / law.power_moments(loading).norm
 
 
 def is_compute(kernel_class: str) -> bool:

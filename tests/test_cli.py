@@ -52,7 +52,7 @@ def test_help_loads_nothing_slow():
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["estimate", "schedule", "show"])
+@pytest.mark.parametrize("command", ["estimate", "rank", "schedule", "show"])
 def test_every_command_takes_the_common_options(run, command):
     status, out, _ = run(command, "--help")
     assert status == 0

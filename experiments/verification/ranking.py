@@ -1,0 +1,138 @@
+"""Precision and effort of `prism rank`: half-widths, the quick order, growth with classes.
+
+Run from a checkout: python experiments/verification/ranking.py [--classes 14 20 28 56] [--seed 1]
+Seconds are of the processor, all threads together, so that other work on the machine counts little.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from prism.attribution import cluster_variance
+from prism.inputs import Residuals, partition
+from prism.job import load_job
+from prism.program import Program
+from prism.rank import rank, summarize_rank
+from prism.ranking import Sampler, measure_residuals, sample_shares
+from prism.simulate import default_threads, prepare, prepare_variability, run_blocks, warm_up
+
+JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
+LIMITS = {"full": 150.0, "quick": 20.0}  # processor seconds: 75 s and 10 s on two cores
+CLASSES_JOB = "llama3-405b-16k"
+CLUSTERS = {"gpt3-175b-512": 200, "llama3-70b-fsdp-512": 2000}  # of the plain estimate
+
+
+def top(values: dict, n: int = 5) -> list[str]:
+    """Names of the first rows by total order."""
+    rows = values["kernels"] + values["effects"]
+    return [r["name"] for r in sorted(rows, key=lambda r: -(r["total_order"] or 0.0))[:n]]
+
+
+def check_job(name: str, seed: int) -> bool:
+    """Rank one job in full and quickly; print widths, seconds and both orders."""
+    spent, found = {}, {}
+    for mode in LIMITS:
+        begin = time.process_time()
+        found[mode] = summarize_rank(rank(name, quick=mode == "quick", seed=seed))
+        spent[mode] = time.process_time() - begin
+    fine = all(spent[mode] <= limit for mode, limit in LIMITS.items())
+    rows = found["full"]["kernels"] + found["full"]["effects"]
+    widest = {True: 0.0, False: 0.0}
+    for row in rows:
+        for order in ("first_order", "total_order"):
+            low, high = row[f"{order}_ci"]
+            large = row["total_order"] >= 0.5
+            widest[large] = max(widest[large], 0.5 * (high - low))
+    fine &= widest[False] <= 0.03 and widest[True] <= 0.06
+    full, quick = top(found["full"]), top(found["quick"])
+    same = quick == full
+    print(
+        f"{name:22s} {len(rows):3d} inputs  half-widths {widest[False]:.3f} below one half, "
+        f"{widest[True]:.3f} above  full {spent['full']:.0f} s, quick {spent['quick']:.0f} s"
+    )
+    print(f"  full   {', '.join(full)}\n  quick  {', '.join(quick)}{'' if same else '  DIFFERS'}")
+    return fine and same
+
+
+def check_clusters(name: str, seed: int) -> bool:
+    """Variance between clusters, with quiet times as control, against many clusters."""
+    program = prepare(load_job(name), seed).program
+    threads = default_threads()
+    sampler = Sampler(program, seed, threads)
+    sampler.extend_base(16)
+    sampler.control = sampler.find_control((seed, sampler.other), (sampler.a, sampler.b))
+    times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
+    plain = cluster_variance(times)
+    means = times.mean(axis=1) - times.mean()
+    spread = np.sqrt(np.mean(means**4) / np.mean(means**2) ** 2 - 1.0) / np.sqrt(means.size)
+    share, many = (v.between / v.total for v in (sampler.variance, plain))
+    error = many * (1.0 - many) * spread
+    print(
+        f"{name:22s} share between clusters {share:.3f} from 2 x 16 clusters and "
+        f"{sampler.control.times[0].size} quiet times; {many:.3f} +- {2 * error:.3f} "
+        f"from {means.size}"
+    )
+    return bool(abs(share - many) <= 0.03 + 3.0 * error)
+
+
+def check_growth(counts: list[int], seed: int) -> bool:
+    """Effort of the shares with kernel classes split by op type, ever finer."""
+    job = load_job(CLASSES_JOB)
+    step = prepare(job, seed)
+    warm_up(step.program, seed)
+    residuals = measure_residuals(step, prepare_variability(job), seed)
+    n_classes = len(step.program.classes)
+    print(f"{CLASSES_JOB}: pick-freeze of its {n_classes} classes, and of finer ones")
+    fine = True
+    for count in counts:
+        parts = residuals.classes
+        while parts.shape[1] < count:  # halve the class with the largest variance of its own
+            k = int(np.argmax([np.count_nonzero(c) * c.sum() for c in parts.T]))
+            half = np.flatnonzero(parts[:, k])[::2]
+            extra = np.zeros(parts.shape[0])
+            extra[half] = parts[half, k]
+            rest = parts.copy()
+            rest[half, k] = 0.0
+            parts = np.concatenate([rest, extra[:, None]], axis=1)
+        split = Residuals(parts, residuals.call)
+        program = step.program
+        names = tuple(f"class {i}" for i in range(parts.shape[1]))
+        inputs = partition(_named(program, names), split)
+        begin = time.process_time()
+        sampler = Sampler(program, seed, default_threads())
+        found = sample_shares(sampler, inputs)
+        seconds = time.process_time() - begin
+        wide = [s.entry.name for s in found if s.is_wide]
+        blocks = sum(2 * len(s.ab) for s in found)
+        print(
+            f"  {parts.shape[1]:3d} classes, {len(inputs)} inputs: {blocks} blocks of swapped "
+            f"runs, {seconds:.0f} s; too wide: {', '.join(wide) or 'none'}"
+        )
+        fine &= not wide
+    return fine
+
+
+def _named(program: Program, names: tuple[str, ...]) -> Program:
+    shares = np.zeros((program.shares.shape[0], len(names)), np.float32)
+    return replace(program, classes=names, shares=shares)
+
+
+def main() -> int:
+    """Print every table; status 1 where a bound is broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--classes", type=int, nargs="*", default=[14, 20, 28, 56])
+    parser.add_argument("--jobs", nargs="*", default=list(JOBS))
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    fine = all([check_job(name, args.seed) for name in args.jobs])
+    fine &= all([check_clusters(name, args.seed) for name in CLUSTERS if name in args.jobs])
+    if args.classes:
+        fine &= check_growth(args.classes, args.seed)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

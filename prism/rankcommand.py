@@ -1,0 +1,94 @@
+"""The command that ranks what makes the time vary.
+
+As in `prism.cli`, which adds it to its group; slow imports inside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from prism.options import Names, common_options
+from prism.outputs import tell_warnings, write_folder
+from prism.terminal import answer, progress_line
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+
+@click.command()
+@click.argument("job", metavar="JOB_OR_MODEL")
+@click.option(
+    "--target",
+    type=click.Choice(["step_time", "time_to_train"]),
+    default="step_time",
+    show_default=True,
+    help="What shall vary less.",
+)
+@click.option("--quick", is_flag=True, help="One run only: bounds, nothing is frozen.")
+@click.option(
+    "--intervene",
+    "interventions",
+    type=Names("freeze", "cut", "speed"),
+    metavar="NAMES",
+    multiple=True,
+    help="What is tried on each cause: freeze (at its median), cut (its tail, at p95), speed (10 % "
+    "faster); repeatable, or with commas.  [default: freeze]",
+)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
+@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
+@common_options
+def rank(
+    job: str,
+    target: str,
+    quick: bool,
+    interventions: tuple[tuple[str, ...], ...],
+    overrides: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Rank kernels and effects by how much they make the time vary.
+
+    It says what each contributes to the variance and to the tail, and what fixing it would bring.
+    JOB_OR_MODEL is a job file, the name of a shipped job, or a model of `prism fit`.
+    """
+    names = tuple(dict.fromkeys(name for group in interventions for name in group))
+    if quick and names:
+        raise click.UsageError("--quick and --intervene exclude each other: it is one run, as is")
+    from prism.files import check_directory
+    from prism.job import load_job
+    from prism.rank import rank as rank_causes
+    from prism.rank import summarize_rank
+    from prism.ranktext import in_words
+    from prism.rankview import rank_view
+
+    if output is not None:
+        check_directory(output)
+    loaded = load_job(job, overrides)
+    with progress_line("ranking", quiet) as report:
+        result = rank_causes(
+            loaded,
+            target,
+            quick=quick,
+            interventions=names or ("freeze",),
+            seed=seed,
+            threads=threads,
+            progress=report,
+        )
+    numbers = in_words(summarize_rank(result))
+    if output is not None:
+        write_folder(output, result, numbers, _draw, quiet)
+    tell_warnings(numbers)
+    answer(numbers, as_json, rank_view)
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plot of a ranking, by the stem of its files."""
+    from prism.rankplot import plot_ranking
+
+    return {"ranking": plot_ranking(result)}

@@ -1,0 +1,35 @@
+"""Jobs for tests of rankings."""
+
+from prism.job import job_from_dict
+from prism.ranking import Sampler, list_inputs, measure_residuals, sample_shares
+from prism.simulate import prepare, prepare_variability
+
+
+def chain(m=4, dp=1, **effects):
+    """One stage without neighbours: the step is the sum of its ops, the latest of dp sums."""
+    return job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"microbatches": m, "dp": dp},
+        "variability": {"library": None, "effects": effects},
+    })  # fmt: skip
+
+
+def small(resolution="op", steps=1000, **effects):
+    """Build a job with tensor parallelism, a pipeline and every kind of kernel."""
+    return job_from_dict({
+        "model": {
+            "n_layers": 4, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
+            "vocab_size": 32000, "seq_len": 4096,
+        },
+        "parallelism": {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4},
+        "cluster": {"nodes": 1}, "run": {"steps": steps},
+        "variability": {"library": None, "resolution": resolution, "effects": effects},
+    })  # fmt: skip
+
+
+def sampled(job, seed=1):
+    step = prepare(job, seed)
+    residuals = measure_residuals(step, prepare_variability(job), seed)
+    sampler = Sampler(step.program, seed, 2)
+    found = sample_shares(sampler, list_inputs(step, residuals))
+    return {s.entry.name: s for s in found}, sampler

@@ -1,0 +1,416 @@
+"""prism rank: what reaches the ranking, what is printed, drawn and written.
+
+The ranking itself is stood in for, but in the last tests; its own say whether it is right.
+"""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from prism import __main__ as entry
+from prism.ranking import HALF_WIDTH, WIDE_HALF_WIDTH
+from prism.rankplot import plot_interventions, plot_path, plot_ranking
+from prism.ranktext import causes, findings, in_words, label, rank_warnings, short_label
+from prism.rankview import WIDTH, rank_view
+from prism.results import VARIABLES, make_dataset, save
+
+KEYS = {"name", "time_share", "cv", "first_order", "total_order", "total_order_ci",
+        "covariance_share", "tail_share", "std_if_frozen", "p95_if_frozen", "p95_reduction",
+        "critical_path_share"}  # fmt: skip
+
+
+def row(name, first, total, std=None, p95=None, half=0.01, **more):
+    """One cause, with intervals of one half-width."""
+    out = {"name": name, "cv": 0.02, "time_share": None, "critical_path_share": None}
+    out |= {"covariance_share": None, "tail_share": None, "first_order": first}
+    out |= {"first_order_ci": [first - half, first + half], "total_order": total}
+    out |= {"total_order_ci": [total - half, total + half]}
+    out |= {"std_if_frozen": None, "p95_if_frozen": None, "p95_reduction": None}
+    if std is not None:
+        out |= {"std_if_frozen": 0.36 * (1 - std), "p95_if_frozen": 10.2 * (1 - p95)}
+        out |= {"std_reduction": std, "std_reduction_ci": [std - half, std + half]}
+        out |= {"p95_reduction": p95, "p95_reduction_ci": [p95 - 0.001, p95 + 0.001]}
+    return out | more
+
+
+def ranking(kernels=None, effects=None, **more):
+    """A summary of a ranking, as the ranking itself gives it."""
+    kernels = kernels or [
+        row("dp_reduce_scatter", 0.60, 0.61, 0.41, 0.013, critical_path_share=0.3,
+            covariance_share=0.7, tail_share=0.55),
+        row("gemm_mlp", 0.0001, 0.0001, 0.01, 0.03, critical_path_share=0.7,
+            covariance_share=0.3, tail_share=0.45),
+        row("optimizer", 0.0, 0.0, 0.0, 0.0, 1e-5, critical_path_share=0.0,
+            covariance_share=0.0, tail_share=0.0),
+    ]  # fmt: skip
+    effects = effects if effects is not None else [row("rank", 0.2, 0.36, 0.1, 0.002)]
+    return {"job": "made-up", "target": "step_time", "quick": False, "seed": 3, "mean": 9.75,
+            "std": 0.36, "p95": 10.2, "within_cluster_std": 0.19, "between_cluster_std": 0.27,
+            "kernels": kernels, "effects": effects, "tail_order_differs": True,
+            "tail_differs": ["dp_reduce_scatter", "gemm_mlp"], "findings": [],
+            "wall_seconds": 2.0} | more  # fmt: skip
+
+
+def dataset(quick=False):
+    """A ranking of four causes; what the plots are drawn from."""
+    n = 4
+    share = np.array([0.6, 0.3, 0.1, np.nan])
+    values = {
+        "time_share": share, "input_cv": np.full(n, 0.02), "critical_path_share": share,
+        "covariance_share": share, "tail_share": share[[1, 0, 2, 3]],
+        "first_order": np.array([0.3, 0.1, 0.0, 0.4]),
+        "total_order": np.array([0.35, 0.1, 1e-6, 0.5]),
+        "within_cluster_std": 0.1, "between_cluster_std": 0.2, "target_mean": 10.0,
+        "target_std": 0.22, "target_p95": 10.4,
+    }  # fmt: skip
+    tried = [] if quick else ["freeze", "cut"]
+    figures = [name for name in ("mean", "std", "p50", "p95", "p99") if f"{name}_if" in VARIABLES]
+    if not quick:
+        spread = np.array([-0.02, 0.02])
+        values["total_order_ci"] = values["total_order"][:, None] + spread
+        values["first_order_ci"] = values["first_order"][:, None] + spread
+        for name in figures:
+            values[f"{name}_if"] = np.full((2, n), 5.0)
+        for name in ("mean_reduction", "std_reduction", "p95_reduction"):
+            values[name] = np.array([[0.4, 0.1, 0.0, 0.5]] * 2)
+            values[f"{name}_ci"] = values[name][..., None] + spread
+    coords = {
+        "input": ["gemm_mlp", "dp_all_gather", "optimizer", "rank"],
+        "input_kind": ("input", ["kernels"] * 3 + ["effects"]),
+        "bound": ["low", "high"], "intervention": tried,
+    }  # fmt: skip
+    call = {"target": "step_time", "quick": quick, "interventions": tried, "seed": 1}
+    attrs = {"job_name": "made-up", "call": json.dumps(call), "seed": "1", "job": "{}"}
+    return make_dataset(values, coords, attrs | {"wall_seconds": 1.0})
+
+
+@pytest.fixture
+def run(capfd):
+    """Run a command in this process: status, stdout, stderr."""
+
+    def call(*arguments):
+        status = entry.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Stand in for the ranking; gives what it was asked."""
+    importlib.import_module("prism.rank")
+    calls = []
+    module = sys.modules["prism.rank"]  # the name in the package may be the function
+
+    def rank(job, target, **options):
+        calls.append((job, target, options))
+        return dataset(options["quick"])
+
+    monkeypatch.setattr(module, "rank", rank)
+    return calls
+
+
+def lines_of(numbers):
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(rank_view(numbers))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+# ------------------------------------------------------------------------------ the command
+def test_options_reach_the_ranking(run, asked):
+    command = ("rank", "pipeline-8x32", "--target", "time_to_train", "--seed", "0", "--threads")
+    more = ("--intervene", "cut,speed", "--intervene", "cut", "--set", "run.steps=77")
+    status, _, err = run(*command, "1", *more)
+    assert status == 0, err
+    job, target, options = asked[0]
+    assert (job.name, job.n_steps, target) == ("pipeline-8x32", 77, "time_to_train")
+    assert options["interventions"] == ("cut", "speed")
+    assert (options["seed"], options["threads"], options["quick"]) == (0, 1, False)
+    run("rank", "pipeline-8x32")
+    assert asked[1][1] == "step_time" and asked[1][2]["interventions"] == ("freeze",)
+    assert asked[1][2]["seed"] is None
+
+
+def test_json_is_one_object(run, asked):
+    status, out, err = run("rank", "pipeline-8x32", "--json")
+    found = json.loads(out)
+    assert (status, out.count("\n"), err) == (0, 1, "")
+    assert found["target"] == "step_time"
+    for kind in ("kernels", "effects"):
+        assert all(set(cause) >= KEYS for cause in found[kind])
+    assert [cause["name"] for cause in found["kernels"]] == [
+        "gemm_mlp", "dp_all_gather", "optimizer"
+    ]  # fmt: skip
+    assert found["warnings"] == [] and found["findings"]
+
+
+def test_folder_holds_result_summary_and_plots(run, asked, tmp_path):
+    status, _, err = run("rank", "pipeline-8x32", "-o", tmp_path / "out")
+    names = {"result.nc", "summary.json", "ranking.png", "ranking.svg"}
+    assert status == 0 and {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert "ranking.png" in err
+    written = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert written["kernels"][0]["name"] == "gemm_mlp"
+    status, out, _ = run("show", tmp_path / "out" / "result.nc")
+    assert status == 0 and "GEMM MLP" in out and "what makes the step time vary" in out
+    shown = json.loads(run("show", tmp_path / "out" / "result.nc", "--json")[1])
+    assert shown["kind"] == "ranking" and shown["summary"] == written
+
+
+def test_quick_warns_and_draws(run, asked, tmp_path):
+    status, out, err = run("rank", "pipeline-8x32", "--quick", "-q", "-o", tmp_path / "out")
+    assert status == 0 and "at most" in out and "upper bound" in err
+    assert (tmp_path / "out" / "ranking.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--intervene", "melt"), "'melt' is not one of freeze, cut, speed"),
+        (("--intervene", "freeze,"), "is not one of"),
+        (("--quick", "--intervene", "cut"), "exclude each other"),
+        (("--target", "loss"), "step_time"),
+        (("--seed", "-1"), "--seed"),
+        (("--set", "variability.dependence=none"), "dependence"),
+        (("--set", "parallelism.pq=3"), "pp"),
+        (("--frozen",), "frozen"),
+    ],
+)
+def test_mistakes_are_told(run, arguments, message):
+    status, out, err = run("rank", "pipeline-8x32", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err and "Traceback" not in err
+
+
+def test_no_job_is_told(run, tmp_path):
+    assert run("rank")[0] == 2
+    status, _, err = run("rank", "pipelin-8x32")
+    assert status == 2 and "pipeline-8x32" in err
+    (tmp_path / "job.yaml").write_text("base: pipeline-8x32\nvariability: {librari: none}\n")
+    status, _, err = run("rank", tmp_path / "job.yaml")
+    assert status == 2 and "job.yaml:2" in err
+
+
+def test_a_folder_that_cannot_be_is_told_before_any_work(run, asked, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = run("rank", "pipeline-8x32", "-o", tmp_path / "file")
+    assert status == 2 and "file" in err and not asked
+
+
+# --------------------------------------------------------------------------------- in words
+def test_labels_are_those_of_a_performance_engineer():
+    assert short_label("dp_cp_reduce_scatter") == "dp-cp reduce_scatter"
+    assert short_label("tp_all_reduce") == "tp all_reduce"
+    assert label("gemm_attention") == "GEMM attention projections"
+    assert label("memory", "kernels") == "norm and elementwise"
+    assert label("regime", "effects") == "congestion (links)"
+    assert label("factor", "effects") == "factor effect"
+    assert label("void gemm<float [4]>", "kernels") == "void gemm<float [4]>"
+
+
+def test_causes_are_one_list_by_total_order():
+    assert [c["name"] for c in causes(ranking())][:2] == ["dp_reduce_scatter", "rank"]
+
+
+def test_sentences():
+    lines = findings(ranking())
+    assert lines[0] == (
+        "Freezing dp reduce_scatter at its median would cut the standard deviation of the step "
+        "time by 41 % (40 to 42 %) and p95 by 1.3 % (1.2 to 1.4 %)."
+    )
+    text = " ".join(lines)
+    assert "Freezing the rank effect at its median" in text
+    # an interval that holds 0 is no finding
+    assert "Freezing GEMM MLP" not in text and "optimizer" not in text
+    assert "Not additive: 20 ± 2 % of the variance" in text
+    assert "rank effect (20 % alone, 36 % in all)" in text
+    assert "GEMM MLP is what to fix for p95, dp reduce_scatter for the standard deviation" in text
+    assert "In the slowest 5 % of steps more than in the spread: GEMM MLP (45 % against 30 %)" in (
+        text
+    )
+    assert "less than in the spread: dp reduce_scatter (55 % against 70 %)" in text
+
+
+def test_stalls_are_left_out_rather_than_frozen():
+    text = findings(ranking(effects=[row("stall", 0.3, 0.3, 0.5, 0.01)]))[1]
+    assert text.startswith("Leaving out all stalls would cut the standard deviation")
+
+
+def test_additive_causes_are_said_to_add_up():
+    text = " ".join(findings(ranking(effects=[row("rank", 0.4, 0.4)])))
+    assert "Causes add up: alone they make 100 ± 2 % of the variance" in text
+    assert "Not additive" not in text and "More together" not in text
+
+
+def test_other_interventions_have_sentences_and_tables():
+    changed = {"std_if_cut": 0.3, "std_reduction_cut": 0.17, "p95_reduction_cut": -0.002,
+               "std_if_faster": 0.3, "std_reduction_faster": 0.1,
+               "p95_reduction_faster": 0.1}  # fmt: skip
+    numbers = ranking([row("p2p", 0.9, 0.95, **changed)], [])
+    text = " ".join(findings(numbers))
+    assert "Cutting the tail of p2p at its p95" in text and "raise p95 by 0.2 %" in text
+    assert "Making p2p 10 % faster" in text and "p95 by 10.0 %" in text
+    assert "Freezing" not in text
+    lines = lines_of(numbers)
+    assert any("tail were cut" in line for line in lines)
+    assert any("10 % less time" in line for line in lines)
+
+
+def test_warnings():
+    assert rank_warnings(ranking()) == []
+    wide = ranking(effects=[row("rank", 0.3, 0.4, half=0.2)])
+    (warning,) = rank_warnings(wide)
+    assert "rank effect 40 ± 20.0 %" in warning
+    assert "bound" in rank_warnings(ranking(quick=True))[0]
+    unknown = ranking(quick=True, effects=[row("call", 0.1, 0.1, total_order=None)])
+    assert rank_warnings(unknown)[0].endswith("unknown: call effect")
+    # above one half a wider interval will do
+    assert rank_warnings(ranking(effects=[row("rank", 0.6, 0.7, half=0.055)])) == []
+
+
+def test_the_widths_aimed_at_are_those_of_the_sampling():
+    from prism import ranktext
+
+    assert (ranktext.HALF_WIDTH, ranktext.WIDE_HALF_WIDTH) == (HALF_WIDTH, WIDE_HALF_WIDTH)
+
+
+def test_nothing_varies():
+    calm = [row("compute", 0.0, 0.0, 0.0, 0.0, 0.0)]
+    numbers = ranking(calm, [], std=0.0, within_cluster_std=0.0, between_cluster_std=0.0)
+    assert findings(numbers) == ["The step time does not vary: there is nothing to rank."]
+    assert any("compute" in line for line in lines_of(in_words(numbers)))
+
+
+# ----------------------------------------------------------------------------------- tables
+def test_table_fits_and_is_sorted():
+    lines = lines_of(in_words(ranking()))
+    assert max(map(len, lines)) <= WIDTH
+    rows = [line for line in lines if line.startswith(("dp reduce_scatter", "rank effect"))]
+    assert rows[0].split("  ")[0] == "dp reduce_scatter"
+    assert "60.0    61.0    60 to 62" in rows[0] and "-41 ±1" in rows[0]
+    assert "-1.3 ±0.1" in rows[0]
+    assert any("1 more of no weight: optimizer" in line for line in lines)
+
+
+def test_wide_figures_fit():
+    kernels = [row("k" * 60, 0.6, 0.9, 0.99, 0.95, 0.4, critical_path_share=1.0,
+                   covariance_share=-0.999, tail_share=-0.999)]  # fmt: skip
+    lines = lines_of(ranking(kernels, [row("microbatch", 0.0, 1.0, 0.999, 0.999, 1.0)]))
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_mean_is_shown_where_it_is_known():
+    slow = row("rank", 0.01, 0.02, 0.02, 0.5, mean_reduction=0.49, mean_reduction_ci=[0.48, 0.5])
+    numbers = ranking(effects=[slow])
+    (line,) = (x for x in lines_of(numbers) if x.startswith("rank effect"))
+    assert "-49  -2.0 ±1.0" in line
+    assert (
+        "The rank effect costs time rather than certainty: freezing it would cut the mean by 49 % "
+        "(48 to 50 %), and the standard deviation by 2.0 %."
+    ) in findings(numbers)
+
+
+def test_run_says_what_is_of_a_step():
+    text = "\n".join(lines_of(ranking(target="time_to_train")))
+    assert "what makes the time-to-train vary" in text and "those of one step" in text
+    assert "between sets of GPUs" not in text
+
+
+# ------------------------------------------------------------------------------------ plots
+def test_plot_has_a_bar_per_cause_that_matters():
+    ax = plot_ranking(dataset())
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == ["rank effect (GPU speed)", "GEMM MLP", "dp all_gather", "optimizer"]
+    assert sorted(bar.get_width() for bar in ax.patches) == pytest.approx(
+        [0.0, 0.1, 0.35, 0.5], abs=1e-5
+    )
+    (first,) = (line for line in ax.lines if line.get_label() == "alone")
+    assert list(first.get_xdata()) == pytest.approx([0.4, 0.3, 0.1, 0.0])
+    beside = ax.figure.axes[1]
+    assert sorted(bar.get_width() for bar in beside.patches)[0] == pytest.approx(-0.5)
+    assert "frozen" in beside.get_xlabel()
+
+
+def test_plots_use_given_axes():
+    for plot in (plot_ranking, plot_interventions, plot_path):
+        ax = Figure().add_subplot()
+        assert plot(dataset(), ax) is ax
+        assert ax.figure.axes == [ax]
+    assert "cut" in plot_interventions(dataset(), intervention="cut").get_xlabel()
+
+
+def test_quick_plot_shows_the_path_instead():
+    ax = plot_ranking(dataset(quick=True))
+    assert "kernel class" in ax.figure.axes[1].get_xlabel()
+
+
+# ---------------------------------------------------------------------------------- for real
+SMALL = """
+model: {durations: {forward_s: [1.0, 1.2], backward_s: [2.0, 2.4]}}
+parallelism: {pp: 2, microbatches: 4, dp: 2}
+variability:
+  library: null
+  effects: {rank: {cv: 0.02}, step: {cv: 0.01}, residual: {cv: 0.05}}
+run: {steps: 1000}
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_a_small_job_end_to_end(run, small, tmp_path):
+    out = tmp_path / "out"
+    status, first, err = run("rank", small, "--seed", 4, "--json", "-q", "-o", out,
+                             "--intervene", "freeze,cut,speed")  # fmt: skip
+    assert status == 0, err
+    found = json.loads(first)
+    assert found["target"] == "step_time" and found["seed"] == 4
+    rows = found["kernels"] + found["effects"]
+    assert {r["name"] for r in rows} >= {"compute", "rank", "step"}
+    assert all(set(r) >= KEYS for r in rows)
+    for kind in ("kernels", "effects"):
+        totals = [r["total_order"] for r in found[kind]]
+        assert totals == sorted(totals, reverse=True)
+    assert sum(r["covariance_share"] for r in found["kernels"]) == pytest.approx(1.0)
+    assert any(line.startswith("Freezing ") for line in found["findings"])
+    assert any(line.startswith("Making ") for line in found["findings"])
+    assert json.loads((out / "summary.json").read_text()) == found
+    again = json.loads(run("rank", small, "--seed", 4, "--json", "-q", "--threads", 1,
+                           "--intervene", "freeze,cut,speed")[1])  # fmt: skip
+    assert again | {"wall_seconds": 0} == found | {"wall_seconds": 0}
+    status, text, _ = run("show", out / "result.nc")
+    assert status == 0 and max(map(len, text.splitlines())) <= WIDTH
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_job_that_does_not_vary(run, small):
+    off = ["-q"]
+    for name in ("rank", "step", "residual"):
+        off += ["--set", f"variability.effects.{name}.cv=0"]
+    for mode in (("--quick",), ()):
+        status, out, err = run("rank", small, "--seed", 1, *off, *mode)
+        assert status == 0, err
+        assert "does not vary" in out
+
+
+def test_a_run_is_ranked(run, small):
+    status, out, err = run("rank", small, "--seed", 1, "--target", "time_to_train", "-q")
+    assert status == 0, err
+    assert "time-to-train" in out
+
+
+def test_a_broken_ranking_is_told(run, tmp_path):
+    save(dataset().drop_vars("target_mean"), tmp_path / "half.nc")
+    status, _, err = run("show", tmp_path / "half.nc")
+    assert status == 2 and "half.nc" in err

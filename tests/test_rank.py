@@ -1,0 +1,289 @@
+"""Ranking: keys that redraw one input, known shares, interventions, both resolutions."""
+
+import dataclasses
+import math
+
+import naive
+import numpy as np
+import pytest
+from rank_jobs import chain, sampled, small
+
+from prism import engine, ranking
+from prism.errors import PrismError
+from prism.freezing import cut_table, freeze_effect, median_table, treat_ops
+from prism.inputs import (
+    Input,
+    partition,
+    single_class_residuals,
+    swap_keys,
+)
+from prism.job import job_from_dict
+from prism.program import make_keys, split_seed
+from prism.rank import rank, summarize_rank
+from prism.ranking import Sampler, sample_shares
+from prism.simulate import prepare, prepare_variability, run_blocks
+from prism.tables import sample_table
+from prism.variability import Treatment
+
+
+def test_mixed_keys_against_python():
+    """Residuals of three draws, written from the definition."""
+    job, seeds, w = chain(residual={"law": "gamma", "cv": 0.2}), (3, 4, 5), [0.3, 1.0]
+    program = prepare(job, 3).program
+    entry = Input("x", "kernels", weights=np.array(w))
+    times = run_blocks(program, range(2), swap_keys(entry, *seeds))[0].reshape(-1)
+    law = prepare_variability(job).residual("residual/compute")
+    table = naive.quantile_table(law)
+    kinds = [0, 1] * 4  # forward, backward of every microbatch
+    for replicate in (0, 63, 64):
+        expected = 0.0
+        for i, kind in enumerate(kinds):
+            share = w[int(program.ops.coef[np.flatnonzero(program.ops.kind == engine.DRAW)[i]])]
+            counter = (i >> 2, 0, replicate, engine.RESIDUAL)
+            words = [naive.philox4x32(counter, tuple(map(int, split_seed(s))))[i & 3]
+                     for s in seeds]  # fmt: skip
+            eps = sample_table(table, np.array(words, np.uint32)).astype(float)
+            mix = np.array([1 - share, share, math.sqrt(2 * share * (1 - share))])
+            expected += (1.0, 2.0)[kind] * (1.0 + mix @ eps)
+        assert times[replicate] == pytest.approx(expected, rel=3e-6)
+
+
+def test_swapping_everything_is_the_other_run():
+    job = small(rank={"cv": 0.02}, step={"cv": 0.01}, microbatch={"cv": 0.02},
+                call={"cv": 0.01}, residual={"cv": 0.02})  # fmt: skip
+    program = prepare(job, 1).program
+    everything = Input("all", "effects", tuple(range(9)))
+    other = run_blocks(program, range(2), 7)[0]
+    assert np.array_equal(run_blocks(program, range(2), swap_keys(everything, 1, 7, 9))[0], other)
+    whole = Input("residuals", "kernels", weights=np.ones(program.shares.shape[0]))
+    streams = tuple(set(range(9)) - {engine.RESIDUAL, engine.GLOBAL})
+    whole = dataclasses.replace(whole, streams=streams)
+    mixed = run_blocks(program, range(2), swap_keys(whole, 1, 7, 9))[0]
+    np.testing.assert_allclose(mixed, other, rtol=1e-6)
+    nothing = Input("none", "kernels", weights=np.zeros(program.shares.shape[0]))
+    base = run_blocks(program, range(2), 1)[0]
+    assert np.array_equal(run_blocks(program, range(2), swap_keys(nothing, 1, 7, 9))[0], base)
+    assert np.array_equal(run_blocks(program, range(2), make_keys(1))[0], base)
+
+
+def test_additive_chain_has_known_shares():
+    """Sum of eight ops times the step effect: variances add, but for their small product."""
+    found, _ = sampled(chain(step={"cv": 0.01}, residual={"law": "normal", "cv": 0.03}))
+    step, own = (12 * 0.01) ** 2, 4 * (1 + 4) * 0.03**2
+    for name, part in (("step", step), ("compute", own)):
+        share = part / (step + own)
+        for estimate in (found[name].first, found[name].total):
+            assert abs(estimate.value - share) < 2 * estimate.half_width
+            assert estimate.half_width <= 0.06
+
+
+def test_latest_of_two_has_its_analytic_shares():
+    """max(A1 + B1, A2 + B2) of normal A (microbatch) and B (residual).
+
+    The maximum is half of the sum and half of the absolute difference; for normal x, y of unit
+    variance and correlation r, Cov(|x|, |y|) = 2/pi (r asin r + sqrt(1 - r^2) - 1).
+    """
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 1e-9}},
+        "parallelism": {"microbatches": 1, "dp": 2},
+        "variability": {"library": None, "effects": {
+            "microbatch": {"cv": 0.01}, "residual": {"law": "normal", "cv": 0.02}}},
+    })  # fmt: skip
+    found, _ = sampled(job)
+
+    def shared(r):
+        return r / 2 + (r * math.asin(r) + math.sqrt(1 - r * r) - 1) / math.pi
+
+    whole, r = 1 - 1 / math.pi, 0.2  # 0.01^2 / (0.01^2 + 0.02^2)
+    exact = {"microbatch": r, "compute": 1 - r}
+    for name, kept in exact.items():
+        first, total = shared(kept) / whole, 1 - shared(1 - kept) / whole
+        assert total > first
+        assert abs(found[name].first.value - first) < 2 * found[name].first.half_width
+        assert abs(found[name].total.value - total) < 2 * found[name].total.half_width
+
+
+def test_agreement_with_salib_on_independent_samples():
+    """A chain's shares by SALib from its own draws of the same laws."""
+    sample = pytest.importorskip("SALib.sample.sobol", reason="oracle, in the dev extra")
+    from SALib.analyze import sobol
+
+    job = chain(m=1, step={"cv": 0.02}, microbatch={"cv": 0.03, "backward_loading": 1.0},
+                residual={"law": "normal", "cv": 0.02})  # fmt: skip
+    v = prepare_variability(job)
+    names = ["step", "microbatch", "forward", "backward"]
+    groups = ["step", "microbatch", "compute", "compute"]
+    problem = {"num_vars": 4, "names": names, "groups": groups, "bounds": [[1e-9, 1 - 1e-9]] * 4}
+    u = sample.sample(problem, 2048, calc_second_order=False, seed=1).T
+    own = v.residual("residual/compute")
+    y = v.step.ppf(u[0]) * v.microbatch.ppf(u[1]) * (own.ppf(u[2]) + 2 * own.ppf(u[3]))
+    oracle = sobol.analyze(problem, y, calc_second_order=False, seed=1)
+    found, _ = sampled(job)
+    for i, name in enumerate(("step", "microbatch", "compute")):
+        for mine, theirs in ((found[name].first, "S1"), (found[name].total, "ST")):
+            assert abs(mine.value - oracle[theirs][i]) < 0.06
+
+
+def test_shares_are_those_of_brute_force():
+    """Total order by redrawing all but one input many times over: E[Var(T | the others)]."""
+    job = small(step={"cv": 0.01}, microbatch={"cv": 0.03}, residual={"cv": 0.03})
+    found, sampler = sampled(job)
+    variance = run_blocks(sampler.program, range(200), 1)[0].var()
+    for entry in (found["microbatch"], found["gemm_mlp"]):
+        runs = [run_blocks(sampler.program, range(20), swap_keys(entry.entry, 1, 50 + k, 90))[0]
+                for k in range(12)]  # fmt: skip
+        if entry.entry.weights is not None:
+            runs = [run_blocks(sampler.program, range(20),
+                               swap_keys(entry.entry, 1, 50 + k, 90 + k))[0]
+                    for k in range(12)]  # fmt: skip
+            base = run_blocks(sampler.program, range(20), 1)[0]
+            brute = np.mean([0.5 * np.mean((base - r) ** 2) for r in runs]) / variance
+        else:
+            brute = np.var(np.stack(runs), axis=0, ddof=1).mean() / variance
+        assert brute == pytest.approx(entry.total.value, abs=2 * entry.total.half_width)
+
+
+def test_resolutions_agree():
+    effects = {"rank": {"cv": 0.01}, "step": {"cv": 0.005}, "microbatch": {"cv": 0.01},
+               "call": {"cv": 0.01}, "residual": {"cv": 0.08}}  # fmt: skip
+    op, kernel = (sampled(small(r, **effects))[0] for r in ("op", "kernel"))
+    assert op.keys() == kernel.keys()
+    for name in op:
+        a, b = op[name].total, kernel[name].total
+        assert abs(a.value - b.value) < 0.01 + 1.5 * math.hypot(a.half_width, b.half_width), name
+
+
+def test_frozen_class_agrees_between_resolutions():
+    effects = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.03},
+               "residual": {"cv": 0.05}}  # fmt: skip
+    op, kernel = (
+        {r["name"]: r for r in summarize_rank(rank(small(x, **effects), seed=2))["kernels"]}
+        for x in ("op", "kernel")
+    )
+    for name in ("gemm_mlp", "gemm_attention", "attention", "tp_all_gather"):
+        for figure in ("std_reduction", "p95_reduction"):
+            assert op[name][figure] == pytest.approx(kernel[name][figure], abs=0.04), name
+
+
+@pytest.mark.parametrize("name", ["step", "microbatch"])
+def test_frozen_effect_is_the_job_without_it_at_its_median(name):
+    effects = {"rank": {"cv": 0.02}, "step": {"cv": 0.1}, "residual": {"cv": 0.02},
+               "microbatch": {"cv": 0.1, "backward_loading": 1.0}}  # fmt: skip
+    job = chain(m=3, **effects)
+    calm = chain(m=3, **(effects | {name: {"cv": 0.0}}))
+    frozen = freeze_effect(prepare(job, 3).program, name)
+    times = run_blocks(frozen, range(4), 3)[0]
+    median = 1.0 / math.sqrt(1.01)  # of a lognormal law of mean 1
+    steady = run_blocks(prepare(calm, 3).program, range(4), 3)[0]
+    np.testing.assert_allclose(times, median * steady, rtol=1e-4)
+
+
+def test_everything_frozen_does_not_vary():
+    job = small(rank={"cv": 0.02}, step={"cv": 0.02}, microbatch={"cv": 0.03},
+                call={"cv": 0.01}, residual={"cv": 0.05})  # fmt: skip
+    step = prepare(job, 1)
+    program = treat_ops(step.program, np.ones(step.program.shares.shape[0], bool),
+                        Treatment(frozen=True))  # fmt: skip
+    times = run_blocks(program, range(2), 1)[0]
+    assert times.std() < 1e-5 * times.mean()
+
+
+def test_faster_class_saves_what_it_takes():
+    values = summarize_rank(rank(chain(residual={"cv": 0.05}), interventions=["speed"], seed=1))
+    row = values["kernels"][0]
+    assert row["p50_if_faster"] == pytest.approx(0.9 * 12, rel=0.01)
+    assert row["std_reduction_faster"] == pytest.approx(0.1, abs=1e-4)
+
+
+def test_cut_tails():
+    table = naive.quantile_table(prepare_variability(chain(residual={"cv": 0.3})).residual("x"))
+    u = np.linspace(0, 2**32 - 1, 10_001).astype(np.uint32)
+    whole, cut = sample_table(table, u), sample_table(cut_table(table, 0.95), u)
+    below = u < 0.95 * 2**32
+    assert np.array_equal(whole[below], cut[below])
+    assert cut.max() == pytest.approx(float(np.quantile(whole, 0.95)), abs=0.01)
+    assert np.ptp(sample_table(median_table(table), u)) == 0.0
+    row = summarize_rank(rank(chain(residual={"cv": 0.3}), interventions=["cut"], seed=1))
+    assert row["kernels"][0]["std_reduction_cut"] > 0.05
+
+
+def test_noisy_class_off_the_path_ranks_last():
+    """Stage 1 waits for stage 0 all the time, so its kernels may vary as they like."""
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": [1.0, 0.05], "backward_s": [2.0, 0.1]}},
+        "parallelism": {"pp": 2, "microbatches": 8, "dp": 1, "p2p": "async"},
+        "variability": {"library": None, "effects": {"residual": {"law": "normal", "cv": 0.02}}},
+    })  # fmt: skip
+    step = prepare(job, 1)
+    program = step.program
+    second = np.array([t.stage == 1 for t in step.graph.op_types])
+    shares = np.stack([~second, second], axis=1).astype(np.float32)
+    program = dataclasses.replace(program, shares=shares, classes=("busy", "waiting"))
+    seg_cv = program.low.seg_cv.copy()
+    for c in np.flatnonzero(second):  # ten times the spread of the busy stage
+        seg_cv[program.low.coef_seg[program.low.coef_seg_ptr[c]]] *= 10.0
+    program = dataclasses.replace(program, low=program.low._replace(seg_cv=seg_cv))
+    residuals = single_class_residuals(program, 1)
+    found = {s.entry.name: s for s in sample_shares(Sampler(program, 1, 2),
+                                                    partition(program, residuals))}  # fmt: skip
+    _, _, path, _ = run_blocks(program, range(2), 1, track=True)
+    assert path[:, 1].mean() < 0.05 * path[:, 0].mean()
+    assert found["waiting"].total.value < 0.05 < 0.9 < found["busy"].total.value
+
+
+def test_dataset_and_summary(monkeypatch):
+    monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
+    job = small(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
+    dataset = rank(job, seed=5)
+    for variable in dataset.data_vars.values():
+        assert {"units", "long_name"} <= set(variable.attrs)
+    values = summarize_rank(dataset)
+    assert values["target"] == "step_time"
+    for kind in ("kernels", "effects"):
+        totals = [row["total_order"] for row in values[kind]]
+        assert totals == sorted(totals, reverse=True)
+        for row in values[kind]:
+            assert row["total_order"] >= row["first_order"]
+            assert {"name", "time_share", "cv", "covariance_share", "tail_share", "std_if_frozen",
+                    "p95_if_frozen", "p95_reduction", "critical_path_share",
+                    "total_order_ci"} <= set(row)  # fmt: skip
+    for share in ("covariance_share", "tail_share", "critical_path_share", "time_share"):
+        assert sum(r[share] for r in values["kernels"]) == pytest.approx(1.0, abs=1e-12)
+    again = rank(job, seed=5, threads=1)
+    assert dataset.drop_attrs().identical(again.drop_attrs())
+
+
+def test_quick_gives_the_order_of_the_full_run():
+    """Up to classes that are close: a bound is loose where the slowest of several counts."""
+    job = small(rank={"cv": 0.01}, step={"cv": 0.01}, residual={"cv": 0.03})
+    full, quick = (summarize_rank(rank(job, quick=q, seed=6)) for q in (False, True))
+    assert full["kernels"][0]["name"] == quick["kernels"][0]["name"]
+    assert {r["name"] for r in full["kernels"][:6]} == {r["name"] for r in quick["kernels"][:6]}
+    bound = {r["name"]: r["total_order"] for r in quick["kernels"]}
+    for row in full["kernels"]:
+        assert row["total_order"] < 1.6 * bound[row["name"]] + 1e-6
+    assert all(r["std_if_frozen"] is None for r in quick["kernels"])
+
+
+def test_a_run_remembers_its_cluster():
+    """Over many steps the rank effect stays and the residuals average out."""
+    job = small(steps=100_000, rank={"cv": 0.01}, residual={"cv": 0.1}, microbatch={"cv": 0.05})
+    step, run = (
+        {r["name"]: r for r in summarize_rank(rank(job, target, seed=7))["effects"]}
+        for target in ("step_time", "time_to_train")
+    )
+    assert step["rank"]["total_order"] < 0.9 < run["rank"]["total_order"] <= 1.0 + 1e-9
+    assert run["microbatch"]["total_order"] < 0.01
+    assert run["rank"]["std_if_frozen"] < 0.3 * run["microbatch"]["std_if_frozen"]
+
+
+def test_bad_requests():
+    with pytest.raises(PrismError, match="step_time or time_to_train"):
+        rank(chain(residual={"cv": 0.1}), "loss")
+    with pytest.raises(PrismError, match="freeze, cut, speed"):
+        rank(chain(residual={"cv": 0.1}), interventions=["melt"], seed=1)
+    none = job_from_dict(chain(residual={"cv": 0.1}).model_dump(
+        exclude={"source", "name"}, exclude_none=True) | {
+        "variability": {"library": None, "dependence": "none"}})  # fmt: skip
+    with pytest.raises(PrismError, match="dependence"):
+        rank(none)
