@@ -107,10 +107,11 @@ def format_share(share: float, digits: int = 3) -> str:
 
     Examples
     --------
-    >>> format_share(0.12345), format_share(0.0), format_share(1.0)
-    ('12.3 %', '0 %', '100 %')
+    >>> format_share(0.12345), format_share(0.0), format_share(1.477, 2)
+    ('12.3 %', '0 %', '148 %')
     """
-    return f"{100.0 * share:.{digits}g} %"
+    percent = 100.0 * share
+    return f"{percent:.{digits}g} %" if abs(percent) < 99.5 else f"{percent:.0f} %"
 
 
 def format_count(count: float) -> str:
