@@ -393,7 +393,6 @@ def test_a_small_job_end_to_end(run, small, tmp_path):
     assert status == 0 and max(map(len, text.splitlines())) <= WIDTH
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_job_that_does_not_vary(run, small):
     off = ["-q"]
     for name in ("rank", "step", "residual"):
