@@ -292,6 +292,18 @@ def test_stages_that_drift_apart_are_told_from_replicas_that_drift(apart):
     assert fit.rank_step.std == pytest.approx(0.02, rel=0.25)
 
 
+def test_missing_cells_leave_a_small_residual_beside_a_large_content():
+    """Products of other cells for each pair of columns would differ by more than the residual."""
+    inside, n = 0, 60
+    for seed in range(n):
+        rng = np.random.default_rng(seed)
+        y = make_table(rng, n_replicas=8, n_steps=20, n_microbatches=4, content=0.03)
+        y[rng.random(y.shape) < 0.02] = np.nan
+        spread = fit_components(y, columns_of(2), np.arange(20)).by_op_kind["forward"]["residual"]
+        inside += spread.lo <= 0.005 <= spread.hi
+    assert inside / n > 0.78  # 3 standard errors below 90 %; 0.30 by pairs of columns
+
+
 def test_one_microbatch_is_not_counted_twice():
     rng = np.random.default_rng(4)
     y = rng.standard_normal((4, 6, 30, 1)) * 0.01

@@ -246,3 +246,18 @@ def test_one_step_is_refused_with_a_way_out():
     graph, _ = graph_of(LAYOUTS["1f1b"], Effects())
     with pytest.raises(PrismError, match="here.csv: 1 step; at least 2 are needed"):
         fit_graph(graph.select(np.arange(1)), "here.csv")
+
+
+def test_ops_placed_between_neighbours_are_replayed_but_not_measured():
+    effects = Effects(residual_sd=0.005, gap_s=0.004, missing=0.02)
+    frame, truth = make_trace(Layout(4, 2, 6, 12), effects, 3)
+    graph = build_trace_graph(as_trace(frame))
+    assert graph.placed is not None and graph.placed.any()
+    assert np.isfinite(graph.durations[graph.placed]).all()
+    np.testing.assert_allclose(replay(graph), truth.step_times, rtol=5e-3)
+    for part in (simplify(graph), graph.select(np.arange(5))):
+        crossed = crossed_table(part)
+        for c, nodes in enumerate(crossed.node):
+            for m, i in enumerate(nodes):
+                lost = part.placed[i] | ~np.isfinite(part.durations[i])
+                assert np.array_equal(np.isnan(crossed.seconds[c, :, :, m]), lost)

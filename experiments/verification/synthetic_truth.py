@@ -47,7 +47,7 @@ CASES = (
          Layout(8, 2, 4, 20),
          replace(PLAIN, missing=0.02, jitter_s=1e-5, float32=True)),
     Case("unbalanced: 3 odd steps, stages 1 to 1.6, 1 % missing, gaps", Layout(4, 3, 6, 15),
-         replace(PLAIN, missing=0.01, stage=(1.0, 1.2, 1.6), gap_s=5e-4,
+         replace(PLAIN, missing=0.01, stage=(1.0, 1.2, 1.6), gap_s=2e-3,
                  odd_steps={2: 4, 7: 5, 11: 3})),
     Case("interleaved, dp 4, pp 2, vpp 2, async", Layout(4, 2, 4, 12, "interleaved", "async", 2),
          PLAIN),

@@ -64,10 +64,13 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
     plan = _Plan(times, chains, transfers, step_s, notes)
     laying = Laying(trace.source, times, plan.lay_out(), step_s, transfers.blocking)
     laying.walk()
-    nodes = number_microbatches(laying.nodes, notes)
+    nodes, durations = number_microbatches(laying.nodes, notes), np.stack(laying.rows)
+    placed = np.zeros(durations.shape, bool)
+    for i, where in laying.placed.items():
+        placed[i] = where
     return TraceGraph(
-        nodes, np.stack(laying.rows), times.steps, measured, times.n_stages,
-        times.start.shape[1], plan.p2p, tuple(notes), plan.recorded, plan.inferred,
+        nodes, durations, times.steps, measured, times.n_stages, times.start.shape[1], plan.p2p,
+        tuple(notes), plan.recorded, plan.inferred, placed if placed.any() else None,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.pipelinetrace.groups import CLOCK_S, Barrier, joint_arrival, release
@@ -41,6 +42,7 @@ class Laying:
     blocking: bool
     nodes: list[TraceNode] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
+    placed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # [replica, step] by node
 
     def walk(self) -> None:
         """Lay all items.
@@ -99,6 +101,9 @@ class Laying:
             info.microbatch, tuple(preds),
         )  # fmt: skip
         i = self._append(node, duration)
+        if self.times.placed is not None:
+            rows = [self.times.row[k] for k in item.keys]
+            self.placed[i] = np.asarray(self.times.placed[rows].any(axis=0))
         for s in item.stages:
             self.last[s], self.ready[s] = i, left[s]
 

@@ -54,7 +54,8 @@ def simplify(graph: TraceGraph) -> TraceGraph:
         rows.append(np.where(np.isfinite(graph.durations[i]), np.maximum(row, 0.0), np.nan))
         instead.append((len(nodes),))
         nodes.append(node._replace(preds=preds))
-    return replace(graph, nodes=tuple(nodes), durations=np.stack(rows))
+    placed = None if graph.placed is None else graph.placed[~np.array(gone)]
+    return replace(graph, nodes=tuple(nodes), durations=np.stack(rows), placed=placed)
 
 
 def _start(node: TraceNode, preds: tuple[int, ...], ends: Array) -> Array:
@@ -103,7 +104,10 @@ def crossed_table(graph: TraceGraph) -> Crossed | None:
     for i, column in found.items():
         c, microbatch = columns.index(column), graph.nodes[i].microbatch
         where[c, microbatch] = i
-        seconds[c, :, :, microbatch] = graph.durations[i]
+        measured = graph.durations[i]
+        if graph.placed is not None:
+            measured = np.where(graph.placed[i], np.nan, measured)
+        seconds[c, :, :, microbatch] = measured
     seconds[~(seconds > 0.0)] = np.nan  # an op of no length is a missing one
     seen = np.isfinite(seconds)
     real = seen.any(axis=(1, 2, 3))  # columns of zeros have nothing to tell

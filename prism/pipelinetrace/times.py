@@ -51,6 +51,7 @@ class Times(NamedTuple):
     group: Index  # [key, replica] which named group it met in, -1: none or not always the same
     steps: Index
     n_stages: int
+    placed: NDArray[np.bool_] | None = None  # [key, replica, step] not recorded, see `bridge`
 
     def of(self, values: Array, key: Key) -> Array:
         """One op's times, [replica, step]."""
@@ -384,7 +385,8 @@ def bridge(times: Times, chains: list[list[Key]]) -> Times:
                 until[i - 1, r, t] + np.cumsum(gaps[:-1]) + time * (np.cumsum(share) - share)
             )
             end[rows[i : j + 1], r, t] = start[rows[i : j + 1], r, t] + time * share
-    return times._replace(start=start, end=end)
+    placed = np.isfinite(start) & ~np.isfinite(times.start)
+    return times._replace(start=start, end=end, placed=placed)
 
 
 def _runs(lost: NDArray[np.bool_]) -> Iterator[tuple[int, int, int, int]]:

@@ -59,6 +59,9 @@ class TraceGraph:
         What had to be inferred.
     edges_recorded, edges_inferred : int
         Edges between workers that ops name, and those found from coinciding times.
+    placed : bool [node, replica, step], optional
+        Ops that were not recorded, whose duration is what their neighbours leave: good for a
+        replay, no measurement.
     """
 
     nodes: tuple[TraceNode, ...]
@@ -71,6 +74,7 @@ class TraceGraph:
     notes: tuple[str, ...] = ()
     edges_recorded: int = 0
     edges_inferred: int = 0
+    placed: NDArray[np.bool_] | None = None
 
     def where(self, **fields: object) -> NDArray[np.int64]:
         """Return indices of nodes whose fields have these values."""
@@ -82,6 +86,7 @@ class TraceGraph:
         return replace(
             self, durations=self.durations[:, :, keep], steps=self.steps[keep],
             measured=self.measured[keep],
+            placed=None if self.placed is None else self.placed[:, :, keep],
         )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ Array = NDArray[np.float64]
 
 POSITION_P = 0.01
 """Positions are kept where the F-test of none has a p-value below this."""
+MOSTLY_WHOLE = 0.5
+"""Share of cells that all columns must have for the others to be left out of content."""
 EXPLAINED_ENOUGH = 0.8
 """Share of a stratum that one shared draw should carry."""
 __all__ = [
@@ -141,7 +143,9 @@ def fit_components(
     strata, notes = separable(take_apart(table))
     kinds = group_columns(columns)
     groups = column_groups(len(columns)) + list(kinds.values())
-    content, _, content_limits, residual_limits = estimate_content(strata, groups, level)
+    whole = _whole_cells(table)
+    cells = strata if whole is table else separable(take_apart(whole))[0]
+    content, _, content_limits, residual_limits = estimate_content(cells, groups, level)
     step, step_limits, memory = estimate_step(strata, numbers, groups, level)
     rank_step, cell_limits = estimate_rank_step(strata, groups, level)
     lemons, body = split_lemons(strata, columns, kinds)
@@ -187,6 +191,20 @@ def fit_components(
         step_variance_seen=memory.expected if memory else 1.0,
         warnings=tuple(notes) + _warn(by_op_kind, effects, strata),
     )
+
+
+def _whole_cells(table: Array) -> Array:
+    """Leave out cells that some column lacks, where most cells are whole.
+
+    Content and residual are told apart by a small difference of products; those of other cells
+    for each pair of columns differ by more than that.
+    """
+    seen = np.isfinite(table)
+    whole = seen.all(axis=0)
+    some = seen.any(axis=0)
+    if whole.sum() < MOSTLY_WHOLE * some.sum() or (whole == some).all():
+        return table
+    return np.asarray(np.where(whole, table, np.nan))
 
 
 def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64], level: float) -> None:
