@@ -5,6 +5,10 @@ from .fit import summarize_fit as summarize_fit
 from .job import Job as Job
 from .job import load_job as load_job
 from .library import load_library as load_library
+from .place import place as place
+from .place import summarize_place as summarize_place
+from .placement import NodeSlowdown as NodeSlowdown
+from .placement import slow_node as slow_node
 from .rank import rank as rank
 from .rank import summarize_rank as summarize_rank
 from .replay import replay as replay

@@ -8,17 +8,24 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from prism import engine
-from prism.cluster import Placement
+from prism.cluster import build_cluster
 from prism.distributions import lognormal, normal
 from prism.errors import PrismError
 from prism.job import Job
 from prism.lowering import LoweredOp, Lowerer, lowering_arrays, residual_law
 from prism.opgraph import OpType, StepGraph, nominal_duration
+from prism.placement import Placement, n_own_links, shard_size
 from prism.pooling import pool_program
-from prism.program import Bank, Program, Tables
+from prism.program import Bank, Origin, Place, Program, Tables
+from prism.siting import needs_memory, site_nodes
 from prism.variability import Variability, is_compute
+from prism.wiring import Wiring
+from prism.workload import nominal_library
+
+SPEED_DRAWS = 4096  # GPUs drawn to tell how far a shard group's slowest is from the others
 
 
 def build_program(job: Job, graph: StepGraph, variability: Variability, seed: int) -> Program:
@@ -39,20 +46,24 @@ def build_program(job: Job, graph: StepGraph, variability: Variability, seed: in
 
 
 def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
-    placement = Placement(job)
-    lowerer = Lowerer(v)
+    placement, default = Placement(job), Placement(job, _rank_order(job))
+    slowdowns = placement.slowdowns()
+    lowerer = Lowerer(
+        v, needs_memory(slowdowns), call_std=v.call.std if shard_size(job) > 1 else 0.0
+    )
     lowered = [lowerer.lower(t) for t in graph.op_types]
     tables, bank = Tables(), Bank()
     kernels = bool((graph.call >= 0).any())
-    call_std = 0.0 if kernels else v.call.std
-    member = placement.members()
-    ranks = _ranks(job, placement, v, lowerer, tables)
+    alone = kernels or shard_size(job) > 1
+    call_std = 0.0 if alone else v.call.std
+    member = default.members()
+    ranks = _ranks(default, v, lowerer, tables)
     bare = lowering_arrays(lowered, graph.op_types, member, call_std)
     op_tables, table_std = _residual_tables(lowered, graph, bare, v, call_std, tables)
     low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
     step_table = tables.optional(v.step)
-    links = _links(placement, v, graph)
-    vec, n_terms = _vectors(graph, lowered, v, tables, bank, step_table, kernels)
+    links = _links(default, v, graph)
+    vec, n_terms = _vectors(job, graph, lowered, v, tables, bank, step_table, kernels)
     stalls, quiet = _stalls(job, graph, v, tables)
     low = low._replace(quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
@@ -66,11 +77,54 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
         stage=graph.stage, busy=_busy(graph),
     )  # fmt: skip
-    return Program(
-        ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
-        stalls, tables.stack(), step_table, shares, classes, graph.n_draws,
-        1 + max(t.member for t in graph.op_types) if kernels else 1,
+    all_tables = tables.stack()
+    origin = Origin(
+        low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
+        _places(graph, lowered, default), len(all_tables), _wiring(job, v, default),
     )  # fmt: skip
+    program = Program(
+        ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
+        stalls, all_tables, step_table, shares, classes, graph.n_draws,
+        1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
+    )  # fmt: skip
+    return site_nodes(program, placement, slowdowns)
+
+
+def _rank_order(job: Job) -> NDArray[np.int64]:
+    """Every slot on the node of its number."""
+    return np.arange(-(-job.world_size // job.cluster.gpus_per_node))
+
+
+def _wiring(job: Job, v: Variability, default: Placement) -> Wiring | None:
+    """How messages travel in the default order, None where they take as long in any other."""
+    if job.model.durations is not None:
+        return None  # no messages
+    wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
+    return None if wiring.is_flat else wiring
+
+
+def _places(graph: StepGraph, lowered: list[LoweredOp], default: Placement) -> tuple[Place, ...]:
+    """Whose nodes the fixed parts of every op type wait for."""
+    members, domain = default.members(), default.job.cluster.nvlink_domain_gpus
+    n = graph.n_stages
+    is_global = np.zeros(len(lowered), bool)
+    for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
+        used = graph.op_type[lo:hi]
+        is_global[used[used >= 0]] |= bool(g)
+    places = []
+    for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
+        for part in op.parts:
+            stage = peer = op_type.stage
+            if part.group == "hop":
+                stage, peer = op_type.link, (op_type.link + 1) % n
+                far = members[:, stage] // domain != members[:, peer] // domain
+                part = part if far.any() else part._replace(role="other")
+            elif part.group == "embedding":
+                stage, peer = 0, n - 1
+            elif part.group == "world":
+                stage = peer = -1
+            places.append(Place(c, part, bool(is_global[c]), stage, peer))
+    return tuple(places)
 
 
 def _graph(graph: StepGraph) -> engine.Graph:
@@ -82,20 +136,11 @@ def _graph(graph: StepGraph) -> engine.Graph:
     )  # fmt: skip
 
 
-def _ranks(
-    job: Job, placement: Placement, v: Variability, lowerer: Lowerer, tables: Tables
-) -> engine.Ranks:
-    slow = placement.slowdowns()
-    if not 1e-3 <= slow.min() <= slow.max() <= 1e3:
-        raise PrismError(
-            f"{job.source}: cluster.node_slowdowns: expected factors between 0.001 and 1000; "
-            "a node that does not work is left out of cluster.nodes"
-        )
-    factor = np.stack([slow**loading for loading in lowerer.loadings])
+def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables) -> engine.Ranks:
     node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
     return engine.Ranks(
-        n_gpus=placement.n_gpus,
-        gpus_per_node=placement.gpus_per_node,
+        n_gpus=default.n_gpus,
+        gpus_per_node=default.gpus_per_node,
         node_weight=node_weight,
         node_table=tables.add(normal(1.0)),
         tables=np.array(
@@ -105,7 +150,7 @@ def _ranks(
             ],
             np.int32,
         ),
-        factor=np.ascontiguousarray(factor, np.float32),
+        factor=np.ones((len(lowerer.loadings), default.n_gpus), np.float32),
     )
 
 
@@ -146,6 +191,7 @@ def _residual_tables(
 
 
 def _vectors(
+    job: Job,
     graph: StepGraph,
     lowered: list[LoweredOp],
     v: Variability,
@@ -154,7 +200,12 @@ def _vectors(
     step_table: int,
     kernels: bool,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Shared-effect vector of every (op, term), and the number of terms of every op."""
+    """Shared-effect vector of every (op, term), and the number of terms of every op.
+
+    The ranks of a shard group have a microbatch each, and all wait for the slowest: the longest
+    microbatch, but for one on a faster GPU.
+    """
+    relative, n_own = _relative_speeds(job, v), n_own_links(job)
     call_table = tables.optional(v.call) if kernels else -1
     width = max(len(op.terms) for op in lowered)
     vec = np.zeros((graph.kind.size, width), np.int32)
@@ -167,7 +218,7 @@ def _vectors(
         op_type, op = graph.op_types[graph.op_type[i]], lowered[graph.op_type[i]]
         n_terms[i] = len(op.terms)
         for t, term in enumerate(op.terms):
-            mb_table = tables.optional(v.microbatch, term.mb_loading)
+            mb_table = tables.largest(v.microbatch, term.mb_loading, relative)
             called = call_table if term.compute and graph.call[i] >= 0 else -1
             vec[i, t] = bank.add(
                 -1 if term.frozen else step_table,
@@ -175,21 +226,41 @@ def _vectors(
                 int(graph.microbatch[i]) if mb_table >= 0 else 0,
                 called,
                 int(graph.call[i]) if called >= 0 else -1,
-                _link_of(op_type, graph.n_stages) if congested and not term.frozen else -1,
+                _link_of(op_type, graph.n_stages, n_own) if congested and not term.frozen else -1,
                 int(is_global[i]),
             )
     return vec, n_terms
 
 
-def _link_of(op_type: OpType, n_stages: int) -> int:
+def _relative_speeds(job: Job, v: Variability) -> NDArray[np.float64]:
+    """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
+    n, each, gpus = (
+        shard_size(job),
+        job.parallelism.tp * job.parallelism.cp,
+        job.cluster.gpus_per_node,
+    )
+    if n == 1 or v.rank.std == 0.0:
+        return np.ones((1, n))
+    rng = np.random.Generator(np.random.Philox(0))
+    draws = max(16, SPEED_DRAWS // (n * each))
+    own = rng.standard_normal((draws, n * each))
+    node = np.repeat(rng.standard_normal((draws, -(-n * each // gpus))), gpus, axis=1)
+    z = np.sqrt(v.node_share) * node[:, : n * each] + np.sqrt(1.0 - v.node_share) * own
+    x = v.rank.ppf(ndtr(z)).reshape(draws, n, each).max(axis=2)
+    return np.asarray(x / x.max(axis=1, keepdims=True))
+
+
+def _link_of(op_type: OpType, n_stages: int, n_own: int) -> int:
     """Link of a collective, as `Placement.link_leaves` numbers them; -1: on NVLink, or none."""
     c = op_type.collective
     if c is None or is_compute(c.kernel_class) or c.kernel_class.startswith("tp_"):
         return -1
     if op_type.link >= 0:
         return op_type.link
-    named = {"world_all_reduce": 2 * n_stages, "embedding_all_reduce": 2 * n_stages + 1}
-    return named.get(c.kernel_class, n_stages + op_type.stage)
+    if c.group == "shard":
+        return n_stages + op_type.stage
+    named = {"world": n_own + n_stages, "embedding": n_own + n_stages + 1}
+    return named.get(c.group, n_own + op_type.stage)
 
 
 def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
@@ -198,9 +269,9 @@ def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Lin
     lo, hi = placement.link_leaves(graph.n_stages)
     mean = 1.0 + p * (factor - 1.0) if congested else 1.0
     return engine.Links(
-        np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32), graph.n_stages,
-        placement.n_leaves if congested else 0, p if congested else 0.0, 1.0 / mean,
-        factor / mean if congested else 1.0,
+        np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32),
+        n_own_links(placement.job), placement.n_leaves if congested else 0,
+        p if congested else 0.0, 1.0 / mean, factor / mean if congested else 1.0,
     )  # fmt: skip
 
 
@@ -251,7 +322,7 @@ def _stalls(
 
 def _entities(job: Job, entity: str) -> float:
     """Ranks or nodes of one (replica, stage) group; a group within one node has that node."""
-    members = job.parallelism.tp * job.parallelism.cp
+    members = job.parallelism.tp * job.parallelism.cp * shard_size(job)
     return members if entity == "rank" else max(1.0, members / job.cluster.gpus_per_node)
 
 

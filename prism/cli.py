@@ -15,6 +15,7 @@ import prism as package
 from prism.errors import PrismError
 from prism.options import Duration, Factors, KeyValue, common_options
 from prism.outputs import tell_warnings, write_folder
+from prism.placecommand import place
 from prism.rankcommand import rank
 from prism.terminal import answer, progress_line
 from prism.tracecommands import fit, replay, validate
@@ -139,7 +140,7 @@ def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:
     return axes
 
 
-for _command in (fit, replay, validate, rank):
+for _command in (fit, replay, validate, rank, place):
     prism.add_command(_command)
 
 

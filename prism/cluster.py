@@ -1,9 +1,9 @@
-"""The machine: devices, link tiers, where ranks sit, and how long a message takes.
+"""The machine: devices, link tiers, and how long a message takes in the default order of ranks.
 
-Ranks are placed in Megatron's order tp-cp-ep-dp-pp: a tp group has neighbouring GPUs, pipeline
-stages are farthest apart. A transfer takes a latency and its bytes over the slowest link of the
-group. Left out: contention between groups, adaptive routing, a topology inside a leaf; congestion
-is an effect (see `prism.variability`), not a property of the machine.
+A transfer takes a latency and its bytes over the slowest link of the group. Where ranks sit is
+`prism.placement`'s, and what another order costs `prism.wiring`'s. Left out: contention between
+groups, adaptive routing, a topology inside a leaf; congestion is an effect (see
+`prism.variability`), not a property of the machine.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.placement import Group, rank_strides, shard_size
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from prism.job import Job
     from prism.library import Library
 
@@ -80,33 +80,6 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Ranks first, first + stride, ... that communicate; several such runs, outer_stride apart."""
-
-    inner: int
-    stride: int
-    outer: int = 1
-    outer_stride: int = 1
-
-    @property
-    def n_ranks(self) -> int:
-        """Members of the group."""
-        return self.inner * self.outer
-
-    def members_within(self, n_gpus: int) -> int:
-        """Members among `n_gpus` neighbouring GPUs, for the least favourably placed group.
-
-        Blocks of ``inner * stride`` ranks follow each other; where a block does not divide the
-        domain (or is not a multiple of it) some group lies across a border, and its smaller part
-        counts.
-        """
-        inner = max(1, math.gcd(n_gpus, self.inner * self.stride) // self.stride)
-        if inner < self.inner or self.outer == 1:
-            return inner
-        return inner * max(1, math.gcd(n_gpus, self.outer * self.outer_stride) // self.outer_stride)
-
-
-@dataclass(frozen=True)
 class Cluster:
     """Links between GPUs and the job's layout on them; times of messages follow.
 
@@ -120,6 +93,8 @@ class Cluster:
         The job's layout.
     stage_stride, replica_stride : int
         Ranks from a stage to the next, and from a replica to the next.
+    shard_size : int
+        Data-parallel ranks of a shard group (hsdp), which are neighbours.
     """
 
     device: Device
@@ -135,18 +110,22 @@ class Cluster:
     vpp_size: int
     stage_stride: int
     replica_stride: int
+    shard_size: int = 1
 
     def group(self, name: str) -> Group:
-        """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding`` or ``world``.
+        """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding``, ``world``...
 
         ``dp_cp`` shares a stage's parameters: dp_size x cp_size ranks, ep inside dp.
-        ``embedding`` is the first and the last stage of a pipeline.
+        With hsdp ``shard`` does, and ``replicas`` joins those of all shard groups that hold the
+        same part. ``embedding`` is the first and the last stage of a pipeline.
         """
         tp, cp, dp, pp = self.tp_size, self.cp_size, self.dp_size, self.pp_size
         groups = {
             "tp": Group(tp, 1),
             "cp": Group(cp, tp),
             "dp_cp": Group(cp, tp, dp, self.replica_stride),
+            "shard": Group(cp, tp, self.shard_size, self.replica_stride),
+            "replicas": Group(dp // self.shard_size, self.shard_size * self.replica_stride),
             "embedding": Group(min(2, pp), self.stage_stride * max(1, pp - 1)),
             "world": Group(tp * cp * dp * pp, 1),
         }
@@ -189,16 +168,30 @@ class Cluster:
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
         inside = min(group.n_ranks, group.members_within(self.nvlink_gpus))
-        across = math.ceil(group.n_ranks / inside)
+        phases = 2.0 if op_kind == "all_reduce" else 1.0
+        return phases * self.ring_time(n_bytes, group.n_ranks, inside, self._pod_factor(group))
+
+    def ring_time(self, n_bytes: float, n_ranks: int, inside: int, pod_factor: float) -> float:
+        """Duration of an all-gather or a reduce-scatter [s], see `collective_time`.
+
+        Parameters
+        ----------
+        n_bytes : float
+            Size of the whole buffer on one rank [byte].
+        n_ranks, inside : int
+            Members of the group, and those of them in one NVLink domain.
+        pod_factor : float
+            How many times slower the network is for leaving a pod [1].
+        """
+        across = math.ceil(n_ranks / inside)
         latency = self.nvlink.latency_s * math.ceil(math.log2(inside))
         nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
         network_s = 0.0
         if across > 1:
             latency += self.network.latency_s * math.ceil(math.log2(across))
-            rate = self.network.bytes_per_s / self._pod_factor(group)
+            rate = self.network.bytes_per_s / pod_factor
             network_s = n_bytes / inside * (across - 1) / across / rate
-        phases = 2.0 if op_kind == "all_reduce" else 1.0
-        return phases * (latency + max(nvlink_s, network_s))
+        return latency + max(nvlink_s, network_s)
 
     def transfer_time(self, n_bytes: float) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
@@ -226,18 +219,26 @@ class Cluster:
         out = source // self.pod_gpus != sink // self.pod_gpus
         share = min(1.0, self.stage_stride / self.pod_gpus)
         slow = max(1.0, self.oversubscription * share)
-        network_s = self.network.latency_s + n_bytes / self.network.bytes_per_s * np.where(
-            out, slow, 1.0
-        )
+        return float(self.hop_time(n_bytes, near, np.where(out, slow, 1.0)).mean())
+
+    def hop_time(
+        self, n_bytes: float, near: NDArray[np.bool_], slow: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Duration of transfers [s]: over NVLink where near, else over the network, slow times."""
+        network_s = self.network.latency_s + n_bytes / self.network.bytes_per_s * slow
         nvlink_s = self.nvlink.latency_s + n_bytes / self.nvlink.bytes_per_s
-        return float(np.where(near, nvlink_s, network_s).mean())
+        return np.where(near, nvlink_s, network_s)
 
     def _pod_factor(self, group: Group) -> float:
-        """How many times slower a group's network is for leaving its pod."""
-        members = group.members_within(self.pod_gpus)
-        if members >= group.n_ranks:
+        """How many times slower a group's network is for leaving its pod.
+
+        Groups of a kind lie side by side and share a pod's way out, so what counts is how many
+        members a group has in a pod in the mean, also where that is no whole number.
+        """
+        if group.members_within(self.pod_gpus) >= group.n_ranks:
             return 1.0
-        return max(1.0, self.oversubscription / members)
+        apart = group.stride if group.outer == 1 else group.outer_stride / group.inner
+        return max(1.0, self.oversubscription / max(1.0, self.pod_gpus / apart))
 
 
 def build_cluster(job: Job, library: Library) -> Cluster:
@@ -280,20 +281,8 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         vpp_size=layout.vpp,
         stage_stride=stage_stride,
         replica_stride=replica_stride,
+        shard_size=shard_size(job),
     )
-
-
-def rank_strides(job: Job) -> tuple[int, int]:
-    """Ranks from a stage to the next and from a replica to the next, by the job's rank order.
-
-    ``megatron`` is tp-cp-dp-pp: the replicas of a stage are neighbours. ``tp-cp-pp-dp`` keeps the
-    stages of a replica together, as Llama 3 does (arXiv:2407.21783, section 3.3.2).
-    """
-    layout = job.parallelism
-    group = layout.tp * layout.cp
-    if job.cluster.placement == "tp-cp-pp-dp":
-        return group, group * layout.pp
-    return group * layout.dp, group
 
 
 def find_device(name: str) -> Device:
@@ -302,97 +291,6 @@ def find_device(name: str) -> Device:
     if device is None:
         raise PrismError(f"cluster: unknown device {name!r}; expected one of {', '.join(DEVICES)}")
     return device
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which GPU does what, under the job's rank order: GPU = rank, node = rank // gpus_per_node.
-
-    The rank of (stage, dp_rank, tp_cp_rank) is
-    ``stage * stage_stride + dp_rank * replica_stride + tp_cp_rank``, see `rank_strides`.
-    """
-
-    job: Job
-
-    @property
-    def gpus_per_node(self) -> int:
-        """GPUs of one node."""
-        return int(self.job.cluster.gpus_per_node)
-
-    @property
-    def n_nodes(self) -> int:
-        """Nodes of the cluster; as many as the job needs where it does not say."""
-        return int(self.job.cluster.nodes or math.ceil(self._world / self.gpus_per_node))
-
-    @property
-    def n_gpus(self) -> int:
-        """GPUs of the cluster, used or not."""
-        return self.n_nodes * self.gpus_per_node
-
-    @property
-    def n_leaves(self) -> int:
-        """Leaf switches of the cluster."""
-        return math.ceil(self.n_nodes / self.job.cluster.leaf_nodes)
-
-    def members(self) -> NDArray[np.int32]:
-        """GPUs of every group, int32 [replica, stage, member]; members are tp x cp ranks."""
-        layout = self.job.parallelism
-        stage_stride, replica_stride = rank_strides(self.job)
-        replicas = np.arange(layout.dp, dtype=np.int32)[:, None, None] * replica_stride
-        stages = np.arange(layout.pp, dtype=np.int32)[:, None] * stage_stride
-        group = np.arange(layout.tp * layout.cp, dtype=np.int32)
-        return np.ascontiguousarray(replicas + stages + group, np.int32)
-
-    def slowdowns(self) -> NDArray[np.float64]:
-        """Known slowdown of every GPU from the job's ``node_slowdowns`` [gpu]."""
-        slow = np.ones(self.n_nodes)
-        for node, factor in self.job.cluster.node_slowdowns.items():
-            slow[node] = factor
-        return np.repeat(slow, self.gpus_per_node)
-
-    def link_leaves(self, n_stages: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Leaf switches that each link touches.
-
-        Returns
-        -------
-        lo, hi : ndarray of int32 [replica, link, 2]
-            Two ranges lo <= leaf < hi. Link s < n_stages goes from stage s to the next (the last
-            stage: to the first if there are several chunks, else to the one before). Later links
-            touch the ranges of all replicas together: n_stages + s joins the replicas of stage s,
-            2 n_stages the whole job, 2 n_stages + 1 the first and the last stage. Ranges are
-            empty where the message stays within an NVLink domain.
-        """
-        layout = self.job.parallelism
-        lo = np.zeros((layout.dp, 2 * n_stages + 2, 2), np.int32)
-        hi = np.zeros_like(lo)
-        members = self.members()
-        first, last = members[:, :, 0], members[:, :, -1]
-        domain = self.job.cluster.nvlink_domain_gpus
-        for s in range(n_stages):
-            peer = s + 1 if s + 1 < n_stages else (0 if layout.vpp > 1 else n_stages - 2)
-            if n_stages > 1:
-                far = (first[:, s] // domain != first[:, peer] // domain)[:, None]
-                ends = [s, peer]
-                lo[:, s] = np.where(far, self._leaf(first[:, ends]), 0)
-                hi[:, s] = np.where(far, self._leaf(last[:, ends]) + 1, 0)
-            group = Group(layout.cp, layout.tp, layout.dp, rank_strides(self.job)[1])
-            if group.members_within(domain) < group.n_ranks:
-                lo[:, n_stages + s, 0] = self._leaf(first[:, s])
-                hi[:, n_stages + s, 0] = self._leaf(last[:, s]) + 1
-        if np.any(first[:, 0] // domain != first[:, -1] // domain):
-            lo[:, -1], hi[:, -1] = self._leaf(first[:, [0, -1]]), self._leaf(last[:, [0, -1]]) + 1
-        if Group(self._world, 1).members_within(domain) < self._world:
-            hi[:, 2 * n_stages, 0] = self._leaf(last.max()) + 1
-        return lo, hi
-
-    @property
-    def _world(self) -> int:
-        layout = self.job.parallelism
-        return int(layout.tp * layout.cp * layout.dp * layout.pp)
-
-    def _leaf(self, gpu: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Leaf switch of a GPU."""
-        return gpu // self.gpus_per_node // self.job.cluster.leaf_nodes
 
 
 def _link(job: Job, library: Library, tier: str, bytes_per_s: float, latency_s: float) -> Link:

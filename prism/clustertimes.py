@@ -29,17 +29,27 @@ def cluster_times(program: Program, clusters: range, seed: int, threads: int = 1
     threads : int
     """
     batches = [clusters[i : i + engine.LANES] for i in range(0, len(clusters), engine.LANES)]
-    step = _quiet_step(program)
+    step = quiet_step(program)
     with ThreadPoolExecutor(max_workers=threads) as pool:
         parts = list(pool.map(lambda batch: _run_batch(program, step, batch, seed), batches))
     return np.concatenate([*parts, np.zeros(0, np.float32)])
 
 
-def _quiet_step(program: Program) -> engine.Step:
-    """Arrays of a step whose ops each take their coefficient's vector, whole."""
-    ops = program.ops
-    quiet = ops._replace(vec=ops.coef[:, None].copy(), n_terms=np.ones_like(ops.n_terms))
-    return program.arrays(track=False)._replace(ops=quiet)
+def quiet_step(program: Program) -> engine.Step:
+    """Arrays of a step whose ops each take their coefficient's vector, whole; see `run_lanes`.
+
+    Ops that some replicas skip have a further coefficient per vector, and its `Bank.skipped`.
+    """
+    ops, bank, n = program.ops, program.bank, program.low.call_cv.shape[0]
+    coef = ops.coef.copy()
+    if bank.skipped.shape[0]:
+        some = np.flatnonzero(bank.skipped.any(axis=0))
+        own = (ops.kind == engine.DRAW) & np.isin(ops.vec[:, 0], some)
+        coef[own] = n + np.searchsorted(some, ops.vec[own, 0])
+        whole = np.zeros((bank.skipped.shape[0], n), np.uint8)
+        bank = bank._replace(skipped=np.concatenate([whole, bank.skipped[:, some]], axis=1))
+    quiet = ops._replace(coef=coef, vec=ops.coef[:, None].copy(), n_terms=np.ones_like(ops.n_terms))
+    return program.arrays(track=False)._replace(ops=quiet, bank=bank)
 
 
 def _durations(program: Program, clusters: range, seed: int) -> Lanes:
@@ -59,8 +69,28 @@ def _durations(program: Program, clusters: range, seed: int) -> Lanes:
 
 
 def _run_batch(program: Program, step: engine.Step, clusters: range, seed: int) -> Lanes:
-    graph, durations = program.graph, _durations(program, clusters, seed)
-    shape = durations.shape[:2]
+    return run_lanes(step, _durations(program, clusters, seed))[: len(clusters)]
+
+
+def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
+    """Run a quiet step whose ops take other durations in every lane.
+
+    Parameters
+    ----------
+    step : engine.Step
+        From `quiet_step`.
+    durations : float32 [replica, coef, lane]
+        Seconds; as many replicas as are given are run, and ops over replicas take the first's.
+
+    Returns
+    -------
+    float32 [lane]
+        Step times [s].
+    """
+    graph, shape, skipped = step.graph, durations.shape[:2], step.bank.skipped
+    done = 1.0 - skipped if skipped.shape[0] else np.ones(shape)
+    graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
+    step = step._replace(graph=graph)
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     lanes = engine.LANES
     work = engine.Work(
@@ -71,7 +101,7 @@ def _run_batch(program: Program, step: engine.Step, clusters: range, seed: int) 
         drawn=np.empty(graph.n_stages, np.int64),
         base=np.empty(lanes, np.float32), zeros=np.zeros(lanes, np.float32),
         noise=np.empty(lanes, np.float32), vectors=durations,
-        coef_a=np.ones((*shape, 1), np.float32), coef_r=np.zeros(shape, np.float32),
+        coef_a=done[:, :, None].astype(np.float32), coef_r=np.zeros(done.shape, np.float32),
         ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
         ev_delay=np.zeros(0, np.float32), other=np.zeros((2, 2), np.uint32),
         mix=np.zeros((0, 3), np.float32),
@@ -87,4 +117,4 @@ def _run_batch(program: Program, step: engine.Step, clusters: range, seed: int) 
                 own = work._replace(vectors=durations[r : r + 1])
                 engine.run_phase(step, own, phase, r, r + 1, 0, key, key, 0)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
-    return work.state[final, : len(clusters)]
+    return np.array(work.state[final])

@@ -30,7 +30,7 @@ QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
-RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL = range(9)
+RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, SLOW = range(10)
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 
@@ -76,13 +76,15 @@ class Bank(NamedTuple):
     link: np.ndarray  # int32[vector], -1: none
     is_global: np.ndarray  # uint8[vector]
     n_microbatches: int
+    skipped: np.ndarray = np.zeros((0, 0), np.uint8)  # [replica, vector] 1: no time in that
+    # replica; without rows none is
 
 
 class Links(NamedTuple):
-    """Congestion of leaf switches; a link is hit if any leaf of its two ranges is."""
+    """Congestion of leaf switches; a link is hit if any leaf of its ranges is."""
 
-    leaf_lo: np.ndarray  # int32[replica, link, 2]
-    leaf_hi: np.ndarray  # int32[replica, link, 2]
+    leaf_lo: np.ndarray  # int32[replica, link, range]
+    leaf_hi: np.ndarray  # int32[replica, link, range]
     n_own: int  # links before this one are a replica's own, later ones join all replicas
     n_leaves: int
     probability: float
@@ -91,7 +93,10 @@ class Links(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Persistent speed of GPUs: one copula draw, one table per loading."""
+    """Persistent speed of GPUs: one copula draw, one table per loading.
+
+    A slow node may have a spread of its own, which multiplies the factors of its GPUs.
+    """
 
     n_gpus: int
     gpus_per_node: int
@@ -99,6 +104,29 @@ class Ranks(NamedTuple):
     node_table: int  # quantile table of a standard normal
     tables: np.ndarray  # int32[loading] quantile tables of x ** loading, -1: constant
     factor: np.ndarray  # float32[loading, gpu] fixed slowdowns (hot nodes)
+    spread_node: np.ndarray = np.zeros(0, np.int32)  # [slow node]
+    spread_table: np.ndarray = np.zeros((0, 0), np.int32)  # [slow node, loading], -1: constant
+
+
+class Parts(NamedTuple):
+    """Fixed seconds of ops that the slowest GPU of a group stretches.
+
+    A part's group is that of `stage` and `peer` in its replica, or in all of them.
+    """
+
+    coef: np.ndarray  # int32[part]
+    loading: np.ndarray  # int32[part] whose x stretches it
+    shared: np.ndarray  # uint8[part] 1: the groups of all replicas
+    stage: np.ndarray  # int32[part], -1: all stages
+    peer: np.ndarray  # int32[part]
+    mean: np.ndarray  # float64[row, part, term] seconds, in `Lowering.fixed_mean` already
+    var: np.ndarray  # float64[row, part] s^2, in `Lowering.fixed_var` already
+
+
+NO_PARTS = Parts(
+    np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int32),
+    np.zeros(0, np.int32), np.zeros((1, 0, 0)), np.zeros((1, 0)),
+)  # fmt: skip
 
 
 class Lowering(NamedTuple):
@@ -121,6 +149,7 @@ class Lowering(NamedTuple):
     call_cv: np.ndarray  # float64[coef, term] call effect, lowered into the residual
     table_std: np.ndarray  # float64[coef] std of the residual table
     quiet: np.ndarray  # float64[coef] multiplier of compute between stalls
+    parts: Parts = NO_PARTS
 
 
 class Stalls(NamedTuple):
@@ -334,6 +363,14 @@ def draw_ranks(ranks, tables, cluster, k0, k1, words, x):
                 if ranks.tables[j] >= 0:
                     value *= np.float32(1.0) + lookup(tables, ranks.tables[j], u)
                 x[j, gpu] = value
+    for i in range(ranks.spread_node.shape[0]):
+        node = ranks.spread_node[i]
+        philox_lanes(cluster, 0, node, SLOW, k0, k1, words)
+        for j in range(n_loadings):
+            if ranks.spread_table[i, j] >= 0:
+                value = np.float32(1.0) + lookup(tables, ranks.spread_table[i, j], words[0, 0])
+                for gpu in range(node * ranks.gpus_per_node, (node + 1) * ranks.gpus_per_node):
+                    x[j, gpu] *= value
 
 
 @njit(cache=True, nogil=True)
@@ -343,13 +380,47 @@ def _segment_moments(means, cv, cdf, table, segment, gpus, x, scratch):
     top = 0.0
     for i in range(n):
         total = 0.0
-        for j in range(x.shape[0]):
+        for j in range(means.shape[1]):
             total += means[segment, j] * x[j, gpus[i]]
         scratch[i] = total
         top = max(top, total)
     if n > 1 and cv > 0.0:
         return group_max(scratch[:n], cv, cdf[table])
     return top, (top * cv) ** 2
+
+
+@njit(cache=True, nogil=True)
+def _slowest(member, x, loading, first, last, stage):
+    """Largest x of the groups of a stage (-1: of all) of some replicas."""
+    top = np.float32(0.0)
+    lo, hi = (0, member.shape[1]) if stage < 0 else (stage, stage + 1)
+    for r in range(first, last):
+        for s in range(lo, hi):
+            for m in range(member.shape[2]):
+                top = max(top, x[loading, member[r, s, m]])
+    return top
+
+
+@njit(cache=True, nogil=True)
+def _stretch_parts(low, x, replica, slow, mean, var):
+    """Seconds [coef, term] and variance [coef] that slow GPUs add to a replica's fixed parts.
+
+    slow[part] keeps from the first replica how slow the groups of all of them are.
+    """
+    parts, n_replicas = low.parts, low.member.shape[0]
+    row = replica % parts.mean.shape[0]
+    mean[:], var[:] = 0.0, 0.0
+    for p in range(parts.coef.shape[0]):
+        if replica == 0 or not parts.shared[p]:
+            first, last = (0, n_replicas) if parts.shared[p] else (replica, replica + 1)
+            slow[p] = _slowest(low.member, x, parts.loading[p], first, last, parts.stage[p])
+            if parts.peer[p] != parts.stage[p]:
+                peer = _slowest(low.member, x, parts.loading[p], first, last, parts.peer[p])
+                slow[p] = max(slow[p], peer)
+        c = parts.coef[p]
+        for t in range(mean.shape[1]):
+            mean[c, t] += parts.mean[row, p, t] * (slow[p] - 1.0)
+        var[c] += parts.var[row, p] * (slow[p] ** 2 - 1.0)
 
 
 @njit(cache=True, nogil=True)
@@ -368,13 +439,22 @@ def lower_groups(low, x, coef_a, coef_r):
     seg_var = np.empty(n_segments)
     stamp = np.full(n_segments, -1, np.int64)
     term = np.empty(n_terms)
+    n_parts = low.parts.coef.shape[0]
+    slow, n_stretched = np.empty(n_parts), n_coefs if n_parts > 0 else 0
+    more, more_var = np.empty((n_stretched, n_terms)), np.empty(n_stretched)
     for replica in range(n_replicas):
         row = replica % low.fixed_mean.shape[0]
+        if n_parts > 0:
+            _stretch_parts(low, x, replica, slow, more, more_var)
         for c in range(n_coefs):
             stage = low.coef_stage[c]
             for t in range(n_terms):
                 term[t] = low.fixed_mean[row, c, t]
             var = low.fixed_var[row, c]
+            if n_parts > 0:
+                var += more_var[c]
+                for t in range(n_terms):
+                    term[t] += more[c, t]
             for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
                 s = low.coef_seg[e]
                 who = low.coef_member[c]
@@ -424,14 +504,14 @@ def _link_lanes(links, regimes, replica, link, out):
         first, last = 0, links.leaf_lo.shape[0]
     touched = 0
     for r in range(first, last):
-        for side in range(2):
+        for side in range(links.leaf_lo.shape[2]):
             touched += links.leaf_hi[r, link, side] - links.leaf_lo[r, link, side]
     if touched == 0:
         return
     for lane in range(LANES):
         hit = False
         for r in range(first, last):
-            for side in range(2):
+            for side in range(links.leaf_lo.shape[2]):
                 for leaf in range(links.leaf_lo[r, link, side], links.leaf_hi[r, link, side]):
                     hit = hit or regimes[leaf, lane]
         out[lane] *= np.float32(links.congested if hit else links.quiet)
@@ -452,6 +532,9 @@ def fill_bank(step, regimes, step_words, is_global, replica, lane0, key, vectors
     row = replica % bank.step_table.shape[0]
     for v in range(bank.mb.shape[0]):
         if bank.is_global[v] != is_global:
+            continue
+        if bank.skipped.shape[0] > 0 and bank.skipped[replica, v]:
+            vectors[v] = np.float32(0.0)
             continue
         for lane in range(LANES):
             vectors[v, lane] = np.float32(1.0)

@@ -24,11 +24,12 @@ from prism.jobblocks import (
     RunBlock,
     VariabilityBlock,
 )
-from prism.jobcheck import Blocks, auto_split, find_problems
+from prism.jobcheck import Blocks, find_problems
 from prism.jobeffects import Effects
 from prism.jobfile import KeyPath, Layer, display_path, load_layers, resolve_path, shipped_jobs
 from prism.jobmessages import by_line, concludes_from, message, unknown_key, validate_block
 from prism.jobvalues import parse_duration
+from prism.layersplit import auto_split
 
 __all__ = [
     "PRESETS",

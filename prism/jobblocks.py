@@ -18,10 +18,12 @@ from prism.jobvalues import (
     Count,
     Date,
     Duration,
+    Hosts,
     NonNegative,
     Positive,
     Seconds,
     Size,
+    Slowdown,
     Split,
     integral,
 )
@@ -128,11 +130,17 @@ class ParallelismBlock(Block):
     data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = Field(
         "none",
         description="How replicas share gradients and parameters [ddp if dp > 1, else none]; "
-        "zero2 and hsdp are not modelled yet.",
+        "zero2 is not modelled yet.",
+    )
+    shard_size: Count | None = Field(
+        None,
+        description="hsdp: data-parallel ranks that hold one copy of the parameters between them "
+        "[those of an NVLink domain].",
     )
     reshard_after_forward: StrictBool = Field(
         True,
-        description="fsdp: gather parameters again before backward [false if pp > 1, else true].",
+        description="fsdp, hsdp: gather parameters again before backward [false if pp > 1, else "
+        "true].",
     )
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] = Field(
         "1f1b",
@@ -228,8 +236,16 @@ class ClusterBlock(Block):
     )
     leaf_nodes: Count = Field(16, description="Nodes under one leaf switch.")
     links: Links = Field(Links(), description="Links by tier, where they differ from the device's.")
-    node_slowdowns: dict[Annotated[int, Field(ge=0)], Positive] = Field(
-        {}, description="Known slow nodes: {node index: factor on compute durations}."
+    node_slowdowns: dict[Annotated[int, Field(ge=0)], Slowdown] = Field(
+        {},
+        description="Known slow nodes: {node index: factor on compute durations}, or factors by "
+        "kind: {node index: {network: 1.5}}.",
+    )
+    hosts: Hosts = Field(
+        None,
+        description="The node that takes each slot of gpus_per_node ranks, in rank order: a list "
+        "of node indices, or a placement file of `prism place`; nodes without a slot are spares "
+        "[the rank order itself].",
     )
     placement: Literal["megatron", "tp-cp-pp-dp"] = Field(
         "megatron",

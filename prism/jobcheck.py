@@ -1,8 +1,7 @@
 """What must hold between the keys of a job, and what is legal but not modelled yet.
 
 Each check is a generator of problems, given the blocks that were valid by themselves, so that
-all mistakes of a file are reported at once. The rule that divides layers over
-model chunks stands here too, because a bad division must be answered with a good one.
+all mistakes of a file are reported at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, lcm
 from typing import NamedTuple
+
+import numpy as np
 
 from prism.jobblocks import (
     DEVICE_LIBRARY,
@@ -22,6 +23,8 @@ from prism.jobblocks import (
     VariabilityBlock,
 )
 from prism.jobfile import near
+from prism.jobvalues import hosts_problem
+from prism.layersplit import auto_split, valid_split
 
 
 class Problem(NamedTuple):
@@ -44,49 +47,6 @@ class Blocks:
 
 
 # -------------------------------------------------------------------------------- layer splits
-def auto_split(n_layers: int, n_chunks: int) -> tuple[int, ...] | None:
-    """Divide layers over model chunks evenly, or with one fewer at both ends.
-
-    Parameters
-    ----------
-    n_layers : int
-        Transformer layers.
-    n_chunks : int
-        Model chunks, pp * vpp.
-
-    Returns
-    -------
-    tuple of int, or None
-        Layers of each chunk in virtual-stage order; None if neither rule divides them.
-
-    Notes
-    -----
-    The embedding and the loss count as one layer each where that makes the chunks equal, as
-    Llama 3 405B has one layer fewer on the first and on the last stage (arXiv:2407.21783,
-    section 3.3.2).
-
-    Examples
-    --------
-    >>> auto_split(126, 8)
-    (15, 16, 16, 16, 16, 16, 16, 15)
-    >>> auto_split(80, 3) is None
-    True
-    """
-    if n_layers % n_chunks == 0:
-        return (n_layers // n_chunks,) * n_chunks
-    if n_chunks > 1 and (n_layers + 2) % n_chunks == 0:
-        each = (n_layers + 2) // n_chunks
-        return (each - 1, *(each,) * (n_chunks - 2), each - 1)
-    return None
-
-
-def valid_split(n_layers: int, n_chunks: int) -> list[int]:
-    """Return the evenest division, the ends (embedding, loss) getting the smaller shares."""
-    each, extra = divmod(n_layers, n_chunks)
-    first = (n_chunks - extra) // 2
-    return [each + (first <= i < first + extra) for i in range(n_chunks)]
-
-
 def _shown(split: list[int] | tuple[int, ...]) -> str:
     return "[" + ", ".join(str(n) for n in split) + "]"
 
@@ -224,8 +184,8 @@ def _check_sizes(b: Blocks) -> Iterator[Problem]:
             yield Problem("cluster.nodes", ("cluster.nodes", "model.durations"), text)
         return
     gpus = c.nodes * c.gpus_per_node
-    if world == gpus:
-        return
+    if world == gpus or (c.hosts is not None and world < gpus):
+        return  # with a map of hosts, nodes that it leaves out are spares
     ways = []
     replica = p.tp * p.cp * p.pp
     if gpus % replica == 0:
@@ -255,6 +215,13 @@ def _check_cluster(b: Blocks) -> Iterator[Problem]:
             key = f"cluster.node_slowdowns.{node}"
             text = f"no node {node} among {nodes}; indices run from 0 to {nodes - 1}"
             yield Problem(key, (key, "cluster.nodes"), text)
+    if c.hosts is not None and nodes is not None and b.parallelism is not None:
+        p = b.parallelism
+        n_slots = ceil(p.tp * p.cp * p.pp * p.dp / c.gpus_per_node)
+        found = hosts_problem(np.array(c.hosts, np.int64), n_slots, nodes)
+        if found is not None:
+            key = "cluster.hosts"
+            yield Problem(key, (key, "cluster.nodes"), found)
     key = "cluster.nvlink_domain_gpus"
     small, large = sorted((c.nvlink_domain_gpus, c.gpus_per_node))
     if large % small:
@@ -276,12 +243,33 @@ def _check_data_parallel(b: Blocks) -> Iterator[Problem]:
     if p.data_parallel == "none" and p.dp > 1:
         text = f"none, but dp = {p.dp}: replicas must share gradients; set ddp, zero1 or fsdp"
         yield Problem(key, (key, "parallelism.dp"), text)
-    if p.data_parallel in ("zero2", "hsdp"):
-        yield _unmodelled(key, p.data_parallel, {"zero2": "zero1", "hsdp": "fsdp"}[p.data_parallel])
+    if p.data_parallel == "zero2":
+        yield _unmodelled(key, p.data_parallel, "zero1")
+    yield from _check_shards(b, p)
     if p.ep > 1:
         yield _unmodelled("parallelism.ep", p.ep, "1")
     if p.precision == "fp8":
         yield _unmodelled("parallelism.precision", p.precision, "bf16")
+
+
+def _check_shards(b: Blocks, p: ParallelismBlock) -> Iterator[Problem]:
+    """Check that shard groups divide the data-parallel ranks."""
+    key, by = "parallelism.shard_size", ("parallelism.data_parallel", "parallelism.dp")
+    if p.shard_size is not None and p.data_parallel != "hsdp":
+        text = f"{p.shard_size} has no effect with {p.data_parallel}; set data_parallel: hsdp, "
+        yield Problem(key, (key, *by), text + "or leave it out")
+    elif p.shard_size is not None and p.dp % p.shard_size:
+        divisors = [str(n) for n in range(1, p.dp + 1) if p.dp % n == 0]
+        text = f"{p.shard_size} does not divide dp = {p.dp}; take one of {', '.join(divisors)}"
+        yield Problem(key, (key, *by), text)
+    if p.data_parallel != "hsdp":
+        return
+    if b.model is not None and b.model.durations is not None:
+        text = "hsdp has no effect beside model.durations, which know no parameters; set ddp"
+        yield Problem(by[0], (by[0], "model.durations"), text)
+    if b.variability is not None and b.variability.resolution == "kernel":
+        key = "variability.resolution"
+        yield _unmodelled(key, "kernel resolution with hsdp", "op", key, by[0])
 
 
 def _check_schedule(b: Blocks) -> Iterator[Problem]:

@@ -34,7 +34,9 @@ EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "steps"), ("run", "tokens")),
     (("model", "name"), ("model", "durations")),
 )
-_FILE_KEYS: tuple[KeyPath, ...] = (("variability", "library"), ("variability", "model"))
+_FILE_KEYS = (
+    ("variability", "library", ".nc"), ("variability", "model", ".nc"), ("cluster", "hosts", "")
+)  # fmt: skip
 
 
 @dataclass
@@ -356,11 +358,11 @@ def load_chain(path: Path, above: Sequence[Path] = ()) -> Layer:
     if is_hdf5(path):
         return _job_of_model(path)
     layer = parse_yaml(read_text(path), display_path(path))
-    for block, key in _FILE_KEYS:
+    for block, key, suffix in _FILE_KEYS:
         # A library given by file is meant relative to the file that names it.
         tree = layer.values.get(block)
         value = tree.get(key) if isinstance(tree, dict) else None
-        if isinstance(tree, dict) and isinstance(value, str) and value.endswith(".nc"):
+        if isinstance(tree, dict) and isinstance(value, str) and value.endswith(suffix):
             tree[key] = str(path.parent / value) if _is_file(path.parent / value) else value
     if "base" not in layer.values:
         return layer

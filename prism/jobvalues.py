@@ -6,8 +6,11 @@ number, infinity no bandwidth. What leaves here is in SI units.
 
 import datetime
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -15,6 +18,9 @@ from pydantic import (
     Field,
     WithJsonSchema,
 )
+
+from prism.errors import PrismError
+from prism.placementfile import read_hosts
 
 MAX_COUNT = 2**31 - 1  # the engine indexes with 32-bit integers
 MAX_SLOWDOWN = 1.25  # GPUs slower than this are culled, where neither job nor library says
@@ -89,6 +95,24 @@ def parse_split(value: Any) -> Literal["auto"] | tuple[int, ...]:
     return tuple(value)
 
 
+def parse_hosts(value: Any) -> tuple[int, ...] | None:
+    """Return the node of every slot, from a list or a placement file."""
+    if value is None or (isinstance(value, str) and not value):
+        return None
+    if isinstance(value, str):
+        try:
+            return tuple(read_hosts(value))
+        except PrismError as error:
+            raise ValueError(str(error)) from None
+    good = isinstance(value, (list, tuple)) and all(
+        isinstance(n, int) and not isinstance(n, bool) and abs(n) <= MAX_COUNT for n in value
+    )
+    if not good:
+        way_out = "write [1, 0, 2], the path of a placement file, or leave it out"
+        raise ValueError(f"expected the index of a node for every slot, got {value!r}; {way_out}")
+    return tuple(value)
+
+
 Count = Annotated[int, BeforeValidator(integral), Field(strict=True, ge=1, le=MAX_COUNT)]
 # A size of the model: 0 stands for "not given", which only explicit durations allow.
 Size = Annotated[
@@ -110,6 +134,11 @@ Split = Annotated[
     BeforeValidator(parse_split),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "array", "items": {"type": "integer"}}]}),
 ]
+Hosts = Annotated[
+    tuple[int, ...] | None,
+    BeforeValidator(parse_hosts),
+    WithJsonSchema({"type": ["array", "string"], "items": {"type": "integer", "minimum": 0}}),
+]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
@@ -126,3 +155,106 @@ class Block(BaseModel):
     """What all blocks share: unknown keys are errors, and a loaded job does not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Slowness(Block):
+    """How slow a node is, by kind of work: factors on durations."""
+
+    compute: Positive | None = Field(
+        None, description="On compute-bound kernels [everything, or 1]."
+    )
+    memory: Positive | None = Field(
+        None, description="On memory-bound kernels [everything, or as they follow compute]."
+    )
+    network: Positive | None = Field(
+        None, description="On collectives and transfers over the network [everything, or 1]."
+    )
+    other: Positive | None = Field(
+        None, description="On NVLink collectives and host gaps [everything, or 1]."
+    )
+    everything: Positive | None = Field(None, description="On all of these [1].")
+    cv: NonNegative = Field(
+        0.0, description="Spread of the factors between clusters, one draw for each."
+    )
+
+
+def parse_slowdown(value: Any) -> float | Slowness:
+    """Return how slow a node is: a factor on compute, or factors by kind of work."""
+    if isinstance(value, Slowness):
+        return value
+    kinds = ", ".join(Slowness.model_fields)
+    if isinstance(value, Mapping):
+        given = {str(key): number for key, number in value.items() if number is not None}
+        unknown = [key for key in given if key not in Slowness.model_fields]
+        if unknown:
+            raise ValueError(f"no kind of slowness {unknown[0]!r}; expected one of {kinds}")
+        if not given:
+            raise ValueError(f"says nothing; write a factor, or factors by kind: {kinds}")
+        for key, number in given.items():
+            _check_factor(number, f"{key}: ", least=0.0 if key == "cv" else None)
+        return Slowness(**given)
+    _check_factor(value, "", least=None)
+    return float(value)
+
+
+def _check_factor(value: Any, label: str, least: float | None) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and (value > 0 or value == least) and value < float("inf"):
+        return
+    limit = "more than 0" if least is None else "at least 0"
+    way_out = "1.2 is a node that takes 20 % longer, {network: 1.5} one with slow links"
+    raise ValueError(f"{label}expected a factor, {limit}, got {value!r}; {way_out}")
+
+
+_FACTOR_SCHEMA = {"type": "number", "exclusiveMinimum": 0}
+Slowdown = Annotated[
+    float | Slowness,
+    BeforeValidator(parse_slowdown),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _FACTOR_SCHEMA,
+                {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        name: {
+                            **(
+                                _FACTOR_SCHEMA if name != "cv" else {"type": "number", "minimum": 0}
+                            ),
+                            "description": field.description,
+                        }
+                        for name, field in Slowness.model_fields.items()
+                    },
+                },
+            ]
+        }
+    ),
+]
+
+
+def hosts_problem(hosts: NDArray[np.int64], n_slots: int, n_nodes: int) -> str | None:
+    """Say what is wrong with a map of slots to nodes and what to do, None if nothing is."""
+    if hosts.ndim != 1 or hosts.size != n_slots:
+        many = "one node" if n_slots == 1 else f"{n_slots} nodes"
+        return (
+            f"{hosts.size} nodes, expected {many}, one for each slot that the job's ranks fill "
+            "(in rank order); leave it out for the rank order itself"
+        )
+    if hosts.dtype.kind not in "iu":
+        return "expected whole numbers, the index of a node for each slot"
+    wrong = np.flatnonzero((hosts < 0) | (hosts >= n_nodes))
+    if wrong.size:
+        slot = int(wrong[0])
+        return (
+            f"slot {slot} is on node {hosts[slot]}, but there is no such node among {n_nodes}; "
+            f"indices run from 0 to {n_nodes - 1}: change it, or raise cluster.nodes"
+        )
+    order = np.argsort(hosts, kind="stable")
+    twice = np.flatnonzero(np.diff(hosts[order]) == 0)
+    if twice.size:
+        a, b = (int(order[twice[0] + k]) for k in (0, 1))
+        free = np.setdiff1d(np.arange(n_nodes), hosts)
+        way_out = f"; free: {', '.join(map(str, free[:4].tolist()))}" if free.size else ""
+        return f"slots {a} and {b} are both on node {hosts[a]}; a node takes one slot{way_out}"
+    return None

@@ -5,11 +5,14 @@ effects x of the group's GPUs, each segment takes the maximum over the group; th
 its mean and variance per cluster draw, and this module prepares what it integrates: segment means
 per rank loading, residual spread and shape, the split into terms by shared effect, and the
 residual table of the op. Third cumulants enter through the tables' shapes, taken at x = 1.
-Approximated: with cp > 1 every segment is maximised over the whole tp x cp group.
+Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
+over the whole shard group, so that its ranks wait for each other at every op where a prefetched
+gather would let them drift by a unit.
 """
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions import Law, constant, normal
 from prism.opgraph import OpType
-from prism.variability import Variability, is_compute
+from prism.variability import MEMORY_CLASSES, Variability, is_compute
 from prism.workload import Collective, Kernel
 
 Array = NDArray[np.float64]
@@ -45,6 +48,17 @@ class Segment:
     classes: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 
 
+class Part(NamedTuple):
+    """Fixed time of an op that is as slow as the slowest node of those that take part."""
+
+    role: str  # what of a node it follows: network, other (NVLink) or memory
+    group: str  # who takes part: tp, cp, dp_cp, embedding, world, hop, or stage
+    n_bytes: float
+    term: int
+    mean: float  # seconds
+    var: float  # s^2
+
+
 @dataclass(frozen=True)
 class LoweredOp:
     """One op type: segments with counts, fixed (collective) parts, and its terms."""
@@ -57,6 +71,7 @@ class LoweredOp:
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
     single: Law | None  # the law itself where the op is one kernel or one collective
     fixed_classes: tuple[tuple[str, float], ...] = ()  # fixed_var by kernel class, s^2
+    parts: tuple[Part, ...] = ()  # of the fixed time
 
 
 def moment_law(std: float, third: float) -> Law:
@@ -74,20 +89,31 @@ class Lowerer:
     """Lowers op types under one `Variability`.
 
     ``loadings`` are the distinct rank exponents; those from ``n_random`` on follow only the fixed
-    slowdowns of hot nodes, since their kernels are frozen.
+    slowdowns of hot nodes, since their kernels are frozen. ``roles`` say what of a slow node each
+    follows; memory-bound kernels have a loading of their own where it differs from the others, or
+    where nodes are slow in memory (`own_memory`). Where a group's ranks have calls of their own
+    (a shard group's), their spread `call_std` goes into the segments.
     """
 
-    def __init__(self, variability: Variability) -> None:
-        self.v = variability
+    def __init__(
+        self, variability: Variability, own_memory: bool = False, call_std: float = 0.0
+    ) -> None:
+        self.v, self.call_std = variability, call_std
         memory = variability.memory_loading
-        self.loadings = (0.0, 1.0) + ((memory,) if memory not in (0.0, 1.0) else ())
+        own = own_memory or memory not in (0.0, 1.0)
+        self.loadings = (0.0, 1.0) + ((memory,) if own else ())
+        self.roles = ("other", "compute") + (("memory",) if own else ())
         self.n_random = len(self.loadings)
         if any(t.frozen for t in variability.treatments.values()):
             self.loadings += self.loadings[1:]
+            self.roles += self.roles[1:]
 
     def _column(self, kernel_class: str) -> int:
         """Index of the rank loading of a kernel class."""
-        column = self.loadings.index(self.v.rank_loading(kernel_class))
+        if kernel_class in MEMORY_CLASSES and "memory" in self.roles:
+            column = self.roles.index("memory")
+        else:
+            column = self.loadings.index(self.v.rank_loading(kernel_class))
         if column > 0 and self.v.treatment(kernel_class).frozen:
             column += self.n_random - 1
         return column
@@ -109,9 +135,11 @@ class Lowerer:
             frozen = self.v.treatment(c.kernel_class).frozen
             term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
             var = (duration * law.std) ** 2
+            role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
+            part = Part(role, c.group or "stage", c.bytes, 0, duration, var)
             return LoweredOp(
                 (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),),
-                law, ((c.kernel_class, var),),
+                law, ((c.kernel_class, var),), (part,),
             )  # fmt: skip
         return self._lower_kernels(op_type)
 
@@ -125,6 +153,7 @@ class Lowerer:
         counts: dict[Segment, float] = {}
         fixed: dict[Term, float] = {}
         by_class: dict[str, float] = {}
+        stretched: dict[tuple[str, str, float, Term], tuple[float, float]] = {}
         var = third = 0.0
         run: list[Kernel] = []
         for kernel in op_type.kernels:
@@ -135,21 +164,29 @@ class Lowerer:
             term, name = self._term(op_type.op_kind, kernel), kernel.kernel_class
             law, duration = self._treated(op_type.op_kind, kernel)
             fixed[term] = fixed.get(term, 0.0) + duration
-            by_class[name] = by_class.get(name, 0.0) + (duration * law.std) ** 2
-            var += (duration * law.std) ** 2
+            own = (duration * law.std) ** 2
+            by_class[name] = by_class.get(name, 0.0) + own
+            var += own
             third += duration**3 * law.skew
+            key = _link_role(kernel.law), kernel.group, kernel.bytes, term
+            mean, spread = stretched.get(key, (0.0, 0.0))
+            stretched[key] = mean + duration, spread + own
         self._close(op_type.op_kind, run, counts)
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         total = sum(k.duration for k in op_type.kernels) or 1.0
         shares: dict[str, float] = {}
         for k in op_type.kernels:
             shares[k.kernel_class] = shares.get(k.kernel_class, 0.0) + k.duration / total
+        parts = tuple(
+            Part(role, group, n_bytes, terms.index(term), *both)
+            for (role, group, n_bytes, term), both in stretched.items()
+        )
         single = None
         if len(op_type.kernels) == 1:
             single, _ = self._treated(op_type.op_kind, op_type.kernels[0])
         return LoweredOp(
             tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms), var, third,
-            tuple(shares.items()), single, tuple(by_class.items()),
+            tuple(shares.items()), single, tuple(by_class.items()), parts,
         )  # fmt: skip
 
     def _close(self, op_kind: str, run: list[Kernel], counts: dict[Segment, float]) -> None:
@@ -169,6 +206,8 @@ class Lowerer:
             third += duration**3 * law.skew
             term = self._term(op_kind, k)
             split[term] = split.get(term, 0.0) + duration
+        called = sum(d for term, d in split.items() if term.compute) * self.call_std
+        var += called**2
         total = sum(mean)
         run.clear()
         if total <= 0.0:
@@ -178,6 +217,11 @@ class Lowerer:
             tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
         )  # fmt: skip
         counts[segment] = counts.get(segment, 0.0) + 1.0
+
+
+def _link_role(law: str) -> str:
+    """Part of a node that a message follows, by the tier in its residual law's name."""
+    return "other" if law.startswith("residual/nvlink") else "network"
 
 
 def standardised_cdf(law: Law) -> Array:

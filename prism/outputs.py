@@ -27,6 +27,7 @@ def write_folder(
     numbers: Mapping[str, Any],
     draw: Callable[[xr.Dataset], Mapping[str, Axes]],
     quiet: bool,
+    texts: Mapping[str, str] | None = None,
 ) -> None:
     """Write ``result.nc``, ``summary.json`` and plots (PNG and SVG), all of them or none.
 
@@ -42,6 +43,8 @@ def write_folder(
         Draws the result: a plot by the stem of its files.
     quiet : bool
         Do not say what was written.
+    texts : mapping of str to str, optional
+        Further files, by name.
 
     Raises
     ------
@@ -54,6 +57,8 @@ def write_folder(
     with atomic_files(directory) as folder:
         save(result, folder / "result.nc")
         (folder / "summary.json").write_text(to_json(numbers, indent=2) + "\n", encoding="utf-8")
+        for name, text in (texts or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
         for stem, ax in draw(result).items():
             plots.save_figure(ax, folder / f"{stem}.png")
             plots.save_figure(ax, folder / f"{stem}.svg")

@@ -4,15 +4,44 @@ A `Program` is what the engine runs. Shared effects become vectors of lanes (`Ba
 quantile tables (`Tables`).
 """
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions import Law, constant, quantile_table
+from prism.distributions import POSITIVE, Law, constant, quantile_table
 from prism.errors import PrismError
+from prism.lowering import Part
+from prism.tables import quadrature, table_of_quantiles, tail_panels
+from prism.wiring import Wiring
+
+
+class Place(NamedTuple):
+    """A part of an op's fixed time (`lowering.Part`), and whose nodes it waits for."""
+
+    coef: int
+    part: Part
+    shared: bool  # the groups of all replicas, else of its own
+    stage: int  # -1: all stages
+    peer: int  # a second stage, or the same
+
+
+class Origin(NamedTuple):
+    """A program before its nodes are placed: default order of ranks, no slow node."""
+
+    low: engine.Lowering
+    factor: NDArray[np.float64]  # [loading, gpu] what was measured, 1 where nothing was
+    roles: tuple[str, ...]  # [loading] what of a slow node each follows
+    loadings: tuple[float, ...]  # [loading] and with which exponent of its compute
+    places: tuple[Place, ...]
+    n_tables: int  # quantile tables that are not of slow nodes
+    wiring: Wiring | None  # of the default order; None: no message takes longer elsewhere
+    held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
+    # it that follows no effect; None unless a trace was measured
 
 
 @dataclass(frozen=True)
@@ -35,6 +64,7 @@ class Program:
     shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
     typical: NDArray[np.float64] | None = None  # low.fixed_mean with every effect at 1
     alike: NDArray[np.int64] | None = None  # [coef] first coef with the same laws
+    origin: Origin | None = None  # what another placement starts from
 
     def arrays(self, track: bool) -> engine.Step:
         """Arrays for `engine.run_range`, with or without tracking of the critical path."""
@@ -93,6 +123,48 @@ class Tables:
         self._check(law, index)
         return index
 
+    def largest(self, law: Law, power: float, relative: NDArray[np.float64]) -> int:
+        """Index of the table of the largest of several X**power; -1 where the effect is off.
+
+        Parameters
+        ----------
+        law : Law
+        power : float
+        relative : float64 [draw, n]
+            What each of n values is multiplied by, in equally likely cases; at most 1.
+
+        Notes
+        -----
+        X**power has mean 1, and the largest of several another. With F the law of one,
+        ``G(t) = mean over draws of prod_i F(t / relative_i)``, tabulated by logits.
+        """
+        if relative.shape[1] == 1 or power == 0.0 or law.std == 0.0:
+            return self.optional(law, power)
+        key = (law, power, relative.tobytes())
+        if key in self.index:
+            return self.index[key]
+        q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))
+        x = law.ppf(q if power > 0.0 else 1.0 - q)
+        one = np.maximum(x, POSITIVE) ** power / law.power_moments(power).norm
+        keep = np.concatenate([[True], np.diff(one) > 0.0])
+        one, logit = one[keep], (np.log(q) - np.log1p(-q))[keep]
+        most = np.empty_like(one)
+        for k, value in enumerate(one):
+            each = -np.logaddexp(0.0, -np.interp(value / relative, one, logit))  # log F
+            whole = each.sum(axis=1)
+            most[k] = np.logaddexp.reduce(whole) - np.log(np.sum(-np.expm1(whole)))
+        most = np.maximum.accumulate(most)
+
+        def top(q: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.asarray(np.interp(np.log(q) - np.log1p(-q), most, one))
+
+        nodes, weights = quadrature(tail_panels(), 8)
+        mean = float(weights @ top(nodes))
+        std = math.sqrt(float(weights @ (top(nodes) - mean) ** 2))
+        table = table_of_quantiles(lambda q: top(q) - mean, std)
+        table[:, 0] += mean - 1.0
+        return self.add_table(key, table)
+
     def stack(self) -> NDArray[np.float32]:
         """All tables, [table, row, 2]; at least one, since an array needs an element type."""
         self.add(constant())
@@ -127,16 +199,17 @@ def ideal_program(program: Program) -> Program:
     n_vectors = program.bank.mb.shape[0]
     off = np.full(n_vectors, -1, np.int32)
     n_loadings = program.ranks.tables.shape[0]
+    mean = low.fixed_mean if program.typical is None else program.typical
     return replace(
         program,
         bank=program.bank._replace(step_table=off[None], mb_table=off, call_table=off, link=off,
                                    n_microbatches=0),
         ranks=program.ranks._replace(
-            tables=np.full(n_loadings, -1, np.int32), factor=np.ones_like(program.ranks.factor)
+            tables=np.full(n_loadings, -1, np.int32), factor=np.ones_like(program.ranks.factor),
+            spread_node=np.zeros(0, np.int32), spread_table=np.zeros((0, 0), np.int32),
         ),
         low=low._replace(
-            seg_cv=np.zeros_like(low.seg_cv), fixed_var=np.zeros_like(low.fixed_var[:1]),
-            fixed_mean=low.fixed_mean if program.typical is None else program.typical,
+            seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL),

@@ -231,12 +231,23 @@ def _describe_ranking(path: Path) -> Description:
     return {"kind": "ranking", "summary": numbers}, rank_view(numbers)
 
 
+def _describe_placement(path: Path) -> Description:
+    """Describe what `prism place` wrote."""
+    from prism.place import summarize_place
+    from prism.placetext import in_words
+    from prism.placeview import place_view
+
+    numbers = in_words(summarize_place(_open(path)))
+    return {"kind": "placement", "summary": numbers}, place_view(numbers)
+
+
 _KINDS = {
     "trace": _describe_model,
     "calibrated": _describe_model,
     "steps": _describe_model,
     "replay": _describe_replay,
     "validation": _describe_validation,
+    "placement": _describe_placement,
 }
 """What the attribute ``kind`` of a netCDF file says; results and libraries have none."""
 

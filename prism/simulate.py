@@ -25,6 +25,7 @@ from prism.errors import PrismError
 from prism.job import Job, job_from_dict, load_job
 from prism.library import Library, load_library
 from prism.opgraph import StepGraph
+from prism.placement import count_replicas
 from prism.pooling import pool_program
 from prism.program import Program, ideal_program, make_keys
 from prism.results import make_dataset, provenance
@@ -75,9 +76,9 @@ def prepare(job: Job, seed: int) -> Step:
     n_chunks = len(workload.chunks[0])
     schedule = make_schedule(p.schedule, p.pp, p.microbatches, n_chunks)
     options = GraphOptions(
-        n_replicas=p.dp, group_size=p.tp * p.cp, resolution=job.variability.resolution, p2p=p.p2p,
-        overlap=p.overlap, prefetch=p.prefetch,
-        reshard_after_forward=p.data_parallel == "fsdp" and p.reshard_after_forward,
+        n_replicas=count_replicas(job), group_size=p.tp * p.cp,
+        resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap, prefetch=p.prefetch,
+        reshard_after_forward=p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward,
     )  # fmt: skip
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)

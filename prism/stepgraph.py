@@ -106,9 +106,10 @@ class _StepBuilder:
         transfer, low = self.work.transfer, min(meeting.stages)
         preds = a.last + b.last
         if transfer is not None and transfer.duration > 0:
-            node = self.b.add(
-                preds, OpType("transfer", low, collective=transfer, link=low), stage=low
-            )
+            # one that takes time in a replica if any of its messages is sent there
+            first = min(microbatch for _, _, microbatch in meeting.messages)
+            op_type = OpType("transfer", low, collective=transfer, link=low)
+            node = self.b.add(preds, op_type, stage=low, microbatch=first)
         else:
             node = self.b.join(preds, stage=low)
         a.last, b.last = [node] * len(a.last), [node] * len(b.last)
@@ -156,7 +157,7 @@ class _StepBuilder:
         if crosses and not blocking and transfer is not None and transfer.duration > 0:
             link = s if action.kind == "F" else (s - 1) % self.n_stages
             op_type = OpType("transfer", s, collective=transfer, link=link)
-            end = self.b.add([end], op_type, stage=s)
+            end = self.b.add([end], op_type, stage=s, microbatch=action.microbatch)
         virtual = action.chunk * self.n_stages + s
         self.arrived[action.kind, virtual, action.microbatch] = end
 
@@ -177,7 +178,7 @@ class _StepBuilder:
         node = self.b.add(
             [stage.gather_stream, *issued],
             OpType(collective.op_kind, s, collective=collective),
-            is_global=True,
+            is_global=collective.group != "shard",
             stage=s,
         )
         stage.gather_stream = node
@@ -186,22 +187,23 @@ class _StepBuilder:
 
     def _reduce(self, s: int, chunk: int) -> None:
         """Gradients of a chunk, reduced on a stream of their own after its last backward."""
-        collective, stage = self.work.reduce[s][chunk], self.stages[s]
+        stage, replicate = self.stages[s], self.work.replicate
         stage.pending[chunk] -= 1
-        every = self.options.reshard_after_forward
-        if collective is None or (stage.pending[chunk] > 0 and not every):
+        if stage.pending[chunk] > 0 and not self.options.reshard_after_forward:
             return
-        if self.options.overlap:
-            self._lay_reduce(s, collective, stage.last)
-        else:
-            stage.reduces.append(collective)
+        both = self.work.reduce[s][chunk], replicate[s][chunk] if replicate else None
+        for collective in both:
+            if collective is not None and self.options.overlap:
+                self._lay_reduce(s, collective, stage.last)
+            elif collective is not None:
+                stage.reduces.append(collective)
 
     def _lay_reduce(self, s: int, collective: Collective, after: list[int]) -> None:
         stage = self.stages[s]
         stage.reduce_stream = self.b.add(
             [*after, stage.reduce_stream],
             OpType(collective.op_kind, s, collective=collective),
-            is_global=True,
+            is_global=collective.group != "shard",
             stage=s,
         )
 

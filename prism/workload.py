@@ -63,6 +63,8 @@ class Collective:
         Message size, or memory traffic of the optimizer [byte].
     law : str
         Library entry of its residual.
+    group : str
+        Who takes part: a group of `Cluster.group`, ``hop`` (two neighbouring stages), or ``""``.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Collective:
     duration: float
     bytes: float
     law: str
+    group: str = ""
 
 
 PerChunk = tuple[tuple[Collective | None, ...], ...]
@@ -86,8 +89,9 @@ class Workload:
         Kernels; with one stage, chunks are fsdp units or ddp buckets in layer order.
     transfer : Collective or None
         Activation (and its gradient) to a neighbouring stage; None takes no time.
-    gather, reduce : tuple
-        fsdp's parameter all-gather; the gradients' reduction over dp and cp.
+    gather, reduce, replicate : tuple
+        fsdp's parameter all-gather; the gradients' reduction over dp and cp, or within a shard
+        group; hsdp's all-reduce of its parts over the shard groups.
     layernorm_reduce, embedding_reduce, grad_norm_reduce : Collective or None
         All-reduces at the end of the step: tp, first and last stage, all ranks.
     optimizer, param_gather : tuple
@@ -109,6 +113,7 @@ class Workload:
     param_gather: tuple[Collective | None, ...]
     model_flop: float
     tokens: float
+    replicate: PerChunk | None = None
 
 
 @dataclass(frozen=True)
@@ -142,9 +147,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     """
     if job.model.durations is not None:
         return _explicit_workload(job)
-    if library is None:
-        own = f"{job.cluster.device}-healthy"
-        library = load_library(own if own in library_names() else _DEFAULT_LIBRARY)
+    library = nominal_library(job, library)
     layout, slots = job.parallelism, _slots(job)
     cluster = build_cluster(job, library)
     rates = build_rates(cluster, library)
@@ -159,6 +162,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         transfer=_transfer(job, cluster),
         gather=shared.gather(),
         reduce=shared.reduce(),
+        replicate=shared.replicate(),
         layernorm_reduce=_all_reduce(cluster, "layernorm_reduce", "tp", norm_bytes)
         if layout.sequence_parallel
         else None,
@@ -171,6 +175,14 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * job.model.seq_len),
     )
+
+
+def nominal_library(job: Job, library: Library | None) -> Library:
+    """Return the library of a job's nominal figures: its own, else one for its device."""
+    if library is not None:
+        return library
+    own = f"{job.cluster.device}-healthy"
+    return load_library(own if own in library_names() else _DEFAULT_LIBRARY)
 
 
 def count_parameters(model: ModelBlock) -> float:
@@ -209,7 +221,7 @@ def _slots(job: Job) -> list[list[_Slot]]:
     """Lay out chunks [stage][chunk]; without a pipeline they are units or buckets of layers."""
     layout = job.parallelism
     if layout.pp == 1:
-        size = 1 if layout.data_parallel == "fsdp" else layout.bucket_layers
+        size = 1 if layout.data_parallel in ("fsdp", "hsdp") else layout.bucket_layers
         n_layers = job.model.n_layers
         counts = [min(size, n_layers - first) for first in range(0, n_layers, size)]
     else:
@@ -248,7 +260,8 @@ def _all_reduce(cluster: Cluster, name: str, group_name: str, n_bytes: float) ->
         return None
     duration = cluster.collective_time("all_reduce", n_bytes, group)
     law = collective_law(cluster, n_bytes, group)
-    return Collective(name, "all_reduce", _REDUCE_CLASS[group_name], duration, n_bytes, law)
+    kernel_class = _REDUCE_CLASS[group_name]
+    return Collective(name, "all_reduce", kernel_class, duration, n_bytes, law, group_name)
 
 
 def _transfer(job: Job, cluster: Cluster) -> Collective | None:
@@ -259,7 +272,7 @@ def _transfer(job: Job, cluster: Cluster) -> Collective | None:
     tokens = layout.microbatch_size * job.model.seq_len / layout.cp
     n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
     duration = cluster.transfer_time(n_bytes)
-    return Collective("transfer", "transfer", "p2p", duration, n_bytes, "residual/p2p")
+    return Collective("transfer", "transfer", "p2p", duration, n_bytes, "residual/p2p", "hop")
 
 
 @dataclass(frozen=True)
@@ -277,14 +290,27 @@ class _Sharing:
         mode = self.job.parallelism.data_parallel
         return "ddp" if mode == "none" else mode
 
+    @property
+    def group(self) -> str:
+        """Who shares a stage's parameters."""
+        return "shard" if self.mode == "hsdp" else "dp_cp"
+
     def gather(self) -> PerChunk:
-        """fsdp: all-gather of a chunk's parameters."""
-        return self._each("parameter_gather", "all_gather", PARAMETER_BYTES, self.mode == "fsdp")
+        """All-gather of a chunk's parameters, with fsdp and hsdp."""
+        used = self.mode in ("fsdp", "hsdp")
+        return self._each("parameter_gather", "all_gather", PARAMETER_BYTES, used)
 
     def reduce(self) -> PerChunk:
         """Gradients of a chunk: all-reduce in ddp, else reduce-scatter."""
         op_kind = "all_reduce" if self.mode == "ddp" else "reduce_scatter"
         return self._each("gradient_reduce", op_kind, GRADIENT_BYTES, True)
+
+    def replicate(self) -> PerChunk | None:
+        """All-reduce of a GPU's part of a chunk's gradients over hsdp's shard groups."""
+        if self.mode != "hsdp":
+            return None
+        n_bytes = GRADIENT_BYTES / self.cluster.group("shard").n_ranks
+        return self._each("gradient_replicate", "all_reduce", n_bytes, True, "replicas")
 
     def param_gather(self) -> tuple[Collective | None, ...]:
         """zero1: all-gather of a stage's parameters after the optimizer."""
@@ -297,7 +323,7 @@ class _Sharing:
 
     def optimizer(self) -> tuple[Collective, ...]:
         """Adam on one GPU's shard, all of the stage's parameters in ddp."""
-        n_shards = 1 if self.mode == "ddp" else self.cluster.group("dp_cp").n_ranks
+        n_shards = 1 if self.mode == "ddp" else self.cluster.group(self.group).n_ranks
         out = []
         for row in self.parameters:
             n_bytes = OPTIMIZER_BYTES * sum(row) / n_shards
@@ -306,21 +332,28 @@ class _Sharing:
             out.append(Collective("optimizer", "optimizer", "optimizer", duration, n_bytes, law))
         return tuple(out)
 
-    def _each(self, name: str, op_kind: str, n_bytes: float, used: bool) -> PerChunk:
+    def _each(
+        self, name: str, op_kind: str, n_bytes: float, used: bool, among: str = ""
+    ) -> PerChunk:
         """One collective per chunk, of `n_bytes` per parameter."""
         return tuple(
-            tuple(self._collective(name, op_kind, n_bytes * n) if used else None for n in row)
+            tuple(
+                self._collective(name, op_kind, n_bytes * n, among) if used else None for n in row
+            )
             for row in self.parameters
         )
 
-    def _collective(self, name: str, op_kind: str, n_bytes: float) -> Collective | None:
-        """Return a collective of the dp x cp group, None in a group of one."""
-        group = self.cluster.group("dp_cp")
+    def _collective(
+        self, name: str, op_kind: str, n_bytes: float, among: str = ""
+    ) -> Collective | None:
+        """Return a collective of a group (who shares parameters), None in a group of one."""
+        among = among or self.group
+        group = self.cluster.group(among)
         if group.n_ranks == 1:
             return None
         duration = self.cluster.collective_time(op_kind, n_bytes, group)
         law = collective_law(self.cluster, n_bytes, group)
-        return Collective(name, op_kind, f"dp_{op_kind}", duration, n_bytes, law)
+        return Collective(name, op_kind, f"dp_{op_kind}", duration, n_bytes, law, among)
 
 
 def _explicit_workload(job: Job) -> Workload:

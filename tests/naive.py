@@ -55,15 +55,17 @@ def step_time(job, variability, seed: int, replicate: int) -> float:
         d if isinstance(d, tuple) else (d,) * p.pp
         for d in (job.model.durations.forward_s, job.model.durations.backward_s)
     )
-    slow = job.cluster.node_slowdowns
+    slow, gpus = job.cluster.node_slowdowns, job.cluster.gpus_per_node
+    hosts = job.cluster.hosts or range(p.pp * p.dp)
     shock = draws.multiplier(v.step, 1.0, engine.STEP, 0, 0, replicate)
     latest = 0.0
     for replica in range(p.dp):
         duration = {}
         for s, actions in enumerate(schedule):
-            gpu = s * p.dp + replica
+            slot, local = divmod(s * p.dp + replica, gpus)
+            gpu = hosts[slot] * gpus + local
             x = draws.rank(v.rank, gpu, replicate // engine.LANES)
-            x *= slow.get(gpu // job.cluster.gpus_per_node, 1.0)
+            x *= slow.get(hosts[slot], 1.0)
             for i, action in enumerate(actions):
                 nominal = forward[s] if action.kind == "F" else backward[s]
                 load = 1.0 if action.kind == "F" else v.backward_loading

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from prism.cluster import (
     DEVICES,
     Cluster,
-    Group,
     Link,
-    Placement,
     build_cluster,
     find_device,
 )
 from prism.errors import PrismError
 from prism.job import load_job
-from prism.library import Entry, Library
+from prism.library import Entry, Library, load_library
+from prism.placement import Group, NodeSlowdown, Placement
+from prism.simulate import prepare
 
 MEGATRON = ["cluster.placement=megatron"]
 NVLINK = Link(400e9, 5e-6)
@@ -224,9 +224,10 @@ def test_context_parallel_groups_of_both_orders(library: Library) -> None:
 
 def test_node_slowdowns_reach_the_node_s_gpus() -> None:
     job = load_job("llama3-405b-8k", ["cluster.node_slowdowns={2: 1.5}"])
-    slow = Placement(job).slowdowns()
-    assert np.flatnonzero(slow != 1.0).tolist() == list(range(16, 24))
-    assert slow[16] == 1.5
+    assert Placement(job).slowdowns() == {2: NodeSlowdown(1.5)}
+    factor = prepare(job, 1).program.ranks.factor
+    assert np.flatnonzero(factor[1] != 1.0).tolist() == list(range(16, 24))
+    assert factor[1, 16] == 1.5 and np.all(factor[0] == 1.0)
 
 
 def test_link_leaves() -> None:
@@ -255,3 +256,17 @@ def test_groups_touch_only_their_own_leaves() -> None:
 def test_links_inside_a_node_touch_no_leaf() -> None:
     lo, hi = Placement(load_job("pipeline-8x32")).link_leaves(8)
     assert not (hi - lo).any()
+
+
+def test_a_replica_fewer_keeps_the_network_s_pace() -> None:
+    """The same way out of a pod is shared by as many rings, whatever the number of replicas."""
+    for pods in ("128", "3072"):
+        changes = ["cluster.oversubscription=7", f"cluster.pod_gpus={pods}"]
+        seconds = []
+        for dp in (128, 127, 120):
+            sizes = [f"parallelism.dp={dp}", f"cluster.nodes={16 * dp}"]
+            job = load_job("llama3-405b-16k", [*changes, *sizes])
+            cluster = build_cluster(job, load_library("h100-healthy"))
+            group = cluster.group("dp_cp")
+            seconds.append(cluster.collective_time("all_gather", 1e9, group))
+        assert max(seconds) < 1.01 * min(seconds)

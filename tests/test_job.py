@@ -18,7 +18,7 @@ from prism.job import (
     resolve_path,
     shipped_jobs,
 )
-from prism.jobcheck import auto_split, valid_split
+from prism.layersplit import auto_split, valid_split
 
 GOOD = """\
 model: {name: llama3-8b}
@@ -311,7 +311,6 @@ def test_each_mistake_says_where_what_and_a_way_out(
         ("parallelism.ep=2", "setting: 1"),
         ("parallelism.schedule=zb-h1", "setting: 1f1b"),
         ("parallelism.schedule=zb-v", "setting: 1f1b"),
-        ("parallelism.data_parallel=hsdp", "setting: fsdp"),
         ("parallelism.data_parallel=zero2", "setting: zero1"),
         ("parallelism.precision=fp8", "setting: bf16"),
         ("parallelism={vpp: 2, p2p: blocking}", "setting: async"),

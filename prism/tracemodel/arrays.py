@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions import constant
 from prism.opgraph import START, Builder, OpType, StepGraph, build_arrays
-from prism.program import Program, Tables
+from prism.program import Origin, Program, Tables
+from prism.siting import count_terms, hold_seconds
 from prism.tables import LEVELS, N_CELLS, table_edges
 from prism.tracemodel.graph import COMPUTE, Array, TraceNode
 from prism.tracemodel.model import SCORE_STD, OpGroup, Table, TraceModel, profile_table
@@ -44,7 +45,7 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
         index.append(
             builder.add(
                 preds, OpType(node.op_kind, stage, collective=own), is_global=node.is_global,
-                stage=stage, microbatch=node.microbatch if node.op_kind in COMPUTE else -1,
+                stage=stage, microbatch=-1 if node.is_global else node.microbatch,
             )
         )  # fmt: skip
     final = builder.join(index, is_global=True)
@@ -71,6 +72,12 @@ def build_trace_program(
     lay = _Layout(model, node_of, n_replicas, measured_ranks, Tables())
     low, typical = lay.lowering()
     ranks, bank, vec = lay.ranks(), *lay.bank(graph)
+    held, measured = lay.held(), lay.measured_factor()
+    origin = Origin(
+        low, measured, ("compute",) * len(measured), (1.0,) * len(measured), (), 0, None, held
+    )
+    if held is not None:
+        low = hold_seconds(low, held)
     nodes = [model.nodes[i] for i in node_of]
     names = [kernel_class(n) for n in nodes]
     classes = tuple(dict.fromkeys(names))
@@ -81,7 +88,7 @@ def build_trace_program(
     busy = np.where((graph.op_type >= 0) & alone[drawn], graph.stage, -1)
     ops = engine.Ops(
         kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn, vec=vec,
-        n_terms=np.where(low.fixed_mean[:, :, 1].any(axis=0), 2, 1).astype(np.int32)[drawn],
+        n_terms=count_terms(low)[drawn],
         table=residual.astype(np.int32)[drawn], draw=graph.draw, stage=graph.stage,
         busy=busy.astype(np.int32),
     )  # fmt: skip
@@ -96,7 +103,7 @@ def build_trace_program(
         ops, shape, bank, _no_links(n_replicas, graph.n_stages), ranks, low,
         _no_stalls(graph.n_stages, lay.tables), lay.tables.stack(), step_table, shares, classes,
         graph.n_draws, 1, typical=typical,
-        alike=lay.alike(),
+        alike=lay.alike(), origin=origin,
     )  # fmt: skip
 
 
@@ -146,10 +153,6 @@ class _Layout:
         fixed = np.zeros((mean.shape[1], n, 2))
         fixed[:, :, 0] = np.where(self.kind >= 0, 0.0, mean.T)
         typical = fixed.mean(axis=0, keepdims=True)
-        if self.measured:
-            for c in ranked:
-                place = self.kind[c], m.nodes[self.node_of[c]].stages[0]
-                fixed[:, c, 1] = mean[c] * m.rank[place] * (1.0 - m.follows[place])
         n_loadings = max(1, len(m.rank_kinds))
         seg_mean = np.zeros((ranked.size, n_loadings))
         seg_mean[np.arange(ranked.size), self.kind[ranked]] = mean[ranked].mean(axis=1)
@@ -170,20 +173,36 @@ class _Layout:
             quiet=np.ones(n),
         ), typical  # fmt: skip
 
-    def ranks(self) -> engine.Ranks:
-        """Lay persistent factors of the workers: measured, or drawn from body and lemons."""
+    def held(self) -> Array | None:
+        """Measured factor of every worker, and the share of it that follows no effect.
+
+        Shape [2, op_kind, gpu]; None where ranks are drawn.
+        """
+        m = self.model
+        if not (self.measured and m.rank_kinds):
+            return None
+        both = np.stack([m.rank, 1.0 - m.follows])
+        return np.swapaxes(both, 2, 3).reshape(2, len(m.rank_kinds), -1)
+
+    def measured_factor(self) -> Array:
+        """Mean factor of every GPU [op_kind, gpu]: as measured, or of the law it is drawn from."""
         m, n_gpus = self.model, self.n_replicas * self.model.n_stages
         n_loadings = max(1, len(m.rank_kinds))
-        factor = np.ones((n_loadings, n_gpus))
-        index = np.full(n_loadings, -1, np.int32)
         if self.measured and m.rank_kinds:
-            factor = np.swapaxes(m.rank * m.follows, 1, 2).reshape(n_loadings, n_gpus)
-        elif m.rank_kinds:
-            for k in range(n_loadings):
-                table, mean = drawn_rank_table(m, k)
-                factor[k] = mean
+            return np.swapaxes(m.rank * m.follows, 1, 2).reshape(n_loadings, n_gpus)
+        means = [drawn_rank_table(m, k)[1] for k in range(len(m.rank_kinds))] or [1.0]
+        return np.repeat(np.array(means)[:, None], n_gpus, axis=1)
+
+    def ranks(self) -> engine.Ranks:
+        """Lay persistent factors of the workers: measured, or drawn from body and lemons."""
+        m, factor = self.model, self.measured_factor()
+        index = np.full(len(factor), -1, np.int32)
+        if m.rank_kinds and not self.measured:
+            for k in range(len(factor)):
+                table, _ = drawn_rank_table(m, k)
                 if table[:, 0].any():
                     index[k] = self.tables.add_table(("rank", k), table)
+        n_gpus = factor.shape[1]
         return engine.Ranks(n_gpus, 1, 0.0, 0, index, np.ascontiguousarray(factor, np.float32))
 
     def bank(self, graph: StepGraph) -> tuple[engine.Bank, NDArray[np.int32]]:
@@ -194,7 +213,8 @@ class _Layout:
         for i in np.flatnonzero(graph.op_type >= 0):
             node = self.node_of[graph.op_type[i]]
             g = int(m.group[node])
-            mb = int(graph.microbatch[i]) if m.groups[g].content != 0.0 else -1
+            follows = m.groups[g].content != 0.0 and m.nodes[node].op_kind in COMPUTE
+            mb = int(graph.microbatch[i]) if follows else -1
             vec[i, 0] = rows.setdefault((g, mb), len(rows))
         keys = list(rows)[1:]
         n_rows = self.n_replicas if self.same else 1

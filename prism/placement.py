@@ -1,0 +1,376 @@
+"""Which physical node holds which part of a job, and how slow each node is.
+
+A job's ranks fill node slots in rank order; a placement says which physical node takes each slot.
+Nodes move as wholes, so what shares a node goes on sharing it. Nodes without a slot are spares.
+Slow nodes have factors by kind of work, and may vary from cluster to cluster by a law of their own.
+Left out: what a placement costs (`prism.cluster`, `prism.siting`) and which one is good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from prism.errors import PrismError
+from prism.jobvalues import hosts_problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from prism.job import Job
+
+KINDS = ("compute", "memory", "network", "everything")
+
+
+class NodeSlowdown(NamedTuple):
+    """How slow a node is: factors on durations [1], 1 being as fast as the others.
+
+    Attributes
+    ----------
+    compute : float
+        On compute-bound kernels. The memory-bound ones among them (of forward and backward) follow
+        by the library's memory loading of the rank effect, unless `memory` is given; the optimizer,
+        which no rank effect touches either, does not.
+    memory : float or None
+        On memory-bound kernels, the optimizer's too.
+    network : float
+        On collectives and transfers over the node's network links: a message is as slow as the
+        slowest node that takes part.
+    other : float
+        On everything else of the node: host gaps and collectives over NVLink.
+    cv : float
+        Spread of the factors from cluster to cluster [1]: one lognormal draw of mean 1 for the
+        node and cluster, which multiplies the factors that differ from 1 (compute if none does).
+    """
+
+    compute: float = 1.0
+    memory: float | None = None
+    network: float = 1.0
+    other: float = 1.0
+    cv: float = 0.0
+
+
+def slow_node(factor: float, kind: str = "compute", cv: float = 0.0) -> NodeSlowdown:
+    """Return the slowdown of a node that is slow in one kind of work.
+
+    Parameters
+    ----------
+    factor : float
+        On durations [1], > 0.
+    kind : str
+        One of `KINDS`.
+    cv : float
+        Spread of the factor from cluster to cluster [1].
+
+    Raises
+    ------
+    PrismError
+        The kind is unknown, or a number out of range.
+    """
+    if not 0.0 < factor < math.inf:
+        raise PrismError(
+            f"slowdown = {factor:g}, expected a factor on durations, more than 0; "
+            "1.2 is a node that takes 20 % longer"
+        )
+    if not 0.0 <= cv < math.inf:
+        raise PrismError(f"slowdown cv = {cv:g}, expected at least 0; 0.05 is 5 %")
+    if kind == "everything":
+        return NodeSlowdown(factor, factor, factor, factor, cv)
+    if kind not in KINDS:
+        raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
+    return NodeSlowdown(cv=cv)._replace(**{kind: factor})
+
+
+def rank_strides(job: Job) -> tuple[int, int]:
+    """Ranks from a stage to the next and from a replica to the next, by the job's rank order.
+
+    ``megatron`` is tp-cp-dp-pp: the replicas of a stage are neighbours. ``tp-cp-pp-dp`` keeps the
+    stages of a replica together, as Llama 3 does (arXiv:2407.21783, section 3.3.2).
+    """
+    layout = job.parallelism
+    group = layout.tp * layout.cp
+    if job.cluster.placement == "tp-cp-pp-dp":
+        return group, group * layout.pp
+    return group * layout.dp, group
+
+
+def shard_size(job: Job) -> int:
+    """Data-parallel ranks that are simulated as one: those of a shard group with hsdp, else one.
+
+    A shard group holds one copy of the parameters; by default it is as many neighbouring
+    data-parallel ranks as an NVLink domain has.
+    """
+    layout = job.parallelism
+    if layout.data_parallel != "hsdp":
+        return 1
+    if layout.shard_size is not None:
+        return int(layout.shard_size)
+    within = job.cluster.nvlink_domain_gpus // rank_strides(job)[1]
+    return math.gcd(layout.dp, within) if within > 0 else 1
+
+
+def count_replicas(job: Job) -> int:
+    """Replicas that are simulated apart: data-parallel ranks, or their shard groups."""
+    return int(job.parallelism.dp) // shard_size(job)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks first, first + stride, ... that communicate; several such runs, outer_stride apart."""
+
+    inner: int
+    stride: int
+    outer: int = 1
+    outer_stride: int = 1
+
+    @property
+    def n_ranks(self) -> int:
+        """Members of the group."""
+        return self.inner * self.outer
+
+    def members_within(self, n_gpus: int) -> int:
+        """Members among `n_gpus` neighbouring GPUs, for the least favourably placed group.
+
+        Blocks of ``inner * stride`` ranks follow each other; where a block does not divide the
+        domain (or is not a multiple of it) some group lies across a border, and its smaller part
+        counts.
+        """
+        inner = max(1, math.gcd(n_gpus, self.inner * self.stride) // self.stride)
+        if inner < self.inner or self.outer == 1:
+            return inner
+        return inner * max(1, math.gcd(n_gpus, self.outer * self.outer_stride) // self.outer_stride)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which GPU does what: slot = rank // gpus_per_node, node = hosts[slot].
+
+    The rank of (stage, dp_rank, tp_cp_rank) is
+    ``stage * stage_stride + dp_rank * replica_stride + tp_cp_rank``, see `rank_strides`.
+
+    Attributes
+    ----------
+    job : Job
+    hosts : sequence of int, optional
+        [slot] the physical node that takes each slot; the job's ``cluster.hosts``, or the rank
+        order itself (node = slot) where it has none.
+    nodes : int, optional
+        Physical nodes; the job's.
+
+    Raises
+    ------
+    PrismError
+        `hosts` is no placement of this job: a node is unknown, takes two slots, a slot has none,
+        or a tp group is torn out of its NVLink domain.
+    """
+
+    job: Job
+    hosts: Sequence[int] | NDArray[np.int64] | None = None
+    nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        given = self.job.cluster.hosts if self.hosts is None else self.hosts
+        hosts = np.arange(self.n_slots) if given is None else np.asarray(given)
+        where = f"{self.job.source or self.job.name}: cluster.hosts"
+        problem = hosts_problem(hosts, self.n_slots, self.n_nodes)
+        if problem is not None:
+            raise PrismError(f"{where}: {problem}")
+        object.__setattr__(self, "hosts", hosts.astype(np.int64))
+        self._check_domains(where)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one node."""
+        return int(self.job.cluster.gpus_per_node)
+
+    @property
+    def n_slots(self) -> int:
+        """Nodes that the job's ranks fill."""
+        return math.ceil(self.job.world_size / self.gpus_per_node)
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of the cluster, used or not; as many as the job needs where it does not say."""
+        return int(self.nodes or self.job.cluster.nodes or self.n_slots)
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of the cluster, used or not."""
+        return self.n_nodes * self.gpus_per_node
+
+    @property
+    def n_leaves(self) -> int:
+        """Leaf switches of the cluster."""
+        return math.ceil(self.n_nodes / self.job.cluster.leaf_nodes)
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """The physical node of every slot, int64 [slot]."""
+        return np.asarray(self.hosts, np.int64)
+
+    @property
+    def is_default(self) -> bool:
+        """Tell whether every slot is on the node of its own number."""
+        return bool(np.array_equal(self.slots, np.arange(self.n_slots)))
+
+    @property
+    def spares(self) -> list[int]:
+        """Nodes without a slot, in rising order."""
+        return [int(n) for n in np.setdiff1d(np.arange(self.n_nodes), self.slots)]
+
+    def ranks(self) -> NDArray[np.int64]:
+        """Rank of every member, int64 [replica, stage, member].
+
+        Members are tp x cp ranks; with hsdp a replica is a shard group, and members are those of
+        all its data-parallel ranks.
+        """
+        layout, shards = self.job.parallelism, shard_size(self.job)
+        stage_stride, replica_stride = rank_strides(self.job)
+        dp_rank = np.arange(layout.dp).reshape(-1, 1, shards, 1)
+        stage = np.arange(layout.pp)[:, None, None]
+        member = np.arange(layout.tp * layout.cp)
+        ranks = dp_rank * replica_stride + stage * stage_stride + member
+        return np.asarray(ranks.reshape(*ranks.shape[:2], -1), np.int64)
+
+    def members(self) -> NDArray[np.int32]:
+        """GPUs of every group, int32 [replica, stage, member]; see `ranks`."""
+        slot, local = np.divmod(self.ranks(), self.gpus_per_node)
+        gpu = self.slots[slot] * self.gpus_per_node + local
+        return np.ascontiguousarray(gpu, np.int32)
+
+    def slot_groups(self) -> list[list[tuple[int, int]]]:
+        """For every slot the (replica, stage) pairs whose ranks it holds, in rank order."""
+        groups: list[dict[tuple[int, int], None]] = [{} for _ in range(self.n_slots)]
+        slot = self.ranks() // self.gpus_per_node
+        n_replicas, n_stages, _ = slot.shape
+        for replica in range(n_replicas):
+            for stage in range(n_stages):
+                for k in np.unique(slot[replica, stage]):
+                    groups[k][replica, stage] = None
+        first = self.ranks()[:, :, 0]
+        return [sorted(g, key=lambda pair: int(first[pair])) for g in groups]
+
+    def slowdowns(self) -> dict[int, NodeSlowdown]:
+        """Known slow nodes of the job, by physical node."""
+        given = self.job.cluster.node_slowdowns
+        return {int(node): as_slowdown(value) for node, value in given.items()}
+
+    def link_leaves(self, n_stages: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Leaf switches that each link touches.
+
+        Returns
+        -------
+        lo, hi : ndarray of int32 [replica, link, range]
+            Ranges lo <= leaf < hi, as many as the nodes of two groups need: two where ranks have
+            the default order. Link s < n_stages goes from stage s to the next (the last
+            stage: to the first if there are several chunks, else to the one before); with hsdp
+            n_stages + s joins the shard group of stage s. From n = `n_own_links` on, links
+            touch the ranges of all replicas together: n + s joins the replicas of stage s,
+            n + n_stages the whole job (from its first leaf to its last), n + n_stages + 1 the
+            first and the last stage. Ranges are empty where the message stays within an NVLink
+            domain.
+        """
+        layout, domain = self.job.parallelism, self.job.cluster.nvlink_domain_gpus
+        members = self.members()
+        first = members[:, :, 0] // domain
+        leaves = members // self.gpus_per_node // self.job.cluster.leaf_nodes
+        own_lo, own_hi = _runs(leaves)
+        stage_group = Group(layout.cp, layout.tp, layout.dp, rank_strides(self.job)[1])
+        n_runs = own_lo.shape[2]
+        n_replicas, n_own = len(members), n_own_links(self.job)
+        lo = np.zeros((n_replicas, n_own + n_stages + 2, 2 * n_runs), np.int32)
+        hi = np.zeros_like(lo)
+        for s in range(n_stages):
+            peer = s + 1 if s + 1 < n_stages else (0 if layout.vpp > 1 else n_stages - 2)
+            if n_stages > 1:
+                far = (first[:, s] != first[:, peer])[:, None]
+                ends = [s, peer]
+                lo[:, s] = np.where(far, own_lo[:, ends].reshape(n_replicas, -1), 0)
+                hi[:, s] = np.where(far, own_hi[:, ends].reshape(n_replicas, -1), 0)
+            if n_own > n_stages:
+                far = (np.ptp(members[:, s] // domain, axis=1) > 0)[:, None]
+                lo[:, n_stages + s, :n_runs] = np.where(far, own_lo[:, s], 0)
+                hi[:, n_stages + s, :n_runs] = np.where(far, own_hi[:, s], 0)
+            if self._crosses(stage_group, members[:, s]):
+                lo[:, n_own + s, :n_runs] = own_lo[:, s]
+                hi[:, n_own + s, :n_runs] = own_hi[:, s]
+        if np.any(first[:, 0] != first[:, -1]):
+            lo[:, -1] = own_lo[:, [0, -1]].reshape(n_replicas, -1)
+            hi[:, -1] = own_hi[:, [0, -1]].reshape(n_replicas, -1)
+        if self._crosses(Group(self.job.world_size, 1), members):
+            lo[:, -2, 0], hi[:, -2, 0] = leaves.min(), leaves.max() + 1
+        return lo, hi
+
+    def _crosses(self, group: Group, members: NDArray[np.int32]) -> bool:
+        """Tell whether a group leaves its NVLink domain, here or in the default order."""
+        domain = self.job.cluster.nvlink_domain_gpus
+        if group.members_within(domain) < group.n_ranks:
+            return True
+        return bool(np.ptp(members // domain) > 0)
+
+    def _check_domains(self, where: str) -> None:
+        """Refuse a map that tears a tp group out of the NVLink domain it has by default."""
+        tp, domain = self.job.parallelism.tp, self.job.cluster.nvlink_domain_gpus
+        if tp <= self.gpus_per_node or self.is_default:
+            return  # the group shares a node, and nodes move as wholes
+        ranks = self.ranks().reshape(-1, tp)
+        gpus = self.members().reshape(-1, tp)
+        torn = (np.ptp(gpus // domain, axis=1) > 0) & (np.ptp(ranks // domain, axis=1) == 0)
+        if not torn.any():
+            return
+        k = int(np.argmax(torn))
+        slots = np.unique(ranks[k] // self.gpus_per_node)
+        raise PrismError(
+            f"{where}: the tp group of ranks {ranks[k, 0]} to {ranks[k, -1]} (slots "
+            f"{slots[0]} to {slots[-1]}) is on nodes {self.slots[slots].tolist()}, which share no "
+            f"NVLink domain of {domain} GPUs; keep these slots on nodes of one domain, "
+            f"{domain // self.gpus_per_node} neighbouring nodes from a multiple of that number"
+        )
+
+
+def n_own_links(job: Job) -> int:
+    """Links that each replica has for itself, see `Placement.link_leaves`."""
+    return int(job.parallelism.pp) * (2 if job.parallelism.data_parallel == "hsdp" else 1)
+
+
+def as_slowdown(value: object) -> NodeSlowdown:
+    """Return what a job's ``cluster.node_slowdowns`` says of a node: a number, or by kind."""
+    if isinstance(value, NodeSlowdown):
+        return value
+    if isinstance(value, int | float):
+        return NodeSlowdown(float(value))
+    named = {name: getattr(value, name) for name in NodeSlowdown._fields}
+    whole = getattr(value, "everything", None)
+    for name in ("compute", "memory", "network", "other"):
+        named[name] = whole if named[name] is None else named[name]
+    plain = {name: x for name, x in named.items() if x is not None}
+    return NodeSlowdown(**plain)
+
+
+def _runs(leaves: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Find the runs lo <= leaf < hi of neighbouring leaves that each group touches.
+
+    Parameters
+    ----------
+    leaves : int32 [replica, stage, member]
+
+    Returns
+    -------
+    lo, hi : int32 [replica, stage, run]
+        Empty (0, 0) beyond a group's last run.
+    """
+    leaves = np.sort(leaves, axis=2)
+    begins = np.diff(leaves, axis=2, prepend=leaves[:, :, :1] - 2) > 1
+    run = np.cumsum(begins, axis=2) - 1
+    shape = (*leaves.shape[:2], int(run.max()) + 1)
+    lo, hi = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    r, s = np.ix_(*map(range, leaves.shape[:2]))
+    for m in range(leaves.shape[2]):
+        at = (r, s, run[:, :, m])
+        lo[at] = np.where(begins[:, :, m], leaves[:, :, m], lo[at])
+        hi[at] = leaves[:, :, m] + 1
+    return lo, hi

@@ -1,0 +1,304 @@
+"""Slots of a job's rank order, which of them are alike, and all placements up to that.
+
+A slot is a node's worth of consecutive ranks. Slots that share a replica form a block: a replica
+of whole nodes, or several replicas that share nodes. Blocks that hold the same are exchangeable
+where nodes of a class are, since a step is the latest of its replicas; so a placement is, for every
+block with a slow node, which class sits at which position. Left out: how far nodes are apart, which
+only decides which of several alike blocks is taken (`Layout.realise`).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int = NDArray[np.int64]
+Content = tuple[tuple[int, int], ...]  # (position, class) of the slow nodes of a block, sorted
+Pattern = tuple[tuple[int, Content], ...]  # (kind of block, content), sorted; blocks without: none
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What every slot holds, and which slots and blocks are alike.
+
+    Attributes
+    ----------
+    pairs : tuple of tuple of (int, int), [slot]
+        (replica, stage) of the ranks there.
+    block, position : int64 [slot]
+        The slot's block; what it holds there (slots of one block that hold the same share it).
+    kind : int64 [block]
+        Blocks of one kind are exchangeable.
+    zone : int64 [node]
+        Nodes of one zone are equally near each other.
+    home : int64 [slot]
+        Zone of each slot's node in the placement that the job starts from.
+    """
+
+    pairs: tuple[tuple[tuple[int, int], ...], ...]
+    block: Int
+    position: Int
+    kind: Int
+    zone: Int
+    home: Int
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of the job."""
+        return self.block.size
+
+    @cached_property
+    def room(self) -> tuple[Counter[int], ...]:
+        """Slots of every position, by kind of block."""
+        first = [int(np.flatnonzero(self.kind == k)[0]) for k in range(self.kind.max() + 1)]
+        return tuple(Counter(self.position[self.block == b].tolist()) for b in first)
+
+    @cached_property
+    def slots_at(self) -> dict[tuple[int, int], list[int]]:
+        """Slots by (block, position)."""
+        out: dict[tuple[int, int], list[int]] = {}
+        for slot, key in enumerate(zip(self.block.tolist(), self.position.tolist(), strict=True)):
+            out.setdefault(key, []).append(slot)
+        return out
+
+    @cached_property
+    def blocks_of(self) -> tuple[Int, ...]:
+        """Blocks of each kind."""
+        return tuple(np.flatnonzero(self.kind == k) for k in range(self.kind.max() + 1))
+
+    def pattern(self, hosts: Int, classes: Mapping[int, int]) -> Pattern:
+        """Return what a placement is up to symmetry.
+
+        Parameters
+        ----------
+        hosts : int64 [slot]
+            Node of every slot.
+        classes : mapping of int to int
+            Class of every slow node; nodes that are not in it are alike.
+        """
+        slow = np.flatnonzero(np.isin(hosts, list(classes)))
+        blocks: dict[int, list[tuple[int, int]]] = {}
+        for slot in slow.tolist():
+            entry = int(self.position[slot]), classes[int(hosts[slot])]
+            blocks.setdefault(int(self.block[slot]), []).append(entry)
+        return tuple(sorted((int(self.kind[b]), tuple(sorted(c))) for b, c in blocks.items()))
+
+    def extensions(self, pattern: Pattern, label: int) -> set[Pattern]:
+        """Patterns with one more slow node of a class."""
+        out = set()
+        used = Counter(kind for kind, _ in pattern)
+        for i, (kind, content) in enumerate(pattern):
+            rest = pattern[:i] + pattern[i + 1 :]
+            for grown in self._grow(kind, content, label):
+                out.add(tuple(sorted((*rest, (kind, grown)))))
+        for kind, blocks in enumerate(self.blocks_of):
+            if used[kind] < blocks.size:
+                for grown in self._grow(kind, (), label):
+                    out.add(tuple(sorted((*pattern, (kind, grown)))))
+        return out
+
+    def _grow(self, kind: int, content: Content, label: int) -> Iterable[Content]:
+        taken = Counter(position for position, _ in content)
+        for position, room in self.room[kind].items():
+            if taken[position] < room:
+                yield tuple(sorted((*content, (position, label))))
+
+    def enumerate(self, labels: Iterable[int], limit: int) -> list[Pattern] | None:
+        """All patterns of slow nodes with these classes, sorted; None where they exceed a limit."""
+        level: set[Pattern] = {()}
+        for label in sorted(labels):
+            level = {more for pattern in level for more in self.extensions(pattern, label)}
+            if len(level) > limit:
+                return None
+        return sorted(level)
+
+    def realise(self, pattern: Pattern, hosts: Int, classes: Mapping[int, int]) -> Int:
+        """Return hosts with that pattern, from given ones by exchanges of two nodes each.
+
+        Of blocks that are alike those are taken that slow nodes are in already, or nearest to.
+        Between zones nodes go with those that share their groups (`exchange`).
+
+        Parameters
+        ----------
+        pattern : Pattern
+            Of all the nodes in ``classes``.
+        hosts : int64 [slot]
+            Where nodes are now.
+        classes : mapping of int to int
+            Class of every slow node.
+        """
+        hosts = np.array(hosts, np.int64)
+        at = {int(hosts[s]): int(s) for s in np.flatnonzero(np.isin(hosts, list(classes)))}
+        left = [node for node in classes if node in at]
+        free = set(range(self.kind.size))
+        for kind, content in sorted(pattern, key=lambda entry: -len(entry[1])):
+            options = self._near_blocks(kind, free, [at[n] for n in left])
+            plans = [self._plan(b, content, hosts, left, at, classes) for b in options]
+            best = max(range(len(plans)), key=lambda i: plans[i][0])
+            free.remove(options[best])
+            for node, slot in plans[best][1]:
+                left.remove(node)
+                settled = at.keys() - {*left, node}
+                for moved in self.exchange(hosts, at[node], slot, settled):
+                    if int(hosts[moved]) in at:
+                        at[int(hosts[moved])] = moved
+        return hosts
+
+    def exchange(self, hosts: Int, a: int, b: int, settled: Collection[int] = ()) -> list[int]:
+        """Exchange the nodes of two slots in place, and return the slots that change.
+
+        Between zones all nodes that share a group of ranks with one of the two move, since a group
+        torn in two would talk over slower links; unless a settled node would move with them.
+        """
+        pairs = []
+        if self.zone[hosts[a]] != self.zone[hosts[b]]:
+            start = self._free_of(hosts, a, settled)
+            if start != a:
+                pairs.append((a, start))
+            here, there = self._group(start), list(self._group(b))
+            free = not any(int(hosts[s]) in settled for s in (*here, *there))
+            if free and len(here) == len(there) and here != there:
+                i, k = here.index(start), there.index(b)
+                there[i], there[k] = there[k], there[i]  # the node itself goes to b
+                pairs += zip(here, there, strict=True)
+            else:
+                pairs = []
+        pairs = pairs or [(a, b)]
+        for x, y in pairs:
+            hosts[x], hosts[y] = hosts[y], hosts[x]
+        return [slot for pair in pairs for slot in pair]
+
+    def _group(self, slot: int) -> list[int]:
+        """Slots that share a group of ranks with one."""
+        return self.slots_at[int(self.block[slot]), int(self.position[slot])]
+
+    def _free_of(self, hosts: Int, slot: int, settled: Collection[int]) -> int:
+        """Return a slot of a node's zone from which it can leave without a settled node."""
+        near = np.flatnonzero(self.zone[hosts] == self.zone[hosts[slot]]).tolist()
+        size = len(self._group(slot))
+        return next(
+            (
+                s for s in (slot, *near) if len(self._group(s)) == size
+                and not any(int(hosts[x]) in settled for x in self._group(s))
+            ),
+            slot,
+        )  # fmt: skip
+
+    @cached_property
+    def _shared(self) -> list[list[int]]:
+        """Slots that share a group of ranks, of each group over several."""
+        return [slots for slots in self.slots_at.values() if len(slots) > 1]
+
+    def tears(self, hosts: Int) -> bool:
+        """Tell whether a group of ranks spans more zones than in the job's placement."""
+        zone = self.zone[hosts]
+        if not self._shared or np.array_equal(zone, self.home):
+            return False
+        return any(
+            np.unique(zone[slots]).size > np.unique(self.home[slots]).size for slots in self._shared
+        )
+
+    def _near_blocks(self, kind: int, free: set[int], slots: list[int]) -> list[int]:
+        """Blocks worth a look: those that slow nodes are in, and the first free one per zone."""
+        own = {int(self.block[s]) for s in slots}
+        out = [b for b in sorted(own & free) if self.kind[b] == kind]
+        seen = set()
+        for b in self.blocks_of[kind].tolist():
+            if b in free and b not in own and self._zones[b] not in seen:
+                seen.add(self._zones[b])
+                out.append(b)
+        return out
+
+    @cached_property
+    def _zones(self) -> tuple[tuple[int, ...], ...]:
+        """Zones that each block is in, [block]."""
+        return tuple(tuple(np.unique(self.home[self.block == b])) for b in range(self.kind.size))
+
+    def _plan(
+        self, block: int, content: Content, hosts: Int, left: list[int], at: dict[int, int],
+        classes: Mapping[int, int],
+    ) -> tuple[int, list[tuple[int, int]]]:  # fmt: skip
+        """Which nodes go to which slots of a block, and how many of them need not go far."""
+        moves, score, taken = [], 0, set()
+        spare = {p: list(self.slots_at[block, p]) for p, _ in content}
+        rest = list(content)
+        for near in (2, 1, 0):  # stays, comes from the same zone, from anywhere
+            for position, label in list(rest):
+                choice = next(
+                    (
+                        (n, s) for n in left if n not in taken and classes[n] == label
+                        for s in spare[position]
+                        if self._nearness(hosts, at[n], s) >= near
+                    ),
+                    None,
+                )  # fmt: skip
+                if choice is not None:
+                    rest.remove((position, label))
+                    taken.add(choice[0])
+                    spare[position].remove(choice[1])
+                    moves.append(choice)
+                    score += near
+        return score, moves
+
+    def _nearness(self, hosts: Int, old: int, new: int) -> int:
+        if old == new:
+            return 2
+        return int(self.zone[hosts[old]] == self.zone[hosts[new]])
+
+
+def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int, zone: Int) -> Layout:
+    """Find blocks and positions of a placement's slots.
+
+    Parameters
+    ----------
+    member : int32 [replica, stage, member]
+        Physical GPU of every rank of the (tp, cp) groups.
+    gpus_per_node : int
+    hosts : int64 [slot]
+        Node of every slot in that placement.
+    zone : int64 [node]
+    """
+    slot_of = {int(node): slot for slot, node in enumerate(hosts)}
+    held: list[set[tuple[int, int]]] = [set() for _ in hosts]
+    nodes = member // gpus_per_node
+    for replica, stage in np.ndindex(nodes.shape[:2]):
+        for node in np.unique(nodes[replica, stage]):
+            held[slot_of[int(node)]].add((replica, stage))
+    pairs = tuple(tuple(sorted(h)) for h in held)
+    block = _components([{r for r, _ in h} for h in pairs], member.shape[0])
+    signature: dict[tuple[tuple[int, int], ...], int] = {}
+    kinds: dict[tuple[int, ...], int] = {}
+    kind = []
+    position = np.zeros(len(pairs), np.int64)
+    for b in range(block.max() + 1):
+        slots = np.flatnonzero(block == b)
+        first = min(r for s in slots for r, _ in pairs[s])
+        for s in slots:  # what it holds, replicas counted from the block's first
+            own = tuple((r - first, stage) for r, stage in pairs[s])
+            position[s] = signature.setdefault(own, len(signature))
+        key = tuple(sorted(position[slots].tolist()))
+        kind.append(kinds.setdefault(key, len(kinds)))
+    zone = np.asarray(zone, np.int64)
+    return Layout(pairs, block, position, np.array(kind), zone, zone[hosts])
+
+
+def _components(replicas: list[set[int]], n: int) -> Int:
+    """Return the number of every slot's block: slots that a chain of shared replicas connects."""
+    root = list(range(n))
+
+    def find(r: int) -> int:
+        while root[r] != r:
+            root[r] = root[root[r]]
+            r = root[r]
+        return r
+
+    for own in replicas:
+        first, *rest = sorted(own)
+        for r in rest:
+            root[find(r)] = find(first)
+    labels: dict[int, int] = {}
+    found = [labels.setdefault(find(min(own)), len(labels)) for own in replicas]
+    return np.array(found, np.int64)

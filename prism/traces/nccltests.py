@@ -1,0 +1,219 @@
+"""Output of nccl-tests (or rccl-tests): who took part in a test, and at which bus bandwidth.
+
+Text of one test or of many: a file, or a folder with a file per node or per pair of nodes; lines
+may carry the prefix of pdsh, clush or mpirun. Hosts come from the list of devices that the tests
+print, else from the prefix, else from the file's name. Left out: what a bandwidth says of a node
+(prism/inventory.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prism.errors import PrismError
+from prism.traces.content import find_kind, read_text
+
+_MPI = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
+_PREFIX = re.compile(r"^([\w.-]+): ?(?=\s*(?:#|\d+\s|$))")
+_DEVICE = re.compile(r"\bRank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\b")
+_TEST = re.compile(r"\b(\w+)_perf\b")
+_WORDS = re.compile(
+    r"(?:^|[_.-]+)(?:nccl|rccl|tests?|perf|busbw|bandwidth|pairs?|out|all_?reduce|all_?gather|"
+    r"reduce_?scatter|send_?recv|all_?to_?all|broadcast)(?=[_.-]|$)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class BandwidthTest:
+    """One run of one test.
+
+    Attributes
+    ----------
+    hosts
+        Who took part, in the order of ranks.
+    n_gpus
+        Ranks of the test; 0 where the output does not list them.
+    name
+        The test without ``_perf``, such as ``all_reduce``; empty where the output does not say.
+    bus
+        Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place).
+    where
+        Where its table starts, as ``file:line``.
+    """
+
+    hosts: tuple[str, ...]
+    n_gpus: int
+    name: str
+    bus: Mapping[tuple[int, int], float]
+    where: str
+
+
+def is_nccl_tests(text: bytes) -> bool:
+    """Tell whether a text is output of nccl-tests: it has a table with a bus bandwidth."""
+    return re.search(rb"\bsize\b.*\balgbw\s+busbw\b", text) is not None
+
+
+def read_nccl_tests(path: Path, source: str) -> tuple[list[BandwidthTest], list[str]]:
+    """Read the tests in a file, or in all files of a folder.
+
+    Parameters
+    ----------
+    path : Path
+        The file or folder.
+    source : str
+        How the user named it, for messages.
+
+    Returns
+    -------
+    tuple of list of BandwidthTest and list of str
+        The tests in the order of the files (10 after 9), and what was left out.
+
+    Raises
+    ------
+    PrismError
+        If no file holds a table of bandwidths.
+    """
+    files = [path] if path.is_file() else sorted(_files(path, source), key=_natural)
+    tests: list[BandwidthTest] = []
+    notes: list[str] = []
+    for file in files:
+        shown = source if file == path else str(file)
+        try:
+            # mpirun's prefix starts as JSON does
+            text = b"" if find_kind(file, shown) == "parquet" else read_text(file, shown)
+        except PrismError as error:
+            if file == path:
+                raise
+            notes.append(f"left out: {error}")
+            continue
+        found = _parse(text.decode("utf-8", "replace"), shown, file.name)
+        if not found and not is_nccl_tests(text):
+            notes.append(f"left out: {shown}: is no output of nccl-tests")
+        for test in found:
+            if test.bus:
+                tests.append(test)
+            else:
+                notes.append(f"left out: {test.where}: a test without results; did it fail?")
+    if not tests:
+        more = f" ({'; '.join(notes[:3])})" if notes else ""
+        raise PrismError(
+            f"{source}: no table of bandwidths{more}; expected output of nccl-tests, whose lines "
+            "below `size count type redop root time algbw busbw` hold numbers"
+        )
+    return tests, notes
+
+
+def _files(folder: Path, source: str) -> list[Path]:
+    """List the files of a folder, without the hidden ones."""
+    try:
+        files = [f for f in folder.iterdir() if f.is_file() and not f.name.startswith(".")]
+    except OSError as error:
+        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
+    if not files:
+        raise PrismError(f"{source}: the folder is empty; expected a file per node or per pair")
+    return files
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sort key of a name in which numbers count as numbers."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.name)]
+
+
+@dataclass
+class _Run:
+    """What has been read of one run so far."""
+
+    where: str
+    name: str = ""
+    hosts: dict[str, None] = field(default_factory=dict)
+    n_gpus: int = 0
+    columns: tuple[int, ...] = ()
+    bus: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+def _parse(text: str, source: str, file_name: str) -> list[BandwidthTest]:
+    """Find the runs in a text; each prefix is a stream of its own."""
+    streams: dict[str, list[_Run]] = {}
+    names: dict[str, str] = {}
+    for prefix, line, where in _lines(text, source):
+        runs = streams.setdefault(prefix, [])
+        named = _TEST.search(line)
+        if named:
+            names[prefix] = named.group(1).lower()
+        device = _DEVICE.search(line)
+        words = line.lstrip("# ").split()
+        header = "busbw" in words and "size" in words
+        if "nThread" in line or ((device or header) and (not runs or runs[-1].bus)):
+            runs.append(_Run(where))
+        if not runs:
+            continue
+        run = runs[-1]
+        run.name = run.name or names.get(prefix, "")
+        if device:
+            run.hosts[device.group(1)] = None
+            run.n_gpus += 1
+        elif header:
+            run.where = where
+            run.columns = tuple(i - len(words) for i, word in enumerate(words) if word == "busbw")
+        else:
+            _take_row(run, words)
+    return [
+        BandwidthTest(
+            tuple(run.hosts) or ((prefix,) if prefix else split_hosts(file_name)),
+            run.n_gpus, run.name, run.bus, run.where,
+        )
+        for prefix, runs in streams.items() for run in runs
+    ]  # fmt: skip
+
+
+def _lines(text: str, source: str) -> Iterator[tuple[str, str, str]]:
+    """Give each line's prefix, the rest of it, and where it stands."""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _MPI.sub("", raw)
+        found = _PREFIX.match(line)
+        prefix = found.group(1) if found else ""
+        yield prefix, line[found.end() :] if found else line, f"{source}:{number}"
+
+
+def _take_row(run: _Run, words: Sequence[str]) -> None:
+    """Add a line of numbers; columns are counted from the right, where none is ever blank."""
+    if not run.columns or len(words) < -min(run.columns) or not words[0].isdecimal():
+        return
+    for place, column in enumerate(run.columns):
+        try:
+            bandwidth = float(words[column])
+        except ValueError:
+            continue
+        if bandwidth > 0.0:
+            run.bus[int(words[0]), place] = bandwidth
+
+
+def split_hosts(file_name: str) -> tuple[str, ...]:
+    """Read the node, or the two nodes, out of the name of a file.
+
+    Two names are told from one by being alike but for their digits.
+
+    Examples
+    --------
+    >>> split_hosts("all_reduce_node-017_node-018.txt"), split_hosts("3-17.log")
+    (('node-017', 'node-018'), ('3', '17'))
+    >>> split_hosts("nccl-node017.out"), split_hosts("rack2-gpu7.txt")
+    (('node017',), ('rack2-gpu7',))
+    """
+    stem = re.sub(r"(?:\.(?:txt|log|out|gz|err|stdout))+$", "", file_name, flags=re.IGNORECASE)
+    stem = _WORDS.sub("", stem).strip("_.- ") or stem
+    for separator in re.finditer(r"(?:[_.\s-]+(?:vs|to|and|with)[_.\s-]+|[,+]|[_\s-]+)", stem):
+        halves = stem[: separator.start()], stem[separator.end() :]
+        shapes = {re.sub(r"\d+", "0", half) for half in halves}
+        if len(shapes) == 1 and all(re.search(r"\d", half) for half in halves):
+            return halves
+    return (stem,)
+
+
+def list_hosts(tests: Iterable[BandwidthTest]) -> list[str]:
+    """List the hosts in the order of their first test."""
+    return list(dict.fromkeys(host for test in tests for host in test.hosts))

@@ -1,0 +1,355 @@
+"""prism place: what reaches the analysis, what is said, drawn and written.
+
+The analysis itself is stood in for, but in the last tests; its own say whether it is right.
+"""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from placement_made import placement
+from rich.console import Console
+
+from prism import __main__ as entry
+from prism.job import load_job
+from prism.placecommand import Tolerance
+from prism.placement import NodeSlowdown, Placement
+from prism.placementfile import read_hosts
+from prism.placetext import advice, assumed, findings, in_words, percent_change, rows
+from prism.placeview import WIDTH, place_view
+from prism.results import provenance
+
+JOB = """
+model: {durations: {forward_s: [1.0, 1.0, 1.0, 1.2], backward_s: [2.0, 2.0, 2.0, 2.4]}}
+parallelism: {pp: 4, dp: 8, microbatches: 8, schedule: 1f1b}
+cluster: {gpus_per_node: 1}
+variability:
+  library: null
+  effects: {rank: {cv: 0.02}, step: {cv: 0.01}, residual: {cv: 0.05}}
+run: {steps: 1000}
+"""
+SLOW = ("--slow-nodes", "2", "--slowdown", "1.2")
+KEYS = {"placements", "best", "worst", "current", "worst_over_best_p50", "worst_over_best_p95",
+        "objective", "tolerance", "p_correct", "stage_slack", "alternatives"}  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def run(capfd):
+    """Run a command in this process: status, stdout, stderr."""
+
+    def call(*arguments):
+        status = entry.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+def dataset(job, **more):
+    """A made-up answer for a job of 32 nodes; the best exchanges nodes 0 and 24."""
+    hosts = np.tile(np.arange(32), (3, 1))
+    hosts[1, [0, 24]] = hosts[1, [24, 0]]
+    numbers = placement(**more)
+    call = {"seed": 3}
+    attrs = provenance(job, call) | {"kind": "placement", "summary": json.dumps(numbers)}
+    attrs |= {which: numbers[which] for which in ("best", "worst", "current", "objective")}
+    data = {"hosts": (("placement", "slot"), hosts)}
+    return xr.Dataset(data, {"placement": ["p0", "p1", "p2"]}, attrs)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Stand in for the analysis; gives what it was asked."""
+    importlib.import_module("prism.place")
+    calls = []
+    module = sys.modules["prism.place"]  # the name in the package may be the function
+
+    def place(job, **options):
+        calls.append((job, options))
+        return dataset(job)
+
+    monkeypatch.setattr(module, "place", place)
+    return calls
+
+
+def lines_of(numbers):
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(place_view(numbers))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+# ------------------------------------------------------------------------------ the command
+def test_options_reach_the_analysis(run, asked, job):
+    more = ("--kind", "network", "--slowdown-cv", "0.05", "--spares", "4", "--objective", "p99")
+    rest = ("--tolerance", "0.2%", "--seed", "0", "--threads", "1", "--set", "run.steps=77")
+    status, _, err = run("place", job, *SLOW, *more, *rest)
+    assert status == 0, err
+    given, options = asked[0]
+    assert given.n_steps == 77
+    assert options.pop("progress") is None
+    assert options == {
+        "slow_nodes": 2, "slowdown": 1.2, "kind": "network", "slowdown_cv": 0.05, "spares": 4,
+        "objective": "p99", "tolerance": 0.002, "seed": 0, "threads": 1,
+    }  # fmt: skip
+    run("place", job, *SLOW)
+    assert asked[1][1]["kind"] == "compute" and asked[1][1]["objective"] == "p95"
+    assert asked[1][1]["tolerance"] == 0.001 and asked[1][1]["seed"] is None
+    run("place", job)  # the job's own slow nodes
+    assert not {"nodes", "slow_nodes"} & set(asked[2][1])
+
+
+def test_nodes_are_named_by_number_or_by_host(run, asked, job, tmp_path):
+    status, _, err = run("place", job, "--at", "3, 17", "--slowdown", "1.5", "--kind", "memory")
+    assert status == 0, err
+    slow = NodeSlowdown(memory=1.5)
+    assert dict(asked[0][1]["nodes"]) == {3: slow, 17: slow}
+    (tmp_path / "hosts").write_text("".join(f"h{i}\n" for i in range(32)))
+    run("place", job, "--at", "h17", "--slowdown", "1.5", "--hosts", tmp_path / "hosts")
+    assert dict(asked[1][1]["nodes"]) == {17: NodeSlowdown(1.5)}
+
+
+def test_measured_nodes_are_read_and_their_notes_told(run, asked, job, tmp_path):
+    table = tmp_path / "nodes.csv"
+    table.write_text("node,batch,slowdown\n3,a,1.2\n5,a,0.1\n3,b,1.4\n")
+    measured = ("--measured-nodes", table, "--where", "batch=a")
+    status, out, err = run("place", job, *measured, "--json")
+    assert status == 0, err
+    assert dict(asked[0][1]["nodes"]) == {3: NodeSlowdown(1.2), 5: NodeSlowdown(0.1)}
+    (note,) = json.loads(out)["notes"]
+    assert note.startswith(str(table)) and "node 5" in note
+    assert "node 5" in run("place", job, *measured)[1]
+
+
+def test_several_files_say_different_things(run, asked, job, tmp_path):
+    (tmp_path / "a.csv").write_text("node,slowdown\n3,1.2\n")
+    (tmp_path / "b.csv").write_text("node,network\n3,1.4\n")
+    files = [x for name in "ab" for x in ("--measured-nodes", tmp_path / f"{name}.csv")]
+    status, _, err = run("place", job, *files)
+    assert status == 0, err
+    assert dict(asked[0][1]["nodes"]) == {3: NodeSlowdown(1.2, network=1.4)}
+
+
+def test_folder_holds_result_plots_and_hosts(run, asked, job, tmp_path):
+    (tmp_path / "hosts").write_text("".join(f"h{i}\n" for i in range(32)))
+    out = tmp_path / "out"
+    status, _, err = run("place", job, *SLOW, "--hosts", tmp_path / "hosts", "-o", out)
+    assert status == 0, err
+    plots = {f"{stem}.{kind}" for stem in ("alternatives", "slots") for kind in ("png", "svg")}
+    names = {"hosts.csv", "hostfile.txt", "slurm_hostfile.txt", "result.nc", "summary.json"}
+    assert {file.name for file in out.iterdir()} == plots | names
+    best = [24, *range(1, 24), 0, *range(25, 32)]
+    assert read_hosts(out / "hosts.csv") == best
+    for name in ("hostfile.txt", "slurm_hostfile.txt"):  # one GPU per node: one line each
+        assert (out / name).read_text().split() == [f"h{i}" for i in best]
+    slot = (out / "hosts.csv").read_text().splitlines()[1 + 9]
+    assert slot == "9,9,h9,9,1,1"  # the second stage begins at rank 8
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["slow_nodes"][0]["host"] == "h24"
+    # what was written is a placement that a job takes
+    moved = load_job(str(job), [f"cluster.hosts={out / 'hosts.csv'}", "cluster.nodes=32"])
+    assert Placement(moved).members()[0, 0, 0] == 24
+
+
+def test_json_is_one_object(run, asked, job):
+    status, out, err = run("place", job, *SLOW, "--json")
+    found = json.loads(out)
+    assert (status, out.count("\n"), err) == (0, 1, "")
+    assert set(found) >= KEYS
+    assert found["findings"][0].startswith("Move nodes 24, 25, 26")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--slow-nodes", "0", "--slowdown", "1.2"), "--slow-nodes"),
+        (("--slow-nodes", "2"), "need --slowdown X"),
+        (("--slowdown", "1.2"), "need --slow-nodes K, or --at"),
+        (("--kind", "compute"), "need --slow-nodes K, or --at"),
+        (("--slow-nodes", "2", "--slowdown", "nan"), "nan"),
+        (("--slow-nodes", "2", "--slowdown", "0"), "more than 0"),
+        (("--at", "3", "--slowdown", "-1"), "more than 0"),
+        (("--at", "99", "--slowdown", "1.2"), "--at 99: no node 99: the cluster has 32 nodes"),
+        (("--at", "3,3", "--slowdown", "1.2"), "node 3 is there twice"),
+        (("--at", "a", "--slowdown", "1.2"), "--hosts LIST"),
+        (("--at", "3,4", *SLOW[:1], "3", "--slowdown", "1.2"), "disagree"),
+        ((*SLOW, "--measured-nodes", "x.csv"), "leave out --slow-nodes"),
+        ((*SLOW, "--where", "a=b"), "choose from --measured-nodes"),
+        (("--measured-nodes", "none.csv"), "none.csv"),
+        ((*SLOW, "--tolerance", "0"), "more than 0"),
+        ((*SLOW, "--tolerance", "much"), "0.1% or 0.001"),
+        ((*SLOW, "--objective", "p90"), "p95"),
+        ((*SLOW, "--hosts", "none.txt"), "none.txt"),
+        ((*SLOW, "--kind", "disk"), "network"),
+        ((*SLOW, "--set", "parallelism.pq=3"), "pp"),
+        (("--slow-nodes", "33", "--slowdown", "1.2"), "32"),
+    ],
+)
+def test_mistakes_are_told(run, job, arguments, message):
+    status, out, err = run("place", job, *arguments)
+    assert (status, out) == (2, ""), err
+    assert message in err and "Traceback" not in err
+
+
+def test_without_slow_nodes_there_is_nothing_to_place(run, job):
+    status, _, err = run("place", job)
+    assert status == 2 and "--slow-nodes" in err and "--measured-nodes" in err
+
+
+def test_a_folder_that_cannot_be_is_told_before_any_work(run, asked, job, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = run("place", job, *SLOW, "-o", tmp_path / "file")
+    assert status == 2 and "file" in err and not asked
+
+
+def test_a_tolerance_is_a_share_with_or_without_percent():
+    kind = Tolerance()
+    assert kind.convert("0.5 %", None, None) == pytest.approx(0.005)
+    assert kind.convert(0.001, None, None) == 0.001
+
+
+# --------------------------------------------------------------------------------- in words
+def test_the_advice_comes_first():
+    lines = findings(placement())
+    assert lines[0] == (
+        "Move nodes 24, 25, 26 from stage 3 to stage 0 of replicas 0-2: "
+        "p95 10.40 s -> 9.80 s (-5.8 ± 0.1 %)."
+    )
+    text = " ".join(lines)
+    assert "Better still than moving them" in text and "3 spare nodes -7.7 ± 0.1 %" in text
+    assert "stages 0-1 31 %, stage 2 8 %, stage 3 none" in text
+    assert "9 placements looked at (all placements up to symmetry)" in text
+    assert "With a probability of 97 % none" in text and "0.1 % of the p95" in text
+
+
+def test_nodes_that_change_replica_or_leave():
+    nodes = placement()["slow_nodes"][:2]
+    nodes[0] = nodes[0] | {"after": {"slot": 5, "stages": [0], "replicas": [5]}, "host": "n24"}
+    nodes[1] = nodes[1] | {"after": None}
+    (line,) = advice(placement(slow_nodes=nodes))
+    assert "Move node n24 from stage 3 of replica 0 to stage 0 of replica 5" in line
+    assert "; take node 25 out: p95" in line
+
+
+def test_a_gain_below_the_tolerance_is_no_reason_to_move():
+    found = placement(tolerance=0.1)
+    (line,) = advice(found)
+    assert line.startswith("Leave the nodes where they are; the best placement (stage")
+    (line,) = advice(placement(best="p0"))
+    assert line == (
+        "Leave the nodes where they are: no placement is better by 0.1 % of the p95 or more."
+    )
+    (line,) = advice(placement(best="p0", n_screened=1))
+    assert "all places are alike" in line
+
+
+def test_what_does_not_help_is_said():
+    found = placement()
+    del found["alternatives"]["spares"]
+    assert "Nothing else that was tried is better for the same work." in findings(found)
+
+
+def test_a_choice_that_is_none_is_warned_of():
+    assert in_words(placement())["warnings"] == []
+    (warning,) = in_words(placement(p_correct=0.33))["warnings"]
+    assert "33 % only" in warning and "--tolerance" in warning
+
+
+def test_stages_alike_are_said_once():
+    flat = [{"stage": i, "slack": 0.0, "cost": 0.5 + i} for i in range(3)]
+    assert any(
+        "No stage has any slack; one such node alone" in line and "5.0 % on stage 0" in line
+        and "25.0 % on stage 2" in line for line in findings(placement(stage_slack=flat))
+    )  # fmt: skip
+    same = [{"stage": i, "slack": 0.1, "cost": None} for i in range(3)]
+    assert "Every stage has a slack of 10 %." in findings(placement(stage_slack=same))
+    most = [row | {"slack": 1.0} for row in same]
+    assert "Every stage has a slack of 100 % or more." in findings(placement(stage_slack=most))
+
+
+def test_which_nodes_are_slow_is_said():
+    assert assumed(placement()) == ["nodes 24, 25, 26: compute 1.2x"]
+    nodes = [{"node": i, "compute": 1.0 + 0.01 * i, "memory": None, "network": 1.0, "other": 1.0,
+              "cv": 0.0} for i in range(1, 9)]  # fmt: skip
+    (line,) = assumed(placement(slow_nodes=nodes))
+    assert line.startswith("8 nodes of known speed; the slowest: 8 1.08, 7 1.07")
+    whole = nodes[0] | {"compute": 1.1, "memory": 1.1, "network": 1.1, "other": 1.1, "cv": 0.05}
+    assert assumed(placement(slow_nodes=[whole])) == [
+        "node 1: everything 1.1x, its own spread CV 5 %"
+    ]
+
+
+def test_changes_have_as_many_digits_as_they_are_known_to():
+    assert percent_change(-0.0008, [0.0007, 0.0009]) == "-0.08 ± 0.01 %"
+    assert percent_change(0.0291) == "+2.9 %"
+    assert percent_change(-0.095, [0.054, 0.136]) == "-9.5 ± 4.1 %"
+
+
+# ----------------------------------------------------------------------------------- the table
+def test_table_has_placements_and_alternatives_and_fits():
+    lines = lines_of(in_words(placement()))
+    assert max(map(len, lines)) <= WIDTH
+    (best,) = (line for line in lines if line.startswith("best: stage 3"))
+    assert best.split()[-6:] == ["9.80", "s", "-5.8", "±", "0.1", "%"]
+    (dropped,) = (line for line in lines if line.startswith("without the slow nodes"))
+    assert "9.70 s" in dropped and "+49.2 ± 0.2 %" in dropped  # its own step, and for equal work
+    assert "- fewer layers: explicit durations have no layers" in lines
+    assert "90 % of them lie at 9.85 s to 10.45 s" in " ".join(lines).replace("  ", " ")
+
+
+def test_the_objective_has_a_column():
+    for objective, word in (("time_to_train", "time-to-train"), ("p99", "p99"), ("p95", "p95")):
+        lines = lines_of(in_words(placement(objective=objective)))
+        first = next(i for i, line in enumerate(lines) if line.endswith("same work"))
+        assert word in lines[first - 1]
+        assert max(map(len, lines)) <= WIDTH
+
+
+def test_one_node_cannot_be_all_in_one_replica():
+    alternatives = placement()["alternatives"] | {"all_in_one_replica": {"p95": 1.0}}
+    more = placement(alternatives=alternatives)
+    assert any(row["name"] == "all_in_one_replica" for row in rows(more))
+    one = placement(alternatives=alternatives, slow_nodes=placement()["slow_nodes"][:1])
+    assert not any(row["name"] == "all_in_one_replica" for row in rows(one))
+
+
+# ---------------------------------------------------------------------------------- for real
+def test_a_small_job_end_to_end(run, job, tmp_path):
+    out = tmp_path / "out"
+    command = ("place", job, "--at", "24,25", "--slowdown", "1.3", "--seed", 4, "--json", "-q",
+               "--spares", 2, "--tolerance", "1%")  # fmt: skip
+    status, first, err = run(*command, "-o", out)
+    assert status == 0, err
+    found = json.loads(first)
+    assert set(found) >= KEYS and "drop_nodes" in found["alternatives"]
+    assert {node["node"] for node in found["slow_nodes"]} == {24, 25}
+    # the last stage is the longest: a slow node there costs most
+    costs = [row["cost"] for row in found["stage_slack"]]
+    assert int(np.argmax(costs)) == 3
+    assert found["findings"][0].startswith("Move nodes 24, 25 from stage 3 ")
+    best = {row["name"]: row for row in found["placements"]}[found["best"]]
+    assert best["saved"] > 0.05 and 3 not in best["stages"]
+    hosts = read_hosts(out / "hosts.csv")
+    assert sorted(hosts.index(node) // 8 for node in (24, 25)) == best["stages"]
+    assert json.loads((out / "summary.json").read_text()) == found
+    again = json.loads(run(*command, "--threads", 1)[1])
+    assert again | {"wall_seconds": 0} == found | {"wall_seconds": 0}
+    status, text, err = run("show", out / "result.nc")
+    assert status == 0, err
+    assert "Move nodes 24, 25" in text and max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_changes_have_the_digits_that_their_interval_allows():
+    assert percent_change(9.4798, [9.279, 9.681]) == "+948 ± 20 %"
+    assert percent_change(0.0321, [0.031, 0.0335]) == "+3.2 ± 0.1 %"
+    assert percent_change(-0.0009, [-0.0015, -0.0003]) == "-0.09 ± 0.06 %"

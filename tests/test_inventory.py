@@ -1,0 +1,385 @@
+"""Inventories of slow nodes: tables, burn-ins, nccl-tests, names of hosts, placement files."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from prism.errors import PrismError
+from prism.hostnames import find_nodes, read_host_list
+from prism.inventory import merge_inventories, read_inventory
+from prism.placement import NodeSlowdown
+from prism.placementfile import as_ranges, host_order, placement_csv, read_hosts
+from prism.traces.nccltests import read_nccl_tests, split_hosts
+
+DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+RUNS = DATA / "gpu_variability" / "runs.parquet"
+
+
+def write(folder, text, name="nodes.csv"):
+    """Write a file and name it."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def read(path, n_nodes=64, gpus_per_node=8, **options):
+    return read_inventory(path, n_nodes, gpus_per_node, **options)
+
+
+def refused(path, *parts, **options):
+    """The message of the error, which holds all parts."""
+    with pytest.raises(PrismError) as caught:
+        read(path, **options)
+    message = str(caught.value)
+    for part in parts:
+        assert part in message, message
+    return message
+
+
+# -------------------------------------------------------------------------------------- factors
+def test_a_table_of_slowdowns_gives_the_nodes_that_are_slow(tmp_path):
+    found = read(write(tmp_path, "node,slowdown\n3,1.2\n17,1\n5,1.05\n"))
+    assert dict(found) == {3: NodeSlowdown(1.2), 5: NodeSlowdown(1.05)}
+    assert found.measured == {3, 17, 5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("network", NodeSlowdown(network=1.2)),
+        ("memory", NodeSlowdown(memory=1.2)),
+        ("everything", NodeSlowdown(1.2, 1.2, 1.2, 1.2)),
+    ],
+)
+def test_a_plain_slowdown_is_of_the_kind_that_was_asked_for(tmp_path, kind, expected):
+    assert dict(read(write(tmp_path, "node,slowdown\n3,1.2\n"), kind=kind)) == {3: expected}
+
+
+def test_kinds_and_spread_have_columns_and_empty_cells_are_as_the_others(tmp_path):
+    text = "host;compute;network;cv\nn0;1.1;;0.05\nn1;;1.3;\nn2;;;\n"
+    found = read(write(tmp_path, text), n_nodes=3)
+    assert dict(found) == {0: NodeSlowdown(1.1, cv=0.05), 1: NodeSlowdown(network=1.3)}
+    assert found.hosts == {0: "n0", 1: "n1", 2: "n2"}
+
+
+def test_everything_is_what_a_kind_is_that_is_not_given(tmp_path):
+    found = read(write(tmp_path, "node,everything,network\n3,1.1,1.5\n"))
+    assert found[3] == NodeSlowdown(1.1, 1.1, 1.5, 1.1)
+
+
+def test_parquet_reads_as_csv_does(tmp_path):
+    pytest.importorskip("pyarrow")
+    pd.DataFrame({"node": [3, 4], "slowdown": [1.2, 1.1]}).to_parquet(tmp_path / "n.parquet")
+    assert dict(read(tmp_path / "n.parquet")) == {3: NodeSlowdown(1.2), 4: NodeSlowdown(1.1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("node,slowdown\n3,1.2\n4,0\n", ("nodes.csv:3", "slowdown is 0", "above 0", "1.2 is 20 %")),
+        ("node,slowdown\n3,-1.2\n", ("nodes.csv:2", "slowdown is -1.2")),
+        ("node,slowdown\n3,inf\n", ("nodes.csv:2", "slowdown is inf")),
+        ("node,slowdown\n3,fast\n", ("nodes.csv:2", "'fast'", "expected a number")),
+        ("node,slowdown,cv\n3,1.2,-1\n", ("nodes.csv:2", "cv is -1", "0 to 1")),
+        ("node,slowdown\n99,1.2\n", ("nodes.csv:2", "no node 99", "64 nodes, 0 to 63",
+                                     "take it out")),
+        ("node,slowdown\n3,1.2\n4,1\n3,1.3\n", ("nodes.csv:4", "node 3 is there twice",
+                                               "nodes.csv:2")),
+        ("node,slowdown\n3,1.2\n03,1.2\n", ("nodes.csv:3", "twice")),
+        ("node,slowdown\n,1.2\n", ("nodes.csv:2", "expected a node")),
+        ("node,slowdown,compute\n3,1.2,1.3\n", ("both slowdown and compute", "--kind")),
+        ("gpu,slowdown\n3,1.2\n", ("no column of nodes", "hostname")),
+        ("node,speed\n3,1.2\n", ("neither slowdowns nor measurements", "node, slowdown")),
+        ("node,slowdown\n", ("no rows",)),
+        ("", ("empty",)),
+    ],
+)  # fmt: skip
+def test_what_is_no_inventory_says_where_and_what_instead(tmp_path, text, parts):
+    refused(write(tmp_path, text), *parts)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    refused(tmp_path / "none.csv", "none.csv", "no such file")
+
+
+def test_a_node_much_faster_than_the_others_is_remarked_on(tmp_path):
+    notes = read(write(tmp_path, "node,slowdown\n3,0.2\n")).notes
+    assert any("node 3 has a factor of 0.2" in note and "1.2 is 20 %" in note for note in notes)
+
+
+# ---------------------------------------------------------------------------------------- names
+def test_names_are_looked_up_in_a_list_of_hosts(tmp_path):
+    listed = write(tmp_path, "# rack 1\nn10 slots=8\nn11:8\n\nn12\nn12\nn13\n", "hosts")
+    hosts = read_host_list(listed, 4)
+    assert hosts == ["n10", "n11", "n12", "n13"]
+    table = write(tmp_path, "node,slowdown\nn12,1.2\nn10.cluster.local,1.1\n")
+    found = read(table, n_nodes=4, hosts=hosts)
+    assert dict(found) == {0: NodeSlowdown(1.1), 2: NodeSlowdown(1.2)}
+    assert found.hosts[2] == "n12"
+    with pytest.raises(PrismError, match=r"4 hosts, but the job has 8 nodes"):
+        read_host_list(listed, 8)
+    with pytest.raises(PrismError, match=r"4 hosts, but the job has 3 nodes.*--spares 1"):
+        read_host_list(listed, 3)
+    assert read_host_list(listed, 3, spares=1) == hosts
+
+
+def test_names_without_a_list_take_their_order_only_if_every_node_is_named(tmp_path):
+    text = "node,slowdown\nb,1.0\na,1.2\n"
+    found = read(write(tmp_path, text), n_nodes=2)
+    assert dict(found) == {1: NodeSlowdown(1.2)}
+    assert any("in the order in which they appear: b, a" in note for note in found.notes)
+    refused(write(tmp_path, text), "names 2 hosts (b, a)", "--hosts LIST", "0 to 63")
+
+
+@pytest.mark.parametrize(
+    ("labels", "hosts", "part"),
+    [
+        (["n1", "3"], None, "node 3 is a number, others are names (n1)"),
+        (["nod1"], ["node1", "node2"], "did you mean node1?"),
+        (["node1", "0"], ["node1", "node2"], "'0' and 'node1' are both node 0"),
+    ],
+)
+def test_names_that_cannot_be_placed_are_errors(labels, hosts, part):
+    with pytest.raises(PrismError) as caught:
+        find_nodes(labels, 2, hosts, lambda label: f"here {label}")
+    assert part in str(caught.value) and str(caught.value).startswith("here")
+
+
+# -------------------------------------------------------------------------------------- burn-in
+def burn_in(slow=(), n_nodes=6, gpus=4, runs=5, unit="ms", names=str, seed=0):
+    """Build a table of GEMM times: GPU 2 of each slow node takes longer."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for node in range(n_nodes):
+        for gpu in range(gpus):
+            factor = dict(slow).get(node, 1.0) if gpu == 2 else 1.0
+            for _ in range(runs):
+                noise = 1.0 + 1e-4 * generator.standard_normal()
+                rows.append((gpu + gpus * node, names(node), 50.0 * factor * noise))
+    frame = pd.DataFrame(rows, columns=["gpu_id", "node", "gemm_ms"])
+    if unit == "tflops":
+        frame["gemm_tflops"] = 4e4 / frame.pop("gemm_ms")
+    return frame
+
+
+@pytest.mark.parametrize("unit", ["ms", "tflops"])
+def test_a_node_is_as_slow_as_its_slowest_gpu(tmp_path, unit):
+    burn_in({3: 1.2, 5: 1.07}.items(), unit=unit).to_csv(tmp_path / "b.csv", index=False)
+    found = read(tmp_path / "b.csv", n_nodes=6, gpus_per_node=4)
+    factors = [found[node].compute for node in range(6)]
+    assert factors == pytest.approx([1.0, 1.0, 1.0, 1.2, 1.0, 1.07], abs=1e-3)
+    assert any("slowest of 4 GPUs, 5 runs each" in note for note in found.notes)
+    assert any("variability.effects.rank" in note for note in found.notes)
+
+
+def test_the_median_run_counts_and_not_the_worst(tmp_path):
+    table = burn_in({3: 1.2}.items())
+    table.loc[0, "gemm_ms"] *= 3.0  # one run of node 0
+    table.to_csv(tmp_path / "b.csv", index=False)
+    assert read(tmp_path / "b.csv", n_nodes=6)[0].compute == pytest.approx(1.0, abs=1e-3)
+
+
+def test_rows_of_no_node_are_left_out_and_counted(tmp_path):
+    table = burn_in({3: 1.2}.items())
+    table.loc[:3, "node"] = "-1"
+    table.to_csv(tmp_path / "b.csv", index=False)
+    found = read(tmp_path / "b.csv", n_nodes=6)
+    assert any("4 of 120 rows are of no known node" in note for note in found.notes)
+    assert any("nodes of 4 GPUs were measured, the cluster's have 8" in n for n in found.notes)
+
+
+def test_without_a_column_of_gpus_the_answer_says_what_may_hide(tmp_path):
+    burn_in().drop(columns="gpu_id").to_csv(tmp_path / "b.csv", index=False)
+    found = read(tmp_path / "b.csv", n_nodes=6)
+    assert any("may hide behind the others" in note for note in found.notes)
+
+
+def test_several_measurements_or_groups_are_refused_with_a_choice(tmp_path):
+    table = burn_in(names="n{}".format)
+    table["copy_ms"] = 1.0
+    table["phase"] = ["day", "night"] * 60
+    path = tmp_path / "b.csv"
+    table.to_csv(path, index=False)
+    refused(path, "several columns may be the measurement: gemm_ms, copy_ms", "--column gemm_ms")
+    refused(path, "holds several groups (phase: day, night)", "--where", column="gemm_ms")
+    options = {"column": "gemm_ms", "where": {"phase": "day"}}
+    assert len(read(path, n_nodes=6, **options).measured) == 6
+    refused(path, "no column 'gemm'", "gemm_ms", column="gemm")
+    refused(path, "more is slower or faster", column="phase")
+    refused(path, "no row has it", column="gemm_ms", where={"phase": "noon"})
+    table.loc[7, "gemm_ms"] = 0.0
+    table.to_csv(path, index=False)
+    refused(path, "b.csv:9", "gemm_ms is 0", column="gemm_ms", where={"phase": "*"})
+
+
+def test_a_public_burn_in_of_392_gpus_reads():
+    pytest.importorskip("pyarrow")
+    if not RUNS.is_file():
+        pytest.skip(f"no {RUNS}; set PRISM_DATA to its parent's parent")
+    refused(RUNS, "value_ms", "--column", "--where")
+    where = {"workload": "sgemm_25536"}
+    found = read(RUNS, n_nodes=80, gpus_per_node=4, where=where)
+    assert len(found.measured) == 80
+    # by hand, from the table itself
+    runs = pd.read_parquet(RUNS)
+    runs = runs[(runs.workload == "sgemm_25536") & (runs.node >= 0)]
+    slowest = runs.groupby(["node", "gpu_id"]).value_ms.median().groupby("node").max()
+    for node, factor in (slowest / slowest.median()).items():
+        assert found.get(node, NodeSlowdown()).compute == pytest.approx(factor, rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------- nccl-tests
+HEADER = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 8388608 step: 2(factor) warmup iters: 5
+#
+# Using devices
+{devices}#
+#                                                              out-of-place            in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""  # noqa: E501
+
+
+def nccl(hosts, slowdown, devices=True, redop="sum", small=1.0):
+    """Write the output of one test: bus bandwidth 48 GB/s over the slowdown at large sizes."""
+    listed = "".join(
+        f"#  Rank {8 * i + g:2d} Group  0 Pid  {100 + g} on {host:>10s} device  {g} [0x0{g}] GPU\n"
+        for i, host in enumerate(hosts) for g in range(8)
+    )  # fmt: skip
+    lines = HEADER.format(devices=listed if devices else "")
+    for power in range(20, 24):
+        bus = 48.0 / slowdown * (small if power < 21 else 1.0)
+        row = f"{100.0:8.2f} {bus / 1.875:7.2f} {bus:7.2f}"
+        lines += f"{2**power:12d} {2**power // 4:13d}     float {redop:>7s}      -1 {row}      0 "
+        lines += f"{row}    N/A\n"
+    return lines + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 20\n#\n"
+
+
+def test_pairs_tell_which_node_is_slow(tmp_path):
+    """Six nodes in a round robin: every pair of a slow node is slow, and only it is found."""
+    truth = [1.0, 1.0, 2.5, 1.0, 1.0, 1.3]
+    for i in range(6):
+        for j in range(i):
+            text = nccl([f"n{i}", f"n{j}"], max(truth[i], truth[j]))
+            write(tmp_path, text, f"pair{i}-{j}.txt")
+    hosts = [f"n{i}" for i in range(6)]
+    found = read(tmp_path, n_nodes=6, hosts=hosts)
+    factors = [found.get(node, NodeSlowdown()).network for node in range(6)]
+    assert factors == pytest.approx(truth, rel=1e-3)
+    assert all(slow.compute == 1.0 for slow in found.values())
+    assert any("15 tests of 6 nodes" in note for note in found.notes)
+
+
+def test_a_slow_pair_of_which_neither_is_known_is_named(tmp_path):
+    text = nccl(["n0", "n1"], 1.0) + nccl(["n2", "n3"], 2.0) + nccl(["n4", "n5"], 1.0)
+    found = read(write(tmp_path, text, "all.log"), n_nodes=6)
+    assert [found[2].network, found[3].network] == pytest.approx([2.0, 2.0])
+    assert any("n2 and n3 are slow together (2)" in note for note in found.notes)
+    assert any("n0, n1, n2, n3" in note for note in found.notes)  # the order of appearance
+
+
+def test_one_node_each_by_file_name_and_small_messages_do_not_count(tmp_path):
+    for node in range(11):
+        slowdown = 1.5 if node == 10 else 1.0
+        text = nccl(["x"], slowdown, devices=False, redop="", small=0.5 if node == 4 else 1.0)
+        write(tmp_path, text, f"all_reduce_node{node}.txt")
+    found = read(tmp_path, n_nodes=11)  # node10 comes last, not after node1
+    assert {node: slow.network for node, slow in found.items()} == pytest.approx({10: 1.5})
+    assert found.hosts[10] == "node10"
+    assert any("within one node" in note and "NVLink" in note for note in found.notes)
+
+
+def test_lines_with_the_prefix_of_a_parallel_shell_are_streams_of_their_own(tmp_path):
+    blocks = {f"h{i}": nccl(["x"], 1.2 if i == 1 else 1.0, devices=False) for i in range(3)}
+    lines = zip(*(text.splitlines() for text in blocks.values()), strict=True)
+    mixed = "\n".join(f"{h}: {x}" for row in lines for h, x in zip(blocks, row, strict=True))
+    found = read(write(tmp_path, mixed, "clush.log"), n_nodes=3)
+    assert {node: slow.network for node, slow in found.items()} == pytest.approx({1: 1.2}, rel=1e-3)
+    tagged = re.sub("^", "[1,0]<stdout>:", nccl(["h0", "h1"], 1.0), flags=re.MULTILINE)
+    (test,), _ = read_nccl_tests(Path(write(tmp_path, tagged, "mpi.log")), "mpi.log")
+    assert test.hosts == ("h0", "h1") and test.n_gpus == 16 and len(test.bus) == 8
+
+
+def test_a_failed_test_is_left_out_and_said(tmp_path):
+    write(tmp_path, HEADER.format(devices="#  Rank  0 Pid 1 on n3 device 0 [0x1] GPU\n"), "3.txt")
+    for node in range(3):
+        write(tmp_path, nccl([f"n{node}"], 1.0), f"{node}.txt")
+    write(tmp_path, "not a test", "README")
+    found = read(tmp_path, n_nodes=3)
+    assert any("3.txt" in note and "did it fail" in note for note in found.notes)
+    assert any("README" in note and "no output of nccl-tests" in note for note in found.notes)
+
+
+def test_tests_that_cannot_be_compared_are_refused(tmp_path):
+    one = write(tmp_path, nccl(["n0", "n1"], 1.0), "one.txt")
+    refused(one, "one.txt:", "the only test of its kind", "at least three")
+    other = nccl(["n0", "n2"], 1.0)
+    other = re.sub(r"^( +)(\d+)( +\d+ +float)", r"\g<1>1\2\3", other, flags=re.MULTILINE)
+    both = write(tmp_path, nccl(["n0", "n1"], 1.0) + other, "both.txt")
+    refused(both, "no message size", "-b, -e and -f")
+    refused(one, "leave --column", column="busbw")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(empty, "the folder is empty")
+    (empty / "a.txt").write_text("nothing")
+    refused(empty, "no table of bandwidths", "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("node017_node018.txt", ("node017", "node018")),
+        ("gpu-a3-17.log", ("gpu-a3-17",)),
+        ("nccl_tests_all_gather-10.0.0.1_10.0.0.2.out", ("10.0.0.1", "10.0.0.2")),
+        ("dgx1_to_dgx22.txt", ("dgx1", "dgx22")),
+    ],
+)
+def test_file_names_name_one_node_or_two(name, hosts):
+    assert split_hosts(name) == hosts
+
+
+# -------------------------------------------------------------------------------- several, files
+def test_gpus_and_network_from_two_files(tmp_path):
+    gpus = read(write(tmp_path, "node,slowdown\n3,1.2\n4,1.1\n"))
+    network = read(write(tmp_path, "node,network\n3,1.5\n5,2\n", "net.csv"))
+    both = merge_inventories({"a": gpus, "b": network})
+    assert both[3] == NodeSlowdown(1.2, network=1.5)
+    assert list(both) == [3, 4, 5]
+    with pytest.raises(PrismError, match="b: node 3: its compute is in a too"):
+        merge_inventories({"a": gpus, "b": gpus})
+
+
+def test_a_placement_reads_back(tmp_path):
+    groups = [[(0, 0), (1, 0)], [(2, 0), (3, 0)], [(0, 1), (1, 1)]]
+    text = placement_csv([2, 0, 5], groups, 8, {2: "n2", 5: "n5"})
+    assert text.splitlines()[3] == "2,5,n5,16,1,0-1"
+    assert read_hosts(write(tmp_path, text, "hosts.csv")) == [2, 0, 5]
+    head, *rest = text.splitlines()
+    shuffled = "\n".join([head, *rest[::-1]])
+    assert read_hosts(write(tmp_path, shuffled, "other.csv")) == [2, 0, 5]
+    assert host_order([2, 0], {2: "n2"}) == "n2\n0\n"
+    assert host_order([2, 0], {2: "n2", 0: "n0"}, 2) == "n2\nn2\nn0\nn0\n"
+    assert as_ranges([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("slot,node\n0,3\n0,4\n", ":3: slot 0 is there twice"),
+        ("slot,node\n0,3\n2,4\n", "2 slots but no slot 1"),
+        ("slot,node\n0,x\n", ":2: node is 'x', expected a whole number"),
+        ("slot,node\n0\n", ":2: node is ''"),
+        ("slot,host\n0,a\n", "no column node"),
+        ("slot,node\n", "no slot"),
+        ("", "no column slot and node"),
+    ],
+)
+def test_what_is_no_placement_is_an_error(tmp_path, text, part):
+    with pytest.raises(PrismError) as caught:
+        read_hosts(write(tmp_path, text, "hosts.csv"))
+    assert part in str(caught.value), str(caught.value)
+    with pytest.raises(PrismError, match="cannot be read"):
+        read_hosts(tmp_path / "none.csv")

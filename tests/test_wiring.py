@@ -1,0 +1,144 @@
+"""Wiring: what messages take where pods are oversubscribed or NVLink joins several nodes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_placement import make_job, seconds, times
+
+from prism.cluster import build_cluster
+from prism.library import load_library
+from prism.placement import Placement
+from prism.relocation import relocate
+from prism.simulate import prepare
+from prism.wiring import Wiring
+
+LIBRARY = load_library("h100-healthy")
+GROUPS = ("tp", "cp", "dp_cp", "embedding", "world")
+
+
+def wire(job, hosts=None):
+    placement = Placement(job, np.arange(8) if hosts is None else hosts)
+    return Wiring(build_cluster(job, LIBRARY), placement)
+
+
+@pytest.mark.parametrize("pod_gpus", [4, 8])
+@pytest.mark.parametrize("over", [1.0, 3.0, 16.0])
+@pytest.mark.parametrize("order", ["megatron", "tp-cp-pp-dp"])
+def test_default_order_is_as_the_cluster_says(pod_gpus, over, order):
+    """Crossings over GPUs of a pod are 1 / members of a ring in it, where a node has one of each.
+
+    Rings have a member in each node here, so that none runs beside another.
+    """
+    job = make_job(pod_gpus=pod_gpus, oversubscription=over, placement=order)
+    wiring, cluster = wire(job), build_cluster(job, LIBRARY)
+    for name in ("dp_cp", "embedding"):
+        group = cluster.group(name)
+        assert group.members_within(2) == 1
+        assert wiring.pod_factors(name) == pytest.approx(cluster._pod_factor(group))
+        expected = cluster.collective_time("all_gather", 1e9, group)
+        assert wiring.seconds(name, 1e9) == pytest.approx(expected)
+    assert wiring.seconds("hop", 1e9).mean() > 0.0
+    hops = np.stack([wiring.seconds("hop", 1e9, s) for s in range(2)])
+    assert hops.mean() == pytest.approx(cluster.transfer_time(1e9))
+
+
+def test_rings_that_leave_a_pod_share_its_way_out():
+    """Pods of two nodes at 8:1; a stage's replicas lie in two pods: 2 of 4 edges of a ring leave.
+
+    Two rings (tp) of a stage, one crossing each: 2 edges out of 4 GPUs, factor 4. With replicas 1
+    and 2 exchanged the order of pods is A B A B: 4 edges, factor 8.
+    """
+    job = make_job(pod_gpus=4, oversubscription=8.0)
+    assert wire(job).pod_factors("dp_cp").tolist() == [4.0] * 2
+    torn = wire(job, [0, 2, 1, 3, 4, 5, 6, 7])
+    assert torn.pod_factors("dp_cp").tolist() == [8.0, 4.0]
+    # two stages exchange a node over their pods: edges of both rings leave all pods
+    mixed = wire(make_job(pod_gpus=8, oversubscription=8.0), [0, 1, 2, 4, 3, 5, 6, 7])
+    assert mixed.pod_factors("dp_cp").tolist() == [4.0] * 2
+    assert wire(make_job(pod_gpus=8, oversubscription=8.0)).pod_factors("dp_cp").tolist() == [1, 1]
+
+
+def test_a_swap_between_pods_costs_and_one_within_does_not():
+    job = make_job(pod_gpus=8, oversubscription=8.0, placement="tp-cp-pp-dp")
+    step = prepare(job, 1)
+    within = relocate(step, [1, 0, *range(2, 8)], {})
+    assert np.array_equal(times(within), times(step.program))
+    between = relocate(step, [4, 1, 2, 3, 0, 5, 6, 7], {})
+    before, after = seconds(step.program)[0], seconds(between)[0]
+    moved = wire(job, [4, 1, 2, 3, 0, 5, 6, 7])
+    for c, op_type in enumerate(step.graph.op_types):
+        name = op_type.collective.name if op_type.collective else ""
+        ratio = after[:, c] / np.maximum(before[:, c], 1e-30)
+        if name == "transfer":  # stages 0 and 1 of replicas 0 and 2 no longer share a pod
+            n_bytes = op_type.collective.bytes
+            expected = moved.seconds("hop", n_bytes, op_type.link)
+            expected /= wire(job).seconds("hop", n_bytes, op_type.link)
+            assert (expected > 1.05).tolist() == [True, False, True, False]
+            assert ratio == pytest.approx(expected, rel=1e-5)
+        elif not op_type.collective:
+            assert ratio == pytest.approx(1.0)
+    assert times(between)[0, 0] > times(step.program)[0, 0]
+
+
+def test_hop_out_of_a_pod_by_hand():
+    """One hop each way between pods of 8 GPUs: 2 tp ranks send, so 8 x 2 / 8 = 2 times slower."""
+    job = make_job(
+        pod_gpus=8, oversubscription=8.0, parallelism={"vpp": 1}, placement="tp-cp-pp-dp"
+    )
+    moved = wire(job, [0, 4, 2, 3, 5, 1, 6, 7])  # replica 0: node 0 to 4, replica 2: 5 to 1
+    c = moved.cluster
+    hop = c.network.latency_s + 2.0 * 1e9 / c.network.bytes_per_s
+    near = c.network.latency_s + 1e9 / c.network.bytes_per_s
+    assert moved.seconds("hop", 1e9, 0) == pytest.approx([hop, near, hop, near])
+
+
+def test_wide_nvlink_domains():
+    """Domains of two nodes: a ring with one member in a domain has one card, not two."""
+    job = make_job(nvlink_domain_gpus=4)
+    cluster = build_cluster(job, LIBRARY)
+    assert wire(job).seconds("dp_cp", 1e9) == pytest.approx(
+        cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
+    )
+    apart = wire(job, [0, 2, 4, 6, 1, 3, 5, 7])  # the replicas of a stage in four domains
+    alone = cluster.ring_time(1e9, 4, 1, 1.0)
+    assert apart.seconds("dp_cp", 1e9, 0) == pytest.approx(alone)
+    assert alone > 1.9 * float(wire(job).seconds("dp_cp", 1e9)[0])
+    step = prepare(job, 1)
+    swapped = relocate(step, [1, 0, *range(2, 8)], {})
+    assert np.array_equal(times(swapped), times(step.program))
+    assert times(relocate(step, [0, 2, 4, 6, 1, 3, 5, 7], {}))[0, 0] > times(step.program)[0, 0]
+
+
+@given(
+    hosts=st.permutations(range(8)), pod=st.sampled_from([4, 6, 8]), nvlink=st.sampled_from([2, 4])
+)
+@settings(max_examples=40, deadline=None)
+def test_reach_against_counting(hosts, pod, nvlink):
+    """Brute force over rings and edges, ring by ring."""
+    job = make_job(
+        pod_gpus=pod, oversubscription=5.0, nvlink_domain_gpus=nvlink,
+        parallelism={"cp": 2, "dp": 2},
+    )  # fmt: skip
+    wiring = wire(job, list(hosts))
+    members = Placement(job, list(hosts)).members().reshape(2, 2, 2, 2)  # replica stage cp tp
+    sizes = [min(pod, 16 - first) for first in range(0, 16, pod)]
+    for group, rings in {
+        "dp_cp": [members[:, s, :, t].ravel() for s in range(2) for t in range(2)],
+        "cp": [members[r, s, :, t] for r in range(2) for s in range(2) for t in range(2)],
+    }.items():
+        edges, inside = [], []
+        for ring in rings:
+            _, counts = np.unique(ring // nvlink, return_counts=True)
+            inside.append(counts.min())
+            pairs = zip(ring // pod, np.roll(ring, -1) // pod, strict=True)
+            edges.append([a for a, b in pairs if a != b])
+        out = [
+            sum(n * e.count(p) for n, e in zip(inside, edges, strict=True))
+            for p in range(len(sizes))
+        ]
+        expected = [max([1.0, *(5.0 * out[p] / sizes[p] for p in e)]) for e in edges]
+        n_alike = 2  # tp ranks of a node have the same ring
+        assert wiring.pod_factors(group) == pytest.approx(expected[::n_alike])
+        reach = wiring._rings_reach(group)
+        assert [n for n, _ in reach.pairs] == inside[::n_alike]
