@@ -74,8 +74,8 @@ def compare_interventions(
             own = _quiet_after(case, entry, what, program, quiet)
             after = _compared(case, program, COMPARED_BLOCKS[entry.kind], own, steady)
             for name, (left, saved) in reduction(before[entry.kind], after, seed).items():
-                if name == "std":
-                    saved = _with_rare_stalls(case, entry, what, saved)
+                if name in ("mean", "std"):
+                    saved = _with_rare_stalls(case, entry, what, name, saved)
                 if f"target_{name}" in whole:
                     left = whole[f"target_{name}"] * (1.0 - saved.value)
                 out[f"{name}_if"][i, j] = left
@@ -84,8 +84,8 @@ def compare_interventions(
     return out
 
 
-def _with_rare_stalls(case: Case, entry: Input, what: str, saved: Estimate) -> Estimate:
-    """Return what an intervention saves of the spread, from what it saves where none stalls.
+def _with_rare_stalls(case: Case, entry: Input, what: str, name: str, saved: Estimate) -> Estimate:
+    """Return what an intervention saves of mean or spread, from what it saves where none stalls.
 
     Notes
     -----
@@ -96,8 +96,14 @@ def _with_rare_stalls(case: Case, entry: Input, what: str, saved: Estimate) -> E
     sampler = case.sampler
     if sampler.rare is None or case.target.name != "step_time":
         return saved
-    left = 1.0
-    if engine.STALL in entry.streams:
+    is_stall, left = engine.STALL in entry.streams, 1.0
+    if name == "mean":
+        if not is_stall or what != "freeze":
+            return saved
+        part = sampler.rare.delay / (sampler.a.mean() + sampler.rare.mean)
+        half = 2.0 * part.std(ddof=1) / part.size**0.5
+        return Estimate(*(float(part.mean() + k * half) for k in (0, -1, 1)))
+    if is_stall:
         left = 0.0 if what == "freeze" else sampler.rare.left_by(CUT)
     args = sampler.a, sampler.b, sampler.seed, sampler.control, False, sampler.added
     stalls = share_interval(sampler.rare.added, *args)

@@ -35,7 +35,12 @@ class RareStalls:
     added: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] variance by stalls [s^2]
     first: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] of it, first order
     total: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] and total order
-    mean: float = 0.0  # E D [s]
+    delay: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] D [s]
+
+    @property
+    def mean(self) -> float:
+        """What stalls add to the mean step [s]."""
+        return float(self.delay.mean())
 
     def weights(self, n: int, seed: int) -> Array:
         """Likelihood of the stalls of n clusters over that under which they were drawn."""
@@ -67,7 +72,7 @@ class RareStalls:
         d, e = delay["aa"] - delay["ab"], delay["ba"] - delay["bb"]
         self.first = 0.5 * (wa * wb * d * e).mean(axis=1)
         self.total = 0.25 * (wa * wb * (d * d + e * e)).mean(axis=1)
-        self.mean = 0.5 * float((wa * delay["aa"] + wb * delay["bb"]).mean())
+        self.delay = 0.5 * (wa * delay["aa"] + wb * delay["bb"]).mean(axis=1)
         parts = [w * (2.0 * (t - t.mean()) * x + x * x)
                  for w, t, x in ((wa, a, delay["aa"]), (wb, b, delay["bb"]))]  # fmt: skip
         self.added = 0.5 * (parts[0] + parts[1]).mean(axis=1) - self.mean**2

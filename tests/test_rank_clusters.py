@@ -111,6 +111,8 @@ def test_stalls_too_rare_to_be_seen_have_their_share(entity, noise):
     values = {r["name"]: r for r in summarize_rank(rank(job, seed=1))["effects"]}
     low, high = values["stall"]["std_reduction_ci"]
     assert abs(values["stall"]["std_reduction"] - (1 - math.sqrt(1 - exact))) < high - low
+    low, high = values["stall"]["mean_reduction_ci"]
+    assert abs(values["stall"]["mean_reduction"] - rate * 30 / 3) < high - low
     (quick,) = summarize_rank(rank(job, seed=1, quick=True))["effects"]
     assert quick["total_order"] == pytest.approx(exact, abs=0.05)
 
