@@ -99,27 +99,17 @@ def rank(
     threads = default_threads() if threads is None else threads
     check_counts(1, seed, threads)
     _check(target, interventions, speed_up, pairs, quick)
-    if job.variability.dependence == "none":
-        raise PrismError(
-            f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
-        )
-    step = prepare(job, seed)
-    v = prepare_variability(job)
-    warm_up(step.program, seed)
-    residuals = measure_residuals(step, v, seed)
-    inputs = list_inputs(step, residuals)
-    sampler = Sampler(step.program, seed, threads, progress)
-    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed)
-    case = Case(step, v, residuals, inputs, sampler, ranked)
+    case = _prepare(job, target, seed, threads, progress)
     values = _one_run(case, quick)
     asked = () if quick else tuple(interventions)
     coords: dict[str, Any] = {
-        "input": [entry.name for entry in inputs],
-        "input_kind": ("input", [entry.kind for entry in inputs]),
+        "input": [entry.name for entry in case.inputs],
+        "input_kind": ("input", [entry.kind for entry in case.inputs]),
         "bound": ["low", "high"], "intervention": list(asked),
     }  # fmt: skip
     if not quick:
-        sampler.planned = len(asked) * sum(COMPARED_BLOCKS[entry.kind] for entry in inputs)
+        blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
+        case.sampler.planned = len(asked) * blocks
         found, weights = _shares(case, values)
         values |= compare_interventions(case, asked, values, speed_up)
         if pairs:
@@ -147,6 +137,22 @@ def _check(
         raise PrismError(f"pairs {pairs}: expected 0 or more")
     if quick and pairs:
         raise PrismError("pairs: not in a quick ranking, which is one run; leave one of them out")
+
+
+def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress | None) -> Case:
+    """Build what the parts of a ranking share."""
+    if job.variability.dependence == "none":
+        raise PrismError(
+            f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
+        )
+    step = prepare(job, seed)
+    v = prepare_variability(job)
+    warm_up(step.program, seed)
+    residuals = measure_residuals(step, v, seed)
+    inputs = list_inputs(step, residuals)
+    sampler = Sampler(step.program, seed, threads, progress)
+    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed)
+    return Case(step, v, residuals, inputs, sampler, ranked)
 
 
 def _one_run(case: Case, quick: bool) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from prism.causenames import label
 from prism.plots import BLUE, GREY, ORANGE, RED, new_axes
-from prism.ranktext import TARGETS, label
+from prism.ranktext import TARGETS
 
 Array = NDArray[np.float64]
 

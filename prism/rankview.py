@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from prism.causenames import short_label
 from prism.ranktext import (
     TARGETS,
     causes,
@@ -21,7 +22,6 @@ from prism.ranktext import (
     findings,
     half_width,
     pair_label,
-    short_label,
 )
 from prism.text import format_duration, format_like
 

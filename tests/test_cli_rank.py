@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from prism import __main__ as entry
+from prism.causenames import label, short_label
 from prism.ranking import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.rankplot import plot_interventions, plot_path, plot_ranking
-from prism.ranktext import causes, findings, in_words, label, rank_warnings, short_label
+from prism.ranktext import causes, findings, in_words, rank_warnings
 from prism.rankview import WIDTH, rank_view
 from prism.results import VARIABLES, make_dataset, save
 
