@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 import prism
 from prism.plots import save_figure
 from prism.rankplot import plot_ranking
-from prism.ranktext import causes, in_words, short_label
+from prism.causenames import short_label
+from prism.ranktext import causes, in_words
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))
