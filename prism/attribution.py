@@ -24,6 +24,7 @@ Array = NDArray[np.float64]
 RESAMPLES = 1000
 LEVEL = 0.95
 TAIL = 0.95  # quantile beyond which the tail lies
+COMPARED = ("mean", "std", "p50", "p95", "p99")  # of two runs
 
 
 class PickFreeze(NamedTuple):
@@ -86,6 +87,35 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     """
     d, e = runs.a - runs.ab, runs.ba - runs.b
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
+
+
+def pair_variances(first: PickFreeze, second: PickFreeze, both: PickFreeze) -> tuple[Array, Array]:
+    """Second-order variance of two inputs, and all interactions that hold both, by cluster [s^2].
+
+    Parameters
+    ----------
+    first, second, both : PickFreeze
+        Of the same two runs, with the first input, the second and both swapped.
+
+    Returns
+    -------
+    pair, joint : float64 [cluster]
+        The two inputs' own interaction; and it with those of three and more inputs that hold both.
+
+    Notes
+    -----
+    With D = a - ab_i - ab_j + ab_ij and E the same of b: joint E[D^2 + E^2]/8 (Liu and Owen's
+    superset importance) and pair E[D E]/4. So joint >= pair in every sample, and both errors are
+    proportional to what they measure.
+
+    References
+    ----------
+    Liu and Owen (2006), "Estimating mean dimensionality of analysis of variance decompositions",
+    doi:10.1198/016214505000001410.
+    """
+    d = first.a - first.ab - second.ab + both.ab
+    e = first.b - first.ba - second.ba + both.ba
+    return 0.25 * (d * e).mean(axis=1), 0.125 * (d * d + e * e).mean(axis=1)
 
 
 def _resample(n: int, seed: int) -> Array:
@@ -183,6 +213,7 @@ def share_interval(
     seed: int,
     control: ClusterControl | None = None,
     with_between: bool = False,
+    added: Array | None = None,
 ) -> Estimate:
     """Share of a part in the variance, with its interval.
 
@@ -198,6 +229,8 @@ def share_interval(
         Of the two runs.
     with_between : bool
         The variance between clusters belongs to the part too.
+    added : float64 [cluster], optional
+        Variance that the runs lack, by cluster [s^2]: of the runs' first clusters.
     """
     m, n = part.size, a.shape[0]
     weights = _resample(m, seed)
@@ -208,6 +241,10 @@ def share_interval(
         error = control.error * np.random.default_rng([seed, 2]).standard_normal(RESAMPLES)
     within, between, _ = _variances((a, b), control, joint, error)
     whole = run_variance((a, b), control)
+    if added is not None and added.size:
+        own_weights = joint[:, : added.size]
+        within = within + own_weights @ added / np.maximum(own_weights.sum(axis=1), 1.0)
+        whole = Variance(whole.within + float(added.mean()), whole.between)
     if whole.total <= 0.0:
         return Estimate(0.0, 0.0, 0.0)
     own, parts = float(part.mean()), weights @ part / m
@@ -238,44 +275,34 @@ def spread_clusters(times: Array, quiet: Array) -> Array:
     return np.ascontiguousarray(moved.reshape(n, -1))
 
 
-class Reduction(NamedTuple):
-    """Spread and quantiles after an intervention [s], and relative reductions with intervals."""
+def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, Estimate]]:
+    """Compare two runs [cluster, lane] with common random numbers, pair by pair.
 
-    mean: float
-    std: float
-    p50: float
-    p95: float
-    p99: float
-    mean_reduction: Estimate
-    std_reduction: Estimate
-    p95_reduction: Estimate
-
-
-def reduction(before: Array, after: Array, seed: int) -> Reduction:
-    """Compare two runs [cluster, lane] with common random numbers, pair by pair."""
+    Returns
+    -------
+    dict of str to (float, Estimate)
+        For each of `COMPARED`: its value after [s], and its relative reduction with an interval.
+    """
     n, rng = before.shape[0], np.random.default_rng([seed, before.shape[0]])
     both = np.stack([before, after])
-    flat = both.reshape(2, -1)
-    mean, spread, p95 = (
-        flat.mean(axis=1), flat.std(axis=1, ddof=1), np.quantile(flat, TAIL, axis=1)
-    )  # fmt: skip
-    means, spreads, p95s = np.empty((3, 2, RESAMPLES // 8))
-    for i in range(RESAMPLES // 8):
-        drawn = both[:, rng.integers(0, n, n)].reshape(2, -1)
-        means[:, i], spreads[:, i] = drawn.mean(axis=1), drawn.std(axis=1, ddof=1)
-        p95s[:, i] = np.quantile(drawn, TAIL, axis=1)
+    drawn = [both[:, rng.integers(0, n, n)] for _ in range(RESAMPLES // 8)]
+    samples = np.stack([_compared(x) for x in drawn], axis=-1)  # [figure, run, resample]
+    figures = _compared(both)
 
     def relative(x: Array) -> Array:
-        kept = np.divide(x[1], x[0], out=np.ones_like(x[0]), where=x[0] > 0.0)
-        return np.asarray(1.0 - kept)
+        return np.asarray(1.0 - np.divide(x[1], x[0], out=np.ones_like(x[0]), where=x[0] > 0.0))
 
-    p50, p99 = np.quantile(flat[1], [0.5, 0.99])
-    return Reduction(
-        float(mean[1]), float(spread[1]), float(p50), float(p95[1]), float(p99),
-        _interval(float(relative(mean)), relative(means), n),
-        _interval(float(relative(spread)), relative(spreads), n),
-        _interval(float(relative(p95)), relative(p95s), n),
-    )  # fmt: skip
+    return {
+        name: (float(x[1]), _interval(float(relative(x)), relative(resampled), n))
+        for name, x, resampled in zip(COMPARED, figures, samples, strict=True)
+    }
+
+
+def _compared(runs: Array) -> Array:
+    """Figures of `COMPARED` of runs [run, cluster, lane]: [figure, run]."""
+    flat = runs.reshape(runs.shape[0], -1)
+    quantiles = np.quantile(flat, [0.5, TAIL, 0.99], axis=1)
+    return np.stack([flat.mean(axis=1), flat.std(axis=1, ddof=1), *quantiles])
 
 
 class PathShares(NamedTuple):
@@ -283,9 +310,9 @@ class PathShares(NamedTuple):
 
     mean: Array  # of the mean
     covariance: Array  # Cov(T_k, T) / Var T
-    covariance_low: Array
-    covariance_high: Array
+    covariance_ci: Array  # [class, bound]
     tail: Array  # (E[T_k | T >= q95] - E[T_k]) over the same of T
+    tail_ci: Array  # [class, bound]
 
 
 def path_shares(parts: Array, seed: int = 0) -> PathShares:
@@ -303,23 +330,30 @@ def path_shares(parts: Array, seed: int = 0) -> PathShares:
     -----
     A part's covariance with T counts a draw shared by several parts in each of them, by how much it
     moves that part; it may be negative. It says what went along with T, not what an intervention
-    would bring.
+    would bring. Intervals resample clusters; those of the tail keep q95 where it is.
     """
     total = parts.sum(axis=1)
-    deviation = total - total.mean()
-    products = ((parts - parts.mean(axis=(0, 2))[:, None]) * deviation[:, None]).mean(axis=2)
-    tail = total >= np.quantile(total, TAIL)
-    lift = np.array([p[tail].mean() - p.mean() for p in parts.transpose(1, 0, 2)])
     mean = parts.mean(axis=(0, 2))
-    share = _normalise(products.mean(axis=0))
-    n = parts.shape[0]
-    resampled = _resample(n, seed) @ products
-    resampled /= np.where(resampled.sum(axis=1) > 0.0, resampled.sum(axis=1), np.inf)[:, None]
-    bounds = [_interval(s, r, n) for s, r in zip(share, resampled.T, strict=True)]
+    centred = parts - mean[:, None]
+    products = (centred * (total - total.mean())[:, None]).mean(axis=2)
+    tail = total >= np.quantile(total, TAIL)
+    lifts = (centred * tail[:, None]).mean(axis=2)  # over the whole: E[T_k - mean; T >= q95]
+    weights = _resample(parts.shape[0], seed)
+    bounds = [_share_bounds(x, weights) for x in (products, lifts)]
     return PathShares(
-        _normalise(mean), share, np.array([e.low for e in bounds]),
-        np.array([e.high for e in bounds]), _normalise(lift),
+        _normalise(mean), _normalise(products.mean(axis=0)), bounds[0],
+        _normalise(lifts.mean(axis=0)), bounds[1],
     )  # fmt: skip
+
+
+def _share_bounds(parts: Array, weights: Array) -> Array:
+    """Intervals of shares of a sum of parts [cluster, class]: [class, bound]."""
+    resampled = weights @ parts
+    sums = resampled.sum(axis=1)
+    resampled /= np.where(sums > 0.0, sums, np.inf)[:, None]
+    shares = _normalise(parts.mean(axis=0))
+    n = parts.shape[0]
+    return np.array([_interval(s, r, n)[1:] for s, r in zip(shares, resampled.T, strict=True)])
 
 
 def _normalise(values: Array) -> Array:

@@ -9,42 +9,31 @@ time of the run. Left out: plots and the command.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism import engine
-from prism.attribution import (
-    TAIL,
-    Array,
-    Estimate,
-    PathShares,
-    Reduction,
-    Variance,
-    path_shares,
-    reduction,
-    spread_clusters,
-)
-from prism.clustertimes import cluster_times
+from prism.attribution import COMPARED, TAIL, Array, Estimate, PathShares, Variance, path_shares
 from prism.errors import PrismError
-from prism.inputs import Input, Residuals, class_cvs, effect_cv, time_shares
+from prism.inputs import class_cvs, effect_cv, stall_bound, time_shares
+from prism.interactions import measure_interactions
+from prism.interventions import COMPARED_BLOCKS, FASTER, INTERVENTIONS, compare_interventions
 from prism.job import Job, load_job
-from prism.program import Program
 from prism.ranking import (
     Sampler,
-    intervene,
+    Shares,
     list_inputs,
     measure_residuals,
     sample_quickly,
     sample_shares,
     tracked_variances,
 )
-from prism.ranktarget import TARGETS, Target
+from prism.ranktarget import TARGETS, Case, Target, Weights
+from prism.rarestalls import RARE
 from prism.results import make_dataset, provenance
 from prism.simulate import (
     Progress,
-    Step,
     check_counts,
     default_threads,
     fresh_seed,
@@ -53,31 +42,13 @@ from prism.simulate import (
     run_blocks,
     warm_up,
 )
-from prism.variability import Variability
 
 if TYPE_CHECKING:
     import xarray as xr
 
 PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
 QUICK_REPEATS = 4  # of them repeated with each effect redrawn
-COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
-FIGURES = ("mean", "std", "p50", "p95", "p99")
-REDUCTIONS = ("mean_reduction", "std_reduction", "p95_reduction")
-NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
-KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
 NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
-
-
-@dataclass
-class _Case:
-    """Everything that the parts of a ranking share."""
-
-    step: Step
-    v: Variability
-    residuals: Residuals
-    inputs: list[Input]
-    sampler: Sampler
-    target: Target
 
 
 def rank(
@@ -86,6 +57,8 @@ def rank(
     *,
     quick: bool = False,
     interventions: Sequence[str] = ("freeze",),
+    speed_up: float = FASTER,
+    pairs: int = 0,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -102,7 +75,11 @@ def rank(
         One run only: shares of the critical path; the total order of a kernel class is then an
         upper bound, first orders are those of step and rank, and nothing is frozen.
     interventions : sequence of str
-        Of ``freeze`` (at the median), ``cut`` (tails at p95) and ``speed`` (10 % faster).
+        Of ``freeze`` (at the median), ``cut`` (tails at p95) and ``speed`` (faster by `speed_up`).
+    speed_up : float
+        Share of its time that ``speed`` saves a kernel class, above 0 and below 1 [1].
+    pairs : int
+        Kernel classes, and effects, whose interactions are measured: the largest so many.
     seed, threads, progress
         As in `simulate`.
 
@@ -121,8 +98,49 @@ def rank(
     seed = fresh_seed() if seed is None else seed
     threads = default_threads() if threads is None else threads
     check_counts(1, seed, threads)
+    _check(target, interventions, speed_up, pairs, quick)
+    case = _prepare(job, target, seed, threads, progress)
+    values = _one_run(case, quick)
+    asked = () if quick else tuple(interventions)
+    coords: dict[str, Any] = {
+        "input": [entry.name for entry in case.inputs],
+        "input_kind": ("input", [entry.kind for entry in case.inputs]),
+        "bound": ["low", "high"], "intervention": list(asked),
+    }  # fmt: skip
+    if not quick:
+        blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
+        case.sampler.planned = len(asked) * blocks
+        found, weights = _shares(case, values)
+        values |= compare_interventions(case, asked, values, speed_up)
+        if pairs:
+            more, labels = measure_interactions(case, found, weights, pairs)
+            values, coords = values | more, coords | labels
+    call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
+            "pairs": pairs, "seed": seed}  # fmt: skip
+    attrs = provenance(job, call)
+    attrs["wall_seconds"] = time.perf_counter() - begin
+    return make_dataset(values, coords, attrs)
+
+
+def _check(
+    target: str, interventions: Sequence[str], speed_up: float, pairs: int, quick: bool
+) -> None:
+    """Refuse what cannot be asked for."""
     if target not in TARGETS:
         raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
+    for what in interventions:
+        if what not in INTERVENTIONS:
+            raise PrismError(f"intervention {what}: expected one of {', '.join(INTERVENTIONS)}")
+    if not 0.0 < speed_up < 1.0:
+        raise PrismError(f"speed_up {speed_up:g}: expected a share of the time above 0 and below 1")
+    if pairs < 0:
+        raise PrismError(f"pairs {pairs}: expected 0 or more")
+    if quick and pairs:
+        raise PrismError("pairs: not in a quick ranking, which is one run; leave one of them out")
+
+
+def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress | None) -> Case:
+    """Build what the parts of a ranking share."""
     if job.variability.dependence == "none":
         raise PrismError(
             f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
@@ -134,25 +152,10 @@ def rank(
     inputs = list_inputs(step, residuals)
     sampler = Sampler(step.program, seed, threads, progress)
     ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed)
-    case = _Case(step, v, residuals, inputs, sampler, ranked)
-    values = _one_run(case, quick)
-    asked = () if quick else tuple(interventions)
-    if not quick:
-        sampler.planned = len(asked) * sum(COMPARED_BLOCKS[entry.kind] for entry in inputs)
-        values |= _shares(case)
-        values |= _interventions(case, asked, values)
-    coords = {
-        "input": [entry.name for entry in inputs],
-        "input_kind": ("input", [entry.kind for entry in inputs]),
-        "bound": ["low", "high"], "intervention": list(asked),
-    }  # fmt: skip
-    call = {"target": target, "quick": quick, "interventions": list(asked), "seed": seed}
-    attrs = provenance(job, call)
-    attrs["wall_seconds"] = time.perf_counter() - begin
-    return make_dataset(values, coords, attrs)
+    return Case(step, v, residuals, inputs, sampler, ranked)
 
 
-def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
+def _one_run(case: Case, quick: bool) -> dict[str, Any]:
     """Figures that a single run with its critical path gives."""
     step, n_classes = case.step, len(case.step.program.classes)
     program = tracked_variances(step.program, case.residuals) if quick else step.program
@@ -166,7 +169,7 @@ def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
     shares: PathShares = path_shares(path[:, :n_classes], case.sampler.seed)
     blank = np.full(len(case.inputs) - n_classes, np.nan)
-    bounds = np.stack([shares.covariance_low, shares.covariance_high], axis=1)
+    no_bounds = np.full((blank.size, 2), np.nan)
     cv = class_cvs(step.program, case.residuals)
     values = {
         "time_share": np.append(time_shares(step.program), blank),
@@ -175,8 +178,9 @@ def _one_run(case: _Case, quick: bool) -> dict[str, Any]:
         ),
         "critical_path_share": np.append(shares.mean, blank),
         "covariance_share": np.append(shares.covariance, blank),
-        "covariance_share_ci": np.concatenate([bounds, np.full((blank.size, 2), np.nan)]),
+        "covariance_share_ci": np.concatenate([shares.covariance_ci, no_bounds]),
         "tail_share": np.append(shares.tail, blank),
+        "tail_share_ci": np.concatenate([shares.tail_ci, no_bounds]),
     }
     values |= _describe(case.target.times(steps, effect))
     if quick:
@@ -192,12 +196,16 @@ def _describe(times: Array) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _quick_orders(case: _Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
+def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
     """Orders as far as one run tells: bounds of classes, correlation of step, spread of rank."""
     variance, total = sample_quickly(case.sampler, case.inputs, steps, QUICK_REPEATS)
     first = np.full(len(case.inputs), np.nan)
     total[: bound.size] = bound
     names = [entry.name for entry in case.inputs]
+    rate, most = stall_bound(case.step.program)
+    if 0.0 < rate < RARE:  # none may have been met: as much as they can make
+        total[names.index("stall")] = most
+        variance = Variance(variance.within + most, variance.between)
     if "step" in names and effect.std() > 0.0:
         own = steps - steps.mean(axis=1, keepdims=True)
         r = np.corrcoef(own.ravel(), (effect - effect.mean(axis=1, keepdims=True)).ravel())[0, 1]
@@ -206,35 +214,41 @@ def _quick_orders(case: _Case, steps: Array, effect: Array, bound: Array) -> dic
         total[i] = np.fmax(total[i], first[i])
     if "rank" in names:
         first[names.index("rank")] = variance.between
-    first_share, total_share = case.target.shares(names, first, total, variance, steps.mean())
+    weights = case.target.weigh(names, first, variance, float(steps.mean()))
+    first_share, total_share = weights.shares(first, total)
     return {
         "first_order": first_share, "total_order": total_share,
         "total_order_within": _within(case, total, variance), **_spread(variance),
     }  # fmt: skip
 
 
-def _shares(case: _Case) -> dict[str, Any]:
-    """First and total order of every input, of the step or of the run."""
+def _shares(case: Case, values: dict[str, Any]) -> tuple[list[Shares], Weights]:
+    """Add first and total order of every input, of the step or of the run."""
     shares = sample_shares(case.sampler, case.inputs)
     variance, mean = case.sampler.variance, float(case.sampler.a.mean())
     first, total = np.array([s.variances for s in shares]).T
     names = [entry.name for entry in case.inputs]
-    first_share, total_share = case.target.shares(names, first, total, variance, mean)
-    ratio_first = _ratio(first_share, [s.first for s in shares])
-    ratio_total = _ratio(total_share, [s.total for s in shares])
-    return {
+    weights = case.target.weigh(names, first, variance, mean)
+    first_share, total_share = weights.shares(first, total)
+    values |= {
         "first_order": first_share, "total_order": total_share,
-        "first_order_ci": _bounds([s.first for s in shares], ratio_first),
-        "total_order_ci": _bounds([s.total for s in shares], ratio_total),
+        "first_order_ci": _bounds(first_share, [s.first for s in shares]),
+        "total_order_ci": _bounds(total_share, [s.total for s in shares]),
         "total_order_within": _within(case, total, variance),
         "n_clusters": [len(s.ab) for s in shares], **_spread(variance),
         **_whole(case, variance),
     }  # fmt: skip
+    return shares, weights
 
 
-def _whole(case: _Case, variance: Variance) -> dict[str, Any]:
-    """Figures of the target from all clusters of both runs."""
+def _whole(case: Case, variance: Variance) -> dict[str, Any]:
+    """Figures of the target from all clusters of both runs, as far as these tell them."""
     sampler = case.sampler
+    if sampler.rare is not None:  # the runs lack stalls: what the one run said stands
+        if case.target.name != "step_time":
+            return {}
+        mean = float(sampler.a.mean() + sampler.b.mean()) / 2.0 + sampler.rare.mean
+        return {"target_mean": mean, "target_std": variance.total**0.5}
     steps = np.concatenate([sampler.a, sampler.b])
     values = _describe(case.target.times(steps, np.concatenate(sampler.effects)))
     if case.target.name == "step_time":
@@ -248,103 +262,31 @@ def _spread(variance: Variance) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _within(case: _Case, total: Array, variance: Variance) -> Array:
+def _within(case: Case, total: Array, variance: Variance) -> Array:
     """Total order over the variance within a cluster; none for what is drawn once per cluster."""
     persistent = [engine.RANK in entry.streams for entry in case.inputs]
     return np.where(persistent, np.nan, total / (variance.within or np.inf))
 
 
-def _ratio(values: Array, estimates: list[Estimate]) -> Array:
+def _bounds(values: Array, estimates: list[Estimate]) -> Array:
+    """Intervals of shares, as wide in relation to them as those of estimates [input, bound]."""
     own = np.array([e.value for e in estimates])
-    return np.asarray(np.divide(values, own, out=np.ones_like(own), where=own != 0.0))
-
-
-def _bounds(estimates: list[Estimate], ratio: Array) -> Array:
-    return np.array([[e.low, e.high] for e in estimates]) * ratio[:, None]
-
-
-def _interventions(case: _Case, asked: Sequence[str], whole: dict[str, Any]) -> dict[str, Any]:
-    """Spread and quantiles with each input frozen, cut or made faster.
-
-    Reductions are those of the clusters compared; what they leave is taken of all clusters' mean,
-    spread and p95, which few of them would not tell.
-    """
-    shape = (len(asked), len(case.inputs))
-    out = {f"{n}_if": np.full(shape, np.nan) for n in FIGURES}
-    for name in REDUCTIONS:
-        out |= {name: np.full(shape, np.nan), f"{name}_ci": np.full((*shape, 2), np.nan)}
-    quiet = _quiet_times(case)
-    before = {
-        kind: _compared(case, case.step.program, blocks, quiet.get(kind))
-        for kind, blocks in COMPARED_BLOCKS.items()
-    }
-    for i, what in enumerate(asked):
-        for j, entry in enumerate(case.inputs):
-            program = intervene(case.step, case.v, entry, what, case.sampler.seed)
-            if program is None:
-                continue
-            steady = what == "freeze" and entry.name == "step"
-            own = _quiet_after(case, entry, what, program, quiet)
-            after = _compared(case, program, COMPARED_BLOCKS[entry.kind], own, steady)
-            found: Reduction = reduction(before[entry.kind], after, case.sampler.seed)
-            for name in FIGURES:
-                out[f"{name}_if"][i, j] = getattr(found, name)
-            for name in REDUCTIONS:
-                estimate: Estimate = getattr(found, name)
-                out[name][i, j] = estimate.value
-                out[f"{name}_ci"][i, j] = estimate.low, estimate.high
-                figure = name.removesuffix("_reduction")
-                out[f"{figure}_if"][i, j] = whole[f"target_{figure}"] * (1.0 - estimate.value)
-    return out
-
-
-def _quiet_times(case: _Case) -> dict[str, Array]:
-    """Quiet times to spread the clusters of a comparison by; none where clusters matter little."""
-    control, variance = case.sampler.control, case.sampler.variance
-    if control is None or control.variance == 0.0:
-        return {}
-    if case.target.name == "step_time" and variance.between < NOTABLE_CLUSTERS * variance.total:
-        return {}
-    return {"kernels": control.times[0][:KERNEL_CONTROL], "effects": control.times[0]}
-
-
-def _quiet_after(
-    case: _Case, entry: Input, what: str, program: Program, quiet: dict[str, Array]
-) -> Array | None:
-    """Quiet times under an intervention: a class's own; effects other than ranks leave them."""
-    if entry.kind not in quiet:
-        return None
-    before = quiet[entry.kind]
-    if entry.kind == "effects" and engine.RANK not in entry.streams:
-        return before
-    if entry.kind == "effects" and what == "freeze":
-        return np.zeros_like(before)
-    sampler = case.sampler
-    times = cluster_times(program, range(before.size), sampler.seed, sampler.threads)
-    return times.astype(np.float64)
-
-
-def _compared(
-    case: _Case, program: Program, n: int, quiet: Array | None, steady: bool = False
-) -> Array:
-    """Target under a changed program [cluster, replicate], with the base's keys."""
-    sampler = case.sampler
-    times, effect, _, _ = run_blocks(program, range(n), sampler.seed, sampler.threads)
-    sampler.advance(n)
-    steps, effects = times.astype(np.float64), effect.astype(np.float64)
-    if quiet is not None:
-        steps = spread_clusters(steps, quiet)
-        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
-    return case.target.times(steps, effects, steady)
+    ratio = np.divide(values, own, out=np.ones_like(own), where=own != 0.0)
+    return np.asarray(np.array([[e.low, e.high] for e in estimates]) * ratio[:, None])
 
 
 def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise a ranking as the JSON object the command prints; times in seconds."""
     rows = [_row(dataset, i) for i in range(dataset.sizes["input"])]
     rows.sort(key=lambda row: -(row["total_order"] or 0.0))
+    call = json.loads(dataset.attrs["call"])
+    if call["quick"]:  # a bound may lie above the whole
+        for row in rows:
+            row["total_order"] = (
+                None if row["total_order"] is None else min(1.0, row["total_order"])
+            )
     kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
     kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
-    call = json.loads(dataset.attrs["call"])
     by = {s: [r["name"] for r in sorted(kernels, key=lambda r, s=s: -r[s])][:5]  # type: ignore[misc]
           for s in ("covariance_share", "tail_share")}  # fmt: skip
     apart = [
@@ -361,8 +303,31 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
         "effects": [row for row in rows if kinds[row["name"]] == "effects"],
         "tail_order_differs": by["covariance_share"] != by["tail_share"],
         "tail_differs": apart,
+        "speed_up": call.get("speed_up", FASTER), **_interactions(dataset),
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip
+
+
+def _interactions(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Pairs, the largest first, and what each effect makes through each class; where asked."""
+    if "pair_joint" not in dataset:
+        return {}
+    pairs = []
+    for i in range(dataset.sizes["pair"]):
+        here = dataset.isel(pair=i)
+        row: dict[str, Any] = {"names": [str(here.pair_first.values), str(here.pair_second.values)]}
+        for name, variable in (("second_order", "pair_order"), ("joint", "pair_joint")):
+            row[name] = float(here[variable])
+            row[f"{name}_ci"] = here[f"{variable}_ci"].values.tolist()
+        pairs.append(row)
+    through = {
+        str(effect): {
+            str(name): float(share)
+            for name, share in zip(dataset.kernel_class.values, row, strict=True)
+        }
+        for effect, row in zip(dataset.effect.values, dataset.through_class.values, strict=True)
+    }
+    return {"pairs": sorted(pairs, key=lambda p: -p["joint"]), "through_class": through}
 
 
 def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
@@ -372,20 +337,19 @@ def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
     for name in ("time_share", "critical_path_share", "covariance_share", "tail_share",
                  "first_order", "total_order", "total_order_within"):  # fmt: skip
         row[name] = _number(here, name)
-    for name in ("first_order_ci", "total_order_ci", "covariance_share_ci"):
+    for name in ("first_order_ci", "total_order_ci", "covariance_share_ci", "tail_share_ci"):
         values = here[name].values.tolist() if name in here else []
         row[name] = values if values and np.all(np.isfinite(values)) else None
     row["n_clusters"] = int(here.n_clusters) if "n_clusters" in here else None
     for what in dataset.intervention.values if "std_if" in dataset else ():
         changed = here.sel(intervention=what)
         suffix = {"freeze": "frozen", "cut": "cut", "speed": "faster"}[str(what)]
-        for name in FIGURES:
-            row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
         tail = "" if what == "freeze" else f"_{suffix}"
-        for name in REDUCTIONS:
-            row[name + tail] = _number(changed, name)
-            row[f"{name}{tail}_ci"] = changed[f"{name}_ci"].values.tolist()
-    for name in ("std_if_frozen", "p95_if_frozen", *REDUCTIONS):
+        for name in COMPARED:
+            row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
+            row[f"{name}_reduction{tail}"] = _number(changed, f"{name}_reduction")
+            row[f"{name}_reduction{tail}_ci"] = changed[f"{name}_reduction_ci"].values.tolist()
+    for name in ("std_if_frozen", "p95_if_frozen", *(f"{n}_reduction" for n in COMPARED)):
         row.setdefault(name, None)
     return row
 

@@ -34,8 +34,22 @@ if TYPE_CHECKING:
     type=Names("freeze", "cut", "speed"),
     metavar="NAMES",
     multiple=True,
-    help="What is tried on each cause: freeze (at its median), cut (its tail, at p95), speed (10 % "
-    "faster); repeatable, or with commas.  [default: freeze]",
+    help="What is tried on each cause: freeze (at its median), cut (its tail, at p95), speed (see "
+    "--speed-up); repeatable, or with commas.  [default: freeze]",
+)
+@click.option(
+    "--speed-up",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    metavar="PERCENT",
+    help="Share of its time that a kernel class made faster saves; asks for speed too.  "
+    "[default: 10]",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="What the N largest kernel classes and effects make only together, and the classes that "
+    "each effect acts through.",
 )
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
@@ -45,6 +59,8 @@ def rank(
     target: str,
     quick: bool,
     interventions: tuple[tuple[str, ...], ...],
+    speed_up: float | None,
+    pairs: int | None,
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
@@ -58,8 +74,11 @@ def rank(
     JOB_OR_MODEL is a job file, the name of a shipped job, or a model of `prism fit`.
     """
     names = tuple(dict.fromkeys(name for group in interventions for name in group))
-    if quick and names:
-        raise click.UsageError("--quick and --intervene exclude each other: it is one run, as is")
+    if speed_up is not None and "speed" not in names:
+        names = (*(names or ("freeze",)), "speed")
+    if quick and (names or pairs):
+        told = "--pairs" if pairs else "--intervene" if interventions else "--speed-up"
+        raise click.UsageError(f"--quick and {told} exclude each other: it is one run, as is")
     from prism.files import check_directory
     from prism.job import load_job
     from prism.rank import rank as rank_causes
@@ -76,6 +95,8 @@ def rank(
             target,
             quick=quick,
             interventions=names or ("freeze",),
+            speed_up=0.01 * (speed_up or 10.0),
+            pairs=pairs or 0,
             seed=seed,
             threads=threads,
             progress=report,

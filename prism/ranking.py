@@ -1,4 +1,4 @@
-"""Sampling for `prism rank`: pick-freeze runs spent where shares are uncertain, and interventions.
+"""Sampling for `prism rank`: pick-freeze runs, spent where shares are uncertain.
 
 Evaluations are blocks of 64 steps, one cluster each. Every input starts with a few; those whose
 interval is wider than asked for are doubled. Left out: what the figures are called, see
@@ -22,8 +22,6 @@ from prism.attribution import (
     share_interval,
 )
 from prism.clustertimes import cluster_times
-from prism.errors import PrismError
-from prism.freezing import freeze_effect, treat_class, treat_ops
 from prism.inputs import (
     Input,
     Residuals,
@@ -31,13 +29,13 @@ from prism.inputs import (
     nominal_seconds,
     partition,
     single_class_residuals,
-    stall_bound,
     swap_keys,
 )
 from prism.lowering import Lowerer
 from prism.program import Program
+from prism.rarestalls import RareStalls, find_rare_stalls
 from prism.simulate import Progress, Step, run_blocks
-from prism.variability import Treatment, Variability
+from prism.variability import Variability
 
 PILOT_BLOCKS = 4
 MAX_BLOCKS = 1024
@@ -45,10 +43,6 @@ BUDGET = 30_000_000_000  # op-samples of pick-freeze runs, about a minute on two
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
 MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times are a control
 CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
-ENOUGH_STALLS = 30  # in the runs, for their spread to be that of stalls to come
-INTERVENTIONS = ("freeze", "cut", "speed")
-CUT = 0.95  # quantile at which tails are cut
-FASTER = 0.1  # share of its time that a class made faster saves
 
 
 @dataclass
@@ -86,12 +80,19 @@ class Sampler:
     b: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
     effects: list[Array] = field(default_factory=list)  # of all blocks of a, b: [block, lane]
     control: ClusterControl | None = None
+    rare: RareStalls | None = None  # where stalls are: the program is then that without them
     done: int = 0
     planned: int = 0
 
     def __post_init__(self) -> None:
         state = np.random.SeedSequence([self.seed, 4]).generate_state(2, np.uint64)
         self.other, self.third = (int(word) for word in state)
+
+    def set_rare_stalls_apart(self) -> None:
+        """Run without stalls where they are rare; what they add is measured apart."""
+        self.rare = find_rare_stalls(self.program, (self.seed, self.other, self.third))
+        if self.rare is not None:
+            self.program = self.rare.calm
 
     def run(self, blocks: range, keys: int | engine.Keys) -> Array:
         """Return step times [block, lane] [s]."""
@@ -121,16 +122,33 @@ class Sampler:
     def extend(self, shares: Shares, n: int) -> None:
         """Bring an input's runs to n clusters."""
         self.extend_base(n)
+        if self.rare is not None and engine.STALL in shares.entry.streams:
+            self._extend_stalls(self.rare, shares, n)
+            return
         more = range(len(shares.ab), n)
         there = swap_keys(shares.entry, self.seed, self.other, self.third)
         back = swap_keys(shares.entry, self.other, self.seed, self.third)
         shares.ab = np.concatenate([shares.ab, self.run(more, there)])
         shares.ba = np.concatenate([shares.ba, self.run(more, back)])
 
+    def _extend_stalls(self, rare: RareStalls, shares: Shares, n: int) -> None:
+        """Measure rare stalls in n clusters; the swapped runs themselves say nothing of them."""
+        rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
+        shares.ab, shares.ba = self.a[:n], self.b[:n]
+        self.advance(4 * n)
+
     @property
     def variance(self) -> Variance:
         """Variance of a step."""
-        return run_variance((self.a, self.b), self.control)
+        own = run_variance((self.a, self.b), self.control)
+        if self.rare is None or not self.rare.added.size:
+            return own
+        return Variance(own.within + float(self.rare.added.mean()), own.between)
+
+    @property
+    def added(self) -> Array | None:
+        """Variance by rare stalls, which the runs lack [cluster]."""
+        return None if self.rare is None else self.rare.added
 
     def estimate(self, shares: Shares) -> None:
         """Update an input's shares from its runs.
@@ -141,24 +159,14 @@ class Sampler:
         n, between = len(shares.ab), shares.is_persistent
         runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
         first, total = partial_variances(runs)
+        if self.rare is not None and engine.STALL in shares.entry.streams:
+            first, total = self.rare.first, self.rare.total
         if between:
             first, total = np.zeros(n), total - first
         own = self.variance.between if between else 0.0
         shares.variances = own + float(first.mean()), own + float(total.mean())
-        args = self.a, self.b, self.seed, self.control, between
+        args = self.a, self.b, self.seed, self.control, between, self.added
         shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
-        if engine.STALL in shares.entry.streams:
-            self._widen_stall(shares)
-
-    def _widen_stall(self, shares: Shares) -> None:
-        """Let an interval reach as far as stalls may go where hardly any was seen."""
-        rate, bound = stall_bound(self.program)
-        if rate * 2 * shares.ab.size >= ENOUGH_STALLS:
-            return
-        high = min(1.0, bound / max(self.variance.within + bound, 1e-300))
-        for name in ("first", "total"):
-            own = getattr(shares, name)
-            setattr(shares, name, Estimate(own.value, min(0.0, own.low), max(own.high, high)))
 
     def find_control(self, seeds: tuple[int, ...], runs: tuple[Array, ...]) -> ClusterControl:
         """Return quiet times of as many clusters as the share between clusters asks for.
@@ -186,6 +194,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     An input's interval narrows as its own runs grow; the variance that it is a share of is that of
     the longest runs of all.
     """
+    sampler.set_rare_stalls_apart()
     none = np.empty((0, engine.LANES))
     out = [Shares(entry, none, none) for entry in inputs]
     alive = [s for s in out if not s.entry.is_constant]
@@ -258,33 +267,6 @@ def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:
 def list_inputs(step: Step, residuals: Residuals) -> list[Input]:
     """List the inputs of a job, or of a fitted trace."""
     return partition(step.program, residuals, "call" if step.workload is not None else "rank_step")
-
-
-def intervene(step: Step, v: Variability, entry: Input, what: str, seed: int) -> Program | None:
-    """Return the program with one input frozen, its tail cut, or a class made faster.
-
-    An effect cannot be made faster: None.
-
-    Raises
-    ------
-    PrismError
-        An unknown intervention.
-    """
-    if what not in INTERVENTIONS:
-        raise PrismError(f"intervention {what}: expected one of {', '.join(INTERVENTIONS)}")
-    if entry.kind == "effects":
-        if what == "speed":
-            return None
-        return freeze_effect(step.program, entry.name, CUT if what == "cut" else 0.0)
-    treatment = {
-        "freeze": Treatment(frozen=True),
-        "cut": Treatment(cut=CUT),
-        "speed": Treatment(factor=1.0 - FASTER),
-    }[what]
-    if step.workload is None:
-        k = step.program.classes.index(entry.name)
-        return treat_ops(step.program, step.program.shares[:, k] > 0.0, treatment)
-    return treat_class(step.job, step.graph, v, entry.name, treatment, seed)
 
 
 def tracked_variances(program: Program, residuals: Residuals) -> Program:

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from prism.causenames import label
 from prism.plots import BLUE, GREY, ORANGE, RED, new_axes
-from prism.ranktext import TARGETS, label
+from prism.ranktext import TARGETS
 
 Array = NDArray[np.float64]
 
@@ -24,7 +26,7 @@ SMALL = 2e-3  # what neither contributes nor changes as much is left out [1]
 _INTERVENED = {
     "freeze": "frozen at its median",
     "cut": "its tail cut at p95",
-    "speed": "made 10 % faster",
+    "speed": "made faster by {faster:.3g} %",
 }
 
 
@@ -119,7 +121,8 @@ def plot_interventions(
         ax.hlines(rows + shift, low, high, color="black", linewidth=1.0, zorder=3)
     ax.axvline(0.0, color="black", linewidth=0.8)
     _finish(ax, result, order)
-    ax.set_xlabel(f"change if {_INTERVENED[chosen]}")
+    faster = 100.0 * float(_call(result).get("speed_up", 0.1))
+    ax.set_xlabel(f"change if {_INTERVENED[chosen].format(faster=faster)}")
     # above, where no bar can run into it
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
     return ax
@@ -169,10 +172,13 @@ def _order(result: xr.Dataset) -> NDArray[np.int64]:
     return (kept if kept.size else order)[:MOST_BARS]
 
 
-def _target(result: xr.Dataset) -> str:
-    import json
+def _call(result: xr.Dataset) -> dict[str, Any]:
+    """Arguments that the ranking was called with."""
+    return dict(json.loads(result.attrs.get("call", "{}")))
 
-    return str(json.loads(result.attrs.get("call", "{}")).get("target", "step_time"))
+
+def _target(result: xr.Dataset) -> str:
+    return str(_call(result).get("target", "step_time"))
 
 
 def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
@@ -181,7 +187,7 @@ def _finish(ax: Axes, result: xr.Dataset, order: NDArray[np.int64]) -> None:
     texts = [label(str(n), str(k)) for n, k in zip(names, kinds, strict=True)]
     ax.set_yticks(range(order.size), texts, fontsize=9)
     ax.set_ylim(order.size - 0.5, -0.5)
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100.0 * x:g} %"))
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(color="0.9", linewidth=0.8, axis="x")
     ax.set_axisbelow(True)

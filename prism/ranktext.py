@@ -1,4 +1,4 @@
-"""A ranking in words: names of its causes, what to learn from it, and how far to trust it.
+"""A ranking in words: what to learn from it, and how far to trust it.
 
 Everything is said from the mapping that `prism.rank.summarize_rank` returns. What a summary lacks
 is left out. Left out: tables (`prism.rankview`) and plots (`prism.rankplot`).
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prism.causenames import label, short_label
 from prism.text import format_share
 
 Json = Mapping[str, Any]
@@ -27,76 +28,12 @@ HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06
 
 TARGETS = {"step_time": "step time", "time_to_train": "time-to-train"}
 
-_NAMES = {
-    "gemm_mlp": ("GEMM MLP", ""),
-    "gemm_attention": ("GEMM attention projections", ""),
-    "attention": ("attention", ""),
-    "memory": ("norm and elementwise", ""),
-    "loss": ("loss", "logits"),
-    "embedding": ("embedding", ""),
-    "optimizer": ("optimizer", ""),
-    "compute": ("compute", "ops as given"),
-    "p2p": ("p2p", "between stages"),
-    "launch_gap": ("launch gaps", ""),
-    "world_all_reduce": ("world all_reduce", "grad norm"),
-}
-_EFFECTS = {
-    "rank": ("rank effect", "GPU speed"),
-    "step": ("step effect", "all GPUs"),
-    "microbatch": ("microbatch effect", "work"),
-    "call": ("call effect", "one pass"),
-    "rank_step": ("rank-step effect", "one step"),
-    "regime": ("congestion", "links"),
-    "stall": ("stalls", "rare stops"),
-}
-_GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
 _INTERVENTIONS = {
     "": ("Freezing {} at its median", "std_if_frozen"),
     "_cut": ("Cutting the tail of {} at its p95", "std_if_cut"),
-    "_faster": ("Making {} 10 % faster", "std_if_faster"),
+    "_faster": ("Making {} faster by {faster}", "std_if_faster"),
 }
 """Suffix of the reductions of each intervention, and the start of its sentence."""
-
-
-def short_label(name: str, kind: str = "") -> str:
-    """Name a cause as a performance engineer would.
-
-    Parameters
-    ----------
-    name : str
-        A kernel class or an effect.
-    kind : str
-        ``kernels`` or ``effects``; found from the name where empty.
-
-    Examples
-    --------
-    >>> short_label("dp_reduce_scatter"), short_label("gemm_mlp"), short_label("rank")
-    ('dp reduce_scatter', 'GEMM MLP', 'rank effect')
-    """
-    return _label(name, kind)[0]
-
-
-def label(name: str, kind: str = "") -> str:
-    """Name a cause with what it is.
-
-    Examples
-    --------
-    >>> label("step"), label("p2p")
-    ('step effect (all GPUs)', 'p2p (between stages)')
-    """
-    short, what = _label(name, kind)
-    return f"{short} ({what})" if what else short
-
-
-def _label(name: str, kind: str) -> tuple[str, str]:
-    known = _EFFECTS if kind == "effects" else _NAMES if kind == "kernels" else _NAMES | _EFFECTS
-    if name in known:
-        return known[name]
-    group = next((g for g in _GROUPS if name.startswith(g)), "")
-    if group:
-        return f"{group[:-1].replace('_', '-')} {name.removeprefix(group)}", ""
-    # a kernel of a profile keeps its own name
-    return (f"{name.replace('_', ' ')} effect" if kind == "effects" else name), ""
 
 
 def causes(numbers: Json) -> list[dict[str, Any]]:
@@ -169,16 +106,22 @@ def findings(numbers: Json) -> list[str]:
     if not numbers.get("std"):
         return [f"The {TARGETS[numbers['target']]} does not vary: there is nothing to rank."]
     rows, what = causes(numbers), TARGETS[numbers["target"]]
-    lines = _interventions(rows, what) + _delays(rows)
+    lines = _interventions(rows, what, faster_text(numbers)) + _delays(rows)
     if not numbers.get("quick"):
         lines += _additivity(rows)
-    return lines + _tail(rows, numbers)
+    return lines + _together(numbers) + _tail(rows, numbers)
 
 
-def _interventions(rows: Sequence[Json], what: str) -> list[str]:
+def faster_text(numbers: Json) -> str:
+    """Write how much faster a class was made, as ``10 %``."""
+    return f"{100.0 * (numbers.get('speed_up') or 0.1):.3g} %"
+
+
+def _interventions(rows: Sequence[Json], what: str, faster: str) -> list[str]:
     """Say what changing single causes would bring."""
     lines = []
-    for suffix, (start, made) in _INTERVENTIONS.items():
+    for suffix, (pattern, made) in _INTERVENTIONS.items():
+        start = pattern.replace("{faster}", faster)
         key = f"std_reduction{suffix}"
         tried = [row for row in rows if row.get(made) is not None and row.get(key) is not None]
         told = [row for row in tried if row[key] >= LEAST_FINDING and _bounds(row, key)[0] > 0.0]
@@ -304,6 +247,26 @@ def _additivity(rows: Sequence[Json]) -> list[str]:
     return lines
 
 
+def pair_label(pair: Json) -> str:
+    """Name a pair of causes."""
+    return " x ".join(short_label(name) for name in pair["names"])
+
+
+def _together(numbers: Json) -> list[str]:
+    """Say what the largest pair makes that neither cause makes alone."""
+    pairs = [p for p in numbers.get("pairs") or () if _bounds(p, "joint")[0] > 0.0]
+    if "pairs" not in numbers:
+        return []
+    if not pairs or pairs[0]["joint"] < LEAST_FINDING:
+        return ["No pair that was tried makes 0.5 % of the variance."]
+    first, second = (_named({"name": n, "kind": ""}) for n in pairs[0]["names"])
+    own, joint = pairs[0]["second_order"], pairs[0]["joint"]
+    return [
+        f"Where {first} meets {second}, {_share(own)} of the variance arises that neither makes "
+        f"alone ({_share(joint)} with all other causes)."
+    ]
+
+
 def _with_error(value: float, error: float) -> str:
     """Write a share of the variance with its error."""
     digits = 0 if error >= 0.01 else 1
@@ -367,7 +330,8 @@ def rank_warnings(numbers: Json) -> list[str]:
         share, error = _value(row, "total_order"), half_width(row, "total_order")
         if error > 1.05 * (HALF_WIDTH if share < 0.5 else WIDE_HALF_WIDTH):
             wide.append(
-                f"{short_label(row['name'], row['kind'])} {100 * share:.0f} ± {100 * error:.1f} %"
+                f"{short_label(row['name'], row['kind'])} {100.0 * share:.0f} ± "
+                f"{100.0 * error:.{0 if error >= 0.1 else 1}f} %"
             )
     if not wide:
         return []

@@ -14,13 +14,21 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from prism.ranktext import TARGETS, causes, findings, half_width
+from prism.causenames import short_label
+from prism.ranktext import (
+    TARGETS,
+    causes,
+    faster_text,
+    findings,
+    half_width,
+    pair_label,
+)
 from prism.text import format_duration, format_like
 
 Json = Mapping[str, Any]
 
 WIDTH = 110
-MOST_ROWS = 24
+MOST_ROWS, MOST_PAIRS = 24, 10
 SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
 """Shares of the variance and of the time, and changes, below which a cause is only named [1]."""
 LONGEST_LABEL = 28
@@ -28,7 +36,7 @@ LONGEST_LABEL = 28
 _FROZEN = ("", "std_if_frozen")
 _OTHERS = (
     ("_cut", "std_if_cut", "If its tail were cut at its own p95, %"),
-    ("_faster", "std_if_faster", "If it took 10 % less time, %"),
+    ("_faster", "std_if_faster", "If it took {faster} less time, %"),
 )
 
 
@@ -61,7 +69,9 @@ def rank_view(numbers: Json) -> RenderableType:
     for suffix, made, title in _OTHERS:
         tried = [row for row in rows if row.get(made) is not None]
         if tried:
+            title = title.format(faster=faster_text(numbers))
             parts += ["", f"[bold]{title}[/bold]", _changes(tried, suffix)]
+    parts += _together(numbers)
     parts += ["", *(_wrapped(line) for line in _legend(numbers))]
     lines = findings(numbers)
     if lines:
@@ -121,8 +131,7 @@ def _table(rows: Sequence[Json], quick: bool) -> Table:
     for row in rows:
         cells = [_figure(row.get("cv")), _figure(row.get("critical_path_share"))]
         if quick:
-            bound = row.get("total_order")  # a bound may lie above the whole
-            cells.append(_figure(None if bound is None else min(bound, 1.0), "unknown"))
+            cells.append(_figure(row.get("total_order"), "unknown"))
         else:
             cells += [_figure(row.get("first_order")), _figure(row.get("total_order"))]
             cells.append(_interval(row))
@@ -183,6 +192,33 @@ def _changes(rows: Sequence[Json], suffix: str) -> Table:
     for row in sorted(rows, key=lambda row: -abs(row.get(first) or 0.0))[:8]:
         table.add_row(escape(_cut(row["label"])), *(_change(row, key) for key in keys))
     return table
+
+
+def _together(numbers: Json) -> list[RenderableType]:
+    """Lay out what pairs make only together, and through which classes effects act."""
+    if not numbers.get("pairs"):
+        return []
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for title in ("these two", "and others", "95 %\ninterval"):
+        table.add_column(title, justify="right", no_wrap=True)
+    shown = [pair for pair in numbers["pairs"] if pair["joint"] >= SMALL][:MOST_PAIRS]
+    for pair in shown:
+        interval = _interval({"total_order_ci": pair["joint_ci"]})
+        table.add_row(escape(pair_label(pair)), _figure(pair["second_order"]),
+                      _figure(pair["joint"]), interval)  # fmt: skip
+    lines: list[RenderableType] = []
+    for effect, classes in numbers["through_class"].items():
+        largest = sorted(classes.items(), key=lambda item: -abs(item[1]))
+        told = [f"{short_label(name, 'kernels')} {_figure(share)}" for name, share in largest
+                if abs(share) >= SMALL_TIME]  # fmt: skip
+        lines.append(_wrapped(f"- {short_label(effect, 'effects')}: {', '.join(told)}"))
+    rest = len(numbers["pairs"]) - len(shown)
+    return [
+        "", "[bold]Only where both meet, % of the variance[/bold]",
+        *([table] if shown else []), *([f"and {rest} more of no weight"] if rest else []), "",
+        "[bold]The classes whose time an effect acts through, % of what it makes[/bold]", *lines,
+    ]  # fmt: skip
 
 
 def _legend(numbers: Json) -> list[str]:

@@ -54,6 +54,33 @@ def test_ishigami_function():
         assert st_.half_width < 0.03
 
 
+def pair_shares(f, x, y, i, j):
+    both = at.PickFreeze(
+        f(x), f(swapped(swapped(x, y, i), y, j)), f(y), f(swapped(swapped(y, x, i), x, j))
+    )
+    return at.pair_variances(pick_freeze(f, x, y, i), pick_freeze(f, x, y, j), both)
+
+
+def test_pairs_of_the_ishigami_function():
+    """The first and the third make what neither makes alone; the second is on its own."""
+    x, y = (samples(np.random.default_rng(s), 256) for s in (5, 6))
+    exact = 0.1**2 * np.pi**8 * (1 / 18 - 1 / 50)
+    pair, joint = pair_shares(ishigami, x, y, 0, 2)
+    for part in (pair, joint):
+        assert abs(part.mean() - exact) < 4 * part.std() / 16
+    for i, j in ((0, 1), (1, 2)):
+        assert np.abs(pair_shares(ishigami, x, y, i, j)).max() < 1e-25 * 1e3
+
+
+def test_a_triple_counts_as_joint_alone():
+    """Of x y z with mean 0 every pair's own interaction is nothing, and its joint one is all."""
+    rng = np.random.default_rng(7)
+    x, y = (rng.standard_normal((3, 256, LANES)) for _ in range(2))
+    pair, joint = pair_shares(lambda z: z[0] * z[1] * z[2], x, y, 0, 1)
+    assert abs(pair.mean()) < 4 * pair.std() / 16
+    assert abs(joint.mean() - 1.0) < 4 * joint.std() / 16
+
+
 def test_total_order_is_scipys():
     """Jansen's formula on (A, AB), as `scipy.stats.sobol_indices` has it, and again on (B, BA)."""
     x, y = (samples(np.random.default_rng(s), 64) for s in (3, 4))
@@ -122,6 +149,14 @@ def test_total_is_at_least_first(values):
     assert np.all(total >= first - 1e-9)
 
 
+@given(hnp.arrays(np.float64, (8, 3, 5), elements=st.floats(-10, 10, allow_subnormal=False)))
+def test_joint_is_at_least_the_pair(values):
+    a, b, first, second, both, *back = values
+    runs = (at.PickFreeze(a, ab, b, ba) for ab, ba in zip((first, second, both), back, strict=True))
+    pair, joint = at.pair_variances(*runs)
+    assert np.all(joint >= np.abs(pair) - 1e-9)
+
+
 def test_an_input_without_effect_is_exactly_nothing():
     x, y = (samples(np.random.default_rng(s), 4) for s in (1, 2))
     first, total = shares(lambda z: z[0] + z[1], x, y, 2)
@@ -135,8 +170,20 @@ def test_path_shares_sum_to_one():
     for values in (found.mean, found.covariance, found.tail):
         assert values.sum() == pytest.approx(1.0, abs=1e-14)
     np.testing.assert_allclose(found.covariance, np.arange(1, 6) ** 2 / 55, atol=0.06)
-    assert np.all(found.covariance_low <= found.covariance)
-    assert np.all(found.covariance <= found.covariance_high)
+    for values, ci in ((found.covariance, found.covariance_ci), (found.tail, found.tail_ci)):
+        assert np.all(ci[:, 0] <= values) and np.all(values <= ci[:, 1])
+
+
+def test_intervals_of_tail_shares_cover():
+    """Exponential parts of scales 1 and 2: the tail's share in closed form, by many repetitions."""
+    rng = np.random.default_rng(12)
+    scales = np.array([1.0, 2.0])[:, None]
+    truth = at.path_shares(rng.exponential(1.0, (4000, 2, LANES)) * scales).tail[0]
+    hits = 0
+    for i in range(150):
+        ci = at.path_shares(rng.exponential(1.0, (16, 2, LANES)) * scales, i).tail_ci[0]
+        hits += ci[0] <= truth <= ci[1]
+    assert 132 <= hits <= 150
 
 
 def test_tail_ranks_differently():
@@ -152,6 +199,6 @@ def test_reduction_of_half():
     rng = np.random.default_rng(13)
     before = 10.0 + rng.standard_normal((16, LANES))
     found = at.reduction(before, 10.0 + 0.5 * (before - 10.0), 1)
-    assert found.std_reduction.value == pytest.approx(0.5)
-    assert found.std_reduction.half_width < 1e-9
-    assert found.p95 == pytest.approx(10.0 + 0.5 * (np.quantile(before, 0.95) - 10.0))
+    assert found["std"][1].value == pytest.approx(0.5)
+    assert found["std"][1].half_width < 1e-9
+    assert found["p95"][0] == pytest.approx(10.0 + 0.5 * (np.quantile(before, 0.95) - 10.0))

@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from prism import __main__ as entry
+from prism.causenames import label, short_label
 from prism.ranking import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.rankplot import plot_interventions, plot_path, plot_ranking
-from prism.ranktext import causes, findings, in_words, label, rank_warnings, short_label
+from prism.ranktext import causes, findings, in_words, rank_warnings
 from prism.rankview import WIDTH, rank_view
 from prism.results import VARIABLES, make_dataset, save
 
@@ -76,7 +77,7 @@ def dataset(quick=False):
         values["first_order_ci"] = values["first_order"][:, None] + spread
         for name in figures:
             values[f"{name}_if"] = np.full((2, n), 5.0)
-        for name in ("mean_reduction", "std_reduction", "p95_reduction"):
+        for name in (f"{figure}_reduction" for figure in figures):
             values[name] = np.array([[0.4, 0.1, 0.0, 0.5]] * 2)
             values[f"{name}_ci"] = values[name][..., None] + spread
     coords = {
@@ -136,6 +137,18 @@ def test_options_reach_the_ranking(run, asked):
     run("rank", "pipeline-8x32")
     assert asked[1][1] == "step_time" and asked[1][2]["interventions"] == ("freeze",)
     assert asked[1][2]["seed"] is None
+
+
+def test_how_much_faster_and_how_many_pairs(run, asked):
+    status, _, err = run("rank", "pipeline-8x32", "--speed-up", "25", "--pairs", "2")
+    assert status == 0, err
+    options = asked[0][2]
+    assert options["interventions"] == ("freeze", "speed") and options["pairs"] == 2
+    assert options["speed_up"] == pytest.approx(0.25)
+    for wrong in (("--speed-up", "100"), ("--pairs", "0"), ("--quick", "--pairs", "1"),
+                  ("--quick", "--speed-up", "5")):  # fmt: skip
+        status, out, err = run("rank", "pipeline-8x32", *wrong)
+        assert (status, out) == (2, "") and wrong[-2] in err
 
 
 def test_json_is_one_object(run, asked):
@@ -256,18 +269,32 @@ def test_other_interventions_have_sentences_and_tables():
     numbers = ranking([row("p2p", 0.9, 0.95, **changed)], [])
     text = " ".join(findings(numbers))
     assert "Cutting the tail of p2p at its p95" in text and "raise p95 by 0.2 %" in text
-    assert "Making p2p 10 % faster" in text and "p95 by 10.0 %" in text
+    assert "Making p2p faster by 10 %" in text and "p95 by 10.0 %" in text
+    more = " ".join(findings(numbers | {"speed_up": 0.25}))
+    assert "Making p2p faster by 25 %" in more
     assert "Freezing" not in text
     lines = lines_of(numbers)
     assert any("tail were cut" in line for line in lines)
     assert any("10 % less time" in line for line in lines)
 
 
+def test_pairs_have_a_sentence_and_tables():
+    pair = {"names": ["gemm_mlp", "rank"], "second_order": 0.1, "second_order_ci": [0.08, 0.12],
+            "joint": 0.2, "joint_ci": [0.18, 0.22]}  # fmt: skip
+    through = {"rank": {"gemm_mlp": 1.02, "p2p": -0.02}}
+    numbers = ranking(pairs=[pair, pair | {"joint": 1e-5}], through_class=through)
+    assert "GEMM MLP meets the rank effect, 10 % of the variance" in " ".join(findings(numbers))
+    text = "\n".join(lines_of(numbers))
+    assert "GEMM MLP x rank effect" in text and "18 to 22" in text
+    assert "and 1 more of no weight" in text and "rank effect: GEMM MLP 102.0, p2p -2.0" in text
+    assert any("No pair that was tried" in line for line in findings(ranking(pairs=[])))
+
+
 def test_warnings():
     assert rank_warnings(ranking()) == []
     wide = ranking(effects=[row("rank", 0.3, 0.4, half=0.2)])
     (warning,) = rank_warnings(wide)
-    assert "rank effect 40 ± 20.0 %" in warning
+    assert "rank effect 40 ± 20 %" in warning
     assert "bound" in rank_warnings(ranking(quick=True))[0]
     unknown = ranking(quick=True, effects=[row("call", 0.1, 0.1, total_order=None)])
     assert rank_warnings(unknown)[0].endswith("unknown: call effect")

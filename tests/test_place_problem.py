@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from place_jobs import problem_of, small
+from place_jobs import case_of, problem_of, small
 
 import prism
 from prism.placement import NodeSlowdown, Placement
 from prism.placements.alternatives import drop_nodes, list_alternatives, use_spares
+from prism.placements.answer import _method
 from prism.placements.problem import MOST_PLACED, slowest_of, worst_factor
 from prism.placements.search import find_placements
 from prism.placements.slack import level, slot_cost, stage_slack
+from prism.placetext import findings
 
 
 def test_all_slow_nodes_are_left_out_not_only_those_placed():
@@ -61,6 +63,18 @@ def test_slow_in_one_thing_and_fast_in_another():
     cost = slot_cost(alike, mixed)
     assert [row.cost for row in rows] == pytest.approx(cost[:, 0].tolist(), abs=1e-9)
     assert (cost > 0.0).any()
+
+
+@pytest.mark.parametrize("pods", [False, True])
+def test_one_choice_of_pods_is_told(pods):
+    """Blocks that are alike but for their pod are one pattern, and taken once."""
+    cluster = {"nvlink_domain_gpus": 2, "pod_gpus": 8} if pods else {}
+    case = case_of(small(cluster=cluster), {3: 1.2})
+    found = find_placements(case.problem, 1)
+    text = " ".join(findings({"method": _method(case.problem, found), "n_screened": 4,
+                              "n_candidates": 4}))  # fmt: skip
+    assert "4 placements looked at (all placements up to symmetry" in text
+    assert ("one choice of pods" in text) == pods
 
 
 def test_names_to_call_place_with():

@@ -1,11 +1,12 @@
 """Ranking: many clusters from few, ranks that stay, stalls, and fitted traces."""
 
+import math
+
 import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from rank_jobs import chain, sampled, small
 
-from prism import ranking
 from prism.attribution import cluster_variance, run_variance
 from prism.clustertimes import cluster_times
 from prism.fit import fit
@@ -14,6 +15,7 @@ from prism.inputs import stall_bound
 from prism.job import job_from_dict, load_job
 from prism.rank import rank, summarize_rank
 from prism.ranking import Sampler
+from prism.rarestalls import find_rare_stalls
 from prism.results import save
 from prism.simulate import prepare, run_blocks
 from prism.variability import Treatment
@@ -91,17 +93,43 @@ def test_rare_slow_ranks_are_told_from_few_clusters():
 
 
 @pytest.mark.parametrize("entity", ["rank", "job"])
-def test_stalls_too_rare_to_be_seen_have_an_honest_interval(monkeypatch, entity):
-    monkeypatch.setattr(ranking, "MAX_BLOCKS", 8)
+@pytest.mark.parametrize("noise", [0.1, 1.0])
+def test_stalls_too_rare_to_be_seen_have_their_share(entity, noise):
+    """One step in 60,000 stalls for half a minute: never met, yet what it adds is known."""
     stall = {"rate_per_hour": 0.02, "duration_s": 30, "duration_cv": 0.5, "entity": entity}
-    job = chain(m=1, residual={"law": "normal", "cv": 0.02}, stall=stall)
+    job = chain(m=1, residual={"law": "normal", "cv": 0.05 * noise}, stall=stall)
     found, sampler = sampled(job)
-    rate, bound = stall_bound(sampler.program)
+    assert stall_bound(sampler.program)[1] == 0.0  # the program that is run has none
+    rate, bound = stall_bound(prepare(job, 1).program)
     assert rate == pytest.approx(0.02 / 3600 * 3, rel=0.05)
     assert bound == pytest.approx(rate * 900 * 1.25, rel=0.01)
-    exact = bound / (bound + 5 * 0.02**2)
+    exact = bound / (bound + 5 * (0.05 * noise) ** 2)
     for estimate in (found["stall"].first, found["stall"].total):
-        assert estimate.value < 0.1 < exact < estimate.high + 0.01
+        assert abs(estimate.value - exact) < 2 * estimate.half_width
+        assert 0 < estimate.half_width <= 0.06
+    assert found["compute"].total.value == pytest.approx(1 - exact, abs=0.05)
+    values = {r["name"]: r for r in summarize_rank(rank(job, seed=1))["effects"]}
+    low, high = values["stall"]["std_reduction_ci"]
+    assert abs(values["stall"]["std_reduction"] - (1 - math.sqrt(1 - exact))) < high - low
+    low, high = values["stall"]["mean_reduction_ci"]
+    assert abs(values["stall"]["mean_reduction"] - rate * 30 / 3) < high - low
+    (quick,) = summarize_rank(rank(job, seed=1, quick=True))["effects"]
+    assert quick["total_order"] == pytest.approx(exact, abs=0.05)
+
+
+def test_weights_of_stalls_are_a_likelihood():
+    """Mean 1, and the rate of stalls comes back; two per step included."""
+    stall = {"rate_per_hour": 4, "duration_s": 3, "duration_cv": 0.5}
+    program = prepare(small(stall=stall), 1).program
+    rare = find_rare_stalls(program, (1, 2, 3))
+    w = rare.weights(200, 1)
+    assert w.mean() == pytest.approx(1.0, abs=5 * w.std() / w.size**0.5)
+    calm, often = (run_blocks(p, range(200), 1, 2)[0] for p in (rare.calm, rare.often))
+    delay = w * (often.astype(float) - calm)
+    plain = run_blocks(program, range(2000), 5, 2)[0].mean() - calm.mean()
+    error = delay.std() / w.size**0.5 + 3.0 * (stall_bound(program)[0] / 128_000) ** 0.5
+    assert abs(delay.mean() - plain) < 4 * error
+    assert delay.mean() > 5 * delay.std() / w.size**0.5
 
 
 def test_frequent_stalls_have_their_share():

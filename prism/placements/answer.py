@@ -282,11 +282,11 @@ def _at_one_stage(found: Found) -> Pattern:
 
 
 def _method(problem: Problem, found: Found) -> str:
-    """How placements were found; between pods one of each pattern is looked at."""
+    """Say how placements were found; of a pattern one choice of pods is looked at."""
     if not found.complete:
         return "search"
-    pods = problem.layout.zone.any()
-    return METHOD + ", each with as few nodes changing pods as may be" * bool(pods)
+    far = bool(problem.layout.zone.any())
+    return METHOD + ", one choice of pods or NVLink domains for each" * far
 
 
 def _explain(problem: Problem) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""Names of kernel classes and effects, as a performance engineer says them."""
+
+_NAMES = {
+    "gemm_mlp": ("GEMM MLP", ""),
+    "gemm_attention": ("GEMM attention projections", ""),
+    "attention": ("attention", ""),
+    "memory": ("norm and elementwise", ""),
+    "loss": ("loss", "logits"),
+    "embedding": ("embedding", ""),
+    "optimizer": ("optimizer", ""),
+    "compute": ("compute", "ops as given"),
+    "p2p": ("p2p", "between stages"),
+    "launch_gap": ("launch gaps", ""),
+    "world_all_reduce": ("world all_reduce", "grad norm"),
+}
+_EFFECTS = {
+    "rank": ("rank effect", "GPU speed"),
+    "step": ("step effect", "all GPUs"),
+    "microbatch": ("microbatch effect", "work"),
+    "call": ("call effect", "one pass"),
+    "rank_step": ("rank-step effect", "one step"),
+    "regime": ("congestion", "links"),
+    "stall": ("stalls", "rare stops"),
+}
+_GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
+
+
+def short_label(name: str, kind: str = "") -> str:
+    """Name a cause as a performance engineer would.
+
+    Parameters
+    ----------
+    name : str
+        A kernel class or an effect.
+    kind : str
+        ``kernels`` or ``effects``; found from the name where empty.
+
+    Examples
+    --------
+    >>> short_label("dp_reduce_scatter"), short_label("gemm_mlp"), short_label("rank")
+    ('dp reduce_scatter', 'GEMM MLP', 'rank effect')
+    """
+    return _label(name, kind)[0]
+
+
+def label(name: str, kind: str = "") -> str:
+    """Name a cause with what it is.
+
+    Examples
+    --------
+    >>> label("step"), label("p2p")
+    ('step effect (all GPUs)', 'p2p (between stages)')
+    """
+    short, what = _label(name, kind)
+    return f"{short} ({what})" if what else short
+
+
+def _label(name: str, kind: str) -> tuple[str, str]:
+    known = _EFFECTS if kind == "effects" else _NAMES if kind == "kernels" else _NAMES | _EFFECTS
+    if name in known:
+        return known[name]
+    group = next((g for g in _GROUPS if name.startswith(g)), "")
+    if group:
+        return f"{group[:-1].replace('_', '-')} {name.removeprefix(group)}", ""
+    # a kernel of a profile keeps its own name
+    return (f"{name.replace('_', ' ')} effect" if kind == "effects" else name), ""
