@@ -32,9 +32,9 @@ class NodeSlowdown(NamedTuple):
     Attributes
     ----------
     compute : float
-        On compute-bound kernels. The memory-bound ones among them (of forward and backward) follow
-        by the library's memory loading of the rank effect, unless `memory` is given; the optimizer,
-        which no rank effect touches either, does not.
+        On compute-bound kernels. Memory-bound ones of forward and backward follow by the library's
+        memory loading of the rank effect, unless `memory` is given; the optimizer, which no rank
+        effect touches, follows `memory` alone.
     memory : float or None
         On memory-bound kernels, the optimizer's too.
     network : float
