@@ -65,7 +65,20 @@ def prism() -> None:
     help="Of the end date.  [default: the job's, else 0.9]",
 )
 @click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
-@click.option("--progress", "progress_steps", metavar="STEPS", help="Not modelled yet.")
+@click.option(
+    "--progress",
+    "under_way",
+    metavar="STEPS",
+    help="Steps so far of a run under way: for the rest.",
+)
+@click.option("--column", metavar="NAME", help="The duration, where these have several.")
+@click.option(
+    "--where",
+    type=KeyValue(),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Keep those of these steps whose column KEY is VALUE; repeatable.",
+)
 @click.option(
     "--dependence",
     type=click.Choice(["full", "none"]),
@@ -83,7 +96,8 @@ def estimate(
     job: str,
     replicates: int,
     run_replicates: int,
-    progress_steps: str | None,
+    under_way: str | None,
+    where: tuple[tuple[str, str], ...],
     dependence: str | None,
     resolution: str | None,
     overrides: tuple[str, ...],
@@ -97,16 +111,14 @@ def estimate(
     JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
     """
     from prism.estimate import estimate as estimate_job
+    from prism.estimate import summarize_estimate
     from prism.files import check_directory
     from prism.job import load_job
-    from prism.results import summary
+    from prism.steptimes.model import is_step_model
     from prism.views import estimate_view
 
-    if progress_steps is not None:
-        raise PrismError(
-            "--progress: a run under way is not modelled yet; leave it out and set --steps to "
-            "the steps that are left"
-        )
+    if under_way is None and (where or options["column"]):
+        raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
     if output is not None:
         check_directory(output)
     for key, value in (("dependence", dependence), ("resolution", resolution)):
@@ -114,16 +126,21 @@ def estimate(
             overrides = (*overrides, f"variability.{key}={value}")
     if options["start"] is not None:
         options["start"] = options["start"].isoformat()
-    loaded = load_job(job, overrides)
+    from_steps = is_step_model(job)
+    if from_steps and overrides:
+        raise PrismError(f"{job}: a model of step times has no job; leave {overrides[0]} out")
+    loaded = job if from_steps else load_job(job, overrides)
     with progress_line("simulating", quiet) as report:
         result = estimate_job(
             loaded,
             replicates=replicates,
             run_replicates=run_replicates,
             progress=report,
+            under_way=under_way,
+            where=dict(where) or None,
             **options,
         )
-    numbers = summary(result)
+    numbers = summarize_estimate(result)
     if output is not None:
         write_folder(output, result, numbers, _draw_estimate, quiet)
     tell_warnings(numbers)
@@ -133,10 +150,13 @@ def estimate(
 def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:
     """Draw the plots of an estimate, by the stem of their files."""
     from prism import plots
+    from prism.runplot import plot_progress
 
     axes = {"step_time": plots.plot_step_time(result)}
     if "time_to_train" in result:
         axes["time_to_train"] = plots.plot_time_to_train(result)
+    if "progress_time" in result:
+        axes["progress"] = plot_progress(result)
     return axes
 
 

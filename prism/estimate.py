@@ -3,24 +3,36 @@
 import datetime
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.checkpointing import FailureLaw, best_steps, expected_time
 from prism.errors import PrismError
 from prism.job import Job, load_job
 from prism.jobvalues import parse_duration
-from prism.results import job_of, make_dataset, provenance
-from prism.simulate import Progress, fresh_seed, prepare_variability, simulate
-from prism.time_to_train import simulate_runs, step_statistics
+from prism.results import job_of, make_dataset, provenance, summary
+from prism.runbuild import build_run_model, marks_of, mean_step
+from prism.runmodel import RunModel, Runs, simulate_runs
+from prism.simulate import Progress, default_threads, fresh_seed, prepare_variability, simulate
+from prism.steptimes.estimate import KIND as STEPS_KIND
+from prism.steptimes.estimate import estimate_steps, summarize_steps
+from prism.steptimes.model import is_step_model
+from prism.steptimes.runs import UnderWay, condition
+from prism.traces import read_step_times
 
 if TYPE_CHECKING:
     import xarray as xr
 
 MAX_STEPS = 10**15
-MAX_RUNS = 10**8  # a run is two numbers of 8 bytes
+MAX_RUNS = 10**7  # a run is some 20 numbers of 8 bytes
+CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
+# Terms of a run in which nothing is learnt for good.
+PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
 TAIL_SAMPLES = 10  # samples beyond a quantile below which it is only a guess
 
 
@@ -35,6 +47,9 @@ def estimate(
     start: str | datetime.datetime | None = None,
     probability: float | None = None,
     price: float | None = None,
+    under_way: str | Path | None = None,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -44,13 +59,17 @@ def estimate(
     Parameters
     ----------
     job : Job, str or path
-        A job, its file, or the name of a shipped one.
+        A job, its file, the name of a shipped one, or a fitted model.
     replicates, run_replicates : int
         Monte Carlo repetitions of a step and of the run.
     steps, deadline, slowdown_thresholds, start, probability, price
         Override the job's `run` block: steps of the run [1], time it may take ("60d" or [s]),
         thresholds over the ideal step time [1], start date, probability of the finish date [1],
         price of a GPU-hour.
+    under_way : path, optional
+        Step times so far of a run under way, which the rest is conditioned on.
+    column, where
+        Which of its columns is the duration, and which rows to keep.
     seed, threads, progress
         As in `simulate`.
 
@@ -65,6 +84,13 @@ def estimate(
         Bad input.
     """
     begin = time.perf_counter()
+    if not isinstance(job, Job) and is_step_model(job):
+        return _from_step_times(
+            job, replicates=replicates, run_replicates=run_replicates, steps=steps,
+            deadline=deadline, slowdown_thresholds=slowdown_thresholds, start=start,
+            probability=probability, price=price, under_way=under_way, column=column, where=where,
+            seed=seed,
+        )  # fmt: skip
     job = job if isinstance(job, Job) else load_job(job)
     run = job.run
     start = run.start if start is None else start
@@ -81,33 +107,53 @@ def estimate(
         "price": run.price_per_gpu_hour if price is None else price,
         "seed": fresh_seed() if seed is None else seed,
     }
+    if under_way is not None:
+        call |= {"under_way": str(under_way), "column": column, "where": dict(where or {})}
     _check(call)
     dataset = simulate(job, replicates, call["seed"], threads, progress)
-    values, n_clusters = _run(job, dataset, call)
-    extra = make_dataset(values, {"threshold": call["slowdown_thresholds"]}, {})
+    values, coords, n_clusters, notes = _run(job, dataset, call, threads, progress)
+    extra = make_dataset(values, coords, {})
     attrs = dataset.attrs | provenance(job, call)
     attrs["steps"] = call["steps"]
-    attrs["warnings"] = json.dumps(_warnings(job, call, n_clusters))
+    attrs["warnings"] = json.dumps([*notes, *_warnings(job, call, n_clusters)])
     attrs["wall_seconds"] = time.perf_counter() - begin
     return dataset.merge(extra).assign_attrs(attrs)
 
 
-def _run(job: Job, dataset: "xr.Dataset", call: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return result variables of the run, and how many clusters it draws on."""
-    variability = prepare_variability(job)
-    statistics = step_statistics(
-        np.asarray(dataset.step_time),
-        np.asarray(dataset.step_effect),
-        np.asarray(dataset.cluster_idx),
-        _drift_cv(variability),
-        variability.correlation_time_s,
-    )
+def _run(
+    job: Job,
+    dataset: "xr.Dataset",
+    call: dict[str, Any],
+    threads: int | None,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], dict[str, Any], int, tuple[str, ...]]:
+    """Return result variables of the run, their coordinates, its clusters, and notes."""
+    threads = default_threads() if threads is None else threads
+    model = build_run_model(job, dataset, call["seed"], threads)
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
-    runs, cluster = simulate_runs(statistics, steps, call["run_replicates"], call["seed"])
+    done, elapsed_s = 0, 0.0
+    notes: tuple[str, ...] = ()
+    if "under_way" in call:
+        past = _past(model, call)
+        model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
+    marks = done + marks_of(steps - done)
+    runs = simulate_runs(
+        model, steps - done, call["run_replicates"], call["seed"],
+        start_s=_time_of_day(call["start"]) + elapsed_s, progress=progress,
+        marks=(marks - done).astype(int).tolist(),
+    )  # fmt: skip
+    if done:
+        so_far = {"steps_so_far": np.full_like(runs.total, elapsed_s)}
+        runs = replace(
+            runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
+            terms=so_far | runs.terms,
+        )  # fmt: skip
     values: dict[str, Any] = {
-        "time_to_train": runs,
-        "run_cluster_idx": cluster,
+        "time_to_train": runs.total,
+        "run_cluster_idx": runs.cluster,
         "ideal_time_to_train": steps * ideal,
+        "run_term_time": np.column_stack(list(runs.terms.values())),
+        "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
         "slowdown_probability": [
             float((dataset.step_time > t * ideal).mean()) for t in call["slowdown_thresholds"]
         ],
@@ -115,8 +161,103 @@ def _run(job: Job, dataset: "xr.Dataset", call: dict[str, Any]) -> tuple[dict[st
     if call["deadline"] is not None:
         values["deadline"] = call["deadline"]
     if call["price"] is not None:
-        values["cost"] = runs / 3600.0 * job.world_size * call["price"]
-    return values, statistics.mean.size
+        values["cost"] = runs.total / 3600.0 * job.world_size * call["price"]
+    values |= _interruptions(model, runs, steps - done)
+    coords = {
+        "threshold": call["slowdown_thresholds"],
+        "term": list(runs.terms),
+        "quantile": list(QUANTILES),
+        "progress": marks / steps,
+    }
+    return values, coords, model.mean.shape[0], notes
+
+
+def _past(model: RunModel, call: dict[str, Any]) -> UnderWay:
+    """Return the rest of a run under way, given its steps so far.
+
+    Raises
+    ------
+    PrismError
+        The steps cannot be read, are of several runs, or no steps are left.
+    """
+    times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
+    past = condition(model, times, max(CLUSTERS_UNDER_WAY, model.mean.shape[0]), call["seed"])
+    if past.done >= call["steps"]:
+        raise PrismError(
+            f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "
+            "nothing is left to estimate, or --steps (run.steps) is too small"
+        )
+    return past
+
+
+def _from_step_times(
+    path: str | Path, *, price: float | None, seed: int | None, **options: Any
+) -> "xr.Dataset":
+    """Estimate from a model of step times, which knows neither GPUs nor their price."""
+    if price is not None:
+        raise PrismError(f"{path}: a model of step times knows no GPUs, so no cost; drop --price")
+    start, deadline = options["start"], options["deadline"]
+    options["start"] = start.isoformat() if isinstance(start, datetime.datetime) else start
+    options["deadline"] = None if deadline is None else parse_deadline(deadline)
+    for name in ("slowdown_thresholds", "probability"):
+        if options[name] is None:
+            del options[name]
+    usual = {"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()}
+    _check(usual | {key: value for key, value in options.items() if value is not None})
+    return estimate_steps(path, seed=fresh_seed() if seed is None else seed, **options)
+
+
+def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Return the figures of an estimate, of a job or of a model of step times."""
+    if dataset.attrs.get("kind") == STEPS_KIND:
+        return summarize_steps(dataset)
+    return summary(dataset)
+
+
+def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
+    """Return the effective share of the time and the best interval of checkpoints.
+
+    What an interval costs is that of the `n_steps` still to come.
+    """
+    out: dict[str, Any] = {}
+    c, fail = model.checkpoints, model.interruptions
+    if (c, fail, model.evaluations) == (None, None, None):
+        return out
+    counts = [runs.terms[name] for name in runs.terms if name not in PAUSES]
+    out |= {"ettr": np.sum(counts, axis=0) / runs.total, "run_failures": runs.failures}
+    if c is None:
+        return out
+    step_s = mean_step(model)
+    out |= {
+        "checkpoint_interval": c.interval_steps * step_s,
+        "checkpoint_steps": c.interval_steps,
+        "checkpoint_write_time": c.write_s,
+    }
+    if fail is None or fail.rate_per_s == 0.0:
+        return out
+    waits = float(runs.terms["spares"].sum()) / max(1, int(runs.failures.sum()))
+    law = FailureLaw(fail.rate_per_s, fail.mean_down_s + waits)
+    # an interval beyond the end of the run is no checkpoint at all
+    best = min(best_steps(step_s, c.write_s, law, c.blocking), n_steps)
+    ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "steps_so_far")]
+    work = float(np.sum([*ahead, runs.terms["stalls"]], axis=0).mean())
+    times = [
+        expected_time(work, n * step_s, c.write_s, law, c.blocking)
+        for n in (min(c.interval_steps, n_steps), best)
+    ]
+    return out | {
+        "best_checkpoint_interval": best * step_s,
+        "best_checkpoint_steps": best,
+        "checkpoint_excess": times[0] - times[1],
+    }
+
+
+def _time_of_day(start: str | None) -> float:
+    """Seconds from midnight to the start; 0 where no start is given."""
+    if start is None:
+        return 0.0
+    at = datetime.datetime.fromisoformat(start)
+    return at.hour * 3600.0 + at.minute * 60.0 + at.second
 
 
 def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
@@ -137,10 +278,6 @@ def parse_deadline(value: float | str) -> float:
         return parse_duration(value)
     except ValueError as error:
         raise PrismError(f"--deadline {value}: {error}") from error
-
-
-def _drift_cv(variability: Any) -> float:
-    return float(variability.step.std) if variability.dependence == "full" else 0.0
 
 
 def _check(call: dict[str, Any]) -> None:
@@ -169,9 +306,14 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
     """Say which quantiles rest on too few samples, and how many they would need."""
     out = []
     replicates, run_replicates = call["replicates"], call["run_replicates"]
-    regime = prepare_variability(job).regime
+    effects = prepare_variability(job)
+    regime = effects.regime
     if regime.probability > 0.0 and regime.factor > 1.0:
-        out.append("congestion: drawn anew for every step, so runs vary less than they would")
+        if regime.duration_s <= 0.0 and effects.dependence == "full":
+            out.append(
+                "congestion: drawn anew for every step, so runs vary less than they would; set "
+                "variability.effects.regime.duration_s"
+            )
         if job.parallelism.cp > 1:
             out.append("congestion: not applied to context-parallel collectives inside ops")
     need = round(TAIL_SAMPLES / 0.01)

@@ -1,13 +1,13 @@
 """`prism fit`: a model from a trace, with what it found, how well it fits and what it cannot know.
 
 Reads, builds the graph, fits (`prism.pipelinetrace.fit`) and reports: kernels, components with
-intervals, loadings, lemons, a cross-check without laws, warnings. Left out: models of step times
-alone, and jobs calibrated to measured step times.
+intervals, loadings, lemons, a cross-check without laws, warnings. Step times alone go to
+`prism.steptimes`. Left out: jobs calibrated to measured step times.
 """
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import prism
+from prism.errors import PrismError
 from prism.kerneltrace.model import fit_kernels
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
 from prism.pipelinetrace.reduce import resample
+from prism.steptimes.fit import fit_step_times
+from prism.steptimes.model import model_to_dataset as step_model_to_dataset
 from prism.tracemodel.file import model_to_dataset
 from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
 from prism.tracemodel.model import TraceModel, figures, synthetic_graph
-from prism.traces import Trace, read_trace
+from prism.traces import Trace, read_step_times, read_totals, read_trace
+from prism.traces.kinds import holds_step_times
 from prism.variance.components import Components
 
 if TYPE_CHECKING:
@@ -44,31 +48,60 @@ NOT_IDENTIFIABLE = (
 NAMES = {"content": "microbatch"}  # what components are called outside
 
 
-def fit(inputs: str | Path | Sequence[str | Path], seed: int | None = None) -> "xr.Dataset":
-    """Learn distributions and effects from a trace.
+def fit(
+    inputs: str | Path | Sequence[str | Path],
+    seed: int | None = None,
+    *,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+    totals: str | None = None,
+    first_steps: int | None = None,
+) -> "xr.Dataset":
+    """Learn distributions and effects from a trace, or from step times alone.
 
     Parameters
     ----------
     inputs : path or sequence of paths
-        A trace: a file, several files of one job's ranks, or their folder.
+        A trace: a file, several files of one job's ranks, or their folder. Or one file of step
+        times, of one or several runs.
     seed : int, optional
         Of the cross-check; 0 where None, so that the same trace gives the same model.
+    column, where, totals, first_steps
+        Of step times only: the duration's column, the rows to keep, "FILE:COLUMN" with measured
+        totals per run, and how many first steps of each run the variation is learnt from.
 
     Returns
     -------
     xarray.Dataset
-        A model of kind ``trace``; `prism.save` writes it, `prism.estimate` and `prism.validate`
-        take its file. `summarize_fit` gives what the command prints.
+        A model of kind ``trace`` or ``steps``; `prism.save` writes it, `prism.estimate` and
+        `prism.validate` take its file. `summarize_fit` gives what the command prints.
 
     Raises
     ------
     PrismError
         The input cannot be read, or has too little to learn from.
     """
-    trace = read_trace(inputs)
     seed = 0 if seed is None else seed
+    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    series = [path for path in paths if holds_step_times(str(path))]
+    if series and len(paths) > 1:
+        raise PrismError(
+            f"{series[0]}: step times come in one file, and {len(paths)} were given; put the runs "
+            "into one table with a column run"
+        )
+    if series:
+        times = read_step_times(series[0], column=column, where=where)
+        known = None if totals is None else read_totals(totals, where=where)
+        steps = fit_step_times(times, known, first_steps, seed)
+        return step_model_to_dataset(steps, _provenance(times.source, seed))
+    for name, value in (
+        ("column", column), ("where", where), ("totals", totals), ("first-steps", first_steps),
+    ):  # fmt: skip
+        if value:
+            raise PrismError(f"--{name}: chooses among step times; a trace has none, leave it out")
+    trace = read_trace(inputs)
     model = fit_kernels(trace) if trace.format == "kineto" else _fit_pipeline(trace, seed)
-    return model_to_dataset(model, _provenance(trace, seed))
+    return model_to_dataset(model, _provenance(trace.source, seed))
 
 
 def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:
@@ -260,9 +293,9 @@ def describe_job(model: TraceModel) -> dict[str, Any]:
     }
 
 
-def _provenance(trace: Trace, seed: int) -> dict[str, Any]:
+def _provenance(source: str, seed: int) -> dict[str, Any]:
     versions = {n: version(n) for n in ("numpy", "scipy", "pandas")}
     return {
-        "prism_version": prism.__version__, "seed": str(seed), "inputs": trace.source,
+        "prism_version": prism.__version__, "seed": str(seed), "inputs": source,
         "versions": json.dumps({"python": platform.python_version()} | versions),
     }  # fmt: skip

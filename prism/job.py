@@ -24,10 +24,11 @@ from prism.jobblocks import (
     RunBlock,
     VariabilityBlock,
 )
-from prism.jobcheck import Blocks, find_problems
+from prism.jobcheck import find_problems
 from prism.jobeffects import Effects
 from prism.jobfile import KeyPath, Layer, display_path, load_layers, resolve_path, shipped_jobs
 from prism.jobmessages import by_line, concludes_from, message, unknown_key, validate_block
+from prism.jobproblem import Blocks
 from prism.jobvalues import parse_duration
 from prism.layersplit import auto_split
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StrictBool, model_validator
 
 from prism.jobeffects import Effects
+from prism.jobrun import CheckpointBlock, EvaluationBlock, FailuresBlock
 from prism.jobvalues import (
     AboveOne,
     AtLeastOne,
@@ -310,7 +311,7 @@ class VariabilityBlock(Block):
 
 # ----------------------------------------------------------------------------------------- run
 class RunBlock(Block):
-    """The run: how long, by when, at what price."""
+    """The run: how long, by when, at what price, and what interrupts it."""
 
     steps: Count | None = Field(None, description="Steps of the run [1000, without tokens].")
     tokens: Positive | None = Field(None, description="Tokens of the run, instead of steps.")
@@ -327,9 +328,15 @@ class RunBlock(Block):
     slowdown_thresholds: tuple[AtLeastOne, ...] = Field(
         (1.05, 1.1, 1.2), description="Report P(step slower than this times the ideal)."
     )
-    checkpoint: Any = Field(None, description="Not modelled yet.")
-    failures: Any = Field(None, description="Not modelled yet.")
-    evaluation: Any = Field(None, description="Not modelled yet.")
+    checkpoint: CheckpointBlock | None = Field(
+        None, description="Checkpoints: {interval: 30min, write_s: 60, mode: blocking}."
+    )
+    failures: FailuresBlock | None = Field(
+        None, description="Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}."
+    )
+    evaluation: EvaluationBlock | None = Field(
+        None, description="Evaluations: {interval_steps: 1000, duration: 2min}."
+    )
 
     @model_validator(mode="before")
     @classmethod

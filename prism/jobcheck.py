@@ -5,10 +5,7 @@ all mistakes of a file are reported at once.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil, lcm
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,34 +13,14 @@ from prism.jobblocks import (
     DEVICE_LIBRARY,
     PRESETS,
     SIZES,
-    ClusterBlock,
     ModelBlock,
     ParallelismBlock,
-    RunBlock,
-    VariabilityBlock,
 )
 from prism.jobfile import near
+from prism.jobproblem import Blocks, Problem, unmodelled
+from prism.jobruncheck import check_run, check_slow_nodes
 from prism.jobvalues import hosts_problem
 from prism.layersplit import auto_split, valid_split
-
-
-class Problem(NamedTuple):
-    """A mistake: what it is called, the keys that cause it (the likeliest first), the words."""
-
-    label: str
-    keys: tuple[str, ...]
-    text: str
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of a job; one that was not valid by itself is None."""
-
-    model: ModelBlock | None
-    parallelism: ParallelismBlock | None
-    cluster: ClusterBlock | None
-    variability: VariabilityBlock | None
-    run: RunBlock | None
 
 
 # -------------------------------------------------------------------------------- layer splits
@@ -244,12 +221,12 @@ def _check_data_parallel(b: Blocks) -> Iterator[Problem]:
         text = f"none, but dp = {p.dp}: replicas must share gradients; set ddp, zero1 or fsdp"
         yield Problem(key, (key, "parallelism.dp"), text)
     if p.data_parallel == "zero2":
-        yield _unmodelled(key, p.data_parallel, "zero1")
+        yield unmodelled(key, p.data_parallel, "zero1")
     yield from _check_shards(b, p)
     if p.ep > 1:
-        yield _unmodelled("parallelism.ep", p.ep, "1")
+        yield unmodelled("parallelism.ep", p.ep, "1")
     if p.precision == "fp8":
-        yield _unmodelled("parallelism.precision", p.precision, "bf16")
+        yield unmodelled("parallelism.precision", p.precision, "bf16")
 
 
 def _check_shards(b: Blocks, p: ParallelismBlock) -> Iterator[Problem]:
@@ -269,7 +246,7 @@ def _check_shards(b: Blocks, p: ParallelismBlock) -> Iterator[Problem]:
         yield Problem(by[0], (by[0], "model.durations"), text)
     if b.variability is not None and b.variability.resolution == "kernel":
         key = "variability.resolution"
-        yield _unmodelled(key, "kernel resolution with hsdp", "op", key, by[0])
+        yield unmodelled(key, "kernel resolution with hsdp", "op", key, by[0])
 
 
 def _check_schedule(b: Blocks) -> Iterator[Problem]:
@@ -279,7 +256,7 @@ def _check_schedule(b: Blocks) -> Iterator[Problem]:
     key = "parallelism.schedule"
     keys = (key, "parallelism.vpp", "parallelism.pp")
     if p.schedule in ("zb-h1", "zb-v"):
-        yield _unmodelled(key, p.schedule, "1f1b")
+        yield unmodelled(key, p.schedule, "1f1b")
         return
     if p.vpp > 1 and p.pp == 1:
         text = f"{p.vpp} chunks per stage need a pipeline, but pp = 1; set vpp: 1"
@@ -299,15 +276,10 @@ def _check_schedule(b: Blocks) -> Iterator[Problem]:
             yield Problem(name, (name, "parallelism.pp", *keys), text)
         if p.p2p == "blocking":
             name, what = "parallelism.p2p", "blocking with the interleaved schedule"
-            yield _unmodelled(name, what, "async", name, "parallelism.vpp")
+            yield unmodelled(name, what, "async", name, "parallelism.vpp")
 
 
-# -------------------------------------------------------------------------- variability, the run
-def _unmodelled(label: str, what: object, nearest: str, *keys: str) -> Problem:
-    text = f"{what} is not modelled yet; the nearest supported setting: {nearest}"
-    return Problem(label, keys or (label,), text)
-
-
+# --------------------------------------------------------------------------------- variability
 def _check_variability(b: Blocks) -> Iterator[Problem]:
     v = b.variability
     if v is None:
@@ -318,11 +290,8 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
     key = "variability.resolution"
     if v.resolution == "kernel" and b.parallelism is not None and b.parallelism.cp > 1:
         what = f"kernel resolution with cp = {b.parallelism.cp}"
-        yield _unmodelled(key, what, "op", key, "parallelism.cp")
+        yield unmodelled(key, what, "op", key, "parallelism.cp")
     e = v.effects
-    if e.regime is not None and e.regime.duration_s is not None:
-        key = "variability.effects.regime.duration_s"
-        yield _unmodelled(key, "how long congestion lasts", "leave it out, every step draws anew")
     if e.residual is not None:
         key = "variability.effects.residual"
         if e.residual.law is not None and e.residual.cv is None:
@@ -355,26 +324,6 @@ def _check_library(b: Blocks) -> Iterator[Problem]:
         yield Problem("variability.library", ("variability.library", "cluster.device"), text)
 
 
-def _check_run(b: Blocks) -> Iterator[Problem]:
-    r = b.run
-    if r is None:
-        return
-    if r.steps is not None and r.tokens is not None:
-        keys = ("run.tokens", "run.steps")
-        yield Problem("run.tokens", keys, "given beside steps; keep one of the two")
-    durations = None if b.model is None else b.model.durations
-    if r.tokens is not None and b.model and durations is not None and b.model.seq_len < 1:
-        text = "a step's tokens are not known with durations; set steps, or model.seq_len"
-        yield Problem("run.tokens", ("run.tokens", "model.seq_len", "model.durations"), text)
-    for name in ("checkpoint", "failures", "evaluation"):
-        if getattr(r, name) is not None:
-            yield _unmodelled(f"run.{name}", f"{name} of the run", "leave it out")
-    thresholds = r.slowdown_thresholds
-    if not thresholds or any(low >= high for low, high in pairwise(thresholds)):
-        key = "run.slowdown_thresholds"
-        yield Problem(key, (key,), "expected rising numbers; write [1.05, 1.1, 1.2]")
-
-
 CHECKS: tuple[Callable[[Blocks], Iterator[Problem]], ...] = (
     _check_model,
     _check_groups,
@@ -385,7 +334,8 @@ CHECKS: tuple[Callable[[Blocks], Iterator[Problem]], ...] = (
     _check_schedule,
     _check_variability,
     _check_library,
-    _check_run,
+    check_run,
+    check_slow_nodes,
 )
 
 

@@ -4,11 +4,11 @@ The meaning of each effect, and what it is drawn once per, is `prism.variability
 names, types and units only.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
-from prism.jobvalues import AtLeastOne, Block, NonNegative, Positive, Share
+from prism.jobvalues import AtLeastOne, Block, Duration, NonNegative, Positive, Share
 
 
 class RankEffect(Block):
@@ -33,6 +33,12 @@ class StepEffect(Block):
     cv: NonNegative | None = Field(None, description="CV between steps.")
     correlation_time_s: NonNegative | None = Field(
         None, description="Correlation time of the drift [s]."
+    )
+    diurnal_cv: NonNegative | None = Field(
+        None, description="CV over a day of a daily wave on top [0; Llama 3 405B saw 1-2 %]."
+    )
+    diurnal_peak_h: Annotated[float, Field(strict=True, ge=0, le=24)] | None = Field(
+        None, description="Hour of the day when steps are slowest [15]."
     )
 
 
@@ -73,7 +79,9 @@ class RegimeEffect(Block):
 
     probability: Share | None = Field(None, description="Share of time a link is congested.")
     factor: AtLeastOne | None = Field(None, description="Factor on transfers meanwhile.")
-    duration_s: Positive | None = Field(None, description="Mean length of a congestion [s].")
+    duration_s: Positive | None = Field(
+        None, description="Mean length of a congestion; it persists over the steps of a run [s]."
+    )
 
 
 class StallEffect(Block):
@@ -87,6 +95,33 @@ class StallEffect(Block):
     duration_cv: NonNegative | None = Field(None, description="CV of that length.")
 
 
+class FailSlowEffect(Block):
+    """Episodes in which a node, or its links, are slow: they come and go within a run.
+
+    Lengths: means of compute and of network events in Greyhound (ATC'25).
+    """
+
+    rate_per_1000_node_days: NonNegative | None = Field(
+        None, description="Episodes per 1,000 node-days."
+    )
+    kind: Literal["compute", "network"] = Field(
+        "compute", description="What is slow: the GPUs of a node, or its links."
+    )
+    factor: AtLeastOne | None = Field(
+        None, description="Factor on compute [1.2, a hot node], or on transfers [3]."
+    )
+    duration: Duration | None = Field(
+        None, description="Mean length of an episode [10min of compute, 24min of network; s]."
+    )
+    duration_cv: NonNegative = Field(1.0, description="CV of that length.")
+    detection: Duration | None = Field(
+        None, description="Time until a slow node is found, to be replaced [s, or 10min]."
+    )
+    replace: StrictBool = Field(
+        False, description="Replace the node that was found: back to the last checkpoint, restart."
+    )
+
+
 class Effects(Block):
     """Effects set by the job; one left out is the library's, or off without a library."""
 
@@ -97,3 +132,4 @@ class Effects(Block):
     residual: ResidualEffect | None = Field(None, description="What is left per kernel.")
     regime: RegimeEffect | None = Field(None, description="Congestion.")
     stall: StallEffect | None = Field(None, description="Rare, long stops.")
+    fail_slow: FailSlowEffect | None = Field(None, description="Episodes of a slow node.")

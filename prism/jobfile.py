@@ -334,6 +334,11 @@ def _job_of_model(path: Path) -> Layer:
             attrs = {k: str(file.attrs[k]) for k in ("kind", "job") if k in file.attrs}
     except OSError as error:
         raise PrismError(f"{shown}: a netCDF file that cannot be read ({error})") from error
+    if attrs.get("kind") == "steps":
+        raise PrismError(
+            f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
+            "prism validate take it, all else needs a job, or a trace: prism fit TRACE -o MODEL.nc"
+        )
     if "kind" not in attrs or "job" not in attrs:
         raise PrismError(
             f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "

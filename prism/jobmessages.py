@@ -91,6 +91,8 @@ def _path(detail: ErrorDetails) -> KeyPath:
 def _fields(kind: type[BaseModel], path: KeyPath) -> list[str]:
     """Return the legal keys of the block found by walking `path` from `kind`."""
     for key in path:
+        if key not in kind.model_fields:  # a name that the user chose, or a place in a list
+            continue
         annotation = kind.model_fields[key].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         kind = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))

@@ -42,6 +42,16 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "mfu": ((), "1", "model flop per second and GPU over the device's peak"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),
+    "run_term_time": (("run_replicate", "term"), "s", "time of the run by term; adds up to it"),
+    "run_failures": (("run_replicate",), "1", "failures of the run"),
+    "ettr": (("run_replicate",), "1", "effective training time ratio: steps that count, over all"),
+    "progress_time": (("quantile", "progress"), "s", "when so much of the run is done"),
+    "checkpoint_interval": ((), "s", "time between two checkpoints, that to write one left out"),
+    "checkpoint_steps": ((), "1", "steps between two checkpoints"),
+    "checkpoint_write_time": ((), "s", "time to write a checkpoint"),
+    "best_checkpoint_interval": ((), "s", "the interval with the shortest expected run"),
+    "best_checkpoint_steps": ((), "1", "the same in steps"),
+    "checkpoint_excess": ((), "s", "what the present interval takes longer than the best"),
     "slowdown_probability": (("threshold",), "1", "P(step_time > threshold * ideal_step_time)"),
     "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
     "time_share": (("input",), "1", "share of all ranks' busy time"),
@@ -281,13 +291,46 @@ def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, A
     """Summarise runs; their errors hold those of the simulated steps that they rest on."""
     out = spread(runs, np.asarray(dataset.run_cluster_idx))
     step = spread(np.asarray(dataset.step_time, np.float64), np.asarray(dataset.cluster_idx))
-    shared = float(dataset.attrs["steps"]) * step["mean_se"]
+    # a run under way takes its mean step from its own steps
+    under_way = "under_way" in json.loads(dataset.attrs["call"])
+    shared = 0.0 if under_way else float(dataset.attrs["steps"]) * step["mean_se"]
     out["mean_se"] = float(np.hypot(shared, out["std"] / np.sqrt(runs.size)))
     low, high = out["p95_ci"]
     out["p95_ci"] = [
         out["p95"] - float(np.hypot(out["p95"] - low, 1.96 * shared)),
         out["p95"] + float(np.hypot(high - out["p95"], 1.96 * shared)),
     ]
+    return out
+
+
+def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
+    """Say what delays a run and what makes it vary, as far as the result tells."""
+    out: dict[str, Any] = {}
+    if "run_term_time" not in dataset:
+        return out
+    if "ettr" in dataset:
+        out["ettr"] = float(dataset.ettr.mean())
+        out["failures"] = float(dataset.run_failures.mean())
+    times = np.asarray(dataset.run_term_time, np.float64)
+    names = [str(name) for name in dataset.term.values]
+    centred, whole = runs - runs.mean(), float(runs.var())
+    shares = (times - times.mean(axis=0)).T @ centred / runs.size / (whole or 1.0)
+    plain = ("ideal_steps", "steps_so_far")
+    used = [i for i, name in enumerate(names) if name not in plain and times[:, i].any()]
+    out["delay_by_term"] = {names[i]: float(times[:, i].mean()) for i in used}
+    out["variance_by_term"] = {names[i]: float(shares[i]) for i in used} if whole else {}
+    if "checkpoint_steps" in dataset:
+        out["checkpoint"] = {
+            "interval": float(dataset.checkpoint_interval),
+            "interval_steps": int(dataset.checkpoint_steps),
+            "write": float(dataset.checkpoint_write_time),
+        }
+    if "best_checkpoint_steps" in dataset:
+        out["best_checkpoint_interval"] = float(dataset.best_checkpoint_interval)
+        out["checkpoint"] |= {
+            "best_interval_steps": int(dataset.best_checkpoint_steps),
+            "costs_more": float(dataset.checkpoint_excess),
+        }
     return out
 
 
@@ -319,6 +362,7 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
             "probability": probability,
             "date": (start + length).isoformat(timespec="seconds"),
         }
+    out |= _terms(dataset, runs)
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)
         out["cost"] = {"mean": float(cost.mean()), "p50": float(np.quantile(cost, 0.5)),

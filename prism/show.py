@@ -84,7 +84,7 @@ def _recording_kind(path: Path) -> str | None:
     """Say which kind of recording a file or folder is; None for all else, a job's name included."""
     if not path.exists():
         return None
-    from prism.traceshow import recording_kind
+    from prism.traces.kinds import recording_kind
 
     return recording_kind(str(path))
 
@@ -191,12 +191,17 @@ def _describe_netcdf(what: str) -> Description:
 def _describe_model(path: Path) -> Description:
     """Describe what `prism fit` wrote."""
     from prism.fit import summarize_fit
+    from prism.stepviews import step_fit_view
     from prism.traceviews import fit_view
 
     model = _open(path)
-    numbers = summarize_fit(model)
     kind = str(model.attrs["kind"])
-    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", fit_view(numbers))
+    try:
+        numbers = summarize_fit(model)
+    except (KeyError, ValueError) as error:
+        raise PrismError(f"{path}: not a whole model; write it again by prism fit") from error
+    laid_out = step_fit_view(numbers) if kind == "steps" else fit_view(numbers)
+    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", laid_out)
     return {"kind": "model", "model_kind": kind, "summary": numbers}, view
 
 
@@ -231,6 +236,14 @@ def _describe_ranking(path: Path) -> Description:
     return {"kind": "ranking", "summary": numbers}, rank_view(numbers)
 
 
+def _describe_steps_estimate(path: Path) -> Description:
+    """Describe what `prism estimate` made of a model of step times."""
+    from prism.steptimes.estimate import summarize_steps
+
+    numbers = summarize_steps(_open(path))
+    return {"kind": "result", "summary": numbers}, estimate_view(numbers)
+
+
 def _describe_placement(path: Path) -> Description:
     """Describe what `prism place` wrote."""
     from prism.place import summarize_place
@@ -245,6 +258,7 @@ _KINDS = {
     "trace": _describe_model,
     "calibrated": _describe_model,
     "steps": _describe_model,
+    "steps_estimate": _describe_steps_estimate,
     "replay": _describe_replay,
     "validation": _describe_validation,
     "placement": _describe_placement,

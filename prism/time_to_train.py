@@ -1,10 +1,9 @@
-"""The run: from steps to time-to-train.
+"""From simulated steps to what a run needs of them.
 
 A run of n steps on cluster k takes `n mu_k + mu_k * (sum of the step effect's drift) + sqrt(n)
 sigma_k z`: mu_k and sigma_k from the cluster's simulated steps with the step effect divided out,
-shrunk towards all clusters; the drift is an AR(1) series with the step effect's spread and
-correlation time, and its sum has an exact Gaussian law. Left out, for later: evaluations,
-checkpoints, interruptions, fail-slow episodes, congestion that persists.
+shrunk towards all clusters; the drift has the step effect's spread and correlation time. What else
+a run is made of is `prism.runmodel`.
 """
 
 import math
@@ -13,11 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import runmodel
+from prism.drift import drift_variance
 from prism.engine import LANES
+from prism.runparts import Drift, RunModel
+
+__all__ = ["StepStatistics", "drift_variance", "run_model", "simulate_runs", "step_statistics"]
 
 Array = NDArray[np.float64]
-STEP_BY_STEP = 2000  # steps up to which a run is walked; beyond, its sum is as good as normal
-_STREAM = 10  # keeps run draws apart from the engine's streams under the same seed
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,13 @@ class StepStatistics:
 
 
 def step_statistics(
-    step_time: Array, effect: Array, cluster: NDArray[np.int64], drift_cv: float, tau_s: float
+    step_time: Array,
+    effect: Array,
+    cluster: NDArray[np.int64],
+    drift_cv: float,
+    tau_s: float,
+    *,
+    use: NDArray[np.bool_] | None = None,
 ) -> StepStatistics:
     """Estimate each cluster's step law from its simulated steps.
 
@@ -44,6 +52,8 @@ def step_statistics(
     cluster : int64 [replicate]
     drift_cv, tau_s : float
         Spread [1] and correlation time [s] of the step effect.
+    use : bool [replicate], optional
+        Steps to use, where stalls are taken out.
 
     Notes
     -----
@@ -51,6 +61,8 @@ def step_statistics(
     not that of n simulated steps. An incomplete last cluster is left out where there are others.
     """
     complete = cluster < max(1, step_time.size // LANES)
+    if use is not None and (complete & use).any():
+        complete = complete & use
     steady, cluster = (step_time / effect)[complete], cluster[complete]
     labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     means = np.bincount(index, steady) / counts
@@ -69,26 +81,28 @@ def step_statistics(
     return StepStatistics(means, std, drift_cv, tau_s, steady - means[index])
 
 
-def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
-    """Variance of the sum of n values of an AR(1) series of unit variance [1].
+def run_model(statistics: StepStatistics, ideal_s: float | None = None) -> RunModel:
+    """Return the run of nothing but these steps.
 
-    Notes
-    -----
-    With r = exp(-step/tau): n (1 + r)/(1 - r) - 2 r (1 - r^n)/(1 - r)^2, from summing r^|i-j|.
+    Parameters
+    ----------
+    statistics : StepStatistics
+    ideal_s : float, optional
+        Step time with every effect at 1 [s].
     """
-    if tau_s <= 0.0:
-        return float(n_steps)
-    rate = step_s / tau_s
-    if n_steps * rate < 1e-6:
-        return float(n_steps) ** 2
-    r, gap = math.exp(-rate), -math.expm1(-rate)
-    return n_steps * (1.0 + r) / gap - 2.0 * r * -math.expm1(-rate * n_steps) / gap**2
+    return RunModel(
+        mean=statistics.mean[:, None],
+        std=statistics.std[:, None],
+        ideal_s=ideal_s,
+        drift=Drift(statistics.drift_cv, statistics.correlation_time_s),
+        residuals=statistics.residuals,
+    )
 
 
 def simulate_runs(
     statistics: StepStatistics, n_steps: int, n_runs: int, seed: int
 ) -> tuple[Array, NDArray[np.int64]]:
-    """Draw whole runs, each on one of the simulated clusters.
+    """Draw whole runs of nothing but steps, each on one of the simulated clusters.
 
     Returns
     -------
@@ -97,49 +111,5 @@ def simulate_runs(
     cluster : int64 [run_replicate]
         Run i is on cluster i modulo their number, so the first n runs do not change with n.
     """
-    n_clusters = statistics.mean.size
-    cluster = np.arange(n_runs) % n_clusters
-    if n_steps <= STEP_BY_STEP:
-        return _walk_runs(statistics, n_steps, cluster, seed), cluster
-    white, drift = (_generator(seed, k).standard_normal(n_runs) for k in (0, 1))
-    mu, sigma = statistics.mean[cluster], statistics.std[cluster]
-    per_cluster = np.array(
-        [drift_variance(n_steps, float(m), statistics.correlation_time_s) for m in statistics.mean]
-    )
-    spread = statistics.drift_cv * np.sqrt(per_cluster[cluster])
-    # White noise is that of steps at their own effect: E[S^2] = 1 + cv^2.
-    noise = math.sqrt(n_steps * (1.0 + statistics.drift_cv**2)) * sigma
-    return mu * (n_steps + spread * drift) + noise * white, cluster
-
-
-def _generator(seed: int, stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed, _STREAM + stream]))
-
-
-def _walk_runs(
-    statistics: StepStatistics, n_steps: int, cluster: NDArray[np.int64], seed: int
-) -> Array:
-    """Short runs step by step: resampled steps times a lognormal AR(1) effect.
-
-    Few steps do not make a sum normal, and a stall in one of them shows.
-    """
-    from scipy.signal import lfilter
-
-    white, drift = _generator(seed, 0), _generator(seed, 1)
-    sigma = math.sqrt(math.log1p(statistics.drift_cv**2))
-    total = np.empty(cluster.size)
-    for i, k in enumerate(cluster):
-        if statistics.residuals.size:
-            own = statistics.residuals[white.integers(0, statistics.residuals.size, n_steps)]
-        else:
-            own = statistics.std[k] * white.standard_normal(n_steps)
-        steps = np.maximum(statistics.mean[k] + own, 0.0)
-        shocks = drift.standard_normal(n_steps)
-        if sigma > 0.0:
-            tau = statistics.correlation_time_s
-            r = math.exp(-statistics.mean[k] / tau) if tau > 0.0 else 0.0
-            shocks[1:] *= math.sqrt(1.0 - r * r)
-            path = lfilter([1.0], [1.0, -r], shocks)
-            steps *= np.exp(sigma * path - 0.5 * sigma**2)
-        total[i] = steps.sum()
-    return total
+    runs = runmodel.simulate_runs(run_model(statistics), n_steps, n_runs, seed)
+    return runs.total, runs.cluster

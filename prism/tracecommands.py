@@ -25,25 +25,44 @@ if TYPE_CHECKING:
     "-o", "--output", metavar="MODEL.nc", type=click.Path(), help="Where the model is written."
 )
 @click.option("--calibrate", metavar="JOB=STEPS", multiple=True, help="Not modelled yet.")
+@click.option("--column", metavar="NAME", help="The duration, where step times have several.")
+@click.option(
+    "--where",
+    type=KeyValue(),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Keep the step times whose column KEY is VALUE; repeatable.",
+)
+@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@click.option(
+    "--first-steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Learn the variation from the first N steps of each run; work by step from all.",
+)
 @common_options
 def fit(
     inputs: tuple[str, ...],
     output: str | None,
     calibrate: tuple[str, ...],
+    where: tuple[tuple[str, str], ...],
     as_json: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
+    **options: Any,
 ) -> None:
-    """Fit distributions and effects to a trace.
+    """Fit distributions and effects to a trace, or to step times.
 
     INPUT is a table of ops (CSV or parquet), a profiler's JSON, or a folder of these, one file per
-    rank. The model stands wherever a JOB does. The number of threads changes nothing.
+    rank; the model stands wherever a JOB does. Or INPUT is step times (CSV, parquet, a Megatron or
+    MLPerf log); estimate and validate take the model. The number of threads changes nothing.
     """
     if calibrate:
         raise PrismError(
-            "--calibrate: bringing a job to measured step times is not modelled yet; fit a trace "
-            "of ops instead, or compare the job as it is: prism validate JOB --measured STEPS"
+            "--calibrate: bringing a job to measured step times is not modelled yet; fit the step "
+            "times alone, prism fit STEPS, or compare the job as it is: prism validate JOB "
+            "--measured STEPS"
         )
     if not inputs:
         raise click.UsageError("Missing argument 'INPUT...'.")
@@ -55,10 +74,9 @@ def fit(
     from prism.traceviews import fit_view
 
     with progress_line("fitting", quiet):
-        try:
-            model = fit_trace(inputs, seed=seed)
-        except PrismError as error:
-            raise _explained(inputs, error) from error
+        options["where"] = dict(where)
+        given = {key: value for key, value in options.items() if value}
+        model = fit_trace(inputs, seed=seed, **given)
     numbers = summarize_fit(model)
     if output is not None:
         save(model, output)
@@ -67,6 +85,11 @@ def fit(
     elif not quiet:
         click.echo("the model is not kept; -o MODEL.nc writes it", err=True)
     tell_warnings(numbers)
+    if numbers.get("kind") == "steps":
+        from prism.stepviews import step_fit_view
+
+        answer(numbers, as_json, step_fit_view)
+        return
     answer(numbers, as_json, fit_view)
 
 
@@ -202,7 +225,10 @@ def _check_usage(
         if measured is not None or target is not None:
             extra = "--measured" if measured is not None else f"JOB_OR_MODEL ({target})"
             raise click.UsageError(f"--trace and {extra} exclude each other")
-        for name in ("column", "where", "totals"):
+        from prism.traces.kinds import holds_step_times
+
+        chosen = () if holds_step_times(trace) else ("column", "where")
+        for name in (*chosen, "totals"):
             if options[name]:
                 raise click.UsageError(f"--{name} belongs to --measured STEPS, not to --trace")
         if options["quantity"] != "step_time":
@@ -229,28 +255,23 @@ def _validate(
     from prism.validate import validate as compare
 
     options["where"] = dict(options["where"])
-    only = {"train"} if trace is None else {"column", "where", "totals", "quantity"}
+    only = {"train"} if trace is None else {"totals", "quantity"}
     given = {k: v for k, v in options.items() if v is not None and k not in only}
+    if trace is not None and not given["where"]:
+        del given["where"]
     with progress_line("validating", quiet) as report:
-        try:
-            return compare(
-                job, model=model, trace=trace, measured=measured, progress=report, **given
-            )
-        except PrismError as error:
-            if trace is None:
-                raise
-            raise _explained((trace,), error) from error
+        return compare(job, model=model, trace=trace, measured=measured, progress=report, **given)
 
 
 def _explained(inputs: tuple[str, ...], error: PrismError) -> PrismError:
     """Say what can be done with step times, where a trace of ops was expected."""
-    from prism.traceshow import holds_step_times
+    from prism.traces.kinds import holds_step_times
 
     for name in inputs:
         if holds_step_times(name):
             return PrismError(
-                f"{name}: holds step times, not ops, and models from step times alone are not "
-                "modelled yet; compare them with a job's prediction by `prism validate JOB "
-                f"--measured {name}`, or give a trace of ops"
+                f"{name}: holds step times, not ops, and there is nothing to replay; prism fit "
+                f"{name} learns from them alone, prism validate JOB --measured {name} compares "
+                "them with a prediction"
             )
     return error

@@ -7,24 +7,17 @@ collectives include waiting. Left out: everything fitted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from prism.errors import PrismError
 from prism.measures import effective_n
 from prism.text import format_count, format_duration, format_share
 from prism.traces import read_step_times, read_trace
-from prism.traces.choose import PER_SECOND
-from prism.traces.content import find_kind, read_table, read_text
-from prism.traces.logs import is_log
-from prism.traces.pipeline import is_pipeline
 from prism.traces.table import Trace
-from prism.traces.tidy import is_tidy
 from prism.views import rows_view, table_view
 
 Description = tuple[dict[str, Any], RenderableType]
@@ -32,37 +25,6 @@ Description = tuple[dict[str, Any], RenderableType]
 WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 """Kinds of op whose recorded durations include waiting."""
 _MOST_ROWS = 30
-
-
-def recording_kind(what: str) -> Literal["trace", "step_times"] | None:
-    """Say whether a file or folder is a trace of ops, or step times; None if it is neither.
-
-    Only what tells them apart is looked at: either may still prove to be broken.
-    """
-    path = Path(what)
-    if path.is_dir():
-        return "trace"
-    try:
-        kind = find_kind(path, what)
-        if kind == "json":
-            return "trace"
-        text = read_text(path, what) if kind == "text" else None
-        if text is not None and is_log(text):
-            return "step_times"
-        columns = read_table(path, what, kind, text).columns
-    except PrismError:
-        return None
-    if is_pipeline(columns) or is_tidy(columns):
-        return "trace"
-    has_unit = any(
-        "_" in name and name.rpartition("_")[2].lower() in PER_SECOND for name in columns
-    )
-    return "step_times" if has_unit else None
-
-
-def holds_step_times(what: str) -> bool:
-    """Say whether a file holds step times rather than ops."""
-    return recording_kind(what) == "step_times"
 
 
 def describe_trace(what: str) -> Description:

@@ -26,12 +26,15 @@ from prism.pipelinetrace.fit import fit_graph, fit_with_components
 from prism.pooling import pool_program
 from prism.program import Program
 from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks, simulate
-from prism.time_to_train import step_statistics
+from prism.steptimes.model import is_step_model
+from prism.stepvalidation import validate_split, validate_step_model
 from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
 from prism.tracemodel.file import load_model
 from prism.tracemodel.graph import Array
 from prism.tracemodel.model import TraceModel, conditioned, independent_graph, synthetic_graph
 from prism.traces import StepTimes, read_step_times, read_totals, read_trace, total_per_run
+from prism.traces.kinds import holds_step_times
+from prism.validationnull import null_of_clusters, null_of_draws
 from prism.validationresult import (
     compare_all,
     copy_at_half,
@@ -97,24 +100,25 @@ def validate(
     return validate_steps(_with_model(job, model), measured, **options)
 
 
-def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job:
+def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job | str | Path:
     """Return the job whose effects are the model's, or the job that the model itself is."""
     if job is None:
         assert model is not None
-        return load_job(model)
+        return model if is_step_model(model) else load_job(model)
     if model is None:
-        return job if isinstance(job, Job) else load_job(job)
+        return job if isinstance(job, Job) or is_step_model(job) else load_job(job)
     if not isinstance(job, Job):
         return load_job(job, [f"variability.model={model}"])
     variability = job.variability.model_copy(update={"model": str(model)})
     return job.model_copy(update={"variability": variability})
 
 
-# ------------------------------------------------------------------------------------- traces
 def validate_trace(
     trace: str | Path | Sequence[str | Path],
     train: str,
     *,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
     dependence: str = "full",
     replicates: int = 20_000,
     bootstrap: int = 100,
@@ -127,8 +131,11 @@ def validate_trace(
     Parameters
     ----------
     trace : path or sequence of paths
+        Of ops; or step times, of which the first steps of each run are fitted.
     train : str
         ``first-half`` (in time), ``even`` (positions 0, 2, 4, ...), or a number of steps.
+    column, where
+        Choose from a wider table, where the trace is one of step times.
     dependence : str
         ``full``, or ``none`` (every op redraws everything from its pooled law).
     replicates, bootstrap : int
@@ -147,6 +154,14 @@ def validate_trace(
     PrismError
         The trace cannot be read, or a part has too few steps.
     """
+    if isinstance(trace, str | Path) and holds_step_times(str(trace)):
+        seed = fresh_seed() if seed is None else seed
+        return validate_split(
+            trace, train, column=column, where=where, dependence=dependence,
+            replicates=replicates, bootstrap=bootstrap, seed=seed, progress=progress,
+        )  # fmt: skip
+    if column is not None or where:
+        raise PrismError("--column and --where choose among step times; a trace of ops has none")
     read = read_trace(trace)
     if read.format == "kineto":
         raise PrismError(
@@ -313,6 +328,13 @@ def validate_steps(
     _check_choices(dependence, bootstrap)
     if quantity not in QUANTITIES:
         raise PrismError(f"quantity: {quantity!r}; expected {' or '.join(QUANTITIES)}")
+    if not isinstance(job, Job) and is_step_model(job):
+        seed = fresh_seed() if seed is None else seed
+        return validate_step_model(
+            job, measured, column=column, where=where, totals=totals, quantity=quantity,
+            dependence=dependence, replicates=replicates, bootstrap=bootstrap, seed=seed,
+            progress=progress,
+        )  # fmt: skip
     job = load_job(job) if not isinstance(job, Job) else job
     if dependence is not None:
         job = _with_dependence(job, dependence)
@@ -327,7 +349,7 @@ def validate_steps(
         drawn = simulate(job, replicates, seed, threads, progress)
         predicted = np.asarray(drawn.step_time)
         independent = np.asarray(simulate(alone, replicates, seed, threads).step_time)
-        null = _null_of_clusters(drawn, values.size, bootstrap, seed)
+        null = null_of_clusters(drawn, values.size, bootstrap, seed)
     else:
         per_run = read_totals(totals, where=where) if totals else total_per_run(times)
         values, steps, runs = np.array(list(per_run.values())), np.arange(len(per_run)), None
@@ -335,7 +357,7 @@ def validate_steps(
         notes += said
         predicted = _run_times(job, n_steps, replicates, seed, threads, progress)
         independent = _run_times(alone, n_steps, replicates, seed, threads, None)
-        null = _null_of_draws(predicted, values.size, bootstrap, seed)
+        null = null_of_draws(predicted, values.size, bootstrap, seed)
     figures = compare_all(values, predicted, None, independent, steps, runs)
     figures |= {
         "job": job.name, "measured": str(measured), "quantity": quantity,
@@ -373,28 +395,6 @@ def _run_times(
         threads=threads, progress=progress,
     )  # fmt: skip
     return np.asarray(drawn.time_to_train)
-
-
-def _null_of_clusters(drawn: "xr.Dataset", n: int, repetitions: int, seed: int) -> Array:
-    """KS of n steps on one simulated cluster against all: a measured job is one cluster.
-
-    A cluster's few replicates are no law to draw n steps from, so what steps differ by within
-    clusters is pooled over them, and the clusters' means are without its noise.
-    """
-    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
-    parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
-    return np.array([
-        measures.ks_statistic(rng.choice(parts.mean) + rng.choice(parts.residuals, n), every)
-        for _ in range(repetitions)
-    ])  # fmt: skip
-
-
-def _null_of_draws(predicted: Array, n: int, repetitions: int, seed: int) -> Array:
-    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    return np.array(
-        [measures.ks_statistic(rng.choice(predicted, n), predicted) for _ in range(repetitions)]
-    )
 
 
 __all__ = ["copy_at_half", "summarize_validation", "validate_steps", "validate_trace"]

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from prism.runviews import run_rows, term_table
 from prism.text import format_count, format_duration, format_like, format_share
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
     parts: list[RenderableType] = [", ".join(head), "", _times(summary)]
     for title, rows in (
         ("Slowdown", _slowdown_rows(summary)),
-        ("Run", _run_rows(summary)),
+        ("Run", run_rows(summary)),
         ("Step", _step_rows(summary)),
         ("Critical path", _path_rows(result)),
         ("Errors", _error_rows(summary)),
@@ -54,6 +55,9 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
     ):
         if rows:
             parts += ["", f"[bold]{title}[/bold]", rows_view(rows)]
+        terms = term_table(summary) if title == "Run" else None
+        if terms is not None:
+            parts += ["", "[bold]What delays the run, and what makes it vary[/bold]", terms]
     return Group(*parts)
 
 
@@ -114,33 +118,6 @@ def _slowdown_rows(summary: Json) -> list[tuple[str, str]]:
         (f"P(step > {factor} x ideal)", format_share(probability))
         for factor, probability in (summary.get("slowdown") or {}).items()
     ]
-
-
-def _run_rows(summary: Json) -> list[tuple[str, str]]:
-    """Say what the run as a whole comes to."""
-    rows = []
-    if summary.get("finish_by"):
-        deadline = format_duration(summary["finish_by"]["deadline"])
-        rows.append(
-            (f"P(done within {deadline})", format_share(summary["finish_by"]["probability"]))
-        )
-    if summary.get("finish_date"):
-        probability = format_share(summary["finish_date"]["probability"])
-        rows.append((f"done with {probability} by", str(summary["finish_date"]["date"])))
-    if summary.get("cost") is not None:
-        cost = summary["cost"]
-        mean = cost["mean"] if isinstance(cost, Mapping) else cost
-        rows.append(("mean cost, in the currency of the price", format_count(mean)))
-    if summary.get("ettr") is not None:
-        rows.append(("effective training time ratio", format_share(summary["ettr"])))
-    for key, title in (("variance_by_term", "variance from"), ("delay_by_term", "delay from")):
-        for term, value in (summary.get(key) or {}).items():
-            text = format_share(value) if key == "variance_by_term" else format_duration(value)
-            rows.append((f"{title} {term.replace('_', ' ')}", text))
-    if summary.get("best_checkpoint_interval") is not None:
-        best = format_duration(summary["best_checkpoint_interval"])
-        rows.append(("best checkpoint interval", best))
-    return rows
 
 
 def _step_rows(summary: Json) -> list[tuple[str, str]]:
@@ -235,9 +212,18 @@ def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableT
             table.add_section()
             table.add_row("", "", "")
         block = key.split(".")[0]
-        text = format_duration(value) if key == "run.deadline" else _plain(value)
+        text = format_duration(value) if key in _DURATIONS and value else _plain(value)
         table.add_row(key, text, _source(key, sources))
     return Group(f"[bold]{name}[/bold]", "", table)
+
+
+_DURATIONS = {
+    "run.deadline",
+    "run.checkpoint.interval",
+    "run.evaluation.duration",
+    *(f"run.failures.{key}" for key in ("detection", "restart", "repair")),
+    *(f"variability.effects.fail_slow.{key}" for key in ("duration", "detection")),
+}
 
 
 def flatten(values: Json, above: str = "") -> Iterator[tuple[str, Any]]:

@@ -126,7 +126,7 @@ def test_output_folder_is_complete_and_can_be_shown(run, tmp_path):
     folder = tmp_path / "new" / "out"
     status, out, err = run(*SMALL, "--seed", "1", "--json", "-o", folder)
     assert status == 0
-    stems = ("step_time", "time_to_train")
+    stems = ("step_time", "time_to_train", "progress")
     plots = {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
     assert {file.name for file in folder.iterdir()} == plots | {"result.nc", "summary.json"}
     assert json.loads((folder / "summary.json").read_text()) == json.loads(out)
@@ -163,7 +163,7 @@ def test_quiet_says_nothing_else(run, tmp_path):
         ((*SMALL, "--seed", "-1"), "--seed"),
         ((*SMALL, "--threads", "0"), "--threads"),
         ((*SMALL, "--dependence", "some"), "none"),
-        ((*SMALL, "--progress", "steps.csv"), "not modelled yet"),
+        ((*SMALL, "--progress", "steps.csv"), "no such file"),
         ((*SMALL, "--set", "parallelism.microbatch=3"), "microbatches"),
         ((*SMALL, "--set", "variability.effects.residual.cv=-0.1"), "residual.cv"),
         (("show",), "--jobs"),

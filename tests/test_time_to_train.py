@@ -93,7 +93,7 @@ def test_comparison_notices_a_wrong_spread():
 def test_a_run_of_one_step_is_a_step():
     """Var(S (mu + sigma z)) = sigma^2 (1 + cv^2) + mu^2 cv^2, at large cv and sigma."""
     statistics = StepStatistics(np.array([10.0]), np.array([4.0]), 0.4, 100.0)
-    runs = simulate_runs(statistics, 1, 400_000, 1)[0]
+    runs = simulate_runs(statistics, 1, 400_000, 2)[0]
     error = 5 * runs.std() / np.sqrt(2 * runs.size)
     assert abs(runs.std() - np.sqrt(16 * 1.16 + 16)) < error
     assert abs(runs.std() - np.sqrt(16 + 16)) > error  # negative control: E[S^2] forgotten

@@ -15,13 +15,13 @@ from prism.measures import ks_statistic
 from prism.results import save
 from prism.simulate import simulate
 from prism.validate import (
-    _null_of_clusters,
     copy_at_half,
     split_steps,
     summarize_validation,
     validate_steps,
     validate_trace,
 )
+from prism.validationnull import null_of_clusters
 
 SMALL = Layout(2, 1, 4, 24)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, residual_sd=0.01)
@@ -214,7 +214,7 @@ def test_the_null_of_steps_is_that_of_one_cluster(between):
         "step_time": ("replicate", rng.normal(mean[cluster], 0.1)),
         "cluster_idx": ("replicate", cluster),
     })  # fmt: skip
-    null = _null_of_clusters(drawn, n, 200, 1)
+    null = null_of_clusters(drawn, n, 200, 1)
     own = rng.normal(10.0 * (1.0 + between * rng.standard_normal((200, 1))), 0.1, (200, n))
     truth = [ks_statistic(sample, drawn.step_time) for sample in own]
     assert np.quantile(null, [0.5, 0.95]) == pytest.approx(np.quantile(truth, [0.5, 0.95]), rel=0.2)

@@ -86,6 +86,11 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
         The dataset is no trace model of a version that is understood.
     """
     kind = dataset.attrs.get("kind")
+    if kind == "steps":
+        raise PrismError(
+            f"{source}: a model of step times alone, which has no step graph and no effects of "
+            "ranks or ops; a job needs one of a trace: prism fit TRACE -o MODEL.nc"
+        )
     if kind != "trace" or dataset.attrs.get("schema") != SCHEMA:
         raise PrismError(
             f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a trace "

@@ -1,0 +1,121 @@
+"""Coverage of what is fitted to step times of known truth, and of runs under way.
+
+Run from a checkout: python experiments/verification/step_models.py [--repetitions 100] [--seed 1]
+"""
+
+import argparse
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from prism.steptimes.fit import fit_step_times
+from prism.steptimes.spread import Spread, simulate_body
+from prism.steptimes.underway import finish, past_of
+from prism.traces import StepTimes
+
+LOWEST, HIGHEST = 0.80, 0.97  # of 90 % intervals of a part that is there
+PARTS = ("clock", "white", "drift", "tau_s", "run")
+
+
+class Truth(NamedTuple):
+    """Made-up runs: how many, how long, their spread, and stalls per hour with their mean [s]."""
+
+    name: str
+    runs: int
+    steps: int
+    step_s: float
+    spread: Spread
+    stalls_per_h: float = 0.0
+    stall_s: float = 0.0
+    work: bool = False
+
+
+TRUTHS = (
+    Truth("20 runs, host clock, work by step", 20, 1_500, 0.17,
+          Spread(0.0035, 0.0046, 0.0006, 12.0, 0.0005), 30.0, 0.4, work=True),
+    Truth("12 runs, drift of a minute", 12, 600, 2.0, Spread(0.0, 0.006, 0.004, 60.0, 0.003)),
+    Truth("5 runs, stalls", 5, 800, 5.0, Spread(0.0, 0.004, 0.003, 100.0, 0.003), 9.0, 4.0),
+    Truth("one long run", 1, 20_000, 2.0, Spread(0.0, 0.01, 0.004, 400.0), 5.0, 6.0),
+    Truth("8 runs, white", 8, 500, 2.0, Spread(white=0.01)),
+    Truth("10 runs, run effect alone", 10, 700, 2.0, Spread(white=0.01, run=0.004), 2.0, 3.0),
+)  # fmt: skip
+
+
+def draw(truth, n_runs, rng):
+    """Draw steps [step, run] in seconds, and the number of stalls."""
+    shape = (truth.steps, n_runs)
+    seconds = truth.step_s * (1.0 + simulate_body(truth.spread, shape, truth.step_s, rng))
+    if truth.work:
+        seconds *= (1.0 + 0.15 * np.arange(truth.steps) / truth.steps)[:, None]
+    hit = rng.random(shape) < truth.stalls_per_h / 3600.0 * truth.step_s
+    seconds[hit] += truth.stall_s * (0.5 + rng.exponential(0.5, int(hit.sum())))
+    return seconds
+
+
+def as_times(seconds):
+    """Give steps as what a reader returns."""
+    n, n_runs = seconds.shape
+    run = np.repeat(np.arange(n_runs), n).astype(np.str_)
+    return StepTimes(seconds.T.ravel().copy(), np.tile(np.arange(n), n_runs), run, "made", "step_s")
+
+
+def check(truth, repetitions, seed):
+    """Count how often intervals hold the truth, and how far estimates lie from it."""
+    held = {name: 0 for name in (*PARTS, "stalls")}
+    found = {name: [] for name in PARTS}
+    inside = {0.1: 0, 0.5: 0}
+    for i in range(repetitions):
+        rng = np.random.default_rng([seed, i])
+        everything = draw(truth, truth.runs + 1, rng)
+        model = fit_step_times(as_times(everything[:, :-1]), seed=i, repeats=60)
+        parts, bounds = model.report["effects"], model.report["drift_memory"]["ci"]
+        for name in PARTS:
+            value = getattr(truth.spread, name)
+            found[name].append(getattr(model.spread, name))
+            low, high = (bounds or (0.0, np.inf)) if name == "tau_s" else parts[name]["ci"]
+            held[name] += low <= value <= high
+        low, high = model.report["stalls"]["rate_per_h_ci"]
+        held["stalls"] += low <= truth.stalls_per_h <= high
+        total = everything[:, -1].sum()
+        for share in inside:
+            past = past_of(model, as_times(everything[: int(share * truth.steps), -1:]))
+            drawn = finish(model, past, truth.steps, 1_000, i).total
+            inside[share] += bool(np.quantile(drawn, 0.05) <= total <= np.quantile(drawn, 0.95))
+    return held, found, inside
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repetitions", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the truths, from 0")
+    arguments = parser.parse_args()
+    n, wrong = arguments.repetitions, []
+    noise = 2.6 * np.sqrt(0.09 / n)  # 99 % of what as few repetitions err by
+    for k, truth in enumerate(TRUTHS):
+        if arguments.only is not None and k not in arguments.only:
+            continue
+        begin = time.perf_counter()
+        held, found, inside = check(truth, n, arguments.seed)
+        print(f"{truth.name} ({time.perf_counter() - begin:.0f} s)")
+        for name in (*PARTS, "stalls"):
+            known = name not in PARTS or getattr(truth.spread, name) > 0.0
+            text = f"  {name:7s} held {held[name] / n:6.1%}"
+            if name in PARTS:
+                value, middle = getattr(truth.spread, name), np.median(found[name])
+                text += f"  truth {value:.4g}, median {middle:.4g}"
+            print(text)
+            if known and not LOWEST - noise <= held[name] / n <= HIGHEST + noise:
+                wrong.append(f"{truth.name}: {name} held in {held[name] / n:.1%}")
+        for share, count in inside.items():
+            print(f"  total after {share:.0%} of the steps: in the 90 % interval {count / n:.1%}")
+            if not LOWEST - noise <= count / n <= HIGHEST + noise:
+                wrong.append(f"{truth.name}: total after {share:.0%}: {count / n:.1%}")
+    print("\n".join(wrong) if wrong else "all within bounds")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models from step times alone: body, stalls, slow drift, run effect; no step graph."""

@@ -1,0 +1,198 @@
+"""Step times and the run model: what was fitted as its parts, and any run model conditioned.
+
+`run_model` gives the parts that step times tell, one cluster for each draw of the run effect.
+`condition` takes the steps so far of a run and gives back the run model of the rest: a draw of
+level and drift from their posterior stands where a cluster was. Left out: a regime's present
+state, and failures so far.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.runmodel import Drift, RunModel, Stalls
+from prism.runrates import stationary
+from prism.steptimes.model import StepModel
+from prism.steptimes.predict import after, generator
+from prism.steptimes.series import Series, take_apart
+from prism.steptimes.spread import Spread
+from prism.steptimes.underway import level_given
+from prism.traces import StepTimes
+
+Array = NDArray[np.float64]
+NOMINAL_ERROR = 0.1
+"""What a job's mean step may be wrong by before anything is measured [1]: p95 errors of published
+predictions reach 5 %, of rooflines more; the steps so far soon outweigh it."""
+MOST_LENGTHS = 100_000  # of stalls, measured ones repeated by their weight
+MISSING = 10  # steps that may lack without a word
+MIN_OWN = 30  # steps from which their own spread is believed rather than the model's
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A run under way: the model of its rest, and what is behind it.
+
+    Attributes
+    ----------
+    model : RunModel
+        Of the steps that are left.
+    elapsed_s : float
+        Sum of the steps so far [s].
+    done : int
+        Steps so far.
+    level, level_std : float
+        Level of this run over the model's mean before [1], and how well it is known.
+    notes : tuple of str
+        What was taken for granted.
+    """
+
+    model: RunModel
+    elapsed_s: float
+    done: int
+    level: float
+    level_std: float
+    notes: tuple[str, ...] = ()
+
+
+def run_model(model: StepModel, n_steps: int, n_clusters: int, seed: int) -> RunModel:
+    """Parts of a run that step times tell; the beginning and the totals' offset left out.
+
+    Parameters
+    ----------
+    model : StepModel
+    n_steps : int
+        Steps of the run, for the work by step.
+    n_clusters, seed : int
+        Draws of the run effect.
+    """
+    z = generator(seed, 31).standard_normal(n_clusters)
+    s = model.spread
+    profile = None
+    step_s = model.step_s
+    if model.has_profile:
+        k = model.mean_over
+        seen = np.repeat(model.work, k)[:n_steps]
+        work = np.concatenate([seen, np.full(max(0, n_steps - seen.size), after(model))])
+        step_s = float(work.mean())
+        profile = work / step_s
+    mean = step_s * (1.0 + s.run * z)[:, None]
+    stalls = Stalls(model.stall_rate, model.stall_s) if model.stall_rate > 0.0 else None
+    return RunModel(
+        mean=mean, std=np.full_like(mean, s.white * step_s), ideal_s=step_s, profile=profile,
+        drift=Drift(s.drift, s.tau_s), stalls=stalls,
+        residuals=model.residuals * s.white * step_s,
+    )  # fmt: skip
+
+
+def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> UnderWay:
+    """Condition a run model on the steps so far of one run.
+
+    Parameters
+    ----------
+    model : RunModel
+        Before anything was measured.
+    times : StepTimes
+        Steps so far, from the first on.
+    n_draws, seed : int
+        Draws of level and drift; each becomes a cluster.
+
+    Raises
+    ------
+    PrismError
+        Steps of several runs.
+
+    Notes
+    -----
+    The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
+    A stall rate has the model's as its prior, worth one stall, and the steps' own as evidence.
+    """
+    names = np.unique(times.run)
+    if names.size > 1:
+        raise PrismError(
+            f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
+            f"a run under way is one: --where run={names[0]}"
+        )
+    series = take_apart(times, seed)
+    n, k = series.steps.size, series.mean_over
+    done = n * k
+    before = float(model.mean[:, 0].mean())
+    states = model.mean.mean(axis=0) / before
+    # the steps so far hold their share of congestion: the level is over the mean of all states
+    usual = before
+    if model.regime is not None:
+        usual /= float(stationary(model.regime.rates) @ (1.0 / states))
+    work = np.full(n, usual)
+    if model.profile is not None:
+        at = np.minimum(np.arange(n) * k, model.profile.size - 1)
+        work = usual * model.profile[at]
+    deviation = series.work * (1.0 + series.body[:, 0]) / work - 1.0
+    deviation[: series.beginning] = np.nan
+    # a level far from the model's scales all spreads with it
+    scale = 1.0 + float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 1.0
+    spread = _spread_of(model, series.body[series.beginning :, 0], k)
+    between = float(model.mean[:, 0].std() / before) if model.mean.shape[0] > 1 else 0.0
+    prior = float(np.sqrt(between**2 + model.run_cv**2 + NOMINAL_ERROR**2))
+    rate = usual * scale * k / spread.tau_s if spread.drift > 0.0 and spread.tau_s > 0.0 else 1e9
+    law = level_given(deviation / scale - (1.0 - 1.0 / scale), spread, rate, prior, k)
+    state = law.mean + generator(seed, 32).standard_normal((n_draws, 2)) @ law.root.T
+    level = scale * (1.0 + state[:, 0])
+    std = np.array([spread.white * before]) * states
+    if model.std.shape[1] > 1:
+        std = model.std.mean(axis=0) * spread.white * before / max(model.std[:, 0].mean(), 1e-300)
+    drift = model.drift
+    if drift.cv > 0.0:
+        drift = replace(drift, initial=state[:, 1] / drift.cv)
+    rest = replace(
+        model, mean=before * level[:, None] * states, std=level[:, None] * std, run_cv=0.0,
+        drift=drift, stalls=_stalls(model, series),
+        profile=None if model.profile is None else model.profile[done:],
+    )  # fmt: skip
+    elapsed = float(times.seconds.sum()) * k
+    notes = (*times.notes, *_granted(model, times, done))
+    return UnderWay(rest, elapsed, done, float(level.mean()), float(level.std()), notes)
+
+
+def _granted(model: RunModel, times: StepTimes, done: int) -> Iterator[str]:
+    """Say what step times do not tell of the past."""
+    last = int(times.step.max())
+    if last + 1 > done + max(MISSING, 0.1 * done):
+        yield (
+            f"{times.source}: {done} step times up to step {last}; {done} steps count as done, and "
+            "their sum as the time so far"
+        )
+    if any(x is not None for x in (model.checkpoints, model.evaluations, model.interruptions)):
+        yield (
+            f"{times.source}: checkpoints, evaluations and failures so far are not in step times; "
+            "the time so far leaves them out"
+        )
+
+
+def _spread_of(model: RunModel, body: Array, k: int) -> Spread:
+    """Spread of a step: the model's, its white part from the steps where there are enough."""
+    white = float(np.sqrt((model.std[:, 0] ** 2).mean()) / model.mean[:, 0].mean())
+    known = body[np.isfinite(body)]
+    if known.size >= MIN_OWN:
+        # of differences of neighbours, which a slow drift leaves alone
+        white = float(np.sqrt(0.5 * np.mean(np.diff(known) ** 2)) * np.sqrt(k))
+    return Spread(white=white, drift=model.drift.cv, tau_s=model.drift.tau_s)
+
+
+def _stalls(model: RunModel, series: Series) -> Stalls | None:
+    """Rate and lengths, after the beginning: the model's count as one stall, with its time."""
+    late = series.stall_position >= series.beginning
+    lengths = series.stall_s[late] * series.mean_over
+    known = np.isfinite(series.body[series.beginning :, 0])
+    exposure = float(series.work[series.beginning :][known].sum()) * series.mean_over
+    if model.stalls is None or model.stalls.rate_per_s == 0.0 or not model.stalls.lengths.size:
+        return Stalls(lengths.size / exposure, lengths) if lengths.size else None
+    rate = (lengths.size + 1.0) / (exposure + 1.0 / model.stalls.rate_per_s)
+    own = model.stalls.lengths
+    if lengths.size and own.size * lengths.size > MOST_LENGTHS:
+        few = max(1, MOST_LENGTHS // lengths.size)
+        own = np.quantile(own, (np.arange(few) + 0.5) / few)
+        own = own * float(model.stalls.lengths.mean() / max(own.mean(), 1e-300))
+    # a sample has no weights: each measured length as often as the model has lengths
+    return Stalls(rate, np.concatenate([own, np.repeat(lengths, own.size)]))

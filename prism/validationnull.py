@@ -1,0 +1,42 @@
+"""What a KS distance would be where the predicted job is the measured one.
+
+A measured job is one cluster: its steps are drawn from one simulated cluster, its totals from the
+predicted runs. Left out: repetitions that fit anew, of traces (`prism.validate`) and of step times
+(`prism.stepvalidation`).
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism import measures
+from prism.time_to_train import step_statistics
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = NDArray[np.float64]
+
+
+def null_of_clusters(drawn: "xr.Dataset", n: int, repetitions: int, seed: int) -> Array:
+    """KS of n steps on one simulated cluster against all: a measured job is one cluster.
+
+    A cluster's few replicates are no law to draw n steps from, so what steps differ by within
+    clusters is pooled over them, and the clusters' means are without its noise.
+    """
+    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
+    parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
+    return np.array([
+        measures.ks_statistic(rng.choice(parts.mean) + rng.choice(parts.residuals, n), every)
+        for _ in range(repetitions)
+    ])  # fmt: skip
+
+
+def null_of_draws(predicted: Array, n: int, repetitions: int, seed: int) -> Array:
+    """KS of n predicted totals against all."""
+    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    return np.array(
+        [measures.ks_statistic(rng.choice(predicted, n), predicted) for _ in range(repetitions)]
+    )

@@ -1,0 +1,431 @@
+"""Models from step times: known spreads recovered, totals and rests of runs predicted."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import kstest
+
+from prism import __main__ as entry
+from prism.errors import PrismError
+from prism.estimate import estimate
+from prism.fit import fit, summarize_fit
+from prism.measures import ks_statistic
+from prism.results import save
+from prism.runmodel import Drift, RunModel
+from prism.steptimes.estimate import estimate_steps, summarize_steps
+from prism.steptimes.fit import fit_step_times
+from prism.steptimes.model import load_step_model
+from prism.steptimes.predict import draw_runs, draw_steps, independent
+from prism.steptimes.runs import condition, run_model
+from prism.steptimes.series import take_apart
+from prism.steptimes.spread import (
+    Spread,
+    block_variances,
+    drift_mean_variance,
+    fit_spread,
+    intervals,
+    model_variances,
+    repeat_fit,
+    simulate_body,
+)
+from prism.steptimes.underway import finish, past_of
+from prism.traces import StepTimes
+from prism.validate import summarize_validation, validate
+
+STEP_S = 2.0
+TRUTH = Spread(white=0.006, drift=0.004, tau_s=60.0, run=0.003)
+
+
+def made(truth=TRUTH, shape=(600, 12), seed=1, *, stalls=0.0, length=3.0, work=None, grain=0.0):
+    """Step times [step, run] of known spread, stalls at a rate per step, and work by step."""
+    rng = np.random.default_rng(seed)
+    seconds = STEP_S * (1.0 + simulate_body(truth, shape, STEP_S, rng))
+    if work is not None:
+        seconds = seconds * work[:, None]
+    hit = rng.random(shape) < stalls
+    seconds[hit] += length * rng.exponential(size=int(hit.sum())) + 1.0
+    return np.round(np.rint(seconds / grain) * grain, 9) if grain else seconds
+
+
+def as_times(seconds, mean_over=1):
+    """Step times as a reader gives them."""
+    n, n_runs = seconds.shape
+    run = np.repeat([f"r{i}" for i in range(n_runs)], n)
+    step = np.tile(np.arange(n) * mean_over, n_runs)
+    return StepTimes(seconds.T.ravel().copy(), step, run, "made.csv", "step_s", mean_over)
+
+
+def write(path, seconds):
+    times = as_times(seconds)
+    table = pd.DataFrame({"run": times.run, "step": times.step, "step_s": times.seconds})
+    table.to_csv(path, index=False)
+    return path
+
+
+# ------------------------------------------------------------------------------------- spread
+def test_block_variances_are_those_of_the_model():
+    body = simulate_body(TRUTH, (2_000, 400), STEP_S, np.random.default_rng(3))
+    blocks = block_variances(body)
+    m, b = blocks.n_blocks, blocks.length
+    expected = (
+        m / (m - 1) * (model_variances(TRUTH, b, STEP_S) - model_variances(TRUTH, b * m, STEP_S))
+    )
+    np.testing.assert_allclose(blocks.within, expected, rtol=0.06)
+    between = float(model_variances(TRUTH, 2_000, STEP_S)) + TRUTH.run**2
+    assert blocks.between == pytest.approx(between, rel=5 * np.sqrt(2 / 399))
+
+
+def test_the_clocks_error_is_taken_back_by_the_next_step():
+    body = simulate_body(Spread(clock=0.01), (4_000, 50), STEP_S, np.random.default_rng(4))
+    found = fit_spread(block_variances(body), STEP_S)
+    assert found.clock == pytest.approx(0.01, rel=0.02)
+    assert found.white < 0.001 and found.drift < 0.0005
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e-3, 0.3, 5.0])
+def test_variance_of_a_drifts_mean(rate):
+    n = 40
+    gaps = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    exact = np.exp(-rate * gaps).mean()
+    assert float(drift_mean_variance(n, rate)) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "truth, shape",
+    [
+        (TRUTH, (600, 12)),
+        (Spread(clock=0.004, white=0.005, drift=0.002, tau_s=100.0, run=0.001), (1_000, 20)),
+        (Spread(white=0.01), (400, 4)),
+        (Spread(white=0.008, drift=0.004, tau_s=300.0), (5_000, 1)),
+    ],
+)
+def test_spreads_are_recovered_within_their_intervals(truth, shape):
+    repetitions, held, wide = 12, dict.fromkeys(truth.as_dict(), 0), 0
+    for seed in range(repetitions):
+        body = simulate_body(truth, shape, STEP_S, np.random.default_rng(seed))
+        found = fit_spread(block_variances(body), STEP_S)
+        bounds = intervals(found, repeat_fit(found, shape, STEP_S, None, seed, 40))
+        for name, value in truth.as_dict().items():
+            low, high = bounds[name]
+            held[name] += low <= value <= high
+            wide += low <= 2.0 * value + 0.01 <= high if name != "tau_s" else 0
+    known = {name for name in held if shape[1] > 1 or name != "run"}
+    # 90 % intervals: 6 or fewer of 12 has a chance of 0.0005
+    assert all(held[name] >= 7 for name in known), held
+    assert wide <= 2  # negative control: they do not hold just anything
+
+
+def test_a_spread_that_is_not_there_is_not_found():
+    found = [
+        fit_spread(
+            block_variances(
+                simulate_body(Spread(white=0.01), (800, 6), STEP_S, np.random.default_rng(s))
+            ),
+            STEP_S,
+        )
+        for s in range(20)
+    ]
+    assert np.median([f.drift for f in found]) == 0.0
+    assert max(np.hypot(f.drift, f.run) for f in found) < 0.004
+
+
+# ------------------------------------------------------------------------------------- series
+def test_stalls_are_taken_out_and_counted():
+    seconds = made(stalls=0.002, shape=(1_500, 8))
+    calm = made(shape=(1_500, 8))
+    model = fit_step_times(as_times(seconds), repeats=0)
+    n = int((seconds - calm > 0.5).sum())
+    assert model.stall_counts.sum() == pytest.approx(n, abs=2)  # two in a row are one
+    assert model.stall_s.sum() == pytest.approx((seconds - calm).sum(), rel=0.03)
+    assert model.spread.white == pytest.approx(TRUTH.white, rel=0.05)
+    low, high = model.report["stalls"]["rate_per_h_ci"]
+    assert low < 3600.0 * 0.002 / STEP_S < high
+
+
+def test_a_stall_that_the_clock_takes_back_is_none():
+    seconds = made(Spread(white=0.001), (300, 1))
+    seconds[100, 0] += 2.0
+    seconds[101, 0] -= 1.5
+    series = take_apart(as_times(seconds))
+    assert series.stall_s == pytest.approx([0.5], abs=0.02)
+    seconds[101, 0] -= 0.5
+    assert take_apart(as_times(seconds)).stall_s.size == 0
+
+
+def test_work_by_step_is_what_runs_have_in_common():
+    work = 1.0 + 0.1 * np.arange(600) / 600
+    work[::50] *= 1.5
+    series = take_apart(as_times(made(work=work)))
+    assert series.has_profile
+    np.testing.assert_allclose(series.work / STEP_S, work, rtol=0.01)
+    assert not series.stall_s.size
+    assert not take_apart(as_times(made())).has_profile
+    assert not take_apart(as_times(made(work=work)[:, :2])).has_profile
+
+
+def test_a_beginning_with_stalls_of_its_own_is_kept_apart():
+    seconds = made(Spread(white=0.003, run=0.002), (800, 10))
+    rng = np.random.default_rng(5)
+    for r in range(10):
+        seconds[rng.choice(90, 3, replace=False), r] += 4.0
+    model = fit_step_times(as_times(seconds), repeats=0)
+    assert 60 <= model.beginning_s.shape[1] <= 90
+    assert model.stall_counts.sum() == 0
+    np.testing.assert_allclose(model.beginning_s.sum(axis=1), 12.0, atol=0.2)
+    # the beginning comes once, however long the run
+    totals = [draw_runs(model, n, 4_000, 1).terms["beginning"].mean() for n in (800, 8_000)]
+    np.testing.assert_allclose(totals, 12.0, atol=0.2)
+    spread_out = made(Spread(white=0.003, run=0.002), (800, 10), stalls=0.004)
+    assert fit_step_times(as_times(spread_out), repeats=0).beginning_s.shape[1] == 0
+
+
+def test_warm_up_of_one_run_is_no_stall_rate():
+    seconds = made(Spread(white=0.002), (300, 1))
+    seconds[:5, 0] *= [3.0, 1.5, 1.4, 1.2, 1.1]
+    model = fit_step_times(as_times(seconds), repeats=0)
+    assert model.beginning_s.shape[1] == 5 and model.stall_counts.sum() == 0
+    assert draw_runs(model, 300, 50, 1).total.mean() == pytest.approx(seconds.sum(), rel=2e-3)
+
+
+def test_totals_that_leave_out_first_steps():
+    seconds = made(shape=(400, 15))
+    seconds[:6] += np.random.default_rng(6).exponential(2.0, (6, 15))
+    totals = {f"r{i}": seconds[6:, i].sum() + 1.25 for i in range(15)}
+    model = fit_step_times(as_times(seconds), totals, repeats=0)
+    assert (model.offset_skips, model.offset_s) == (6, pytest.approx(1.25, abs=0.05))
+    with pytest.raises(PrismError, match="the names must agree"):
+        fit_step_times(as_times(seconds), {"other": 5.0}, repeats=0)
+
+
+def test_a_fit_says_what_it_cannot_tell():
+    report = fit_step_times(as_times(made(shape=(40, 1))), repeats=20).report
+    said = " ".join(report["not_identifiable"])
+    for word in ("run effect", "work by step", "slow drift", "stalls after the beginning"):
+        assert word in said
+    coarse = fit_step_times(as_times(made(shape=(200, 2)), mean_over=10), repeats=0)
+    assert "mean of 10" in " ".join(coarse.report["not_identifiable"])
+    assert report["effects"]["run"]["ci"] == [None, None] != report["effects"]["white"]["ci"]
+    assert coarse.spread.white == pytest.approx(TRUTH.white * np.sqrt(10), rel=0.2)
+    with pytest.raises(PrismError, match="expected at least 8"):
+        fit_step_times(as_times(made(shape=(5, 1))))
+
+
+# ---------------------------------------------------------------------------------- prediction
+def test_totals_have_the_spread_of_walked_runs():
+    work = 1.0 + 0.3 * np.sin(np.arange(500) / 20.0)
+    model = fit_step_times(as_times(made(work=work, shape=(500, 10), stalls=0.0004)), repeats=0)
+    walked = draw_steps(model, np.arange(500), 6_000, 3).sum(axis=1)
+    drawn = draw_runs(model, 500, 6_000, 4).total
+    assert drawn.mean() == pytest.approx(walked.mean(), abs=5 * walked.std() / np.sqrt(3_000))
+    assert drawn.std() == pytest.approx(walked.std(), rel=5 / np.sqrt(6_000))
+    assert ks_statistic(drawn, walked) < 1.95 * np.sqrt(2 / 6_000)
+    # negative control: without memory the spread is far too small
+    assert draw_runs(independent(model), 500, 6_000, 4).total.std() < 0.8 * walked.std()
+
+
+def test_terms_add_up_and_draws_do_not_depend_on_their_number():
+    model = fit_step_times(as_times(made(stalls=0.002)), repeats=0)
+    drawn = draw_runs(model, 5_000, 50, 3)
+    np.testing.assert_allclose(sum(drawn.terms.values()), drawn.total, rtol=1e-12)
+    again = draw_runs(model, 5_000, 20, 3)
+    for name in ("run", "drift", "white"):
+        np.testing.assert_array_equal(again.terms[name], drawn.terms[name][:20])
+
+
+def test_millions_of_steps_go_by_the_closed_form():
+    model = fit_step_times(as_times(made()), repeats=0)
+    drawn, n = draw_runs(model, 3_000_000, 4_000, 3).total, 3_000_000
+    variance = float(model_variances(model.spread, n, model.step_s)) + model.spread.run**2
+    assert drawn.std() / drawn.mean() == pytest.approx(np.sqrt(variance), rel=0.06)
+
+
+def test_predicted_steps_look_like_the_measured_ones():
+    seconds = made(stalls=0.002, shape=(1_000, 10), grain=0.01)
+    model = fit_step_times(as_times(seconds), repeats=0)
+    assert model.grain_s == pytest.approx(0.01)
+    other = made(stalls=0.002, shape=(1_000, 200), seed=9, grain=0.01)
+    drawn = draw_steps(model, np.arange(1_000), 200, 5)
+    assert ks_statistic(drawn.ravel(), other.ravel()) < 0.15  # 10 runs tell the level to 0.1 %
+    assert drawn.std() == pytest.approx(other.std(), rel=0.15)
+
+
+# ----------------------------------------------------------------------------------- under way
+def test_a_run_under_way_is_predicted_within_its_intervals():
+    runs = made(shape=(900, 120), seed=21, stalls=0.001)
+    model = fit_step_times(as_times(runs[:, :20]), repeats=30)
+    inside, widths = {0.1: [], 0.5: []}, {0.1: [], 0.5: []}
+    for r in range(20, 120):
+        for share in inside:
+            past = past_of(model, as_times(runs[: int(share * 900), r : r + 1]))
+            drawn = finish(model, past, 900, 600, r).total
+            low, high = np.quantile(drawn, [0.05, 0.95])
+            inside[share].append(low <= runs[:, r].sum() <= high)
+            widths[share].append(high - low)
+    whole = np.ptp(np.quantile(draw_runs(model, 900, 4_000, 1).total, [0.05, 0.95]))
+    for share, values in inside.items():
+        assert 0.80 <= np.mean(values) <= 0.98, share
+    assert np.mean(widths[0.5]) < 0.75 * np.mean(widths[0.1]) < 0.75 * whole
+
+
+def test_what_is_left_is_normal_given_the_steps_so_far():
+    """Without stalls the law of the rest is exact: the ranks of the truth are uniform."""
+    runs = made(shape=(400, 160), seed=31)
+    model = fit_step_times(as_times(runs[:, :60]), repeats=0)
+    ranks = []
+    for r in range(60, 160):
+        past = past_of(model, as_times(runs[:200, r : r + 1]))
+        drawn = finish(model, past, 400, 500, r, data_error=False).total
+        ranks.append((drawn < runs[:, r].sum()).mean())
+    assert kstest(ranks, "uniform").pvalue > 0.01
+    assert kstest(0.5 + 0.6 * (np.array(ranks) - 0.5), "uniform").pvalue < 0.01  # control
+
+
+def test_progress_that_makes_no_sense_is_refused():
+    model = fit_step_times(as_times(made()), repeats=0)
+    with pytest.raises(PrismError, match="nothing is left"):
+        finish(model, past_of(model, as_times(made()[:, :1])), 600, 10, 1)
+    with pytest.raises(PrismError, match="--where run=r0"):
+        past_of(model, as_times(made()))
+
+
+def test_any_run_model_is_conditioned_by_the_steps_so_far():
+    mean = np.full((40, 1), 2.0)
+    before = RunModel(mean=mean, std=0.01 * mean, drift=Drift(0.01, 200.0))
+    rng = np.random.default_rng(8)
+    truth = Spread(white=0.01, drift=0.01, tau_s=200.0)
+    seconds = 1.06 * STEP_S * (1.0 + simulate_body(truth, (800, 1), STEP_S, rng))
+    after = condition(before, as_times(seconds), 500, 1)
+    assert (after.done, after.elapsed_s) == (800, pytest.approx(seconds.sum()))
+    error = 0.01 * np.sqrt(float(drift_mean_variance(800, 1.06 * STEP_S / 200.0)))
+    assert after.level_std == pytest.approx(error, rel=0.3)
+    assert after.level == pytest.approx(1.06, abs=4 * error)
+    last = seconds[-30:].mean() / (2.0 * after.level) - 1.0
+    assert 0.01 * after.model.drift.initial.mean() == pytest.approx(last, abs=0.008)
+
+
+def test_the_run_models_parts_are_those_fitted():
+    work = 1.0 + 0.2 * np.arange(600) / 600
+    model = fit_step_times(as_times(made(work=work, stalls=0.002)), repeats=0)
+    parts = run_model(model, 600, 2_000, 1)
+    assert parts.mean.mean() == pytest.approx(model.work.mean(), rel=1e-3)
+    assert parts.mean.std() / parts.mean.mean() == pytest.approx(model.spread.run, rel=0.1)
+    assert parts.profile.mean() == pytest.approx(1.0)
+    assert parts.stalls.rate_per_s == model.stall_rate
+    assert (parts.drift.cv, parts.drift.tau_s) == (model.spread.drift, model.spread.tau_s)
+
+
+# ------------------------------------------------------------------------- files and commands
+@pytest.fixture
+def files(tmp_path):
+    train = write(tmp_path / "train.csv", made(stalls=0.001))
+    test = write(tmp_path / "test.csv", made(seed=2, stalls=0.001))
+    model = tmp_path / "m.nc"
+    save(fit(train), model)
+    return train, test, model
+
+
+def test_a_model_survives_its_file(files, tmp_path):
+    train, _, path = files
+    model, again = load_step_model(path), fit_step_times(as_times(made(stalls=0.001)))
+    np.testing.assert_array_equal(
+        draw_runs(model, 700, 20, 1).total, draw_runs(again, 700, 20, 1).total
+    )
+    broken = tmp_path / "broken.nc"
+    broken.write_bytes(path.read_bytes()[:2_000])
+    with pytest.raises(PrismError, match="prism fit STEPS"):
+        load_step_model(broken)
+
+
+def test_held_out_runs_agree_and_independent_steps_do_not(files):
+    _, test, path = files
+    figures = summarize_validation(
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=50)
+    )
+    assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
+    assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
+    alone = summarize_validation(
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=50,
+                 dependence="none")
+    )  # fmt: skip
+    assert alone["ks_p_value"] < 0.1
+    steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=20))
+    assert steps["ks_p_value"] > 0.04 and abs(steps["p95_error"]) < 0.01
+
+
+def test_first_steps_predict_the_later_ones(files):
+    train, _, _ = files
+    figures = summarize_validation(validate(trace=train, train="300", seed=1, bootstrap=20))
+    assert figures["n_train"] == 300 * 12
+    assert figures["ks_p_value"] > 0.04 and figures["baselines"]["copy"]["ks"] > 0.0
+    with pytest.raises(PrismError, match="first-half or a number"):
+        validate(trace=train, train="even", seed=1)
+
+
+def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
+    _, _, path = files
+    result = estimate_steps(path, replicates=2_000, run_replicates=500, seed=1, steps=900)
+    numbers = summarize_steps(result)
+    assert numbers["time_to_train"]["mean"] == pytest.approx(900 * 2.004, rel=0.01)
+    delays = sum(numbers["delay_by_term"].values()) + 900 * numbers["ideal_step_time"]
+    assert delays == pytest.approx(numbers["time_to_train"]["mean"], rel=1e-9)
+    assert sum(numbers["variance_by_term"].values()) == pytest.approx(1.0, abs=1e-6)
+    so_far = write(tmp_path / "sofar.csv", made(seed=7, shape=(450, 1)))
+    later = summarize_steps(
+        estimate_steps(path, replicates=64, run_replicates=500, seed=1, steps=900,
+                       under_way=so_far, deadline=1e5, start="2025-01-01")
+    )  # fmt: skip
+    assert later["time_to_train"]["std"] < 0.7 * numbers["time_to_train"]["std"]
+    assert later["finish_by"]["probability"] == 1.0 and "date" in later["finish_date"]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps": 10**21}, "--steps"),
+        ({"run_replicates": 10**9}, "--run-replicates"),
+        ({"slowdown_thresholds": [0.5]}, "--slowdown-thresholds"),
+    ],
+)
+def test_senseless_options_are_refused(files, options, match):
+    _, _, path = files
+    with pytest.raises(PrismError, match=match):
+        estimate(path, seed=1, **options)
+
+
+def test_commands(files, capsys, tmp_path, monkeypatch):
+    train, test, path = files
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["prism", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            entry.run()
+        return end.value.code, *capsys.readouterr()
+
+    status, out, err = run("fit", train, "-o", tmp_path / "n.nc", "--json", "--seed", "0")
+    assert status in (0, None), err
+    assert json.loads(out)["kind"] == "steps" and json.loads(out)["effects"]["run"]["cv"] > 0
+    status, out, _ = run("show", tmp_path / "n.nc")
+    assert "between runs" in out and "Not to be learned" in out
+    status, out, _ = run("show", tmp_path / "n.nc", "--json")
+    assert json.loads(out)["model_kind"] == "steps"
+    status, out, _ = run(
+        "validate", path, "--measured", test, "--bootstrap", "9", "--json", "--seed", "1"
+    )
+    assert json.loads(out)["quantity"] == "step_time"
+    status, out, _ = run("validate", "--trace", train, "--bootstrap", "0", "--json", "--seed", "1")
+    assert json.loads(out)["train"] == "first-half"
+    for command in (("fit", train, train), ("rank", path)):
+        status, out, err = run(*command)
+        assert (status, out) == (2, ""), command
+    assert "no step graph" in err
+
+
+def test_more_than_one_duration_is_an_error_that_lists_them(tmp_path):
+    table = pd.DataFrame({"step_s": np.ones(20), "dt_s": np.ones(20)})
+    table.to_csv(tmp_path / "two.csv", index=False)
+    with pytest.raises(PrismError, match="step_s, dt_s"):
+        fit(tmp_path / "two.csv")
+    model = fit(tmp_path / "two.csv", column="dt_s")
+    assert summarize_fit(model)["step_time"]["std"] == 0.0
