@@ -20,14 +20,7 @@ from prism.placements.answer import answer, make_case
 from prism.placements.problem import MOST_PLACED, Problem, make_problem
 from prism.placements.selection import OBJECTIVES, Runner
 from prism.results import provenance
-from prism.simulate import (
-    Progress,
-    check_counts,
-    default_threads,
-    fresh_seed,
-    prepare,
-    warm_up,
-)
+from prism.simulate import Progress, prepare, settle_call, warm_up
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -94,9 +87,7 @@ def place(
     """
     begin = time.perf_counter()
     job = load_job(job) if isinstance(job, str) else job
-    seed = fresh_seed() if seed is None else seed
-    threads = default_threads() if threads is None else threads
-    check_counts(1, seed, threads)
+    seed, threads = settle_call(1, seed, threads)
     _check(job, objective, tolerance, spares)
     notes: list[str] = []
     inventory = _inventory(job, slow_nodes, slowdown, kind, slowdown_cv, nodes, seed, notes)

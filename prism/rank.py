@@ -34,12 +34,10 @@ from prism.rarestalls import RARE
 from prism.results import make_dataset, provenance
 from prism.simulate import (
     Progress,
-    check_counts,
-    default_threads,
-    fresh_seed,
     prepare,
     prepare_variability,
     run_blocks,
+    settle_call,
     warm_up,
 )
 
@@ -95,9 +93,7 @@ def rank(
     """
     begin = time.perf_counter()
     job = load_job(job) if isinstance(job, str) else job
-    seed = fresh_seed() if seed is None else seed
-    threads = default_threads() if threads is None else threads
-    check_counts(1, seed, threads)
+    seed, threads = settle_call(1, seed, threads)
     _check(target, interventions, speed_up, pairs, quick)
     case = _prepare(job, target, seed, threads, progress)
     values = _one_run(case, quick)

@@ -239,6 +239,20 @@ def run_blocks(
     return out_time, out_step, out_path, out_busy
 
 
+def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple[int, int]:
+    """Return the seed and the threads of a call, fresh or as many as there are where not given.
+
+    Raises
+    ------
+    PrismError
+        A number is out of range.
+    """
+    seed = fresh_seed() if seed is None else seed
+    threads = default_threads() if threads is None else threads
+    check_counts(replicates, seed, threads)
+    return seed, threads
+
+
 def check_counts(replicates: int, seed: int, threads: int) -> None:
     """Refuse numbers that cannot be run.
 
@@ -289,9 +303,7 @@ def simulate(
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
-    seed = fresh_seed() if seed is None else seed
-    threads = default_threads() if threads is None else threads
-    check_counts(replicates, seed, threads)
+    seed, threads = settle_call(replicates, seed, threads)
     step = prepare(job, seed)
     ideal_time, ideal_path = _ideal(step.program, seed)
     n_blocks = -(-replicates // engine.LANES)

@@ -25,7 +25,7 @@ from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import fit_graph, fit_with_components
 from prism.pooling import pool_program
 from prism.program import Program
-from prism.simulate import check_counts, default_threads, fresh_seed, run_blocks, simulate
+from prism.simulate import fresh_seed, run_blocks, settle_call, simulate
 from prism.steptimes.model import is_step_model
 from prism.stepvalidation import validate_split, validate_step_model
 from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
@@ -168,9 +168,7 @@ def validate_trace(
             f"{read.source}: a trace of kernels has too few steps to hold some out; prism replay "
             "says how well each step's graph, learnt from the others, reproduces it"
         )
-    seed = fresh_seed() if seed is None else seed
-    threads = default_threads() if threads is None else threads
-    check_counts(replicates, seed, threads)
+    seed, threads = settle_call(replicates, seed, threads)
     _check_choices(dependence, bootstrap)
     graph = build_trace_graph(read)
     part = split_steps(graph.steps.size, train, read.source)

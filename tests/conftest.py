@@ -28,3 +28,16 @@ def made_up_result():
         },
         attrs={"job_name": "made-up", "seed": 3},
     )
+
+
+@pytest.fixture
+def run(capfd):
+    """Run a command in this process: status, stdout, stderr."""
+    from prism import __main__ as entry
+
+    def call(*arguments):
+        status = entry.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call

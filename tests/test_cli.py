@@ -11,23 +11,10 @@ from pathlib import Path
 import pytest
 
 import prism
-from prism import __main__ as entry
 from prism.files import atomic_files, atomic_write
 from prism.terminal import progress_line
 
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
-
-
-@pytest.fixture
-def run(capfd):
-    """Run a command in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = entry.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 def test_help_is_quick():

@@ -13,7 +13,6 @@ import xarray as xr
 from placement_made import placement
 from rich.console import Console
 
-from prism import __main__ as entry
 from prism.job import load_job
 from prism.placecommand import Tolerance
 from prism.placement import NodeSlowdown, Placement
@@ -41,18 +40,6 @@ def job(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     return path
-
-
-@pytest.fixture
-def run(capfd):
-    """Run a command in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = entry.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 def dataset(job, **more):

@@ -12,7 +12,6 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from prism import __main__ as entry
 from prism.causenames import label, short_label
 from prism.ranking import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.rankplot import plot_interventions, plot_path, plot_ranking
@@ -88,18 +87,6 @@ def dataset(quick=False):
     call = {"target": "step_time", "quick": quick, "interventions": tried, "seed": 1}
     attrs = {"job_name": "made-up", "call": json.dumps(call), "seed": "1", "job": "{}"}
     return make_dataset(values, coords, attrs | {"wall_seconds": 1.0})
-
-
-@pytest.fixture
-def run(capfd):
-    """Run a command in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = entry.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from prism import __main__ as entry
 from prism.errors import PrismError
 from prism.results import save
 from prism.traceviews import verdict
@@ -58,18 +57,6 @@ VALIDATION = {
     "dependence": "full",
     "baselines": {"copy": FIGURES, "independent": {**FIGURES, "ks": 0.71}},
 }
-
-
-@pytest.fixture
-def run(capfd):
-    """Run a command in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        status = entry.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

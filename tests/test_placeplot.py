@@ -74,6 +74,8 @@ def test_given_axes_are_used_and_files_written(tmp_path):
 
 def test_a_job_of_one_stage_can_be_drawn(tmp_path):
     one = placement(slot_cost=[[0.5, 0.5]], stage_slack=[{"stage": 0, "slack": 0.0, "cost": 0.5}])
-    save_figure(plot_slots(one), tmp_path / "one.png")
+    ax = plot_slots(one)
+    assert len(ax.patches) == 1
+    save_figure(ax, tmp_path / "one.png")
     none = placement(slot_cost=[[0.0, 0.0]], stage_slack=[{"stage": 0, "slack": 1.0, "cost": 0.0}])
     save_figure(plot_slots(none), tmp_path / "none.png")

@@ -63,3 +63,8 @@ def test_what_the_steps_so_far_leave_out_is_said():
     stopping = RunModel(MEAN, 0.01 * MEAN, checkpoints=Checkpoints(100, 5.0))
     (pauses,) = condition(stopping, steps(seconds), 10, 1).notes
     assert "checkpoints" in pauses
+
+
+def test_steps_of_another_job_are_told():
+    (told,) = condition(PLAIN, steps(60.0 * noise(300)), 10, 1).notes
+    assert "steps take 30 times what the job says" in told and "are they of this job?" in told

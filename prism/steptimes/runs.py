@@ -28,6 +28,7 @@ NOMINAL_ERROR = 0.1
 predictions reach 5 %, of rooflines more; the steps so far soon outweigh it."""
 MOST_LENGTHS = 100_000  # of stalls, measured ones repeated by their weight
 MISSING = 10  # steps that may lack without a word
+FAR = 4.0  # standard deviations of the prior beyond which a level is said to be unlikely
 MIN_OWN = 30  # steps from which their own spread is believed rather than the model's
 
 
@@ -152,6 +153,11 @@ def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> Und
     )  # fmt: skip
     elapsed = float(times.seconds.sum()) * k
     notes = (*times.notes, *_granted(model, times, done))
+    if abs(scale - 1.0) > FAR * prior:
+        notes += (
+            f"{times.source}: steps take {scale:.3g} times what the job says, and {prior:.1%} were "
+            "to be expected: the level is taken from the steps; are they of this job?",
+        )
     return UnderWay(rest, elapsed, done, float(level.mean()), float(level.std()), notes)
 
 
