@@ -112,6 +112,7 @@ def test_few_measured_values_can_be_drawn(n, tmp_path):
     result = validation(n=n)
     result["predicted"][:] = 10.0
     draw_validation(result).figure.savefig(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1_000
 
 
 def test_replay_names_the_steps_that_are_off():
