@@ -15,13 +15,14 @@ from prism.cluster import build_cluster
 from prism.distributions import lognormal, normal
 from prism.errors import PrismError
 from prism.job import Job
+from prism.kernels import is_compute
 from prism.lowering import LoweredOp, Lowerer, lowering_arrays, residual_law
 from prism.opgraph import OpType, StepGraph, nominal_duration
 from prism.placement import Placement, n_own_links, shard_size
 from prism.pooling import pool_program
 from prism.program import Bank, Origin, Place, Program, Tables
 from prism.siting import needs_memory, site_nodes
-from prism.variability import Variability, is_compute
+from prism.variability import Variability
 from prism.wiring import Wiring
 from prism.workload import nominal_library
 

@@ -119,21 +119,25 @@ class Cluster:
         With hsdp ``shard`` does, and ``replicas`` joins those of all shard groups that hold the
         same part. ``embedding`` is the first and the last stage of a pipeline.
         """
-        tp, cp, dp, pp = self.tp_size, self.cp_size, self.dp_size, self.pp_size
+        tp, cp = (self.tp_size, 1), (self.cp_size, self.tp_size)
+        dp, pp = (self.dp_size, self.replica_stride), (self.pp_size, self.stage_stride)
+        shard = self.shard_size, self.replica_stride
+        shards = self.dp_size // self.shard_size, self.shard_size * self.replica_stride
+        ends = min(2, self.pp_size), self.stage_stride * max(1, self.pp_size - 1)
         groups = {
-            "tp": Group(tp, 1),
-            "cp": Group(cp, tp),
-            "dp_cp": Group(cp, tp, dp, self.replica_stride),
-            "shard": Group(cp, tp, self.shard_size, self.replica_stride),
-            "replicas": Group(dp // self.shard_size, self.shard_size * self.replica_stride),
-            "embedding": Group(min(2, pp), self.stage_stride * max(1, pp - 1)),
-            "world": Group(tp * cp * dp * pp, 1),
+            "tp": Group(*tp, beside=(cp, dp, pp)),
+            "cp": Group(*cp, beside=(tp, dp, pp)),
+            "dp_cp": Group(*cp, *dp, beside=(tp, pp)),
+            "shard": Group(*cp, *shard, beside=(tp, shards, pp)),
+            "replicas": Group(*shards, beside=(tp, cp, shard, pp)),
+            "embedding": Group(*ends, beside=(tp, cp, dp)),
+            "world": Group(self.tp_size * self.cp_size * self.dp_size * self.pp_size, 1),
         }
         return groups[name]
 
     def tier(self, group: Group) -> str:
         """Slowest tier a group uses, ``nvlink`` or ``network``."""
-        return "nvlink" if group.members_within(self.nvlink_gpus) >= group.n_ranks else "network"
+        return "nvlink" if group.domains(self.nvlink_gpus) == 1 else "network"
 
     def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
         """Duration of a collective, from the last arrival of its members.
@@ -157,9 +161,10 @@ class Cluster:
         With g members in each of k NVLink domains, all-gather and reduce-scatter take
         ``log2(k) a_net + log2(g) a_nvl + max(S/g (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring
         per member across the domains over that member's own network card, a ring inside each
-        domain, both pipelined. An all-reduce is both in turn. A ring leaves a pod once for all
-        of its members there, so oversubscription o with q members per pod divides the network
-        rate by max(1, o / q).
+        domain, both pipelined. Where members are spread unevenly, g is their mean over the domains
+        and may be a fraction, and k the most domains that a group of the kind touches. An
+        all-reduce is both in turn. A ring leaves a pod once for all of its members there, so
+        oversubscription o with q members per pod divides the network rate by max(1, o / q).
 
         References
         ----------
@@ -167,30 +172,30 @@ class Cluster:
         """
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
-        inside = min(group.n_ranks, group.members_within(self.nvlink_gpus))
+        domains = group.domains(self.nvlink_gpus)
         phases = 2.0 if op_kind == "all_reduce" else 1.0
-        return phases * self.ring_time(n_bytes, group.n_ranks, inside, self._pod_factor(group))
+        return phases * self.ring_time(n_bytes, group.n_ranks, domains, self._pod_factor(group))
 
-    def ring_time(self, n_bytes: float, n_ranks: int, inside: int, pod_factor: float) -> float:
+    def ring_time(self, n_bytes: float, n_ranks: int, domains: int, pod_factor: float) -> float:
         """Duration of an all-gather or a reduce-scatter [s], see `collective_time`.
 
         Parameters
         ----------
         n_bytes : float
             Size of the whole buffer on one rank [byte].
-        n_ranks, inside : int
-            Members of the group, and those of them in one NVLink domain.
+        n_ranks, domains : int
+            Members of the group, and the NVLink domains they lie in.
         pod_factor : float
             How many times slower the network is for leaving a pod [1].
         """
-        across = math.ceil(n_ranks / inside)
+        inside = n_ranks / domains  # in the mean
         latency = self.nvlink.latency_s * math.ceil(math.log2(inside))
         nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
         network_s = 0.0
-        if across > 1:
-            latency += self.network.latency_s * math.ceil(math.log2(across))
+        if domains > 1:
+            latency += self.network.latency_s * math.ceil(math.log2(domains))
             rate = self.network.bytes_per_s / pod_factor
-            network_s = n_bytes / inside * (across - 1) / across / rate
+            network_s = n_bytes / inside * (domains - 1) / domains / rate
         return latency + max(nvlink_s, network_s)
 
     def transfer_time(self, n_bytes: float) -> float:
@@ -235,7 +240,7 @@ class Cluster:
         Groups of a kind lie side by side and share a pod's way out, so what counts is how many
         members a group has in a pod in the mean, also where that is no whole number.
         """
-        if group.members_within(self.pod_gpus) >= group.n_ranks:
+        if group.domains(self.pod_gpus) == 1:
             return 1.0
         apart = group.stride if group.outer == 1 else group.outer_stride / group.inner
         return max(1.0, self.oversubscription / max(1.0, self.pod_gpus / apart))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.calibration.model import load_calibration
 from prism.checkpointing import FailureLaw, best_steps, expected_time
 from prism.errors import PrismError
 from prism.job import Job, load_job
@@ -115,9 +116,21 @@ def estimate(
     extra = make_dataset(values, coords, {})
     attrs = dataset.attrs | provenance(job, call)
     attrs["steps"] = call["steps"]
+    data_error = _data_error(job, float(dataset.exposed_communication))
+    if data_error is not None:
+        attrs["data_error"] = json.dumps(data_error)
     attrs["warnings"] = json.dumps([*notes, *_warnings(job, call, n_clusters)])
     attrs["wall_seconds"] = time.perf_counter() - begin
     return dataset.merge(extra).assign_attrs(attrs)
+
+
+def _data_error(job: Job, exposed: float) -> dict[str, float] | None:
+    """Say what a calibration leaves open of this job's mean step; None without one."""
+    library = job.variability.library
+    found = load_calibration(library) if library is not None else None
+    if found is None:
+        return None
+    return {"mean": found.mean_error(exposed), "library_share": found.library_share(exposed)}
 
 
 def _run(

@@ -2,7 +2,7 @@
 
 Reads, builds the graph, fits (`prism.pipelinetrace.fit`) and reports: kernels, components with
 intervals, loadings, lemons, a cross-check without laws, warnings. Step times alone go to
-`prism.steptimes`. Left out: jobs calibrated to measured step times.
+`prism.steptimes`, jobs with measured step times to `prism.calibration`.
 """
 
 import json
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import prism
+from prism.calibration.fit import Progress, calibrate
 from prism.errors import PrismError
+from prism.job import Job, load_job
 from prism.kerneltrace.model import fit_kernels
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
@@ -102,6 +104,62 @@ def fit(
     trace = read_trace(inputs)
     model = fit_kernels(trace) if trace.format == "kineto" else _fit_pipeline(trace, seed)
     return model_to_dataset(model, _provenance(trace.source, seed))
+
+
+def fit_calibrated(
+    measured: Sequence[tuple[Job | str | Path, str | Path]],
+    seed: int | None = None,
+    *,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Bring a job's library to the step times that one or several of its sizes took.
+
+    Parameters
+    ----------
+    measured : sequence of (job, path)
+        Each size with its step times. ``FILE[key=value,...]`` keeps the rows of a wider table in
+        which these columns have these values, beside those of `where`.
+    seed, threads, progress
+        As in `prism.simulate`; 0 where None, so that the same steps give the same model.
+    column, where
+        Choose from a wider table.
+
+    Returns
+    -------
+    xarray.Dataset
+        A model of kind ``calibrated``, which stands wherever a job does, and as
+        ``variability.model`` of any job over the same library.
+
+    Raises
+    ------
+    PrismError
+        Bad input.
+    """
+    seed = 0 if seed is None else seed
+    sizes = []
+    for job, source in measured:
+        job = job if isinstance(job, Job) else load_job(job)
+        path, own = _chosen(str(source))
+        sizes.append((job, read_step_times(path, column=column, where={**(where or {}), **own})))
+    sources = ", ".join(times.source for _, times in sizes)
+    return calibrate(sizes, _provenance(sources, seed), seed, threads, progress)
+
+
+def _chosen(source: str) -> tuple[str, dict[str, str]]:
+    """Split ``FILE[key=value,...]`` into the file and the rows to keep."""
+    path, bracket, inside = source.partition("[")
+    if not bracket or Path(source).exists():
+        return source, {}
+    pairs = [part.partition("=") for part in inside.removesuffix("]").split(",")]
+    if not inside.endswith("]") or not all(key and equals for key, equals, _ in pairs):
+        raise PrismError(
+            f"--calibrate: {source}: expected FILE[column=value,...], such as "
+            "steps.parquet[system=a,round=v1]"
+        )
+    return path, {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:

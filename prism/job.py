@@ -26,10 +26,11 @@ from prism.jobblocks import (
 )
 from prism.jobcheck import find_problems
 from prism.jobeffects import Effects
-from prism.jobfile import KeyPath, Layer, display_path, load_layers, resolve_path, shipped_jobs
+from prism.jobfile import load_layers, resolve_path
 from prism.jobmessages import by_line, concludes_from, message, unknown_key, validate_block
 from prism.jobproblem import Blocks
 from prism.jobvalues import parse_duration
+from prism.jobyaml import KeyPath, Layer, display_path, shipped_jobs
 from prism.layersplit import auto_split
 
 __all__ = [

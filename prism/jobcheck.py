@@ -16,10 +16,10 @@ from prism.jobblocks import (
     ModelBlock,
     ParallelismBlock,
 )
-from prism.jobfile import near
 from prism.jobproblem import Blocks, Problem, unmodelled
 from prism.jobruncheck import check_run, check_slow_nodes
 from prism.jobvalues import hosts_problem
+from prism.jobyaml import near
 from prism.layersplit import auto_split, valid_split
 
 

@@ -13,8 +13,8 @@ from pydantic_core import ErrorDetails
 
 from prism.jobblocks import BLOCKS
 from prism.jobeffects import Effects
-from prism.jobfile import KeyPath, Layer, near
 from prism.jobvalues import MAX_COUNT
+from prism.jobyaml import KeyPath, Layer, near
 
 
 class Checked(NamedTuple):

@@ -19,6 +19,9 @@ from prism.placement import Group
 if TYPE_CHECKING:
     from prism.library import GemmTable, Library
 
+COMPUTE_CLASSES = frozenset({"gemm_attention", "gemm_mlp", "attention", "loss", "compute"})
+MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
+
 GEMM_LARGE_S = 1e-3
 """Matrix products from this nominal duration on follow the law ``residual/gemm_large`` [s].
 
@@ -29,6 +32,11 @@ shows its own spread of about a tenth of a percent (microsoft/vidur). On an H100
 
 MESSAGE_BYTES = ((1e6, "small"), (1e8, "medium"), (float("inf"), "large"))
 """Size classes of collectives' residual laws: up to 1 MB, up to 100 MB, larger."""
+
+
+def is_compute(kernel_class: str) -> bool:
+    """Tell whether a kernel works on the GPU itself rather than on a link."""
+    return kernel_class in COMPUTE_CLASSES or kernel_class in MEMORY_CLASSES
 
 
 @dataclass(frozen=True)

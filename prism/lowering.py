@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions import Law, constant, normal
+from prism.kernels import MEMORY_CLASSES, is_compute
 from prism.opgraph import OpType
-from prism.variability import MEMORY_CLASSES, Variability, is_compute
+from prism.variability import Variability
 from prism.workload import Collective, Kernel
 
 Array = NDArray[np.float64]

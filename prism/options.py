@@ -85,9 +85,10 @@ class Names(click.ParamType):  # type: ignore[type-arg]
 
 
 class KeyValue(click.ParamType):  # type: ignore[type-arg]
-    """A column and the value its rows must have."""
+    """Two words with an equals sign between them: a column and the value its rows must have, ..."""
 
-    name = "key=value"
+    def __init__(self, name: str = "column=value") -> None:
+        self.name = name
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -97,7 +98,7 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
             return value
         key, equals, wanted = str(value).partition("=")
         if not (key and equals):
-            self.fail(f"{value!r} is not of the form column=value", param, ctx)
+            self.fail(f"{value!r} is not of the form {self.name}", param, ctx)
         return key, wanted
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -120,29 +121,59 @@ def count_replicas(job: Job) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks first, first + stride, ... that communicate; several such runs, outer_stride apart."""
+    """Ranks that communicate, and where the other groups of the kind lie in the default order.
+
+    Attributes
+    ----------
+    inner, stride, outer, outer_stride : int
+        Runs of ranks first, first + stride, ... follow each other outer_stride apart.
+    beside : tuple of (int, int)
+        (count, stride) of each way from a group to the next one of the kind: a group's first rank
+        is any sum of 0 ... count - 1 times each stride.
+    """
 
     inner: int
     stride: int
     outer: int = 1
     outer_stride: int = 1
+    beside: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_ranks(self) -> int:
         """Members of the group."""
         return self.inner * self.outer
 
-    def members_within(self, n_gpus: int) -> int:
-        """Members among `n_gpus` neighbouring GPUs, for the least favourably placed group.
+    def domains(self, n_gpus: int) -> int:
+        """Most domains of `n_gpus` neighbouring GPUs that any group of the kind touches."""
+        return _most_domains(self, n_gpus)
 
-        Blocks of ``inner * stride`` ranks follow each other; where a block does not divide the
-        domain (or is not a multiple of it) some group lies across a border, and its smaller part
-        counts.
-        """
-        inner = max(1, math.gcd(n_gpus, self.inner * self.stride) // self.stride)
-        if inner < self.inner or self.outer == 1:
-            return inner
-        return inner * max(1, math.gcd(n_gpus, self.outer * self.outer_stride) // self.outer_stride)
+
+@lru_cache(maxsize=256)
+def _most_domains(group: Group, n_gpus: int) -> int:
+    """See `Group.domains`; arrays [where in a domain a run begins] do for groups of any size."""
+    ways = (group.inner, group.stride), (group.outer, group.outer_stride), *group.beside
+    if sum((count - 1) * stride for count, stride in ways) < n_gpus:
+        return 1  # all groups lie in the first domain
+    start = np.arange(n_gpus)
+    end = start + (group.inner - 1) * group.stride
+    touched = np.minimum(group.inner, end // n_gpus + 1)
+    shared = end >= group.outer_stride  # with the run before, which ends where this one begins
+    total = _window_sums(touched - shared, group.outer_stride, group.outer) + shared
+    begins = start == 0
+    for count, stride in group.beside:
+        begins = _window_sums(begins, -stride, count) > 0
+    return int(total[begins].max())
+
+
+def _window_sums(values: NDArray[np.generic], step: int, count: int) -> NDArray[np.int64]:
+    """Sum values[(i + j step) mod n] over j < count, by doubling the width of windows [i]."""
+    sums, total, done = values.astype(np.int64), np.zeros(values.size, np.int64), 0
+    for bit in range(count.bit_length()):
+        if count >> bit & 1:
+            total += np.roll(sums, -done * step)
+            done += 1 << bit
+        sums = sums + np.roll(sums, -step << bit)
+    return total
 
 
 @dataclass(frozen=True)
@@ -272,14 +303,15 @@ class Placement:
             touch the ranges of all replicas together: n + s joins the replicas of stage s,
             n + n_stages the whole job (from its first leaf to its last), n + n_stages + 1 the
             first and the last stage. Ranges are empty where the message stays within an NVLink
-            domain.
+            domain, and for those of replicas or the whole job did so in the default order.
         """
         layout, domain = self.job.parallelism, self.job.cluster.nvlink_domain_gpus
         members = self.members()
         first = members[:, :, 0] // domain
         leaves = members // self.gpus_per_node // self.job.cluster.leaf_nodes
         own_lo, own_hi = _runs(leaves)
-        stage_group = Group(layout.cp, layout.tp, layout.dp, rank_strides(self.job)[1])
+        by_default = self.ranks() // domain
+        stages_cross = bool(np.ptp(by_default, axis=(0, 2)).any())
         n_runs = own_lo.shape[2]
         n_replicas, n_own = len(members), n_own_links(self.job)
         lo = np.zeros((n_replicas, n_own + n_stages + 2, 2 * n_runs), np.int32)
@@ -295,22 +327,15 @@ class Placement:
                 far = (np.ptp(members[:, s] // domain, axis=1) > 0)[:, None]
                 lo[:, n_stages + s, :n_runs] = np.where(far, own_lo[:, s], 0)
                 hi[:, n_stages + s, :n_runs] = np.where(far, own_hi[:, s], 0)
-            if self._crosses(stage_group, members[:, s]):
+            if stages_cross or np.ptp(members[:, s] // domain) > 0:
                 lo[:, n_own + s, :n_runs] = own_lo[:, s]
                 hi[:, n_own + s, :n_runs] = own_hi[:, s]
         if np.any(first[:, 0] != first[:, -1]):
             lo[:, -1] = own_lo[:, [0, -1]].reshape(n_replicas, -1)
             hi[:, -1] = own_hi[:, [0, -1]].reshape(n_replicas, -1)
-        if self._crosses(Group(self.job.world_size, 1), members):
+        if np.ptp(by_default) > 0 or np.ptp(members // domain) > 0:
             lo[:, -2, 0], hi[:, -2, 0] = leaves.min(), leaves.max() + 1
         return lo, hi
-
-    def _crosses(self, group: Group, members: NDArray[np.int32]) -> bool:
-        """Tell whether a group leaves its NVLink domain, here or in the default order."""
-        domain = self.job.cluster.nvlink_domain_gpus
-        if group.members_within(domain) < group.n_ranks:
-            return True
-        return bool(np.ptp(members // domain) > 0)
 
     def _check_domains(self, where: str) -> None:
         """Refuse a map that tears a tp group out of the NVLink domain it has by default."""
@@ -347,8 +372,7 @@ def as_slowdown(value: object) -> NodeSlowdown:
     whole = getattr(value, "everything", None)
     for name in ("compute", "memory", "network", "other"):
         named[name] = whole if named[name] is None else named[name]
-    plain = {name: x for name, x in named.items() if x is not None}
-    return NodeSlowdown(**plain)
+    return NodeSlowdown(**{name: x for name, x in named.items() if x is not None})
 
 
 def _runs(leaves: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -281,6 +281,8 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
+    if "data_error" in dataset.attrs:
+        out["data_error"] = json.loads(dataset.attrs["data_error"])
     out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
     out["engine"] = json.loads(dataset.attrs["engine"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])

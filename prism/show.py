@@ -191,8 +191,7 @@ def _describe_netcdf(what: str) -> Description:
 def _describe_model(path: Path) -> Description:
     """Describe what `prism fit` wrote."""
     from prism.fit import summarize_fit
-    from prism.stepviews import step_fit_view
-    from prism.traceviews import fit_view
+    from prism.modelviews import model_view
 
     model = _open(path)
     kind = str(model.attrs["kind"])
@@ -200,8 +199,7 @@ def _describe_model(path: Path) -> Description:
         numbers = summarize_fit(model)
     except (KeyError, ValueError) as error:
         raise PrismError(f"{path}: not a whole model; write it again by prism fit") from error
-    laid_out = step_fit_view(numbers) if kind == "steps" else fit_view(numbers)
-    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", laid_out)
+    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", model_view(numbers))
     return {"kind": "model", "model_kind": kind, "summary": numbers}, view
 
 

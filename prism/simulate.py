@@ -59,8 +59,8 @@ class Step:
     program: Program
 
 
-def prepare(job: Job, seed: int) -> Step:
-    """Build workload, step graph and engine arrays of a job.
+def prepare(job: Job, seed: int, library: Library | None = None) -> Step:
+    """Build workload, step graph and engine arrays of a job, over another library where given.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def prepare(job: Job, seed: int) -> Step:
     _check_size(job)
     if job.variability.model is not None:
         return prepare_trace(job, load_model(job.variability.model), seed)
-    library = _library(job)
+    library = _library(job) if library is None else library
     workload = build_workload(job, library)
     p = job.parallelism
     n_chunks = len(workload.chunks[0])

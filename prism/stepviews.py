@@ -6,14 +6,14 @@ beyond the choice of a unit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from prism.text import format_count, format_duration, format_share
-from prism.views import rows_view, table_view
+from prism.views import lines_view, rows_view, table_view
 
 Json = Mapping[str, Any]
 
@@ -57,8 +57,8 @@ def step_fit_view(summary: Json) -> RenderableType:
         ),
         "", rows_view(_slow_and_rare(summary)),
     ]  # fmt: skip
-    parts += _lines("Not to be learned from this input", summary["not_identifiable"])
-    parts += _lines("Notes", summary["notes"])
+    parts += lines_view("Not to be learned from this input", summary["not_identifiable"])
+    parts += lines_view("Notes", summary["notes"])
     return Group(*parts)
 
 
@@ -106,8 +106,3 @@ def _slow_and_rare(summary: Json) -> list[tuple[str, str]]:
              f"{format_duration(offset['std_s'])}{skipped}")
         )  # fmt: skip
     return rows
-
-
-def _lines(title: str, lines: Sequence[str] | None) -> list[RenderableType]:
-    """List remarks under a title."""
-    return ["", f"[bold]{title}[/bold]", *(Text(f"- {line}") for line in lines)] if lines else []

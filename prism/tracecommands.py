@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", metavar="MODEL.nc", type=click.Path(), help="Where the model is written."
 )
-@click.option("--calibrate", metavar="JOB=STEPS", multiple=True, help="Not modelled yet.")
+@click.option(
+    "--calibrate",
+    type=KeyValue("job=steps"),
+    metavar="JOB=STEPS",
+    multiple=True,
+    help="Bring JOB's library to the STEPS it took; repeatable, one for each measured size. "
+    "FILE[column=value,...] chooses rows of a wider table.",
+)
 @click.option("--column", metavar="NAME", help="The duration, where step times have several.")
 @click.option(
     "--where",
@@ -44,7 +51,7 @@ if TYPE_CHECKING:
 def fit(
     inputs: tuple[str, ...],
     output: str | None,
-    calibrate: tuple[str, ...],
+    calibrate: tuple[tuple[str, str], ...],
     where: tuple[tuple[str, str], ...],
     as_json: bool,
     quiet: bool,
@@ -56,27 +63,30 @@ def fit(
 
     INPUT is a table of ops (CSV or parquet), a profiler's JSON, or a folder of these, one file per
     rank; the model stands wherever a JOB does. Or INPUT is step times (CSV, parquet, a Megatron or
-    MLPerf log); estimate and validate take the model. The number of threads changes nothing.
+    MLPerf log); estimate and validate take the model. Or, without INPUT, jobs and the step times
+    they took (--calibrate): the model predicts other sizes and layouts. The number of threads
+    changes nothing.
     """
     if calibrate:
-        raise PrismError(
-            "--calibrate: bringing a job to measured step times is not modelled yet; fit the step "
-            "times alone, prism fit STEPS, or compare the job as it is: prism validate JOB "
-            "--measured STEPS"
-        )
-    if not inputs:
+        _check_calibration(inputs, calibrate, options)
+    elif not inputs:
         raise click.UsageError("Missing argument 'INPUT...'.")
     if output is not None:
-        check_model_path(output, inputs)
+        check_model_path(output, [*inputs, *(steps for _, steps in calibrate)])
     from prism.fit import fit as fit_trace
     from prism.fit import summarize_fit
+    from prism.modelviews import model_view
     from prism.results import save
-    from prism.traceviews import fit_view
 
-    with progress_line("fitting", quiet):
+    with progress_line("fitting", quiet) as report:
         options["where"] = dict(where)
         given = {key: value for key, value in options.items() if value}
-        model = fit_trace(inputs, seed=seed, **given)
+        if calibrate:
+            from prism.fit import fit_calibrated
+
+            model = fit_calibrated(calibrate, seed, threads=threads, progress=report, **given)
+        else:
+            model = fit_trace(inputs, seed=seed, **given)
     numbers = summarize_fit(model)
     if output is not None:
         save(model, output)
@@ -85,12 +95,20 @@ def fit(
     elif not quiet:
         click.echo("the model is not kept; -o MODEL.nc writes it", err=True)
     tell_warnings(numbers)
-    if numbers.get("kind") == "steps":
-        from prism.stepviews import step_fit_view
+    answer(numbers, as_json, model_view)
 
-        answer(numbers, as_json, step_fit_view)
-        return
-    answer(numbers, as_json, fit_view)
+
+def _check_calibration(
+    inputs: tuple[str, ...], calibrate: tuple[tuple[str, str], ...], options: Mapping[str, Any]
+) -> None:
+    """Refuse what says nothing beside --calibrate."""
+    if inputs:
+        raise click.UsageError(
+            f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
+        )
+    for name in ("totals", "first_steps"):
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")
 
 
 @click.command()

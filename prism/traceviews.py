@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prism.text import format_count, format_duration, format_like, format_share
-from prism.views import rows_view, table_view
+from prism.views import lines_view, rows_view, table_view
 
 Json = Mapping[str, Any]
 
@@ -25,6 +25,10 @@ LONGEST_NAME = 44
 WORTH_SHOWING = 1.0005
 """Slowdown below which a cause is only counted."""
 SIGNIFICANT = 0.05
+_BASELINES = (
+    ("copy", "copy of the training"), ("line", "line in microbatches"),
+    ("independent", "independent sampling"),
+)  # fmt: skip
 
 
 def fit_view(summary: Json) -> RenderableType:
@@ -65,8 +69,8 @@ def fit_view(summary: Json) -> RenderableType:
         parts += ["", table_view(title, same, keys[1:])]
     parts += _lemons(summary.get("lemons"))
     parts += _cross_check(summary.get("cross_check"))
-    parts += _lines("Not to be learned from this input", summary.get("not_identifiable"))
-    parts += _lines("Notes", summary.get("notes"))
+    parts += lines_view("Not to be learned from this input", summary.get("not_identifiable"))
+    parts += lines_view("Notes", summary.get("notes"))
     return Group(*parts)
 
 
@@ -153,14 +157,6 @@ def _cross_check(found: Any) -> list[RenderableType]:
     return ["", table_view("Cross-check", rows, ("mean", "p50", "p95", "CV"))]
 
 
-def _lines(title: str, lines: Any) -> list[RenderableType]:
-    """List texts under a title."""
-    if not lines:
-        return []
-    # not markup: a message may hold brackets
-    return ["", f"[bold]{title}[/bold]", *(Text(f"- {line}") for line in lines)]
-
-
 def replay_view(summary: Json) -> RenderableType:
     """Lay out what a replay found.
 
@@ -214,7 +210,7 @@ def replay_view(summary: Json) -> RenderableType:
     spans = summary.get("gpu_spans")
     if spans:
         parts += ["", table_view("GPU spans", [_flat(row) for row in spans])]
-    parts += _lines("Notes", summary.get("notes"))
+    parts += lines_view("Notes", summary.get("notes"))
     return Group(*parts)
 
 
@@ -278,7 +274,7 @@ def validation_view(summary: Json) -> RenderableType:
         head += f"; dependence: {summary['dependence']}"
     parts: list[RenderableType] = [head, "", _comparison(summary), ""]
     parts += [Text(line) for line in verdict(summary)]
-    parts += _lines("Notes", summary.get("notes"))
+    parts += lines_view("Notes", summary.get("notes"))
     return Group(*parts)
 
 
@@ -286,7 +282,7 @@ def _comparison(summary: Json) -> Table:
     """Lay out the prediction and the baselines, one column each."""
     baselines = summary.get("baselines") or {}
     columns = {"prediction": summary}
-    for key, title in (("copy", "copy of the training"), ("independent", "independent sampling")):
+    for key, title in _BASELINES:
         if baselines.get(key):
             columns[title] = baselines[key]
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import measures
+from prism.calibration.model import is_calibrated, load_calibration
 from prism.distributions import constant
 from prism.engine import LANES
 from prism.errors import PrismError
@@ -109,7 +110,8 @@ def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job |
         return job if isinstance(job, Job) or is_step_model(job) else load_job(job)
     if not isinstance(job, Job):
         return load_job(job, [f"variability.model={model}"])
-    variability = job.variability.model_copy(update={"model": str(model)})
+    key = "library" if is_calibrated(model) else "model"
+    variability = job.variability.model_copy(update={key: str(model)})
     return job.model_copy(update={"variability": variability})
 
 
@@ -339,6 +341,8 @@ def validate_steps(
     alone = _with_dependence(job, "none")
     model = job.variability.model
     n_fitted = 0 if model is None else int(load_model(model).steps.size)
+    library = job.variability.library
+    calibration = None if library is None else load_calibration(library)
     seed = fresh_seed() if seed is None else seed
     times = read_step_times(measured, column=column, where=where)
     notes = list(times.notes)
@@ -347,7 +351,10 @@ def validate_steps(
         drawn = simulate(job, replicates, seed, threads, progress)
         predicted = np.asarray(drawn.step_time)
         independent = np.asarray(simulate(alone, replicates, seed, threads).step_time)
-        null = null_of_clusters(drawn, values.size, bootstrap, seed)
+        mean_error = 0.0
+        if calibration is not None:
+            mean_error = calibration.mean_error(float(drawn.exposed_communication))
+        null = null_of_clusters(drawn, values.size, bootstrap, seed, mean_error)
     else:
         per_run = read_totals(totals, where=where) if totals else total_per_run(times)
         values, steps, runs = np.array(list(per_run.values())), np.arange(len(per_run)), None
@@ -356,7 +363,21 @@ def validate_steps(
         predicted = _run_times(job, n_steps, replicates, seed, threads, progress)
         independent = _run_times(alone, n_steps, replicates, seed, threads, None)
         null = null_of_draws(predicted, values.size, bootstrap, seed)
-    figures = compare_all(values, predicted, None, independent, steps, runs)
+    training, line = None, None
+    if calibration is not None and quantity == "step_time":
+        nearest = calibration.nearest(job.world_size)
+        training = nearest.steps_s
+        line = training * (
+            calibration.line(job.parallelism.microbatches) / float(np.median(training))
+        )
+        n_fitted = sum(s.n for s in calibration.sizes)
+        notes.append(
+            f"calibrated on {', '.join(s.label for s in calibration.sizes)}; the copy is of "
+            f"{nearest.label}, the line is straight in microbatches, with that size's tail"
+        )
+    figures = compare_all(values, predicted, training, independent, steps, runs)
+    if line is not None:
+        figures["baselines"]["line"] = measures.compare(values, line, steps=steps)
     figures |= {
         "job": job.name, "measured": str(measured), "quantity": quantity,
         "dependence": job.variability.dependence,
@@ -364,7 +385,7 @@ def validate_steps(
         "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
         "notes": notes,
     }  # fmt: skip
-    return make_validation(figures, values, predicted, independent, None, [])
+    return make_validation(figures, values, predicted, independent, training, [])
 
 
 def _run_length(times: StepTimes) -> tuple[int, list[str]]:

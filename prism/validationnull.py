@@ -19,18 +19,32 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-def null_of_clusters(drawn: "xr.Dataset", n: int, repetitions: int, seed: int) -> Array:
+def null_of_clusters(
+    drawn: "xr.Dataset", n: int, repetitions: int, seed: int, mean_error: float = 0.0
+) -> Array:
     """KS of n steps on one simulated cluster against all: a measured job is one cluster.
 
+    Parameters
+    ----------
+    drawn : xarray.Dataset
+        Of `prism.simulate`.
+    n, repetitions, seed : int
+        Measured steps, and how often they are drawn.
+    mean_error : float
+        Relative error of the predicted mean that what was fitted leaves open [1].
+
+    Notes
+    -----
     A cluster's few replicates are no law to draw n steps from, so what steps differ by within
     clusters is pooled over them, and the clusters' means are without its noise.
     """
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
     parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
+    scale = 1.0 + mean_error * np.random.default_rng([seed, 2]).standard_normal(repetitions)
     return np.array([
-        measures.ks_statistic(rng.choice(parts.mean) + rng.choice(parts.residuals, n), every)
-        for _ in range(repetitions)
+        measures.ks_statistic(s * (rng.choice(parts.mean) + rng.choice(parts.residuals, n)), every)
+        for s in scale
     ])  # fmt: skip
 
 

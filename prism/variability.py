@@ -17,10 +17,10 @@ from prism.distributions import Law
 from prism.errors import PrismError
 from prism.job import Job
 from prism.jobvalues import MAX_SLOWDOWN
+from prism.kernels import COMPUTE_CLASSES, MEMORY_CLASSES, is_compute
 from prism.library import Library
+from prism.workload import build_workload, nominal_step
 
-COMPUTE_CLASSES = frozenset({"gemm_attention", "gemm_mlp", "attention", "loss", "compute"})
-MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
 # What the names of classes that are time on links hold, in workloads and in traces.
 LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p",
               "transfer", "send_recv")  # fmt: skip
@@ -154,11 +154,6 @@ def _median(law: Law, loading: float) -> float:
     return math.exp(loading * math.log(float(law.ppf(0.5)))) / law.power_moments(loading).norm
 
 
-def is_compute(kernel_class: str) -> bool:
-    """Tell whether a kernel works on the GPU itself rather than on a link."""
-    return kernel_class in COMPUTE_CLASSES or kernel_class in MEMORY_CLASSES
-
-
 def is_communication(kernel_class: str) -> bool:
     """Tell whether a class of a result is time on links, as compute and host gaps are not."""
     return any(word in kernel_class for word in LINK_WORDS)
@@ -174,11 +169,10 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
     """
     effects = job.variability.effects
     pick = _Pick(library)
-    stall = effects.stall
     residual_scale = effects.residual.scale if effects.residual is not None else None
     return Variability(
         rank=_rank_law(job, library),
-        step=pick.law("step", effects.step),
+        step=_step_law(job, pick),
         microbatch=pick.law("microbatch", effects.microbatch),
         call=pick.law("call", effects.call),
         regime=Regime(
@@ -186,12 +180,7 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
             pick.value("regime", effects.regime, "factor", 1.0),
             pick.value("regime", effects.regime, "duration_s", 0.0),
         ),
-        stall=Stall(
-            "rank" if stall is None or stall.entity is None else stall.entity,
-            pick.value("stall", stall, "rate_per_hour", 0.0),
-            pick.value("stall", stall, "duration_s", 0.0),
-            pick.value("stall", stall, "duration_cv", 0.0),
-        ),
+        stall=_stall(job, pick),
         dependence=job.variability.dependence,
         node_share=pick.value("rank", effects.rank, "node_share", 0.0),
         memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
@@ -225,6 +214,33 @@ class _Pick:
             law = self.library.law(entry)
             return law if cv is None else law.scaled_to(cv)
         return laws.lognormal(cv or 0.0)
+
+
+def _step_law(job: Job, pick: _Pick) -> Law:
+    """Law of the step effect; a calibrated library has a part that is a time, whatever the step."""
+    block = job.variability.effects.step
+    law = pick.law("step", block)
+    fixed_s = pick.value("step", None, "fixed_s", 0.0)
+    if (block is not None and block.cv is not None) or fixed_s == 0.0:
+        return law
+    step_s = nominal_step(build_workload(job, pick.library), job.parallelism)
+    return law.scaled_to(math.hypot(pick.value("step", None, "relative", 0.0), fixed_s / step_s))
+
+
+def _stall(job: Job, pick: _Pick) -> Stall:
+    """Stalls; a calibrated library counts those that delay the whole job, by job and by node."""
+    block = job.variability.effects.stall
+    entity = "rank" if block is None or block.entity is None else block.entity
+    rate = pick.value("stall", block, "rate_per_hour", 0.0)
+    if block is None or (block.entity is None and block.rate_per_hour is None):
+        of_job = pick.value("stall", None, "job_rate_per_hour", 0.0)
+        of_job += job.n_nodes * pick.value("stall", None, "node_rate_per_hour", 0.0)
+        entity, rate = ("job", of_job) if of_job > 0.0 else (entity, rate)
+    return Stall(
+        entity, rate,
+        pick.value("stall", block, "duration_s", 0.0),
+        pick.value("stall", block, "duration_cv", 0.0),
+    )  # fmt: skip
 
 
 def _replaced_residual(job: Job) -> Law | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from prism.runviews import run_rows, term_table
 from prism.text import format_count, format_duration, format_like, format_share
@@ -167,7 +168,13 @@ def _error_rows(summary: Json) -> list[tuple[str, str]]:
             fine = _resolution(numbers) / 10.0
             low, high = (format_like(bound, numbers["mean"], fine) for bound in interval)
             rows.append((f"p95 {title}, 95 % interval", f"{low} to {high} (Monte Carlo)"))
-    if rows:
+    data = summary.get("data_error")
+    if data:
+        what = "what was measured leaves open" if "library_share" not in data else (
+            f"calibrated; {format_share(data['library_share'])} of the library's variance is left"
+        )  # fmt: skip
+        rows.append(("mean step, standard error", f"{format_share(data['mean'], 2)} ({what})"))
+    elif rows:
         rows.append(
             ("laws and nominal durations", "not included: see prism show for their sources")
         )
@@ -295,3 +302,8 @@ def rows_view(rows: Sequence[tuple[str, str]]) -> Table:
     for label, text in rows:
         table.add_row(escape(label), escape(text))
     return table
+
+
+def lines_view(title: str, lines: Sequence[str] | None) -> list[RenderableType]:
+    """List remarks under a title; nothing where there are none."""
+    return ["", f"[bold]{title}[/bold]", *(Text(f"- {line}") for line in lines)] if lines else []

@@ -121,28 +121,30 @@ class Wiring:
     def _rings_reach(self, group: str) -> _Reach:
         """How every ring of a kind lies.
 
-        The fewest members that a ring has in an NVLink domain count: they bound how many rings
-        run in parallel, each over a network card of its own.
+        A ring of n ranks in d NVLink domains is taken for n / d rings in parallel, each over a
+        network card of its own: the mean number of members in a domain, which may be a fraction.
         """
         if group not in self._reach:
             rings, n_alike = self._rings(group)
-            inside = self._inside(group, rings)
+            domains = self._domains(group, rings)
+            parallel = n_alike * rings.shape[1] / domains
             pods = rings // self.cluster.pod_gpus
             leaves = pods != np.roll(pods, -1, axis=1)
-            edges = np.where(leaves, n_alike * inside[:, None], 0)
+            edges = np.where(leaves, parallel[:, None], 0.0)
             out = np.bincount(pods.ravel(), edges.ravel(), self.pod_gpus.size)
             share = self.cluster.oversubscription * out / self.pod_gpus
             factor = np.where(leaves, np.maximum(1.0, share[pods]), 1.0).max(axis=1)
-            pairs = list(zip(inside.tolist(), factor.tolist(), strict=True))
+            pairs = list(zip(domains.tolist(), factor.tolist(), strict=True))
             self._reach[group] = _Reach(pairs, frozenset(pairs), rings.shape[1])
         return self._reach[group]
 
-    def _inside(self, group: str, rings: Int) -> Int:
-        """Fewest members of every ring in an NVLink domain [ring]."""
+    def _domains(self, group: str, rings: Int) -> Int:
+        """NVLink domains that every ring touches [ring]."""
         if self.default is not None and self.cluster.nvlink_gpus <= self.placement.gpus_per_node:
             pairs = self.default._rings_reach(group).pairs  # a node's GPUs stay together
-            return np.array([inside for inside, _ in pairs])
-        return _fewest_alike(rings // self.cluster.nvlink_gpus)
+            return np.array([domains for domains, _ in pairs])
+        ordered = np.sort(rings // self.cluster.nvlink_gpus, axis=1)
+        return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
     def _hops(self, n_bytes: float) -> Array:
         """Seconds of the transfer from every stage to the next [replica, stage]."""
@@ -170,18 +172,8 @@ class Wiring:
 
 
 class _Reach(NamedTuple):
-    """How the rings of a kind lie: (members per NVLink domain, pod factor) of each."""
+    """How the rings of a kind lie: (NVLink domains, pod factor) of each."""
 
     pairs: list[tuple[int, float]]
     distinct: frozenset[tuple[int, float]]
     n_ranks: int
-
-
-def _fewest_alike(labels: Int) -> Int:
-    """Count the rarest label of every row [row]."""
-    ordered = np.sort(labels, axis=1)
-    begins = np.diff(ordered, axis=1, prepend=-1) != 0
-    run = np.cumsum(begins.ravel()) - 1
-    sizes = np.bincount(run)
-    first = run.reshape(labels.shape)[:, 0]
-    return np.minimum.reduceat(sizes, first).astype(np.int64)

@@ -8,17 +8,24 @@ durations vary (`prism.variability`), experts, fp8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from prism.cluster import Cluster, build_cluster
 from prism.job import layer_split
-from prism.kernels import ChunkWork, Kernel, Rates, build_rates, collective_law
+from prism.kernels import (
+    ChunkWork,
+    Kernel,
+    Rates,
+    build_rates,
+    collective_law,
+    is_compute,
+)
 from prism.library import Library, library_names, load_library
 from prism.transformer import Transformer, attention_flop, layer_parameters
 
 if TYPE_CHECKING:
-    from prism.job import Job, ModelBlock
+    from prism.job import Job, ModelBlock, ParallelismBlock
 
 __all__ = [
     "ChunkWork",
@@ -28,6 +35,7 @@ __all__ = [
     "build_workload",
     "count_model_flop",
     "count_parameters",
+    "nominal_step",
 ]
 
 PARAMETER_BYTES = 2.0
@@ -39,6 +47,10 @@ GRADIENT_BYTES = 4.0
 OPTIMIZER_BYTES = 30.0
 """Memory traffic of Adam per parameter: read gradient, master copy and two moments in float32
 (16), write the last three (12) and the bfloat16 parameter (2); Kingma & Ba, arXiv:1412.6980."""
+
+COMPUTE_FACTOR = "nominal/compute_time_factor"
+COMMUNICATION_FACTOR = "nominal/communication_time_factor"
+"""Library entries that a calibration adds: factors on nominal durations [1]."""
 
 _DEFAULT_LIBRARY = "h100-healthy"
 
@@ -146,7 +158,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         If the library lacks a nominal entry.
     """
     if job.model.durations is not None:
-        return _explicit_workload(job)
+        return _scaled(_explicit_workload(job), library)
     library = nominal_library(job, library)
     layout, slots = job.parallelism, _slots(job)
     cluster = build_cluster(job, library)
@@ -157,7 +169,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     norm_bytes = GRADIENT_BYTES * 2.0 * job.model.hidden_size
     norm_bytes *= max(sum(slot.n_layers for slot in row) for row in slots)
     tied = job.model.tied_embeddings and layout.pp > 1
-    return Workload(
+    workload = Workload(
         chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
         transfer=_transfer(job, cluster),
         gather=shared.gather(),
@@ -175,6 +187,52 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * job.model.seq_len),
     )
+    return _scaled(workload, library)
+
+
+def nominal_step(workload: Workload, layout: ParallelismBlock) -> float:
+    """Step time [s] of the busiest stage: its work, filling and draining, its optimizer.
+
+    Close to a step with every effect at 1, without what the step graph knows of waiting.
+    """
+    busy = [
+        sum(k.duration for chunk in row for k in (*chunk.forward, *chunk.backward))
+        for row in workload.chunks
+    ]
+    chunks = layout.vpp if layout.pp > 1 else 1
+    passes = layout.microbatches + (layout.pp - 1) / chunks
+    rest = max((o.duration for o in workload.optimizer), default=0.0)
+    return max(busy) * passes + rest
+
+
+def _scaled(workload: Workload, library: Library | None) -> Workload:
+    """Apply a calibrated library's factors on nominal durations."""
+    if library is None or COMPUTE_FACTOR not in library:
+        return workload
+    compute, communication = library.value(COMPUTE_FACTOR), library.value(COMMUNICATION_FACTOR)
+
+    def one(op: Any) -> Any:
+        if op is None:
+            return None
+        factor = compute if is_compute(op.kernel_class) else communication
+        return replace(op, duration=op.duration * factor)
+
+    def chunk(work: ChunkWork) -> ChunkWork:
+        return ChunkWork(tuple(map(one, work.forward)), tuple(map(one, work.backward)))
+
+    def each(rows: PerChunk) -> PerChunk:
+        return tuple(tuple(map(one, row)) for row in rows)
+
+    w = workload
+    return replace(
+        w,
+        chunks=tuple(tuple(map(chunk, row)) for row in w.chunks),
+        transfer=one(w.transfer), gather=each(w.gather), reduce=each(w.reduce),
+        replicate=None if w.replicate is None else each(w.replicate),
+        layernorm_reduce=one(w.layernorm_reduce), embedding_reduce=one(w.embedding_reduce),
+        grad_norm_reduce=one(w.grad_norm_reduce), optimizer=tuple(map(one, w.optimizer)),
+        param_gather=tuple(map(one, w.param_gather)),
+    )  # fmt: skip
 
 
 def nominal_library(job: Job, library: Library | None) -> Library:

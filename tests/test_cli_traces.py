@@ -156,7 +156,9 @@ def test_fit_prints_what_it_found(run, calls, table):
     "arguments, message",
     [
         ((), "INPUT"),
-        (("--calibrate", "job.yaml=steps.csv"), "not modelled yet"),
+        (("--calibrate", "job.yaml"), "job=steps"),
+        (("ops.csv", "--calibrate", "job.yaml=steps.csv"), "leave ops.csv out"),
+        (("--calibrate", "a=b", "--first-steps", "9"), "--first-steps belongs to INPUT"),
         (("ops.csv", "-o", "."), "is a folder"),
         (("ops.csv", "-o", "model"), "model.nc"),
         (("ops.csv", "-o", "missing/m.nc"), "no folder missing"),

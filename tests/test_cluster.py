@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.cluster import (
@@ -43,33 +44,74 @@ def library() -> Library:
 
 
 @pytest.mark.parametrize(
-    ("group", "within"),
+    ("group", "n_gpus", "domains"),
     [
-        (Group(8, 1), 8),  # tp fills a node
-        (Group(4, 1), 4),
-        (Group(16, 1), 8),
-        (Group(16, 8), 1),  # dp beside tp 8
-        (Group(12, 2), 4),
-        (Group(3, 2), 1),  # ranks 0 2 4 in a node, 6 | 8 10 across its border
-        (Group(6, 1), 2),  # ranks 6 7 | 8 9 10 11
-        (Group(2, 64), 1),
+        (Group(8, 1, beside=((4, 8),)), 8, 1),  # tp fills a node
+        (Group(16, 1, beside=((2, 16),)), 8, 2),
+        (Group(16, 8, beside=((8, 1),)), 8, 16),  # dp beside tp 8
+        (Group(3, 2, beside=((2, 1), (4, 6))), 8, 2),  # ranks 6 | 8 10 across a border
+        (Group(3, 2, beside=((2, 1),)), 8, 1),  # ... that a job of 6 GPUs does not reach
+        (Group(2, 3, beside=((4, 4),)), 8, 1),  # ends of four pipelines of 4: 0 3, 4 7, 8 11...
+        (Group(2, 2, beside=((4, 3),)), 8, 2),  # ... and of 3: 6 | 8
+        (Group(10, 1), 72, 1),
+        (Group(1, 1, 39, 64), 72, 34),  # 39 replicas of 64 GPUs: the last at 2,432 / 72 = 33.8
+        (Group(1, 1, 39, 64), 64, 39),
+        (Group(4, 100, 2, 1000), 8, 8),  # members farther apart than a domain is wide
     ],
 )
-def test_members_within_a_node(group: Group, within: int) -> None:
-    assert group.members_within(8) == within
+def test_domains_that_a_group_touches(group: Group, n_gpus: int, domains: int) -> None:
+    assert group.domains(n_gpus) == domains
 
 
-@given(n=st.integers(1, 64), stride=st.integers(1, 16))
-def test_members_within_is_the_smallest_part_of_any_group(n: int, stride: int) -> None:
-    """Brute force over all groups: the smallest part at a border is a multiple of the answer."""
-    found = Group(n, stride).members_within(8)
-    parts = set()
-    for block in range(8):
-        for offset in range(stride):
-            ranks = block * n * stride + offset + stride * np.arange(n)
-            parts |= set(np.unique(ranks // 8, return_counts=True)[1].tolist())
-    assert 1 <= found <= max(parts)
-    assert found == min(parts) or n * stride % 8 or 8 % stride
+SIZES = st.integers(1, 4)
+
+
+@given(
+    sizes=st.tuples(SIZES, SIZES, SIZES, SIZES, SIZES), together=st.booleans(),
+    n_gpus=st.integers(1, 40),
+)  # fmt: skip
+@settings(deadline=None)
+def test_domains_against_all_groups_of_each_kind(
+    sizes: tuple[int, int, int, int, int], together: bool, n_gpus: int
+) -> None:
+    """Brute force: every rank of every group of a small machine, in both orders of ranks."""
+    tp, cp, shard, shards, pp = sizes
+    dp = shard * shards
+    stage, replica = (tp * cp, tp * cp * pp) if together else (tp * cp * dp, tp * cp)
+    cluster = replace(
+        make_cluster(tp, cp, dp, pp),
+        stage_stride=stage, replica_stride=replica, shard_size=shard,
+    )  # fmt: skip
+    axes = np.ix_(*map(range, (pp, shards, shard, cp, tp)))
+    ranks = sum(
+        axis * step
+        for axis, step in zip(axes, (stage, shard * replica, replica, tp, 1), strict=True)
+    )
+    ends = ranks[[0, -1]] if pp > 1 else ranks
+    kinds = {
+        "tp": (ranks, 4), "cp": (ranks, 3), "dp_cp": (ranks, 1, 2, 3), "shard": (ranks, 2, 3),
+        "replicas": (ranks, 1), "embedding": (ends, 0), "world": (ranks, 0, 1, 2, 3, 4),
+    }  # fmt: skip
+    for name, (members, *among) in kinds.items():
+        count = int(np.prod([members.shape[a] for a in among]))
+        groups = np.moveaxis(members // n_gpus, among, range(-len(among), 0)).reshape(-1, count)
+        group = cluster.group(name)
+        assert group.n_ranks == count
+        assert group.domains(n_gpus) == max(len(set(row)) for row in groups.tolist()), name
+
+
+def test_domains_of_a_million_ranks_need_no_array_of_them() -> None:
+    group = Group(4, 2, 2**20, 144, beside=((2, 1), (18, 8)))
+    tracemalloc.start()
+    found = group.domains(100)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    counts = []
+    for first in range(144):
+        if first % 8 < 2:  # a pattern repeats after 25 runs
+            run = first + 144 * np.arange(25)[:, None] + 2 * np.arange(4)
+            counts.append(np.unique(run // 100).size / 25)
+    assert found / 2**20 == pytest.approx(max(counts), rel=1e-5)
 
 
 def test_tiers_of_the_megatron_order() -> None:
@@ -78,8 +120,9 @@ def test_tiers_of_the_megatron_order() -> None:
     assert tiers == {"tp": "nvlink", "cp": "nvlink", "dp_cp": "network", "world": "network"}
     wide = make_cluster(tp=8, cp=2, dp=2)
     assert wide.tier(wide.group("cp")) == "network"
-    assert wide.group("dp_cp") == Group(2, 8, 2, 16)
-    assert wide.group("embedding") == Group(2, 8 * 2 * 2 * 3)
+    assert wide.group("dp_cp") == Group(2, 8, 2, 16, beside=((8, 1), (4, 32)))
+    ends = Group(2, 8 * 2 * 2 * 3, beside=((8, 1), (2, 8), (2, 16)))
+    assert wide.group("embedding") == ends
 
 
 def test_ring_inside_a_node() -> None:
@@ -105,6 +148,20 @@ def test_hierarchical_ring_uses_every_network_card() -> None:
     expected = latency + 1e9 / 8 * 7 / 8 / 40e9
     time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
     assert time == pytest.approx(expected)
+
+
+def test_a_ring_torn_over_domains_has_the_cards_of_its_mean_member() -> None:
+    """dp 12 over domains of 8: two have 8 and 4 members, and so 6 cards each in the mean."""
+    cluster = make_cluster(tp=1, dp=12, pp=1)
+    expected = 20e-6 + 3 * 5e-6 + 1e9 / 6 / 2 / 40e9
+    time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
+    assert time == pytest.approx(expected)
+    # one member more than fits costs a border, not all cards but one
+    nine = make_cluster(tp=1, dp=9, pp=1)
+    time = nine.collective_time("all_gather", 1e9, nine.group("dp_cp"))
+    assert time == pytest.approx(20e-6 + 3 * 5e-6 + 1e9 / 4.5 / 2 / 40e9)
+    whole = make_cluster(tp=1, dp=8, pp=1)
+    assert time > whole.collective_time("all_gather", 1e9, whole.group("dp_cp"))
 
 
 def test_oversubscription_slows_groups_that_leave_their_pod() -> None:
@@ -210,16 +267,29 @@ def test_order_decides_what_leaves_a_pod(library: Library) -> None:
     wire = n_bytes / together.network.bytes_per_s
     assert together.transfer_time(n_bytes) == pytest.approx(wire + together.network.latency_s)
     assert apart.transfer_time(n_bytes) > 6.9 * wire
-    assert together.group("dp_cp").members_within(3072) == 8  # gcd(3072, 65536) / 128
-    assert apart.group("dp_cp").members_within(3072) == 128  # gcd(3072, 4096) / 8
+    assert together.group("dp_cp").domains(3072) == 22  # of 65,536 / 3,072 = 21.3 pods
+    assert apart.group("dp_cp").domains(3072) == 2  # a stage is 4,096 GPUs
+
+
+def test_a_replica_of_the_gb200_job_has_a_rack_to_itself(library: Library) -> None:
+    cluster = build_cluster(load_job("llama31-405b-gb200-512"), library)
+    assert cluster.tier(cluster.group("cp")) == cluster.tier(cluster.group("embedding")) == "nvlink"
+    assert cluster.group("dp_cp").domains(cluster.nvlink_gpus) == 8  # one for each replica
+    wire = 100e6 / cluster.nvlink.bytes_per_s
+    assert cluster.transfer_time(100e6) == pytest.approx(wire + cluster.nvlink.latency_s)
+    full = build_cluster(
+        load_job("llama31-405b-gb200-512", ["cluster.nvlink_domain_gpus=72"]), library
+    )
+    assert full.tier(full.group("cp")) == "nvlink"  # 8 divides 72: only stages are torn apart
+    assert full.transfer_time(100e6) > 1.5 * cluster.transfer_time(100e6)
 
 
 def test_context_parallel_groups_of_both_orders(library: Library) -> None:
     together = build_cluster(load_job("llama3-405b-131k-sequence"), library).group("dp_cp")
     apart = build_cluster(load_job("llama3-405b-131k-sequence", MEGATRON), library).group("dp_cp")
     assert together.n_ranks == apart.n_ranks == 128
-    assert together.members_within(128) == 16  # one replica's cp group, stride 8
-    assert apart.members_within(1024) == 128
+    assert together.domains(128) == 8  # one replica's cp group, stride 8, has a pod to itself
+    assert apart.domains(1024) == 1
 
 
 def test_node_slowdowns_reach_the_node_s_gpus() -> None:

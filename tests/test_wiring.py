@@ -34,7 +34,7 @@ def test_default_order_is_as_the_cluster_says(pod_gpus, over, order):
     wiring, cluster = wire(job), build_cluster(job, LIBRARY)
     for name in ("dp_cp", "embedding"):
         group = cluster.group(name)
-        assert group.members_within(2) == 1
+        assert group.domains(2) == group.n_ranks
         assert wiring.pod_factors(name) == pytest.approx(cluster._pod_factor(group))
         expected = cluster.collective_time("all_gather", 1e9, group)
         assert wiring.seconds(name, 1e9) == pytest.approx(expected)
@@ -94,20 +94,42 @@ def test_hop_out_of_a_pod_by_hand():
 
 
 def test_wide_nvlink_domains():
-    """Domains of two nodes: a ring with one member in a domain has one card, not two."""
+    """Domains of two nodes: a ring has as many cards as members per domain in the mean."""
     job = make_job(nvlink_domain_gpus=4)
     cluster = build_cluster(job, LIBRARY)
     assert wire(job).seconds("dp_cp", 1e9) == pytest.approx(
         cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
     )
     apart = wire(job, [0, 2, 4, 6, 1, 3, 5, 7])  # the replicas of a stage in four domains
-    alone = cluster.ring_time(1e9, 4, 1, 1.0)
+    alone = cluster.ring_time(1e9, 4, 4, 1.0)
     assert apart.seconds("dp_cp", 1e9, 0) == pytest.approx(alone)
+    torn = wire(job, [0, 1, 2, 4, 3, 5, 6, 7])  # of each stage's, 2 + 1 + 1 in three domains
+    between = cluster.ring_time(1e9, 4, 3, 1.0)
+    assert torn.seconds("dp_cp", 1e9, 0) == pytest.approx(between)
+    assert float(wire(job).seconds("dp_cp", 1e9)[0]) < between < alone
     assert alone > 1.9 * float(wire(job).seconds("dp_cp", 1e9)[0])
     step = prepare(job, 1)
     swapped = relocate(step, [1, 0, *range(2, 8)], {})
     assert np.array_equal(times(swapped), times(step.program))
     assert times(relocate(step, [0, 2, 4, 6, 1, 3, 5, 7], {}))[0, 0] > times(step.program)[0, 0]
+
+
+@given(
+    layout=st.sampled_from([(2, 1, 4, 2), (1, 2, 4, 2), (2, 2, 2, 2), (1, 1, 8, 2), (1, 4, 1, 4)]),
+    order=st.sampled_from(["megatron", "tp-cp-pp-dp"]),
+    domain=st.sampled_from([2, 4, 6, 10, 14, 16]),
+)
+@settings(deadline=None)
+def test_torn_groups_of_the_default_order_are_as_the_cluster_says(layout, order, domain):
+    """Also where groups do not tile the NVLink domains: the most domains that a ring touches."""
+    sizes = dict(zip(("tp", "cp", "dp", "pp"), layout, strict=True))
+    job = make_job(nvlink_domain_gpus=domain, placement=order, parallelism=sizes)
+    wiring, cluster = wire(job), build_cluster(job, LIBRARY)
+    for name in GROUPS:
+        group = cluster.group(name)
+        assert max(d for d, _ in wiring._rings_reach(name).pairs) == group.domains(domain)
+        slowest = max(wiring.seconds(name, 1e9, stage).max() for stage in range(layout[3]))
+        assert slowest == pytest.approx(cluster.collective_time("all_gather", 1e9, group))
 
 
 @given(
@@ -130,7 +152,7 @@ def test_reach_against_counting(hosts, pod, nvlink):
         edges, inside = [], []
         for ring in rings:
             _, counts = np.unique(ring // nvlink, return_counts=True)
-            inside.append(counts.min())
+            inside.append(counts.mean())
             pairs = zip(ring // pod, np.roll(ring, -1) // pod, strict=True)
             edges.append([a for a, b in pairs if a != b])
         out = [
@@ -141,4 +163,4 @@ def test_reach_against_counting(hosts, pod, nvlink):
         n_alike = 2  # tp ranks of a node have the same ring
         assert wiring.pod_factors(group) == pytest.approx(expected[::n_alike])
         reach = wiring._rings_reach(group)
-        assert [n for n, _ in reach.pairs] == inside[::n_alike]
+        assert [4 / d if group == "dp_cp" else 2 / d for d, _ in reach.pairs] == inside[::n_alike]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.jobmodel import model_attrs
 from prism.steptimes.spread import Spread
 
 if TYPE_CHECKING:
@@ -220,13 +221,4 @@ def load_step_model(path: str | Path) -> StepModel:
 
 def is_step_model(path: str | Path) -> bool:
     """Say whether a file is a model of step times, by its attribute ``kind``."""
-    import h5py
-
-    if Path(path).suffix != ".nc" or not Path(path).is_file():
-        return False
-    try:
-        with h5py.File(path) as file:
-            kind = file.attrs.get("kind", "")
-    except OSError:
-        return False
-    return (kind.decode() if isinstance(kind, bytes) else str(kind)) == "steps"
+    return model_attrs(path).get("kind") == "steps"

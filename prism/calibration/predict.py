@@ -1,0 +1,70 @@
+"""What a job's step graph gives for its mean step and its spread, over a library at hand.
+
+The step effect and stalls are left out: they are what a calibration sets beside the rest. One seed
+for all settings of a job, so that their ratios hardly vary. Left out: how the settings are chosen
+(`prism.calibration.scales`, `prism.calibration.spreads`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.engine import LANES
+from prism.job import Job
+from prism.jobeffects import StallEffect, StepEffect
+from prism.library import Library
+from prism.simulate import prepare, run_blocks
+
+Array = NDArray[np.float64]
+CLUSTERS = (8, 32)  # fewest and most that are drawn for a figure
+OP_SAMPLES = 800_000_000  # of one simulation, about a second
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Mean and spread of a job's steps.
+
+    Attributes
+    ----------
+    mean_s : float
+        Over clusters [s].
+    within, between : float
+        Standard deviations of steps of one cluster, and of clusters' means [1].
+    """
+
+    mean_s: float
+    within: float
+    between: float
+
+
+def predict_size(job: Job, library: Library, seed: int, threads: int) -> Predicted:
+    """Simulate a job's step without step effect and stalls.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built.
+    """
+    times = draw_steps(_quiet(job), library, seed, threads)
+    means, variances = times.mean(axis=1), times.var(axis=1, ddof=1)
+    mean = float(means.mean())
+    own = float(variances.mean())
+    between = max(0.0, float(means.var(ddof=1)) - own / LANES)
+    return Predicted(mean, own**0.5 / mean, between**0.5 / mean)
+
+
+def draw_steps(job: Job, library: Library, seed: int, threads: int) -> Array:
+    """Draw steps of some clusters, [cluster, 64] s."""
+    program = prepare(job, seed, library).program
+    n = int(np.clip(OP_SAMPLES // max(program.n_draws * LANES, 1), *CLUSTERS))
+    return run_blocks(program, range(n), seed, threads)[0].astype(np.float64)
+
+
+def _quiet(job: Job) -> Job:
+    """Return the job without step effect and stalls."""
+    effects = job.variability.effects
+    off = {"step": StepEffect(cv=0.0), "stall": StallEffect(rate_per_hour=0.0)}
+    quiet = effects.model_copy(update=off)
+    variability = job.variability.model_copy(update={"effects": quiet})
+    return job.model_copy(update={"variability": variability})
