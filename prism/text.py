@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+_AGES = 1e6 * 86_400.0  # beyond, digits are no longer read
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
 
 
@@ -34,8 +35,8 @@ def format_duration(seconds: float, resolution: float | None = None) -> str:
     '3 d 4 h 12 min'
     >>> format_duration(11.23456, resolution=0.01)
     '11.23 s'
-    >>> format_duration(0.0123)
-    '12.3 ms'
+    >>> format_duration(0.0123), format_duration(1e20)
+    ('12.3 ms', '1.16e+15 d')
     """
     if not math.isfinite(seconds):
         return "never" if seconds > 0 else "not known"
@@ -43,6 +44,8 @@ def format_duration(seconds: float, resolution: float | None = None) -> str:
         return "-" + format_duration(-seconds, resolution)
     if seconds < 120.0:
         return _short(seconds, resolution)
+    if seconds >= _AGES:
+        return f"{seconds / _UNITS['d']:.3g} d"
     names = list(_UNITS)
     first = next(i for i, name in enumerate(names) if seconds >= _UNITS[name])
     last = first if resolution else min(first + 1, len(names) - 1)

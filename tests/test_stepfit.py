@@ -1,11 +1,12 @@
 """Models from step times: known spreads recovered, totals and rests of runs predicted."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import kstest
+from steps_made import STEP_S, TRUTH, as_times, made
 
 from prism import __main__ as entry
 from prism.errors import PrismError
@@ -13,48 +14,15 @@ from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.measures import ks_statistic
 from prism.results import save
-from prism.runmodel import Drift, RunModel
+from prism.runmodel import Drift, RunModel, Stalls, simulate_runs
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.fit import fit_step_times
 from prism.steptimes.model import load_step_model
 from prism.steptimes.predict import draw_runs, draw_steps, independent
-from prism.steptimes.runs import condition, run_model
 from prism.steptimes.series import take_apart
-from prism.steptimes.spread import (
-    Spread,
-    block_variances,
-    drift_mean_variance,
-    fit_spread,
-    intervals,
-    model_variances,
-    repeat_fit,
-    simulate_body,
-)
-from prism.steptimes.underway import finish, past_of
-from prism.traces import StepTimes
+from prism.steptimes.spread import Spread, model_variances
+from prism.steptimes.underway import past_of
 from prism.validate import summarize_validation, validate
-
-STEP_S = 2.0
-TRUTH = Spread(white=0.006, drift=0.004, tau_s=60.0, run=0.003)
-
-
-def made(truth=TRUTH, shape=(600, 12), seed=1, *, stalls=0.0, length=3.0, work=None, grain=0.0):
-    """Step times [step, run] of known spread, stalls at a rate per step, and work by step."""
-    rng = np.random.default_rng(seed)
-    seconds = STEP_S * (1.0 + simulate_body(truth, shape, STEP_S, rng))
-    if work is not None:
-        seconds = seconds * work[:, None]
-    hit = rng.random(shape) < stalls
-    seconds[hit] += length * rng.exponential(size=int(hit.sum())) + 1.0
-    return np.round(np.rint(seconds / grain) * grain, 9) if grain else seconds
-
-
-def as_times(seconds, mean_over=1):
-    """Step times as a reader gives them."""
-    n, n_runs = seconds.shape
-    run = np.repeat([f"r{i}" for i in range(n_runs)], n)
-    step = np.tile(np.arange(n) * mean_over, n_runs)
-    return StepTimes(seconds.T.ravel().copy(), step, run, "made.csv", "step_s", mean_over)
 
 
 def write(path, seconds):
@@ -62,73 +30,6 @@ def write(path, seconds):
     table = pd.DataFrame({"run": times.run, "step": times.step, "step_s": times.seconds})
     table.to_csv(path, index=False)
     return path
-
-
-# ------------------------------------------------------------------------------------- spread
-def test_block_variances_are_those_of_the_model():
-    body = simulate_body(TRUTH, (2_000, 400), STEP_S, np.random.default_rng(3))
-    blocks = block_variances(body)
-    m, b = blocks.n_blocks, blocks.length
-    expected = (
-        m / (m - 1) * (model_variances(TRUTH, b, STEP_S) - model_variances(TRUTH, b * m, STEP_S))
-    )
-    np.testing.assert_allclose(blocks.within, expected, rtol=0.06)
-    between = float(model_variances(TRUTH, 2_000, STEP_S)) + TRUTH.run**2
-    assert blocks.between == pytest.approx(between, rel=5 * np.sqrt(2 / 399))
-
-
-def test_the_clocks_error_is_taken_back_by_the_next_step():
-    body = simulate_body(Spread(clock=0.01), (4_000, 50), STEP_S, np.random.default_rng(4))
-    found = fit_spread(block_variances(body), STEP_S)
-    assert found.clock == pytest.approx(0.01, rel=0.02)
-    assert found.white < 0.001 and found.drift < 0.0005
-
-
-@pytest.mark.parametrize("rate", [1e-9, 1e-3, 0.3, 5.0])
-def test_variance_of_a_drifts_mean(rate):
-    n = 40
-    gaps = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    exact = np.exp(-rate * gaps).mean()
-    assert float(drift_mean_variance(n, rate)) == pytest.approx(exact, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "truth, shape",
-    [
-        (TRUTH, (600, 12)),
-        (Spread(clock=0.004, white=0.005, drift=0.002, tau_s=100.0, run=0.001), (1_000, 20)),
-        (Spread(white=0.01), (400, 4)),
-        (Spread(white=0.008, drift=0.004, tau_s=300.0), (5_000, 1)),
-    ],
-)
-def test_spreads_are_recovered_within_their_intervals(truth, shape):
-    repetitions, held, wide = 12, dict.fromkeys(truth.as_dict(), 0), 0
-    for seed in range(repetitions):
-        body = simulate_body(truth, shape, STEP_S, np.random.default_rng(seed))
-        found = fit_spread(block_variances(body), STEP_S)
-        bounds = intervals(found, repeat_fit(found, shape, STEP_S, None, seed, 40))
-        for name, value in truth.as_dict().items():
-            low, high = bounds[name]
-            held[name] += low <= value <= high
-            wide += low <= 2.0 * value + 0.01 <= high if name != "tau_s" else 0
-    known = {name for name in held if shape[1] > 1 or name != "run"}
-    # 90 % intervals: 6 or fewer of 12 has a chance of 0.0005
-    assert all(held[name] >= 7 for name in known), held
-    assert wide <= 2  # negative control: they do not hold just anything
-
-
-def test_a_spread_that_is_not_there_is_not_found():
-    found = [
-        fit_spread(
-            block_variances(
-                simulate_body(Spread(white=0.01), (800, 6), STEP_S, np.random.default_rng(s))
-            ),
-            STEP_S,
-        )
-        for s in range(20)
-    ]
-    assert np.median([f.drift for f in found]) == 0.0
-    assert max(np.hypot(f.drift, f.run) for f in found) < 0.004
 
 
 # ------------------------------------------------------------------------------------- series
@@ -241,6 +142,26 @@ def test_millions_of_steps_go_by_the_closed_form():
     assert drawn.std() / drawn.mean() == pytest.approx(np.sqrt(variance), rel=0.06)
 
 
+def test_totals_are_those_of_runs_from_event_to_event():
+    """The closed law of totals against the simulator of jobs' runs, given the same parts."""
+    truth = Spread(white=0.01, drift=0.004, tau_s=60.0, run=0.0003)
+    model = fit_step_times(as_times(made(truth, stalls=0.001)), repeats=0)
+    s, n = model.spread, 5_000
+    z = np.random.default_rng(1).standard_normal(4_000)
+    mean = model.step_s * (1.0 + s.run * z)[:, None]
+    parts = RunModel(
+        mean, np.full_like(mean, s.white * model.step_s), drift=Drift(s.drift, s.tau_s),
+        stalls=Stalls(model.stall_rate, model.stall_s),
+    )  # fmt: skip
+    walked = simulate_runs(parts, n, 4_000, 2).total
+    drawn = draw_runs(replace(model, beginning_s=model.beginning_s[:, :0]), n, 4_000, 3).total
+    assert drawn.mean() == pytest.approx(walked.mean(), abs=4 * walked.std() / np.sqrt(2_000))
+    assert drawn.std() == pytest.approx(walked.std(), rel=4 / np.sqrt(4_000))
+    assert ks_statistic(drawn, walked) < 1.95 * np.sqrt(2 / 4_000)
+    still = simulate_runs(replace(parts, drift=Drift(0.0, 0.0)), n, 4_000, 2).total  # control
+    assert abs(drawn.std() / still.std() - 1.0) > 4 / np.sqrt(4_000)
+
+
 def test_predicted_steps_look_like_the_measured_ones():
     seconds = made(stalls=0.002, shape=(1_000, 10), grain=0.01)
     model = fit_step_times(as_times(seconds), repeats=0)
@@ -251,69 +172,14 @@ def test_predicted_steps_look_like_the_measured_ones():
     assert drawn.std() == pytest.approx(other.std(), rel=0.15)
 
 
-# ----------------------------------------------------------------------------------- under way
-def test_a_run_under_way_is_predicted_within_its_intervals():
-    runs = made(shape=(900, 120), seed=21, stalls=0.001)
-    model = fit_step_times(as_times(runs[:, :20]), repeats=30)
-    inside, widths = {0.1: [], 0.5: []}, {0.1: [], 0.5: []}
-    for r in range(20, 120):
-        for share in inside:
-            past = past_of(model, as_times(runs[: int(share * 900), r : r + 1]))
-            drawn = finish(model, past, 900, 600, r).total
-            low, high = np.quantile(drawn, [0.05, 0.95])
-            inside[share].append(low <= runs[:, r].sum() <= high)
-            widths[share].append(high - low)
-    whole = np.ptp(np.quantile(draw_runs(model, 900, 4_000, 1).total, [0.05, 0.95]))
-    for share, values in inside.items():
-        assert 0.80 <= np.mean(values) <= 0.98, share
-    assert np.mean(widths[0.5]) < 0.75 * np.mean(widths[0.1]) < 0.75 * whole
-
-
-def test_what_is_left_is_normal_given_the_steps_so_far():
-    """Without stalls the law of the rest is exact: the ranks of the truth are uniform."""
-    runs = made(shape=(400, 160), seed=31)
-    model = fit_step_times(as_times(runs[:, :60]), repeats=0)
-    ranks = []
-    for r in range(60, 160):
-        past = past_of(model, as_times(runs[:200, r : r + 1]))
-        drawn = finish(model, past, 400, 500, r, data_error=False).total
-        ranks.append((drawn < runs[:, r].sum()).mean())
-    assert kstest(ranks, "uniform").pvalue > 0.01
-    assert kstest(0.5 + 0.6 * (np.array(ranks) - 0.5), "uniform").pvalue < 0.01  # control
-
-
-def test_progress_that_makes_no_sense_is_refused():
-    model = fit_step_times(as_times(made()), repeats=0)
-    with pytest.raises(PrismError, match="nothing is left"):
-        finish(model, past_of(model, as_times(made()[:, :1])), 600, 10, 1)
-    with pytest.raises(PrismError, match="--where run=r0"):
-        past_of(model, as_times(made()))
-
-
-def test_any_run_model_is_conditioned_by_the_steps_so_far():
-    mean = np.full((40, 1), 2.0)
-    before = RunModel(mean=mean, std=0.01 * mean, drift=Drift(0.01, 200.0))
-    rng = np.random.default_rng(8)
-    truth = Spread(white=0.01, drift=0.01, tau_s=200.0)
-    seconds = 1.06 * STEP_S * (1.0 + simulate_body(truth, (800, 1), STEP_S, rng))
-    after = condition(before, as_times(seconds), 500, 1)
-    assert (after.done, after.elapsed_s) == (800, pytest.approx(seconds.sum()))
-    error = 0.01 * np.sqrt(float(drift_mean_variance(800, 1.06 * STEP_S / 200.0)))
-    assert after.level_std == pytest.approx(error, rel=0.3)
-    assert after.level == pytest.approx(1.06, abs=4 * error)
-    last = seconds[-30:].mean() / (2.0 * after.level) - 1.0
-    assert 0.01 * after.model.drift.initial.mean() == pytest.approx(last, abs=0.008)
-
-
-def test_the_run_models_parts_are_those_fitted():
-    work = 1.0 + 0.2 * np.arange(600) / 600
-    model = fit_step_times(as_times(made(work=work, stalls=0.002)), repeats=0)
-    parts = run_model(model, 600, 2_000, 1)
-    assert parts.mean.mean() == pytest.approx(model.work.mean(), rel=1e-3)
-    assert parts.mean.std() / parts.mean.mean() == pytest.approx(model.spread.run, rel=0.1)
-    assert parts.profile.mean() == pytest.approx(1.0)
-    assert parts.stalls.rate_per_s == model.stall_rate
-    assert (parts.drift.cv, parts.drift.tau_s) == (model.spread.drift, model.spread.tau_s)
+def test_an_absurd_duration_is_in_another_unit():
+    seconds = made(shape=(20, 2)) * 1e250
+    with pytest.raises(PrismError, match=r"a step of .{3,12} d in column step_s; .*unit") as told:
+        fit_step_times(as_times(seconds))
+    assert len(str(told.value)) < 120
+    model = fit_step_times(as_times(made(shape=(80, 2))), repeats=0)
+    with pytest.raises(PrismError, match="is the unit"):
+        past_of(model, as_times(seconds[:, :1]))
 
 
 # ------------------------------------------------------------------------- files and commands
@@ -378,6 +244,14 @@ def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
     )  # fmt: skip
     assert later["time_to_train"]["std"] < 0.7 * numbers["time_to_train"]["std"]
     assert later["finish_by"]["probability"] == 1.0 and "date" in later["finish_date"]
+    far = write(tmp_path / "far.csv", 1.3 * made(seed=7, shape=(450, 1)))
+    told = [
+        summarize_steps(
+            estimate_steps(path, replicates=64, run_replicates=9, seed=1, steps=900, under_way=so)
+        )["warnings"]
+        for so in (so_far, far)
+    ]
+    assert ["job that was fitted?" in " ".join(lines) for lines in told] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,19 @@ def test_choices_that_are_not_there(read, options, message):
         read("step,step_s,system\n1,1,a\n2,1,b\n3,1,a\n4,1,b\n", **options)
 
 
+@pytest.mark.parametrize(("name", "per_second"), [("seconds", 1.0), ("Sec", 1.0), ("ms", 1e3)])
+def test_a_unit_alone_is_a_name(read, name, per_second):
+    np.testing.assert_allclose(read(f"step,{name}\n1,2\n2,4\n").seconds * per_second, [2, 4])
+    with pytest.raises(PrismError, match=f"several columns may be the step time: {name}, step_s"):
+        read(f"step,{name},step_s\n1,2,3\n2,4,5\n")
+
+
+def test_a_minimum_is_no_duration(read):
+    assert list(read("min,step_s\n1,2\n1,4\n").seconds) == [2, 4]
+    with pytest.raises(PrismError, match="'min' has no unit; .*such as min_s .*alone: s, sec,"):
+        read("min,step_s\n1,2\n1,4\n", column="min")
+
+
 def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
     text = "gpus,warm,step_s\n512,True,1\n1024,False,2\n512,False,3\n"
     assert list(read(text, where={"gpus": "512.0"}).seconds) == [1, 3]
@@ -122,6 +135,7 @@ def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
             "gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n",
             "gpus tells them apart; .*--where gpus=8",
         ),
+        ("step,min\n1,1\n2,1\n", "no duration among the columns step, min; .*such as seconds"),
         ('{"step_s": 1}', "is JSON; expected step times"),
     ],
 )

@@ -1,11 +1,18 @@
-"""Run models conditioned on the steps so far: congestion counts once, stalls by their evidence."""
+"""Runs under way: step models and any run model conditioned on the steps so far."""
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
+from steps_made import STEP_S, as_times, made
 
-from prism.runmodel import Checkpoints, Regime, RunModel, Stalls, simulate_runs
+from prism.errors import PrismError
+from prism.runmodel import Checkpoints, Drift, Regime, RunModel, Stalls, simulate_runs
 from prism.runrates import stationary
+from prism.steptimes.fit import fit_step_times
+from prism.steptimes.predict import draw_runs
 from prism.steptimes.runs import condition
+from prism.steptimes.spread import Spread, drift_mean_variance, simulate_body
+from prism.steptimes.underway import finish, past_of
 from prism.traces import StepTimes
 
 MEAN = np.full((40, 1), 2.0)
@@ -68,3 +75,112 @@ def test_what_the_steps_so_far_leave_out_is_said():
 def test_steps_of_another_job_are_told():
     (told,) = condition(PLAIN, steps(60.0 * noise(300)), 10, 1).notes
     assert "steps take 30 times what the job says" in told and "are they of this job?" in told
+
+
+def test_a_run_under_way_is_predicted_within_its_intervals():
+    runs = made(shape=(900, 120), seed=21, stalls=0.001)
+    model = fit_step_times(as_times(runs[:, :20]), repeats=30)
+    inside, widths = {0.1: [], 0.5: []}, {0.1: [], 0.5: []}
+    for r in range(20, 120):
+        for share in inside:
+            past = past_of(model, as_times(runs[: int(share * 900), r : r + 1]))
+            drawn = finish(model, past, 900, 600, r).total
+            low, high = np.quantile(drawn, [0.05, 0.95])
+            inside[share].append(low <= runs[:, r].sum() <= high)
+            widths[share].append(high - low)
+    whole = np.ptp(np.quantile(draw_runs(model, 900, 4_000, 1).total, [0.05, 0.95]))
+    for share, values in inside.items():
+        assert 0.80 <= np.mean(values) <= 0.98, share
+    assert np.mean(widths[0.5]) < 0.75 * np.mean(widths[0.1]) < 0.75 * whole
+
+
+def test_what_is_left_is_normal_given_the_steps_so_far():
+    """Without stalls the law of the rest is exact: the ranks of the truth are uniform."""
+    runs = made(shape=(400, 160), seed=31)
+    model = fit_step_times(as_times(runs[:, :60]), repeats=0)
+    ranks = []
+    for r in range(60, 160):
+        past = past_of(model, as_times(runs[:200, r : r + 1]))
+        drawn = finish(model, past, 400, 500, r, data_error=False).total
+        ranks.append((drawn < runs[:, r].sum()).mean())
+    assert kstest(ranks, "uniform").pvalue > 0.01
+    assert kstest(0.5 + 0.6 * (np.array(ranks) - 0.5), "uniform").pvalue < 0.01  # control
+
+
+def test_progress_that_makes_no_sense_is_refused():
+    model = fit_step_times(as_times(made()), repeats=0)
+    with pytest.raises(PrismError, match="nothing is left"):
+        finish(model, past_of(model, as_times(made()[:, :1])), 600, 10, 1)
+    with pytest.raises(PrismError, match="--where run=r0"):
+        past_of(model, as_times(made()))
+
+
+def test_any_run_model_is_conditioned_by_the_steps_so_far():
+    mean = np.full((40, 1), 2.0)
+    before = RunModel(mean=mean, std=0.01 * mean, drift=Drift(0.01, 200.0))
+    rng = np.random.default_rng(8)
+    truth = Spread(white=0.01, drift=0.01, tau_s=200.0)
+    seconds = 1.06 * STEP_S * (1.0 + simulate_body(truth, (800, 1), STEP_S, rng))
+    after = condition(before, as_times(seconds), 500, 1)
+    assert (after.done, after.elapsed_s) == (800, pytest.approx(seconds.sum()))
+    error = 0.01 * np.sqrt(float(drift_mean_variance(800, 1.06 * STEP_S / 200.0)))
+    assert after.level_std == pytest.approx(error, rel=0.3)
+    assert after.level == pytest.approx(1.06, abs=4 * error)
+    last = seconds[-30:].mean() / (2.0 * after.level) - 1.0
+    assert 0.01 * after.model.drift.initial.mean() == pytest.approx(last, abs=0.008)
+
+
+@pytest.mark.parametrize("scale", [1.3, 30.0])
+def test_steps_that_contradict_a_step_model_are_told_and_believed(scale):
+    runs = made(shape=(400, 40), seed=41)
+    model = fit_step_times(as_times(runs[:, :10]), repeats=20)
+    for r in range(10, 40):
+        past = past_of(model, as_times(runs[:100, r : r + 1]))
+        assert (past.notes, past.scale) == ((), 1.0)
+    other = scale * runs[:, 10:11]
+    past = past_of(model, as_times(other[:100]))
+    (told,) = past.notes
+    assert f"steps take {scale:.3g}"[:14] in told and "are they of the job that was fitted?" in told
+    drawn = finish(model, past, 400, 2_000, 1).total
+    assert drawn.mean() == pytest.approx(other.sum(), rel=0.005)
+    # as wide as the same run at the model's own level, times the scale; or less, since a memory in
+    # seconds is one of fewer steps
+    usual = finish(model, past_of(model, as_times(runs[:100, 10:11])), 400, 2_000, 1).total
+    assert 0.3 < drawn.std() / (scale * usual.std()) < 1.3
+
+
+def test_steps_that_totals_leave_out_are_in_no_finish():
+    seconds = made(shape=(300, 15))
+    seconds[:6] += np.random.default_rng(6).exponential(2.0, (6, 15))
+    totals = {f"r{i}": seconds[6:, i].sum() + 1.25 for i in range(15)}
+    model = fit_step_times(as_times(seconds), totals, repeats=0)
+    assert model.offset_skips == 6
+    whole = draw_runs(model, 300, 4_000, 1).total
+    for done in (1, 3, 6):
+        past = past_of(model, as_times(seconds[:done, :1]))
+        drawn = finish(model, past, 300, 4_000, 1)
+        assert drawn.terms["so_far"][0] == 0.0
+        assert drawn.total.mean() == pytest.approx(whole.mean(), abs=0.5 * STEP_S)
+        np.testing.assert_allclose(sum(drawn.terms.values()), drawn.total)
+    none = finish(model, past_of(model, as_times(seconds[:2, :1])), 5, 10, 1)
+    assert np.abs(none.total - 1.25).max() < 0.5  # a run that ends before its total begins
+
+
+@pytest.mark.parametrize("spread", [Spread(clock=0.01, white=0.003), Spread(white=0.01)])
+def test_an_error_of_the_clock_is_no_noise_of_the_rest(spread):
+    seconds = 2.0 * (1.0 + simulate_body(spread, (2_000, 1), 2.0, np.random.default_rng(3)))
+    before = RunModel(MEAN, 0.02 * MEAN, residuals=0.04 * np.random.default_rng(4).normal(size=500))
+    rest = condition(before, as_times(seconds), 50, 1)
+    assert rest.model.std.mean() == pytest.approx(2.0 * spread.white, rel=0.1)
+    assert rest.model.residuals.std() == pytest.approx(2.0 * spread.white, rel=0.15)
+    block = 8  # of 2,000 steps in 256 blocks, each with a clock's error of its own
+    level = (spread.white**2 + spread.clock**2 / block) / 2_000
+    assert rest.level_std == pytest.approx(np.sqrt(level), rel=0.35)
+
+
+def test_a_slow_drift_is_no_error_of_the_clock():
+    spread = Spread(white=0.005, drift=0.01, tau_s=400.0)
+    seconds = 2.0 * (1.0 + simulate_body(spread, (2_000, 1), 2.0, np.random.default_rng(3)))
+    before = RunModel(MEAN, 0.02 * MEAN, drift=Drift(0.01, 400.0))
+    rest = condition(before, as_times(seconds), 50, 1).model
+    assert rest.std.mean() == pytest.approx(2.0 * 0.005, rel=0.1)

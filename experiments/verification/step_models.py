@@ -75,7 +75,7 @@ def check(truth, repetitions, seed):
             value = getattr(truth.spread, name)
             found[name].append(getattr(model.spread, name))
             low, high = (bounds or (0.0, np.inf)) if name == "tau_s" else parts[name]["ci"]
-            held[name] += low <= value <= high
+            held[name] += low is None or low <= value <= high  # one run bounds no run effect
         low, high = model.report["stalls"]["rate_per_h_ci"]
         held["stalls"] += low <= truth.stalls_per_h <= high
         total = everything[:, -1].sum()

@@ -19,10 +19,13 @@ from prism.errors import PrismError
 from prism.results import SCHEMA, make_dataset, spread
 from prism.steptimes.model import StepModel, load_step_model
 from prism.steptimes.predict import (
+    WIDER,
     draw_runs,
     draw_steps,
-    drift_sum_variance,
     generator,
+    open_drift,
+    total_std,
+    widest,
     work_of,
 )
 from prism.steptimes.underway import finish, past_of
@@ -83,12 +86,15 @@ def estimate_steps(
     if n_steps < 1:
         raise PrismError(f"--steps {n_steps}: expected at least 1")
     notes: list[str] = []
+    told: list[str] = []
     if under_way is None:
         drawn = draw_runs(model, n_steps, run_replicates, seed)
     else:
         times = read_step_times(under_way, column=column, where=where)
-        drawn = finish(model, past_of(model, times), n_steps, run_replicates, seed)
+        past = past_of(model, times)
+        drawn = finish(model, past, n_steps, run_replicates, seed)
         notes += times.notes
+        told += past.notes
     sample = _sample_steps(model, n_steps, replicates, seed)
     ideal = model.step_s
     values: dict[str, Any] = {
@@ -106,7 +112,7 @@ def estimate_steps(
         "job_name": Path(path).stem, "seed": str(seed), "call": json.dumps(call),
         "steps": n_steps, "notes": json.dumps(notes),
         "data_error": json.dumps(data_error(model, n_steps)),
-        "warnings": json.dumps(_warnings(model, n_steps)),
+        "warnings": json.dumps([*told, *_warnings(model, n_steps)]),
         "wall_seconds": time.perf_counter() - begin,
     }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
@@ -140,20 +146,22 @@ def _terms(dataset: "xr.Dataset", runs: Array) -> dict[str, dict[str, float]]:
 
 
 def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
-    """Say what the fit leaves open: relative errors of the mean total and of its std."""
+    """Say what the fit leaves open.
+
+    Returns
+    -------
+    dict of str to float
+        Relative errors of the mean total and of its standard deviation, and how many times as
+        large that may be (95 %), a drift that was not found included [1].
+    """
     work = work_of(model, n_steps)
-    stds = [
-        np.sqrt(
-            s.white**2 * work.squares
-            + drift_sum_variance(work, s, model.step_s)
-            + (s.run * work.total) ** 2
-        )
-        for s in model.spreads()
-    ]
-    std = np.array(stds)
+    fitted = total_std(model.spread, work, model.step_s)
+    std = np.array([total_std(s, work, model.step_s) for s in model.spreads()])
+    most = float(np.quantile(std, 0.95)) / fitted if fitted > 0.0 else 1.0
     return {
         "mean": model.step_error,
         "std": float(std.std() / std.mean()) if std.size > 1 and std.mean() > 0.0 else 0.0,
+        "std_at_most": max(1.0, most, widest(model, work)[0]),
     }
 
 
@@ -172,6 +180,9 @@ def _warnings(model: StepModel, n_steps: int) -> list[str]:
             f"{n_steps} steps are predicted from runs of {seen}: what varies more slowly than "
             "these runs last is not in the model"
         )
+    ratio, tau_s = widest(model, work_of(model, n_steps))
+    if ratio > WIDER:
+        out.append(f"slow drift: {open_drift(ratio, tau_s)} these {n_steps} steps")
     if not model.run_known:
         out.append("one run was fitted: how much runs differ is not in the spread")
     return out

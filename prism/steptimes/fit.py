@@ -15,19 +15,24 @@ from scipy.ndimage import uniform_filter1d
 
 from prism.errors import PrismError
 from prism.measures import effective_n
-from prism.steptimes.model import StepModel
+from prism.steptimes.model import PARTS, StepModel
+from prism.steptimes.predict import WIDER, open_drift, widest, work_of
 from prism.steptimes.series import Series, first_steps, take_apart
 from prism.steptimes.spread import (
     MIN_BLOCKS,
-    MIN_STEPS,
     BlockVariances,
     Spread,
     block_variances,
+    model_variances,
+)
+from prism.steptimes.spreadfit import (
+    MIN_STEPS,
+    allowed_drift,
     fit_spread,
     intervals,
-    model_variances,
     repeat_fit,
 )
+from prism.text import format_duration
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
@@ -91,6 +96,9 @@ def fit_step_times(
         )
     )  # fmt: skip
     spread, again = _per_step(value_spread, series), [_per_step(s, series) for s in again]
+    allowed: list[Spread] = []
+    if repeats != 0 and value_spread.drift == 0.0:
+        allowed = [_per_step(s, series) for s in allowed_drift(blocks, gap_s)]
     offset = _offset(series, times, totals)
     n_runs = len(series.runs)
     counts, exposure = _exposure(seen)
@@ -98,13 +106,18 @@ def fit_step_times(
     error = np.sqrt(mean_variance + value_spread.run**2 / n_runs)
     model = StepModel(
         series.steps, series.work, series.has_profile, series.mean_over, spread,
-        np.array([list(s.as_dict().values()) for s in again]).reshape(len(again), 5),
+        _rows(again), _rows(allowed),
         _residuals(seen.body, value_spread, gap_s),
         seen.stall_s[seen.stall_position >= seen.beginning], counts, exposure,
         seen.excess[: seen.beginning].T, *offset, n_runs, int(seen.steps.size), float(error),
         n_runs > 1, series.threshold, series.grain_s, {},
     )  # fmt: skip
     return replace(model, report=_report(model, times, seen, blocks, gap_s, again))
+
+
+def _rows(spreads: list[Spread]) -> Array:
+    """Lay spreads out [spread, part]."""
+    return np.array([list(s.as_dict().values()) for s in spreads]).reshape(len(spreads), len(PARTS))
 
 
 def _first(series: Series, first: int | None, source: str) -> Series:
@@ -186,6 +199,8 @@ def _report(
 ) -> dict[str, Any]:  # fmt: skip
     """Collect what a fit found, as plain values."""
     bounds = intervals(model.spread, again) if again else {}
+    if model.allowed.size:
+        bounds["drift"] = (0.0, float(model.allowed[:, PARTS.index("drift")].max()))
     if not model.run_known:
         bounds.pop("run", None)  # one run bounds nothing
     fitted = model_variances(model.spread, blocks.length * model.mean_over, model.step_s)
@@ -219,6 +234,7 @@ def _report(
             "tau_s": model.spread.tau_s or None,
             "ci": list(bounds["tau_s"]) if "tau_s" in bounds and model.spread.tau_s else None,
         },
+        "drift_not_excluded": _not_excluded(model),
         "stalls": _stalls(model, series),
         "beginning": {
             "steps": int(model.beginning_s.shape[1]),
@@ -236,6 +252,12 @@ def _report(
         "warnings": _warnings(model, series, gap_s),
         "notes": list(times.notes),
     }  # fmt: skip
+
+
+def _not_excluded(model: StepModel) -> dict[str, Any]:
+    """Say how much wider a drift that was not found could make totals of as many steps."""
+    ratio, tau_s = widest(model, work_of(model, model.n_steps * model.mean_over))
+    return {"total_std_ratio": ratio, "tau_s": tau_s or None}
 
 
 def _share(model: StepModel, name: str) -> float:
@@ -291,10 +313,13 @@ def _not_identifiable(model: StepModel, series: Series) -> list[str]:
         out.append(
             f"slow drift: {series.steps.size} steps of a run; {MIN_STEPS} or more are needed"
         )
+    ratio, tau_s = widest(model, work_of(model, model.n_steps * model.mean_over))
+    if ratio > WIDER:
+        out.append(f"slow drift: {open_drift(ratio, tau_s)} a run as long")
     if not model.stall_counts.sum():
         exposure = float(model.exposure_s.sum())
         bound = f"; below {3.0 / exposure * 3600.0:.3g} per hour at 95 %" if exposure else ""
-        out.append(f"stalls after the beginning: none in {exposure:.4g} s{bound}")
+        out.append(f"stalls after the beginning: none in {format_duration(exposure)}{bound}")
     if model.mean_over > 1:
         out.append(
             f"single steps: each value is the mean of {model.mean_over}; their own spread is taken "
@@ -312,8 +337,8 @@ def _warnings(model: StepModel, series: Series, gap_s: float) -> list[str]:
     if model.spread.drift > 0.0 and model.spread.tau_s > 0.25 * length_s:
         what = "and the run effect can hardly be told apart" if model.n_runs > 1 else "is uncertain"
         out.append(
-            f"drift: its memory ({model.spread.tau_s:.3g} s) is as long as the runs "
-            f"({length_s:.3g} s); it {what}"
+            f"drift: its memory ({format_duration(model.spread.tau_s)}) is as long as the runs "
+            f"({format_duration(length_s)}); it {what}"
         )
     if 1 < model.n_runs < FEW_RUNS_FOR_SPREAD:
         out.append(f"run effect: rests on {model.n_runs} runs")

@@ -6,12 +6,14 @@ how it is fitted (`prism.steptimes.fit`) and what follows from it (`prism.stepti
 """
 
 import json
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from prism.errors import PrismError
 from prism.jobmodel import model_attrs
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
-SCHEMA = 1
+SCHEMA = 2
+_GOLDEN = 0.6180339887498949  # turns by which values lie evenly, however many there are
 
 # name: (dims, units, long name)
 ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -32,6 +35,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "exposure_s": (("run",), "s", "time of each run after the beginning"),
     "beginning_s": (("run", "early_step"), "s", "what early events add to each step"),
     "repeats": (("repeat", "part"), "1", "spread fitted to simulated repetitions"),
+    "allowed": (("memory", "part"), "1", "spread with the largest drift that the data allow"),
 }
 PARTS = tuple(f.name for f in fields(Spread))
 _SCALARS = (
@@ -58,6 +62,9 @@ class StepModel:
         Relative spread of single steps by time scale.
     repeats : float64 [repeat, part]
         Spreads fitted to simulated repetitions, as ``PARTS``: how well it is known.
+    allowed : float64 [memory, part]
+        Where no drift was found: the spread with the largest that cannot be excluded (95 %), by
+        memory, as ``PARTS``; empty where one was found, or runs are too short for any.
     residuals : float64 [sample]
         Law of a step's own noise, unit standard deviation.
     stall_s, stall_counts, exposure_s
@@ -86,6 +93,7 @@ class StepModel:
     mean_over: int
     spread: Spread
     repeats: Array
+    allowed: Array
     residuals: Array
     stall_s: Array
     stall_counts: Array
@@ -119,17 +127,33 @@ class StepModel:
         Notes
         -----
         Basic bootstrap of logarithms: theta^2 / theta*, so that a part the repetitions find too
-        small is drawn larger. Parts that a repetition misses are as they were fitted.
+        small is drawn larger. Parts that a repetition misses are as they were fitted. A drift that
+        was not found is drawn with a half-normal variance, whose 95 % point is the largest allowed;
+        a run effect that was not, as repetitions of its absence show one.
         """
         out = []
         whole = self.spread.as_dict()
-        for row in self.repeats:
+        for i, row in enumerate(self.repeats):
             values = {
                 name: value**2 / float(again) if again > 0.1 * value else value
                 for (name, value), again in zip(whole.items(), row, strict=True)
             }
+            if values["run"] == 0.0 and self.run_known:
+                values["run"] = float(row[PARTS.index("run")])
+            if self.allowed.size:
+                share = float(norm.ppf(0.5 + 0.5 * ((i + 0.5) * _GOLDEN % 1.0)) / norm.ppf(0.975))
+                values = self._with_drift(values, self.allowed[i % len(self.allowed)], share)
             out.append(Spread(**values))
         return out or [self.spread]
+
+    def _with_drift(self, values: dict[str, float], most: Array, share: float) -> dict[str, float]:
+        """Move all variances by a share of the way to those with the largest drift."""
+        fitted, limit = self.spread.as_dict(), dict(zip(PARTS, map(float, most), strict=True))
+        moved = {
+            name: math.sqrt(max(0.0, value**2 + share * (limit[name] ** 2 - fitted[name] ** 2)))
+            for name, value in values.items()
+        }
+        return moved | {"tau_s": limit["tau_s"]}
 
 
 def model_to_dataset(model: StepModel, attrs: dict[str, Any]) -> "xr.Dataset":
@@ -189,7 +213,15 @@ def _check(model: StepModel) -> None:
     """Refuse what makes no sense; raises ValueError."""
     if model.work.size < 1 or not (model.work > 0.0).all() or not np.isfinite(model.work).all():
         raise ValueError("work holds times that are not above 0")
-    for name in ("residuals", "stall_s", "beginning_s", "repeats", "exposure_s", "stall_counts"):
+    for name in (
+        "residuals",
+        "stall_s",
+        "beginning_s",
+        "repeats",
+        "allowed",
+        "exposure_s",
+        "stall_counts",
+    ):
         if not np.isfinite(getattr(model, name)).all():
             raise ValueError(f"{name} holds numbers that are not finite")
     if not model.residuals.size or (model.stall_counts.sum() > 0 and not model.stall_s.size):

@@ -1,8 +1,10 @@
 """What a model of step times predicts: steps, and totals of whole runs.
 
 A step is its typical time times (1 + run effect + drift + own noise), plus stalls; totals follow
-from the exact normal law of the drift's weighted sum and a compound Poisson of stalls, without
-walking through the steps. Left out: runs whose first steps are known (`prism.steptimes.underway`).
+from the exact normal law of the drift's weighted sum and a compound Poisson of stalls. With no
+event between the steps nothing is to be walked through as in `prism.runmodel`, which has no place
+for a beginning, a clock or an offset of totals, and no law to condition a run under way by. Left
+out: runs whose first steps are known (`prism.steptimes.underway`).
 """
 
 from dataclasses import dataclass, replace
@@ -11,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from prism.steptimes.model import StepModel
+from prism.steptimes.model import PARTS, StepModel
 from prism.steptimes.spread import Spread, drift_mean_variance
+from prism.text import format_duration
 
 Array = NDArray[np.float64]
 MAX_WALK = 1_000_000  # steps whose weights are held one by one
 _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come after
+WIDER = 1.1  # what a drift that was not found may add to the spread without a word
 _FEW = 64  # steps whose own noise is drawn one by one: few do not make a sum normal
 _STREAM = 40  # keeps these draws apart from others under the same seed
 
@@ -115,6 +119,44 @@ def drift_sum_variance(work: Work, spread: Spread, step_s: float) -> float:
         return spread.drift**2 * float(2.0 * (w @ carried) - w @ w)
     mean = work.total / work.n
     return (spread.drift * mean * work.n) ** 2 * float(drift_mean_variance(work.n, rate))
+
+
+def total_std(spread: Spread, work: Work, step_s: float) -> float:
+    """Spread of the total of such steps, stalls left out [s]."""
+    ends = spread.clock * work.total / max(work.n, 1)  # the clock errs at the two ends alone
+    own = spread.white**2 * work.squares + ends**2
+    drift = drift_sum_variance(work, spread, step_s)
+    return float(np.sqrt(own + drift + (spread.run * work.total) ** 2))
+
+
+def widest(model: StepModel, work: Work) -> tuple[float, float]:
+    """Say how much wider the total is with a drift that was not found and cannot be excluded.
+
+    Returns
+    -------
+    ratio : float
+        Largest spread of the total that the data leave open, over that of the fit [1]; 1 where a
+        drift was found.
+    tau_s : float
+        Memory of that drift [s]; 0 without.
+    """
+    fitted = total_std(model.spread, work, model.step_s)
+    ratio, tau_s = 1.0, 0.0
+    for row in model.allowed if fitted > 0.0 else ():
+        spread = Spread(**dict(zip(PARTS, map(float, row), strict=True)))
+        wide = total_std(spread, work, model.step_s) / fitted
+        if wide > ratio:
+            ratio, tau_s = wide, spread.tau_s
+    return ratio, tau_s
+
+
+def open_drift(ratio: float, tau_s: float) -> str:
+    """Put what `widest` gives into words; the run that is meant follows them."""
+    return (
+        "none was found; one with a memory of "
+        f"{format_duration(tau_s)}, which these steps cannot exclude (95 %), makes the standard "
+        f"deviation of the total up to {ratio:.2g} times as large in"
+    )
 
 
 def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:

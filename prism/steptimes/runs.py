@@ -1,9 +1,8 @@
-"""Step times and the run model: what was fitted as its parts, and any run model conditioned.
+"""Any run model conditioned on the steps so far of a run.
 
-`run_model` gives the parts that step times tell, one cluster for each draw of the run effect.
-`condition` takes the steps so far of a run and gives back the run model of the rest: a draw of
-level and drift from their posterior stands where a cluster was. Left out: a regime's present
-state, and failures so far.
+`condition` gives back the run model of the rest: a draw of level and drift from their posterior
+stands where a cluster was. Left out: a regime's present state, and failures so far; models of step
+times, whose laws are in closed form (`prism.steptimes.predict`, `prism.steptimes.underway`).
 """
 
 from collections.abc import Iterator
@@ -12,14 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
-from prism.runmodel import Drift, RunModel, Stalls
+from prism.runmodel import RunModel, Stalls
 from prism.runrates import stationary
-from prism.steptimes.model import StepModel
-from prism.steptimes.predict import after, generator
+from prism.steptimes.predict import generator
 from prism.steptimes.series import Series, take_apart
-from prism.steptimes.spread import Spread
-from prism.steptimes.underway import level_given
+from prism.steptimes.spread import Spread, block_variances
+from prism.steptimes.spreadfit import own_noise
+from prism.steptimes.underway import FAR, check_one_run, level_given
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
@@ -28,7 +26,6 @@ NOMINAL_ERROR = 0.1
 predictions reach 5 %, of rooflines more; the steps so far soon outweigh it."""
 MOST_LENGTHS = 100_000  # of stalls, measured ones repeated by their weight
 MISSING = 10  # steps that may lack without a word
-FAR = 4.0  # standard deviations of the prior beyond which a level is said to be unlikely
 MIN_OWN = 30  # steps from which their own spread is believed rather than the model's
 
 
@@ -58,36 +55,6 @@ class UnderWay:
     notes: tuple[str, ...] = ()
 
 
-def run_model(model: StepModel, n_steps: int, n_clusters: int, seed: int) -> RunModel:
-    """Parts of a run that step times tell; the beginning and the totals' offset left out.
-
-    Parameters
-    ----------
-    model : StepModel
-    n_steps : int
-        Steps of the run, for the work by step.
-    n_clusters, seed : int
-        Draws of the run effect.
-    """
-    z = generator(seed, 31).standard_normal(n_clusters)
-    s = model.spread
-    profile = None
-    step_s = model.step_s
-    if model.has_profile:
-        k = model.mean_over
-        seen = np.repeat(model.work, k)[:n_steps]
-        work = np.concatenate([seen, np.full(max(0, n_steps - seen.size), after(model))])
-        step_s = float(work.mean())
-        profile = work / step_s
-    mean = step_s * (1.0 + s.run * z)[:, None]
-    stalls = Stalls(model.stall_rate, model.stall_s) if model.stall_rate > 0.0 else None
-    return RunModel(
-        mean=mean, std=np.full_like(mean, s.white * step_s), ideal_s=step_s, profile=profile,
-        drift=Drift(s.drift, s.tau_s), stalls=stalls,
-        residuals=model.residuals * s.white * step_s,
-    )  # fmt: skip
-
-
 def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> UnderWay:
     """Condition a run model on the steps so far of one run.
 
@@ -110,12 +77,7 @@ def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> Und
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
     A stall rate has the model's as its prior, worth one stall, and the steps' own as evidence.
     """
-    names = np.unique(times.run)
-    if names.size > 1:
-        raise PrismError(
-            f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
-            f"a run under way is one: --where run={names[0]}"
-        )
+    check_one_run(times)
     series = take_apart(times, seed)
     n, k = series.steps.size, series.mean_over
     done = n * k
@@ -150,6 +112,7 @@ def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> Und
         model, mean=before * level[:, None] * states, std=level[:, None] * std, run_cv=0.0,
         drift=drift, stalls=_stalls(model, series),
         profile=None if model.profile is None else model.profile[done:],
+        residuals=model.residuals * (level.mean() * spread.white / _own_spread(model)),
     )  # fmt: skip
     elapsed = float(times.seconds.sum()) * k
     notes = (*times.notes, *_granted(model, times, done))
@@ -176,14 +139,18 @@ def _granted(model: RunModel, times: StepTimes, done: int) -> Iterator[str]:
         )
 
 
+def _own_spread(model: RunModel) -> float:
+    """Spread of a step around its cluster's mean, in no state of congestion [1]."""
+    own = float(np.sqrt((model.std[:, 0] ** 2).mean()) / model.mean[:, 0].mean())
+    return max(own, 1e-300)
+
+
 def _spread_of(model: RunModel, body: Array, k: int) -> Spread:
-    """Spread of a step: the model's, its white part from the steps where there are enough."""
-    white = float(np.sqrt((model.std[:, 0] ** 2).mean()) / model.mean[:, 0].mean())
-    known = body[np.isfinite(body)]
-    if known.size >= MIN_OWN:
-        # of differences of neighbours, which a slow drift leaves alone
-        white = float(np.sqrt(0.5 * np.mean(np.diff(known) ** 2)) * np.sqrt(k))
-    return Spread(white=white, drift=model.drift.cv, tau_s=model.drift.tau_s)
+    """Spread of a step: the model's, its own noise from the steps where there are enough."""
+    clock, white = 0.0, _own_spread(model)
+    if np.isfinite(body).sum() >= MIN_OWN:
+        clock, white = own_noise(block_variances(body[:, None]))
+    return Spread(clock * k, white * np.sqrt(k), model.drift.cv, model.drift.tau_s)
 
 
 def _stalls(model: RunModel, series: Series) -> Stalls | None:

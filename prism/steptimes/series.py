@@ -15,7 +15,9 @@ from scipy.ndimage import median_filter
 from scipy.special import xlogy
 from scipy.stats import binom
 
-from prism.steptimes.spread import WINDOW
+from prism.errors import PrismError
+from prism.steptimes.spread import WINDOW, common_part
+from prism.text import format_duration
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
@@ -27,6 +29,7 @@ _JOIN = 2  # steps between outliers of one event: a host's clock catches up in t
 _SHIFTS = 99  # circular shifts behind the test of the work by step: p-value to 0.01
 _EARLY = 5.0  # stalls this many times as frequent early make a beginning
 _LEVEL = 0.001  # chance of a beginning where stalls come evenly
+LONGEST_S = 1e9  # of a step; what is longer is in another unit
 _FLOOR = 1e-9  # relative; what differs by less is rounding
 
 
@@ -92,7 +95,13 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
         runs are repeats of each other.
     seed : int
         Of the shifts that test whether steps differ in work.
+
+    Raises
+    ------
+    PrismError
+        A step takes longer than anyone waits.
     """
+    check_durations(times)
     steps, runs, seconds = side_by_side(times)
     work, has_profile = _work_by_step(seconds, seed)
     ratio = seconds / work[:, None]
@@ -118,6 +127,16 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
         run[delays], position[delays], net[delays], position, beginning, threshold,
         _grain(seconds),
     )  # fmt: skip
+
+
+def check_durations(times: StepTimes) -> None:
+    """Refuse steps that take longer than anyone waits; raises PrismError."""
+    longest = float(times.seconds.max(initial=0.0))
+    if longest > LONGEST_S:
+        raise PrismError(
+            f"{times.source}: a step of {format_duration(longest)} in column {times.column}; "
+            f"expected at most {format_duration(LONGEST_S)}; is the unit in its name right?"
+        )
 
 
 def side_by_side(times: StepTimes) -> tuple[NDArray[np.int64], tuple[str, ...], Array]:
@@ -183,9 +202,9 @@ def _mean_work(seconds: Array, ratio: Array, outlier: Flags, median: Array) -> t
     n = np.isfinite(calm).sum(axis=1)
     mean = np.divide(np.nansum(calm, axis=1), n, out=np.ones(n.size), where=n > 0) * median
     within = np.nanmean((calm - np.nanmean(calm, axis=0)) ** 2) * float(median.mean()) ** 2
-    smooth = median_filter(mean, min(WINDOW, mean.size), mode="mirror")
-    apart = mean - smooth
     noise = within / seconds.shape[1]
+    smooth = common_part(mean, 0.0, OUTLIER * math.sqrt(noise))
+    apart = mean - smooth
     keep = max(0.0, 1.0 - noise / max(float(np.mean(np.clip(apart**2, 0, 9 * noise))), 1e-300))
     big = apart**2 > 9.0 * noise
     kept = np.where(big, 1.0, keep)

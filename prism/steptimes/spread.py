@@ -2,31 +2,21 @@
 
 The variance of means over b steps is `V(b) = s_c^2/b^2 + s_w^2/b + s_d^2 h(b, tau) + s_run^2`: an
 error of the clock that the next step takes back, white noise, an AR(1) drift with its time in
-seconds, and what a whole run differs by. Fitted by weighted least squares, all parts at least 0,
-with intervals from simulated repetitions. Left out: stalls and work by step, taken out before.
+seconds, and what a whole run differs by. The law, its measurement and its simulation. Left out:
+the fit (`prism.steptimes.spreadfit`); stalls and work by step, taken out before.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import uniform_filter1d
-from scipy.optimize import nnls
-from scipy.signal import lfilter
+from scipy.ndimage import median_filter
+from scipy.signal import lfilter, savgol_filter
 
 Array = NDArray[np.float64]
 
-N_REPEATS = 200  # simulated repetitions behind an interval
-LEVEL = 0.9  # of intervals
 MIN_BLOCKS = 4  # of a run behind a variance of block means
-MIN_STEPS = 60  # of a run, below which a slow drift cannot be told from white noise
-_TAUS = 24  # memories that are tried, from some steps to twice the run
-_CELLS = 20_000_000  # simulated steps at most
 WINDOW = 101  # steps of the neighbourhood a step is held against, and work is smoothed over
-_GRID = 1.3  # of memories, about: what an interval is at least wide by
-_ROUNDS = 4  # of weighting by the fitted variances; settles in two or three
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,8 @@ class BlockVariances:
         Blocks of a run.
     within : float64 [row]
         Variance of the block means of a run around their mean, averaged over runs.
+    dof : float64 [row]
+        Independent squares behind each of these.
     between : float
         Variance of the means of runs; not-a-number for one run.
     n_runs, n_steps : int
@@ -74,6 +66,7 @@ class BlockVariances:
     length: NDArray[np.int64]
     n_blocks: NDArray[np.int64]
     within: Array
+    dof: Array
     between: float
     n_runs: int
     n_steps: int
@@ -94,7 +87,13 @@ def block_variances(body: Array, profile_share: float | None = None) -> BlockVar
         Relative deviations; not-a-number where there is none.
     profile_share : float, optional
         How much of each position's mean over runs has been taken out as work by step, which takes
-        its part of the runs' own noise with it; what is slow is taken out whole.
+        its part of the runs' own noise with it; what is slow is taken out whole (`common_part`).
+
+    Notes
+    -----
+    With the operator S that makes the work from the mean over R runs, a run keeps x_r - S x_mean:
+    of the variance of its block means 1 - (2 a - c)/R, a and c the shares that S and S'S keep of a
+    block's mean of white noise.
     """
     n, n_runs = body.shape
     lengths = block_lengths(n)
@@ -112,13 +111,53 @@ def block_variances(body: Array, profile_share: float | None = None) -> BlockVar
         within[k] = variances.mean() if variances.size else np.nan
     run_means = sums[-1] / np.maximum(counts[-1], 1)
     between = float(run_means.var(ddof=1)) if n_runs > 1 else np.nan
+    kept = np.ones(lengths.size)
     if profile_share is not None:
-        share = profile_share + (1.0 - profile_share) * np.minimum(1.0, lengths / WINDOW)
-        within = within / (1.0 - (2.0 * share - share**2) / n_runs)
+        once, twice = (_smoothed_share(lengths, min(WINDOW, n), power) for power in (1, 2))
+        p, q = profile_share, 1.0 - profile_share
+        kept -= (2.0 * (p + q * once) - (p**2 + 2.0 * p * q * once + q**2 * twice)) / n_runs
     seen = np.isfinite(within)  # long blocks may be whole in no run
+    blocks = n // lengths
+    dof = (blocks - 1) * n_runs * kept
     return BlockVariances(
-        lengths[seen], (n // lengths)[seen], within[seen], between, n_runs, n
+        lengths[seen], blocks[seen], (within / kept)[seen], dof[seen], between, n_runs, n
     )  # fmt: skip
+
+
+def _smoothed_share(lengths: NDArray[np.int64], window: int, power: int) -> Array:
+    """Share of the variance of block means of white noise that smoothing keeps [length].
+
+    Notes
+    -----
+    (1/b) sum over |d| < b of (b - |d|) k(d): for once, k is the window, for twice the window with
+    itself.
+    """
+    kernel = np.full(window, 1.0 / window)
+    if power == 2:
+        kernel = np.convolve(kernel, kernel)
+    d = np.abs(np.arange(kernel.size) - kernel.size // 2)
+    return np.array([float(kernel @ np.maximum(0.0, 1.0 - d / b)) for b in lengths])
+
+
+def common_part(mean: Array, share: float, size: float = np.inf) -> Array:
+    """Split what runs have in common from the noise of their mean [position].
+
+    Parameters
+    ----------
+    mean : float64 [position]
+        Over runs.
+    share : float
+        Of each position's own deviation from its neighbours that is kept.
+    size : float, optional
+        Deviations from the running median that are counted in full; those beyond as this.
+    """
+    window = min(WINDOW, mean.size - 1 + mean.size % 2)  # odd
+    near = mean
+    if np.isfinite(size):
+        middle = median_filter(mean, window, mode="mirror")
+        near = np.clip(mean, middle - size, middle + size)
+    smooth = savgol_filter(near, window, min(1, window - 1))  # a line at the ends, else the mean
+    return np.asarray(smooth + share * (mean - smooth))
 
 
 def drift_mean_variance(length: NDArray[np.int64] | int, rate: float) -> Array:
@@ -146,73 +185,6 @@ def model_variances(spread: Spread, length: NDArray[np.int64] | int, step_s: flo
     return np.asarray(out)
 
 
-def fit_spread(blocks: BlockVariances, step_s: float) -> Spread:
-    """Find the parts that give the measured variances.
-
-    Parameters
-    ----------
-    blocks : BlockVariances
-    step_s : float
-        Mean step [s].
-
-    Notes
-    -----
-    The variance of m block means around their mean is m/(m - 1) (V(b) - V(m b)), the run effect
-    cancels; that of run means is V(n) + s_run^2. Each is weighted by the inverse of its own error.
-    """
-    b, m = blocks.length, blocks.n_blocks
-    dof = (m - 1) * blocks.n_runs
-    taus: list[float] = [0.0]
-    if blocks.n_steps >= MIN_STEPS:
-        taus += list(step_s * np.geomspace(4.0, 2.0 * blocks.n_steps, _TAUS))
-    best, best_cost = Spread(), np.inf
-    for tau in taus:
-        parts = [1.0 / b**2.0, 1.0 / b.astype(np.float64)]
-        ends = [1.0 / (m * b) ** 2.0, 1.0 / (m * b)]
-        last = [1.0 / blocks.n_steps**2.0, 1.0 / blocks.n_steps]
-        if tau > 0.0:
-            parts.append(drift_mean_variance(b, step_s / tau))
-            ends.append(drift_mean_variance(m * b, step_s / tau))
-            last.append(float(drift_mean_variance(blocks.n_steps, step_s / tau)))
-        design = (np.stack(parts) - np.stack(ends)).T * (m / (m - 1.0))[:, None]
-        wanted, errors = blocks.within, np.sqrt(2.0 / dof)
-        if blocks.n_runs > 1:
-            design = np.column_stack([design, np.zeros(b.size)])
-            design = np.vstack([design, [*last, 1.0]])
-            wanted = np.append(wanted, blocks.between)
-            errors = np.append(errors, np.sqrt(2.0 / (blocks.n_runs - 1)))
-        found, cost = _weighted(design, wanted, errors)
-        # one more memory to choose must be worth it
-        cost += 0.0 if tau == 0.0 else _PENALTY
-        if cost < best_cost:
-            best, best_cost = _as_spread(found, tau, blocks.n_runs > 1), cost
-    return best
-
-
-_PENALTY = 2.0  # in squared errors: what a drift that is not there gains by chance
-
-
-def _weighted(design: Array, wanted: Array, errors: Array) -> tuple[Array, float]:
-    """Least squares with parts at least 0, errors relative to the fitted values."""
-    size = np.maximum(wanted, 1e-300)
-    found = np.zeros(design.shape[1])
-    for _ in range(_ROUNDS):
-        weight = 1.0 / (errors * size)
-        found, _rest = nnls(design * weight[:, None], wanted * weight)
-        fitted = design @ found
-        size = np.maximum(fitted, 1e-6 * float(fitted.max(initial=0.0)) + 1e-300)
-    # likelihood of mean squares, up to a constant: wishart's dof (log v + s / v)
-    cost = float((2.0 / errors**2) @ (np.log(size) + wanted / size)) / 1.0
-    return found, cost
-
-
-def _as_spread(found: Array, tau: float, several: bool) -> Spread:
-    sd = np.sqrt(found)
-    drift = float(sd[2]) if tau > 0.0 else 0.0
-    run = float(sd[-1]) if several else 0.0
-    return Spread(float(sd[0]), float(sd[1]), drift, tau if drift > 0.0 else 0.0, run)
-
-
 def simulate_body(
     spread: Spread, shape: tuple[int, int], step_s: float, rng: np.random.Generator
 ) -> Array:
@@ -234,48 +206,3 @@ def ar1(shape: tuple[int, int], rate: float, rng: np.random.Generator) -> Array:
     shocks = rng.standard_normal(shape)
     shocks[1:] *= np.sqrt(-np.expm1(-2.0 * rate))
     return np.asarray(lfilter([1.0], [1.0, -r], shocks, axis=0))
-
-
-def repeat_fit(
-    spread: Spread, shape: tuple[int, int], step_s: float, profile_share: float | None, seed: int,
-    repeats: int = N_REPEATS,
-) -> list[Spread]:  # fmt: skip
-    """Fits of simulated measurements of the same shape, when `spread` is the truth."""
-    rng = np.random.default_rng(seed)
-    n = max(20, min(repeats, _CELLS // (shape[0] * shape[1])))
-    out = []
-    for _ in range(n):
-        body = simulate_body(spread, shape, step_s, rng)
-        if profile_share is not None:
-            mean = body.mean(axis=1) - body.mean()
-            smooth = uniform_filter1d(mean, min(WINDOW, mean.size), mode="mirror")
-            body = body - (smooth + profile_share * (mean - smooth))[:, None]
-        out.append(fit_spread(block_variances(body, profile_share), step_s))
-    return out
-
-
-def intervals(spread: Spread, repeats: Sequence[Spread]) -> dict[str, tuple[float, float]]:
-    """90 % interval of each part.
-
-    Notes
-    -----
-    Basic bootstrap of the logarithm where the part is there: theta^2 / q. Where it was not found,
-    up to what repetitions of its absence show.
-    """
-    out = {}
-    tail = 0.5 * (1.0 - LEVEL)
-    for name, value in spread.as_dict().items():
-        again = np.array([getattr(r, name) for r in repeats])
-        low, high = np.quantile(again, [tail, 1.0 - tail])
-        if value > 0.0 and low > 0.0:
-            edge = math.sqrt(_GRID) if name == "tau_s" else 1.0
-            out[name] = (value**2 / float(high) / edge, value**2 / float(low) * edge)
-        else:
-            out[name] = (0.0, max(float(high), 2.0 * value - float(low)))
-    return out
-
-
-__all__ = [
-    "BlockVariances", "Spread", "ar1", "block_variances", "fit_spread", "intervals",
-    "model_variances", "repeat_fit", "replace", "simulate_body",
-]  # fmt: skip

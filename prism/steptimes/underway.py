@@ -7,7 +7,7 @@ checkpoints and failures of the past, which are in no step time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,16 @@ from prism.steptimes.predict import (
     generator,
     work_of,
 )
-from prism.steptimes.spread import Spread, drift_mean_variance
+from prism.steptimes.series import check_durations
+from prism.steptimes.spread import Spread, drift_mean_variance, model_variances
+from prism.text import format_share
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
 MAX_BLOCKS = 256  # of the steps so far; the drift hardly moves within one
 UNKNOWN_LEVEL = 0.05  # what runs may differ by where one run was fitted: wide, so the steps decide
+FAR = 4.0  # standard deviations of what was expected beyond which a level is said to be unlikely
+_LEAST = 1e-6  # of a level: what differs by less is rounding
 _JOIN = 2  # as in `prism.steptimes.series`
 
 
@@ -42,17 +46,23 @@ class Past:
     seconds : float64 [position]
         Measured, not-a-number where one is missing.
     deviation : float64 [position]
-        Over the typical time, less 1; not-a-number in stalls too.
+        Over the typical time at the run's scale, less 1; not-a-number in stalls too.
     stall_s : float64 [stall]
         Net excess of each stall [s].
     exposure_s : float
         Time in which these came [s], the beginning left out.
+    scale : float
+        The run's level over the model's, where it lies far beyond what the model allows; else 1.
+    notes : tuple of str
+        Where the steps contradict the model.
     """
 
     seconds: Array
     deviation: Array
     stall_s: Array
     exposure_s: float
+    scale: float = 1.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,19 +82,15 @@ class Level:
 
 
 def past_of(model: StepModel, times: StepTimes) -> Past:
-    """Lay the steps so far beside the model's work.
+    """Lay the steps so far beside the model's work; say where they contradict it.
 
     Raises
     ------
     PrismError
         Several runs, other values than the model's, or steps that the model does not know.
     """
-    names = np.unique(times.run)
-    if names.size > 1:
-        raise PrismError(
-            f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
-            f"a run under way is one: --where run={names[0]}"
-        )
+    check_one_run(times)
+    check_durations(times)
     if times.mean_over != model.mean_over:
         raise PrismError(
             f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "
@@ -103,18 +109,59 @@ def past_of(model: StepModel, times: StepTimes) -> Past:
     same = steps[at] == times.step
     seconds[at[same]] = times.seconds[same]
     weights = work_of(model, steps.size * model.mean_over).steps[:: model.mean_over]
-    return _past(seconds, weights, model)
+    past = _past(seconds, weights, model)
+    level = float(np.nanmean(past.deviation)) if np.isfinite(past.deviation).any() else 0.0
+    expected = _expected_level(model, int(np.isfinite(past.deviation).sum()))
+    if abs(level) > FAR * expected:
+        note = (
+            f"{times.source}: steps take {1.0 + level:.4g} times what the model says, and "
+            f"{format_share(expected, 2)} more or less were to be expected: the level is taken "
+            "from the steps; are they of the job that was fitted?"
+        )
+        past = _past(seconds, weights * (1.0 + level), model)
+        return replace(past, scale=1.0 + level, notes=(note,))
+    return past
+
+
+def check_one_run(times: StepTimes) -> None:
+    """Refuse steps of several runs; raises PrismError."""
+    names = np.unique(times.run)
+    if names.size > 1:
+        raise PrismError(
+            f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
+            f"a run under way is one: --where run={names[0]}"
+        )
+
+
+def _expected_level(model: StepModel, n_values: int) -> float:
+    """Expect the mean of so many values of a new run to be off the model's by this std [1]."""
+    n_steps = max(1, n_values * model.mean_over)
+    own = [
+        float(model_variances(s, n_steps, model.step_s)) + _run_spread(model, s) ** 2
+        for s in model.spreads()
+    ]
+    reading = model.grain_s / model.step_s
+    return float(np.sqrt(np.mean(own) + model.step_error**2 + reading**2 / 12.0 + _LEAST**2))
+
+
+def _run_spread(model: StepModel, spread: Spread) -> float:
+    """Return what runs differ by [1]; wide where one run was fitted."""
+    return spread.run if model.run_known else max(spread.run, UNKNOWN_LEVEL)
 
 
 def _past(seconds: Array, weights: Array, model: StepModel) -> Past:
     """Split steps into body and stalls."""
     ratio = seconds / weights
     early = min(model.beginning_s.shape[1], ratio.size)
-    level = float(np.nanmedian(ratio[early:] if early < ratio.size else ratio))
+    # the first steps that stick out in most runs tell nothing of this one's level
+    usual = np.ones(ratio.size, np.bool_)
+    usual[:early] = (model.beginning_s[:, :early] != 0.0).mean(axis=0) <= 0.5
+    known = ratio[early:] if early < ratio.size else ratio[usual]
+    level = float(np.nanmedian(known)) if np.isfinite(known).any() else 1.0
     threshold = max(model.stall_threshold, 1e-9)
     apart = np.nan_to_num(ratio / level - 1.0)
     outlier = np.flatnonzero(np.abs(apart) > threshold)
-    deviation = ratio - 1.0
+    deviation = np.where(usual, ratio - 1.0, np.nan)
     stalls = []
     if outlier.size:
         for group in np.split(outlier, np.flatnonzero(np.diff(outlier) > _JOIN) + 1):
@@ -166,6 +213,7 @@ def level_given(
         return Level(np.zeros(2), np.diag([level_sd, spread.drift]))
     edges, count = edges[full], count[full]
     means = (sums[edges] - sums[starts[full]]) / count
+    # each block's clock errs on its own here, though the next takes it back: a little wide
     own = spread.white**2 / mean_over / count + (spread.clock / mean_over / count) ** 2
     covariance = np.full((count.size, count.size), level_sd**2) + np.diag(own)
     with_last = np.zeros(count.size)
@@ -205,7 +253,8 @@ def finish(
     Returns
     -------
     Drawn
-        Totals of whole runs, with the time so far as the term ``so_far``.
+        Totals of whole runs, with the time so far as the term ``so_far``; steps that totals leave
+        out are in none.
 
     Raises
     ------
@@ -217,37 +266,48 @@ def finish(
     if done >= n_steps:
         raise PrismError(f"{done} steps are done of {n_steps}; nothing is left; set --steps higher")
     rng = [generator(seed, 20 + i) for i in range(6)]
-    rest = work_of(model, n_steps, done)
+    first = min(max(done, model.offset_skips * k), n_steps)
+    rest = _scaled(work_of(model, n_steps, first), past.scale)
     spreads: Sequence[Spread] = model.spreads() if data_error else [model.spread]
     level, drift, noise = np.empty(n_runs), np.empty(n_runs), np.empty(n_runs)
     z = rng[0].standard_normal((n_runs, 5))
     for i, spread in enumerate(spreads):
         mine = slice(i, None, len(spreads))
-        rate = model.step_s / spread.tau_s if spread.drift > 0.0 else 0.0
-        base = spread.run if model.run_known else max(spread.run, UNKNOWN_LEVEL)
+        rate = model.step_s * past.scale / spread.tau_s if spread.drift > 0.0 else 0.0
+        base = _run_spread(model, spread) if past.scale == 1.0 else UNKNOWN_LEVEL
         law = level_given(past.deviation, spread, rate * k, np.hypot(base, model.step_error), k)
         state = law.mean + z[mine, :2] @ law.root.T
-        carried, own = _drift_ahead(rest, rate)
+        carried, own = _drift_ahead(rest, rate, first - done)
         level[mine] = state[:, 0] * rest.total
         drift[mine] = state[:, 1] * carried + spread.drift * own * z[mine, 2]
-        ends = spread.clock * rest.total / rest.n
+        ends = spread.clock * rest.total / max(rest.n, 1)
         noise[mine] = np.sqrt(spread.white**2 * rest.squares + ends**2) * z[mine, 3]
-    skipped = min(model.offset_skips, past.seconds.size)
-    filled = np.where(np.isnan(past.seconds), work_of(model, done).steps[::k], past.seconds)
-    early = max(0, model.beginning_s.shape[1] * k - done)
+    early = max(0, model.beginning_s.shape[1] * k - first)
     stalls = _stalls_ahead(model, past, rest.total - float(rest.steps[:early].sum()), n_runs, rng)
     terms = {
-        "so_far": np.full(n_runs, float(filled[skipped:].sum()) * k),
+        "so_far": np.full(n_runs, _so_far(model, past)),
         "steps": np.full(n_runs, rest.total),
         "run": level, "drift": drift, "white": noise, "stalls": stalls,
-        "beginning": draw_beginning(model, n_runs, done, n_steps, rng[4]),
+        "beginning": draw_beginning(model, n_runs, first, n_steps, rng[4]),
         "offset": model.offset_s + model.offset_std_s * z[:, 4],
     }  # fmt: skip
     return Drawn(np.asarray(sum(terms.values())), terms)
 
 
-def _drift_ahead(rest: Work, rate: float) -> tuple[float, float]:
-    """Carry the drift on over the rest.
+def _so_far(model: StepModel, past: Past) -> float:
+    """Seconds that the steps so far add to the total; missing ones count as usual."""
+    k, n = model.mean_over, past.seconds.size
+    usual = past.scale * work_of(model, n * k).steps[::k]
+    filled = np.where(np.isnan(past.seconds), usual, past.seconds)
+    return float(filled[min(model.offset_skips, n) :].sum()) * k
+
+
+def _scaled(work: Work, scale: float) -> Work:
+    return Work(work.steps * scale, work.rest_s * scale, work.n_rest)
+
+
+def _drift_ahead(rest: Work, rate: float, gap: int) -> tuple[float, float]:
+    """Carry the drift on over the rest, which begins `gap` steps after the last known one.
 
     Returns
     -------
@@ -256,7 +316,7 @@ def _drift_ahead(rest: Work, rate: float) -> tuple[float, float]:
     own : float
         Spread of what comes anew, for a drift of unit spread [s].
     """
-    if rate <= 0.0:
+    if rate <= 0.0 or rest.n == 0:
         return 0.0, 0.0
     if rest.n_rest:  # too many to hold: the mean stands for all
         mean = rest.total / rest.n
@@ -267,6 +327,7 @@ def _drift_ahead(rest: Work, rate: float) -> tuple[float, float]:
         r = np.exp(-rate)
         carried = float(w @ np.exp(-rate * np.arange(1, w.size + 1)))
         whole = float(2.0 * (w @ lfilter([1.0], [1.0, -r], w)) - w @ w)
+    carried *= np.exp(-rate * gap)
     return float(carried), float(np.sqrt(max(whole - carried**2, 0.0)))
 
 

@@ -2,7 +2,7 @@
 
 A wide table holds several durations, and several jobs or systems: those not chosen among are an
 error that lists them with a command line. The unit of a duration is the last word of its
-column's name. Left out: reading the values (steps.py).
+column's name, or the whole name. Left out: reading the values (steps.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ PER_SECOND = {
 }
 """Last word of a column's name: how many of that unit are one second."""
 
+_OTHER_WORDS = ("min", "h")
+"""Units that alone are no name of a duration: a minimum, a height."""
+
 RUN_COLUMNS = ("run", "run_id")
 """Names of the column that tells runs apart."""
 
@@ -60,13 +63,22 @@ def check_column(table: RawTable, name: str, option: str) -> None:
 
 def per_second(table: RawTable, column: str) -> float:
     """Say how many of the column's unit are one second."""
-    unit = column.rpartition("_")[2].lower()
-    if "_" not in column or unit not in PER_SECOND:
+    unit = unit_of(column)
+    if unit is None:
+        units = ", ".join(unit for unit in PER_SECOND if unit not in _OTHER_WORDS)
         raise PrismError(
             f"{table.source}: the name of column {column!r} has no unit; rename it so that it ends "
-            f"with one, such as {column}_s or {column}_ms"
+            f"with one after an underscore, such as {column}_s or {column}_ms, or to the unit "
+            f"alone: {units}"
         )
     return PER_SECOND[unit]
+
+
+def unit_of(column: str) -> str | None:
+    """Find the unit in a column's name; None where there is none."""
+    before, _, unit = column.lower().rpartition("_")
+    known = unit in PER_SECOND and (before or unit not in _OTHER_WORDS)
+    return unit if known else None
 
 
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
@@ -137,17 +149,15 @@ def duration_column(
     found = [
         name
         for name in table.columns
-        if "_" in name
-        and name.rpartition("_")[2].lower() in PER_SECOND
-        and _is_mostly_numbers(table, name)
+        if unit_of(name) is not None and _is_mostly_numbers(table, name)
     ]
     if len(found) == 1:
         return found[0]
     if not found:
         raise PrismError(
             f"{table.source}: no duration among the columns {table.listing}; expected "
-            "one whose name ends with its unit, such as step_s or step_ms; the first line of a "
-            "CSV names the columns"
+            "one whose name ends with its unit, such as step_s or step_ms, or is one, such as "
+            "seconds; the first line of a CSV names the columns"
         )
     best = next((name for name in found if name.startswith("step")), found[0])
     choice = example(table, rows, where)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from prism.errors import PrismError
-from prism.traces.choose import PER_SECOND
+from prism.traces.choose import unit_of
 from prism.traces.content import find_kind, read_table, read_text
 from prism.traces.logs import is_log
 from prism.traces.pipeline import is_pipeline
@@ -37,10 +37,9 @@ def recording_kind(what: str) -> Literal["trace", "step_times"] | None:
         return None
     if is_pipeline(columns) or is_tidy(columns):
         return "trace"
-    has_unit = any(
-        "_" in name and name.rpartition("_")[2].lower() in PER_SECOND for name in columns
-    )
-    return "step_times" if has_unit else None
+    # steps without a unit are step times still: their reader says what is wrong
+    are_steps = "step" in columns or any(unit_of(name) is not None for name in columns)
+    return "step_times" if are_steps else None
 
 
 def holds_step_times(what: str) -> bool:
