@@ -282,7 +282,8 @@ def _stalls(
     """Stalls of a step, and the multiplier of compute between them, per op type.
 
     A group stalls at the rate of its entities over its own nominal compute time; a job over the
-    whole step. Work between stalls is faster by what stalls take, so that the mean stays 1.
+    whole step. Work between stalls is faster by what stalls take, so that the mean stays 1, unless
+    they add to it.
     """
     stall, quiet = v.stall, np.ones(len(graph.op_types))
     rate, length = stall.rate_per_hour / 3600.0, stall.duration_s
@@ -306,7 +307,8 @@ def _stalls(
     job_quiet = 1.0
     if stall.entity == "job":
         probability[:] = -np.expm1(-rate * graph.nominal_s)
-        job_quiet = 1.0 - probability[0] * length / graph.nominal_s
+        if not stall.adds:
+            job_quiet = 1.0 - probability[0] * length / graph.nominal_s
     if min(job_quiet, float(quiet.min())) <= 0.0:
         raise PrismError(
             f"{job.source}: variability.effects.stall: {stall.rate_per_hour:g} per hour of "

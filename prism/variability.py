@@ -36,12 +36,16 @@ class Regime(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Rare stops: entity, rate per entity [1/h], length [s] and its cv [1]."""
+    """Rare stops: entity, rate per entity [1/h], length [s] and its cv [1].
+
+    They are part of the mean step, unless they add to it, as those do that were measured apart.
+    """
 
     entity: str = "rank"
     rate_per_hour: float = 0.0
     duration_s: float = 0.0
     duration_cv: float = 0.0
+    adds: bool = False
 
 
 class Treatment(NamedTuple):
@@ -231,15 +235,17 @@ def _stall(job: Job, pick: _Pick) -> Stall:
     """Stalls; a calibrated library counts those that delay the whole job, by job and by node."""
     block = job.variability.effects.stall
     entity = "rank" if block is None or block.entity is None else block.entity
-    rate = pick.value("stall", block, "rate_per_hour", 0.0)
+    rate, adds = pick.value("stall", block, "rate_per_hour", 0.0), False
     if block is None or (block.entity is None and block.rate_per_hour is None):
         of_job = pick.value("stall", None, "job_rate_per_hour", 0.0)
         of_job += job.n_nodes * pick.value("stall", None, "node_rate_per_hour", 0.0)
-        entity, rate = ("job", of_job) if of_job > 0.0 else (entity, rate)
+        adds = of_job > 0.0
+        entity, rate = ("job", of_job) if adds else (entity, rate)
     return Stall(
         entity, rate,
         pick.value("stall", block, "duration_s", 0.0),
         pick.value("stall", block, "duration_cv", 0.0),
+        adds,
     )  # fmt: skip
 
 

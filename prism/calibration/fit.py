@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from prism.calibration.model import (
     MeasuredSize,
@@ -39,8 +40,6 @@ Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 Drawn = TypeVar("Drawn")
 SHAPE_KNOTS = 1025
-_ROUNDS = 500
-_NONE = 1e-6  # share of a rate that the rounds only approach 0 with
 
 
 def calibrate(
@@ -157,7 +156,9 @@ def _fit(sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _
     library = with_spreads(base, between.value, spread.library.value)
     settings = [with_factors(library, 1.0, float(np.exp(r))) for r in RATIOS]
     means = [np.array([predict(s, setting).mean_s for setting in settings]) for s in sizes]
-    scales = fit_scales(sizes, means, [between.value * p.between for p in first])
+    scales = fit_scales(
+        sizes, means, [between.value * p.between for p in first], [p.clusters for p in first]
+    )
     library = with_factors(library, scales.compute.value, scales.communication.value)
     nominal = np.mean([
         nominal_step(build_workload(s.job, library), s.job.parallelism) / s.mean_s for s in sizes
@@ -193,10 +194,19 @@ def stall_rates(sizes: Sequence[Size]) -> tuple[float, float]:
         return 0.0, 0.0
     if np.ptp(nodes) == 0.0:
         return 0.0, float(counts.sum() / (hours @ nodes))
-    rates = np.array([0.5 * counts.sum() / hours.sum(), 0.5 * counts.sum() / (hours @ nodes)])
-    design = np.stack([hours, hours * nodes], axis=1)
-    for _ in range(_ROUNDS):  # expectation and maximisation of two Poisson sources
-        expected = np.maximum(design @ rates, 1e-300)
-        rates = rates * (design.T @ (counts / expected)) / design.sum(axis=0)
-    rates[rates < _NONE * rates.sum()] = 0.0
-    return float(rates[0]), float(rates[1])
+    # the likeliest rates give the counted number in all: one share of it is left to find, by job
+    by_job = hours * counts.sum() / hours.sum()
+    by_node = hours * nodes * counts.sum() / (hours @ nodes)
+
+    def slope(share: float) -> float:
+        """Differentiate the log likelihood; the slope falls with the share."""
+        seen = counts > 0.0
+        expected = share * by_job[seen] + (1.0 - share) * by_node[seen]
+        return float(counts[seen] @ ((by_job - by_node)[seen] / expected))
+
+    if slope(0.0) <= 0.0:
+        share = 0.0
+    else:
+        share = 1.0 if slope(1.0) >= 0.0 else float(brentq(slope, 0.0, 1.0))
+    whole = float(counts.sum())
+    return share * whole / float(hours.sum()), (1.0 - share) * whole / float(hours @ nodes)

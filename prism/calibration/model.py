@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 _KNOTS = 513  # of a law kept as quantiles
+_TIP = 1e-6  # probability of the outermost values of a law that is kept as quantiles
+_TAIL = np.geomspace(_TIP, 1e-3, 31)
+_TAILED = np.unique(np.concatenate([np.linspace(0.0, 1.0, _KNOTS), _TAIL, 1.0 - _TAIL]))
 _STEP_FLOOR = 0.01  # the lowest step over the mean: a law of steps has no zeros
 
 
@@ -130,14 +133,17 @@ def stretched(law: Law, factor: float) -> Law:
         return law.with_params(
             body_cv=factor * p["body_cv"], lo=1.0 + factor * (p["lo"] - 1.0),
             hi=1.0 + factor * (p["hi"] - 1.0),
+            max_slowdown=1.0 + factor * (p["max_slowdown"] - 1.0),
         )  # fmt: skip
     if law.family in CONSTRUCTORS:
         return law.scaled_to(factor * law.cv)
-    q = np.linspace(0.0, 1.0, _KNOTS)
-    inner = np.clip(q, 1e-6, 1.0 - 1e-6)  # a mixture's ends may be infinite
-    knots = (law.knots_q, law.ppf(np.array(law.knots_q))) if law.knots_q else (q, law.ppf(inner))
-    values = np.maximum(1.0 + factor * (np.asarray(knots[1]) / law.mean - 1.0), 1e-6)
-    return empirical([float(x) for x in knots[0]], np.maximum.accumulate(values).tolist())
+    q = np.array(law.knots_q) if law.knots_q else _TAILED
+    # a mixture's ends may be infinite
+    values = law.ppf(q if law.knots_q else np.clip(q, _TIP, 1.0 - _TIP))
+    table = empirical(q.tolist(), np.maximum(values, 0.0).tolist())
+    deviations = table.ppf(q) - 1.0
+    values = np.maximum(1.0 + factor * law.cv / table.cv * deviations, 1e-6)
+    return empirical(q.tolist(), np.maximum.accumulate(values).tolist())
 
 
 # ---------------------------------------------------------------------------------------- file

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 COMPUTE_PRIOR = 0.5  # of the log of a factor: number formats alone make a factor of two
 COMMUNICATION_PRIOR = 0.7  # a factor of two either way
 MODEL_ERROR = 0.005  # of a predicted mean beside another size's, relative
+_WIDEST = 5.0  # of the log ratio: far beyond the priors, so that no search overflows
 RATIOS = np.log(np.array([0.25, 0.7, 1.6, 4.0]))  # communication over compute factor
 
 
@@ -40,7 +41,10 @@ class Scales:
     covariance: Array
 
 
-def fit_scales(sizes: Sequence[Size], means: Sequence[Array], between: Sequence[float]) -> Scales:
+def fit_scales(
+    sizes: Sequence[Size], means: Sequence[Array], between: Sequence[float],
+    clusters: Sequence[int],
+) -> Scales:  # fmt: skip
     """Find both factors.
 
     Parameters
@@ -50,17 +54,20 @@ def fit_scales(sizes: Sequence[Size], means: Sequence[Array], between: Sequence[
         Predicted mean step of each size with compute factor 1, over `RATIOS` [s].
     between : sequence of float
         Spread of a measured mean for the cluster it was measured on [1].
+    clusters : sequence of int
+        Clusters that each size's predicted means are of.
 
     Notes
     -----
     Maximum of the posterior, both logarithms normal around 0; durations scale, so that the mean at
-    (a, b) is a times the mean at (1, b / a).
+    (a, b) is a times the mean at (1, b / a). That mean is nearly straight in the ratio, as work
+    plus exposed messages, so it is interpolated in the ratio and not in its logarithm.
     """
-    tables = [CubicSpline(RATIOS, np.log(m), bc_type="natural") for m in means]
+    tables = [CubicSpline(np.exp(RATIOS), m, bc_type="natural") for m in means]
     wanted = np.log([s.mean_s for s in sizes])
     errors = np.array([
-        np.sqrt(MODEL_ERROR**2 + s.mean_error**2 + b**2 / s.n_runs)
-        for s, b in zip(sizes, between, strict=True)
+        np.sqrt(MODEL_ERROR**2 + s.mean_error**2 + b**2 / s.n_runs + b**2 / n)
+        for s, b, n in zip(sizes, between, clusters, strict=True)
     ])  # fmt: skip
 
     def residuals(x: Array) -> Array:
@@ -80,8 +87,8 @@ def fit_scales(sizes: Sequence[Size], means: Sequence[Array], between: Sequence[
 
 
 def _log_mean(table: Callable[[float], Array], x: Array) -> float:
-    """Log of the mean at two log factors, straight beyond the table's ends."""
-    ratio = float(x[1] - x[0])
-    inside = float(np.clip(ratio, RATIOS[0], RATIOS[-1]))
+    """Log of the mean at two log factors, straight in the ratio beyond the table's ends."""
+    log_ratio = float(np.clip(x[1] - x[0], -_WIDEST, _WIDEST))
+    ratio, inside = np.exp([log_ratio, np.clip(log_ratio, RATIOS[0], RATIOS[-1])])
     slope = float(table(inside, 1)) if inside != ratio else 0.0  # type: ignore[call-arg]
-    return float(x[0]) + float(table(inside)) + slope * (ratio - inside)
+    return float(x[0] + np.log(table(inside) + slope * (ratio - inside)))

@@ -79,13 +79,17 @@ def fit_between(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> Factor
     Notes
     -----
     The variance of R means is chi-square with R - 1 degrees of freedom around
-    `f^2 between^2 + noise`.
+    `f^2 between^2 + noise`, fewer where clusters' means have heavier tails than a normal law: the
+    relative variance of a variance of n values is `2 / (n - 1) + excess / n`. The predicted
+    variance is itself of some clusters, as many as were drawn.
     """
     loss = prior_loss(_GRID)
     for size, p in zip(sizes, predicted, strict=True):
         if size.n_runs < 2 or p.between <= 0.0:
             continue
-        dof = 1.0 / (1.0 / (size.n_runs - 1.0) + 2.0 * _MODEL_ERROR**2)
+        counts = (size.n_runs, p.clusters)
+        error = sum(2.0 / (n - 1.0) + p.excess / n for n in counts) + 4.0 * _MODEL_ERROR**2
+        dof = 2.0 / error
         expected = np.exp(2.0 * _GRID) * p.between**2 + size.between_noise
         loss = loss + 0.5 * dof * (np.log(expected) + size.between / expected)
     return posterior(loss)
