@@ -18,26 +18,34 @@ CALIBRATED = "calibrated"
 
 def model_attrs(path: str | Path) -> dict[str, str]:
     """Kind, job and base library of a fitted model's file; empty for anything else."""
-    import h5py
-
     if Path(path).suffix != ".nc" or not Path(path).is_file():
         return {}
     try:
-        with h5py.File(path) as file:
-            found = {k: file.attrs[k] for k in ("kind", "job", "base_library") if k in file.attrs}
+        return _read_attrs(path)
     except OSError:
         return {}
+
+
+def _read_attrs(path: str | Path) -> dict[str, str]:
+    """Attributes that say what a model is; raises OSError."""
+    import h5py
+
+    with h5py.File(path) as file:
+        found = {k: file.attrs[k] for k in ("kind", "job", "base_library") if k in file.attrs}
     return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in found.items()}
 
 
 def job_of_model(path: Path) -> Layer:
-    """Return the job that a fitted model describes, with the model itself as its variability."""
-    import h5py
+    """Return the job that a fitted model describes, with the model itself as its variability.
 
+    Raises
+    ------
+    PrismError
+        The file cannot be read, or is no model of a job.
+    """
     shown = display_path(path)
     try:
-        with h5py.File(path) as file:
-            attrs = {k: str(file.attrs[k]) for k in ("kind", "job") if k in file.attrs}
+        attrs = _read_attrs(path)
     except OSError as error:
         raise PrismError(f"{shown}: a netCDF file that cannot be read ({error})") from error
     if attrs.get("kind") == "steps":

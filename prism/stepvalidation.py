@@ -2,7 +2,8 @@
 
 Either a fitted model against another file, or one file split by its first steps. Steps are
 predicted at their places in a run, totals for runs of as many steps. The p-value comes from
-repeating fit and comparison in simulation. Left out: jobs and traces (`prism.validate`).
+repeating fit and comparison in simulation. Left out: jobs (`prism.validate`) and
+traces (`prism.tracevalidation`).
 """
 
 from collections.abc import Callable, Mapping

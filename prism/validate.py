@@ -6,8 +6,8 @@ Beside each prediction stand a copy of the training part, independent sampling, 
 the two parts, and a p-value from repeating the whole comparison in simulation, refit included.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import measures
-from prism.calibration.model import is_calibrated, load_calibration
-from prism.distributions import constant
-from prism.engine import LANES
+from prism.calibration.model import Calibration, is_calibrated, load_calibration
 from prism.errors import PrismError
 from prism.estimate import estimate
-from prism.fit import warnings_of
 from prism.job import Job, load_job
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph, fit_with_components
-from prism.pooling import pool_program
-from prism.program import Program
-from prism.simulate import fresh_seed, run_blocks, settle_call, simulate
+from prism.jobmodel import model_attrs
+from prism.simulate import fresh_seed, simulate
 from prism.steptimes.model import is_step_model
-from prism.stepvalidation import validate_split, validate_step_model
-from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
+from prism.stepvalidation import validate_step_model
 from prism.tracemodel.file import load_model
-from prism.tracemodel.graph import Array
-from prism.tracemodel.model import TraceModel, conditioned, independent_graph, synthetic_graph
-from prism.traces import StepTimes, read_step_times, read_totals, read_trace, total_per_run
-from prism.traces.kinds import holds_step_times
+from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
+from prism.tracevalidation import check_choices, validate_trace
 from prism.validationnull import null_of_clusters, null_of_draws
 from prism.validationresult import (
     compare_all,
@@ -42,15 +33,13 @@ from prism.validationresult import (
     make_validation,
     summarize_validation,
 )
-from prism.variability import Regime, Stall, Variability
 
 if TYPE_CHECKING:
     import xarray as xr
 
+Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
-REPEAT_SAMPLES = 2048  # predicted steps of each simulated repetition: KS to 0.02
 QUANTITIES = ("step_time", "time_to_train")
-MIN_TRAIN = 3  # steps a fit can start from
 
 
 def validate(
@@ -111,181 +100,16 @@ def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job |
     if not isinstance(job, Job):
         return load_job(job, [f"variability.model={model}"])
     key = "library" if is_calibrated(model) else "model"
+    base, named = model_attrs(model).get("base_library"), job.variability.library
+    if key == "library" and named not in (None, base, str(model)):
+        raise PrismError(
+            f"{job.source}: variability.library: {named}, but {model} was calibrated over {base}; "
+            f"expected {base}, or a calibration over {named}"
+        )
     variability = job.variability.model_copy(update={key: str(model)})
     return job.model_copy(update={"variability": variability})
 
 
-def validate_trace(
-    trace: str | Path | Sequence[str | Path],
-    train: str,
-    *,
-    column: str | None = None,
-    where: Mapping[str, str] | None = None,
-    dependence: str = "full",
-    replicates: int = 20_000,
-    bootstrap: int = 100,
-    seed: int | None = None,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> "xr.Dataset":
-    """Fit one part of a trace's steps and predict the other.
-
-    Parameters
-    ----------
-    trace : path or sequence of paths
-        Of ops; or step times, of which the first steps of each run are fitted.
-    train : str
-        ``first-half`` (in time), ``even`` (positions 0, 2, 4, ...), or a number of steps.
-    column, where
-        Choose from a wider table, where the trace is one of step times.
-    dependence : str
-        ``full``, or ``none`` (every op redraws everything from its pooled law).
-    replicates, bootstrap : int
-        Predicted steps, and simulated repetitions for the p-value (0: none).
-    seed, threads, progress
-        As in `prism.simulate`; progress counts repetitions.
-
-    Returns
-    -------
-    xarray.Dataset
-        ``measured``, ``training``, ``predicted``, ``predicted_independent`` and the band of the
-        predicted CDF, all in seconds; `summarize_validation` gives the figures.
-
-    Raises
-    ------
-    PrismError
-        The trace cannot be read, or a part has too few steps.
-    """
-    if isinstance(trace, str | Path) and holds_step_times(str(trace)):
-        seed = fresh_seed() if seed is None else seed
-        return validate_split(
-            trace, train, column=column, where=where, dependence=dependence,
-            replicates=replicates, bootstrap=bootstrap, seed=seed, progress=progress,
-        )  # fmt: skip
-    if column is not None or where:
-        raise PrismError("--column and --where choose among step times; a trace of ops has none")
-    read = read_trace(trace)
-    if read.format == "kineto":
-        raise PrismError(
-            f"{read.source}: a trace of kernels has too few steps to hold some out; prism replay "
-            "says how well each step's graph, learnt from the others, reproduces it"
-        )
-    seed, threads = settle_call(replicates, seed, threads)
-    _check_choices(dependence, bootstrap)
-    graph = build_trace_graph(read)
-    part = split_steps(graph.steps.size, train, read.source)
-    training = graph.select(part)
-    held = np.setdiff1d(np.arange(graph.steps.size), part)
-    test = graph.select(held)
-    model, parts = fit_with_components(training, read.source)
-    predict = {
-        name: predict_steps(model, test.steps, name, replicates, seed, threads)
-        for name in ("full", "none")
-    }
-    predicted = predict[dependence]
-    null, curves = _repeat(
-        model, graph.steps, part, held, dependence, bootstrap, seed, threads, progress
-    )
-    figures = compare_all(test.measured, predicted, training.measured, predict["none"], test.steps)
-    figures |= {
-        "trace": read.source, "train": train, "dependence": dependence, "quantity": "step_time",
-        "n_train": int(part.size), "bootstrap": bootstrap, "seed": seed,
-        "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
-        "replicates": replicates,
-    }  # fmt: skip
-    figures["notes"] = [*read.notes, *graph.notes]
-    figures["warnings"] = warnings_of(training, model, parts)
-    return make_validation(
-        figures, test.measured, predicted, predict["none"], training.measured, curves
-    )
-
-
-def _check_choices(dependence: str | None, bootstrap: int) -> None:
-    if dependence not in (None, "full", "none"):
-        raise PrismError(f"dependence: {dependence!r}; expected full or none")
-    if bootstrap < 0:
-        raise PrismError(f"bootstrap: {bootstrap} repetitions; expected 0 (no p-value) or more")
-
-
-def split_steps(n: int, train: str, source: str) -> NDArray[np.int64]:
-    """Positions of the steps that train.
-
-    Raises
-    ------
-    PrismError
-        The split is unknown, or leaves too few steps on one side.
-    """
-    if train == "first-half":
-        part = np.arange(n // 2)
-    elif train == "even":
-        part = np.arange(0, n, 2)
-    elif re.fullmatch(r"[0-9]+", train):
-        part = np.arange(min(int(train), n))
-    else:
-        raise PrismError(f"--train {train}: expected first-half, even, or a number of steps")
-    if part.size < MIN_TRAIN or n - part.size < 1:
-        raise PrismError(
-            f"{source}: --train {train} takes {part.size} of {n} steps; at least {MIN_TRAIN} are "
-            "needed to fit, and 1 to predict"
-        )
-    return part
-
-
-def predict_steps(
-    model: TraceModel, steps: NDArray[np.int64], dependence: str, replicates: int, seed: int,
-    threads: int = 1,
-) -> Array:  # fmt: skip
-    """Predicted times of steps of these numbers on the traced cluster, [replicate] s."""
-    program = step_program(conditioned(model, steps), dependence, seed)
-    blocks = range(-(-replicates // LANES))
-    times = run_blocks(program, blocks, seed, threads)[0]
-    return times.reshape(-1)[:replicates].astype(np.float64)
-
-
-def step_program(model: TraceModel, dependence: str, seed: int) -> Program:
-    """Engine arrays of a model on the traced cluster."""
-    graph = build_trace_graph_arrays(model, model.n_replicas)
-    program = build_trace_program(model, graph, model.n_replicas, measured_ranks=True)
-    if dependence == "full":
-        return program
-    none = constant()
-    nothing = Variability(none, none, none, none, Regime(), Stall(), dependence)
-    return pool_program(program, graph, nothing, seed)
-
-
-def _repeat(
-    model: TraceModel, steps: NDArray[np.int64], part: NDArray[np.int64], held: NDArray[np.int64],
-    dependence: str, repetitions: int, seed: int, threads: int, progress: Progress | None,
-) -> tuple[Array, list[Array]]:  # fmt: skip
-    """Simulate the whole comparison: a trace, its split, refit, prediction, KS.
-
-    The trace is drawn with the dependence that is tested, so that the p-value is small where ops of
-    the measured job depend on each other and the prediction leaves that out.
-
-    Returns
-    -------
-    null : float64 [repetition]
-        KS when the fitted model is the truth.
-    curves : list of float64 [replicate]
-        Predictions of the refits, for the band.
-    """
-    null, curves = np.zeros(repetitions), []
-    for b in range(repetitions):
-        rng = np.random.Generator(np.random.Philox(key=[seed, b + 1]))
-        draw = synthetic_graph if dependence == "full" else independent_graph
-        graph = draw(model, steps, rng)
-        again = fit_graph(graph.select(part))
-        predicted = predict_steps(
-            again, steps[held], dependence, REPEAT_SAMPLES, seed + b + 1, threads
-        )
-        null[b] = measures.ks_statistic(graph.measured[held], predicted)
-        curves.append(predicted)
-        if progress is not None:
-            progress(b + 1, repetitions)
-    return null, curves
-
-
-# ------------------------------------------------------------------------- jobs and step times
 def validate_steps(
     job: Job | str | Path,
     measured: str | Path,
@@ -325,11 +149,11 @@ def validate_steps(
     PrismError
         Bad input.
     """
-    _check_choices(dependence, bootstrap)
+    check_choices(dependence, bootstrap)
     if quantity not in QUANTITIES:
         raise PrismError(f"quantity: {quantity!r}; expected {' or '.join(QUANTITIES)}")
+    seed = fresh_seed() if seed is None else seed
     if not isinstance(job, Job) and is_step_model(job):
-        seed = fresh_seed() if seed is None else seed
         return validate_step_model(
             job, measured, column=column, where=where, totals=totals, quantity=quantity,
             dependence=dependence, replicates=replicates, bootstrap=bootstrap, seed=seed,
@@ -338,54 +162,138 @@ def validate_steps(
     job = load_job(job) if not isinstance(job, Job) else job
     if dependence is not None:
         job = _with_dependence(job, dependence)
-    alone = _with_dependence(job, "none")
-    model = job.variability.model
-    n_fitted = 0 if model is None else int(load_model(model).steps.size)
+    times = read_step_times(measured, column=column, where=where)
     library = job.variability.library
     calibration = None if library is None else load_calibration(library)
-    seed = fresh_seed() if seed is None else seed
-    times = read_step_times(measured, column=column, where=where)
-    notes = list(times.notes)
+    draws = _Draws(job, calibration, replicates, bootstrap, seed, threads, progress)
     if quantity == "step_time":
-        values, steps, runs = np.asarray(times.seconds), np.asarray(times.step), times.run
-        drawn = simulate(job, replicates, seed, threads, progress)
-        predicted = np.asarray(drawn.step_time)
-        independent = np.asarray(simulate(alone, replicates, seed, threads).step_time)
-        mean_error = 0.0
-        if calibration is not None:
-            mean_error = calibration.mean_error(float(drawn.exposed_communication))
-        null = null_of_clusters(drawn, values.size, bootstrap, seed, mean_error)
+        held = _steps_held(draws, times)
     else:
-        per_run = read_totals(totals, where=where) if totals else total_per_run(times)
-        values, steps, runs = np.array(list(per_run.values())), np.arange(len(per_run)), None
-        n_steps, said = _run_length(times)
-        notes += said
-        predicted = _run_times(job, n_steps, replicates, seed, threads, progress)
-        independent = _run_times(alone, n_steps, replicates, seed, threads, None)
-        null = null_of_draws(predicted, values.size, bootstrap, seed)
-    training, line = None, None
-    if calibration is not None and quantity == "step_time":
-        nearest = calibration.nearest(job.world_size)
-        training = nearest.steps_s
-        line = training * (
-            calibration.line(job.parallelism.microbatches) / float(np.median(training))
-        )
-        n_fitted = sum(s.n for s in calibration.sizes)
-        notes.append(
-            f"calibrated on {', '.join(s.label for s in calibration.sizes)}; the copy is of "
-            f"{nearest.label}, the line is straight in microbatches, with that size's tail"
-        )
-    figures = compare_all(values, predicted, training, independent, steps, runs)
-    if line is not None:
-        figures["baselines"]["line"] = measures.compare(values, line, steps=steps)
-    figures |= {
-        "job": job.name, "measured": str(measured), "quantity": quantity,
-        "dependence": job.variability.dependence,
-        "n_train": n_fitted, "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
-        "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
-        "notes": notes,
+        known = read_totals(totals, where=where) if totals else total_per_run(times)
+        held = _totals_held(draws, times, known)
+    figures = _compare(draws, held) | {
+        "measured": str(measured), "quantity": quantity, "notes": [*times.notes, *held.notes],
     }  # fmt: skip
-    return make_validation(figures, values, predicted, independent, training, [])
+    return make_validation(figures, held.values, held.predicted, held.independent, held.copy, [])
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """A job, what it was calibrated on, and how it is drawn."""
+
+    job: Job
+    calibration: Calibration | None
+    replicates: int
+    bootstrap: int
+    seed: int
+    threads: int | None
+    progress: Progress | None
+
+    @property
+    def alone(self) -> Job:
+        """The job whose ops are independent of each other."""
+        return _with_dependence(self.job, "none")
+
+    def mean_error(self, drawn: "xr.Dataset") -> float:
+        """Relative error of the predicted mean that a calibration leaves open; 0 without one."""
+        if self.calibration is None:
+            return 0.0
+        return self.calibration.mean_error(float(drawn.exposed_communication))
+
+    def runs(self, job: Job, steps: int, progress: Progress | None) -> "xr.Dataset":
+        """Draw runs of so many steps."""
+        return estimate(
+            job, replicates=self.replicates, run_replicates=self.replicates, steps=steps,
+            seed=self.seed, threads=self.threads, progress=progress,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Measured and predicted values.
+
+    Attributes
+    ----------
+    values, steps : float64 [n], int64 [n]
+        Measured [s], and their places in time.
+    runs : array [n], optional
+        Run of each.
+    predicted, independent : float64 [replicate]
+        By the job, and by the job whose ops are independent of each other [s].
+    null : float64 [repetition]
+        KS where the job is the measured one.
+    copy, line : float64 [sample], optional
+        Baselines of a calibration: steps of its nearest size, as they are and brought to the
+        straight line in microbatches [s].
+    notes : tuple of str
+    """
+
+    values: Array
+    steps: NDArray[np.int64]
+    runs: Any
+    predicted: Array
+    independent: Array
+    null: Array
+    copy: Array | None = None
+    line: Array | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _steps_held(d: _Draws, times: StepTimes) -> _Held:
+    """Hold single steps against the job's."""
+    drawn = simulate(d.job, d.replicates, d.seed, d.threads, d.progress)
+    alone = simulate(d.alone, d.replicates, d.seed, d.threads)
+    null = null_of_clusters(drawn, times.seconds.size, d.bootstrap, d.seed, d.mean_error(drawn))
+    held = _Held(
+        np.asarray(times.seconds), np.asarray(times.step), times.run, np.asarray(drawn.step_time),
+        np.asarray(alone.step_time), null,
+    )  # fmt: skip
+    if d.calibration is None:
+        return held
+    nearest = d.calibration.nearest(d.job.world_size)
+    median_s = d.calibration.line(d.job.parallelism.microbatches)
+    note = (
+        f"calibrated on {', '.join(s.label for s in d.calibration.sizes)}; the copy is of "
+        f"{nearest.label}, the line is straight in microbatches, with that size's tail"
+    )
+    line = nearest.steps_s * (median_s / float(np.median(nearest.steps_s)))
+    return replace(held, copy=nearest.steps_s, line=line, notes=(note,))
+
+
+def _totals_held(d: _Draws, times: StepTimes, totals: Mapping[str, float]) -> _Held:
+    """Hold totals of runs against the job's."""
+    values = np.array(list(totals.values()))
+    n_steps, notes = _run_length(times)
+    drawn, alone = d.runs(d.job, n_steps, d.progress), d.runs(d.alone, n_steps, None)
+    predicted = np.asarray(drawn.time_to_train)
+    null = null_of_draws(predicted, values.size, d.bootstrap, d.seed, d.mean_error(drawn))
+    return _Held(
+        values, np.arange(values.size), None, predicted, np.asarray(alone.time_to_train), null,
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _compare(d: _Draws, held: _Held) -> dict[str, Any]:
+    """Figures of the prediction and of the baselines."""
+    figures = compare_all(
+        held.values, held.predicted, held.copy, held.independent, held.steps, held.runs
+    )
+    if held.line is not None:
+        figures["baselines"]["line"] = measures.compare(held.values, held.line, steps=held.steps)
+    p_value = measures.bootstrap_p_value(figures["ks"], held.null) if d.bootstrap else None
+    return figures | {
+        "job": d.job.name, "dependence": d.job.variability.dependence,
+        "n_train": _n_fitted(d.job, d.calibration), "bootstrap": d.bootstrap, "seed": d.seed,
+        "replicates": d.replicates, "ks_p_value": p_value,
+    }  # fmt: skip
+
+
+def _n_fitted(job: Job, calibration: Calibration | None) -> int:
+    """Count the measured steps that the prediction rests on."""
+    if calibration is not None:
+        return sum(size.n for size in calibration.sizes)
+    model = job.variability.model
+    return 0 if model is None else int(load_model(model).steps.size)
 
 
 def _run_length(times: StepTimes) -> tuple[int, list[str]]:
@@ -405,15 +313,4 @@ def _with_dependence(job: Job, dependence: str) -> Job:
     return job.model_copy(update={"variability": variability})
 
 
-def _run_times(
-    job: Job, steps: int, replicates: int, seed: int, threads: int | None, progress: Progress | None
-) -> Array:
-    """Predicted totals of runs of so many steps, [run_replicate] s."""
-    drawn = estimate(
-        job, replicates=replicates, run_replicates=replicates, steps=steps, seed=seed,
-        threads=threads, progress=progress,
-    )  # fmt: skip
-    return np.asarray(drawn.time_to_train)
-
-
-__all__ = ["copy_at_half", "summarize_validation", "validate_steps", "validate_trace"]
+__all__ = ["copy_at_half", "summarize_validation", "validate", "validate_steps"]

@@ -1,8 +1,8 @@
 """What a KS distance would be where the predicted job is the measured one.
 
 A measured job is one cluster: its steps are drawn from one simulated cluster, its totals from the
-predicted runs. Left out: repetitions that fit anew, of traces (`prism.validate`) and of step times
-(`prism.stepvalidation`).
+predicted runs. Left out: repetitions that fit anew, of traces (`prism.tracevalidation`) and of
+step times (`prism.stepvalidation`).
 """
 
 from typing import TYPE_CHECKING
@@ -41,16 +41,23 @@ def null_of_clusters(
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
     parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
-    scale = 1.0 + mean_error * np.random.default_rng([seed, 2]).standard_normal(repetitions)
     return np.array([
         measures.ks_statistic(s * (rng.choice(parts.mean) + rng.choice(parts.residuals, n)), every)
-        for s in scale
+        for s in _scales(mean_error, repetitions, seed)
     ])  # fmt: skip
 
 
-def null_of_draws(predicted: Array, n: int, repetitions: int, seed: int) -> Array:
-    """KS of n predicted totals against all."""
+def null_of_draws(
+    predicted: Array, n: int, repetitions: int, seed: int, mean_error: float = 0.0
+) -> Array:
+    """KS of n predicted totals against all; `mean_error` as in `null_of_clusters`."""
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    return np.array(
-        [measures.ks_statistic(rng.choice(predicted, n), predicted) for _ in range(repetitions)]
-    )
+    return np.array([
+        measures.ks_statistic(s * rng.choice(predicted, n), predicted)
+        for s in _scales(mean_error, repetitions, seed)
+    ])  # fmt: skip
+
+
+def _scales(mean_error: float, repetitions: int, seed: int) -> Array:
+    """Draw what the measured mean may be over the predicted one [repetition]."""
+    return 1.0 + mean_error * np.random.default_rng([seed, 2]).standard_normal(repetitions)

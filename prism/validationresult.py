@@ -2,7 +2,8 @@
 
 The comparison of a prediction and of its baselines with the measurement, the floor between two
 parts of the measurement, samples and the band of refits. Left out: the prediction itself and the
-p-value's repetitions (`prism.validate`).
+p-value's repetitions (`prism.tracevalidation`,
+`prism.stepvalidation`, `prism.validationnull`).
 """
 
 import json

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import xarray as xr
-from calibration_made import BASE, small_job
+from calibration_made import BASE, as_times, small_job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,9 +26,12 @@ from prism.calibration.model import (
 )
 from prism.calibration.predict import draw_steps
 from prism.calibration.scales import MODEL_ERROR, RATIOS, fit_scales
+from prism.calibration.sizes import measure_size
+from prism.calibration.spreads import Factor, StepSpread, fit_within, memory_s
 from prism.job import load_job
 from prism.kernels import is_compute
 from prism.library import from_dataset, library_names, load_library, save_library, to_dataset
+from prism.steptimes.spread import ar1
 from prism.workload import ChunkWork, build_workload, nominal_step
 
 QUANTILES = np.array([1e-3, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999])
@@ -108,7 +111,7 @@ def test_nominal_step_against_hand_counts():
 
 # ------------------------------------------------------------------------------------- scales
 def made_size(mean_s, n_runs=1):
-    return SimpleNamespace(mean_s=mean_s, mean_error=0.0, n_runs=n_runs)
+    return SimpleNamespace(mean_s=mean_s, between_noise=0.0, n_runs=n_runs)
 
 
 @pytest.mark.parametrize("log_ratio", [-2.5, -0.7, 0.2, 1.0, 2.5])
@@ -264,6 +267,54 @@ def test_stall_rates_of_a_long_record():
     only_nodes = [stall_size(4_000.0, n, rng.poisson(4_000.0 * 0.02 * n)) for n in (4, 64)]
     job, node = stall_rates(only_nodes)
     assert job < 0.05 and node == pytest.approx(0.02, rel=0.1)
+
+
+# ------------------------------------------------------------------------------------- spread
+def spread_size(within, mean_s, slow_s, n=1_000):
+    return SimpleNamespace(within=within, within_n=100.0, mean_s=mean_s, slow_s=slow_s, n=n)
+
+
+@pytest.mark.parametrize("tau_s", [0.0, 1.0, 2.0, 30.0, 500.0])
+def test_memory_is_that_of_an_ar1_series(tau_s):
+    """The long sum of an AR(1) series is in closed form, steps without memory included."""
+    step_s, own, shared, factor = 2.0, 0.003, 0.01, 0.5
+    r = np.exp(-step_s / tau_s) if tau_s else 0.0
+    within = np.hypot(factor * own, shared)
+    long_s = step_s * (shared**2 * (1.0 + r) / (1.0 - r) + (factor * own) ** 2)
+    size = spread_size(within, step_s, long_s / within**2)
+    spread = StepSpread(Factor(factor, 0.1, 0.1), shared, 0.0, (own,))
+    assert memory_s([size], spread) == pytest.approx(tau_s, abs=1e-6)
+
+
+@pytest.mark.parametrize(("own", "within"), [
+    ((0.0015, 0.004), (0.0008, 0.0042)), ((0.01, 0.02), (0.01, 0.02)),
+    ((0.001, 0.001), (0.01, 0.01)),
+])  # fmt: skip
+def test_parts_of_a_spread_add_up_to_what_was_measured(own, within):
+    lengths, pull = (11.0, 1.6), 0.1  # of the factor's prior
+    sizes = [spread_size(w, t, t) for w, t in zip(within, lengths, strict=True)]
+    found = fit_within(sizes, [SimpleNamespace(within=o) for o in own])
+    for o, w, t in zip(own, within, lengths, strict=True):
+        assert np.hypot(found.library.value * o, found.cv(t)) == pytest.approx(w, rel=pull)
+    low, high = found.library.ci
+    assert low < found.library.value < high
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_steps_logged_as_means_of_several_are_measured_as_single_ones(k):
+    """Delays and the drift's variance are those of steps, whatever the log averages over."""
+    rng, n, own, slow = np.random.default_rng(2), 4_000, 0.01, 0.005
+    drift = ar1((n, 4), 1.0 / 200.0, rng).T
+    steps = 2.0 * (1.0 + slow * drift + own * rng.standard_normal((4, n)))
+    at = rng.integers(500, n, (4, 3))
+    for run, hits in zip(steps, at, strict=True):
+        run[hits] += 20.0
+    times = as_times(steps.reshape(4, n // k, k).mean(axis=2))
+    size = measure_size(None, replace(times, mean_over=k), 0)
+    assert size.within == pytest.approx(np.hypot(own, slow), rel=0.1)
+    assert size.stalls == pytest.approx(12, abs=1)
+    assert size.stall_s.sum() == pytest.approx(240.0, rel=0.1)
+    assert size.exposure_s == pytest.approx(2.0 * 4 * n, rel=0.05)
 
 
 # ------------------------------------------------------------------------------- what it says

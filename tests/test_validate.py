@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from pipeline_synth import Effects, Layout, as_production, make_trace
-from scipy.stats import kstest
+from scipy.stats import kstest, norm
 
 from prism.errors import PrismError
 from prism.fit import fit
@@ -14,14 +14,9 @@ from prism.job import load_job
 from prism.measures import ks_statistic
 from prism.results import save
 from prism.simulate import simulate
-from prism.validate import (
-    copy_at_half,
-    split_steps,
-    summarize_validation,
-    validate_steps,
-    validate_trace,
-)
-from prism.validationnull import null_of_clusters
+from prism.tracevalidation import split_steps, validate_trace
+from prism.validate import copy_at_half, summarize_validation, validate_steps
+from prism.validationnull import null_of_clusters, null_of_draws
 
 SMALL = Layout(2, 1, 4, 24)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, residual_sd=0.01)
@@ -229,3 +224,13 @@ def test_bad_choices_for_step_times(model, tmp_path):
     ):
         with pytest.raises(PrismError, match=message):
             validate_steps(model, path, **options)
+
+
+def test_what_a_calibration_leaves_open_of_the_mean_widens_the_null_of_totals():
+    """A mean that is off by z standard errors moves the KS of a normal law by a known amount."""
+    totals = np.random.default_rng(1).normal(100.0, 1.0, 20_000)
+    plain, wide = (null_of_draws(totals, 400, 500, 3, error) for error in (0.0, 0.01))
+    # E max |F(x) - F(x - z)| for z ~ N(0, 1): 2 Phi(|z| / 2) - 1, and chance on top
+    expected = np.mean(2.0 * norm.cdf(np.abs(np.random.default_rng(2).normal(size=9999)) / 2) - 1)
+    assert plain.mean() == pytest.approx(0.8687 / np.sqrt(400), rel=0.05)  # Kolmogorov's mean
+    assert expected < wide.mean() < expected + plain.mean()

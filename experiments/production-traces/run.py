@@ -29,8 +29,9 @@ from prism.replay import replay, summarize_replay
 from prism.simulate import default_threads, run_blocks
 from prism.tracemodel.graph import COMPUTE
 from prism.traces import read_trace
-from prism.validate import copy_at_half, step_program, summarize_validation, validate_trace
+from prism.tracevalidation import step_program, validate_trace
 from prism.validationplots import draw_validation, plot_workers
+from prism.validationresult import copy_at_half, summarize_validation
 
 HERE = Path(__file__).resolve().parent
 SPLITS, SEED, REPLICATES = ("first-half", "even"), 1, 20_000

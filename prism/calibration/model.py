@@ -21,7 +21,7 @@ from prism.errors import PrismError
 from prism.jobmodel import CALIBRATED as KIND
 from prism.jobmodel import model_attrs
 from prism.library import Entry, Library, to_dataset
-from prism.workload import COMMUNICATION_FACTOR, COMPUTE_FACTOR
+from prism.stepwork import COMMUNICATION_FACTOR, COMPUTE_FACTOR
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,7 +31,6 @@ _KNOTS = 513  # of a law kept as quantiles
 _TIP = 1e-6  # probability of the outermost values of a law that is kept as quantiles
 _TAIL = np.geomspace(_TIP, 1e-3, 31)
 _TAILED = np.unique(np.concatenate([np.linspace(0.0, 1.0, _KNOTS), _TAIL, 1.0 - _TAIL]))
-_STEP_FLOOR = 0.01  # the lowest step over the mean: a law of steps has no zeros
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,11 @@ class StepSetting:
     ----------
     shape : float64 [sample]
         Deviations of steps, unit standard deviation.
-    relative, fixed_s : float
-        As in `prism.calibration.spreads.StepSpread` [1, s].
+    relative : float
+        What all ranks share, as a share of the step [1].
+    fixed_s : float
+        The same, as a time whatever the step's length, in the seconds of `nominal_step`: a job's
+        mean step is known only once it is simulated [s].
     memory_s : float
         Correlation time [s].
     job_rate, node_rate : float
@@ -114,13 +116,13 @@ def _with(library: Library, entries: Mapping[str, Entry]) -> Library:
 
 
 def _law_of(shape: Array) -> Law:
-    """Law of mean 1 from deviations of unit spread; at a spread where none reaches 0."""
+    """Law of mean 1 from deviations of unit spread, at a spread where none goes below 0.5."""
     if shape.size < 2 or np.ptp(shape) == 0.0:
         return constant()
     q = np.linspace(0.0, 1.0, min(_KNOTS, shape.size))
     values = np.quantile(shape, q)
     unit = 0.5 / max(1.0, -float(values.min()))
-    return empirical(q.tolist(), np.maximum(1.0 + unit * values, _STEP_FLOOR).tolist())
+    return empirical(q.tolist(), (1.0 + unit * values).tolist())
 
 
 def stretched(law: Law, factor: float) -> Law:

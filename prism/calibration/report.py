@@ -1,6 +1,6 @@
 """What a calibration says of itself: each figure with its interval and how much is the library's.
 
-Left out: how it looks in a terminal (`prism.calibrationviews`).
+Left out: how it looks in a terminal (`prism.modelviews`).
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,8 @@ def report_of(
             "prior_covariance": np.diag([COMPUTE_PRIOR**2, COMMUNICATION_PRIOR**2]).tolist(),
         },
         "step": {
-            "relative": s.relative, "fixed_s": s.fixed_s, "correlation_time_s": s.memory_s,
+            "relative": s.relative, "fixed_s": found.spread.fixed_s,
+            "correlation_time_s": s.memory_s,
         },
         "kernels": [],  # step times hold none
         "effects": {

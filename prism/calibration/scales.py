@@ -61,12 +61,14 @@ def fit_scales(
     -----
     Maximum of the posterior, both logarithms normal around 0; durations scale, so that the mean at
     (a, b) is a times the mean at (1, b / a). That mean is nearly straight in the ratio, as work
-    plus exposed messages, so it is interpolated in the ratio and not in its logarithm.
+    plus exposed messages, so it is interpolated in the ratio and not in its logarithm. A measured
+    mean errs by the noise of its steps and by what its runs' clusters differ by, a predicted one by
+    its clusters and by the model's own error.
     """
     tables = [CubicSpline(np.exp(RATIOS), m, bc_type="natural") for m in means]
     wanted = np.log([s.mean_s for s in sizes])
     errors = np.array([
-        np.sqrt(MODEL_ERROR**2 + s.mean_error**2 + b**2 / s.n_runs + b**2 / n)
+        np.sqrt(MODEL_ERROR**2 + (s.between_noise + b**2) / s.n_runs + b**2 / n)
         for s, b, n in zip(sizes, between, clusters, strict=True)
     ])  # fmt: skip
 
@@ -75,7 +77,7 @@ def fit_scales(
         prior = x / np.array([COMPUTE_PRIOR, COMMUNICATION_PRIOR])
         return np.concatenate([(found - wanted) / errors, prior])
 
-    start = np.full(2, float((wanted - [float(t(0.0)) for t in tables]).mean()))
+    start = np.full(2, float((wanted - [_log_mean(t, np.zeros(2)) for t in tables]).mean()))
     solved = least_squares(residuals, start)
     covariance = np.linalg.inv(solved.jac.T @ solved.jac)
     priors = (COMPUTE_PRIOR, COMMUNICATION_PRIOR)

@@ -33,8 +33,6 @@ class Size:
         Steps and runs.
     mean_s, p50_s : float
         Mean step without stalls; median of all measured steps [s].
-    mean_error : float
-        Relative standard error of the mean, from these runs [1].
     within : float
         Standard deviation of the steps of a run around its mean, without stalls [1].
     within_n : float
@@ -42,7 +40,7 @@ class Size:
     between : float
         Variance of the means of runs [1]; not-a-number for one run.
     between_noise : float
-        Part of it that steps of one run explain [1].
+        Part of it that steps of one run explain; known for one run too [1].
     slow_s : float
         Variance of a long sum of steps over its length [s]: twice the memory for a drift.
     shape : float64 [sample]
@@ -63,7 +61,6 @@ class Size:
     n_runs: int
     mean_s: float
     p50_s: float
-    mean_error: float
     within: float
     within_n: float
     between: float
@@ -105,31 +102,34 @@ def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0)
     stick out of a run, and count as stalls; odd fast ones (after a pause) are left out.
     """
     model = fit_step_times(times, repeats=0, seed=seed)
-    series = take_apart(times, seed)
+    series, k = take_apart(times, seed), times.mean_over
+    # a value is the mean of k steps, and a delay of one of them is a k-th in it
     typical = float(np.median(series.work))
-    stall_from_s = max(shortest_s, model.stall_threshold * typical)
+    stall_from_s = max(shortest_s, k * model.stall_threshold * typical)
     seconds = side_by_side(times)[2]
-    odd = _odd_steps(series.work, stall_from_s)
-    stalled, stall_s, n_stalls = _stalls(series, stall_from_s)
+    odd = _odd_steps(series.work, stall_from_s / k)
+    stalled, stall_s, n_stalls = _stalls(series, stall_from_s / k)
     body = np.where(stalled | odd[:, None], np.nan, seconds)
     mean_s, n_runs = float(np.nanmean(body)), body.shape[1]
     own = (body / np.nanmean(body, axis=0) - 1.0)[np.isfinite(body)]
     within = float(own.std())
     delays = series.work[odd & (series.work > mean_s)] - mean_s
     s = model.spread
-    noise = float(model_variances(s, model.n_steps * model.mean_over, model.step_s))
-    white = max(0.0, within**2 * times.mean_over - s.drift**2)  # of single steps
-    whole = white + s.drift**2
+    noise = float(model_variances(s, model.n_steps * k, model.step_s))
+    # of single steps: a mean of k holds all of the drift, and a k-th of their own variance
+    whole = s.drift**2 + k * max(0.0, within**2 - s.drift**2)
+    # the next step takes the clock's error back, and work by step comes again in every run
+    slow = 2.0 * s.drift**2 * s.tau_s + s.white**2 * mean_s
     return Size(
         job=job, source=times.source, n=int(times.seconds.size), n_runs=n_runs,
-        mean_s=mean_s, p50_s=float(np.median(times.seconds)), mean_error=model.step_error,
+        mean_s=mean_s, p50_s=float(np.median(times.seconds)),
         within=float(np.sqrt(whole)), within_n=float(model.report["n_effective"]),
         between=s.run**2 + noise if n_runs > 1 else float("nan"), between_noise=noise,
-        slow_s=(2.0 * s.drift**2 * s.tau_s + white * mean_s) / whole if whole > 0.0 else 0.0,
+        slow_s=slow / whole if whole > 0.0 else 0.0,
         shape=np.sort(own) / within if within > 0.0 else np.zeros(1), steps_s=_thinned(times),
         stall_from_s=stall_from_s, stalls=float(n_stalls + delays.size * n_runs),
-        exposure_s=float(np.isfinite(body).sum()) * mean_s * times.mean_over,
-        stall_s=np.concatenate([stall_s * times.mean_over, np.repeat(delays, n_runs)]),
+        exposure_s=float(np.isfinite(body).sum()) * mean_s * k,
+        stall_s=k * np.concatenate([stall_s, np.repeat(delays, n_runs)]),
     )  # fmt: skip
 
 

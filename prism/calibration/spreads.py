@@ -8,8 +8,9 @@ measurements do not tell stays the library's, and the posterior's width says so.
 (`prism.calibration.scales`).
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,14 +128,15 @@ def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpr
     Notes
     -----
     The measured variance of size j is chi-square around
-    `f^2 within_j^2 + s^2 + (d / T_j)^2`, the log of f normal around 0. Sizes of one step length
-    cannot tell s from d, and s is taken.
+    `f^2 within_j^2 + s^2 + (d / T_j)^2`, the log of f as in `prior_loss`. Sizes of one step
+    length cannot tell s from d, and s is taken. The likeliest f, s and d together are given, so
+    that their sum is what was measured; the width of f is that of its profile.
     """
     own = np.array([p.within for p in predicted])
     length = np.array([s.mean_s for s in sizes])
     wanted = np.maximum([s.within for s in sizes], 1e-9) ** 2
-    dof = np.array([1.0 / (1.0 / np.clip(s.within_n, 1.0, _MOST_VALUES) + _MODEL_ERROR**2)
-                    for s in sizes])  # fmt: skip
+    n = np.clip([s.within_n for s in sizes], 1.0, _MOST_VALUES)
+    dof = 2.0 / (2.0 / n + 4.0 * _MODEL_ERROR**2)  # a spread off by x: its variance by 2 x
     scale = float(wanted.mean())
     unit = scale * float((length**2).mean())
 
@@ -149,36 +151,39 @@ def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpr
         (minimize(loss, start, bounds=bounds, method="L-BFGS-B") for start in starts),
         key=lambda r: float(r.fun),
     )
+
+    def least(at: float) -> float:
+        """Loss of the best shared parts with the factor's log held."""
+        rest = minimize(
+            lambda y: loss(np.array([at, *y])), found.x[1:], bounds=bounds[1:], method="L-BFGS-B"
+        )
+        return float(rest.fun)
+
     coarse = _GRID[::4]
-    profile = np.array([_profile(loss, at, found.x, bounds) for at in coarse])
-    return StepSpread(
-        posterior(np.interp(_GRID, coarse, profile)), float(np.sqrt(scale * found.x[1])),
-        float(np.sqrt(unit * found.x[2])), tuple(own.tolist()),
-    )  # fmt: skip
-
-
-def _profile(loss, at: float, start: Array, bounds) -> float:  # type: ignore[no-untyped-def]
-    """Least loss with the factor held."""
-    rest = minimize(
-        lambda x: loss(np.array([at, *x])), start[1:], bounds=bounds[1:], method="L-BFGS-B"
-    )
-    return float(rest.fun)
+    width = posterior(np.interp(_GRID, coarse, [least(at) for at in coarse]))
+    f, s, d = np.exp(found.x[0]), np.sqrt(scale * found.x[1]), np.sqrt(unit * found.x[2])
+    return StepSpread(replace(width, value=float(f)), float(s), float(d), tuple(own.tolist()))
 
 
 def memory_s(sizes: Sequence[Size], spread: StepSpread) -> float:
     """Correlation time of the step effect that gives long sums their measured variance [s].
 
-    An AR(1) of variance v and memory tau adds 2 v tau to a long sum for every second; what the
-    library's own noise gives is taken off first.
+    Notes
+    -----
+    An AR(1) of variance v and memory tau over steps of T seconds adds v T coth(T / 2 tau) to a long
+    sum for every second, v T at least; what the library's own noise gives is taken off first. The
+    sizes' memories are weighted by their steps.
     """
     rows = []
     for size, own in zip(sizes, spread.own, strict=True):
         shared = spread.cv(size.mean_s) ** 2
         if shared > 0.0:
             library = (spread.library.value * own) ** 2
-            long_s = size.within**2 * size.slow_s - library * size.mean_s
-            rows.append((size.n, long_s / shared / 2.0))
+            slow_s = (size.within**2 * size.slow_s - library * size.mean_s) / shared
+            longer = slow_s > size.mean_s
+            tau_s = 0.5 * size.mean_s / math.atanh(size.mean_s / slow_s) if longer else 0.0
+            rows.append((size.n, tau_s))
     if not rows:
         return 0.0
     weight, tau = np.array(rows).T
-    return float(max(0.0, weight @ tau / weight.sum()))
+    return float(weight @ tau / weight.sum())

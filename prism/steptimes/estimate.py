@@ -20,6 +20,7 @@ from prism.results import SCHEMA, make_dataset, spread
 from prism.steptimes.model import StepModel, load_step_model
 from prism.steptimes.predict import (
     WIDER,
+    Drawn,
     draw_runs,
     draw_steps,
     generator,
@@ -84,39 +85,51 @@ def estimate_steps(
     model = load_step_model(path)
     n_steps = model.n_steps * model.mean_over if steps is None else steps
     if n_steps < 1:
-        raise PrismError(f"--steps {n_steps}: expected at least 1")
-    notes: list[str] = []
-    told: list[str] = []
+        raise PrismError(
+            f"--steps {n_steps}: expected at least 1; leave it out for as many as seen"
+        )
+    notes, warnings = [], _warnings(model, n_steps)
     if under_way is None:
         drawn = draw_runs(model, n_steps, run_replicates, seed)
     else:
         times = read_step_times(under_way, column=column, where=where)
         past = past_of(model, times)
         drawn = finish(model, past, n_steps, run_replicates, seed)
-        notes += times.notes
-        told += past.notes
+        notes, warnings = list(times.notes), [*past.notes, *warnings]
     sample = _sample_steps(model, n_steps, replicates, seed)
-    ideal = model.step_s
-    values: dict[str, Any] = {
-        "step_time": sample, "cluster_idx": np.arange(replicates) // LANES,
-        "time_to_train": drawn.total, "run_cluster_idx": np.arange(run_replicates),
-        "run_term_time": np.column_stack(list(drawn.terms.values())),
-        "ideal_step_time": ideal, "ideal_time_to_train": work_of(model, n_steps).total,
-        "slowdown_probability": [float((sample > t * ideal).mean()) for t in slowdown_thresholds],
-    }  # fmt: skip
-    if deadline is not None:
-        values["deadline"] = deadline
+    values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
-    attrs = {
-        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
-        "job_name": Path(path).stem, "seed": str(seed), "call": json.dumps(call),
-        "steps": n_steps, "notes": json.dumps(notes),
-        "data_error": json.dumps(data_error(model, n_steps)),
-        "warnings": json.dumps([*told, *_warnings(model, n_steps)]),
+    attrs = _attrs(path, model, call) | {
+        "notes": json.dumps(notes), "warnings": json.dumps(warnings),
         "wall_seconds": time.perf_counter() - begin,
     }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
     return make_dataset(values, coords, attrs)
+
+
+def _attrs(path: str | Path, model: StepModel, call: dict[str, Any]) -> dict[str, Any]:
+    """Say where an estimate comes from, and what its fit leaves open."""
+    return {
+        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
+        "job_name": Path(path).stem, "seed": str(call["seed"]), "call": json.dumps(call),
+        "steps": call["steps"], "data_error": json.dumps(data_error(model, call["steps"])),
+    }  # fmt: skip
+
+
+def _values(
+    model: StepModel, n_steps: int, sample: Array, drawn: Drawn, thresholds: Sequence[float],
+    deadline: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Lay out result variables of drawn steps [replicate; s] and runs, by name."""
+    ideal = model.step_s
+    values: dict[str, Any] = {
+        "step_time": sample, "cluster_idx": np.arange(sample.size) // LANES,
+        "time_to_train": drawn.total, "run_cluster_idx": np.arange(drawn.total.size),
+        "run_term_time": np.column_stack(list(drawn.terms.values())),
+        "ideal_step_time": ideal, "ideal_time_to_train": work_of(model, n_steps).total,
+        "slowdown_probability": [float((sample > t * ideal).mean()) for t in thresholds],
+    }  # fmt: skip
+    return values if deadline is None else values | {"deadline": deadline}
 
 
 def _sample_steps(model: StepModel, n_steps: int, replicates: int, seed: int) -> Array:

@@ -27,6 +27,7 @@ from prism.steptimes.spread import (
 )
 from prism.steptimes.spreadfit import (
     MIN_STEPS,
+    N_REPEATS,
     allowed_drift,
     fit_spread,
     intervals,
@@ -48,7 +49,7 @@ def fit_step_times(
     totals: Mapping[str, float] | None = None,
     first: int | None = None,
     seed: int = 0,
-    repeats: int | None = None,
+    repeats: int = N_REPEATS,
 ) -> StepModel:
     """Learn body, stalls, drift and run effect from step times.
 
@@ -71,16 +72,7 @@ def fit_step_times(
     PrismError
         There are too few steps.
     """
-    if times.seconds.size < MIN_VALUES:
-        raise PrismError(
-            f"{times.source}: {times.seconds.size} step times; expected at least {MIN_VALUES} to "
-            "learn a spread from"
-        )
-    if np.unique(times.step).size < MIN_BLOCKS:
-        raise PrismError(
-            f"{times.source}: runs of {np.unique(times.step).size} steps; expected at least "
-            f"{MIN_BLOCKS} steps of a run, to tell its own spread from that between runs"
-        )
+    _check_enough(times)
     series = take_apart(times, seed)
     seen = _first(series, first, times.source)
     blocks = block_variances(seen.body, seen.profile_share)
@@ -89,30 +81,44 @@ def fit_step_times(
     step_s = float(series.work.mean())
     gap_s = step_s * max(stride, series.mean_over)
     value_spread = fit_spread(blocks, gap_s)
-    again = (
-        [] if repeats == 0 else repeat_fit(
-            value_spread, seen.body.shape, gap_s, seen.profile_share, seed + 1,
-            **({} if repeats is None else {"repeats": repeats}),
-        )
-    )  # fmt: skip
-    spread, again = _per_step(value_spread, series), [_per_step(s, series) for s in again]
+    again: list[Spread] = []
     allowed: list[Spread] = []
-    if repeats != 0 and value_spread.drift == 0.0:
-        allowed = [_per_step(s, series) for s in allowed_drift(blocks, gap_s)]
+    if repeats != 0:
+        again = repeat_fit(
+            value_spread, seen.body.shape, gap_s, seen.profile_share, seed + 1, repeats
+        )
+        if value_spread.drift == 0.0:
+            allowed = allowed_drift(blocks, gap_s)
+    again, allowed = ([_per_step(s, series) for s in rows] for rows in (again, allowed))
     offset = _offset(series, times, totals)
     n_runs = len(series.runs)
     counts, exposure = _exposure(seen)
     mean_variance = float(model_variances(value_spread, seen.steps.size, gap_s)) / n_runs
     error = np.sqrt(mean_variance + value_spread.run**2 / n_runs)
     model = StepModel(
-        series.steps, series.work, series.has_profile, series.mean_over, spread,
-        _rows(again), _rows(allowed),
+        series.steps, series.work, series.has_profile, series.mean_over,
+        _per_step(value_spread, series), _rows(again), _rows(allowed),
         _residuals(seen.body, value_spread, gap_s),
         seen.stall_s[seen.stall_position >= seen.beginning], counts, exposure,
         seen.excess[: seen.beginning].T, *offset, n_runs, int(seen.steps.size), float(error),
         n_runs > 1, series.threshold, series.grain_s, {},
     )  # fmt: skip
     return replace(model, report=_report(model, times, seen, blocks, gap_s, again))
+
+
+def _check_enough(times: StepTimes) -> None:
+    """Refuse too few steps to learn from; raises PrismError."""
+    if times.seconds.size < MIN_VALUES:
+        raise PrismError(
+            f"{times.source}: {times.seconds.size} step times; expected at least {MIN_VALUES} to "
+            "learn a spread from; log more steps"
+        )
+    if np.unique(times.step).size < MIN_BLOCKS:
+        raise PrismError(
+            f"{times.source}: runs of {np.unique(times.step).size} steps; expected at least "
+            f"{MIN_BLOCKS} steps of a run, to tell its own spread from that between runs; log "
+            "longer runs"
+        )
 
 
 def _rows(spreads: list[Spread]) -> Array:

@@ -81,51 +81,55 @@ def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> Und
     series = take_apart(times, seed)
     n, k = series.steps.size, series.mean_over
     done = n * k
-    before = float(model.mean[:, 0].mean())
-    states = model.mean.mean(axis=0) / before
-    # the steps so far hold their share of congestion: the level is over the mean of all states
-    usual = before
-    if model.regime is not None:
-        usual /= float(stationary(model.regime.rates) @ (1.0 / states))
+    before = model.mean.mean(axis=0)  # of each state
+    usual = _usual(model)
     work = np.full(n, usual)
     if model.profile is not None:
-        at = np.minimum(np.arange(n) * k, model.profile.size - 1)
-        work = usual * model.profile[at]
+        work *= model.profile[np.minimum(np.arange(n) * k, model.profile.size - 1)]
     deviation = series.work * (1.0 + series.body[:, 0]) / work - 1.0
     deviation[: series.beginning] = np.nan
     # a level far from the model's scales all spreads with it
     scale = 1.0 + float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 1.0
     spread = _spread_of(model, series.body[series.beginning :, 0], k)
-    between = float(model.mean[:, 0].std() / before) if model.mean.shape[0] > 1 else 0.0
+    between = float(model.mean[:, 0].std() / before[0])
     prior = float(np.sqrt(between**2 + model.run_cv**2 + NOMINAL_ERROR**2))
     rate = usual * scale * k / spread.tau_s if spread.drift > 0.0 and spread.tau_s > 0.0 else 1e9
     law = level_given(deviation / scale - (1.0 - 1.0 / scale), spread, rate, prior, k)
     state = law.mean + generator(seed, 32).standard_normal((n_draws, 2)) @ law.root.T
     level = scale * (1.0 + state[:, 0])
-    std = np.array([spread.white * before]) * states
-    if model.std.shape[1] > 1:
-        std = model.std.mean(axis=0) * spread.white * before / max(model.std[:, 0].mean(), 1e-300)
     drift = model.drift
     if drift.cv > 0.0:
         drift = replace(drift, initial=state[:, 1] / drift.cv)
     rest = replace(
-        model, mean=before * level[:, None] * states, std=level[:, None] * std, run_cv=0.0,
-        drift=drift, stalls=_stalls(model, series),
+        model, mean=level[:, None] * before, std=level[:, None] * _stds(model, spread.white),
+        run_cv=0.0, drift=drift, stalls=_stalls(model, series),
         profile=None if model.profile is None else model.profile[done:],
         residuals=model.residuals * (level.mean() * spread.white / _own_spread(model)),
     )  # fmt: skip
     elapsed = float(times.seconds.sum()) * k
-    notes = (*times.notes, *_granted(model, times, done))
-    if abs(scale - 1.0) > FAR * prior:
-        notes += (
-            f"{times.source}: steps take {scale:.3g} times what the job says, and {prior:.1%} were "
-            "to be expected: the level is taken from the steps; are they of this job?",
-        )
+    notes = (*times.notes, *_granted(model, times, done, scale, prior))
     return UnderWay(rest, elapsed, done, float(level.mean()), float(level.std()), notes)
 
 
-def _granted(model: RunModel, times: StepTimes, done: int) -> Iterator[str]:
-    """Say what step times do not tell of the past."""
+def _usual(model: RunModel) -> float:
+    """Typical step so far [s]: it holds its share of congestion, so the mean is over all states."""
+    states = model.mean.mean(axis=0)
+    if model.regime is None:
+        return float(states[0])
+    return 1.0 / float(stationary(model.regime.rates) @ (1.0 / states))
+
+
+def _stds(model: RunModel, white: float) -> Array:
+    """Own noise of a step in each state [state; s], in no congestion `white` of the step."""
+    own = (model.std if model.std.shape[1] > 1 else model.mean).mean(axis=0)
+    first = white * float(model.mean[:, 0].mean())
+    return np.asarray(first / max(float(own[0]), 1e-300) * own)
+
+
+def _granted(
+    model: RunModel, times: StepTimes, done: int, scale: float, prior: float
+) -> Iterator[str]:
+    """Say what step times do not tell of the past, and where they contradict the model."""
     last = int(times.step.max())
     if last + 1 > done + max(MISSING, 0.1 * done):
         yield (
@@ -136,6 +140,11 @@ def _granted(model: RunModel, times: StepTimes, done: int) -> Iterator[str]:
         yield (
             f"{times.source}: checkpoints, evaluations and failures so far are not in step times; "
             "the time so far leaves them out"
+        )
+    if abs(scale - 1.0) > FAR * prior:
+        yield (
+            f"{times.source}: steps take {scale:.3g} times what the job says, and {prior:.1%} were "
+            "to be expected: the level is taken from the steps; are they of this job?"
         )
 
 
@@ -149,8 +158,9 @@ def _spread_of(model: RunModel, body: Array, k: int) -> Spread:
     """Spread of a step: the model's, its own noise from the steps where there are enough."""
     clock, white = 0.0, _own_spread(model)
     if np.isfinite(body).sum() >= MIN_OWN:
-        clock, white = own_noise(block_variances(body[:, None]))
-    return Spread(clock * k, white * np.sqrt(k), model.drift.cv, model.drift.tau_s)
+        of_value = own_noise(block_variances(body[:, None]))
+        clock, white = of_value[0] * k, of_value[1] * np.sqrt(k)
+    return Spread(clock, white, model.drift.cv, model.drift.tau_s)
 
 
 def _stalls(model: RunModel, series: Series) -> Stalls | None:
