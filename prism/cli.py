@@ -13,7 +13,7 @@ import click
 
 import prism as package
 from prism.errors import PrismError
-from prism.options import Duration, Factors, KeyValue, common_options
+from prism.options import Duration, Factors, KeyValue, common_options, rows_of
 from prism.outputs import tell_warnings, write_folder
 from prism.placecommand import place
 from prism.rankcommand import rank
@@ -137,7 +137,7 @@ def estimate(
             run_replicates=run_replicates,
             progress=report,
             under_way=under_way,
-            where=dict(where) or None,
+            where=rows_of(where) or None,
             **options,
         )
     numbers = summarize_estimate(result)
@@ -292,5 +292,5 @@ def show(
         found, view = describe_libraries()
     else:
         assert what is not None
-        found, view = describe(what, overrides, column, dict(where))
+        found, view = describe(what, overrides, column, rows_of(where))
     answer(found, as_json, lambda _: view)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.calibration.model import load_calibration
+from prism.calibration.model import Calibration, load_calibration
 from prism.checkpointing import FailureLaw, best_steps, expected_time
 from prism.errors import PrismError
 from prism.job import Job, load_job
@@ -22,7 +22,7 @@ from prism.simulate import Progress, default_threads, fresh_seed, prepare_variab
 from prism.steptimes.estimate import KIND as STEPS_KIND
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.model import is_step_model
-from prism.steptimes.runs import UnderWay, condition
+from prism.steptimes.runs import NOMINAL_ERROR, UnderWay, condition
 from prism.traces import read_step_times
 
 if TYPE_CHECKING:
@@ -116,21 +116,21 @@ def estimate(
     extra = make_dataset(values, coords, {})
     attrs = dataset.attrs | provenance(job, call)
     attrs["steps"] = call["steps"]
-    data_error = _data_error(job, float(dataset.exposed_communication))
-    if data_error is not None:
-        attrs["data_error"] = json.dumps(data_error)
+    found = _calibration(job)
+    if found is not None:
+        exposed = float(dataset.exposed_communication)
+        error = {"mean": found.mean_error(exposed), "library_share": found.library_share(exposed)}
+        attrs["data_error"] = json.dumps(error)
+        notes = (*notes, *(f"calibration: {text}" for text in found.report["warnings"]))
     attrs["warnings"] = json.dumps([*notes, *_warnings(job, call, n_clusters)])
     attrs["wall_seconds"] = time.perf_counter() - begin
     return dataset.merge(extra).assign_attrs(attrs)
 
 
-def _data_error(job: Job, exposed: float) -> dict[str, float] | None:
-    """Say what a calibration leaves open of this job's mean step; None without one."""
+def _calibration(job: Job) -> Calibration | None:
+    """Return what the job's library was calibrated on; None for another library."""
     library = job.variability.library
-    found = load_calibration(library) if library is not None else None
-    if found is None:
-        return None
-    return {"mean": found.mean_error(exposed), "library_share": found.library_share(exposed)}
+    return load_calibration(library) if library is not None else None
 
 
 def _run(
@@ -147,8 +147,10 @@ def _run(
     done, elapsed_s = 0, 0.0
     notes: tuple[str, ...] = ()
     if "under_way" in call:
-        past = _past(model, call)
+        past = _past(job, model, call, float(dataset.exposed_communication))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
+        call["so_far"] = {"steps": done, "seconds": elapsed_s, "level": past.level,
+                          "level_std": past.level_std}  # fmt: skip
     marks = done + marks_of(steps - done)
     runs = simulate_runs(
         model, steps - done, call["run_replicates"], call["seed"],
@@ -185,7 +187,7 @@ def _run(
     return values, coords, model.mean.shape[0], notes
 
 
-def _past(model: RunModel, call: dict[str, Any]) -> UnderWay:
+def _past(job: Job, model: RunModel, call: dict[str, Any], exposed: float) -> UnderWay:
     """Return the rest of a run under way, given its steps so far.
 
     Raises
@@ -194,7 +196,9 @@ def _past(model: RunModel, call: dict[str, Any]) -> UnderWay:
         The steps cannot be read, are of several runs, or no steps are left.
     """
     times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
-    past = condition(model, times, max(CLUSTERS_UNDER_WAY, model.mean.shape[0]), call["seed"])
+    found, draws = _calibration(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
+    nominal = NOMINAL_ERROR if found is None else found.mean_error(exposed)
+    past = condition(model, times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(
             f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "

@@ -139,11 +139,19 @@ def fit_calibrated(
         Bad input.
     """
     seed = 0 if seed is None else seed
-    sizes = []
+    sizes, seen = [], set()
     for job, source in measured:
+        named = f"{job.name if isinstance(job, Job) else job}={source}"
+        if named in seen:
+            raise PrismError(
+                f"--calibrate {named}: given twice; the same steps are no new evidence, give them "
+                "once"
+            )
+        seen.add(named)
         job = job if isinstance(job, Job) else load_job(job)
         path, own = _chosen(str(source))
-        sizes.append((job, read_step_times(path, column=column, where={**(where or {}), **own})))
+        times = read_step_times(path, column=column, where=_both(where or {}, own, str(source)))
+        sizes.append((job, replace(times, source=str(source))))
     sources = ", ".join(times.source for _, times in sizes)
     return calibrate(sizes, _provenance(sources, seed), seed, threads, progress)
 
@@ -159,7 +167,21 @@ def _chosen(source: str) -> tuple[str, dict[str, str]]:
             f"--calibrate: {source}: expected FILE[column=value,...], such as "
             "steps.parquet[system=a,round=v1]"
         )
-    return path, {key.strip(): value.strip() for key, _, value in pairs}
+    chosen: dict[str, str] = {}
+    for key, _, value in pairs:
+        chosen = _both(chosen, {key.strip(): value.strip()}, source)
+    return path, chosen
+
+
+def _both(first: Mapping[str, str], second: Mapping[str, str], source: str) -> dict[str, str]:
+    """Put choices of rows together, no column twice."""
+    for key in first.keys() & second.keys():
+        if first[key] != second[key]:
+            raise PrismError(
+                f"--calibrate: {source}: {key} is to be {first[key]} and {second[key]}; a row has "
+                "one value, leave one out"
+            )
+    return {**first, **second}
 
 
 def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:

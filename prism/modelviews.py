@@ -82,16 +82,20 @@ def _factor(name: str, value: Json) -> dict[str, str]:
 def _shared(summary: Json) -> list[tuple[str, str]]:
     """Say what all ranks share in a step, and how stalls come."""
     step, stalls = summary["step"], summary["stalls"]
-    rows = [
-        ("all ranks share in a step", f"{format_share(step['relative'])} of the step, and "
-                                      f"{format_duration(step['fixed_s'])} whatever its length"),
-        ("... with a memory of", format_duration(step["correlation_time_s"])),
-    ]  # fmt: skip
+    parts = [
+        f"{format_share(step['relative'])} of the step" if step["relative"] else "",
+        f"{format_duration(step['fixed_s'])} whatever its length" if step["fixed_s"] else "",
+    ]
+    shared = " and ".join(part for part in parts if part) or "nothing beyond the library's"
+    rows = [("all ranks vary in a step by", shared)]
+    if step["correlation_time_s"] > min(row["p50"] for row in summary["sizes"]):
+        rows.append(("... with a memory of", format_duration(step["correlation_time_s"])))
     if stalls["n"]:
         by_job, by_node = stalls["job_rate_per_hour"], stalls["node_rate_per_hour"]
+        rates = [f"{by_job:.3g} per hour" if by_job else "",
+                 f"{by_node:.3g} per hour and node" if by_node else ""]  # fmt: skip
         rows += [
-            ("stalls", f"{stalls['n']}: {by_job:.3g} per hour, and {by_node:.3g} per hour and "
-                       "node"),
+            ("stalls", f"{stalls['n']}: {', and '.join(r for r in rates if r)}"),
             ("a stall adds", f"{format_duration(stalls['mean_s'])} on average, at most "
                              f"{format_duration(stalls['longest_s'])}"),
         ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -100,6 +100,17 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
         if not (key and equals):
             self.fail(f"{value!r} is not of the form {self.name}", param, ctx)
         return key, wanted
+
+
+def rows_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Columns and the values that rows must have, from repeated ``--where``."""
+    out: dict[str, str] = {}
+    for key, value in pairs:
+        if out.setdefault(key, value) != value:
+            raise click.UsageError(
+                f"--where {key}={value}: {key} is to be {out[key]} already; a row has one value"
+            )
+    return out
 
 
 def common_options(command: Command) -> Command:

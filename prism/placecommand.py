@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.options import KeyValue, common_options
+from prism.options import KeyValue, common_options, rows_of
 from prism.outputs import tell_warnings, write_folder
 from prism.terminal import answer, progress_line
 
@@ -223,7 +223,9 @@ def _inventory(
         return Inventory({}, known)
     options: dict[str, Any] = {"kind": kind, "hosts": names, "column": column}
     found = {
-        file: read_inventory(file, n_nodes, placement.gpus_per_node, where=dict(where), **options)
+        file: read_inventory(
+            file, n_nodes, placement.gpus_per_node, where=rows_of(where), **options
+        )
         for file in files
     }
     merged = merge_inventories(found)

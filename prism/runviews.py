@@ -33,6 +33,13 @@ WORDS = {
 def run_rows(summary: Json) -> list[tuple[str, str]]:
     """Say what the run as a whole comes to: label and text."""
     rows = []
+    if summary.get("under_way"):
+        past = summary["under_way"]
+        rows.append((
+            "under way", f"{format_count(past['steps'])} steps done in "
+            f"{format_duration(past['seconds'])}, part of the time-to-train; steps take "
+            f"{past['level'] - 1.0:+.2%} ± {past['level_std']:.2%} of what the job says",
+        ))  # fmt: skip
     if summary.get("finish_by"):
         deadline = format_duration(summary["finish_by"]["deadline"])
         rows.append(

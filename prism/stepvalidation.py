@@ -20,7 +20,7 @@ from prism.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.steptimes.model import StepModel, load_step_model
 from prism.steptimes.predict import draw_runs, draw_steps, independent
 from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
-from prism.validationresult import compare_all, make_validation
+from prism.validationresult import compare_all, make_validation, separation
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -131,7 +131,8 @@ def _compare(
         "quantity": quantity, "dependence": dependence or "full",
         "n_train": int(model.n_runs * model.n_steps if quantity == "step_time" else model.n_runs),
         "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
-        "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
+        "ks_p_value": measures.bootstrap_p_value(separation(values, predicted), null)
+        if bootstrap else None,
         "notes": notes, "warnings": list(model.report.get("warnings", ())),
     }  # fmt: skip
     return make_validation(figures, values, predicted, other, training, [])
@@ -236,7 +237,7 @@ def _null(
         again = replace(again, work=model.work * scale)
         measured = sampler.measured(model, n_runs, seed + 2 * b + 1)
         predicted = sampler.predicted(again, REPEAT_SAMPLES, seed + 2 * b + 2)
-        null[b] = measures.ks_statistic(measured, predicted)
+        null[b] = separation(measured, predicted)
         if progress is not None:
             progress(b + 1, repetitions)
     return null

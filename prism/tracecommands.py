@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from prism.errors import PrismError
-from prism.options import KeyValue, Split, common_options
+from prism.options import KeyValue, Split, common_options, rows_of
 from prism.outputs import check_model_path, tell_warnings, write_folder
 from prism.terminal import answer, progress_line
 
@@ -79,7 +79,7 @@ def fit(
     from prism.results import save
 
     with progress_line("fitting", quiet) as report:
-        options["where"] = dict(where)
+        options["where"] = rows_of(where)
         given = {key: value for key, value in options.items() if value}
         if calibrate:
             from prism.fit import fit_calibrated
@@ -272,7 +272,7 @@ def _validate(
     """Run the validation that was asked for."""
     from prism.validate import validate as compare
 
-    options["where"] = dict(options["where"])
+    options["where"] = rows_of(options["where"])
     only = {"train"} if trace is None else {"totals", "quantity"}
     given = {k: v for k, v in options.items() if v is not None and k not in only}
     if trace is not None and not given["where"]:

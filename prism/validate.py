@@ -31,6 +31,7 @@ from prism.validationresult import (
     compare_all,
     copy_at_half,
     make_validation,
+    separation,
     summarize_validation,
 )
 
@@ -257,7 +258,11 @@ def _steps_held(d: _Draws, times: StepTimes) -> _Held:
         f"{nearest.label}, the line is straight in microbatches, with that size's tail"
     )
     line = nearest.steps_s * (median_s / float(np.median(nearest.steps_s)))
-    return replace(held, copy=nearest.steps_s, line=line, notes=(note,))
+    notes = (note, *(
+        f"{times.source}: these steps are what {s.label} was calibrated on; nothing is held out"
+        for s in d.calibration.sizes if measures.ks_statistic(s.steps_s, times.seconds) == 0.0
+    ))  # fmt: skip
+    return replace(held, copy=nearest.steps_s, line=line, notes=notes)
 
 
 def _totals_held(d: _Draws, times: StepTimes, totals: Mapping[str, float]) -> _Held:
@@ -280,7 +285,8 @@ def _compare(d: _Draws, held: _Held) -> dict[str, Any]:
     )
     if held.line is not None:
         figures["baselines"]["line"] = measures.compare(held.values, held.line, steps=held.steps)
-    p_value = measures.bootstrap_p_value(figures["ks"], held.null) if d.bootstrap else None
+    apart = separation(held.values, held.predicted)
+    p_value = measures.bootstrap_p_value(apart, held.null) if d.bootstrap else None
     return figures | {
         "job": d.job.name, "dependence": d.job.variability.dependence,
         "n_train": _n_fitted(d.job, d.calibration), "bootstrap": d.bootstrap, "seed": d.seed,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from prism import measures
 from prism.time_to_train import step_statistics
+from prism.validationresult import separation
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -42,7 +42,7 @@ def null_of_clusters(
     every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
     parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
     return np.array([
-        measures.ks_statistic(s * (rng.choice(parts.mean) + rng.choice(parts.residuals, n)), every)
+        separation(s * (rng.choice(parts.mean) + rng.choice(parts.residuals, n)), every)
         for s in _scales(mean_error, repetitions, seed)
     ])  # fmt: skip
 
@@ -53,7 +53,7 @@ def null_of_draws(
     """KS of n predicted totals against all; `mean_error` as in `null_of_clusters`."""
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     return np.array([
-        measures.ks_statistic(s * rng.choice(predicted, n), predicted)
+        separation(s * rng.choice(predicted, n), predicted)
         for s in _scales(mean_error, repetitions, seed)
     ])  # fmt: skip
 

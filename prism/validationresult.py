@@ -37,6 +37,18 @@ def compare_all(
     return {**figures, **floor, "baselines": {"copy": copy, "independent": independent_figures}}
 
 
+def separation(measured: Array, predicted: Array) -> float:
+    """KS distance; where the samples do not overlap at all, more the further they lie apart.
+
+    The statistic of p-values: a KS of 1 says no more of a prediction that is off by half than of
+    one that is off by a hundred.
+    """
+    ks = measures.ks_statistic(measured, predicted)
+    if ks < 1.0:
+        return ks
+    return 1.0 + abs(float(np.log(np.median(predicted) / np.median(measured))))
+
+
 def make_validation(
     figures: dict[str, Any], measured: Array, predicted: Array, independent: Array,
     training: Array | None, curves: list[Array],

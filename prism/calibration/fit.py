@@ -40,6 +40,7 @@ Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 Drawn = TypeVar("Drawn")
 SHAPE_KNOTS = 1025
+_MOVES = 3  # of the range of ratios that means are predicted over
 
 
 def calibrate(
@@ -97,6 +98,7 @@ class _Count:
     def done(self, value: Drawn) -> Drawn:
         """Count one, and hand it on."""
         self.n += 1
+        self.whole = max(self.n, self.whole)
         if self.progress is not None:
             self.progress(self.n, self.whole)
         return value
@@ -154,11 +156,16 @@ def _fit(sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _
     spread = fit_within(sizes, first)
     # what waits for noise takes longer: means come after spreads
     library = with_spreads(base, between.value, spread.library.value)
-    settings = [with_factors(library, 1.0, float(np.exp(r))) for r in RATIOS]
-    means = [np.array([predict(s, setting).mean_s for setting in settings]) for s in sizes]
-    scales = fit_scales(
-        sizes, means, [between.value * p.between for p in first], [p.clusters for p in first]
-    )
+    own, clusters = [between.value * p.between for p in first], [p.clusters for p in first]
+    ratios = RATIOS
+    for _ in range(_MOVES):
+        settings = [with_factors(library, 1.0, float(np.exp(r))) for r in ratios]
+        means = [np.array([predict(s, setting).mean_s for setting in settings]) for s in sizes]
+        scales = fit_scales(sizes, means, own, clusters, ratios)
+        found = float(np.log(scales.communication.value / scales.compute.value))
+        if ratios[0] <= found <= ratios[-1]:
+            break
+        ratios = RATIOS + found  # beyond, a straight line is only a guess
     library = with_factors(library, scales.compute.value, scales.communication.value)
     nominal = np.mean([
         nominal_step(build_workload(s.job, library), s.job.parallelism) / s.mean_s for s in sizes

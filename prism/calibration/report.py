@@ -19,7 +19,10 @@ from prism.library import Library
 Array = NDArray[np.float64]
 MOSTLY = 0.7  # share of the prior's variance from which a figure is said to be the library's
 _OFF = 0.03  # of a mean that is fitted: beyond, the sizes contradict each other
+_TAIL_OFF = 0.05  # of a p95
 _FEW_RUNS = 3
+_FEW_STALLS = 10
+_FAR = 3.0  # prior standard deviations
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def report_of(
             "longest_s": float(lengths.max()) if lengths.size else None,
         },
         "not_identifiable": _not_identifiable(sizes, found),
-        "warnings": _warnings(sizes, drawn),
+        "warnings": [*_unlikely(found), *_warnings(sizes, drawn, found)],
         "notes": [],
     }  # fmt: skip
 
@@ -110,15 +113,16 @@ def _not_identifiable(sizes: Sequence[Size], found: Found) -> list[str]:
     out = []
     b = found.scales.communication
     if b.library_share > MOSTLY:
+        few = "these sizes spend" if len(sizes) > 1 else "one size spends"
         out.append(
-            f"communication: {b.library_share:.0%} the library's; these sizes spend about the same "
-            "share of the step on it, so where it takes another, the mean may be off by "
+            f"communication: {b.library_share:.0%} the library's; {few} one share of the step on "
+            "it, so where it takes another, the mean may be off by "
             f"{100 * _sensitivity(found.scales):.1f} % for each tenth of the step"
         )
     if found.between.library_share > MOSTLY:
         out.append(
-            f"between runs: {found.between.library_share:.0%} the library's; "
-            f"{sum(s.n_runs for s in sizes)} measured runs hardly show how much runs differ"
+            f"between runs: {found.between.library_share:.0%} the library's; measured runs in all: "
+            f"{sum(s.n_runs for s in sizes)}, which hardly show how much runs differ"
         )
     else:
         out.append(
@@ -132,8 +136,8 @@ def _not_identifiable(sizes: Sequence[Size], found: Found) -> list[str]:
     lengths = [s.mean_s for s in sizes]
     if max(lengths) < 1.5 * min(lengths):
         out.append(
-            "spread of a step: these sizes take about as long, so it is taken as a share of the "
-            "step, not as a time that all steps have"
+            "spread of a step: as a share of it or as a time that all steps have cannot be told, "
+            "since no two sizes differ much in length; taken as a share"
         )
     if not sum(s.stalls for s in sizes):
         hours = sum(s.exposure_s for s in sizes) / 3600.0
@@ -149,16 +153,58 @@ def _sensitivity(scales: Scales) -> float:
     return 0.1 * min(scales.communication.log_std, COMMUNICATION_PRIOR)
 
 
-def _warnings(sizes: Sequence[Size], drawn: Sequence[Array]) -> list[str]:
+def _unlikely(found: Found) -> list[str]:
+    """Say which factor is so far from the library's that something else is wrong."""
+    priors = {"kernels": (found.scales.compute, COMPUTE_PRIOR),
+              "messages": (found.scales.communication, COMMUNICATION_PRIOR)}  # fmt: skip
+    return [
+        f"{name} take {f.value:.3g} times what the library says, and {np.exp(_FAR * prior):.2g} "
+        "times either way would be much: are the step times in the unit that their column says, "
+        "and of this job?"
+        for name, (f, prior) in priors.items()
+        if abs(float(np.log(f.value))) > _FAR * prior
+    ]
+
+
+def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> list[str]:
     """Say what rests on little, and what does not fit together."""
     out = []
     for size, steps in zip(sizes, drawn, strict=True):
-        error = float(np.median(steps)) / size.p50_s - 1.0
-        if abs(error) > _OFF:
+        row = _size(size, steps)
+        if abs(row["p50_error"]) > _OFF:
+            why = "no two factors bring all sizes together" if len(sizes) > 1 else (
+                "the factors that would bring it there are too far from the library's"
+            )  # fmt: skip
             out.append(
-                f"{size.label}: the calibrated job's median step is {error:+.1%} from the measured "
-                "one; no two factors bring all sizes together: do the jobs say what was run?"
+                f"{size.label}: the calibrated job's median step is {row['p50_error']:+.1%} from "
+                f"the measured one; {why}: does the job say what was run?"
             )
-        if 1 < size.n_runs < _FEW_RUNS:
-            out.append(f"{size.label}: {size.n_runs} runs")
+        elif abs(row["p95_error"]) > _TAIL_OFF:
+            out.append(
+                f"{size.label}: the calibrated job's p95 is {row['p95_error']:+.1%} from the "
+                "measured one: what varies here is not in the model, or the job's own effects win "
+                "over what was measured"
+            )
+        if size.n_runs < _FEW_RUNS:
+            few = "one run" if size.n_runs == 1 else f"{size.n_runs} runs"
+            out.append(f"{size.label}: {few}; how much runs differ rests on little")
+        own = size.job.variability.effects.model_dump(exclude_none=True)
+        names = [name for name in ("rank", "step", "stall", "residual") if name in own]
+        if names:
+            out.append(
+                f"{size.label}: the job sets its own {', '.join(names)} effect, which wins over "
+                "what is measured here"
+            )
+    n = int(sum(size.stalls for size in sizes))
+    if 0 < n < _FEW_STALLS:
+        low, high = _poisson_interval(n)
+        out.append(f"stalls: rate and lengths rest on {n}; 90 % interval of the rate: "
+                   f"{low / n:.2g} to {high / n:.2g} times it")  # fmt: skip
     return out
+
+
+def _poisson_interval(n: int) -> tuple[float, float]:
+    """90 % interval of a Poisson mean after n events (Garwood)."""
+    from scipy.stats import chi2
+
+    return float(chi2.ppf(0.05, 2 * n) / 2.0), float(chi2.ppf(0.95, 2 * n + 2) / 2.0)

@@ -43,7 +43,7 @@ class Scales:
 
 def fit_scales(
     sizes: Sequence[Size], means: Sequence[Array], between: Sequence[float],
-    clusters: Sequence[int],
+    clusters: Sequence[int], ratios: Array = RATIOS,
 ) -> Scales:  # fmt: skip
     """Find both factors.
 
@@ -51,11 +51,13 @@ def fit_scales(
     ----------
     sizes : sequence of Size
     means : sequence of float64 [ratio]
-        Predicted mean step of each size with compute factor 1, over `RATIOS` [s].
+        Predicted mean step of each size with compute factor 1, over `ratios` [s].
     between : sequence of float
         Spread of a measured mean for the cluster it was measured on [1].
     clusters : sequence of int
         Clusters that each size's predicted means are of.
+    ratios : float64 [ratio]
+        Logs of the communication over the compute factor, ascending.
 
     Notes
     -----
@@ -65,20 +67,23 @@ def fit_scales(
     mean errs by the noise of its steps and by what its runs' clusters differ by, a predicted one by
     its clusters and by the model's own error.
     """
-    tables = [CubicSpline(np.exp(RATIOS), m, bc_type="natural") for m in means]
+    tables = [CubicSpline(np.exp(ratios), m, bc_type="natural") for m in means]
     wanted = np.log([s.mean_s for s in sizes])
     errors = np.array([
         np.sqrt(MODEL_ERROR**2 + (s.between_noise + b**2) / s.n_runs + b**2 / n)
         for s, b, n in zip(sizes, between, clusters, strict=True)
     ])  # fmt: skip
 
-    def residuals(x: Array) -> Array:
-        found = np.array([_log_mean(table, x) for table in tables])
+    def residuals(x: Array, errors: Array) -> Array:
+        found = np.array([_log_mean(table, x, ratios) for table in tables])
         prior = x / np.array([COMPUTE_PRIOR, COMMUNICATION_PRIOR])
         return np.concatenate([(found - wanted) / errors, prior])
 
-    start = np.full(2, float((wanted - [_log_mean(t, np.zeros(2)) for t in tables]).mean()))
-    solved = least_squares(residuals, start)
+    start = np.full(2, float((wanted - [_log_mean(t, np.zeros(2), ratios) for t in tables]).mean()))
+    solved = least_squares(residuals, start, args=(errors,))
+    misfit = float((solved.fun[: len(sizes)] ** 2).mean())
+    if misfit > 1.0:  # sizes that contradict each other tell less than their own errors say
+        solved = least_squares(residuals, solved.x, args=(errors * np.sqrt(misfit),))
     covariance = np.linalg.inv(solved.jac.T @ solved.jac)
     priors = (COMPUTE_PRIOR, COMMUNICATION_PRIOR)
     factors = [
@@ -88,9 +93,9 @@ def fit_scales(
     return Scales(factors[0], factors[1], covariance)
 
 
-def _log_mean(table: Callable[[float], Array], x: Array) -> float:
+def _log_mean(table: Callable[[float], Array], x: Array, ratios: Array) -> float:
     """Log of the mean at two log factors, straight in the ratio beyond the table's ends."""
     log_ratio = float(np.clip(x[1] - x[0], -_WIDEST, _WIDEST))
-    ratio, inside = np.exp([log_ratio, np.clip(log_ratio, RATIOS[0], RATIOS[-1])])
+    ratio, inside = np.exp([log_ratio, np.clip(log_ratio, ratios[0], ratios[-1])])
     slope = float(table(inside, 1)) if inside != ratio else 0.0  # type: ignore[call-arg]
     return float(x[0] + np.log(table(inside) + slope * (ratio - inside)))

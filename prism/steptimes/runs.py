@@ -55,7 +55,9 @@ class UnderWay:
     notes: tuple[str, ...] = ()
 
 
-def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> UnderWay:
+def condition(
+    model: RunModel, times: StepTimes, n_draws: int, seed: int, nominal_error: float = NOMINAL_ERROR
+) -> UnderWay:
     """Condition a run model on the steps so far of one run.
 
     Parameters
@@ -66,6 +68,8 @@ def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> Und
         Steps so far, from the first on.
     n_draws, seed : int
         Draws of level and drift; each becomes a cluster.
+    nominal_error : float
+        What the model's mean step may be wrong by before anything is measured [1].
 
     Raises
     ------
@@ -92,7 +96,7 @@ def condition(model: RunModel, times: StepTimes, n_draws: int, seed: int) -> Und
     scale = 1.0 + float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 1.0
     spread = _spread_of(model, series.body[series.beginning :, 0], k)
     between = float(model.mean[:, 0].std() / before[0])
-    prior = float(np.sqrt(between**2 + model.run_cv**2 + NOMINAL_ERROR**2))
+    prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2))
     rate = usual * scale * k / spread.tau_s if spread.drift > 0.0 and spread.tau_s > 0.0 else 1e9
     law = level_given(deviation / scale - (1.0 - 1.0 / scale), spread, rate, prior, k)
     state = law.mean + generator(seed, 32).standard_normal((n_draws, 2)) @ law.root.T
