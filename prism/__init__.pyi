@@ -20,6 +20,8 @@ from .results import save as save
 from .results import summary as summary
 from .schedule import make_schedule as make_schedule
 from .simulate import simulate as simulate
+from .sweep import summarize_sweep as summarize_sweep
+from .sweep import sweep as sweep
 from .validate import summarize_validation as summarize_validation
 from .validate import validate as validate
 

@@ -17,6 +17,7 @@ from prism.options import Duration, Factors, KeyValue, common_options, rows_of
 from prism.outputs import tell_warnings, write_folder
 from prism.placecommand import place
 from prism.rankcommand import rank
+from prism.sweepcommand import sweep
 from prism.terminal import answer, progress_line
 from prism.tracecommands import fit, replay, validate
 
@@ -160,7 +161,7 @@ def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:
     return axes
 
 
-for _command in (fit, replay, validate, rank, place):
+for _command in (fit, replay, validate, rank, place, sweep):
     prism.add_command(_command)
 
 

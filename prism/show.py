@@ -252,6 +252,16 @@ def _describe_placement(path: Path) -> Description:
     return {"kind": "placement", "summary": numbers}, place_view(numbers)
 
 
+def _describe_sweep(path: Path) -> Description:
+    """Describe what `prism sweep` wrote."""
+    from prism.sweep import summarize_sweep
+    from prism.sweeptext import in_words
+    from prism.sweepview import sweep_view
+
+    numbers = in_words(summarize_sweep(_open(path)))
+    return {"kind": "sweep", "summary": numbers}, sweep_view(numbers)
+
+
 _KINDS = {
     "trace": _describe_model,
     "calibrated": _describe_model,
@@ -260,6 +270,7 @@ _KINDS = {
     "replay": _describe_replay,
     "validation": _describe_validation,
     "placement": _describe_placement,
+    "sweep": _describe_sweep,
 }
 """What the attribute ``kind`` of a netCDF file says; results and libraries have none."""
 

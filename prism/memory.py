@@ -1,0 +1,243 @@
+"""Memory of the busiest GPU of a job: an estimate of what must be held at the worst moment.
+
+Weights, gradients and optimizer by kind of data parallelism; activations by walking the schedule,
+forward by forward and backward by backward; what a backward needs beside them. Left out: what the
+allocator, CUDA and NCCL take, dropout's masks, experts, fp8, and offloading.
+
+References
+----------
+.. [1] Korthikanti et al., arXiv:2205.05198: activations of a layer, recomputation, schedules.
+.. [2] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from prism.cluster import find_device
+from prism.job import layer_split
+from prism.placement import shard_size
+from prism.schedule import Schedule, make_schedule
+from prism.transformer import layer_parameters, shard_sizes
+
+if TYPE_CHECKING:
+    from prism.job import Job
+
+GIB = 2.0**30
+WEIGHT_BYTES, GRADIENT_BYTES = 2.0, 4.0
+"""A parameter in bfloat16 and its gradient in float32 (Llama 3, arXiv:2407.21783, 3.3.2)."""
+ADAM_BYTES = 12.0
+"""A parameter's master copy and two moments in float32 ([2]_, section 3.1)."""
+LOGIT_BYTES, LOSS_BYTES = 4.0, 4.0
+"""A logit kept in float32 for the loss's backward ([1]_, section 4.3), and beside it, while the
+loss is computed, the product and its gradient in bfloat16."""
+STEADY_ROUNDS = 4
+"""Rounds of pp microbatches after which 1F1B, interleaved or not, holds no more than before."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one GPU of the busiest stage holds at the worst moment [byte].
+
+    Attributes
+    ----------
+    weights, gradients, optimizer : float
+        Parameters in bfloat16 as far as they are there whole, their gradients, Adam's state.
+    activations : float
+        Kept from forwards whose backwards are still to come.
+    workspace : float
+        Beside them, while a backward runs.
+    stage : int
+        The busiest pipeline stage.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    stage: int
+
+    @property
+    def total(self) -> float:
+        """All of it [byte]."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+    @property
+    def gib(self) -> float:
+        """All of it [GiB]."""
+        return self.total / GIB
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What a model chunk adds on one GPU: parameters, bytes a forward leaves, and a backward's."""
+
+    parameters: float
+    kept: float
+    workspace: float
+
+
+def memory_limit(job: Job) -> float:
+    """Memory [byte] that a job may take of its device.
+
+    Notes
+    -----
+    The data sheet's figure in decimal gigabytes, as in `prism.cluster.DEVICES`. A driver shows as
+    many binary ones (an H100 of 80 GB: 79.1 GiB), so some 6 % are the reserve for CUDA, NCCL and
+    what the allocator loses.
+    """
+    return find_device(job.cluster.device).memory_bytes
+
+
+def layer_activation_bytes(job: Job) -> tuple[float, float]:
+    """Bytes of one layer's activations on one GPU for one microbatch: all, and those kept.
+
+    Returns
+    -------
+    all, kept : float
+        What backward needs of a layer, and what is kept for it after the forward: the layer's
+        input alone with full recomputation [byte].
+
+    Notes
+    -----
+    Per token in bfloat16: both norms' inputs and outputs 8 h, query, key, value and attention's
+    output 4 q + 4 k, and the MLP's product(s) and their activation 4 f (plain) or 6 f (gated), f
+    its width. With f = 4 h and as many key heads as heads that is 32 h, where [1]_ has 34 h with
+    dropout's two masks. Flash attention keeps no scores, so selective recomputation, which [1]_
+    has for them, keeps as much as none. Norms lie on a part of the tokens with sequence
+    parallelism, everything on a part with context parallelism.
+    """
+    model, s = job.model, shard_sizes(job.model, job.parallelism)
+    stream = 2.0 * s.hidden * s.resident
+    attention = 4.0 * s.tokens * (s.query + s.key)
+    mlp = 2.0 * s.tokens * s.ffn * (3.0 if model.gated_mlp else 2.0)
+    whole = 4.0 * stream + attention + mlp
+    return whole, stream if job.parallelism.recompute == "full" else whole
+
+
+def estimate_memory(job: Job) -> Memory | None:
+    """Estimate the memory of the busiest stage's GPUs.
+
+    Parameters
+    ----------
+    job : Job
+        With a model; explicit durations and fitted traces have no sizes.
+
+    Returns
+    -------
+    Memory or None
+        None where the model is not known.
+
+    Notes
+    -----
+    Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam; zero1 shards Adam's;
+    fsdp and hsdp all but what is gathered: with resharding the units in use and prefetched, and
+    the gradients of two (one computed, one on its way); without, a chunk's weights from its first
+    forward and its gradients from its first backward, both until its last backward. Resharded
+    gradients are reduced after every microbatch, as `prism.stepgraph` does.
+
+    Errors, in ``tests/test_memory.py``: Llama 3 405B ran on H100s of 80 GB (79.1 GiB to the
+    driver) without recomputation, and its estimate is 72 GiB on 16,384 of them and 89 GiB, at least
+    12 % too high, on 8,192, where gradients of all chunks are whole at once. Against peaks that the
+    allocator had reserved in torchtitan's runs with full recomputation it is 28 and 41 % low.
+    """
+    if job.model.durations is not None or job.variability.model is not None:
+        return None
+    p, rows = job.parallelism, _chunks(job)
+    schedule = _schedule(p.schedule, p.pp, _steady(p.schedule, p.pp, p.microbatches), len(rows[0]))
+    seen: list[list[_Chunk]] = []
+    found: list[Memory] = []
+    for stage, row in enumerate(rows):
+        if row not in seen:  # of stages with the same chunks the first has most in flight
+            seen.append(row)
+            found.append(_peak(job, stage, row, schedule))
+    return max(found, key=lambda memory: memory.total)
+
+
+def _steady(name: str, n_stages: int, n_microbatches: int) -> int:
+    """Give the fewest microbatches that hold as much at the worst moment."""
+    if name == "gpipe" and n_stages > 1:
+        return n_microbatches
+    return min(n_microbatches, STEADY_ROUNDS * n_stages)
+
+
+@lru_cache(maxsize=256)
+def _schedule(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> Schedule:
+    """Make a schedule, or take it from where it was made for another layout."""
+    return make_schedule(name, n_stages, n_microbatches, n_chunks)
+
+
+def _chunks(job: Job) -> list[list[_Chunk]]:
+    """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
+    model, p = job.model, job.parallelism
+    counts = layer_split(job) if p.pp > 1 else [1] * model.n_layers
+    s = shard_sizes(model, p)
+    whole, kept = layer_activation_bytes(job)
+    table = float(model.vocab_size * model.hidden_size) / p.tp
+    # a gathered input, and the gradients of what is inside the MLP
+    beside = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
+    beside += 2.0 * s.tokens * s.ffn * (2.0 if model.gated_mlp else 1.0) + whole - kept
+    chunks = []
+    for i, n in enumerate(counts):
+        parameters, last = n * layer_parameters(model) / p.tp, i == len(counts) - 1
+        parameters += table * (i == 0)
+        kept_here, workspace = n * kept, beside if n else 0.0
+        if last:
+            parameters += table * (not (model.tied_embeddings and p.pp == 1))
+            parameters += model.hidden_size / p.tp
+            kept_here += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
+            workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
+        chunks.append(_Chunk(parameters, kept_here, workspace))
+    return [chunks[stage :: p.pp] for stage in range(p.pp)]
+
+
+def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
+    """Walk a stage's schedule to the moment when it holds most."""
+    p, parameters = job.parallelism, sum(chunk.parameters for chunk in row)
+    shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
+    mode = "ddp" if p.data_parallel == "none" else p.data_parallel
+    weights, gradients = WEIGHT_BYTES * parameters, GRADIENT_BYTES * parameters
+    optimizer = ADAM_BYTES * parameters / (1 if mode == "ddp" else shards)
+    lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
+    if mode in ("fsdp", "hsdp") and shards > 1:
+        lasting = not p.reshard_after_forward
+        gradients /= shards
+        weights = 0.0 if lasting else WEIGHT_BYTES * _neighbours(row, 1 + p.prefetch)
+        gradients += 0.0 if lasting else GRADIENT_BYTES * _neighbours(row, 2)
+    left = {chunk: sum(a.kind == "B" and a.chunk == chunk for a in schedule[stage])
+            for chunk in range(len(row))} if lasting else {}  # fmt: skip
+    pending = dict(left)
+    splits = any(a.kind == "W" for a in schedule[stage])
+    there: set[int] = set()
+    held = gathered = reduced = 0.0
+    best = (-1.0, 0.0, 0.0, 0.0, 0.0)
+    for kind, c, _ in schedule[stage]:
+        chunk, beside = row[c], 0.0
+        if kind == "F":
+            held += chunk.kept
+            if pending and c not in there:
+                there.add(c)
+                gathered += WEIGHT_BYTES * chunk.parameters
+        else:
+            beside = chunk.workspace
+            if kind == "B" and pending and pending[c] == left[c]:
+                reduced += GRADIENT_BYTES * chunk.parameters
+        best = max(best, (held + gathered + reduced + beside, gathered, reduced, held, beside))
+        if kind == ("W" if splits else "B"):
+            held -= chunk.kept
+        if kind == "B" and pending:
+            pending[c] -= 1
+            if pending[c] == 0:
+                gathered -= WEIGHT_BYTES * chunk.parameters
+                reduced -= GRADIENT_BYTES * chunk.parameters
+    _, gathered, reduced, held, beside = best
+    return Memory(weights + gathered, gradients + reduced, optimizer, held, beside, stage)
+
+
+def _neighbours(row: list[_Chunk], n: int) -> float:
+    """Most parameters of n chunks that follow each other."""
+    sizes = [chunk.parameters for chunk in row]
+    return max(sum(sizes[i : i + n]) for i in range(max(1, len(sizes) - n + 1)))

@@ -1,0 +1,276 @@
+"""One setting of a sweep: its job, what it must take at least, its simulated steps.
+
+All settings run under the same seed: clusters, steps and microbatches are drawn alike, so that
+differences are paired. Where settings do unequal work, times are compared for the same number of
+tokens. Left out: which settings there are (`prism.sweeps.grid`) and which go on
+(`prism.sweeps.search`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from prism import engine
+from prism.attribution import ClusterControl, control_slope
+from prism.cluster import DEVICES
+from prism.clustertimes import cluster_times
+from prism.job import Job
+from prism.library import Library, load_library
+from prism.memory import Memory
+from prism.placements.clusters import spread
+from prism.placements.screen import Screen
+from prism.placements.selection import QUANTILES, pseudo_values
+from prism.program import ideal_program
+from prism.simulate import Progress, Step, prepare, run_blocks, warm_up
+from prism.variability import is_communication
+from prism.workload import build_workload
+
+Array = NDArray[np.float64]
+MEASURES = ("p50", "p95", "mean")
+QUIET_GPUS = 1 << 21
+QUIET_BATCHES = 1, 4
+"""GPUs drawn for the quiet times of one setting; least and most batches of 64 clusters that is."""
+KEPT_STEPS = 48
+"""Settings kept ready to run; others are built again when they go on."""
+
+
+@dataclass(eq=False)
+class Point:
+    """A setting.
+
+    Attributes
+    ----------
+    setting : dict of str to str
+        Values of the keys that differ.
+    job : Job
+    group : tuple of str
+        What was varied by hand; layouts are chosen within it.
+    own : bool
+        Whether it is the job as it is.
+    work : float
+        Tokens of a step over those of the job's [1].
+    memory : Memory or None
+    least : float
+        Seconds that a step takes at least, see `least_seconds`.
+    ideal : float or None
+        The step with every effect at 1 [s]; None where it was not needed.
+    times : float64 [cluster, lane]
+        Simulated steps [s].
+    quiet : float64 [many clusters]
+        Steps with nothing random but the ranks [s]; empty where those do not vary.
+    slope : float
+        Of the clusters' mean steps over their quiet times [1].
+    exposed, model_flop : float
+        Share of communication on the critical path [1]; useful work of a step [flop].
+    done : bool
+        Whether it was simulated as long as any.
+    """
+
+    setting: dict[str, str]
+    job: Job
+    group: tuple[str, ...] = ()
+    own: bool = False
+    work: float = 1.0
+    memory: Memory | None = None
+    least: float = 0.0
+    ideal: float | None = None
+    times: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
+    quiet: Array = field(default_factory=lambda: np.empty(0))
+    slope: float = 1.0
+    exposed: float = 0.0
+    model_flop: float = 0.0
+    done: bool = False
+
+    @property
+    def n(self) -> int:
+        """Clusters so far."""
+        return len(self.times)
+
+    def same_work(self, n: int | None = None) -> Array:
+        """Return steps on the first n clusters, for the tokens of one step of the job [s].
+
+        They are spread over all clusters whose quiet times are known: slow GPUs are rare, and few
+        clusters hardly meet them, see `prism.placements.clusters.spread`.
+        """
+        return np.asarray(spread(self.times[:n], self.quiet, self.slope) / self.work)
+
+    def values(self, measure: str, n: int | None = None) -> Array:
+        """One value per cluster, whose mean is the figure for the same work [s]."""
+        return pseudo_values(self.same_work(n), QUANTILES.get(measure))
+
+    def figure(self, measure: str) -> float:
+        """Figure of the simulated steps for the same work [s]."""
+        values = self.same_work()
+        q = QUANTILES.get(measure)
+        return float(values.mean() if q is None else np.quantile(values, q))
+
+    @property
+    def mfu(self) -> float | None:
+        """Model flop per second and GPU over the device's peak [1]; None without a model."""
+        if self.model_flop <= 0.0 or self.n == 0:
+            return None
+        peak = DEVICES[self.job.cluster.device].bf16_flop_per_s * self.job.world_size
+        return self.model_flop / float(self.times.mean()) / peak
+
+
+class Difference(NamedTuple):
+    """Paired relative difference of two settings' figures, its standard error, clusters."""
+
+    change: float
+    error: float
+    n: int
+
+
+def difference(point: Point, other: Point, measure: str) -> Difference:
+    """Compare two settings on the clusters that both ran on, for the same work."""
+    n = min(point.n, other.n)
+    mine, base = point.values(measure, n), other.values(measure, n)
+    scale = float(base.mean())
+    d = (mine - base) / scale
+    error = float(d.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    return Difference(float(d.mean()), error, n)
+
+
+def probability_best(best: Point, others: Sequence[Point], measure: str, tolerance: float) -> float:
+    """Probability that none of the others is better by more than a share of the figure.
+
+    Notes
+    -----
+    The product over the others of Student's t of the paired difference, as in
+    `prism.placements.selection.probability_within`.
+    """
+    p = 1.0
+    for other in others:
+        if other is best or min(other.n, best.n) < 2:
+            continue
+        d = difference(best, other, measure)
+        if d.error == 0.0:
+            p *= float(d.change <= tolerance)
+        else:
+            p *= float(stats.t.cdf((tolerance - d.change) / d.error, d.n - 1))
+    return p
+
+
+def least_seconds(job: Job, library: Library | None) -> float:
+    """Seconds that a step takes at least, by what its stages compute.
+
+    Notes
+    -----
+    A stage computes all its microbatches one after the other. Before its first forward the earlier
+    stages do theirs of a first chunk, and after its last backward they do one backward of it, then
+    the optimizer follows: a bound for every schedule, which communication only lengthens.
+    """
+    if job.variability.model is not None:
+        return 0.0
+    workload, before, found = build_workload(job, library), 0.0, 0.0
+    for stage, row in enumerate(workload.chunks):
+        each = [sum(k.duration for k in (*chunk.forward, *chunk.backward)) for chunk in row]
+        after = workload.optimizer[stage].duration if workload.optimizer else 0.0
+        found = max(found, before + sum(each) * job.parallelism.microbatches + after)
+        before += each[0]
+    return found
+
+
+def fit_slope(points: Sequence[Point]) -> None:
+    """Find how far the clusters' mean steps follow their quiet times, alike for all settings."""
+    known = [p for p in points if p.n > 1 and p.quiet.size and np.ptp(p.quiet) > 0.0]
+    if not known:
+        return
+    n = min(point.n for point in known)
+    times = [point.times[:n] / point.work for point in known]
+    quiet = tuple(point.quiet / point.work for point in known)
+    slope = control_slope(times, ClusterControl(quiet))
+    for point in known:
+        point.slope = slope
+
+
+class Libraries:
+    """Distribution sets by name, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Library] = {}
+
+    def of(self, job: Job) -> Library | None:
+        """Return the library of a job."""
+        name = job.variability.library
+        if name is None:
+            return None
+        if name not in self._known:
+            self._known[name] = load_library(name)
+        return self._known[name]
+
+
+class Bench:
+    """Where settings are run: one seed, some threads, the latest of them kept ready.
+
+    Parameters
+    ----------
+    seed, threads : int
+    progress : callable, optional
+    n_gpus : int
+        Of the largest setting; it says on how many clusters quiet times are found.
+    libraries : Libraries, optional
+        Those read already.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        threads: int,
+        progress: Progress | None = None,
+        n_gpus: int = 1,
+        libraries: Libraries | None = None,
+    ) -> None:
+        self.libraries = libraries or Libraries()
+        self.seed, self.threads, self.progress = seed, threads, progress
+        batches = int(np.clip(QUIET_GPUS // (n_gpus * engine.LANES), *QUIET_BATCHES))
+        self.n_quiet = batches * engine.LANES
+        self.simulated = 0  # clusters over all settings
+        self._steps: OrderedDict[Point, Step] = OrderedDict()
+        self._warm = False
+
+    def step(self, point: Point) -> Step:
+        """Return a setting ready to run."""
+        if point not in self._steps:
+            self._steps[point] = prepare(point.job, self.seed, self.libraries.of(point.job))
+        self._steps.move_to_end(point)
+        if len(self._steps) > KEPT_STEPS:
+            self._steps.popitem(last=False)
+        return self._steps[point]
+
+    def find_ideal(self, point: Point) -> float:
+        """Find a setting's step with every effect at 1, for the same work [s]."""
+        if point.ideal is None:
+            step = self.step(point)
+            program = ideal_program(step.program)
+            point.ideal = float(Screen(program, self.threads).times([program])[0])
+            point.model_flop = 0.0 if step.workload is None else step.workload.model_flop
+        return point.ideal / point.work
+
+    def extend(self, point: Point, n: int) -> None:
+        """Bring a setting to n clusters."""
+        if point.n >= n:
+            return
+        program = self.step(point).program
+        if not self._warm:
+            warm_up(program, self.seed)
+            self._warm = True
+        if point.n == 0:
+            classes = program.classes
+            _, _, path, _ = run_blocks(program, range(1), self.seed, self.threads, track=True)
+            link = np.array([is_communication(name) for name in classes], bool)
+            total = float(path.sum())
+            point.exposed = float(path[:, link].sum()) / total if total > 0.0 else 0.0
+            if (program.ranks.tables >= 0).any() or program.ranks.spread_node.size:
+                quiet = cluster_times(program, range(self.n_quiet), self.seed, self.threads)
+                point.quiet = quiet.astype(np.float64)
+        times, *_ = run_blocks(program, range(point.n, n), self.seed, self.threads)
+        self.simulated += n - point.n
+        point.times = np.concatenate([point.times, times.astype(np.float64)])

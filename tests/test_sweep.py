@@ -1,0 +1,418 @@
+"""prism sweep: which settings there are, which go on, and what is said of them."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import prism
+from prism.errors import PrismError
+from prism.job import job_from_dict, load_job
+from prism.layersplit import auto_split
+from prism.memory import estimate_memory, memory_limit
+from prism.results import load, save
+from prism.simulate import simulate
+from prism.sweep import reproduce, summarize_sweep, sweep
+from prism.sweeps.grid import given_values, job_at, parse_vary
+from prism.sweeps.layouts import KEYS, layouts
+from prism.sweeps.points import Bench, Point, difference, least_seconds, probability_best
+from prism.sweeps.rows import choose, make_rows
+from prism.sweeps.search import pareto, possibly_best, search
+
+PIPELINE = """
+model: {durations: {forward_s: 1.0, backward_s: 2.0}}
+parallelism: {pp: 4, dp: 2, microbatches: 8}
+variability:
+  library: none
+  effects: {rank: {cv: 0.02}, step: {cv: 0.01}, residual: {law: lognormal, cv: 0.05}}
+run: {steps: 1000}
+"""
+SMALL = """
+model: {name: llama3-8b, n_layers: 8}
+parallelism: {tp: 2, pp: 2, dp: 4, data_parallel: zero1, microbatches: 4}
+cluster: {nodes: 2}
+run: {steps: 1000}
+"""
+BLOCK = 64
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(PIPELINE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("jobs") / "small.yaml"
+    path.write_text(SMALL)
+    return load_job(path)
+
+
+@pytest.fixture(scope="module")
+def all_layouts(small):
+    return summarize_sweep(sweep(small, layouts=True, replicates=16 * BLOCK, seed=1))
+
+
+def row_at(numbers, **keys):
+    (found,) = [
+        row for row in numbers["rows"]
+        if all(row[f"parallelism.{key}"] == value for key, value in keys.items())
+    ]  # fmt: skip
+    return found
+
+
+# ------------------------------------------------------------------------------ grids
+def test_values_ranges_lists_and_quotes():
+    grid = parse_vary(["a.b=1:3,9", "a.c=[1, 2],[3]", "a.d='x,y',z", "a.e={k: 1, l: 2},1:7:3"])
+    assert grid == {
+        "a.b": ["1", "2", "3", "9"],
+        "a.c": ["[1, 2]", "[3]"],
+        "a.d": ["'x,y'", "z"],
+        "a.e": ["{k: 1, l: 2}", "1", "4", "7"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["parallelism.dp"], "expected key=value"),
+        (["=1,2"], "expected key=value"),
+        (["a.b=1,,2"], "empty value"),
+        (["a.b=1,2,1"], "1 is there twice"),
+        (["a.b=1", "a.b=2"], "varied twice"),
+        (["a.b=8:2"], "no end"),
+        (["a.b=1:9:0"], "no end"),
+        (["a.b=1:99999"], "more than 20,000"),
+        (["a.b=1:200", "a.c=1:200"], "40,000 settings"),
+    ],
+)
+def test_bad_grids(texts, words):
+    with pytest.raises(PrismError, match=words):
+        parse_vary(texts)
+
+
+def test_what_was_not_given_follows_from_the_setting(small):
+    values = given_values(load_job("llama3-405b-16k"))
+    drop = ("parallelism.reshard_after_forward",)
+    setting = {"parallelism.vpp": "1", "cluster.device": "gb200"}
+    job = job_at(values | {"variability": {}}, setting, drop, "job")
+    assert job.parallelism.schedule == "1f1b"
+    assert job.variability.library == "gb200-healthy"
+    assert not job.parallelism.reshard_after_forward  # pp > 1
+    assert job_at(given_values(small), {}, (), small.name) == small
+
+
+def test_a_rebuilt_job_knows_all_its_values(small):
+    rebuilt = job_from_dict(small.model_dump(mode="json", exclude={"name", "source"}), small.name)
+    assert job_at(given_values(rebuilt), {"parallelism.dp": "4"}, (), small.name) == small
+
+
+# ------------------------------------------------------------------------------ layouts
+def test_layouts_are_all_that_the_rules_allow(small):
+    found = {tuple(int(v) for v in setting.values()) for setting, _ in layouts(small, 16)}
+    n_layers, batch, world = 8, 16, 16
+    brute = set()
+    for tp, cp, pp, vpp, dp in product(
+        range(1, 9), range(1, 17), range(1, 17), range(1, 11), range(1, 17)
+    ):
+        if tp * cp * pp * dp != world or batch % dp or 32 % tp:
+            continue
+        m = batch // dp
+        if pp == 1 and vpp > 1 or vpp > 1 and m % pp:
+            continue
+        if pp > 1 and auto_split(n_layers, pp * vpp) is None:
+            continue
+        brute.add((tp, cp, pp, vpp, dp, m))
+    assert found == brute
+    assert len(found) > 50
+
+
+def test_every_layout_is_a_row_or_refused_for_its_memory(small, all_layouts):
+    total = sum(1 for _ in layouts(small, 16))
+    assert len(all_layouts["rows"]) + len(all_layouts["refused"]) == total
+    values = given_values(small)
+    for setting, follows in layouts(small, 16):
+        job = job_at(values, setting, follows, small.name)
+        assert job.world_size == 16
+        assert job.tokens_per_step == small.tokens_per_step
+        sizes = {key: getattr(job.parallelism, key) for key in KEYS}
+        kept = [r for r in all_layouts["rows"]
+                if all(r[f"parallelism.{k}"] == v for k, v in sizes.items())]  # fmt: skip
+        fits = estimate_memory(job).total <= memory_limit(job)
+        assert len(kept) == int(fits)
+    assert all("GiB" in row["reason"] for row in all_layouts["refused"])
+
+
+def test_skipping_loses_none_of_the_best(small):
+    """Every layout simulated to the end gives the same choices."""
+    values, bench = given_values(small), Bench(1, 2)
+    points, every = [], []
+    for setting, follows in layouts(small, 16):
+        job = job_at(values, setting, follows, "job")
+        least = least_seconds(job, bench.libraries.of(job))
+        points.append(Point(setting, job, least=least, own=job == small))
+        every.append(Point(setting, job))
+        assert 0.0 < least <= bench.find_ideal(every[-1])
+    search(points, bench, 16, "p95", skip=True)
+    run = [point for point in points if point.n]
+    for point in every:
+        bench.extend(point, 16)
+        point.slope = run[0].slope
+    assert 0 < len(run) < len(points)
+    assert 0 < sum(point.done for point in points) < len(run)
+    figures = np.array([[p.figure("p50"), p.figure("p95")] for p in every])
+    assert (figures >= [[p.ideal * 0.999] * 2 for p in every]).all()
+    chosen, row = choose(points, "p95"), make_rows(points, "p95")
+    best = [every[i].setting for i in (*figures.argmin(axis=0), *pareto(figures))]
+    found = [row[i] for i in (chosen["fastest"], chosen["robust"], *chosen["frontier"])]
+    assert [[str(r[key]) for key in best[0]] for r in found] == [list(b.values()) for b in best]
+    assert [r["p95"] for r in found] == [every[i].figure("p95") for i in (
+        *figures.argmin(axis=0), *pareto(figures))]  # fmt: skip
+    assert all(r["p50"] is None for r in row if r["figures"] in ("ideal", "work"))
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_few_clusters_tell_what_rare_slow_gpus_do(small, seed):
+    """8 clusters, of which too many or none hold a lemon, against 256."""
+    keys = {"variability.effects.rank.lemon_fraction": "0.006",
+            "variability.effects.rank.lemon_slowdown": "[1.24, 1.25]"}  # fmt: skip
+    job = job_at(given_values(small), keys, (), "job")
+    few, many = (Point({}, job) for _ in range(2))
+    Bench(seed, 2).extend(few, 8)
+    Bench(seed, 2).extend(many, 256)
+    truth = np.quantile(many.times, 0.95)
+    assert few.figure("p95") == pytest.approx(truth, rel=0.015)
+    assert abs(np.quantile(few.times, 0.95) / truth - 1.0) > 0.08  # what they say alone
+
+
+def test_layouts_of_other_clusters_and_microbatches(small):
+    vary = {"cluster.nodes": [1, 2], "parallelism.microbatch_size": [1, 2, 3]}
+    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    for row in numbers["rows"]:
+        sizes = {key: row[f"parallelism.{key}"] for key in KEYS}
+        gpus = sizes["tp"] * sizes["cp"] * sizes["pp"] * sizes["dp"]
+        assert row["world_size"] == gpus == 8 * row["cluster.nodes"]
+        mbs = row["parallelism.microbatch_size"]
+        assert sizes["dp"] * sizes["microbatches"] * mbs == 16
+        assert row["work"] == 1.0
+    assert sum(row["own"] for row in numbers["rows"]) == 1
+    refused = [row for row in numbers["refused"] if "does not divide the global" in row["reason"]]
+    assert [row["cluster.nodes"] for row in refused] == ["1", "2"]
+
+
+def test_keys_of_a_layout_say_which_are_taken(small, all_layouts):
+    vary = {"parallelism.cp": [1], "parallelism.pp": [1, 2]}
+    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    asked = [row for row in all_layouts["rows"]
+             if row["parallelism.cp"] == 1 and row["parallelism.pp"] in (1, 2)]  # fmt: skip
+    layout = [tuple(row[f"parallelism.{key}"] for key in KEYS) for row in numbers["rows"]]
+    assert sorted(layout) == sorted(tuple(r[f"parallelism.{k}"] for k in KEYS) for r in asked)
+    assert "by_setting" not in numbers
+    with pytest.raises(PrismError, match="no layout of those asked for"):
+        sweep(small, {"parallelism.tp": [7]}, layouts=True)
+
+
+def test_a_setting_that_no_layout_mends_is_refused_once(small):
+    vary = {"variability.library": ["h100-healthy", "h100x"]}
+    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    wrong = [row for row in numbers["refused"] if "h100x" in row["reason"]]
+    assert [row["variability.library"] for row in wrong] == ["h100x"]
+
+
+def test_explicit_durations_have_one_layout(pipeline):
+    with pytest.raises(PrismError, match="--layouts needs a model's sizes"):
+        sweep(pipeline, layouts=True)
+
+
+def test_layouts_by_a_setting_varied_by_hand(small):
+    key = "variability.effects.rank.cv"
+    numbers = summarize_sweep(sweep(small, {key: [0.01, 0.08]}, layouts=True, replicates=BLOCK,
+                                    seed=1))  # fmt: skip
+    assert [row[key] for row in numbers["by_setting"]] == [0.01, 0.08]
+    for found in numbers["by_setting"]:
+        mine = [row for row in numbers["rows"] if row[key] == found[key]]
+        chosen = numbers["rows"][found["robust"]]
+        assert chosen in mine
+        assert chosen["p95"] == min(row["p95"] for row in mine if row["p95"] is not None)
+        (own,) = [row for row in mine if row["own"]]
+        assert own["figures"] == "full"
+        assert chosen["p95_change"] is None or chosen["p95_change"] < 0.05
+
+
+# ------------------------------------------------------------------------------ figures
+def test_rows_are_what_a_simulation_says(small):
+    vary = {"parallelism.microbatches": [4, 8]}
+    numbers = summarize_sweep(sweep(small, vary, replicates=2 * BLOCK, seed=5))
+    for m in (4, 8):
+        row = row_at(numbers, microbatches=m)
+        alone = simulate(job_at(given_values(small), {"parallelism.microbatches": str(m)}, (),
+                                "job"), 2 * BLOCK, seed=5)  # fmt: skip
+        steps = alone.step_time.to_numpy()
+        assert row["step_time"]["p50"] == np.quantile(steps, 0.5)
+        assert row["step_time"]["p95"] == np.quantile(steps, 0.95)
+        assert row["ideal_step_time"] == float(alone.ideal_step_time)
+        assert row["mfu"] == pytest.approx(float(alone.mfu))
+        assert row["exposed_communication"] == pytest.approx(
+            float(alone.exposed_communication), rel=0.2, abs=0.01
+        )
+        assert row["own"] == (m == 4)
+
+
+def test_unequal_work_is_compared_per_token(pipeline):
+    # without noise a step takes (m + p - 1) (t_f + t_b) = 3 (m + 3)
+    lines = PIPELINE.splitlines(keepends=True)
+    pipeline.write_text("".join(line for line in lines if "effects" not in line))
+    vary = {"parallelism.microbatches": [4, 8, 16]}
+    numbers = summarize_sweep(sweep(pipeline, vary, replicates=2 * BLOCK, seed=1))
+    for m in (4, 8, 16):
+        row = row_at(numbers, microbatches=m)
+        assert row["p50"] == pytest.approx(3 * (m + 3), rel=1e-6)
+        assert row["p50_same_work"] == pytest.approx(3 * (m + 3) * 8 / m, rel=1e-6)
+        assert (
+            row["p95_change"] is None
+            if m == 8
+            else row["p95_change"] == pytest.approx((m + 3) * 8 / m / 11 - 1, rel=1e-5)
+        )
+    assert numbers["rows"][numbers["fastest"]]["parallelism.microbatches"] == 16
+    assert numbers["frontier"] == [0]
+    assert "per token" in " ".join(numbers["notes"])
+
+
+def test_other_numbers_of_gpus_are_said(pipeline):
+    vary = {"parallelism.dp": [2, 4]}
+    numbers = summarize_sweep(sweep(pipeline, vary, replicates=BLOCK, seed=1))
+    assert [row["work"] for row in sorted(numbers["rows"], key=lambda r: r["work"])] == [1.0, 2.0]
+    assert "different numbers of GPUs" in " ".join(numbers["notes"])
+
+
+def test_same_bits_for_any_threads_and_any_order(pipeline):
+    vary = {"parallelism.microbatches": [4, 8, 12], "variability.effects.residual.cv": [0.02, 0.1]}
+    one = summarize_sweep(sweep(pipeline, vary, replicates=20 * BLOCK, seed=3, threads=1))
+    turned = {key: values[::-1] for key, values in reversed(vary.items())}
+    two = summarize_sweep(sweep(pipeline, turned, replicates=20 * BLOCK, seed=3, threads=2))
+    keys = ("p50", "p95", "mean", "clusters", "figures", "p95_change")
+    assert [[row[k] for k in (*vary, *keys)] for row in one["rows"]] == [
+        [row[k] for k in (*vary, *keys)] for row in two["rows"]
+    ]
+
+
+def test_common_random_numbers_make_differences_sharp(pipeline):
+    """Two settings that differ little: the paired error is far below that of either."""
+    bench = Bench(2, 1)
+    base, other = load_job(pipeline), load_job(pipeline, ["parallelism.microbatches=9"])
+    points = [Point({}, base), Point({}, other, work=9 / 8)]
+    for point in points:
+        bench.extend(point, 32)
+    paired = difference(points[1], points[0], "p95")
+    alone = [p.values("p95").std(ddof=1) / np.sqrt(32) / p.figure("p95") for p in points]
+    assert paired.error < 0.5 * np.hypot(*alone)
+    assert paired.change == pytest.approx((9 + 3) / 9 * 8 / 11 - 1, abs=0.01)
+
+
+# ------------------------------------------------------------------------------ halving
+def made_values(shift, n=8, seed=0, k=6):
+    """Values [measure, setting, cluster] of settings that share their clusters' noise."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(0.0, 5.0, (2, 1, n))
+    own = rng.normal(0.0, 1.0, (2, k, n))
+    return 100.0 + common + own + np.asarray(shift, float)[None, :, None]
+
+
+def test_what_is_surely_worse_drops_out_and_the_best_stays():
+    kept = possibly_best(made_values([0, 0.5, 10, 10, 10, 10]))
+    assert kept.tolist() == [True, True, False, False, False, False]
+
+
+def test_worse_in_one_measure_alone_stays():
+    values = made_values(np.zeros(6))
+    values[0, 3] += 50.0
+    assert possibly_best(values)[3]
+    values[1, 3] += 50.0
+    assert not possibly_best(values)[3]
+
+
+def test_equals_are_rarely_dropped():
+    """The error of a round is held: 6 equal settings, 400 rounds."""
+    wrong = sum(not possibly_best(made_values(np.zeros(6), seed=s)).all() for s in range(400))
+    assert wrong / 400 < 0.10  # both measures must err together, so far below 6 x 5 %
+
+
+def test_without_noise_order_decides():
+    values = np.broadcast_to(np.array([1.0, 2.0, 1.0])[None, :, None], (2, 3, 4))
+    assert possibly_best(values).tolist() == [True, False, True]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_the_frontier_is_what_no_setting_beats(points):
+    figures = np.array(points, float)
+    found = pareto(figures)
+    for i, a in enumerate(points):
+        beaten = any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in points)
+        assert (i in found) == (not beaten)
+
+
+def test_how_sure_a_choice_is(pipeline):
+    bench = Bench(2, 1)
+    job = load_job(pipeline)
+    best, same, far = Point({}, job), Point({}, job), Point({}, job)
+    for point in (best, same, far):
+        bench.extend(point, 8)
+    far.times = far.times * 1.05
+    assert probability_best(best, [best, same, far], "p95", 0.001) > 0.99
+    assert probability_best(far, [best, same, far], "p95", 0.001) < 0.01
+
+
+# ------------------------------------------------------------------------------ what is wrong
+def test_one_bad_setting_is_refused_and_the_others_run(pipeline):
+    vary = {"parallelism.microbatches": [4, 0], "parallelism.schedule": ["1f1b", "zb-h1"]}
+    numbers = summarize_sweep(sweep(pipeline, vary, replicates=BLOCK, seed=1))
+    assert len(numbers["rows"]) == 1
+    assert len(numbers["refused"]) == 3
+    reason = next(r["reason"] for r in numbers["refused"] if r["parallelism.microbatches"] == "4")
+    assert "zb-h1 is not modelled yet" in reason
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ({}, "nothing to vary"),
+        ({"parallelism.dq": [1, 2]}, r"(?s)no setting of 2.*parallelism.dq"),
+        ({"dp": [1]}, "no setting of 1"),
+        ({"parallelism.dp": "1,2"}, "expected a list"),
+        ({"parallelism.dp": []}, "no values"),
+    ],
+)
+def test_nothing_to_run(pipeline, vary, words):
+    with pytest.raises(PrismError, match=words):
+        sweep(pipeline, vary, seed=1)
+
+
+def test_numbers_out_of_range(pipeline):
+    vary = {"parallelism.dp": [1, 2]}
+    with pytest.raises(PrismError, match="objective p42"):
+        sweep(pipeline, vary, objective="p42")
+    with pytest.raises(PrismError, match="replicates = 0"):
+        sweep(pipeline, vary, replicates=0)
+
+
+# ------------------------------------------------------------------------------ kept and rebuilt
+def test_a_result_is_kept_and_rebuilds_its_call(pipeline, tmp_path):
+    vary = {"parallelism.microbatches": [4, 8], "parallelism.schedule": ["1f1b", "gpipe"]}
+    made = prism.sweep(pipeline, vary, replicates=2 * BLOCK, seed=7, objective="mean")
+    save(made, tmp_path / "result.nc")
+    kept = load(tmp_path / "result.nc")
+    again = reproduce(kept, threads=1)
+    for name in ("p50", "p95", "mean", "clusters", "memory_gib"):
+        if name in made:
+            np.testing.assert_array_equal(kept[name], again[name])
+    assert kept.parallelism_schedule.to_numpy().tolist().count("gpipe") == 2
+    assert all(kept[name].attrs["units"] and kept[name].attrs["long_name"] for name in kept)
+    assert summarize_sweep(kept) == json.loads(json.dumps(summarize_sweep(made)))
+    per_token = (made["mean"] / made["work"]).to_numpy()
+    assert per_token[0] == per_token.min() == summarize_sweep(kept)["rows"][0]["mean_same_work"]
