@@ -10,7 +10,7 @@ from prism.clustertimes import cluster_times
 from prism.placements import selection
 from prism.placements.alternatives import changed_job
 from prism.placements.answer import choose, promising
-from prism.placements.clusters import QuietClusters, spread
+from prism.placements.clusters import MOST_SLOPE, QuietClusters, spread
 from prism.placements.report import Comparison
 from prism.placements.search import find_placements
 from prism.placements.selection import Arm, Objective, difference, probability_within, select
@@ -165,6 +165,9 @@ def test_spread_keeps_clusters_apart_and_adds_theirs():
     assert np.array_equal(wide[:, : engine.LANES], times)
     assert wide.std() == pytest.approx(np.hypot(quiet.std(), 0.1), rel=0.02)
     assert spread(times, quiet[:20], 1.0) is times
+    # stalls in a few clusters make any slope: what no cluster can follow is not believed
+    assert np.array_equal(spread(times, quiet, 40.0), spread(times, quiet, MOST_SLOPE))
+    assert spread(times, quiet, -3.0) is times
 
 
 def test_promising_placements_differ():

@@ -17,6 +17,7 @@ from prism.program import Program, stream_keys
 
 Array = NDArray[np.float64]
 Lanes = NDArray[np.float32]
+MOST_SLOPE = 1.25  # of a cluster's mean step over its quiet time
 
 
 class QuietClusters:
@@ -141,9 +142,11 @@ def spread(times: Array, quiet: Array, slope: float) -> Array:
     Returns
     -------
     float64 [cluster, n * lane]
-        As `prism.attribution.spread_clusters`, under a slope that programs share.
+        As `prism.attribution.spread_clusters`, under a slope that programs share. It is held
+        within what is possible: a cluster's mean follows its quiet time one to one at most, but
+        for what shared noise multiplies, and rare stalls in few clusters would make it anything.
     """
-    n = times.shape[0]
+    n, slope = times.shape[0], float(np.clip(slope, 0.0, MOST_SLOPE))
     if slope == 0.0 or quiet.size < 2 * n:
         return times
     others = quiet[: quiet.size - quiet.size % n].reshape(-1, n)
