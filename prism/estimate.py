@@ -114,7 +114,10 @@ def estimate(
     dataset = simulate(job, replicates, call["seed"], threads, progress)
     values, coords, n_clusters, notes = _run(job, dataset, call, threads, progress)
     extra = make_dataset(values, coords, {})
+    so_far = call.pop("so_far", None)
     attrs = dataset.attrs | provenance(job, call)
+    if so_far is not None:
+        attrs["so_far"] = json.dumps(so_far)
     attrs["steps"] = call["steps"]
     found = _calibration(job)
     if found is not None:

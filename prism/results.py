@@ -345,8 +345,8 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
         "steps": int(dataset.attrs["steps"]),
         "time_to_train": _run_spread(dataset, runs),
     }
-    if "so_far" in call:
-        out["under_way"] = call["so_far"]
+    if "so_far" in dataset.attrs:
+        out["under_way"] = json.loads(dataset.attrs["so_far"])
     if "deadline" in dataset:
         deadline = float(dataset.deadline)
         out["finish_by"] = {"deadline": deadline, "probability": float((runs <= deadline).mean())}
