@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -112,22 +112,16 @@ def estimate(
         call |= {"under_way": str(under_way), "column": column, "where": dict(where or {})}
     _check(call)
     dataset = simulate(job, replicates, call["seed"], threads, progress)
-    values, coords, n_clusters, notes = _run(job, dataset, call, threads, progress)
-    extra = make_dataset(values, coords, {})
-    so_far = call.pop("so_far", None)
-    attrs = dataset.attrs | provenance(job, call)
-    if so_far is not None:
-        attrs["so_far"] = json.dumps(so_far)
-    attrs["steps"] = call["steps"]
-    found = _calibration(job)
-    if found is not None:
-        exposed = float(dataset.exposed_communication)
-        error = {"mean": found.mean_error(exposed), "library_share": found.library_share(exposed)}
-        attrs["data_error"] = json.dumps(error)
-        notes = (*notes, *(f"calibration: {text}" for text in found.report["warnings"]))
-    attrs["warnings"] = json.dumps([*notes, *_warnings(job, call, n_clusters)])
+    drawn = _run(job, dataset, call, threads, progress)
+    attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"steps": call["steps"]}
+    warnings = [*drawn.notes, *_warnings(job, call, drawn.n_clusters)]
+    calibrated = _calibration(job)
+    if calibrated is not None:
+        attrs["data_error"] = json.dumps(calibrated.error(float(dataset.exposed_communication)))
+        warnings += [f"calibration: {text}" for text in calibrated.report["warnings"]]
+    attrs["warnings"] = json.dumps(warnings)
     attrs["wall_seconds"] = time.perf_counter() - begin
-    return dataset.merge(extra).assign_attrs(attrs)
+    return dataset.merge(make_dataset(drawn.values, drawn.coords, {})).assign_attrs(attrs)
 
 
 def _calibration(job: Job) -> Calibration | None:
@@ -136,24 +130,36 @@ def _calibration(job: Job) -> Calibration | None:
     return load_calibration(library) if library is not None else None
 
 
+class _Run(NamedTuple):
+    """Result variables of the run, their coordinates, its attributes, clusters and notes."""
+
+    values: dict[str, Any]
+    coords: dict[str, Any]
+    attrs: dict[str, Any]
+    n_clusters: int
+    notes: tuple[str, ...]
+
+
 def _run(
     job: Job,
     dataset: "xr.Dataset",
     call: dict[str, Any],
     threads: int | None,
     progress: Progress | None,
-) -> tuple[dict[str, Any], dict[str, Any], int, tuple[str, ...]]:
-    """Return result variables of the run, their coordinates, its clusters, and notes."""
+) -> _Run:
+    """Draw runs over the simulated steps."""
     threads = default_threads() if threads is None else threads
     model = build_run_model(job, dataset, call["seed"], threads)
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
     done, elapsed_s = 0, 0.0
     notes: tuple[str, ...] = ()
+    attrs: dict[str, Any] = {}
     if "under_way" in call:
         past = _past(job, model, call, float(dataset.exposed_communication))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
-        call["so_far"] = {"steps": done, "seconds": elapsed_s, "level": past.level,
-                          "level_std": past.level_std}  # fmt: skip
+        attrs["so_far"] = json.dumps({
+            "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
+        })  # fmt: skip
     marks = done + marks_of(steps - done)
     runs = simulate_runs(
         model, steps - done, call["run_replicates"], call["seed"],
@@ -187,7 +193,7 @@ def _run(
         "quantile": list(QUANTILES),
         "progress": marks / steps,
     }
-    return values, coords, model.mean.shape[0], notes
+    return _Run(values, coords, attrs, model.mean.shape[0], notes)
 
 
 def _past(job: Job, model: RunModel, call: dict[str, Any], exposed: float) -> UnderWay:

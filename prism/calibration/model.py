@@ -211,6 +211,10 @@ class Calibration:
             return float(medians.mean() / counts[0] * microbatches)
         return float(np.polyval(np.polyfit(counts, medians, 1), microbatches))
 
+    def error(self, exposed: float) -> dict[str, float]:
+        """Relative error of a predicted mean, and what of the library's own is left in it."""
+        return {"mean": self.mean_error(exposed), "library_share": self.library_share(exposed)}
+
     def mean_error(self, exposed: float) -> float:
         """Relative error of a predicted mean step with this share of exposed communication [1]."""
         own = float(self.report["scales"]["model_error"])
