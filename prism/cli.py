@@ -172,9 +172,7 @@ for _command in (fit, replay, validate, rank, place, sweep):
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Model chunks per stage (vpp).",
+    help="Model chunks per stage (vpp)  [default: 2 in a V, else 1]",
 )
 @click.option("--csv", "csv_file", metavar="FILE", type=click.Path(), help="Write it as CSV.")
 @click.option("--plot", "plot_file", metavar="FILE", type=click.Path(), help="Draw it (png, svg).")
@@ -183,7 +181,7 @@ def schedule(
     name: str,
     stages: int | None,
     microbatches: int | None,
-    chunks: int,
+    chunks: int | None,
     csv_file: str | None,
     plot_file: str | None,
     as_json: bool,
@@ -193,10 +191,18 @@ def schedule(
 ) -> None:
     """Print a pipeline schedule, write it as CSV, or draw it.
 
-    NAME is gpipe, 1f1b or interleaved, or a CSV file of actions. Seed and threads change nothing.
+    NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a CSV file of actions. Seed and
+    threads change nothing.
     """
     from prism.files import atomic_write
-    from prism.schedule import format_schedule, make_schedule, play_schedule, schedule_to_csv
+    from prism.schedule import (
+        Slots,
+        action_times,
+        format_schedule,
+        make_schedule,
+        play_schedule,
+        schedule_to_csv,
+    )
 
     if name.lower().endswith(".csv"):
         actions = _read_schedule(name)
@@ -211,16 +217,16 @@ def schedule(
             file.write_text(schedule_to_csv(actions))
     if plot_file is not None:
         _draw_schedule(actions, Path(plot_file))
-    slots = {"F": 1.0, "B": 2.0, "W": 1.0}
-    starts = play_schedule(actions, slots["F"], slots["B"], slots["W"])
-    ends = [s[-1] + slots[row[-1].kind] for s, row in zip(starts, actions, strict=True)]
-    busy = sum(slots[action.kind] for row in actions for action in row)
+    slots = Slots()
+    starts, lengths = play_schedule(actions, *slots), action_times(actions, slots)
+    ends = [s[-1] + length[-1] for s, length in zip(starts, lengths, strict=True)]
+    busy = sum(map(sum, lengths))
     numbers = {
         "schedule": name,
         "stages": len(actions),
         "microbatches": 1 + max(action.microbatch for row in actions for action in row),
         "chunks": 1 + max(action.chunk for row in actions for action in row),
-        "slots": {**slots, "step": max(ends)},
+        "slots": {"F": slots.forward, "B": slots.backward, "W": slots.weight, "step": max(ends)},
         "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
         "actions": [[list(action) for action in row] for row in actions],
     }

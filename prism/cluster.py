@@ -95,6 +95,8 @@ class Cluster:
         Ranks from a stage to the next, and from a replica to the next.
     shard_size : int
         Data-parallel ranks of a shard group (hsdp), which are neighbours.
+    v_shaped : bool
+        Whether the chunks of the stages lie in a V, see `prism.pipelineshape`.
     """
 
     device: Device
@@ -111,6 +113,12 @@ class Cluster:
     stage_stride: int
     replica_stride: int
     shard_size: int = 1
+    v_shaped: bool = False
+
+    @property
+    def loops(self) -> bool:
+        """Whether the last stage sends to the first."""
+        return self.vpp_size > 1 and not self.v_shaped
 
     def group(self, name: str) -> Group:
         """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding``, ``world``...
@@ -208,15 +216,15 @@ class Cluster:
 
         Notes
         -----
-        The mean over stages, replicas and (with several chunks) the way back from the last stage
-        to the first: the pipeline's critical path passes all of them. Where neighbouring stages
-        lie in different pods, the network is slower by max(1, oversubscription x share), share
-        being the part of a pod's GPUs that send out of it.
+        The mean over stages, replicas and (with several chunks, unless in a V) the way back from
+        the last stage to the first: the pipeline's critical path passes all of them. Where
+        neighbouring stages lie in different pods, the network is slower by max(1, oversubscription
+        x share), share being the part of a pod's GPUs that send out of it.
         """
         if self.pp_size == 1:
             return 0.0
         stages = np.arange(self.pp_size)
-        target = np.roll(stages, -1) if self.vpp_size > 1 else stages[1:]
+        target = np.roll(stages, -1) if self.loops else stages[1:]
         replicas = np.arange(self.dp_size) * self.replica_stride
         source = stages[: len(target), None] * self.stage_stride + replicas
         sink = target[:, None] * self.stage_stride + replicas
@@ -287,6 +295,7 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         stage_stride=stage_stride,
         replica_stride=replica_stride,
         shard_size=shard_size(job),
+        v_shaped=layout.virtual_stages().shape == "v",
     )
 
 

@@ -57,6 +57,7 @@ _DERIVED = {
     "data_parallel",
     "reshard_after_forward",
     "schedule",
+    "vpp",
     "nvlink_domain_gpus",
     "library",
     *("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_size", "seq_len"),
@@ -230,7 +231,7 @@ def layer_split(job: Job) -> list[int]:
     Returns
     -------
     list of int, shape [pp * vpp]
-        Layer counts in virtual-stage order: chunk c of stage s is at c * pp + s.
+        Layer counts in virtual-stage order, see `ParallelismBlock.virtual_stages`.
     """
     p = job.parallelism
     if p.layer_split != "auto":

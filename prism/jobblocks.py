@@ -28,6 +28,7 @@ from prism.jobvalues import (
     Split,
     integral,
 )
+from prism.pipelineshape import TRAITS, VirtualStages
 
 # Layer counts and widths. llama3: arXiv:2407.21783, Table 3; gpt3: arXiv:2005.14165, Table 2.1,
 # with the vocabulary padded to 51,200 and sequence 2,048 as in MLPerf Training's GPT-3.
@@ -78,6 +79,11 @@ class Durations(Block):
         description="Backward of one microbatch on one stage (all its chunks) [s]; one number "
         "or one per stage."
     )
+    weight_s: Seconds | None = Field(
+        None,
+        description="Part of backward_s that only gives weight gradients, which the schedules zb-* "
+        "and dualpipe-v put off [half of backward_s; s]; one number or one per stage.",
+    )
 
 
 class ModelBlock(Block):
@@ -125,7 +131,9 @@ class ParallelismBlock(Block):
     tp: Count = Field(1, description="Tensor-parallel size (tp_size).")
     cp: Count = Field(1, description="Context-parallel size (cp_size).")
     pp: Count = Field(1, description="Pipeline stages (pp_size).")
-    vpp: Count = Field(1, description="Model chunks per stage (vpp_size).")
+    vpp: Count = Field(
+        1, description="Model chunks per stage (vpp_size) [2 with zb-v and dualpipe-v, else 1]."
+    )
     dp: Count = Field(1, description="Data-parallel replicas (dp_size).")
     ep: Count = Field(1, description="Expert-parallel size (ep_size); only 1 is modelled yet.")
     data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = Field(
@@ -143,10 +151,10 @@ class ParallelismBlock(Block):
         description="fsdp, hsdp: gather parameters again before backward [false if pp > 1, else "
         "true].",
     )
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] = Field(
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"] = Field(
         "1f1b",
-        description="Pipeline schedule [1f1b if vpp = 1, else interleaved]; zb-h1 and zb-v are "
-        "not modelled yet.",
+        description="Pipeline schedule [1f1b if vpp = 1, else interleaved]; zb-h1, zb-v and "
+        "dualpipe-v split the backward, the last two with vpp = 2 chunks of a stage in a V.",
     )
     p2p: Literal["blocking", "async"] = Field(
         "async",
@@ -169,8 +177,8 @@ class ParallelismBlock(Block):
     bucket_layers: Count = Field(4, description="ddp without a pipeline: layers per bucket.")
     layer_split: Split = Field(
         "auto",
-        description="Layers of each model chunk in virtual-stage order (chunk*pp + stage), "
-        "pp*vpp counts [auto: even, or one fewer on the first and the last].",
+        description="Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V "
+        "there and back), pp*vpp counts [auto: even, or one fewer on the first and the last].",
     )
     precision: Literal["bf16", "fp8"] = Field(
         "bf16", description="Number format of the matrix products; fp8 is not modelled yet."
@@ -186,12 +194,35 @@ class ParallelismBlock(Block):
         def many(key: str) -> bool:
             return bool(integral(given.get(key, 1)) != 1)
 
+        traits = TRAITS.get(str(given.get("schedule")))
+        if traits is not None and traits.chunks is not None and many("pp"):
+            given.setdefault("vpp", traits.chunks)
         given.setdefault("data_parallel", "ddp" if many("dp") else "none")
         given.setdefault("reshard_after_forward", not many("pp"))
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if not many("pp"):
             given.setdefault("microbatches", 1)
         return given
+
+    def virtual_stages(self, n_chunks: int | None = None) -> VirtualStages:
+        """Where model chunks lie, vpp of them on a stage unless another number is given."""
+        chunks = self.vpp if n_chunks is None else n_chunks
+        return VirtualStages(self.pp, chunks, TRAITS[self.schedule].shape)
+
+    @property
+    def splits(self) -> bool:
+        """Whether weight gradients are put off, as actions of their own."""
+        return TRAITS[self.schedule].splits and self.pp > 1
+
+    @property
+    def loops(self) -> bool:
+        """Whether the last stage sends to the first."""
+        return self.vpp > 1 and TRAITS[self.schedule].shape == "looped"
+
+    @property
+    def ends_meet(self) -> bool:
+        """Whether the embedding and the loss are on one stage."""
+        return self.virtual_stages().ends_meet
 
 
 # ------------------------------------------------------------------------------------- cluster

@@ -21,6 +21,7 @@ from prism.jobruncheck import check_run, check_slow_nodes
 from prism.jobvalues import hosts_problem
 from prism.jobyaml import near
 from prism.layersplit import auto_split, valid_split
+from prism.pipelineshape import TRAITS
 
 
 # -------------------------------------------------------------------------------- layer splits
@@ -101,14 +102,23 @@ def _check_durations(b: Blocks, m: ModelBlock) -> Iterator[Problem]:
         text = "has no effect beside durations; keep one of the two"
         yield Problem(key, (key,), text)
     assert m.durations is not None
-    both = (("forward_s", m.durations.forward_s), ("backward_s", m.durations.backward_s))
+    d = m.durations
+    both = (("forward_s", d.forward_s), ("backward_s", d.backward_s))
     stages = None if b.parallelism is None else b.parallelism.pp
-    for name, value in both:
+    for name, value in (*both, ("weight_s", d.weight_s)):
         if isinstance(value, tuple) and stages is not None and len(value) != stages:
             key = f"model.durations.{name}"
             text = f"has {len(value)} durations, expected one per stage, pp = {stages}"
             way_out = "give one number, or as many as stages"
             yield Problem(key, (key, "parallelism.pp"), f"{text}; {way_out}")
+    if d.weight_s is not None:
+        late, whole = (v if isinstance(v, tuple) else (v,) for v in (d.weight_s, d.backward_s))
+        n = max(len(late), len(whole))
+        pairs = zip(late * (n // len(late)), whole * (n // len(whole)), strict=False)
+        if any(weight > backward for weight, backward in pairs):
+            key = "model.durations.weight_s"
+            text = "is more than backward_s, of which it is a part; give less, or leave it out"
+            yield Problem(key, (key, "model.durations.backward_s"), text)
     if b.parallelism is not None:
         for name, plain in (("recompute", "none"), ("prefetch", 1), ("microbatch_size", 1)):
             if getattr(b.parallelism, name) != plain:
@@ -255,17 +265,18 @@ def _check_schedule(b: Blocks) -> Iterator[Problem]:
         return
     key = "parallelism.schedule"
     keys = (key, "parallelism.vpp", "parallelism.pp")
-    if p.schedule in ("zb-h1", "zb-v"):
-        yield unmodelled(key, p.schedule, "1f1b")
-        return
     if p.vpp > 1 and p.pp == 1:
         text = f"{p.vpp} chunks per stage need a pipeline, but pp = 1; set vpp: 1"
         yield Problem("parallelism.vpp", ("parallelism.vpp", "parallelism.pp"), text)
     elif p.schedule == "interleaved" and p.vpp == 1:
         yield Problem(key, keys, "interleaved needs vpp > 1; set 1f1b, or leave it out")
-    elif p.schedule != "interleaved" and p.vpp > 1:
-        text = f"{p.schedule} has one chunk per stage, but vpp = {p.vpp}; set interleaved"
+    elif p.pp > 1 and (chunks := TRAITS[p.schedule].chunks or p.vpp) != p.vpp:
+        each, n = ("one chunk", 1) if chunks == 1 else (f"{chunks} chunks", chunks)
+        way_out = f"vpp: {n}" if p.splits else "interleaved"
+        text = f"{p.schedule} has {each} per stage, but vpp = {p.vpp}; set {way_out}"
         yield Problem(key, keys, text)
+    if p.splits:
+        yield from _check_split_backward(p)
     if p.schedule == "interleaved" and p.pp > 1:
         if p.microbatches % p.pp:
             down, up = p.microbatches // p.pp * p.pp, ceil(p.microbatches / p.pp) * p.pp
@@ -277,6 +288,19 @@ def _check_schedule(b: Blocks) -> Iterator[Problem]:
         if p.p2p == "blocking":
             name, what = "parallelism.p2p", "blocking with the interleaved schedule"
             yield unmodelled(name, what, "async", name, "parallelism.vpp")
+
+
+def _check_split_backward(p: ParallelismBlock) -> Iterator[Problem]:
+    """Check what schedules with put-off weight gradients need."""
+    key, rounds = "parallelism.schedule", TRAITS[p.schedule].rounds
+    if p.microbatches < rounds * p.pp:
+        name = "parallelism.microbatches"
+        text = f"{p.microbatches}, but {p.schedule} needs {rounds} for each of the {p.pp} stages; "
+        way_out = f"set {rounds * p.pp} or more, or schedule: zb-v"
+        yield Problem(name, (name, "parallelism.pp", key), text + way_out)
+    if p.p2p == "blocking":
+        name = "parallelism.p2p"
+        yield unmodelled(name, f"blocking with {p.schedule}", "async", name, key)
 
 
 # --------------------------------------------------------------------------------- variability

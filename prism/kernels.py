@@ -8,7 +8,7 @@ choose the throughput), clocks, and kernels that overlap each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +54,10 @@ class Kernel:
     group : str
         ``""`` for a kernel on its own, ``tp`` or ``cp`` for a collective of that group: nobody
         passes it before all members have come.
+    is_weight : bool
+        Whether it gives nothing but a weight's gradient, and may wait (`split_backward`).
+    hidden_s : float
+        Part of a collective's transfer that a weight gradient beside it hides [s].
     """
 
     name: str
@@ -63,14 +67,35 @@ class Kernel:
     bytes: float
     law: str
     group: str = ""
+    is_weight: bool = False
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """One GPU's kernels for one model chunk and one microbatch, in program order."""
+    """One GPU's kernels for one model chunk and one microbatch, in program order.
+
+    `inputs` and `weights` are the halves of a split backward; empty where none is split.
+    """
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
+    inputs: tuple[Kernel, ...] = ()
+    weights: tuple[Kernel, ...] = ()
+
+
+def split_backward(kernels: tuple[Kernel, ...]) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Split a backward into what gives the input's gradient and what gives the weights'.
+
+    Collectives stay with the first half, and what a weight gradient hid of them shows: those come
+    later, and another microbatch's beside them are not modelled. Recomputation stays there too.
+    """
+    inputs = tuple(
+        replace(k, duration=k.duration + k.hidden_s, hidden_s=0.0) if k.hidden_s else k
+        for k in kernels
+        if not k.is_weight
+    )
+    return inputs, tuple(k for k in kernels if k.is_weight)
 
 
 @dataclass(frozen=True)

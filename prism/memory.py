@@ -8,10 +8,12 @@ References
 ----------
 .. [1] Korthikanti et al., arXiv:2205.05198: activations of a layer, recomputation, schedules.
 .. [2] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
+.. [3] Qi et al., arXiv:2401.10241: split backwards.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -34,7 +36,7 @@ LOGIT_BYTES, LOSS_BYTES = 4.0, 4.0
 """A logit kept in float32 for the loss's backward ([1]_, section 4.3), and beside it, while the
 loss is computed, the product and its gradient in bfloat16."""
 STEADY_ROUNDS = 4
-"""Rounds of pp microbatches after which 1F1B, interleaved or not, holds no more than before."""
+"""Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What a model chunk adds on one GPU: parameters, bytes a forward leaves, and a backward's."""
+    """What a model chunk adds on one GPU: parameters, and bytes.
+
+    A forward leaves `kept`, the input half of a split backward `late` for the weight half, and a
+    backward has `workspace` beside it.
+    """
 
     parameters: float
     kept: float
     workspace: float
+    late: float
 
 
 def memory_limit(job: Job) -> float:
@@ -139,6 +146,11 @@ def estimate_memory(job: Job) -> Memory | None:
     forward and its gradients from its first backward, both until its last backward. Resharded
     gradients are reduced after every microbatch, as `prism.stepgraph` does.
 
+    Where the backward is split, a weight half still needs the inputs of the matrix products and
+    their outputs' gradients, which are as many bytes as a layer's activations ([3]_, appendix: 32
+    s b h; in the list of `layer_activation_bytes` the same sum), recomputed ones too; weights stay
+    until the last input half, gradients until the last weight half.
+
     Errors, in ``tests/test_memory.py``: Llama 3 405B ran on H100s of 80 GB (79.1 GiB to the
     driver) without recomputation, and its estimate is 72 GiB on 16,384 of them and 89 GiB, at least
     12 % too high, on 8,192, where gradients of all chunks are whole at once. Against peaks that the
@@ -151,7 +163,8 @@ def estimate_memory(job: Job) -> Memory | None:
     seen: list[list[_Chunk]] = []
     found: list[Memory] = []
     for stage, row in enumerate(rows):
-        if row not in seen:  # of stages with the same chunks the first has most in flight
+        # of stages with the same chunks the first has most in flight, unless weights wait
+        if p.splits or row not in seen:
             seen.append(row)
             found.append(_peak(job, stage, row, schedule))
     return max(found, key=lambda memory: memory.total)
@@ -184,14 +197,15 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
     for i, n in enumerate(counts):
         parameters, last = n * layer_parameters(model) / p.tp, i == len(counts) - 1
         parameters += table * (i == 0)
-        kept_here, workspace = n * kept, beside if n else 0.0
+        kept_here, workspace, late = n * kept, beside if n else 0.0, n * whole
         if last:
-            parameters += table * (not (model.tied_embeddings and p.pp == 1))
+            parameters += table * (not (model.tied_embeddings and p.ends_meet))
             parameters += model.hidden_size / p.tp
             kept_here += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
             workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
-        chunks.append(_Chunk(parameters, kept_here, workspace))
-    return [chunks[stage :: p.pp] for stage in range(p.pp)]
+            late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
+        chunks.append(_Chunk(parameters, kept_here, workspace, late))
+    return p.virtual_stages(len(chunks) // p.pp).rows(chunks)
 
 
 def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
@@ -207,34 +221,47 @@ def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory
         gradients /= shards
         weights = 0.0 if lasting else WEIGHT_BYTES * _neighbours(row, 1 + p.prefetch)
         gradients += 0.0 if lasting else GRADIENT_BYTES * _neighbours(row, 2)
-    left = {chunk: sum(a.kind == "B" and a.chunk == chunk for a in schedule[stage])
-            for chunk in range(len(row))} if lasting else {}  # fmt: skip
-    pending = dict(left)
-    splits = any(a.kind == "W" for a in schedule[stage])
+    held, gathered, reduced, beside = _worst_moment(row, schedule, stage, lasting)
+    return Memory(weights + gathered, gradients + reduced, optimizer, held, beside, stage)
+
+
+def _worst_moment(
+    row: list[_Chunk], schedule: Schedule, stage: int, lasting: bool
+) -> tuple[float, float, float, float]:
+    """Activations, gathered weights, whole gradients and workspace when they are most [byte].
+
+    The latter two count only where they last: weights from a chunk's first forward to its last
+    backward, gradients from the first action that adds to them to the last.
+    """
+    actions, split = schedule[stage], schedule.split_of(stage)
+    uses = Counter(a.chunk for a in actions if a.kind == "B") if lasting else Counter()
+    backwards, sums = Counter(uses), Counter(uses)
     there: set[int] = set()
     held = gathered = reduced = 0.0
     best = (-1.0, 0.0, 0.0, 0.0, 0.0)
-    for kind, c, _ in schedule[stage]:
-        chunk, beside = row[c], 0.0
+    for kind, c, microbatch in actions:
+        chunk, waits = row[c], (c, microbatch) in split
+        adds = kind == ("W" if waits else "B")
+        # a product's weight gradient needs nothing beside what was kept for it
+        beside = chunk.workspace if kind == "B" else 0.0
         if kind == "F":
             held += chunk.kept
-            if pending and c not in there:
+            if lasting and c not in there:
                 there.add(c)
                 gathered += WEIGHT_BYTES * chunk.parameters
-        else:
-            beside = chunk.workspace
-            if kind == "B" and pending and pending[c] == left[c]:
-                reduced += GRADIENT_BYTES * chunk.parameters
-        best = max(best, (held + gathered + reduced + beside, gathered, reduced, held, beside))
-        if kind == ("W" if splits else "B"):
-            held -= chunk.kept
-        if kind == "B" and pending:
-            pending[c] -= 1
-            if pending[c] == 0:
-                gathered -= WEIGHT_BYTES * chunk.parameters
-                reduced -= GRADIENT_BYTES * chunk.parameters
-    _, gathered, reduced, held, beside = best
-    return Memory(weights + gathered, gradients + reduced, optimizer, held, beside, stage)
+        elif adds and lasting and sums[c] == uses[c]:
+            reduced += GRADIENT_BYTES * chunk.parameters
+        best = max(best, (held + gathered + reduced + beside, held, gathered, reduced, beside))
+        if kind == "B":
+            held += (chunk.late if waits else 0.0) - chunk.kept
+            backwards[c] -= 1
+            gathered -= WEIGHT_BYTES * chunk.parameters * (lasting and backwards[c] == 0)
+        elif kind == "W":
+            held -= chunk.late
+        if adds:
+            sums[c] -= 1
+            reduced -= GRADIENT_BYTES * chunk.parameters * (lasting and sums[c] == 0)
+    return best[1:]
 
 
 def _neighbours(row: list[_Chunk], n: int) -> float:

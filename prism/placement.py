@@ -317,7 +317,7 @@ class Placement:
         lo = np.zeros((n_replicas, n_own + n_stages + 2, 2 * n_runs), np.int32)
         hi = np.zeros_like(lo)
         for s in range(n_stages):
-            peer = s + 1 if s + 1 < n_stages else (0 if layout.vpp > 1 else n_stages - 2)
+            peer = s + 1 if s + 1 < n_stages else (0 if layout.loops else n_stages - 2)
             if n_stages > 1:
                 far = (first[:, s] != first[:, peer])[:, None]
                 ends = [s, peer]

@@ -1,9 +1,9 @@
-"""Pipeline schedules as data: for every stage, an ordered list of actions.
+"""Pipeline schedules as data: checked, played, drawn, and read and written as CSV.
 
-An action is the forward (F), the backward (B) or the weight part of a split backward (W)
-of one model chunk for one microbatch. Generated here: GPipe, 1F1B, interleaved 1F1B, and the
-sequential order of a job without a pipeline; any other comes from a CSV of actions.
-Durations, transfers between stages and the collectives of data parallelism are not part of it.
+For every stage an ordered list of actions: the forward (F), the backward (B) or the weight half of
+a split backward (W) of one model chunk for one microbatch. `prism.scheduleorders` generates them;
+any other comes from a CSV of actions. Durations of single ops, transfers between stages and the
+collectives of data parallelism are not part of it.
 """
 
 from __future__ import annotations
@@ -12,83 +12,30 @@ import csv
 import io
 import re
 from collections import Counter
-from typing import Literal, NamedTuple, cast
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from prism.errors import PrismError
+from prism.pipelineshape import Action, Kind, Schedule, Shape, VirtualStages
+from prism.scheduleorders import SCHEDULES, make_schedule
 
-Kind = Literal["F", "B", "W"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Schedule",
+    "Slots",
+    "action_times",
+    "check_schedule",
+    "format_schedule",
+    "make_schedule",
+    "play_schedule",
+    "schedule_from_csv",
+    "schedule_to_csv",
+]
 
-
-class Action(NamedTuple):
-    """One chunk's work for one microbatch on the stage whose list it stands in."""
-
-    kind: Kind
-    """F forward, B backward (only its input half where a W follows), W weight gradient."""
-    chunk: int
-    """Model chunk of the stage, from 0; its virtual stage is ``chunk * n_stages + stage``."""
-    microbatch: int
-    """Microbatch, from 0."""
-
-
-Schedule = tuple[tuple[Action, ...], ...]
-"""Per stage, its actions in program order."""
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-"""Schedules that :func:`make_schedule` generates."""
-
-_NOT_MODELLED = {"zb-h1": "1f1b", "zb-v": "interleaved"}
 _CELL = re.compile(r"(\d+)(F|B|I|W)(\d+)")
 # torch lists communication and (un)sharding too; here they follow from the actions and the job
 _IMPLIED = re.compile(r"\d+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
-
-
-def make_schedule(name: str, n_stages: int, n_microbatches: int, n_chunks: int = 1) -> Schedule:
-    """Generate a schedule.
-
-    Parameters
-    ----------
-    name : str
-        ``gpipe``, ``1f1b`` or ``interleaved``. With one stage all of them are sequential: every
-        microbatch runs forward through its chunks and back.
-    n_stages, n_microbatches, n_chunks : int
-        Pipeline stages (pp_size), microbatches per replica and step, model chunks per stage
-        (vpp_size); each >= 1.
-
-    Returns
-    -------
-    Schedule
-        One tuple of actions per stage, complete and free of deadlock.
-
-    Raises
-    ------
-    PrismError
-        If the name is unknown, a count is below one, or the schedule forbids the counts.
-
-    Notes
-    -----
-    1F1B: stage s of p starts with min(m, p - 1 - s) forwards. Interleaved: chunks advance in
-    groups of p microbatches; the warm-up is 2 (p - 1 - s) + (v - 1) p forwards, as in
-    Megatron-LM. Interleaved with one chunk is 1F1B.
-
-    References
-    ----------
-    Huang et al., GPipe, arXiv:1811.06965; Narayanan et al., arXiv:2104.04473, section 2.2;
-    Megatron-LM, ``core/pipeline_parallel/schedules.py``.
-    """
-    _check_counts(name, n_stages, n_microbatches, n_chunks)
-    if n_stages == 1:
-        return (_sequential(n_microbatches, n_chunks),)
-    if name == "interleaved" and n_chunks > 1:
-        return tuple(
-            _interleaved(stage, n_stages, n_microbatches, n_chunks) for stage in range(n_stages)
-        )
-    if name == "gpipe":
-        warmup = [n_microbatches] * n_stages
-    else:
-        warmup = [min(n_microbatches, n_stages - 1 - stage) for stage in range(n_stages)]
-    forward = [Action("F", 0, microbatch) for microbatch in range(n_microbatches)]
-    backward = [Action("B", 0, microbatch) for microbatch in range(n_microbatches)]
-    return tuple(_one_forward_one_backward(forward, backward, n) for n in warmup)
 
 
 def check_schedule(schedule: Schedule, source: str = "schedule") -> None:
@@ -97,7 +44,7 @@ def check_schedule(schedule: Schedule, source: str = "schedule") -> None:
     Parameters
     ----------
     schedule : Schedule
-        Every stage must hold F and B of every (chunk, microbatch), and W of all or none.
+        Every stage must hold F and B of every (chunk, microbatch); a W makes its B an input half.
     source : str
         Name for messages.
 
@@ -108,34 +55,63 @@ def check_schedule(schedule: Schedule, source: str = "schedule") -> None:
     """
     if not schedule or not any(schedule):
         raise PrismError(f"{source}: no actions; expected one row of actions per stage")
-    n_chunks = 1 + max(action.chunk for row in schedule for action in row)
+    schedule = Schedule(schedule)
+    n_chunks = schedule.n_chunks
     n_microbatches = 1 + max(action.microbatch for row in schedule for action in row)
-    kinds = sorted({"F", "B"} | {action.kind for row in schedule for action in row})
+    kinds: tuple[Kind, ...] = ("F", "B")
     expected = (
-        f"expected {', '.join(kinds)} of {n_chunks} chunks x {n_microbatches} microbatches, each "
-        f"once: {len(kinds) * n_chunks * n_microbatches} actions a stage"
+        f"expected F, B of {n_chunks} chunks x {n_microbatches} microbatches, each "
+        f"once: {2 * n_chunks * n_microbatches} actions a stage, and a W of those split"
     )
     for stage, row in enumerate(schedule):
         action, count = Counter(row).most_common(1)[0] if row else (None, 0)
         if action is not None and count > 1:
             raise PrismError(f"{source}: stage {stage} repeats {_describe(action)}; {expected}")
-        if len(row) != len(kinds) * n_chunks * n_microbatches:
-            present = set(row)
+        present = set(row)
+        n_weights = sum(action.kind == "W" for action in present)
+        if len(row) - n_weights != 2 * n_chunks * n_microbatches:
             missing = next(
                 action
                 for microbatch in range(n_microbatches)
                 for chunk in range(n_chunks)
                 for kind in kinds
-                if (action := Action(cast(Kind, kind), chunk, microbatch)) not in present
+                if (action := Action(kind, chunk, microbatch)) not in present
             )
             raise PrismError(f"{source}: stage {stage} lacks {_describe(missing)}; {expected}")
     play_schedule(schedule, source=source)
 
 
+class Slots(NamedTuple):
+    """Durations of a chunk's actions, in any one unit."""
+
+    forward: float = 1.0
+    backward: float = 2.0
+    """A whole backward; its input half takes what the weight half leaves."""
+    weight: float = 1.0
+
+
+def action_times(schedule: Schedule, slots: Slots) -> list[list[float]]:
+    """Duration of every action, per stage in program order."""
+    schedule = Schedule(schedule)
+    rows = []
+    for stage, row in enumerate(schedule):
+        split = schedule.split_of(stage)
+        times = {"F": slots.forward, "B": slots.backward, "W": slots.weight}
+        rows.append(
+            [
+                slots.backward - slots.weight
+                if a.kind == "B" and (a.chunk, a.microbatch) in split
+                else times[a.kind]
+                for a in row
+            ]
+        )
+    return rows
+
+
 def play_schedule(
     schedule: Schedule,
     forward: float = 1.0,
-    backward: float = 1.0,
+    backward: float = 2.0,
     weight: float = 1.0,
     source: str = "schedule",
 ) -> list[list[float]]:
@@ -146,7 +122,8 @@ def play_schedule(
     schedule : Schedule
         The actions of each stage.
     forward, backward, weight : float
-        Duration of every F, B and W, in any one unit; transfers take no time.
+        Duration of every F, of every whole backward and of a weight half, in any one unit (see
+        `Slots`); transfers take no time.
     source : str
         Name for messages.
 
@@ -160,25 +137,25 @@ def play_schedule(
     PrismError
         If the schedule deadlocks; the message names what every stuck stage waits for.
     """
-    n_stages = len(schedule)
-    n_chunks = 1 + max(action.chunk for row in schedule for action in row)
-    duration = {"F": forward, "B": backward, "W": weight}
+    schedule = Schedule(schedule)
+    virtual_stages = schedule.virtual_stages
+    lengths = action_times(schedule, Slots(forward, backward, weight))
     ends: dict[tuple[str, int, int], float] = {}
     starts: list[list[float]] = [[] for _ in schedule]
-    clock = [0.0] * n_stages
+    clock = [0.0] * len(schedule)
     moved = True
     while moved:
         moved = False
         for stage, row in enumerate(schedule):
-            while len(starts[stage]) < len(row):
-                action = row[len(starts[stage])]
-                inputs = _inputs(action, stage, n_stages, n_chunks)
+            while (i := len(starts[stage])) < len(row):
+                action = row[i]
+                inputs = _inputs(action, stage, virtual_stages)
                 if any(key not in ends for key in inputs):
                     break
                 start = max([clock[stage], *(ends[key] for key in inputs)])
                 starts[stage].append(start)
-                clock[stage] = start + duration[action.kind]
-                virtual = action.chunk * n_stages + stage
+                clock[stage] = start + lengths[stage][i]
+                virtual = virtual_stages.virtual(stage, action.chunk)
                 ends[action.kind, virtual, action.microbatch] = clock[stage]
                 moved = True
     stuck = [s for s, row in enumerate(schedule) if len(starts[s]) < len(row)]
@@ -199,21 +176,20 @@ def schedule_to_csv(schedule: Schedule) -> str:
     Returns
     -------
     str
-        Cells ``<virtual stage><kind><microbatch>``, such as ``8F3``; the virtual stage is
-        ``chunk * n_stages + stage``. The backward of a split pair is written ``I``.
-        This is the compute-only CSV of torch.distributed.pipelining, whose stage index is the
-        virtual stage in the looped placement.
+        Cells ``<virtual stage><kind><microbatch>``, such as ``8F3``; where the virtual stages lie
+        is `VirtualStages`. The backward of a split pair is written ``I``. This is the
+        compute-only CSV of torch.distributed.pipelining, whose stage index is the virtual stage.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    n_stages = len(schedule)
+    schedule = Schedule(schedule)
+    virtual_stages = schedule.virtual_stages
     for stage, row in enumerate(schedule):
-        split = {(action.chunk, action.microbatch) for action in row if action.kind == "W"}
-        cells = []
-        for kind, chunk, microbatch in row:
-            letter = "I" if kind == "B" and (chunk, microbatch) in split else kind
-            cells.append(f"{chunk * n_stages + stage}{letter}{microbatch}")
-        writer.writerow(cells)
+        split = schedule.split_of(stage)
+        writer.writerow(
+            f"{virtual_stages.virtual(stage, a.chunk)}{_letter(a, split)}{a.microbatch}"
+            for a in row
+        )
     return out.getvalue()
 
 
@@ -241,15 +217,29 @@ def schedule_from_csv(text: str, source: str = "schedule.csv") -> Schedule:
         if line.strip() and not line.lstrip().startswith("#")
     ]
     rows = [
-        tuple(
-            action
-            for column, cell in enumerate(next(csv.reader([line])), start=1)
-            if (action := _parse_cell(cell.strip(), stage, len(lines), source, number, column))
-        )
-        for stage, (number, line) in enumerate(lines)
+        [
+            cell
+            for column, text_of in enumerate(next(csv.reader([line])), start=1)
+            if (cell := _parse_cell(text_of.strip(), source, number, column))
+        ]
+        for number, line in lines
     ]
-    schedule = tuple(rows)
+    shape = _shape_of(rows)
+    stages = VirtualStages(len(rows), shape=shape)
+    schedule = Schedule(
+        ([_placed(cell, stage, stages, source) for cell in row] for stage, row in enumerate(rows)),
+        shape,
+    )
     check_schedule(schedule, source)
+    for stage, row in enumerate(rows):
+        split = schedule.split_of(stage)
+        for cell, action in zip(row, schedule[stage], strict=True):
+            if cell.letter == "I" and (action.chunk, action.microbatch) not in split:
+                raise PrismError(
+                    f"{source}:{cell.line}: column {cell.column}: {cell.text} is an input half "
+                    f"whose weight half ({cell.text.replace('I', 'W')}) is not there; add it, or "
+                    "write B for a whole backward"
+                )
     return schedule
 
 
@@ -261,111 +251,55 @@ def format_schedule(schedule: Schedule, backward_slots: int = 2) -> str:
     schedule : Schedule
         The actions of each stage.
     backward_slots : int
-        Slots a backward takes, a forward (and a W) taking one. The default is the usual ratio.
+        Slots a whole backward takes, a forward (and a W) taking one. The default is the usual
+        ratio.
 
     Returns
     -------
     str
-        Cells ``F3`` (``F3.1``: microbatch 3 of chunk 1), ``-`` while an action goes on, ``.``
-        while the stage idles; a last line gives makespan and idle share.
+        Cells ``F3`` (``F3.1``: microbatch 3 of chunk 1; ``I3``: the input half of a split
+        backward), ``-`` while an action goes on, ``.`` while the stage idles; a last line gives
+        makespan and idle share.
     """
-    starts = play_schedule(schedule, backward=float(backward_slots))
-    chunked = any(action.chunk for row in schedule for action in row)
-    slots = {"F": 1, "B": backward_slots, "W": 1}
-    end = max(int(s[-1]) + slots[row[-1].kind] for s, row in zip(starts, schedule, strict=True))
+    schedule, slots = Schedule(schedule), Slots(backward=float(backward_slots))
+    starts, lengths = play_schedule(schedule, *slots), action_times(schedule, slots)
+    chunked = schedule.n_chunks > 1
+    end = max(int(s[-1] + length[-1]) for s, length in zip(starts, lengths, strict=True))
     grid = [["."] * end for _ in schedule]
-    busy = 0
+    letters = set()
     for stage, row in enumerate(schedule):
-        for action, start in zip(row, starts[stage], strict=True):
-            label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if chunked else "")
-            length = slots[action.kind]
+        split = schedule.split_of(stage)
+        for action, start, slot in zip(row, starts[stage], lengths[stage], strict=True):
+            letter, length = _letter(action, split), int(slot)
+            letters.add(letter)
+            label = f"{letter}{action.microbatch}" + (f".{action.chunk}" if chunked else "")
             grid[stage][int(start) : int(start) + length] = [label] + ["-"] * (length - 1)
-            busy += length
     width = max(len(cell) for row_cells in grid for cell in row_cells)
     name = len(str(len(schedule) - 1))
     text = [
         f"stage {stage:>{name}} | " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip()
         for stage, cells in enumerate(grid)
     ]
-    idle = 1.0 - busy / (end * len(schedule))
-    text.append(f"{end} slots (F 1, B {backward_slots}), idle {idle:.1%}")
+    idle = 1.0 - sum(map(sum, lengths)) / (end * len(schedule))
+    each = {"F": 1, "B": backward_slots, "I": backward_slots - 1, "W": 1}
+    shown = ", ".join(f"{letter} {n}" for letter, n in each.items() if letter in letters)
+    text.append(f"{end} slots ({shown}), idle {idle:.1%}")
     return "\n".join(text)
 
 
-def _check_counts(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> None:
-    """Refuse counts that the schedule cannot have."""
-    if name in _NOT_MODELLED:
-        raise PrismError(
-            f"schedule {name} is not modelled yet; nearest supported: {_NOT_MODELLED[name]}"
-        )
-    if name not in SCHEDULES:
-        raise PrismError(f"unknown schedule {name!r}; expected one of {', '.join(SCHEDULES)}")
-    counts = {"stages": n_stages, "microbatches": n_microbatches, "chunks": n_chunks}
-    for what, count in counts.items():
-        if count < 1:
-            raise PrismError(f"schedule {name}: {what} = {count}; expected at least 1")
-    if n_stages == 1 or n_chunks == 1:
-        return
-    if name != "interleaved":
-        raise PrismError(
-            f"schedule {name} has one chunk per stage, got {n_chunks}; use interleaved, or vpp: 1"
-        )
-    if n_microbatches % n_stages:
-        below = n_microbatches // n_stages * n_stages
-        valid = f"{below} or {below + n_stages}" if below else f"{n_stages}"
-        raise PrismError(
-            f"schedule interleaved: microbatches = {n_microbatches} is not a multiple of the "
-            f"{n_stages} stages; use {valid} microbatches, or 1f1b with vpp: 1"
-        )
-
-
-def _sequential(n_microbatches: int, n_chunks: int) -> tuple[Action, ...]:
-    """Every microbatch forward through the chunks and back, one after the other."""
-    actions: list[Action] = []
-    for microbatch in range(n_microbatches):
-        actions += [Action("F", chunk, microbatch) for chunk in range(n_chunks)]
-        actions += [Action("B", chunk, microbatch) for chunk in reversed(range(n_chunks))]
-    return tuple(actions)
-
-
-def _interleaved(
-    stage: int, n_stages: int, n_microbatches: int, n_chunks: int
-) -> tuple[Action, ...]:
-    """One stage of Megatron's interleaved 1F1B; microbatches are a multiple of stages."""
-    group = n_stages * n_chunks
-    forward: list[Action] = []
-    backward: list[Action] = []
-    for k in range(n_microbatches * n_chunks):
-        chunk = k % group // n_stages
-        microbatch = k // group * n_stages + k % n_stages
-        forward.append(Action("F", chunk, microbatch))
-        backward.append(Action("B", n_chunks - 1 - chunk, microbatch))
-    warmup = 2 * (n_stages - 1 - stage) + (n_chunks - 1) * n_stages
-    return _one_forward_one_backward(forward, backward, min(warmup, len(forward)))
-
-
-def _one_forward_one_backward(
-    forward: list[Action], backward: list[Action], n_warmup: int
-) -> tuple[Action, ...]:
-    """Warm-up forwards, then pairs of one forward and one backward, then what is left."""
-    actions = forward[:n_warmup]
-    steady = len(forward) - n_warmup
-    for k in range(steady):
-        actions += [forward[n_warmup + k], backward[k]]
-    return tuple(actions + backward[steady:])
-
-
-def _inputs(action: Action, stage: int, n_stages: int, n_chunks: int) -> list[tuple[str, int, int]]:
+def _inputs(action: Action, stage: int, stages: VirtualStages) -> list[tuple[str, int, int]]:
     """Keys (kind, virtual stage, microbatch) of the actions this one reads from."""
-    virtual = action.chunk * n_stages + stage
-    if action.kind == "F":
-        return [("F", virtual - 1, action.microbatch)] if virtual else []
-    if action.kind == "W":
-        return [("B", virtual, action.microbatch)]
-    inputs = [("F", virtual, action.microbatch)]
-    if virtual + 1 < n_stages * n_chunks:
-        inputs.append(("B", virtual + 1, action.microbatch))
+    own, microbatch = stages.virtual(stage, action.chunk), action.microbatch
+    source = stages.source_of(action, stage)
+    inputs = [] if source is None else [(str(action.kind), source, microbatch)]
+    if action.kind != "F":
+        inputs.append(("F" if action.kind == "B" else "B", own, microbatch))
     return inputs
+
+
+def _letter(action: Action, split: Iterable[tuple[int, int]]) -> str:
+    """Write the kind of an action: the input half of a split backward is I."""
+    return "I" if action.kind == "B" and (action.chunk, action.microbatch) in split else action.kind
 
 
 def _describe(action: Action) -> str:
@@ -373,10 +307,19 @@ def _describe(action: Action) -> str:
     return f"{action.kind} of chunk {action.chunk}, microbatch {action.microbatch}"
 
 
-def _parse_cell(
-    cell: str, stage: int, n_stages: int, source: str, line: int, column: int
-) -> Action | None:
-    """One CSV cell as an action; None for cells without information."""
+class _Cell(NamedTuple):
+    """A cell of a CSV, and where it stands."""
+
+    virtual: int
+    letter: str
+    microbatch: int
+    text: str
+    line: int
+    column: int
+
+
+def _parse_cell(cell: str, source: str, line: int, column: int) -> _Cell | None:
+    """One CSV cell; None for cells without information."""
     if not cell or _IMPLIED.fullmatch(cell):
         return None
     where = f"{source}:{line}: column {column}"
@@ -389,11 +332,27 @@ def _parse_cell(
     virtual, microbatch = int(match[1]), int(match[3])
     if max(virtual, microbatch) > 1_000_000:
         raise PrismError(f"{where}: {cell!r} is out of range; expected indices below 1000000")
-    if virtual % n_stages != stage:
+    return _Cell(virtual, match[2], microbatch, cell, line, column)
+
+
+def _shape_of(rows: list[list[_Cell]]) -> Shape:
+    """How virtual stages lie: in a V where more cells stand right in one than looped."""
+
+    def right(shape: Shape) -> int:
+        stages = VirtualStages(len(rows), shape=shape)
+        return sum(stages.place(c.virtual)[0] == s for s, row in enumerate(rows) for c in row)
+
+    return "v" if right("v") > right("looped") else "looped"
+
+
+def _placed(cell: _Cell, stage: int, stages: VirtualStages, source: str) -> Action:
+    """Turn a cell into its stage's action."""
+    lies, chunk = stages.place(cell.virtual)
+    if lies != stage:
         raise PrismError(
-            f"{where}: virtual stage {virtual} stands in row {stage} of {n_stages}; only the "
-            f"looped placement (row = virtual stage modulo {n_stages}) is modelled: move it to "
-            f"row {virtual % n_stages}"
+            f"{source}:{cell.line}: column {cell.column}: virtual stage {cell.virtual} stands in "
+            f"row {stage} of {stages.n_stages}; rows hold virtual stages modulo {stages.n_stages}, "
+            f"or in a V, there and back: move it to row {lies}"
         )
     kinds: dict[str, Kind] = {"F": "F", "B": "B", "I": "B", "W": "W"}
-    return Action(kinds[match[2]], virtual // n_stages, microbatch)
+    return Action(kinds[cell.letter], chunk, cell.microbatch)

@@ -146,7 +146,7 @@ def _check_size(job: Job) -> None:
     """Refuse a job whose graph could not be built in minutes."""
     p = job.parallelism
     chunks = p.pp * p.vpp if p.pp > 1 else max(1, job.model.n_layers)
-    ops = 2 * p.microbatches * chunks
+    ops = (3 if p.splits else 2) * p.microbatches * chunks
     if job.variability.resolution == "kernel":
         ops *= p.tp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
     if ops > MAX_OPS or job.model.n_layers > MAX_OPS // 40:

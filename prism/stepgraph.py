@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prism.errors import PrismError
 from prism.opgraph import START, Builder, OpType, StepGraph, build_arrays
-from prism.schedule import Action, Schedule
+from prism.pipelineshape import Action, Schedule, VirtualStages
 from prism.workload import Collective, Kernel, Workload
 
 Message = tuple[str, int, int]  # kind, virtual stage, microbatch
@@ -45,7 +45,8 @@ class _Stage:
     gathered: set[int] = field(default_factory=set)  # chunks
     gather_stream: int = START
     reduce_stream: int = START
-    pending: dict[int, int] = field(default_factory=dict)  # chunk -> backwards still to come
+    pending: dict[int, int] = field(default_factory=dict)  # chunk -> gradients still to come
+    split: frozenset[tuple[int, int]] = frozenset()  # (chunk, microbatch) of split backwards
     reduces: list[Collective] = field(default_factory=list)
 
 
@@ -53,13 +54,16 @@ class _StepBuilder:
     """Walks the schedule once and lays the step's ops into a `_Builder`."""
 
     def __init__(self, workload: Workload, schedule: Schedule, options: GraphOptions) -> None:
+        schedule = Schedule(schedule)
         self.work, self.schedule, self.options = workload, schedule, options
         self.b = Builder()
         self.n_stages = len(schedule)
-        self.n_chunks = len(workload.chunks[0])
+        self.virtual_stages = schedule.virtual_stages
         self.n_calls = 0
         members = options.group_size if options.resolution == "kernel" else 1
-        self.stages = [_Stage([START] * members) for _ in schedule]
+        self.stages = [
+            _Stage([START] * members, split=schedule.split_of(s)) for s in range(self.n_stages)
+        ]
         for stage, actions in zip(self.stages, schedule, strict=True):
             for a in actions:
                 if a.kind == "B":
@@ -94,7 +98,7 @@ class _StepBuilder:
             self._meet(item)
             heads[peer] += 1
         else:
-            source = _source(item, s, self.n_stages, self.n_chunks)
+            source = _source(item, s, self.virtual_stages)
             if source is not None and source not in self.arrived:
                 return False
             self._action(s, item, blocking)
@@ -116,21 +120,26 @@ class _StepBuilder:
 
     def _action(self, s: int, action: Action, blocking: bool) -> None:
         stage = self.stages[s]
-        source = _source(action, s, self.n_stages, self.n_chunks)
-        waits = self._gather(s, action.chunk)
+        source = _source(action, s, self.virtual_stages)
+        # a weight's gradient needs its input and its output's gradient, not the weight
+        waits = [] if action.kind == "W" else self._gather(s, action.chunk)
         if source is not None:
             waits.append(self.arrived[source])
-        work = self.work.chunks[s][action.chunk]
-        op_kind = "forward" if action.kind == "F" else "backward"
-        kernels = work.forward if action.kind == "F" else work.backward
+        work, split = self.work.chunks[s][action.chunk], action[1:] in stage.split
+        op_kind, kernels = {
+            "F": ("forward", work.forward),
+            "B": ("backward", work.inputs if split else work.backward),
+            "W": ("backward_weight", work.weights),
+        }[action.kind]
         if self.options.resolution == "kernel":
             self._lay_kernels(s, op_kind, kernels, waits, action.microbatch)
         else:
             op_type = OpType(op_kind, s, kernels)
             node = self.b.add(stage.last + waits, op_type, stage=s, microbatch=action.microbatch)
             stage.last = [node]
-        self._send(s, action, blocking)
-        if action.kind == "B":
+        if action.kind != "W":
+            self._send(s, action, blocking)
+        if action.kind == ("W" if split else "B"):
             self._reduce(s, action.chunk)
 
     def _lay_kernels(
@@ -153,12 +162,12 @@ class _StepBuilder:
     def _send(self, s: int, action: Action, blocking: bool) -> None:
         end = self.b.join(self.stages[s].last, stage=s)
         transfer = self.work.transfer
-        crosses = _target(action, s, self.n_stages, self.n_chunks) is not None
-        if crosses and not blocking and transfer is not None and transfer.duration > 0:
-            link = s if action.kind == "F" else (s - 1) % self.n_stages
+        virtual = self.virtual_stages.virtual(s, action.chunk)
+        reader = self.virtual_stages.next_of(action, s)
+        link = None if reader is None else self.virtual_stages.link(virtual, reader)
+        if link is not None and not blocking and transfer is not None and transfer.duration > 0:
             op_type = OpType("transfer", s, collective=transfer, link=link)
             end = self.b.add([end], op_type, stage=s, microbatch=action.microbatch)
-        virtual = action.chunk * self.n_stages + s
         self.arrived[action.kind, virtual, action.microbatch] = end
 
     # -- data parallelism -------------------------------------------------------------------
@@ -186,7 +195,7 @@ class _StepBuilder:
         return [node]
 
     def _reduce(self, s: int, chunk: int) -> None:
-        """Gradients of a chunk, reduced on a stream of their own after its last backward."""
+        """Gradients of a chunk, reduced on a stream of their own after its last weight gradient."""
         stage, replicate = self.stages[s], self.work.replicate
         stage.pending[chunk] -= 1
         if stage.pending[chunk] > 0 and not self.options.reshard_after_forward:
@@ -234,20 +243,17 @@ class _StepBuilder:
         return self.b.add(preds, op_type, is_global=True, stage=s)
 
 
-def _source(action: Action, stage: int, n_stages: int, n_chunks: int) -> Message | None:
+def _source(action: Action, stage: int, stages: VirtualStages) -> Message | None:
     """Message that an action reads, None where it starts the pipeline or turns around."""
-    virtual = action.chunk * n_stages + stage + (-1 if action.kind == "F" else 1)
-    if action.kind not in ("F", "B") or not 0 <= virtual < n_stages * n_chunks:
-        return None
-    return action.kind, virtual, action.microbatch
+    virtual = stages.source_of(action, stage)
+    return None if virtual is None else (action.kind, virtual, action.microbatch)
 
 
-def _target(action: Action, stage: int, n_stages: int, n_chunks: int) -> int | None:
+def _target(action: Action, stage: int, stages: VirtualStages) -> int | None:
     """Stage that reads what an action sends, None where no other stage does."""
-    virtual = action.chunk * n_stages + stage + (1 if action.kind == "F" else -1)
-    if action.kind not in ("F", "B") or not 0 <= virtual < n_stages * n_chunks:
-        return None
-    return virtual % n_stages if virtual % n_stages != stage else None
+    virtual = stages.next_of(action, stage)
+    reader = stage if virtual is None else stages.place(virtual)[0]
+    return None if reader == stage else reader
 
 
 def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
@@ -256,12 +262,12 @@ def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
     A send followed at once by a receive from the same neighbour is one meeting where the
     neighbour's order mirrors it, as Megatron's send-forward-recv-backward.
     """
-    n = len(schedule)
+    stages = VirtualStages(len(schedule))
     adjacent: list[dict[Message, Message]] = []
     for s, actions in enumerate(schedule):
         pairs: dict[Message, Message] = {}
         for a, b in zip(actions, actions[1:], strict=False):
-            received, peer = _source(b, s, n, 1), _target(a, s, n, 1)
+            received, peer = _source(b, s, stages), _target(a, s, stages)
             if received is not None and peer is not None and received[1] == peer:
                 pairs[a.kind, s, a.microbatch] = received
         adjacent.append(pairs)
@@ -278,13 +284,13 @@ def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
     for s, actions in enumerate(schedule):
         row: list[Action | Meeting] = []
         for a in actions:
-            received = _source(a, s, n, 1)
+            received = _source(a, s, stages)
             if received is not None:
                 before = meeting(received, s)
                 if not row or row[-1] != before:
                     row.append(before)
             row.append(a)
-            peer = _target(a, s, n, 1)
+            peer = _target(a, s, stages)
             if peer is not None:
                 row.append(meeting((a.kind, s, a.microbatch), peer))
         items.append(row)

@@ -116,7 +116,8 @@ def scaled(workload: Workload, library: Library | None) -> Workload:
         return replace(op, duration=op.duration * factor)
 
     def chunk(work: ChunkWork) -> ChunkWork:
-        return ChunkWork(tuple(map(one, work.forward)), tuple(map(one, work.backward)))
+        halves = work.forward, work.backward, work.inputs, work.weights
+        return ChunkWork(*(tuple(map(one, kernels)) for kernels in halves))
 
     def each(rows: PerChunk) -> PerChunk:
         return tuple(tuple(map(one, row)) for row in rows)

@@ -22,7 +22,14 @@ from prism.memory import GIB, estimate_memory, memory_limit
 from prism.results import job_of, provenance
 from prism.simulate import Progress, settle_call
 from prism.sweeps.grid import Setting, given_values, grid_of, job_at, settings
-from prism.sweeps.layouts import LAYOUT_KEYS, base_of, global_batch, is_own, layouts
+from prism.sweeps.layouts import (
+    LAYOUT_KEYS,
+    base_of,
+    follows_schedule,
+    global_batch,
+    is_own,
+    layouts,
+)
 from prism.sweeps.points import MEASURES, Bench, Libraries, Point, least_seconds
 from prism.sweeps.rows import choose, make_rows, memory_notes, plain_value, same_gpus
 from prism.sweeps.search import search
@@ -168,7 +175,7 @@ def _points(
     held = {key: set(grid[key]) for key in LAYOUT_KEYS if all_layouts and key in grid}
     for setting in settings({key: grid[key] for key in grid if key not in held}):
         if not all_layouts:
-            add(setting, (), (), False)
+            add(setting, follows_schedule(values, setting), (), False)
             continue
         try:
             base = base_of(values, setting, job.name)

@@ -168,7 +168,7 @@ class Transformer:
         """Scatter of gradients into the float32 table: read 2 + 4, write 4 bytes a value."""
         s = self.sizes
         scatter = self.rates.memory("embedding_backward", 10.0 * s.tokens * s.hidden, "embedding")
-        return (*self._enter_backward("embedding"), scatter)
+        return (*self._enter_backward("embedding"), replace(scatter, is_weight=True))
 
     @cached_property
     def loss_forward(self) -> tuple[Kernel, ...]:
@@ -221,6 +221,7 @@ class Transformer:
         """Input and weight gradient of ``[tokens, k] x [k, n]``, a collective between if named."""
         tokens, r = self.sizes.tokens, self.rates
         weight = r.gemm(f"{name}_wgrad", kernel_class, k, n, tokens, accumulate=True)
+        weight = replace(weight, is_weight=True)
         return (
             r.gemm(f"{name}_dgrad", kernel_class, tokens, k, n),
             *(self._leave_backward(leave, weight.duration) if leave else ()),
@@ -270,10 +271,11 @@ class Transformer:
 
     def _leave_backward(self, name: str, hidden_s: float) -> tuple[Kernel, ...]:
         """After a column-parallel product's input gradient: sum, hidden by the weight gradient."""
-        return tuple(
-            replace(k, duration=max(k.duration - hidden_s, TP_OVERLAP_COST * k.duration))
-            for k in self._leave(f"{name}_backward")
-        )
+        out = []
+        for k in self._leave(f"{name}_backward"):
+            visible = max(k.duration - hidden_s, TP_OVERLAP_COST * k.duration)
+            out.append(replace(k, duration=visible, hidden_s=k.duration - visible))
+        return tuple(out)
 
     @property
     def _stream_bytes(self) -> float:

@@ -147,7 +147,7 @@ class Variability:
         """Exponent of the microbatch effect on a kernel class within forward or backward."""
         if not is_compute(kernel_class) or kernel_class == "optimizer":
             return 0.0
-        loading = self.backward_loading if op_kind == "backward" else 1.0
+        loading = self.backward_loading if op_kind.startswith("backward") else 1.0
         return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
 
 

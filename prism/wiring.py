@@ -160,7 +160,7 @@ class Wiring:
             sink = np.roll(source, -1, axis=1)
             here, there = source // c.pod_gpus, sink // c.pod_gpus
             leaves = here != there
-            if c.vpp_size == 1:
+            if not c.loops:
                 leaves[:, -1] = False  # nothing goes from the last stage to the first
             n = self.pod_gpus.size
             out = alike * np.bincount(here[leaves], minlength=n) / self.pod_gpus

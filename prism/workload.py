@@ -8,12 +8,12 @@ durations vary (`prism.variability`), experts, fp8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prism.cluster import Cluster, build_cluster
 from prism.job import layer_split
-from prism.kernels import ChunkWork, Kernel, Rates, build_rates, collective_law
+from prism.kernels import ChunkWork, Kernel, Rates, build_rates, collective_law, split_backward
 from prism.library import Library, library_names, load_library
 from prism.stepwork import Collective, PerChunk, Workload, nominal_step, scaled
 from prism.transformer import Transformer, attention_flop, layer_parameters
@@ -91,7 +91,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     embedding_bytes = GRADIENT_BYTES * job.model.vocab_size * job.model.hidden_size / layout.tp
     norm_bytes = GRADIENT_BYTES * 2.0 * job.model.hidden_size
     norm_bytes *= max(sum(slot.n_layers for slot in row) for row in slots)
-    tied = job.model.tied_embeddings and layout.pp > 1
+    tied = job.model.tied_embeddings and not layout.ends_meet
     workload = Workload(
         chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
         transfer=_transfer(job, cluster),
@@ -164,7 +164,7 @@ def _slots(job: Job) -> list[list[_Slot]]:
         counts = layer_split(job)
     last = len(counts) - 1
     slots = [_Slot(n, embedding=i == 0, loss=i == last) for i, n in enumerate(counts)]
-    return [slots[stage :: layout.pp] for stage in range(layout.pp)]
+    return layout.virtual_stages(len(slots) // layout.pp).rows(slots)
 
 
 def _chunk(transformer: Transformer, slot: _Slot) -> ChunkWork:
@@ -177,14 +177,15 @@ def _chunk(transformer: Transformer, slot: _Slot) -> ChunkWork:
     if slot.loss:
         forward = forward + transformer.loss_forward
         backward = transformer.loss_backward + backward
-    return ChunkWork(forward, backward)
+    halves = split_backward(backward) if transformer.layout.splits else ()
+    return ChunkWork(forward, backward, *halves)
 
 
 def _parameters(job: Job, slot: _Slot) -> float:
     """Parameters of one chunk on one GPU; a tied matrix counts once per stage."""
     model = job.model
     table = float(model.vocab_size * model.hidden_size)
-    own_output = slot.loss and not (model.tied_embeddings and job.parallelism.pp == 1)
+    own_output = slot.loss and not (model.tied_embeddings and job.parallelism.ends_meet)
     total = slot.n_layers * layer_parameters(model) + table * (slot.embedding + own_output)
     return (total + (model.hidden_size if slot.loss else 0)) / job.parallelism.tp
 
@@ -292,21 +293,37 @@ class _Sharing:
         return Collective(name, op_kind, f"dp_{op_kind}", duration, n_bytes, law, among)
 
 
+def _of_stage(value: float | tuple[float, ...], stage: int) -> float:
+    """Seconds of a stage, given one number or one per stage."""
+    return float(value[stage] if isinstance(value, tuple | list) else value)
+
+
 def _explicit_workload(job: Job) -> Workload:
     """Work of a job with explicit durations: no sizes, so no collectives and no flop.
 
-    A duration is that of one microbatch on a whole stage; its chunks take equal parts.
+    A duration is that of one microbatch on a whole stage; its chunks take equal parts. Where no
+    duration of weight gradients is given, they are half of a backward: a matrix product's two
+    gradients take as many flop.
     """
     layout, given = job.parallelism, job.model.durations
     assert given is not None
     rows = []
     for stage in range(layout.pp):
-        kernels = []
-        for name, value in (("forward", given.forward_s), ("backward", given.backward_s)):
-            whole = value[stage] if isinstance(value, tuple | list) else value
-            duration = float(whole) / layout.vpp
-            kernels.append(Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"))
-        rows.append((ChunkWork((kernels[0],), (kernels[1],)),) * layout.vpp)
+
+        def chunk(name: str, seconds: float) -> tuple[Kernel, ...]:
+            duration = seconds / layout.vpp
+            return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),)
+
+        forward, backward = _of_stage(given.forward_s, stage), _of_stage(given.backward_s, stage)
+        work = ChunkWork(chunk("forward", forward), chunk("backward", backward))
+        if layout.splits:
+            late = given.weight_s
+            weight = 0.5 * backward if late is None else _of_stage(late, stage)
+            work = replace(
+                work, inputs=chunk("backward_input", backward - weight),
+                weights=chunk("backward_weight", weight),
+            )  # fmt: skip
+        rows.append((work,) * layout.vpp)
     nothing: PerChunk = ((None,) * layout.vpp,) * layout.pp
     return Workload(
         chunks=tuple(rows),

@@ -309,8 +309,8 @@ def test_each_mistake_says_where_what_and_a_way_out(
     ("override", "nearest"),
     [
         ("parallelism.ep=2", "setting: 1"),
-        ("parallelism.schedule=zb-h1", "setting: 1f1b"),
-        ("parallelism.schedule=zb-v", "setting: 1f1b"),
+        ("parallelism={schedule: zb-h1, p2p: blocking}", "setting: async"),
+        ("parallelism={schedule: zb-v, p2p: blocking}", "setting: async"),
         ("parallelism.data_parallel=zero2", "setting: zero1"),
         ("parallelism.precision=fp8", "setting: bf16"),
         ("parallelism={vpp: 2, p2p: blocking}", "setting: async"),

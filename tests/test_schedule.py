@@ -136,7 +136,6 @@ def test_format() -> None:
     ("args", "message"),
     [
         (("1f2b", 2, 2), "expected one of gpipe"),
-        (("zb-h1", 2, 2), "nearest supported: 1f1b"),
         (("1f1b", 0, 2), "stages = 0"),
         (("1f1b", 2, 0), "microbatches = 0"),
         (("1f1b", 2, 2, 2), "use interleaved"),

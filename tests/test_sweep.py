@@ -370,12 +370,12 @@ def test_how_sure_a_choice_is(pipeline):
 
 # ------------------------------------------------------------------------------ what is wrong
 def test_one_bad_setting_is_refused_and_the_others_run(pipeline):
-    vary = {"parallelism.microbatches": [4, 0], "parallelism.schedule": ["1f1b", "zb-h1"]}
+    vary = {"parallelism.microbatches": [4, 0], "parallelism.data_parallel": ["ddp", "zero2"]}
     numbers = summarize_sweep(sweep(pipeline, vary, replicates=BLOCK, seed=1))
     assert len(numbers["rows"]) == 1
     assert len(numbers["refused"]) == 3
     reason = next(r["reason"] for r in numbers["refused"] if r["parallelism.microbatches"] == "4")
-    assert "zb-h1 is not modelled yet" in reason
+    assert "zero2 is not modelled yet" in reason
 
 
 @pytest.mark.parametrize(

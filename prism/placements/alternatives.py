@@ -282,7 +282,11 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
     target = min((s for s in range(pp) if s not in slow), key=lambda s: busy[s], default=-1)
     if target < 0:
         return Alternative(name, label, impossible="every stage has a slow node")
-    giving, taking = (s + pp * np.arange(split.size // pp) for s in (source, target))
+    chunks = job.parallelism.virtual_stages()
+    giving, taking = (
+        np.array([chunks.virtual(s, c) for c in range(job.parallelism.vpp)])
+        for s in (source, target)
+    )
     giver, taker = giving[split[giving].argmax()], taking[split[taking].argmin()]
     if split[giver] < 1:
         return Alternative(name, label, impossible=f"stage {source} has no layers")

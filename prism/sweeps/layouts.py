@@ -1,7 +1,7 @@
 """All layouts of a job on its own GPUs: tensor, context, pipeline and data parallelism.
 
 Those that use exactly the job's GPUs and keep its global batch and its microbatch size; what
-follows from a layout (the schedule, resharding, the split of the layers) follows anew. Left out:
+follows from a layout (1F1B's chunks, resharding, the split of the layers) follows anew. Left out:
 expert parallelism, uneven splits, and other microbatch sizes, which `--vary` gives.
 """
 
@@ -13,9 +13,12 @@ from typing import Any
 from prism.errors import PrismError
 from prism.job import ClusterBlock, Job
 from prism.layersplit import auto_split
+from prism.pipelineshape import TRAITS
 from prism.sweeps.grid import Setting, job_at, merged
 
 KEYS = ("tp", "cp", "pp", "vpp", "dp", "microbatches")
+FAMILY = ("1f1b", "interleaved")
+"""One schedule with one chunk and with several; of the others a layout keeps the job's."""
 LAYOUT_KEYS = tuple(f"parallelism.{key}" for key in KEYS)
 
 
@@ -79,23 +82,38 @@ def _chunk_counts(job: Job, pp: int, microbatches: int) -> list[int]:
     n_layers = job.model.n_layers
     if pp == 1:
         return [1]
-    # the interleaved schedule takes whole rounds of microbatches
-    chunked = job.parallelism.schedule != "gpipe" and microbatches % pp == 0
-    most = (n_layers + 2) // pp if chunked else 1
-    return [vpp for vpp in range(1, most + 1) if auto_split(n_layers, pp * vpp)]
+    name = job.parallelism.schedule
+    traits = TRAITS[name]
+    if name in FAMILY:
+        # the interleaved schedule takes whole rounds of microbatches
+        most = (n_layers + 2) // pp if microbatches % pp == 0 else 1
+        counts = list(range(1, most + 1))
+    else:
+        counts = [traits.chunks or 1] if microbatches >= traits.rounds * pp else []
+    return [vpp for vpp in counts if auto_split(n_layers, pp * vpp)]
 
 
 def _follows(job: Job, pp: int) -> tuple[str, ...]:
     """Keys whose values were of the job's own layout."""
     p = job.parallelism
     keys = ["layer_split"]
-    if p.schedule != "gpipe":
+    if p.schedule in FAMILY:
         keys.append("schedule")
     if (p.pp > 1) != (pp > 1):
         keys.append("reshard_after_forward")
     if p.data_parallel == "none":
         keys.append("data_parallel")
     return tuple(f"parallelism.{key}" for key in keys)
+
+
+def follows_schedule(values: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:
+    """Keys that follow from a schedule set by hand: the chunks it has, where the job's differ."""
+    traits = TRAITS.get(setting.get("parallelism.schedule", ""))
+    given = (values.get("parallelism") or {}).get("vpp", 1)
+    if traits is None or "parallelism.vpp" in setting or traits.allow_chunks(given):
+        return ()
+    # what allows several chunks does not say how many: the job must
+    return () if traits.chunks is None else ("parallelism.vpp", "parallelism.layer_split")
 
 
 def global_batch(job: Job) -> int:
@@ -122,7 +140,9 @@ def base_of(values: Mapping[str, Any], setting: Setting, name: str) -> Job:
             raise
         plain = {"dp": nodes * per_node, "tp": 1, "cp": 1, "pp": 1, "vpp": 1, "microbatches": 1}
         keys = {f"parallelism.{key}": str(size) for key, size in plain.items()}
-        follows = ("layer_split", "schedule", "reshard_after_forward", "data_parallel")
+        follows = ["layer_split", "reshard_after_forward", "data_parallel"]
+        if (merged(values, setting).get("parallelism") or {}).get("schedule") in FAMILY:
+            follows.append("schedule")
         drop = tuple(f"parallelism.{key}" for key in follows)
         return job_at(values, {**setting, **keys}, drop, name)
 

@@ -164,17 +164,19 @@ def least_seconds(job: Job, library: Library | None) -> float:
     Notes
     -----
     A stage computes all its microbatches one after the other. Before its first forward the earlier
-    stages do theirs of a first chunk, and after its last backward they do one backward of it, then
-    the optimizer follows: a bound for every schedule, which communication only lengthens.
+    stages do theirs of a first chunk, and after its last backward they do one backward of it, where
+    no weight gradients fill that time; then the optimizer follows: a bound for every schedule,
+    which communication only lengthens.
     """
     if job.variability.model is not None:
         return 0.0
     workload, before, found = build_workload(job, library), 0.0, 0.0
+    splits = job.parallelism.splits
     for stage, row in enumerate(workload.chunks):
         each = [sum(k.duration for k in (*chunk.forward, *chunk.backward)) for chunk in row]
         after = workload.optimizer[stage].duration if workload.optimizer else 0.0
         found = max(found, before + sum(each) * job.parallelism.microbatches + after)
-        before += each[0]
+        before += sum(k.duration for k in row[0].forward) if splits else each[0]
     return found
 
 
