@@ -16,7 +16,7 @@ from prism.distributions import lognormal, normal
 from prism.errors import PrismError
 from prism.job import Job
 from prism.kernels import is_compute
-from prism.lowering import LoweredOp, Lowerer, lowering_arrays, residual_law
+from prism.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_law
 from prism.opgraph import OpType, StepGraph, nominal_duration
 from prism.placement import Placement, n_own_links, shard_size
 from prism.pooling import pool_program
@@ -203,8 +203,8 @@ def _vectors(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Shared-effect vector of every (op, term), and the number of terms of every op.
 
-    The ranks of a shard group have a microbatch each, and all wait for the slowest: the longest
-    microbatch, but for one on a faster GPU.
+    The ranks of a shard or ep group have a microbatch each, and all wait for the slowest: the
+    longest microbatch, but for one on a faster GPU. Experts take tokens of all ranks alike.
     """
     relative, n_own = _relative_speeds(job, v), n_own_links(job)
     call_table = tables.optional(v.call) if kernels else -1
@@ -220,14 +220,17 @@ def _vectors(
         n_terms[i] = len(op.terms)
         for t, term in enumerate(op.terms):
             mb_table = tables.largest(v.microbatch, term.mb_loading, relative)
-            called = call_table if term.compute and graph.call[i] >= 0 else -1
+            called, call = call_table if term.compute else -1, int(graph.call[i])
+            if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
+                called, call = tables.optional(v.expert), int(graph.microbatch[i])
+            called = called if call >= 0 else -1
             vec[i, t] = bank.add(
                 -1 if term.frozen else step_table,
                 mb_table,
                 int(graph.microbatch[i]) if mb_table >= 0 else 0,
                 called,
-                int(graph.call[i]) if called >= 0 else -1,
-                _link_of(op_type, graph.n_stages, n_own) if congested and not term.frozen else -1,
+                call if called >= 0 else -1,
+                _link_of(op_type, term, graph.n_stages, n_own) if congested else -1,
                 int(is_global[i]),
             )
     return vec, n_terms
@@ -251,9 +254,13 @@ def _relative_speeds(job: Job, v: Variability) -> NDArray[np.float64]:
     return np.asarray(x / x.max(axis=1, keepdims=True))
 
 
-def _link_of(op_type: OpType, n_stages: int, n_own: int) -> int:
+def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
     """Link of a collective, as `Placement.link_leaves` numbers them; -1: on NVLink, or none."""
     c = op_type.collective
+    if term.frozen:
+        return -1
+    if term.far:
+        return n_stages + op_type.stage
     if c is None or is_compute(c.kernel_class) or c.kernel_class.startswith("tp_"):
         return -1
     if op_type.link >= 0:

@@ -2,6 +2,7 @@
 
 _NAMES = {
     "gemm_mlp": ("GEMM MLP", ""),
+    "gemm_expert": ("GEMM experts", "routed"),
     "gemm_attention": ("GEMM attention projections", ""),
     "attention": ("attention", ""),
     "memory": ("norm and elementwise", ""),
@@ -17,6 +18,7 @@ _EFFECTS = {
     "rank": ("rank effect", "GPU speed"),
     "step": ("step effect", "all GPUs"),
     "microbatch": ("microbatch effect", "work"),
+    "expert": ("expert effect", "routing"),
     "call": ("call effect", "one pass"),
     "rank_step": ("rank-step effect", "one step"),
     "regime": ("congestion", "links"),

@@ -94,7 +94,12 @@ class Cluster:
     stage_stride, replica_stride : int
         Ranks from a stage to the next, and from a replica to the next.
     shard_size : int
-        Data-parallel ranks of a shard group (hsdp), which are neighbours.
+        Data-parallel ranks of a shard group (hsdp) or an expert group, which are neighbours.
+    ep_size : int
+        Data-parallel ranks that hold the experts between them.
+    token_copies, most_domains : int
+        Experts of a token, and the NVLink domains they lie in at most; 0: anywhere, so that every
+        copy travels on its own.
     v_shaped : bool
         Whether the chunks of the stages lie in a V, see `prism.pipelineshape`.
     """
@@ -113,6 +118,9 @@ class Cluster:
     stage_stride: int
     replica_stride: int
     shard_size: int = 1
+    ep_size: int = 1
+    token_copies: int = 1
+    most_domains: int = 0
     v_shaped: bool = False
 
     @property
@@ -125,12 +133,15 @@ class Cluster:
 
         ``dp_cp`` shares a stage's parameters: dp_size x cp_size ranks, ep inside dp.
         With hsdp ``shard`` does, and ``replicas`` joins those of all shard groups that hold the
-        same part. ``embedding`` is the first and the last stage of a pipeline.
+        same part. ``ep`` joins ranks that hold the experts between them, ``expert_dp`` those that
+        hold the same ones. ``embedding`` is the first and the last stage of a pipeline.
         """
         tp, cp = (self.tp_size, 1), (self.cp_size, self.tp_size)
         dp, pp = (self.dp_size, self.replica_stride), (self.pp_size, self.stage_stride)
         shard = self.shard_size, self.replica_stride
         shards = self.dp_size // self.shard_size, self.shard_size * self.replica_stride
+        ep = self.ep_size, self.replica_stride
+        eps = self.dp_size // self.ep_size, self.ep_size * self.replica_stride
         ends = min(2, self.pp_size), self.stage_stride * max(1, self.pp_size - 1)
         groups = {
             "tp": Group(*tp, beside=(cp, dp, pp)),
@@ -138,6 +149,8 @@ class Cluster:
             "dp_cp": Group(*cp, *dp, beside=(tp, pp)),
             "shard": Group(*cp, *shard, beside=(tp, shards, pp)),
             "replicas": Group(*shards, beside=(tp, cp, shard, pp)),
+            "ep": Group(*ep, beside=(tp, cp, eps, pp)),
+            "expert_dp": Group(*cp, *eps, beside=(tp, ep, pp)),
             "embedding": Group(*ends, beside=(tp, cp, dp)),
             "world": Group(self.tp_size * self.cp_size * self.dp_size * self.pp_size, 1),
         }
@@ -153,9 +166,10 @@ class Cluster:
         Parameters
         ----------
         op_kind : str
-            ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+            ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``.
         n_bytes : float
-            Size of the whole (gathered, unreduced) buffer on one rank [byte].
+            Size of the whole (gathered, unreduced) buffer on one rank [byte]; of an all-to-all what
+            a rank sends, the part that it keeps included.
         group : Group
             Who takes part.
 
@@ -181,6 +195,9 @@ class Cluster:
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
         domains = group.domains(self.nvlink_gpus)
+        if op_kind == "all_to_all":
+            slow = self.exit_factor(domains, group.domains(self.pod_gpus))
+            return self.all_to_all_time(n_bytes, group.n_ranks, domains, slow)
         phases = 2.0 if op_kind == "all_reduce" else 1.0
         return phases * self.ring_time(n_bytes, group.n_ranks, domains, self._pod_factor(group))
 
@@ -205,6 +222,57 @@ class Cluster:
             rate = self.network.bytes_per_s / pod_factor
             network_s = n_bytes / inside * (domains - 1) / domains / rate
         return latency + max(nvlink_s, network_s)
+
+    def all_to_all_time(
+        self, n_bytes: float, n_ranks: int, domains: int, pod_factor: float
+    ) -> float:
+        """Duration of an all-to-all [s], from the last arrival of its members.
+
+        Parameters
+        ----------
+        n_bytes : float
+            What a rank sends to all, itself included, in equal parts [byte].
+        n_ranks, domains : int
+            Members of the group, and the NVLink domains they lie in.
+        pod_factor : float
+            How many times slower the network is for leaving a pod [1].
+
+        Notes
+        -----
+        All messages are under way at once, those to other domains over the rank's own network card:
+        with g = n_ranks, k domains and m = g / k members in each, ``a_nvl + a_net + max(S (m-1)/g /
+        b_nvl, S (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the
+        network once for each of them, to the rank of its own place there, which passes it on over
+        NVLink: ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its
+        copies. Latencies count once where their tier is used.
+
+        References
+        ----------
+        Messages in flight together: NCCL's documentation, "Point-to-point communication",
+        all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
+        """
+        inside, latency, limit = n_ranks / domains, 0.0, self.most_domains
+        nvlink_s = n_bytes * (inside - 1.0) / (inside if limit else n_ranks)
+        nvlink_s /= self.nvlink.bytes_per_s
+        network_s = 0.0
+        if inside > 1.0:
+            latency += self.nvlink.latency_s
+        if domains > 1:
+            latency += self.network.latency_s
+            copies = min(limit, domains, self.token_copies) if limit else self.token_copies
+            crossing = copies / self.token_copies * (domains - 1.0) / domains
+            network_s = n_bytes * crossing / self.network.bytes_per_s * pod_factor
+        return latency + max(nvlink_s, network_s)
+
+    def exit_factor(self, domains: int, pods: int) -> float:
+        """How many times slower an all-to-all's network part is for leaving pods.
+
+        Of what crosses the network, the part for other pods has 1 / oversubscription of the rate.
+        """
+        if pods <= 1:
+            return 1.0
+        leaving = (1.0 - 1.0 / pods) / (1.0 - 1.0 / domains)
+        return max(1.0, self.oversubscription * leaving)
 
     def transfer_time(self, n_bytes: float) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
@@ -296,6 +364,9 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         replica_stride=replica_stride,
         shard_size=shard_size(job),
         v_shaped=layout.virtual_stages().shape == "v",
+        ep_size=layout.ep,
+        token_copies=max(1, job.model.experts_per_token),
+        most_domains=layout.expert_node_limit or 0,
     )
 
 

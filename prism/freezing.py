@@ -96,6 +96,8 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
         step_table = int(change(np.array([step_table], np.int32))[0])
     elif name == "microbatch":
         bank = bank._replace(mb_table=change(bank.mb_table))
+    elif name == "expert":
+        bank = bank._replace(call_table=change(bank.call_table))
     elif name in ("call", "rank_step"):
         bank = bank._replace(call_table=change(bank.call_table))
         low = low._replace(call_cv=np.zeros_like(low.call_cv))

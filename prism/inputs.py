@@ -219,6 +219,7 @@ def effect_cv(program: Program, name: str) -> float:
         "microbatch": bank.mb_table,
         "call": bank.call_table,
         "rank_step": bank.call_table,
+        "expert": bank.call_table,
     }.get(name, np.array([-1]))
     words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
     used = set(tables.ravel().tolist()) - {-1}

@@ -17,7 +17,6 @@ from prism.errors import PrismError
 from prism.jobblocks import (
     BLOCKS,
     DEVICE_LIBRARY,
-    PRESETS,
     ClusterBlock,
     ModelBlock,
     ParallelismBlock,
@@ -32,6 +31,7 @@ from prism.jobproblem import Blocks
 from prism.jobvalues import parse_duration
 from prism.jobyaml import KeyPath, Layer, display_path, shipped_jobs
 from prism.layersplit import auto_split
+from prism.presets import PRESETS
 
 __all__ = [
     "PRESETS",

@@ -21,6 +21,7 @@ from prism.jobvalues import (
     Duration,
     Hosts,
     NonNegative,
+    Number,
     Positive,
     Seconds,
     Size,
@@ -29,30 +30,8 @@ from prism.jobvalues import (
     integral,
 )
 from prism.pipelineshape import TRAITS, VirtualStages
+from prism.presets import PRESETS
 
-# Layer counts and widths. llama3: arXiv:2407.21783, Table 3; gpt3: arXiv:2005.14165, Table 2.1,
-# with the vocabulary padded to 51,200 and sequence 2,048 as in MLPerf Training's GPT-3.
-_LLAMA = {
-    "n_kv_heads": 8,
-    "vocab_size": 128_256,
-    "seq_len": 8_192,
-    "gated_mlp": True,
-    "tied_embeddings": False,
-}
-_GPT3 = {"vocab_size": 51_200, "seq_len": 2_048, "gated_mlp": False, "tied_embeddings": True}
-
-
-def _sizes(n_layers: int, hidden: int, ffn: int, heads: int) -> dict[str, Any]:
-    names = ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads")
-    return dict(zip(names, (n_layers, hidden, ffn, heads, heads), strict=True))
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "llama3-405b": _sizes(126, 16_384, 53_248, 128) | _LLAMA,
-    "llama3-70b": _sizes(80, 8_192, 28_672, 64) | _LLAMA,
-    "llama3-8b": _sizes(32, 4_096, 14_336, 32) | _LLAMA,
-    "gpt3-175b": _sizes(96, 12_288, 49_152, 96) | _GPT3,
-}
 SIZES = ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
 
 # Devices with a distribution set of their own; the others must name one (prism.jobcheck).
@@ -91,8 +70,8 @@ class ModelBlock(Block):
 
     name: str | None = Field(
         None,
-        description="A known model (llama3-405b, llama3-70b, llama3-8b, gpt3-175b); each of its "
-        "sizes can be overridden beside it.",
+        description=f"A known model ({', '.join(PRESETS)}); each of its sizes can be overridden "
+        "beside it.",
     )
     n_layers: Size = Field(0, description="Transformer layers [the named model's].")
     hidden_size: Size = Field(0, description="Width of the residual stream [the named model's].")
@@ -107,6 +86,26 @@ class ModelBlock(Block):
     tied_embeddings: StrictBool = Field(
         False, description="Input and output embedding are one matrix."
     )
+    head_size: Number = Field(
+        0, description="Width of a head's queries and keys [hidden_size / n_heads]."
+    )
+    v_head_size: Number = Field(0, description="Width of a head's values [head_size].")
+    q_lora_rank: Number = Field(
+        0, description="Multi-head latent attention: width of the queries' latent [0: none]."
+    )
+    kv_lora_rank: Number = Field(
+        0, description="Multi-head latent attention: width of keys' and values' latent [0: none]."
+    )
+    rope_head_size: Number = Field(
+        0,
+        description="Multi-head latent attention: part of head_size that carries the position, "
+        "in the keys shared by all heads.",
+    )
+    n_experts: Number = Field(0, description="Routed experts of a layer [0: all layers dense].")
+    experts_per_token: Number = Field(0, description="Routed experts that each token goes to.")
+    expert_ffn_size: Number = Field(0, description="Width of one expert [ffn_size].")
+    n_shared_experts: Number = Field(0, description="Experts that every token goes to.")
+    n_dense_layers: Number = Field(0, description="First layers without experts.")
     durations: Durations | None = Field(
         None, description="Explicit op durations instead of a model's sizes."
     )
@@ -135,7 +134,26 @@ class ParallelismBlock(Block):
         1, description="Model chunks per stage (vpp_size) [2 with zb-v and dualpipe-v, else 1]."
     )
     dp: Count = Field(1, description="Data-parallel replicas (dp_size).")
-    ep: Count = Field(1, description="Expert-parallel size (ep_size); only 1 is modelled yet.")
+    ep: Count = Field(
+        1,
+        description="Expert-parallel size (ep_size): neighbouring data-parallel ranks that hold "
+        "the experts between them; divides dp and n_experts.",
+    )
+    expert_imbalance: AtLeastOne | None = Field(
+        None,
+        description="Tokens of the busiest expert-parallel rank over the mean "
+        "[1.1, an assumption; 1 with ep = 1].",
+    )
+    expert_node_limit: Count | None = Field(
+        None,
+        description="A token's experts lie on at most so many NVLink domains, and it crosses the "
+        "network once for each [none: once for every expert].",
+    )
+    expert_overlap: StrictBool = Field(
+        False,
+        description="All-to-alls run beside the compute of another microbatch, as in DualPipe, "
+        "rather than exposed.",
+    )
     data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = Field(
         "none",
         description="How replicas share gradients and parameters [ddp if dp > 1, else none]; "

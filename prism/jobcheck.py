@@ -9,9 +9,9 @@ from math import ceil, lcm
 
 import numpy as np
 
+from prism.expertcheck import check_experts
 from prism.jobblocks import (
     DEVICE_LIBRARY,
-    PRESETS,
     SIZES,
     ModelBlock,
     ParallelismBlock,
@@ -22,6 +22,7 @@ from prism.jobvalues import hosts_problem
 from prism.jobyaml import near
 from prism.layersplit import auto_split, valid_split
 from prism.pipelineshape import TRAITS
+from prism.presets import PRESETS
 
 
 # -------------------------------------------------------------------------------- layer splits
@@ -90,7 +91,7 @@ def _check_model(b: Blocks) -> Iterator[Problem]:
         ("hidden_size", m.hidden_size, "n_heads", m.n_heads),
         ("n_heads", m.n_heads, "n_kv_heads", m.n_kv_heads),
     ):
-        if size % n:
+        if size % n and not (key == "hidden_size" and m.head_size):
             text = f"{size} is not a multiple of {by} = {n}; change one"
             yield Problem(f"model.{key}", (f"model.{key}", f"model.{by}"), text)
 
@@ -233,8 +234,6 @@ def _check_data_parallel(b: Blocks) -> Iterator[Problem]:
     if p.data_parallel == "zero2":
         yield unmodelled(key, p.data_parallel, "zero1")
     yield from _check_shards(b, p)
-    if p.ep > 1:
-        yield unmodelled("parallelism.ep", p.ep, "1")
     if p.precision == "fp8":
         yield unmodelled("parallelism.precision", p.precision, "bf16")
 
@@ -356,6 +355,7 @@ CHECKS: tuple[Callable[[Blocks], Iterator[Problem]], ...] = (
     _check_cluster,
     _check_data_parallel,
     _check_schedule,
+    check_experts,
     _check_variability,
     _check_library,
     check_run,

@@ -54,6 +54,14 @@ class MicrobatchEffect(Block):
     )
 
 
+class ExpertEffect(Block):
+    """How the load of the busiest expert-parallel rank varies, between microbatches."""
+
+    cv: NonNegative | None = Field(
+        None, description="CV between microbatches of an expert group [0.05, an assumption]."
+    )
+
+
 class CallEffect(Block):
     """What all kernels of one forward or backward share."""
 
@@ -128,6 +136,7 @@ class Effects(Block):
     rank: RankEffect | None = Field(None, description="Differences between GPUs.")
     step: StepEffect | None = Field(None, description="What all ranks share in a step.")
     microbatch: MicrobatchEffect | None = Field(None, description="Differences in the work.")
+    expert: ExpertEffect | None = Field(None, description="Differences in experts' load.")
     call: CallEffect | None = Field(None, description="What kernels of a call share.")
     residual: ResidualEffect | None = Field(None, description="What is left per kernel.")
     regime: RegimeEffect | None = Field(None, description="Congestion.")

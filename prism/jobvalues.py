@@ -120,6 +120,7 @@ Size = Annotated[
     BeforeValidator(integral),
     Field(strict=True, ge=0, le=MAX_COUNT, json_schema_extra={"minimum": 1}),
 ]
+Number = Annotated[int, BeforeValidator(integral), Field(strict=True, ge=0, le=MAX_COUNT)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]

@@ -19,7 +19,9 @@ from prism.placement import Group
 if TYPE_CHECKING:
     from prism.library import GemmTable, Library
 
-COMPUTE_CLASSES = frozenset({"gemm_attention", "gemm_mlp", "attention", "loss", "compute"})
+COMPUTE_CLASSES = frozenset(
+    {"gemm_attention", "gemm_mlp", "gemm_expert", "attention", "loss", "compute"}
+)
 MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
 
 GEMM_LARGE_S = 1e-3
@@ -41,7 +43,7 @@ def is_compute(kernel_class: str) -> bool:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of one GPU, or one collective of its tp or cp group.
+    """One kernel of one GPU, or one collective of its tp, cp or ep group.
 
     Attributes
     ----------
@@ -52,12 +54,14 @@ class Kernel:
     law : str
         Library entry of its residual.
     group : str
-        ``""`` for a kernel on its own, ``tp`` or ``cp`` for a collective of that group: nobody
-        passes it before all members have come.
+        ``""`` for a kernel on its own, ``tp``, ``cp`` or ``ep`` for a collective of that group:
+        nobody passes it before all members have come.
     is_weight : bool
         Whether it gives nothing but a weight's gradient, and may wait (`split_backward`).
     hidden_s : float
         Part of a collective's transfer that a weight gradient beside it hides [s].
+    routed : bool
+        Whether its work follows how tokens are routed to the ranks of an ep group.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Kernel:
     group: str = ""
     is_weight: bool = False
     hidden_s: float = 0.0
+    routed: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,14 +132,20 @@ class Rates:
     gemm_derate: float = 1.0
 
     def gemm(
-        self, name: str, kernel_class: str, m: float, n: float, k: float, accumulate: bool = False
-    ) -> Kernel:
+        self, name: str, kernel_class: str, m: float, n: float, k: float, accumulate: bool = False,
+        groups: float = 1.0,
+    ) -> Kernel:  # fmt: skip
         """Product of an [m, k] and a [k, n] matrix in bfloat16.
 
-        With `accumulate` the result is added to a float32 buffer, as gradients are.
+        With `accumulate` the result is added to a float32 buffer, as gradients are. Experts'
+        `groups` share the tokens but each has a weight of its own; they are one kernel, whose
+        throughput is that of its whole work.
         """
         flop = 2.0 * m * n * k
-        n_bytes = 2.0 * (m * k + k * n) + (8.0 if accumulate else 2.0) * m * n
+        if accumulate:
+            n_bytes = 2.0 * (m * k + k * n) + 8.0 * groups * m * n
+        else:
+            n_bytes = 2.0 * (m * k + groups * k * n) + 2.0 * m * n
         duration = max(self.gemm_time(flop), self.memory_time(n_bytes))
         law = "residual/gemm_large" if duration >= GEMM_LARGE_S else "residual/gemm_small"
         return Kernel(name, kernel_class, duration, flop, n_bytes, law)

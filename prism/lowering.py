@@ -7,7 +7,8 @@ per rank loading, residual spread and shape, the split into terms by shared effe
 residual table of the op. Third cumulants enter through the tables' shapes, taken at x = 1.
 Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
 over the whole shard group, so that its ranks wait for each other at every op where a prefetched
-gather would let them drift by a unit.
+gather would let them drift by a unit. With experts a segment is maximised over the ep group, also
+at the end of an op, and every rank's experts take as long as the busiest's.
 """
 
 import math
@@ -35,6 +36,8 @@ class Term:
     mb_loading: float
     compute: bool
     frozen: bool = False  # follows no effect at all
+    routed: bool = False  # follows the load of experts rather than the microbatch
+    far: bool = False  # an all-to-all over the network
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,11 @@ class Lowerer:
         name = kernel.kernel_class
         law, factor = self.v.treated_residual(name, kernel.law)
         if self.v.treatment(name).frozen:
-            link = isinstance(kernel, Collective) and not name.startswith("tp_")
-            factor *= self.v.shared_median(op_kind, name, link and not is_compute(name))
+            if isinstance(kernel, Collective):
+                link, routed = not name.startswith("tp_") and not is_compute(name), False
+            else:
+                link, routed = _is_far(kernel), kernel.routed
+            factor *= self.v.shared_median(op_kind, name, link, routed)
         return law, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
@@ -147,6 +153,8 @@ class Lowerer:
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
         if self.v.treatment(kernel.kernel_class).frozen:
             return Term(0.0, False, True)
+        if kernel.routed:
+            return Term(0.0, is_compute(kernel.kernel_class), False, True, _is_far(kernel))
         loading = self.v.microbatch_loading(op_kind, kernel.kernel_class)
         return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
 
@@ -218,6 +226,11 @@ class Lowerer:
             tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
         )  # fmt: skip
         counts[segment] = counts.get(segment, 0.0) + 1.0
+
+
+def _is_far(kernel: Kernel) -> bool:
+    """Tell whether a kernel is an all-to-all over the network."""
+    return kernel.group == "ep" and _link_role(kernel.law) == "network"
 
 
 def _link_role(law: str) -> str:

@@ -2,7 +2,7 @@
 
 Weights, gradients and optimizer by kind of data parallelism; activations by walking the schedule,
 forward by forward and backward by backward; what a backward needs beside them. Left out: what the
-allocator, CUDA and NCCL take, dropout's masks, experts, fp8, and offloading.
+allocator, CUDA and NCCL take, dropout's masks, buffers of all-to-alls, fp8, and offloading.
 
 References
 ----------
@@ -19,10 +19,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from prism.cluster import find_device
+from prism.experts import expert_imbalance
 from prism.job import layer_split
+from prism.modelsize import (
+    expert_parameters,
+    layer_parameters,
+    n_sparse_layers,
+    shard_sizes,
+    sparse_layer_parameters,
+)
 from prism.placement import shard_size
 from prism.schedule import Schedule, make_schedule
-from prism.transformer import layer_parameters, shard_sizes
 
 if TYPE_CHECKING:
     from prism.job import Job
@@ -78,10 +85,12 @@ class _Chunk:
     """What a model chunk adds on one GPU: parameters, and bytes.
 
     A forward leaves `kept`, the input half of a split backward `late` for the weight half, and a
-    backward has `workspace` beside it.
+    backward has `workspace` beside it. Routed experts count among the parameters, and again by
+    themselves where fewer ranks share them.
     """
 
     parameters: float
+    experts: float
     kept: float
     workspace: float
     late: float
@@ -99,8 +108,14 @@ def memory_limit(job: Job) -> float:
     return find_device(job.cluster.device).memory_bytes
 
 
-def layer_activation_bytes(job: Job) -> tuple[float, float]:
+def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float]:
     """Bytes of one layer's activations on one GPU for one microbatch: all, and those kept.
+
+    Parameters
+    ----------
+    job : Job
+    sparse : bool
+        Whether the layer has experts.
 
     Returns
     -------
@@ -115,13 +130,23 @@ def layer_activation_bytes(job: Job) -> tuple[float, float]:
     its width. With f = 4 h and as many key heads as heads that is 32 h, where [1]_ has 34 h with
     dropout's two masks. Flash attention keeps no scores, so selective recomputation, which [1]_
     has for them, keeps as much as none. Norms lie on a part of the tokens with sequence
-    parallelism, everything on a part with context parallelism.
+    parallelism, everything on a part with context parallelism. Latent attention adds its latents
+    before and after their norms. A layer with experts has the shared ones' MLP, the router's scores
+    in float32, and for each copy of a token that it computes (the busiest rank its share more) the
+    copy and a routed expert's MLP; outputs are weighted before the last product, so that none is
+    kept.
     """
     model, s = job.model, shard_sizes(job.model, job.parallelism)
     stream = 2.0 * s.hidden * s.resident
-    attention = 4.0 * s.tokens * (s.query + s.key)
-    mlp = 2.0 * s.tokens * s.ffn * (3.0 if model.gated_mlp else 2.0)
-    whole = 4.0 * stream + attention + mlp
+    attention = 2.0 * s.tokens * (s.query + s.out + s.key + s.value)
+    latents = 4.0 * s.resident * (model.q_lora_rank + model.kv_lora_rank)
+    each = 2.0 * (3.0 if model.gated_mlp else 2.0)
+    mlp = s.tokens * s.ffn * each
+    if sparse:
+        copies = s.tokens * model.experts_per_token * expert_imbalance(job.parallelism)
+        mlp = s.tokens * s.shared * each + copies * (2.0 * s.hidden + s.expert * each)
+        mlp += 4.0 * s.resident * model.n_experts
+    whole = 4.0 * stream + attention + latents + mlp
     return whole, stream if job.parallelism.recompute == "full" else whole
 
 
@@ -188,24 +213,47 @@ def _chunks(job: Job) -> list[list[_Chunk]]:
     model, p = job.model, job.parallelism
     counts = layer_split(job) if p.pp > 1 else [1] * model.n_layers
     s = shard_sizes(model, p)
-    whole, kept = layer_activation_bytes(job)
     table = float(model.vocab_size * model.hidden_size) / p.tp
-    # a gathered input, and the gradients of what is inside the MLP
-    beside = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
-    beside += 2.0 * s.tokens * s.ffn * (2.0 if model.gated_mlp else 1.0) + whole - kept
-    chunks = []
+    each = model.n_experts / p.ep * expert_parameters(model) / p.tp if model.n_experts else 0.0
+    kinds = [
+        (layer_activation_bytes(job, sparse), _beside(job, sparse)) for sparse in (False, True)
+    ]
+    chunks, left = [], model.n_layers - n_sparse_layers(model)
     for i, n in enumerate(counts):
-        parameters, last = n * layer_parameters(model) / p.tp, i == len(counts) - 1
-        parameters += table * (i == 0)
-        kept_here, workspace, late = n * kept, beside if n else 0.0, n * whole
+        n_dense, last = min(n, left), i == len(counts) - 1
+        left, n_sparse = left - n_dense, n - n_dense
+        parameters = n_dense * layer_parameters(model) / p.tp + table * (i == 0)
+        if n_sparse:
+            parameters += n_sparse * (sparse_layer_parameters(model) / p.tp + each)
+        kept, late, workspace = 0.0, 0.0, 0.0
+        for count, ((whole, kept_of_one), beside) in zip((n_dense, n_sparse), kinds, strict=True):
+            kept += count * kept_of_one
+            late += count * whole
+            workspace = max(workspace, beside if count else 0.0)
         if last:
             parameters += table * (not (model.tied_embeddings and p.ends_meet))
             parameters += model.hidden_size / p.tp
-            kept_here += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
+            kept += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
             workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
             late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
-        chunks.append(_Chunk(parameters, kept_here, workspace, late))
+        experts = n_sparse * each if p.ep > 1 else 0.0  # else shared as all else
+        chunks.append(_Chunk(parameters, experts, kept, workspace, late))
     return p.virtual_stages(len(chunks) // p.pp).rows(chunks)
+
+
+def _beside(job: Job, sparse: bool) -> float:
+    """Bytes beside what is kept while a layer's backward runs, see `layer_activation_bytes`.
+
+    A gathered input, the gradients of what is inside the MLP, and what is computed again.
+    """
+    model, p, s = job.model, job.parallelism, shard_sizes(job.model, job.parallelism)
+    whole, kept = layer_activation_bytes(job, sparse)
+    inside = s.ffn * (2.0 if model.gated_mlp else 1.0)
+    if sparse:
+        copies = model.experts_per_token * expert_imbalance(p)
+        inside = copies * (s.hidden + s.expert * (2.0 if model.gated_mlp else 1.0))
+    gathered = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
+    return gathered + 2.0 * s.tokens * inside + whole - kept
 
 
 def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
@@ -214,11 +262,14 @@ def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory
     shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
     mode = "ddp" if p.data_parallel == "none" else p.data_parallel
     weights, gradients = WEIGHT_BYTES * parameters, GRADIENT_BYTES * parameters
-    optimizer = ADAM_BYTES * parameters / (1 if mode == "ddp" else shards)
+    experts = sum(chunk.experts for chunk in row)
+    shared = p.cp * p.dp // p.ep  # ranks that hold the same routed experts
+    optimizer = ADAM_BYTES * (parameters - experts) / (1 if mode == "ddp" else shards)
+    optimizer += ADAM_BYTES * experts / (1 if mode == "ddp" else shared)
     lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
     if mode in ("fsdp", "hsdp") and shards > 1:
         lasting = not p.reshard_after_forward
-        gradients /= shards
+        gradients = GRADIENT_BYTES * ((parameters - experts) / shards + experts / shared)
         weights = 0.0 if lasting else WEIGHT_BYTES * _neighbours(row, 1 + p.prefetch)
         gradients += 0.0 if lasting else GRADIENT_BYTES * _neighbours(row, 2)
     held, gathered, reduced, beside = _worst_moment(row, schedule, stage, lasting)

@@ -100,14 +100,14 @@ def rank_strides(job: Job) -> tuple[int, int]:
 
 
 def shard_size(job: Job) -> int:
-    """Data-parallel ranks that are simulated as one: those of a shard group with hsdp, else one.
+    """Data-parallel ranks that are simulated as one, since they meet inside a step.
 
-    A shard group holds one copy of the parameters; by default it is as many neighbouring
-    data-parallel ranks as an NVLink domain has.
+    With hsdp a shard group, which holds one copy of the parameters; by default the neighbours of an
+    NVLink domain. With experts an ep group, whose ranks meet inside every layer.
     """
     layout = job.parallelism
     if layout.data_parallel != "hsdp":
-        return 1
+        return int(layout.ep)
     if layout.shard_size is not None:
         return int(layout.shard_size)
     within = job.cluster.nvlink_domain_gpus // rank_strides(job)[1]
@@ -115,7 +115,7 @@ def shard_size(job: Job) -> int:
 
 
 def count_replicas(job: Job) -> int:
-    """Replicas that are simulated apart: data-parallel ranks, or their shard groups."""
+    """Replicas that are simulated apart: data-parallel ranks, or their shard or ep groups."""
     return int(job.parallelism.dp) // shard_size(job)
 
 
@@ -256,8 +256,7 @@ class Placement:
     def ranks(self) -> NDArray[np.int64]:
         """Rank of every member, int64 [replica, stage, member].
 
-        Members are tp x cp ranks; with hsdp a replica is a shard group, and members are those of
-        all its data-parallel ranks.
+        Members are tp x cp ranks; with hsdp or ep those of all data-parallel ranks of its group.
         """
         layout, shards = self.job.parallelism, shard_size(self.job)
         stage_stride, replica_stride = rank_strides(self.job)
@@ -298,9 +297,9 @@ class Placement:
         lo, hi : ndarray of int32 [replica, link, range]
             Ranges lo <= leaf < hi, as many as the nodes of two groups need: two where ranks have
             the default order. Link s < n_stages goes from stage s to the next (the last
-            stage: to the first if there are several chunks, else to the one before); with hsdp
-            n_stages + s joins the shard group of stage s. From n = `n_own_links` on, links
-            touch the ranges of all replicas together: n + s joins the replicas of stage s,
+            stage: to the first if there are several chunks, else to the one before); with hsdp or
+            ep n_stages + s joins that group of stage s. From n = `n_own_links` on, links touch the
+            ranges of all replicas together: n + s joins the replicas of stage s,
             n + n_stages the whole job (from its first leaf to its last), n + n_stages + 1 the
             first and the last stage. Ranges are empty where the message stays within an NVLink
             domain, and for those of replicas or the whole job did so in the default order.
@@ -359,7 +358,8 @@ class Placement:
 
 def n_own_links(job: Job) -> int:
     """Links that each replica has for itself, see `Placement.link_leaves`."""
-    return int(job.parallelism.pp) * (2 if job.parallelism.data_parallel == "hsdp" else 1)
+    joined = job.parallelism.data_parallel == "hsdp" or job.parallelism.ep > 1
+    return int(job.parallelism.pp) * (2 if joined else 1)
 
 
 def as_slowdown(value: object) -> NodeSlowdown:

@@ -266,7 +266,8 @@ def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:
 
 def list_inputs(step: Step, residuals: Residuals) -> list[Input]:
     """List the inputs of a job, or of a fitted trace."""
-    return partition(step.program, residuals, "call" if step.workload is not None else "rank_step")
+    drawn = "call" if step.workload is not None else "rank_step"
+    return partition(step.program, residuals, "expert" if step.job.parallelism.ep > 1 else drawn)
 
 
 def tracked_variances(program: Program, residuals: Residuals) -> Program:

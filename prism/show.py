@@ -97,7 +97,7 @@ def describe_jobs() -> Description:
     for name in shipped_jobs():
         job = load_job(name)
         layout = job.parallelism
-        sizes = {key: getattr(layout, key) for key in ("tp", "cp", "pp", "vpp", "dp")}
+        sizes = {key: getattr(layout, key) for key in ("tp", "cp", "pp", "vpp", "dp", "ep")}
         rows.append(
             {
                 "job": name,

@@ -174,9 +174,9 @@ class _StepBuilder:
 
     def _gather(self, s: int, chunk: int) -> list[int]:
         """Parameters of a chunk, gathered on a stream of their own, prefetched a few uses ahead."""
-        collective = self.work.gather[s][chunk]
+        collectives = self.work.gathers(s, chunk)
         stage = self.stages[s]
-        if collective is None:
+        if not collectives:
             return []
         if chunk in stage.gathered and not self.options.reshard_after_forward:
             return []  # the stage's own order already puts this after the gather
@@ -184,27 +184,26 @@ class _StepBuilder:
         ahead = self.options.prefetch if self.options.overlap else 0
         k = len(stage.starts) - 1 - ahead
         issued = stage.starts[k] if k >= 0 else []
-        node = self.b.add(
-            [stage.gather_stream, *issued],
-            OpType(collective.op_kind, s, collective=collective),
-            is_global=collective.group != "shard",
-            stage=s,
-        )
-        stage.gather_stream = node
+        for collective in collectives:
+            stage.gather_stream = self.b.add(
+                [stage.gather_stream, *issued],
+                OpType(collective.op_kind, s, collective=collective),
+                is_global=collective.group != "shard",
+                stage=s,
+            )
         stage.gathered.add(chunk)
-        return [node]
+        return [stage.gather_stream]
 
     def _reduce(self, s: int, chunk: int) -> None:
         """Gradients of a chunk, reduced on a stream of their own after its last weight gradient."""
-        stage, replicate = self.stages[s], self.work.replicate
+        stage = self.stages[s]
         stage.pending[chunk] -= 1
         if stage.pending[chunk] > 0 and not self.options.reshard_after_forward:
             return
-        both = self.work.reduce[s][chunk], replicate[s][chunk] if replicate else None
-        for collective in both:
-            if collective is not None and self.options.overlap:
+        for collective in self.work.reduces(s, chunk):
+            if self.options.overlap:
                 self._lay_reduce(s, collective, stage.last)
-            elif collective is not None:
+            else:
                 stage.reduces.append(collective)
 
     def _lay_reduce(self, s: int, collective: Collective, after: list[int]) -> None:
@@ -232,7 +231,8 @@ class _StepBuilder:
             done[0] = done[-1] = both
         if self.work.grad_norm_reduce is not None:
             done = [self._end_op(0, done, self.work.grad_norm_reduce)] * self.n_stages
-        for per_stage in (self.work.optimizer, self.work.param_gather):
+        gathers = self.work.param_gather, self.work.expert_param_gather
+        for per_stage in (self.work.optimizer, *gathers):
             for s, last in enumerate(per_stage):
                 if last is not None:
                     done[s] = self._end_op(s, [done[s]], last)

@@ -64,6 +64,8 @@ class Workload:
     gather, reduce, replicate : tuple
         fsdp's parameter all-gather; the gradients' reduction over dp and cp, or within a shard
         group; hsdp's all-reduce of its parts over the shard groups.
+    expert_gather, expert_reduce, expert_param_gather : tuple
+        The same of routed experts, which fewer ranks share; None or empty without.
     layernorm_reduce, embedding_reduce, grad_norm_reduce : Collective or None
         All-reduces at the end of the step: tp, first and last stage, all ranks.
     optimizer, param_gather : tuple
@@ -86,6 +88,23 @@ class Workload:
     model_flop: float
     tokens: float
     replicate: PerChunk | None = None
+    expert_gather: PerChunk | None = None
+    expert_reduce: PerChunk | None = None
+    expert_param_gather: tuple[Collective | None, ...] = ()
+
+    def gathers(self, stage: int, chunk: int) -> list[Collective]:
+        """All-gathers of a chunk's parameters: of all, or of dense ones and of experts."""
+        return _present((self.gather, self.expert_gather), stage, chunk)
+
+    def reduces(self, stage: int, chunk: int) -> list[Collective]:
+        """Reductions of a chunk's gradients, one after the other."""
+        return _present((self.reduce, self.replicate, self.expert_reduce), stage, chunk)
+
+
+def _present(each: tuple[PerChunk | None, ...], stage: int, chunk: int) -> list[Collective]:
+    """Return the collectives of a chunk that there are."""
+    found = (rows[stage][chunk] for rows in each if rows is not None)
+    return [collective for collective in found if collective is not None]
 
 
 def nominal_step(workload: Workload, layout: ParallelismBlock) -> float:
@@ -128,6 +147,9 @@ def scaled(workload: Workload, library: Library | None) -> Workload:
         chunks=tuple(tuple(map(chunk, row)) for row in w.chunks),
         transfer=one(w.transfer), gather=each(w.gather), reduce=each(w.reduce),
         replicate=None if w.replicate is None else each(w.replicate),
+        expert_gather=None if w.expert_gather is None else each(w.expert_gather),
+        expert_reduce=None if w.expert_reduce is None else each(w.expert_reduce),
+        expert_param_gather=tuple(map(one, w.expert_param_gather)),
         layernorm_reduce=one(w.layernorm_reduce), embedding_reduce=one(w.embedding_reduce),
         grad_norm_reduce=one(w.grad_norm_reduce), optimizer=tuple(map(one, w.optimizer)),
         param_gather=tuple(map(one, w.param_gather)),

@@ -2,7 +2,8 @@
 
 Attention with grouped heads, causal, balanced over cp; a plain or gated MLP; flash attention;
 bfloat16 with float32 gradients. Tensor parallelism is Megatron's, with or without sequence
-parallelism. Left out: dropout, biases, experts, fp8, and fusions of kernels beyond those named.
+parallelism. Left out: dropout, biases, fp8, and fusions of kernels beyond those named; experts and
+latent attention are `prism.experts`'s.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from prism.cluster import Cluster
 from prism.kernels import Kernel, Rates, collective_law
+from prism.modelsize import Sizes, attention_flop, shard_sizes
 
 if TYPE_CHECKING:
     from prism.job import ModelBlock, ParallelismBlock
@@ -38,63 +40,6 @@ precision); backward: read the probabilities (4), write the gradient in bfloat16
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Widths of one GPU's share: heads and feed-forward over tp, tokens over cp.
-
-    Attributes
-    ----------
-    tokens : float
-        Tokens of one microbatch in this GPU's cp part.
-    resident : float
-        Tokens whose norms and residuals this GPU computes: over tp with sequence parallelism.
-    hidden, query, key, ffn, vocab : float
-        Width of the residual stream, of the queries, of the keys (as of the values), of the
-        feed-forward layer and of the vocabulary on this GPU.
-    """
-
-    tokens: float
-    resident: float
-    hidden: float
-    query: float
-    key: float
-    ffn: float
-    vocab: float
-
-
-def shard_sizes(model: ModelBlock, layout: ParallelismBlock) -> Sizes:
-    """Return one GPU's widths; where tp exceeds the key heads, each is held by several GPUs."""
-    tokens = layout.microbatch_size * model.seq_len / layout.cp
-    head = model.hidden_size / model.n_heads
-    return Sizes(
-        tokens=tokens,
-        resident=tokens / layout.tp if layout.sequence_parallel else tokens,
-        hidden=float(model.hidden_size),
-        query=model.n_heads * head / layout.tp,
-        key=max(1.0, model.n_kv_heads / layout.tp) * head,
-        ffn=model.ffn_size / layout.tp,
-        vocab=model.vocab_size / layout.tp,
-    )
-
-
-def layer_parameters(model: ModelBlock) -> float:
-    """Parameters of one transformer layer: attention, MLP and two norms."""
-    key = model.n_kv_heads * model.hidden_size / model.n_heads
-    attention = model.hidden_size * (2.0 * model.hidden_size + 2.0 * key)
-    mlp = model.hidden_size * model.ffn_size * (3.0 if model.gated_mlp else 2.0)
-    return attention + mlp + 2.0 * model.hidden_size
-
-
-def attention_flop(model: ModelBlock, n_sequences: float) -> float:
-    """Flop of causal attention's forward in one layer, for whole sequences.
-
-    Notes
-    -----
-    Scores and their product with the values: ``2 x 2 s^2 h``, half of it under the causal mask.
-    """
-    return 2.0 * n_sequences * float(model.seq_len) ** 2 * model.hidden_size
-
-
-@dataclass(frozen=True)
 class Transformer:
     """Kernels of a layer, the embedding and the loss, for one microbatch on one GPU."""
 
@@ -109,20 +54,26 @@ class Transformer:
         return shard_sizes(self.model, self.layout)
 
     @cached_property
+    def attention_forward(self) -> tuple[Kernel, ...]:
+        """Forward of a layer's first half."""
+        s = self.sizes
+        return (
+            self._norm("attention_norm"),
+            *self._project(),
+            *self._gather_keys("attention"),
+            self._attention("attention"),
+            self.rates.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
+            *self._leave("attention"),
+            self._residual("attention_residual"),
+        )
+
+    @cached_property
     def layer_forward(self) -> tuple[Kernel, ...]:
         """Forward of one layer."""
         s, r = self.sizes, self.rates
         up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
         return (
-            self._norm("attention_norm"),
-            *self._enter("attention"),
-            r.gemm("qkv", "gemm_attention", s.tokens, s.query + 2.0 * s.key, s.hidden),
-            *self._rope("rope"),
-            *self._gather_keys("attention"),
-            self._attention("attention"),
-            r.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.query),
-            *self._leave("attention"),
-            self._residual("attention_residual"),
+            *self.attention_forward,
             self._norm("mlp_norm"),
             *self._enter("mlp"),
             r.gemm("mlp_up", "gemm_mlp", s.tokens, up, s.hidden),
@@ -137,21 +88,27 @@ class Transformer:
         """Backward of one layer, with what it recomputes."""
         s, r = self.sizes, self.rates
         up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
-        heads = s.query + 2.0 * s.key
         again = self.layer_forward if self.layout.recompute == "full" else ()
         return (
-            *(_recomputed(kernel) for kernel in again),
+            *(recomputed(kernel) for kernel in again),
             *self._enter_backward("mlp"),
             *self._gemm_backward("mlp_down", "gemm_mlp", s.hidden, s.ffn),
             r.memory("activation_backward", 2.0 * s.tokens * (2.0 * up + s.ffn)),
             *self._gemm_backward("mlp_up", "gemm_mlp", up, s.hidden, leave="mlp"),
             self._norm("mlp_norm_backward", backward=True),
             self._residual("mlp_residual_backward"),
+            *self.attention_backward,
+        )
+
+    @cached_property
+    def attention_backward(self) -> tuple[Kernel, ...]:
+        """Backward of a layer's first half."""
+        s = self.sizes
+        return (
             *self._enter_backward("attention"),
-            *self._gemm_backward("projection", "gemm_attention", s.hidden, s.query),
+            *self._gemm_backward("projection", "gemm_attention", s.hidden, s.out),
             *self._attention_backward(),
-            *self._rope("rope_backward"),
-            *self._gemm_backward("qkv", "gemm_attention", heads, s.hidden, leave="attention"),
+            *self._project_backward(),
             self._norm("attention_norm_backward", backward=True),
             self._residual("attention_residual_backward"),
         )
@@ -215,15 +172,34 @@ class Transformer:
 
     # -- matrix products and attention ----------------------------------------------------------
 
+    def _project(self) -> tuple[Kernel, ...]:
+        """Project the stream to queries, keys and values."""
+        s = self.sizes
+        return (
+            *self._enter("attention"),
+            self.rates.gemm("qkv", "gemm_attention", s.tokens, s.query + s.key + s.value, s.hidden),
+            *self._rope("rope"),
+        )
+
+    def _project_backward(self) -> tuple[Kernel, ...]:
+        """Return the gradients of `_project`."""
+        s = self.sizes
+        heads = s.query + s.key + s.value
+        return (
+            *self._rope("rope_backward"),
+            *self._gemm_backward("qkv", "gemm_attention", heads, s.hidden, leave="attention"),
+        )
+
     def _gemm_backward(
-        self, name: str, kernel_class: str, n: float, k: float, leave: str = ""
-    ) -> tuple[Kernel, ...]:
+        self, name: str, kernel_class: str, n: float, k: float, leave: str = "",
+        tokens: float = 0.0, groups: float = 1.0,
+    ) -> tuple[Kernel, ...]:  # fmt: skip
         """Input and weight gradient of ``[tokens, k] x [k, n]``, a collective between if named."""
-        tokens, r = self.sizes.tokens, self.rates
-        weight = r.gemm(f"{name}_wgrad", kernel_class, k, n, tokens, accumulate=True)
+        tokens, r = tokens or self.sizes.tokens, self.rates
+        weight = r.gemm(f"{name}_wgrad", kernel_class, k, n, tokens, accumulate=True, groups=groups)
         weight = replace(weight, is_weight=True)
         return (
-            r.gemm(f"{name}_dgrad", kernel_class, tokens, k, n),
+            r.gemm(f"{name}_dgrad", kernel_class, tokens, k, n, groups=groups),
             *(self._leave_backward(leave, weight.duration) if leave else ()),
             weight,
         )
@@ -231,7 +207,7 @@ class Transformer:
     def _attention(self, name: str) -> Kernel:
         """Fused causal attention of this GPU's queries with all keys."""
         s = self.sizes
-        n_bytes = 4.0 * s.tokens * (s.query + s.key * self.layout.cp)
+        n_bytes = 2.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
         return self.rates.attention(name, self._attention_flop(), n_bytes)
 
     def _attention_flop(self) -> float:
@@ -242,12 +218,12 @@ class Transformer:
     def _attention_backward(self) -> tuple[Kernel, ...]:
         """Flash attention's backward, with keys gathered again over cp."""
         s = self.sizes
-        n_bytes = 8.0 * s.tokens * (s.query + s.key * self.layout.cp)
+        n_bytes = 4.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
         flop = ATTENTION_BACKWARD_FLOP * self._attention_flop()
         again = self.layout.recompute == "selective"
         return (
             *self._gather_keys("attention_backward"),
-            *((_recomputed(self._attention("attention")),) if again else ()),
+            *((recomputed(self._attention("attention")),) if again else ()),
             self.rates.attention("attention_backward", flop, n_bytes, backward=True),
             *self._cp("keys_reduce_scatter", "reduce_scatter"),
         )
@@ -288,7 +264,7 @@ class Transformer:
 
     def _cp(self, name: str, op_kind: str) -> tuple[Kernel, ...]:
         """Communicate keys and values [bfloat16] of the cp group."""
-        n_bytes = 4.0 * self.sizes.tokens * self.layout.cp * self.sizes.key
+        n_bytes = 2.0 * self.sizes.tokens * self.layout.cp * (self.sizes.key + self.sizes.value)
         # one kernel class for gathering keys and scattering their gradients
         return self._collective(name, "cp_all_gather", op_kind, n_bytes, "cp")
 
@@ -308,6 +284,6 @@ class Transformer:
         return (Kernel(name, kernel_class, duration, 0.0, n_bytes, law, group_name),)
 
 
-def _recomputed(kernel: Kernel) -> Kernel:
+def recomputed(kernel: Kernel) -> Kernel:
     """Return a forward kernel as it runs again in backward."""
     return replace(kernel, name=f"recompute_{kernel.name}")

@@ -2,9 +2,9 @@
 
 Resolves the job's `variability` block over its library into laws of mean 1 and loadings per kernel
 class and op_kind. The causes are those of the PRISM paper's setting: persistent GPU speed (rank),
-what a step, a microbatch or a call share, the kernel's own residual, congestion (regime) and rare
-stalls. Left out: how they combine into op durations (`prism.lowering`) and their draws
-(`prism.engine`).
+what a step, a microbatch, an expert group or a call share, the kernel's own residual, congestion
+(regime) and rare stalls. Left out: how they combine into op durations (`prism.lowering`) and their
+draws (`prism.engine`).
 """
 
 import math
@@ -25,6 +25,10 @@ from prism.workload import build_workload, nominal_step
 LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p",
               "transfer", "send_recv")  # fmt: skip
 LOSS_CLASSES = frozenset({"loss", "embedding"})
+EXPERT_CV = 0.05
+"""CV of the busiest expert-parallel rank's load between microbatches, where a library is used and
+neither it nor the job says. An assumption: half of what that rank has over its share by
+`prism.experts.DEFAULT_IMBALANCE`; measurements of single microbatches are not public."""
 
 
 class Regime(NamedTuple):
@@ -75,6 +79,8 @@ class Variability:
         Correlation time of the step effect [s].
     backward_loading, loss_loading : float
         Exponents of the microbatch effect [1].
+    expert : Law
+        Load of the busiest rank of an ep group in a microbatch, over its mean.
     residuals : dict of str to Law
         Per library entry; `residual` looks one up.
     treatments : mapping of str to Treatment
@@ -96,6 +102,7 @@ class Variability:
     replaced_residual: Law | None = None
     residual_scale: float = 1.0
     library: Library | None = None
+    expert: Law = field(default_factory=laws.constant)
     treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
@@ -124,11 +131,16 @@ class Variability:
             return law, treatment.factor * mean
         return law, treatment.factor
 
-    def shared_median(self, op_kind: str, kernel_class: str, link: bool = False) -> float:
+    def shared_median(
+        self, op_kind: str, kernel_class: str, link: bool = False, routed: bool = False
+    ) -> float:
         """Product of the medians of what a kernel shares with others, each over its mean."""
         compute = is_compute(kernel_class)
         product = _median(self.step, 1.0)
-        product *= _median(self.microbatch, self.microbatch_loading(op_kind, kernel_class))
+        if routed:
+            product *= _median(self.expert, 1.0)
+        else:
+            product *= _median(self.microbatch, self.microbatch_loading(op_kind, kernel_class))
         product *= _median(self.rank, self.rank_loading(kernel_class))
         if compute:
             product *= _median(self.call, 1.0)
@@ -178,6 +190,7 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
         rank=_rank_law(job, library),
         step=_step_law(job, pick),
         microbatch=pick.law("microbatch", effects.microbatch),
+        expert=_expert_law(job, pick),
         call=pick.law("call", effects.call),
         regime=Regime(
             pick.value("regime", effects.regime, "probability", 0.0),
@@ -229,6 +242,16 @@ def _step_law(job: Job, pick: _Pick) -> Law:
         return law
     step_s = nominal_step(build_workload(job, pick.library), job.parallelism)
     return law.scaled_to(math.hypot(pick.value("step", None, "relative", 0.0), fixed_s / step_s))
+
+
+def _expert_law(job: Job, pick: _Pick) -> Law:
+    """Law of the expert effect; nothing is out of balance within one rank."""
+    block, library = job.variability.effects.expert, pick.library
+    if job.parallelism.ep == 1:
+        return laws.constant()
+    if library is not None and "expert" not in library and (block is None or block.cv is None):
+        return laws.lognormal(EXPERT_CV)
+    return pick.law("expert", block)
 
 
 def _stall(job: Job, pick: _Pick) -> Stall:

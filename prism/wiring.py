@@ -71,13 +71,12 @@ class Wiring:
             return self._hops(n_bytes)[:, stage]
         reach = self._rings_reach(group)
         size = reach.n_ranks
-        distinct = {
-            pair: self.cluster.ring_time(n_bytes, size, pair[0], pair[1]) for pair in reach.distinct
-        }
+        time = self.cluster.all_to_all_time if group == "ep" else self.cluster.ring_time
+        distinct = {pair: time(n_bytes, size, pair[0], pair[1]) for pair in reach.distinct}
         times = np.array([distinct[pair] for pair in reach.pairs])
-        if group in ("tp", "cp", "shard"):
+        if group in ("tp", "cp", "shard", "ep"):
             return np.asarray(times.reshape(n_replicas, n_stages, -1)[:, stage].max(axis=1))
-        if group in ("dp_cp", "replicas"):
+        if group in ("dp_cp", "replicas", "expert_dp"):
             times = times.reshape(n_stages, -1)[stage]
         return np.full(n_replicas, times.max())
 
@@ -109,6 +108,10 @@ class Wiring:
             rings = g.transpose(1, 4, 0, 2, 3).reshape(-1, c.dp_size * c.cp_size)
         elif group == "shard":
             rings = g.transpose(0, 1, 4, 2, 3).reshape(-1, c.shard_size * c.cp_size)
+        elif group == "ep":
+            rings = g.transpose(0, 1, 3, 4, 2).reshape(-1, c.ep_size)
+        elif group == "expert_dp":
+            rings = g.transpose(1, 2, 4, 0, 3).reshape(-1, len(g) * c.cp_size)
         elif group == "replicas":
             rings = g.transpose(1, 2, 3, 4, 0).reshape(-1, len(g))
         elif group == "embedding":
@@ -129,6 +132,9 @@ class Wiring:
             domains = self._domains(group, rings)
             parallel = n_alike * rings.shape[1] / domains
             pods = rings // self.cluster.pod_gpus
+            if group == "ep":
+                self._reach[group] = self._all_to_all_reach(domains, pods)
+                return self._reach[group]
             leaves = pods != np.roll(pods, -1, axis=1)
             edges = np.where(leaves, parallel[:, None], 0.0)
             out = np.bincount(pods.ravel(), edges.ravel(), self.pod_gpus.size)
@@ -137,6 +143,13 @@ class Wiring:
             pairs = list(zip(domains.tolist(), factor.tolist(), strict=True))
             self._reach[group] = _Reach(pairs, frozenset(pairs), rings.shape[1])
         return self._reach[group]
+
+    def _all_to_all_reach(self, domains: Int, pods: Int) -> _Reach:
+        """How ep groups lie: every member sends to all others, so that no ring decides."""
+        touched = 1 + np.count_nonzero(np.diff(np.sort(pods, axis=1), axis=1), axis=1)
+        both = zip(domains.tolist(), touched.tolist(), strict=True)
+        pairs = [(k, self.cluster.exit_factor(k, n)) for k, n in both]
+        return _Reach(pairs, frozenset(pairs), pods.shape[1])
 
     def _domains(self, group: str, rings: Int) -> Int:
         """NVLink domains that every ring touches [ring]."""

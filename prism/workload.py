@@ -3,7 +3,7 @@
 Combines the model, the layout and the cluster into nominal durations, flop and bytes. Parameters
 and activations are bfloat16; gradients are reduced in float32 and Adam's state is float32, as in
 Megatron-LM and Llama 3. Left out: order and waiting (`prism.schedule`, `prism.stepgraph`), how
-durations vary (`prism.variability`), experts, fp8.
+durations vary (`prism.variability`), fp8.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prism.cluster import Cluster, build_cluster
+from prism.experts import SparseTransformer
 from prism.job import layer_split
 from prism.kernels import ChunkWork, Kernel, Rates, build_rates, collective_law, split_backward
 from prism.library import Library, library_names, load_library
+from prism.modelsize import (
+    attention_flop,
+    count_parameters,
+    expert_parameters,
+    layer_parameters,
+    n_sparse_layers,
+    sparse_layer_parameters,
+)
 from prism.stepwork import Collective, PerChunk, Workload, nominal_step, scaled
-from prism.transformer import Transformer, attention_flop, layer_parameters
 
 if TYPE_CHECKING:
-    from prism.job import Job, ModelBlock
+    from prism.job import Job
 
 __all__ = [
     "ChunkWork",
@@ -55,7 +63,8 @@ _REDUCE_CLASS = {
 class _Slot:
     """What one chunk holds."""
 
-    n_layers: int
+    n_dense: int
+    n_sparse: int
     embedding: bool
     loss: bool
 
@@ -86,11 +95,14 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     layout, slots = job.parallelism, _slots(job)
     cluster = build_cluster(job, library)
     rates = build_rates(cluster, library)
-    transformer = Transformer(job.model, layout, cluster, rates)
+    transformer = SparseTransformer(job.model, layout, cluster, rates)
+    experts = _Sharing(
+        job, cluster, rates, [[_experts(job, x) for x in row] for row in slots], "expert_dp"
+    )
     shared = _Sharing(job, cluster, rates, [[_parameters(job, x) for x in row] for row in slots])
+    apart = layout.ep > 1
     embedding_bytes = GRADIENT_BYTES * job.model.vocab_size * job.model.hidden_size / layout.tp
-    norm_bytes = GRADIENT_BYTES * 2.0 * job.model.hidden_size
-    norm_bytes *= max(sum(slot.n_layers for slot in row) for row in slots)
+    norm_bytes = max(sum(_replicated(job, slot) for slot in row) for row in slots)
     tied = job.model.tied_embeddings and not layout.ends_meet
     workload = Workload(
         chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
@@ -105,8 +117,11 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         if tied
         else None,
         grad_norm_reduce=_all_reduce(cluster, "grad_norm_reduce", "world", GRADIENT_BYTES),
-        optimizer=shared.optimizer(),
+        optimizer=shared.optimizer(experts),
         param_gather=shared.param_gather(),
+        expert_gather=experts.gather() if apart else None,
+        expert_reduce=experts.reduce() if apart else None,
+        expert_param_gather=experts.param_gather() if apart else (),
         model_flop=count_model_flop(job),
         tokens=float(_sequences(job) * job.model.seq_len),
     )
@@ -121,21 +136,15 @@ def nominal_library(job: Job, library: Library | None) -> Library:
     return load_library(own if own in library_names() else _DEFAULT_LIBRARY)
 
 
-def count_parameters(model: ModelBlock) -> float:
-    """Parameters of a model, embeddings included (tied ones once)."""
-    embeddings = (1.0 if model.tied_embeddings else 2.0) * model.vocab_size * model.hidden_size
-    return model.n_layers * layer_parameters(model) + embeddings + model.hidden_size
-
-
 def count_model_flop(job: Job) -> float:
     """Count the useful flop of the job's step, without recomputation.
 
     Notes
     -----
-    ``6 N tokens + 3 L A``: N all parameters with embeddings, A = 2 s^2 h per sequence the forward
-    of causal attention in one of L layers, and backward twice the forward. Per token that is
-    ``6 N + 6 L s h``. Flash attention's backward does 2.5 times its forward; the extra half is
-    recomputation and is not counted.
+    ``6 N tokens + 3 L A``: N all parameters that a token passes (of routed experts, those it goes
+    to) with embeddings, A = 2 s^2 h per sequence the forward of causal attention in one of L
+    layers, and backward twice the forward. Per token that is ``6 N + 6 L s h``. Flash attention's
+    backward does 2.5 times its forward; the extra half is recomputation and is not counted.
 
     References
     ----------
@@ -143,7 +152,7 @@ def count_model_flop(job: Job) -> float:
     et al., arXiv:2204.02311, appendix B.
     """
     sequences = _sequences(job)
-    dense = 6.0 * count_parameters(job.model) * sequences * job.model.seq_len
+    dense = 6.0 * count_parameters(job.model, active=True) * sequences * job.model.seq_len
     return dense + 3.0 * job.model.n_layers * attention_flop(job.model, sequences)
 
 
@@ -162,15 +171,22 @@ def _slots(job: Job) -> list[list[_Slot]]:
         counts = [min(size, n_layers - first) for first in range(0, n_layers, size)]
     else:
         counts = layer_split(job)
-    last = len(counts) - 1
-    slots = [_Slot(n, embedding=i == 0, loss=i == last) for i, n in enumerate(counts)]
+    last, first_sparse = len(counts) - 1, job.model.n_layers - n_sparse_layers(job.model)
+    slots, done = [], 0
+    for i, n in enumerate(counts):
+        n_dense = min(n, max(0, first_sparse - done))
+        slots.append(_Slot(n_dense, n - n_dense, embedding=i == 0, loss=i == last))
+        done += n
     return layout.virtual_stages(len(slots) // layout.pp).rows(slots)
 
 
-def _chunk(transformer: Transformer, slot: _Slot) -> ChunkWork:
+def _chunk(transformer: SparseTransformer, slot: _Slot) -> ChunkWork:
     """Kernels of one chunk."""
-    forward = transformer.layer_forward * slot.n_layers
-    backward = transformer.layer_backward * slot.n_layers
+    forward = transformer.layer_forward * slot.n_dense
+    backward = transformer.layer_backward * slot.n_dense
+    if slot.n_sparse:
+        forward = forward + transformer.sparse_forward * slot.n_sparse
+        backward = transformer.sparse_backward * slot.n_sparse + backward
     if slot.embedding:
         forward = transformer.embedding_forward + forward
         backward = backward + transformer.embedding_backward
@@ -182,12 +198,34 @@ def _chunk(transformer: Transformer, slot: _Slot) -> ChunkWork:
 
 
 def _parameters(job: Job, slot: _Slot) -> float:
-    """Parameters of one chunk on one GPU; a tied matrix counts once per stage."""
+    """Parameters of one chunk on one GPU; a tied matrix counts once per stage.
+
+    Routed experts that ep ranks hold between them are `_experts`.
+    """
     model = job.model
     table = float(model.vocab_size * model.hidden_size)
     own_output = slot.loss and not (model.tied_embeddings and job.parallelism.ends_meet)
-    total = slot.n_layers * layer_parameters(model) + table * (slot.embedding + own_output)
+    total = slot.n_dense * layer_parameters(model) + table * (slot.embedding + own_output)
+    if slot.n_sparse:
+        n_experts = model.n_experts if job.parallelism.ep == 1 else 0
+        each = sparse_layer_parameters(model) + n_experts * expert_parameters(model)
+        total += slot.n_sparse * each
     return (total + (model.hidden_size if slot.loss else 0)) / job.parallelism.tp
+
+
+def _experts(job: Job, slot: _Slot) -> float:
+    """Parameters of one chunk's routed experts on one GPU, where ep ranks share them."""
+    p = job.parallelism
+    if p.ep == 1 or not slot.n_sparse:
+        return 0.0
+    return slot.n_sparse * expert_parameters(job.model) * job.model.n_experts / p.ep / p.tp
+
+
+def _replicated(job: Job, slot: _Slot) -> float:
+    """Bytes of one chunk's gradients that every tp rank has a part of: norms and routers."""
+    n_layers, width = slot.n_dense + slot.n_sparse, job.model.hidden_size
+    routers = slot.n_sparse * job.model.n_experts
+    return GRADIENT_BYTES * (2.0 * n_layers + routers) * width
 
 
 def _all_reduce(cluster: Cluster, name: str, group_name: str, n_bytes: float) -> Collective | None:
@@ -214,12 +252,16 @@ def _transfer(job: Job, cluster: Cluster) -> Collective | None:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """How replicas share a stage's parameters: collectives of the dp x cp group, the optimizer."""
+    """How replicas share a stage's parameters: collectives of the dp x cp group, the optimizer.
+
+    Routed experts are shared by fewer ranks, those of the group ``expert_dp``.
+    """
 
     job: Job
     cluster: Cluster
     rates: Rates
     parameters: list[list[float]]  # of one GPU, [stage][chunk]
+    own_group: str = ""
 
     @property
     def mode(self) -> str:
@@ -230,7 +272,7 @@ class _Sharing:
     @property
     def group(self) -> str:
         """Who shares a stage's parameters."""
-        return "shard" if self.mode == "hsdp" else "dp_cp"
+        return self.own_group or ("shard" if self.mode == "hsdp" else "dp_cp")
 
     def gather(self) -> PerChunk:
         """All-gather of a chunk's parameters, with fsdp and hsdp."""
@@ -258,12 +300,17 @@ class _Sharing:
             for row in self.parameters
         )
 
-    def optimizer(self) -> tuple[Collective, ...]:
-        """Adam on one GPU's shard, all of the stage's parameters in ddp."""
-        n_shards = 1 if self.mode == "ddp" else self.cluster.group(self.group).n_ranks
+    @property
+    def n_shards(self) -> int:
+        """Ranks that divide the optimizer's work, one in ddp."""
+        return 1 if self.mode == "ddp" else self.cluster.group(self.group).n_ranks
+
+    def optimizer(self, experts: _Sharing) -> tuple[Collective, ...]:
+        """Adam on one GPU's shards of dense parameters and experts, all of them in ddp."""
         out = []
-        for row in self.parameters:
-            n_bytes = OPTIMIZER_BYTES * sum(row) / n_shards
+        for row, more in zip(self.parameters, experts.parameters, strict=True):
+            n_bytes = OPTIMIZER_BYTES * sum(row) / self.n_shards
+            n_bytes += OPTIMIZER_BYTES * sum(more) / experts.n_shards
             duration = self.rates.memory_time(n_bytes)
             law = "residual/optimizer"
             out.append(Collective("optimizer", "optimizer", "optimizer", duration, n_bytes, law))
@@ -286,8 +333,9 @@ class _Sharing:
         """Return a collective of a group (who shares parameters), None in a group of one."""
         among = among or self.group
         group = self.cluster.group(among)
-        if group.n_ranks == 1:
+        if group.n_ranks == 1 or (self.own_group and n_bytes == 0.0):
             return None
+        name = f"expert_{name}" if self.own_group else name
         duration = self.cluster.collective_time(op_kind, n_bytes, group)
         law = collective_law(self.cluster, n_bytes, group)
         return Collective(name, op_kind, f"dp_{op_kind}", duration, n_bytes, law, among)

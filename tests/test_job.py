@@ -308,7 +308,6 @@ def test_each_mistake_says_where_what_and_a_way_out(
 @pytest.mark.parametrize(
     ("override", "nearest"),
     [
-        ("parallelism.ep=2", "setting: 1"),
         ("parallelism={schedule: zb-h1, p2p: blocking}", "setting: async"),
         ("parallelism={schedule: zb-v, p2p: blocking}", "setting: async"),
         ("parallelism.data_parallel=zero2", "setting: zero1"),

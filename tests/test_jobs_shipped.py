@@ -9,6 +9,7 @@ from prism.job import Job, job_schema, layer_split, load_job, provenance, shippe
 
 # name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
 LAYOUTS = {
+    "deepseek-v3-2048": (1, 1, 16, 1, 128, 120, 2_048, 15_360 * 4_096),
     "gpt3-175b-10752": (4, 1, 8, 12, 336, 8, 10_752, 2_688 * 2_048),
     "gpt3-175b-512": (4, 1, 8, 12, 16, 128, 512, 2_048 * 2_048),
     "llama3-405b-131k-sequence": (8, 16, 16, 8, 8, 16, 16_384, 2**24),

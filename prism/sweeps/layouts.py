@@ -2,7 +2,7 @@
 
 Those that use exactly the job's GPUs and keep its global batch and its microbatch size; what
 follows from a layout (1F1B's chunks, resharding, the split of the layers) follows anew. Left out:
-expert parallelism, uneven splits, and other microbatch sizes, which `--vary` gives.
+other expert-parallel and microbatch sizes, which `--vary` gives, and uneven splits but the job's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from prism.errors import PrismError
 from prism.job import ClusterBlock, Job
 from prism.layersplit import auto_split
+from prism.modelsize import expert_width
 from prism.pipelineshape import TRAITS
 from prism.sweeps.grid import Setting, job_at, merged
 
@@ -59,17 +60,19 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
     for tp in _divisors(world):
         if tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp:
             continue
+        if model.n_experts and expert_width(model) % tp:
+            continue
         for cp in _divisors(world // tp):
             if cp > 1 and model.seq_len % (2 * cp):
                 continue
             for pp in _divisors(world // (tp * cp)):
                 dp = world // (tp * cp * pp)
-                if batch % dp:
+                if batch % dp or dp % p.ep:
                     continue
                 for vpp in _chunk_counts(job, pp, batch // dp):
                     sizes = (tp, cp, pp, vpp, dp, batch // dp)
                     setting = dict(zip(LAYOUT_KEYS, map(str, sizes), strict=True))
-                    yield setting, _follows(job, pp)
+                    yield setting, _follows(job, pp, vpp)
 
 
 def _divisors(n: int) -> list[int]:
@@ -90,13 +93,20 @@ def _chunk_counts(job: Job, pp: int, microbatches: int) -> list[int]:
         counts = list(range(1, most + 1))
     else:
         counts = [traits.chunks or 1] if microbatches >= traits.rounds * pp else []
-    return [vpp for vpp in counts if auto_split(n_layers, pp * vpp)]
+    return [vpp for vpp in counts if auto_split(n_layers, pp * vpp) or _keeps_split(job, pp * vpp)]
 
 
-def _follows(job: Job, pp: int) -> tuple[str, ...]:
+def _keeps_split(job: Job, n_chunks: int) -> bool:
+    """Tell whether layers that no rule divides are divided as the job says."""
+    split = job.parallelism.layer_split
+    given = split != "auto" and len(split) == n_chunks
+    return given and auto_split(job.model.n_layers, n_chunks) is None
+
+
+def _follows(job: Job, pp: int, vpp: int) -> tuple[str, ...]:
     """Keys whose values were of the job's own layout."""
     p = job.parallelism
-    keys = ["layer_split"]
+    keys = [] if _keeps_split(job, pp * vpp) else ["layer_split"]
     if p.schedule in FAMILY:
         keys.append("schedule")
     if (p.pp > 1) != (pp > 1):
