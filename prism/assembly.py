@@ -16,6 +16,7 @@ from prism.distributions import lognormal, normal
 from prism.errors import PrismError
 from prism.job import Job
 from prism.kernels import is_compute
+from prism.linkcongestion import congested_links
 from prism.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_law
 from prism.opgraph import OpType, StepGraph, nominal_duration
 from prism.placement import Placement, n_own_links, shard_size
@@ -274,11 +275,10 @@ def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
 def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
     p, factor = v.regime.probability, v.regime.factor
     congested = p > 0.0 and factor > 1.0
-    lo, hi = placement.link_leaves(graph.n_stages)
+    lo, hi, n = congested_links(placement, graph.n_stages)
     mean = 1.0 + p * (factor - 1.0) if congested else 1.0
     return engine.Links(
-        np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32),
-        n_own_links(placement.job), placement.n_leaves if congested else 0,
+        lo, hi, n_own_links(placement.job), n if congested else 0,
         p if congested else 0.0, 1.0 / mean, factor / mean if congested else 1.0,
     )  # fmt: skip
 

@@ -1,14 +1,16 @@
 """The machine: devices, link tiers, and how long a message takes in the default order of ranks.
 
 A transfer takes a latency and its bytes over the slowest link of the group. Where ranks sit is
-`prism.placement`'s, and what another order costs `prism.wiring`'s. Left out: contention between
-groups, adaptive routing, a topology inside a leaf; congestion is an effect (see
-`prism.variability`), not a property of the machine.
+`prism.placement`'s, what leaving a pod or a site means `prism.linktiers`', and what another order
+costs `prism.wiring`'s. Left out: contention between groups of several kinds, adaptive routing, a
+topology inside a leaf; congestion is an effect (see `prism.variability`), not a property of the
+machine.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.linktiers import (
+    Hops,
+    Reach,
+    Tier,
+    build_tiers,
+    extra_latency,
+    find_hops,
+    ring_factor,
+)
 from prism.placement import Group, rank_strides, shard_size
 
 if TYPE_CHECKING:
-    from prism.job import Job
+    from prism.job import Job, ParallelismBlock
     from prism.library import Library
 
 
@@ -85,10 +96,8 @@ class Cluster:
 
     Attributes
     ----------
-    nvlink_gpus, pod_gpus : int
-        GPUs of one NVLink domain and of one pod. Beyond a pod the network is oversubscribed.
-    oversubscription : float
-        Ratio of the rate into a pod's switches to the rate out of them, >= 1.
+    nvlink_gpus : int
+        GPUs of one NVLink domain.
     tp_size, cp_size, dp_size, pp_size, vpp_size : int
         The job's layout.
     stage_stride, replica_stride : int
@@ -102,14 +111,16 @@ class Cluster:
         copy travels on its own.
     v_shaped : bool
         Whether the chunks of the stages lie in a V, see `prism.pipelineshape`.
+    tiers : tuple of Tier
+        Of the network, the innermost first: racks, pods, sites.
+    steady : float
+        Share of a stage's forwards that alternate with backwards, in the mean [1].
     """
 
     device: Device
     nvlink: Link
     network: Link
     nvlink_gpus: int
-    pod_gpus: int
-    oversubscription: float
     tp_size: int
     cp_size: int
     dp_size: int
@@ -122,6 +133,8 @@ class Cluster:
     token_copies: int = 1
     most_domains: int = 0
     v_shaped: bool = False
+    tiers: tuple[Tier, ...] = ()
+    steady: float = 0.0
 
     @property
     def loops(self) -> bool:
@@ -157,8 +170,20 @@ class Cluster:
         return groups[name]
 
     def tier(self, group: Group) -> str:
-        """Slowest tier a group uses, ``nvlink`` or ``network``."""
-        return "nvlink" if group.domains(self.nvlink_gpus) == 1 else "network"
+        """Slowest tier a group uses: ``nvlink``, ``network``, or the name of one of `tiers`."""
+        if group.domains(self.nvlink_gpus) == 1:
+            return "nvlink"
+        names = [tier.name for tier in self.tiers if group.domains(tier.gpus) > 1]
+        return names[-1] if names else "network"
+
+    def spread(self, group: Group) -> float | None:
+        """Spread of a group's messages that its slowest tier states, None where none does [1]."""
+        used = [tier.cv for tier in self.tiers if group.domains(tier.gpus) > 1]
+        return next((cv for cv in reversed(used) if cv is not None), None)
+
+    def units(self, group: Group) -> list[int]:
+        """Most units of every tier that any group of the kind touches [tier]."""
+        return [group.domains(tier.gpus) for tier in self.tiers]
 
     def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
         """Duration of a collective, from the last arrival of its members.
@@ -185,8 +210,10 @@ class Cluster:
         per member across the domains over that member's own network card, a ring inside each
         domain, both pipelined. Where members are spread unevenly, g is their mean over the domains
         and may be a fraction, and k the most domains that a group of the kind touches. An
-        all-reduce is both in turn. A ring leaves a pod once for all of its members there, so
-        oversubscription o with q members per pod divides the network rate by max(1, o / q).
+        all-reduce is both in turn. A ring leaves a unit of a tier once for all of its members
+        there, so oversubscription o with q members per unit, g of them in each domain, divides
+        the network rate by max(1, o g / q); see `prism.linktiers.ring_factor` for hierarchical
+        collectives. Of the hops, log2(u) leave one of u units, at the tier's latency.
 
         References
         ----------
@@ -194,14 +221,15 @@ class Cluster:
         """
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
-        domains = group.domains(self.nvlink_gpus)
         if op_kind == "all_to_all":
-            slow = self.exit_factor(domains, group.domains(self.pod_gpus))
-            return self.all_to_all_time(n_bytes, group.n_ranks, domains, slow)
+            reach = self.exits(group.domains(self.nvlink_gpus), self.units(group))
+            return self.all_to_all_time(n_bytes, group.n_ranks, *reach)
         phases = 2.0 if op_kind == "all_reduce" else 1.0
-        return phases * self.ring_time(n_bytes, group.n_ranks, domains, self._pod_factor(group))
+        return phases * self.ring_time(n_bytes, group.n_ranks, *self.reach(group))
 
-    def ring_time(self, n_bytes: float, n_ranks: int, domains: int, pod_factor: float) -> float:
+    def ring_time(
+        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
+    ) -> float:
         """Duration of an all-gather or a reduce-scatter [s], see `collective_time`.
 
         Parameters
@@ -210,21 +238,22 @@ class Cluster:
             Size of the whole buffer on one rank [byte].
         n_ranks, domains : int
             Members of the group, and the NVLink domains they lie in.
-        pod_factor : float
-            How many times slower the network is for leaving a pod [1].
+        factor, latency_s : float
+            How many times slower the network is for leaving units of tiers [1], and how much
+            longer messages are on their way [s], see `Reach`.
         """
         inside = n_ranks / domains  # in the mean
-        latency = self.nvlink.latency_s * math.ceil(math.log2(inside))
+        latency = latency_s + self.nvlink.latency_s * math.ceil(math.log2(inside))
         nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
         network_s = 0.0
         if domains > 1:
             latency += self.network.latency_s * math.ceil(math.log2(domains))
-            rate = self.network.bytes_per_s / pod_factor
+            rate = self.network.bytes_per_s / factor
             network_s = n_bytes / inside * (domains - 1) / domains / rate
         return latency + max(nvlink_s, network_s)
 
     def all_to_all_time(
-        self, n_bytes: float, n_ranks: int, domains: int, pod_factor: float
+        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
     ) -> float:
         """Duration of an all-to-all [s], from the last arrival of its members.
 
@@ -234,8 +263,9 @@ class Cluster:
             What a rank sends to all, itself included, in equal parts [byte].
         n_ranks, domains : int
             Members of the group, and the NVLink domains they lie in.
-        pod_factor : float
-            How many times slower the network is for leaving a pod [1].
+        factor, latency_s : float
+            How many times slower the network is for leaving units of tiers [1], and how much
+            longer messages are on their way [s], see `exits`.
 
         Notes
         -----
@@ -251,7 +281,7 @@ class Cluster:
         Messages in flight together: NCCL's documentation, "Point-to-point communication",
         all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
         """
-        inside, latency, limit = n_ranks / domains, 0.0, self.most_domains
+        inside, latency, limit = n_ranks / domains, latency_s, self.most_domains
         nvlink_s = n_bytes * (inside - 1.0) / (inside if limit else n_ranks)
         nvlink_s /= self.nvlink.bytes_per_s
         network_s = 0.0
@@ -261,65 +291,100 @@ class Cluster:
             latency += self.network.latency_s
             copies = min(limit, domains, self.token_copies) if limit else self.token_copies
             crossing = copies / self.token_copies * (domains - 1.0) / domains
-            network_s = n_bytes * crossing / self.network.bytes_per_s * pod_factor
+            network_s = n_bytes * crossing / self.network.bytes_per_s * factor
         return latency + max(nvlink_s, network_s)
 
-    def exit_factor(self, domains: int, pods: int) -> float:
-        """How many times slower an all-to-all's network part is for leaving pods.
+    def exits(self, domains: int, units: Sequence[int]) -> Reach:
+        """How an all-to-all lies that touches so many NVLink domains, and units of every tier.
 
-        Of what crosses the network, the part for other pods has 1 / oversubscription of the rate.
+        Of what crosses the network, the part for other units has 1 / oversubscription of the rate.
+        All messages are under way at once, so that the outermost tier's latency counts, once.
         """
-        if pods <= 1:
-            return 1.0
-        leaving = (1.0 - 1.0 / pods) / (1.0 - 1.0 / domains)
-        return max(1.0, self.oversubscription * leaving)
+        factor, latency_s = 1.0, 0.0
+        for tier, n in zip(self.tiers, units, strict=True):
+            if n > 1:
+                leaving = (1.0 - 1.0 / n) / (1.0 - 1.0 / domains)
+                factor = max(factor, tier.oversubscription * leaving)
+                latency_s = tier.latency_s - self.network.latency_s
+        return Reach(domains, factor, latency_s)
 
-    def transfer_time(self, n_bytes: float) -> float:
+    def reach(self, group: Group) -> Reach:
+        """How the groups of a kind lie in the default order.
+
+        They lie side by side and share a unit's way out, so what counts is how many members a
+        group has in a unit in the mean, also where that is no whole number.
+        """
+        domains, factor = group.domains(self.nvlink_gpus), 1.0
+        inside = group.n_ranks / domains
+        apart = group.stride if group.outer == 1 else group.outer_stride / group.inner
+        units = self.units(group)
+        for tier, n in zip(self.tiers, units, strict=True):
+            if n > 1:
+                slow = tier.oversubscription / max(1.0, tier.gpus / apart / inside)
+                factor = max(factor, ring_factor(tier, n, domains, slow))
+        return Reach(domains, factor, extra_latency(self.tiers, units, self.network.latency_s))
+
+    def transfer_time(self, n_bytes: float, link: int | None = None) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
 
         Parameters
         ----------
         n_bytes : float
             Bytes one GPU sends [byte].
+        link : int, optional
+            Of the stage that sends; a link that leaves a far unit is told apart from the others.
+            Without one, the links that leave none count, or all links if there are no others.
 
         Notes
         -----
         The mean over stages, replicas and (with several chunks, unless in a V) the way back from
         the last stage to the first: the pipeline's critical path passes all of them. Where
-        neighbouring stages lie in different pods, the network is slower by max(1, oversubscription
-        x share), share being the part of a pod's GPUs that send out of it.
+        neighbouring stages lie in different units of a tier, the network is slower by max(1,
+        oversubscription x share), share being the part of a unit's GPUs that send out of it.
         """
         if self.pp_size == 1:
             return 0.0
+        near, hops = self._default_hops()
+        far = hops.far.max(axis=1)
+        kind = -1 if link is None else far[link]
+        alike = far == kind if (far == kind).any() else far == far
+        times = self.hop_time(n_bytes, near, hops.slow, hops.latency_s)
+        return float(times[alike].mean())
+
+    def far_links(self) -> list[int]:
+        """Links of the pipeline that leave a far unit, by the stage that sends."""
+        if self.pp_size == 1 or not any(tier.far for tier in self.tiers):
+            return []
+        _, hops = self._default_hops()
+        return np.flatnonzero(hops.far.max(axis=1) >= 0).tolist()
+
+    def link_spread(self, link: int) -> float | None:
+        """Spread that the tier states which a far link leaves, None where it states none [1]."""
+        return self.tiers[int(self._default_hops()[1].far[link].max())].cv
+
+    def _default_hops(self) -> tuple[NDArray[np.bool_], Hops]:
+        """Whether each transfer stays on NVLink, and what it meets else [link, replica]."""
         stages = np.arange(self.pp_size)
         target = np.roll(stages, -1) if self.loops else stages[1:]
         replicas = np.arange(self.dp_size) * self.replica_stride
         source = stages[: len(target), None] * self.stage_stride + replicas
         sink = target[:, None] * self.stage_stride + replicas
         near = source // self.nvlink_gpus == sink // self.nvlink_gpus
-        out = source // self.pod_gpus != sink // self.pod_gpus
-        share = min(1.0, self.stage_stride / self.pod_gpus)
-        slow = max(1.0, self.oversubscription * share)
-        return float(self.hop_time(n_bytes, near, np.where(out, slow, 1.0)).mean())
+        each = self.tp_size * self.cp_size
+        n_gpus, network_s = each * self.dp_size * self.pp_size, self.network.latency_s
+        return near, find_hops(self.tiers, n_gpus, source, sink, each, network_s, self.steady)
 
     def hop_time(
-        self, n_bytes: float, near: NDArray[np.bool_], slow: NDArray[np.float64]
+        self,
+        n_bytes: float,
+        near: NDArray[np.bool_],
+        slow: NDArray[np.float64],
+        latency_s: float | NDArray[np.float64],
     ) -> NDArray[np.float64]:
         """Duration of transfers [s]: over NVLink where near, else over the network, slow times."""
-        network_s = self.network.latency_s + n_bytes / self.network.bytes_per_s * slow
+        network_s = latency_s + n_bytes / self.network.bytes_per_s * slow
         nvlink_s = self.nvlink.latency_s + n_bytes / self.nvlink.bytes_per_s
         return np.where(near, nvlink_s, network_s)
-
-    def _pod_factor(self, group: Group) -> float:
-        """How many times slower a group's network is for leaving its pod.
-
-        Groups of a kind lie side by side and share a pod's way out, so what counts is how many
-        members a group has in a pod in the mean, also where that is no whole number.
-        """
-        if group.domains(self.pod_gpus) == 1:
-            return 1.0
-        apart = group.stride if group.outer == 1 else group.outer_stride / group.inner
-        return max(1.0, self.oversubscription / max(1.0, self.pod_gpus / apart))
 
 
 def build_cluster(job: Job, library: Library) -> Cluster:
@@ -340,21 +405,18 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     Raises
     ------
     PrismError
-        If the device is not in `DEVICES`.
+        If the device is not in `DEVICES`, or a tier is nearer than what is inside it.
     """
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)
-    world = layout.tp * layout.cp * layout.dp * layout.pp
     stage_stride, replica_stride = rank_strides(job)
+    network = _link(job, library, "network", device.network_bytes_per_s, device.network_latency_s)
+    efficiency = _efficiency(job, library, "network")
     return Cluster(
         device=device,
         nvlink=_link(job, library, "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s),
-        network=_link(
-            job, library, "network", device.network_bytes_per_s, device.network_latency_s
-        ),
+        network=network,
         nvlink_gpus=block.nvlink_domain_gpus,
-        pod_gpus=block.pod_gpus or world,
-        oversubscription=block.oversubscription,
         tp_size=layout.tp,
         cp_size=layout.cp,
         dp_size=layout.dp,
@@ -367,6 +429,22 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         ep_size=layout.ep,
         token_copies=max(1, job.model.experts_per_token),
         most_domains=layout.expert_node_limit or 0,
+        tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),
+        steady=_steady(layout),
+    )
+
+
+def _steady(layout: ParallelismBlock) -> float:
+    """Share of forwards after the warm-up, whose mean over stages is vpp pp - 1 of vpp m chunks.
+
+    As in Megatron-LM's interleaved schedule (Narayanan et al., arXiv:2104.04473, section 2.2). In a
+    V, activations go both ways themselves.
+    """
+    if layout.virtual_stages().shape == "v":
+        return 1.0
+    chunks = layout.vpp * layout.microbatches
+    return (
+        0.0 if layout.schedule == "gpipe" else max(0.0, 1 - (layout.vpp * layout.pp - 1) / chunks)
     )
 
 
@@ -386,7 +464,12 @@ def _link(job: Job, library: Library, tier: str, bytes_per_s: float, latency_s: 
         bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
     if given is not None and given.latency_us is not None:
         latency_s = given.latency_us * 1e-6
-    efficiency = None if given is None else given.efficiency
-    if efficiency is None:
-        efficiency = library.value(f"nominal/{tier}_efficiency")
-    return Link(bytes_per_s * efficiency, latency_s)
+    return Link(bytes_per_s * _efficiency(job, library, tier), latency_s)
+
+
+def _efficiency(job: Job, library: Library, tier: str) -> float:
+    """Share of its bandwidth that large messages reach."""
+    given = job.cluster.links.nvlink if tier == "nvlink" else job.cluster.links.network
+    if given is not None and given.efficiency is not None:
+        return float(given.efficiency)
+    return library.value(f"nominal/{tier}_efficiency")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, StrictBool, model_validator
 
 from prism.jobeffects import Effects
 from prism.jobrun import CheckpointBlock, EvaluationBlock, FailuresBlock
+from prism.jobtiers import TierBlock, TierName
 from prism.jobvalues import (
     AboveOne,
     AtLeastOne,
@@ -284,6 +285,11 @@ class ClusterBlock(Block):
     oversubscription: AtLeastOne = Field(
         1.0, description="Network bandwidth inside a pod over that between pods."
     )
+    tiers: dict[TierName, TierBlock] = Field(
+        {},
+        description="Racks, pods, zones, sites: {name: tier}, each of whole units of the next "
+        "inner one; pods by pod_gpus and oversubscription are one of them.",
+    )
     leaf_nodes: Count = Field(16, description="Nodes under one leaf switch.")
     links: Links = Field(Links(), description="Links by tier, where they differ from the device's.")
     node_slowdowns: dict[Annotated[int, Field(ge=0)], Slowdown] = Field(
@@ -320,6 +326,13 @@ class ClusterBlock(Block):
         valid = type(integral(domain)) is int and domain >= 1
         given.setdefault("nvlink_domain_gpus", domain if valid else 8)
         return given
+
+    def link_tiers(self) -> list[tuple[str, TierBlock]]:
+        """Return the tiers of the network by name, the innermost first."""
+        tiers = dict(self.tiers)
+        if self.pod_gpus is not None:
+            tiers["pod"] = TierBlock(gpus=self.pod_gpus, oversubscription=self.oversubscription)
+        return sorted(tiers.items(), key=lambda item: item[1].gpus)
 
 
 # --------------------------------------------------------------------------------- variability

@@ -18,6 +18,7 @@ from prism.jobblocks import (
 )
 from prism.jobproblem import Blocks, Problem, unmodelled
 from prism.jobruncheck import check_run, check_slow_nodes
+from prism.jobtiercheck import check_tiers
 from prism.jobvalues import hosts_problem
 from prism.jobyaml import near
 from prism.layersplit import auto_split, valid_split
@@ -216,10 +217,6 @@ def _check_cluster(b: Blocks) -> Iterator[Problem]:
         text = f"{c.nvlink_domain_gpus} and gpus_per_node = {c.gpus_per_node}: "
         text += "neither is a multiple of the other; change one"
         yield Problem(key, (key, "cluster.gpus_per_node"), text)
-    if c.oversubscription > 1 and c.pod_gpus is None:
-        key = "cluster.oversubscription"
-        text = f"{c.oversubscription:g} needs to know where pods end; set cluster.pod_gpus"
-        yield Problem(key, (key, "cluster.pod_gpus"), text)
 
 
 # --------------------------------------------------------------------------------- parallelism
@@ -353,6 +350,7 @@ CHECKS: tuple[Callable[[Blocks], Iterator[Problem]], ...] = (
     _check_sizes,
     _check_split,
     _check_cluster,
+    check_tiers,
     _check_data_parallel,
     _check_schedule,
     check_experts,

@@ -35,6 +35,9 @@ shows its own spread of about a tenth of a percent (microsoft/vidur). On an H100
 MESSAGE_BYTES = ((1e6, "small"), (1e8, "medium"), (float("inf"), "large"))
 """Size classes of collectives' residual laws: up to 1 MB, up to 100 MB, larger."""
 
+LOGNORMAL = "lognormal/"
+"""Begins a law that is no library entry but a lognormal one of the cv that follows."""
+
 
 def is_compute(kernel_class: str) -> bool:
     """Tell whether a kernel works on the GPU itself rather than on a link."""
@@ -205,6 +208,13 @@ def build_rates(cluster: Cluster, library: Library) -> Rates:
 
 
 def collective_law(cluster: Cluster, n_bytes: float, group: Group) -> str:
-    """Library entry of a collective's residual: the slowest tier it uses, and its size."""
+    """Law of a collective's residual: what its slowest tier states, or a library entry by size.
+
+    Beyond the network the library has no measurements; its laws of the network stand in.
+    """
+    cv = cluster.spread(group)
+    if cv is not None:
+        return f"{LOGNORMAL}{cv!r}"
     size = next(name for limit, name in MESSAGE_BYTES if n_bytes < limit)
-    return f"residual/{cluster.tier(group)}_{size}"
+    tier = "nvlink" if cluster.tier(group) == "nvlink" else "network"
+    return f"residual/{tier}_{size}"

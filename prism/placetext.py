@@ -161,7 +161,16 @@ def advice(numbers: Json) -> list[str]:
         left = len(moves) - MOST_MOVES
         moves = [*moves[:MOST_MOVES], f"and {left} more (hosts.csv has all, with -o)"]
     text = "; ".join(moves)
-    return [f"{text[0].upper()}{text[1:]}: {gain}."]
+    return [f"{text[0].upper()}{text[1:]}: {gain}.", *_between(best)]
+
+
+def _between(best: Json) -> list[str]:
+    """Say which tiers of the network nodes are exchanged over, the outermost first."""
+    moved = list((best.get("moved_between") or {}).items())[::-1]
+    if not moved:
+        return []
+    text = ", ".join(f"{n} of them from {tier} to {tier}" for tier, n in moved)
+    return [f"Of the slots, {best['hosts_changed']} get another node, {text}."]
 
 
 def _moves(numbers: Json) -> list[str]:

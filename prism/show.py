@@ -128,6 +128,7 @@ def describe_libraries() -> Description:
 def _describe_job(what: str, overrides: Sequence[str]) -> Description:
     """Describe a resolved job."""
     from prism.job import layer_split, load_job, provenance
+    from prism.linktable import describe_links, links_view
 
     job = load_job(what, overrides)
     values = job.model_dump(mode="json", exclude={"name", "source"})
@@ -145,6 +146,10 @@ def _describe_job(what: str, overrides: Sequence[str]) -> Description:
         "sources": sources,
     }
     view = job_view(f"{job.name}: {job.world_size:,} GPUs", values, sources)
+    if job.model.durations is None:
+        links = describe_links(job)
+        found["links"] = links
+        view = Group(view, "", links_view(links))
     if split:
         runs = ", ".join(f"{n} of {layers}" for layers, n in _runs(split))
         view = Group(view, "", f"model chunks by layers, in virtual-stage order: {runs}")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions import lognormal, quantile_table
 from prism.errors import PrismError
+from prism.linkcongestion import congested_links
 from prism.placement import NodeSlowdown, Placement
 from prism.program import Origin, Place, Program
 from prism.wiring import Wiring
@@ -294,9 +295,10 @@ def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
         return {}
     slots, gpus = placement.slots, placement.gpus_per_node
     order = np.arange(slots.size)
-    bounds = {default.cluster.pod_gpus, max(gpus, default.cluster.nvlink_gpus)} - {gpus}
+    bounds = {tier.gpus for tier in default.cluster.tiers}
+    bounds = (bounds | {max(gpus, default.cluster.nvlink_gpus)}) - {gpus}
     if all(np.array_equal(slots * gpus // n, order * gpus // n) for n in bounds):
-        return {}  # every slot in its pod and NVLink domain
+        return {}  # every slot in its units and NVLink domain
     wiring = Wiring(default.cluster, placement, default)
     groups = {place.part.group for place in origin.places} - {"stage"}
     return {group: wiring for group in groups if not wiring.is_as(default, group)}
@@ -345,8 +347,5 @@ def _links(program: Program, placement: Placement) -> engine.Links:
     links = program.links
     if links.n_leaves == 0:
         return links
-    lo, hi = placement.link_leaves(program.graph.n_stages)
-    return links._replace(
-        leaf_lo=np.ascontiguousarray(lo, np.int32), leaf_hi=np.ascontiguousarray(hi, np.int32),
-        n_leaves=placement.n_leaves,
-    )  # fmt: skip
+    lo, hi, n = congested_links(placement, program.graph.n_stages)
+    return links._replace(leaf_lo=lo, leaf_hi=hi, n_leaves=n)

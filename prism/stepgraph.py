@@ -69,6 +69,7 @@ class _StepBuilder:
                 if a.kind == "B":
                     stage.pending[a.chunk] = stage.pending.get(a.chunk, 0) + 1
         self.arrived: dict[Message, int] = {}  # message -> node
+        self.sent: dict[tuple[int, int] | None, int] = {}  # (sender, far link) -> its last node
 
     def build(self) -> tuple[Builder, int]:
         """Lay all items in an order in which their inputs exist, then the step's end."""
@@ -107,15 +108,13 @@ class _StepBuilder:
 
     def _meet(self, meeting: Meeting) -> None:
         a, b = (self.stages[s] for s in meeting.stages)
-        transfer, low = self.work.transfer, min(meeting.stages)
-        preds = a.last + b.last
-        if transfer is not None and transfer.duration > 0:
+        low, preds = min(meeting.stages), a.last + b.last
+        for transfer in self.work.transfers(low):
             # one that takes time in a replica if any of its messages is sent there
             first = min(microbatch for _, _, microbatch in meeting.messages)
             op_type = OpType("transfer", low, collective=transfer, link=low)
-            node = self.b.add(preds, op_type, stage=low, microbatch=first)
-        else:
-            node = self.b.join(preds, stage=low)
+            preds = [self.b.add(preds, op_type, stage=low, microbatch=first)]
+        node = preds[0] if len(preds) == 1 else self.b.join(preds, stage=low)
         a.last, b.last = [node] * len(a.last), [node] * len(b.last)
 
     def _action(self, s: int, action: Action, blocking: bool) -> None:
@@ -161,14 +160,23 @@ class _StepBuilder:
 
     def _send(self, s: int, action: Action, blocking: bool) -> None:
         end = self.b.join(self.stages[s].last, stage=s)
-        transfer = self.work.transfer
         virtual = self.virtual_stages.virtual(s, action.chunk)
         reader = self.virtual_stages.next_of(action, s)
         link = None if reader is None else self.virtual_stages.link(virtual, reader)
-        if link is not None and not blocking and transfer is not None and transfer.duration > 0:
-            op_type = OpType("transfer", s, collective=transfer, link=link)
-            end = self.b.add([end], op_type, stage=s, microbatch=action.microbatch)
+        if link is not None and not blocking:
+            end = self._lay_transfer(s, link, end, action.microbatch)
         self.arrived[action.kind, virtual, action.microbatch] = end
+
+    def _lay_transfer(self, s: int, link: int, end: int, microbatch: int) -> int:
+        """Lay what a transfer takes; out of a far unit it queues behind the sender's last one."""
+        for i, transfer in enumerate(self.work.transfers(link)):
+            op_type = OpType("transfer", s, collective=transfer, link=link)
+            queue = (s, link) if i == 0 and link in self.work.far_transfers else None
+            preds = [end, self.sent[queue]] if queue in self.sent else [end]
+            end = self.b.add(preds, op_type, stage=s, microbatch=microbatch)
+            if queue is not None:
+                self.sent[queue] = end
+        return end
 
     # -- data parallelism -------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ durations. Left out: how the work follows from a job (`prism.workload`), who wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from prism.kernels import ChunkWork, is_compute
@@ -61,6 +62,9 @@ class Workload:
         Kernels; with one stage, chunks are fsdp units or ddp buckets in layer order.
     transfer : Collective or None
         Activation (and its gradient) to a neighbouring stage; None takes no time.
+    far_transfers : mapping of int to (Collective, Collective)
+        On links that leave a far unit (a site), by the stage that sends forward: the time a
+        transfer holds the way out, which the next one waits for, and its time on the way.
     gather, reduce, replicate : tuple
         fsdp's parameter all-gather; the gradients' reduction over dp and cp, or within a shard
         group; hsdp's all-reduce of its parts over the shard groups.
@@ -91,6 +95,7 @@ class Workload:
     expert_gather: PerChunk | None = None
     expert_reduce: PerChunk | None = None
     expert_param_gather: tuple[Collective | None, ...] = ()
+    far_transfers: Mapping[int, tuple[Collective, Collective]] = field(default_factory=dict)
 
     def gathers(self, stage: int, chunk: int) -> list[Collective]:
         """All-gathers of a chunk's parameters: of all, or of dense ones and of experts."""
@@ -99,6 +104,12 @@ class Workload:
     def reduces(self, stage: int, chunk: int) -> list[Collective]:
         """Reductions of a chunk's gradients, one after the other."""
         return _present((self.reduce, self.replicate, self.expert_reduce), stage, chunk)
+
+    def transfers(self, link: int) -> tuple[Collective, ...]:
+        """Return what a transfer on a link takes in turn; nothing where it takes no time."""
+        if link in self.far_transfers:
+            return self.far_transfers[link]
+        return (self.transfer,) if self.transfer is not None and self.transfer.duration > 0 else ()
 
 
 def _present(each: tuple[PerChunk | None, ...], stage: int, chunk: int) -> list[Collective]:
@@ -153,4 +164,5 @@ def scaled(workload: Workload, library: Library | None) -> Workload:
         layernorm_reduce=one(w.layernorm_reduce), embedding_reduce=one(w.embedding_reduce),
         grad_norm_reduce=one(w.grad_norm_reduce), optimizer=tuple(map(one, w.optimizer)),
         param_gather=tuple(map(one, w.param_gather)),
+        far_transfers={link: (one(a), one(b)) for link, (a, b) in w.far_transfers.items()},
     )  # fmt: skip

@@ -17,7 +17,7 @@ from prism.distributions import Law
 from prism.errors import PrismError
 from prism.job import Job
 from prism.jobvalues import MAX_SLOWDOWN
-from prism.kernels import COMPUTE_CLASSES, MEMORY_CLASSES, is_compute
+from prism.kernels import COMPUTE_CLASSES, LOGNORMAL, MEMORY_CLASSES, is_compute
 from prism.library import Library
 from prism.workload import build_workload, nominal_step
 
@@ -110,10 +110,14 @@ class Variability:
         """Law of a kernel's own runtime, mean 1."""
         if self.replaced_residual is not None:
             return self.replaced_residual
-        if self.library is None:
+        stated = entry.startswith(LOGNORMAL)
+        if self.library is None and not stated:
             return laws.constant()
         if entry not in self._cache:
-            law = self.library.law(entry)
+            if stated or self.library is None:
+                law = laws.lognormal(float(entry.removeprefix(LOGNORMAL)))
+            else:
+                law = self.library.law(entry)
             self._cache[entry] = law.scaled_to(law.cv * self.residual_scale)
         return self._cache[entry]
 

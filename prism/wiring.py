@@ -1,9 +1,11 @@
-"""How a placed job's groups lie on NVLink domains and pods, and what their messages then take.
+"""How a placed job's groups lie on NVLink domains and tiers, and what their messages then take.
 
-Rings visit their members in rank order. What leaves a pod shares the pod's way out: with c directed
-ring edges leaving a pod of g GPUs, over all groups of that kind, each gets 1 / (o c / g) of a GPU's
-rate, o being the oversubscription; where that is more than the whole, all of it. A ring is as slow
-as its worst pod. Left out: traffic of other kinds at the same time, and rings in a better order.
+Rings visit their members in rank order. What leaves a unit of a tier (a pod, a site) shares its way
+out: with c directed ring edges leaving a unit of g GPUs, over all groups of that kind, each gets
+1 / (o c / g) of a GPU's rate, o being the oversubscription; where that is more than the whole, all
+of it. Hierarchical collectives send out of each unit once, whatever the order. A ring is as slow as
+its worst unit. Left out: traffic of other kinds at the same time, rings in a better order, and that
+hops which only another placement makes far would queue for the way out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.cluster import Cluster
+from prism.linktiers import Hops, Reach, Tier, extra_latency, find_hops, unit_sizes
 from prism.placement import Placement
 
 Array = NDArray[np.float64]
@@ -37,17 +40,18 @@ class Wiring:
     ) -> None:
         self.cluster, self.placement, self.default = cluster, placement, default
         self.members = placement.members().astype(np.int64)
-        n_pods = -(-placement.n_gpus // cluster.pod_gpus)
-        self.pod_gpus = np.full(n_pods, cluster.pod_gpus, np.int64)
-        self.pod_gpus[-1] = placement.n_gpus - (n_pods - 1) * cluster.pod_gpus
-        self._reach: dict[str, _Reach] = {}
-        self._hop: tuple[NDArray[np.bool_], Array] | None = None
+        self._reach: dict[str, _Rings] = {}
+        self._hop: tuple[NDArray[np.bool_], Hops] | None = None
 
     @property
     def is_flat(self) -> bool:
         """Tell whether all placements of whole nodes take the same time."""
         c, p = self.cluster, self.placement
-        one_rate = c.oversubscription == 1.0 or c.pod_gpus >= p.n_gpus
+        one_rate = all(
+            tier.gpus >= p.n_gpus
+            or (tier.oversubscription <= 1.0 and tier.latency_s == c.network.latency_s)
+            for tier in c.tiers
+        )
         return one_rate and c.nvlink_gpus <= p.gpus_per_node
 
     def seconds(self, group: str, n_bytes: float, stage: int = 0) -> Array:
@@ -72,8 +76,8 @@ class Wiring:
         reach = self._rings_reach(group)
         size = reach.n_ranks
         time = self.cluster.all_to_all_time if group == "ep" else self.cluster.ring_time
-        distinct = {pair: time(n_bytes, size, pair[0], pair[1]) for pair in reach.distinct}
-        times = np.array([distinct[pair] for pair in reach.pairs])
+        distinct = {each: time(n_bytes, size, *each) for each in reach.distinct}
+        times = np.array([distinct[each] for each in reach.rings])
         if group in ("tp", "cp", "shard", "ep"):
             return np.asarray(times.reshape(n_replicas, n_stages, -1)[:, stage].max(axis=1))
         if group in ("dp_cp", "replicas", "expert_dp"):
@@ -83,12 +87,13 @@ class Wiring:
     def is_as(self, other: Wiring, group: str) -> bool:
         """Tell whether messages of a group take as long as under another placement."""
         if group == "hop":
-            return all(map(np.array_equal, self._hop_reach(), other._hop_reach()))
-        return self._rings_reach(group).pairs == other._rings_reach(group).pairs
+            (near, hops), (far, others) = self._hop_reach(), other._hop_reach()
+            return all(map(np.array_equal, (near, *hops), (far, *others)))
+        return self._rings_reach(group).rings == other._rings_reach(group).rings
 
-    def pod_factors(self, group: str) -> Array:
-        """How many times slower each ring of a kind is for the pods it leaves [ring]."""
-        return np.array([factor for _, factor in self._rings_reach(group).pairs])
+    def tier_factors(self, group: str) -> Array:
+        """How many times slower each ring of a kind is for the units it leaves [ring]."""
+        return np.array([reach.factor for reach in self._rings_reach(group).rings])
 
     def _rings(self, group: str) -> tuple[Int, int]:
         """GPUs of the rings of a kind, in rank order [ring, member], and how many each stands for.
@@ -121,7 +126,7 @@ class Wiring:
             rings = g.ravel()[np.argsort(self.placement.ranks().ravel())][None]
         return rings, n_alike
 
-    def _rings_reach(self, group: str) -> _Reach:
+    def _rings_reach(self, group: str) -> _Rings:
         """How every ring of a kind lies.
 
         A ring of n ranks in d NVLink domains is taken for n / d rings in parallel, each over a
@@ -131,62 +136,89 @@ class Wiring:
             rings, n_alike = self._rings(group)
             domains = self._domains(group, rings)
             parallel = n_alike * rings.shape[1] / domains
-            pods = rings // self.cluster.pod_gpus
             if group == "ep":
-                self._reach[group] = self._all_to_all_reach(domains, pods)
+                self._reach[group] = self._exits(rings, domains)
                 return self._reach[group]
-            leaves = pods != np.roll(pods, -1, axis=1)
-            edges = np.where(leaves, parallel[:, None], 0.0)
-            out = np.bincount(pods.ravel(), edges.ravel(), self.pod_gpus.size)
-            share = self.cluster.oversubscription * out / self.pod_gpus
-            factor = np.where(leaves, np.maximum(1.0, share[pods]), 1.0).max(axis=1)
-            pairs = list(zip(domains.tolist(), factor.tolist(), strict=True))
-            self._reach[group] = _Reach(pairs, frozenset(pairs), rings.shape[1])
+            factor, units = np.ones(len(rings)), []
+            for tier in self.cluster.tiers:
+                units.append(_count_units(rings // tier.gpus))
+                slow = self._tier_slow(tier, rings, domains, units[-1], parallel)
+                factor = np.maximum(factor, slow)
+            touched = np.stack(units, axis=1) if units else np.ones((len(rings), 0), np.int64)
+            network_s, tiers = self.cluster.network.latency_s, self.cluster.tiers
+            extra = {u: extra_latency(tiers, u, network_s) for u in set(map(tuple, touched))}
+            reaches = [
+                Reach(d, f, extra[u])
+                for d, f, u in zip(
+                    domains.tolist(), factor.tolist(), map(tuple, touched), strict=True
+                )
+            ]
+            self._reach[group] = _Rings(reaches, frozenset(reaches), rings.shape[1])
         return self._reach[group]
 
-    def _all_to_all_reach(self, domains: Int, pods: Int) -> _Reach:
+    def _exits(self, groups: Int, domains: Int) -> _Rings:
         """How ep groups lie: every member sends to all others, so that no ring decides."""
-        touched = 1 + np.count_nonzero(np.diff(np.sort(pods, axis=1), axis=1), axis=1)
-        both = zip(domains.tolist(), touched.tolist(), strict=True)
-        pairs = [(k, self.cluster.exit_factor(k, n)) for k, n in both]
-        return _Reach(pairs, frozenset(pairs), pods.shape[1])
+        units = [_count_units(groups // tier.gpus).tolist() for tier in self.cluster.tiers]
+        touched = zip(*units, strict=True) if units else [()] * len(groups)
+        each = [self.cluster.exits(k, u) for k, u in zip(domains.tolist(), touched, strict=True)]
+        return _Rings(each, frozenset(each), groups.shape[1])
+
+    def _tier_slow(
+        self, tier: Tier, rings: Int, domains: Int, units: Int, parallel: Array
+    ) -> Array:
+        """How many times slower every ring is for leaving units of a tier [ring]."""
+        sizes = unit_sizes(tier, self.placement.n_gpus)
+        at = rings // tier.gpus
+        if tier.hierarchical:  # out of each unit once, and only what the others lack
+            at = np.sort(at, axis=1)
+            leaves = np.diff(at, axis=1, prepend=-1) > 0
+            share = (units - 1) / units * domains / np.maximum(domains - 1, 1)
+            weight = parallel * share
+        else:
+            leaves, weight = at != np.roll(at, -1, axis=1), parallel
+        leaves &= (units > 1)[:, None]
+        edges = np.where(leaves, weight[:, None], 0.0)
+        out = np.bincount(at.ravel(), edges.ravel(), sizes.size)
+        slow = tier.oversubscription * out / sizes
+        return np.asarray(np.where(leaves, np.maximum(1.0, slow[at]), 1.0).max(axis=1))
 
     def _domains(self, group: str, rings: Int) -> Int:
         """NVLink domains that every ring touches [ring]."""
         if self.default is not None and self.cluster.nvlink_gpus <= self.placement.gpus_per_node:
-            pairs = self.default._rings_reach(group).pairs  # a node's GPUs stay together
-            return np.array([domains for domains, _ in pairs])
-        ordered = np.sort(rings // self.cluster.nvlink_gpus, axis=1)
-        return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
+            default = self.default._rings_reach(group).rings  # a node's GPUs stay together
+            return np.array([reach.domains for reach in default])
+        return _count_units(rings // self.cluster.nvlink_gpus)
 
     def _hops(self, n_bytes: float) -> Array:
         """Seconds of the transfer from every stage to the next [replica, stage]."""
-        near, slow = self._hop_reach()
-        return np.asarray(self.cluster.hop_time(n_bytes, near, slow).max(axis=2))
+        near, hops = self._hop_reach()
+        times = self.cluster.hop_time(n_bytes, near, hops.slow, hops.latency_s)
+        return np.asarray(times.max(axis=2))
 
-    def _hop_reach(self) -> tuple[NDArray[np.bool_], Array]:
-        """Whether every transfer stays on NVLink, and its pod factor [replica, stage, member]."""
+    def _hop_reach(self) -> tuple[NDArray[np.bool_], Hops]:
+        """Whether transfers stay on NVLink, and what they meet else [replica, stage, member]."""
         if self._hop is None:
             c = self.cluster
             alike = math.gcd(c.tp_size, self.placement.gpus_per_node)
             source = self.members[:, :, ::alike]
             sink = np.roll(source, -1, axis=1)
-            here, there = source // c.pod_gpus, sink // c.pod_gpus
-            leaves = here != there
             if not c.loops:
-                leaves[:, -1] = False  # nothing goes from the last stage to the first
-            n = self.pod_gpus.size
-            out = alike * np.bincount(here[leaves], minlength=n) / self.pod_gpus
-            into = alike * np.bincount(there[leaves], minlength=n) / self.pod_gpus
-            share = c.oversubscription * np.maximum(out[here], into[there])
-            slow = np.where(leaves, np.maximum(1.0, share), 1.0)
-            self._hop = source // c.nvlink_gpus == sink // c.nvlink_gpus, slow
+                sink[:, -1] = source[:, -1]  # nothing goes from the last stage to the first
+            near = source // c.nvlink_gpus == sink // c.nvlink_gpus
+            n, network_s = self.placement.n_gpus, c.network.latency_s
+            self._hop = near, find_hops(c.tiers, n, source, sink, alike, network_s, c.steady)
         return self._hop
 
 
-class _Reach(NamedTuple):
-    """How the rings of a kind lie: (NVLink domains, pod factor) of each."""
+def _count_units(units: Int) -> Int:
+    """Count the different units that every ring touches [ring]."""
+    ordered = np.sort(units, axis=1)
+    return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
-    pairs: list[tuple[int, float]]
-    distinct: frozenset[tuple[int, float]]
+
+class _Rings(NamedTuple):
+    """How the rings of a kind lie, each of them."""
+
+    rings: list[Reach]
+    distinct: frozenset[Reach]
     n_ranks: int

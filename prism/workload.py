@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from prism.cluster import Cluster, build_cluster
 from prism.experts import SparseTransformer
 from prism.job import layer_split
-from prism.kernels import ChunkWork, Kernel, Rates, build_rates, collective_law, split_backward
+from prism.kernels import (
+    LOGNORMAL,
+    ChunkWork,
+    Kernel,
+    Rates,
+    build_rates,
+    collective_law,
+    split_backward,
+)
 from prism.library import Library, library_names, load_library
 from prism.modelsize import (
     attention_flop,
@@ -107,6 +115,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     workload = Workload(
         chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
         transfer=_transfer(job, cluster),
+        far_transfers=_far_transfers(job, cluster),
         gather=shared.gather(),
         reduce=shared.reduce(),
         replicate=shared.replicate(),
@@ -244,10 +253,28 @@ def _transfer(job: Job, cluster: Cluster) -> Collective | None:
     layout = job.parallelism
     if layout.pp == 1:
         return None
-    tokens = layout.microbatch_size * job.model.seq_len / layout.cp
-    n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
+    n_bytes = _transfer_bytes(job)
     duration = cluster.transfer_time(n_bytes)
     return Collective("transfer", "transfer", "p2p", duration, n_bytes, "residual/p2p", "hop")
+
+
+def _transfer_bytes(job: Job) -> float:
+    """Bytes that one GPU sends to the next stage for a microbatch [byte]."""
+    layout = job.parallelism
+    tokens = layout.microbatch_size * job.model.seq_len / layout.cp
+    return 2.0 * tokens * job.model.hidden_size / layout.tp
+
+
+def _far_transfers(job: Job, cluster: Cluster) -> dict[int, tuple[Collective, Collective]]:
+    """Transfers on links that leave a far unit: through the way out, then on the way."""
+    out, n_bytes = {}, _transfer_bytes(job)
+    for link in cluster.far_links():
+        whole, on_the_way = (cluster.transfer_time(n, link) for n in (n_bytes, 0.0))
+        cv = cluster.link_spread(link)
+        law = "residual/p2p" if cv is None else f"{LOGNORMAL}{cv!r}"
+        sent = Collective("transfer", "transfer", "p2p", whole - on_the_way, n_bytes, law, "hop")
+        out[link] = sent, replace(sent, duration=on_the_way, bytes=0.0)
+    return out
 
 
 @dataclass(frozen=True)

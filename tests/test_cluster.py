@@ -20,6 +20,7 @@ from prism.cluster import (
 from prism.errors import PrismError
 from prism.job import load_job
 from prism.library import Entry, Library, load_library
+from prism.linktiers import Tier
 from prism.placement import Group, NodeSlowdown, Placement
 from prism.simulate import prepare
 
@@ -29,11 +30,12 @@ NETWORK = Link(40e9, 20e-6)
 
 
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
-    world = tp * cp * dp * pp
     stage, replica = tp * cp * dp, tp * cp  # Megatron's order
-    return Cluster(
-        DEVICES["h100"], NVLINK, NETWORK, 8, world, 1.0, tp, cp, dp, pp, vpp, stage, replica
-    )
+    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, tp, cp, dp, pp, vpp, stage, replica)
+
+
+def pods(gpus: int, over: float) -> tuple[Tier, ...]:
+    return (Tier("pod", gpus, over, NETWORK.latency_s),)
 
 
 @pytest.fixture
@@ -165,12 +167,12 @@ def test_a_ring_torn_over_domains_has_the_cards_of_its_mean_member() -> None:
 
 
 def test_oversubscription_slows_groups_that_leave_their_pod() -> None:
-    cluster = replace(make_cluster(dp=16), pod_gpus=32, oversubscription=8.0)
+    cluster = replace(make_cluster(dp=16), tiers=pods(32, 8.0))
     group = cluster.group("dp_cp")  # four members to a pod: the ring leaves it once for four
     bytes_s = 1e9 * 15 / 16 / 40e9
     expected = 4 * 20e-6 + 2.0 * bytes_s
     assert cluster.collective_time("all_gather", 1e9, group) == pytest.approx(expected)
-    roomy = replace(cluster, pod_gpus=8 * 16)
+    roomy = replace(cluster, tiers=pods(8 * 16, 8.0))
     assert roomy.collective_time("all_gather", 1e9, group) == pytest.approx(4 * 20e-6 + bytes_s)
 
 
@@ -209,7 +211,7 @@ def test_transfer_is_the_mean_over_hops() -> None:
 
 
 def test_transfer_out_of_a_pod() -> None:
-    cluster = replace(make_cluster(), pod_gpus=64, oversubscription=7.0)  # two stages to a pod
+    cluster = replace(make_cluster(), tiers=pods(64, 7.0))  # two stages to a pod
     inside, out = 20e-6 + 4e6 / 40e9, 20e-6 + 3.5 * 4e6 / 40e9
     assert cluster.transfer_time(4e6) == pytest.approx((2 * inside + out) / 3)
 

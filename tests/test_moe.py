@@ -295,7 +295,9 @@ def test_a_placed_job_sends_as_the_default_one_where_it_is_that(order):
     flat = members.transpose(1, 2, 4, 0, 3).reshape(-1, 4)
     domains = max(len(set(row)) for row in (flat // 4).tolist())
     assert cluster.group("expert_dp").domains(4) == domains
-    assert {k for k, _ in wiring._rings_reach("expert_dp").pairs} <= set(range(1, domains + 1))
+    assert {each.domains for each in wiring._rings_reach("expert_dp").rings} <= set(
+        range(1, domains + 1)
+    )
 
 
 def test_one_rank_alone_takes_the_sum_of_its_kernels():

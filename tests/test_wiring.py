@@ -35,7 +35,7 @@ def test_default_order_is_as_the_cluster_says(pod_gpus, over, order):
     for name in ("dp_cp", "embedding"):
         group = cluster.group(name)
         assert group.domains(2) == group.n_ranks
-        assert wiring.pod_factors(name) == pytest.approx(cluster._pod_factor(group))
+        assert wiring.tier_factors(name) == pytest.approx(cluster.reach(group).factor)
         expected = cluster.collective_time("all_gather", 1e9, group)
         assert wiring.seconds(name, 1e9) == pytest.approx(expected)
     assert wiring.seconds("hop", 1e9).mean() > 0.0
@@ -50,13 +50,13 @@ def test_rings_that_leave_a_pod_share_its_way_out():
     and 2 exchanged the order of pods is A B A B: 4 edges, factor 8.
     """
     job = make_job(pod_gpus=4, oversubscription=8.0)
-    assert wire(job).pod_factors("dp_cp").tolist() == [4.0] * 2
+    assert wire(job).tier_factors("dp_cp").tolist() == [4.0] * 2
     torn = wire(job, [0, 2, 1, 3, 4, 5, 6, 7])
-    assert torn.pod_factors("dp_cp").tolist() == [8.0, 4.0]
+    assert torn.tier_factors("dp_cp").tolist() == [8.0, 4.0]
     # two stages exchange a node over their pods: edges of both rings leave all pods
     mixed = wire(make_job(pod_gpus=8, oversubscription=8.0), [0, 1, 2, 4, 3, 5, 6, 7])
-    assert mixed.pod_factors("dp_cp").tolist() == [4.0] * 2
-    assert wire(make_job(pod_gpus=8, oversubscription=8.0)).pod_factors("dp_cp").tolist() == [1, 1]
+    assert mixed.tier_factors("dp_cp").tolist() == [4.0] * 2
+    assert wire(make_job(pod_gpus=8, oversubscription=8.0)).tier_factors("dp_cp").tolist() == [1, 1]
 
 
 def test_a_swap_between_pods_costs_and_one_within_does_not():
@@ -127,7 +127,7 @@ def test_torn_groups_of_the_default_order_are_as_the_cluster_says(layout, order,
     wiring, cluster = wire(job), build_cluster(job, LIBRARY)
     for name in GROUPS:
         group = cluster.group(name)
-        assert max(d for d, _ in wiring._rings_reach(name).pairs) == group.domains(domain)
+        assert max(r.domains for r in wiring._rings_reach(name).rings) == group.domains(domain)
         slowest = max(wiring.seconds(name, 1e9, stage).max() for stage in range(layout[3]))
         assert slowest == pytest.approx(cluster.collective_time("all_gather", 1e9, group))
 
@@ -161,6 +161,8 @@ def test_reach_against_counting(hosts, pod, nvlink):
         ]
         expected = [max([1.0, *(5.0 * out[p] / sizes[p] for p in e)]) for e in edges]
         n_alike = 2  # tp ranks of a node have the same ring
-        assert wiring.pod_factors(group) == pytest.approx(expected[::n_alike])
+        assert wiring.tier_factors(group) == pytest.approx(expected[::n_alike])
         reach = wiring._rings_reach(group)
-        assert [4 / d if group == "dp_cp" else 2 / d for d, _ in reach.pairs] == inside[::n_alike]
+        assert [(4 if group == "dp_cp" else 2) / r.domains for r in reach.rings] == inside[
+            ::n_alike
+        ]

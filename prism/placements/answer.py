@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.placements.alternatives import list_alternatives
 from prism.placements.clusters import QuietClusters
-from prism.placements.problem import Problem, slowest_of, slowness, worst_factor
+from prism.placements.problem import Problem, near_units, slowest_of, slowness, worst_factor
 from prism.placements.report import Comparison, at_random, describe, slow_nodes
 from prism.placements.search import Found, exchange, find_placements, packed, random_hosts
 from prism.placements.selection import (
@@ -282,11 +282,11 @@ def _at_one_stage(found: Found) -> Pattern:
 
 
 def _method(problem: Problem, found: Found) -> str:
-    """Say how placements were found; of a pattern one choice of pods is looked at."""
+    """Say how placements were found; of a pattern one choice of pods (sites) is looked at."""
     if not found.complete:
         return "search"
     far = bool(problem.layout.zone.any())
-    return METHOD + ", one choice of pods or NVLink domains for each" * far
+    return METHOD + f", one choice of {near_units(problem.step.job)[0]}s for each" * far
 
 
 def _explain(problem: Problem) -> dict[str, Any]:

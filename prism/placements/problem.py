@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.job import Job
 from prism.placement import NodeSlowdown, Placement
 from prism.placements.screen import Screen
 from prism.placements.slots import Layout, Pattern, make_layout
@@ -110,12 +111,18 @@ class Problem:
 
 def step_layout(step: Step) -> Layout:
     """Slots of a job or of a fitted trace, in the placement that it starts from."""
-    placement, block = Placement(step.job), step.job.cluster
+    placement = Placement(step.job)
     gpu = np.arange(placement.n_nodes) * placement.gpus_per_node
-    zone = gpu // (block.pod_gpus or placement.n_gpus)
-    if block.nvlink_domain_gpus > placement.gpus_per_node:
-        zone = gpu // block.nvlink_domain_gpus
+    zone = gpu // near_units(step.job)[1]
     return make_layout(placement.members(), placement.gpus_per_node, placement.slots, zone)
+
+
+def near_units(job: Job) -> tuple[str, int]:
+    """Return what nodes are near each other in, by its name and GPUs: the innermost tier."""
+    block, tiers = job.cluster, job.cluster.link_tiers()
+    if block.nvlink_domain_gpus > block.gpus_per_node:
+        return "NVLink domain", block.nvlink_domain_gpus
+    return (tiers[0][0], tiers[0][1].gpus) if tiers else ("cluster", Placement(job).n_gpus)
 
 
 def measured_speeds(step: Step) -> Array:

@@ -128,7 +128,10 @@ def at_random(
 
 
 def describe(problem: Problem, hosts: Int) -> dict[str, Any]:
-    """Where a placement's slow nodes are: label, stages, replicas, slots that change."""
+    """Where a placement's slow nodes are: label, stages, replicas, slots that change.
+
+    ``moved_between`` counts, by tier of the network, slots whose new node is in another unit.
+    """
     held = [slot for slot, node in enumerate(hosts.tolist()) if node in problem.classes]
     pairs = sorted({pair for slot in held for pair in problem.layout.pairs[slot]})
     stages = [s for slot in held for s in sorted({s for _, s in problem.layout.pairs[slot]})]
@@ -137,7 +140,18 @@ def describe(problem: Problem, hosts: Int) -> dict[str, Any]:
         "label": _label(sorted(stages), replicas),
         "stages": sorted(stages), "replicas": replicas,
         "hosts_changed": int((hosts != problem.hosts).sum()),
+        "moved_between": _moved_between(problem, hosts),
     }  # fmt: skip
+
+
+def _moved_between(problem: Problem, hosts: Int) -> dict[str, int]:
+    block = problem.step.job.cluster
+    gpu, before = hosts * block.gpus_per_node, problem.hosts * block.gpus_per_node
+    counts = {
+        name: int((gpu // tier.gpus != before // tier.gpus).sum())
+        for name, tier in block.link_tiers()
+    }
+    return {name: n for name, n in counts.items() if n}
 
 
 def _label(stages: Sequence[int], replicas: Sequence[int]) -> str:

@@ -1,0 +1,52 @@
+"""Slow nodes of a job over several sites: where they go, and how far nodes move for it."""
+
+from place_jobs import problem_of, small
+
+from prism.place import place, summarize_place
+from prism.placement import slow_node
+from prism.placements.problem import near_units
+from prism.placetext import findings
+
+SITE = {"gpus": 8, "distance_km": 1000}
+
+
+def test_units_that_nodes_are_near_in():
+    assert near_units(small()) == ("cluster", 24)
+    assert near_units(small(cluster={"tiers": {"site": SITE}})) == ("site", 8)
+    pods = {"pod_gpus": 4, "oversubscription": 2.0, "tiers": {"site": SITE}}
+    assert near_units(small(cluster=pods)) == ("pod", 4)
+    assert near_units(small(cluster={"nvlink_domain_gpus": 4})) == ("NVLink domain", 4)
+
+
+def test_replicas_stay_whole_where_sites_are_far_apart():
+    """Two slow nodes in two sites: one replica for both would be best, were they not so far."""
+    near, far = (
+        problem_of(small(dp=4, cluster=c), {0: 1.2, 15: 1.2})
+        for c in ({}, {"tiers": {"site": SITE}})
+    )
+    hosts = near.hosts.copy()
+    hosts[[1, 15]] = hosts[[15, 1]]  # both in replica 0, and one of its nodes in the other site
+    before, after = near.times([near.hosts, hosts])
+    assert after < before
+    before, after = far.times([far.hosts, hosts])
+    assert after > before + 0.01
+
+
+def test_an_answer_counts_what_goes_between_sites():
+    """The worst placement takes a node of the other site into a replica; were it the best..."""
+    slow = {0: slow_node(1.3), 13: slow_node(1.3)}
+    job = small(dp=4, cluster={"tiers": {"site": SITE}})
+    found = summarize_place(place(job, nodes=slow, seed=5, threads=2))
+    assert "one choice of sites for each" in found["method"]
+    rows = {row["name"]: row for row in found["placements"]}
+    assert rows["current"]["moved_between"] == {}
+    assert rows["worst"]["moved_between"] == {"site": 2}
+    assert rows["worst"]["saved"] < -0.3  # its hops go 1,000 km
+    assert not any("from site to site" in line for line in findings(found))
+    slow_nodes = [
+        {**node, "after": {**node["before"], "stages": [9]}} for node in found["slow_nodes"]
+    ]
+    rows["worst"]["saved"] = 0.1
+    told = findings({**found, "best": "worst", "slow_nodes": slow_nodes})
+    n = rows["worst"]["hosts_changed"]
+    assert f"Of the slots, {n} get another node, 2 of them from site to site." in told
