@@ -1,6 +1,7 @@
 from .errors import PrismError as PrismError
 from .estimate import estimate as estimate
 from .estimate import summarize_estimate as summarize_estimate
+from .execution.place import run_on as run_on
 from .fit import fit as fit
 from .fit import fit_calibrated as fit_calibrated
 from .fit import summarize_fit as summarize_fit

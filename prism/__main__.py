@@ -4,12 +4,15 @@
 ``PRISM_DEBUG=1`` lets every exception through with its traceback.
 """
 
+import errno
 import os
 import sys
 
 import click
 
 from prism.errors import PrismError
+
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("prism: interrupted; nothing was written", err=True)
+        click.echo("prism: interrupted; no result was written", err=True)
         return 130
     except (BrokenPipeError, SystemExit):
         # the reader (`| head`) has what it wanted, which click turns into an exit with 1; keep the
@@ -51,6 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in FULL:
+            click.echo(f"prism: cannot write the answer: {error.strerror}; make room", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint
+            return 1
         text = " ".join(str(error).split())
         click.echo(
             f"prism: internal error: {type(error).__name__}: {text}\n"

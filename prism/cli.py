@@ -13,7 +13,7 @@ import click
 
 import prism as package
 from prism.errors import PrismError
-from prism.options import Duration, Factors, KeyValue, common_options, rows_of
+from prism.options import Duration, Factors, KeyValue, common_options, place_options, rows_of
 from prism.outputs import tell_warnings, write_folder
 from prism.placecommand import place
 from prism.rankcommand import rank
@@ -93,6 +93,7 @@ def prism() -> None:
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
 @common_options
+@place_options
 def estimate(
     job: str,
     replicates: int,

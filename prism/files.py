@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -10,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prism.errors import PrismError
+
+PART = ".part"
+"""Ending of temporary folders."""
 
 
 @contextmanager
@@ -41,6 +46,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
+        _to_disk(temporary)
         temporary.replace(path)
     except OSError as error:
         raise PrismError(_cannot_write(path, error)) from error
@@ -67,27 +73,90 @@ def atomic_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
     ------
     PrismError
         If the place cannot be written.
+
+    Notes
+    -----
+    What fails, or is interrupted, on the way puts back the files that were there. A process that
+    is killed leaves its temporary folder, which the next one removes.
     """
     directory = Path(directory)
     check_directory(directory)
     made = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=directory))
+        _remove_left(directory)
+        temporary = Path(tempfile.mkdtemp(prefix=".", suffix=PART, dir=directory))
+        held = _hold(temporary)
     except OSError as error:
         raise PrismError(_cannot_write(directory, error)) from error
     done = False
     try:
         yield temporary
-        for file in sorted(temporary.iterdir()):
-            file.replace(directory / file.name)
+        _move_all(temporary, directory)
         done = True
     except OSError as error:
         raise PrismError(_cannot_write(directory, error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if held is not None:
+            os.close(held)
         if made and not done:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _move_all(source: Path, directory: Path) -> None:
+    """Move all files of a folder into another, or none: those moved before a failure go back."""
+    files = sorted(file for file in source.iterdir() if file.is_file())
+    for file in files:
+        _to_disk(file)
+    before = source / "before"
+    before.mkdir()
+    moved: list[str] = []
+    try:
+        for file in files:
+            target = directory / file.name
+            moved.append(file.name)
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{file.name} there is a folder")
+            if target.exists():
+                target.replace(before / file.name)
+            file.replace(target)
+    except BaseException:
+        for name in reversed(moved):
+            if (before / name).exists():
+                (before / name).replace(directory / name)
+            elif not (source / name).exists():
+                (directory / name).unlink(missing_ok=True)
+        raise
+
+
+def _hold(folder: Path) -> int | None:
+    """Mark a temporary folder as in use while this process lives; None where that is not to be."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use, or a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_left(directory: Path) -> None:
+    """Remove the temporary folders of processes that were killed."""
+    for folder in directory.glob(f".*{PART}"):
+        held = _hold(folder) if folder.is_dir() else None
+        if held is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+
+def _to_disk(file: Path) -> None:
+    """Have the system write a file out, so that a name never outlives its content."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
@@ -114,7 +183,8 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
 
 
 def _cannot_write(path: Path, error: OSError) -> str:
-    """Message for a failed write."""
+    """Message for a failed write, under the name that a file was to get in the end."""
+    path = Path(*(part for part in path.parts if not (part[0] == "." and part.endswith(PART))))
     return f"{path}: cannot write: {error.strerror or error}; choose another place, or make room"
 
 

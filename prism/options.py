@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -129,3 +130,103 @@ def common_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def place_options(command: Command) -> Command:
+    """Add the options that say where a command's work is done, and where finished parts are kept.
+
+    The command itself stays as it is: it is called with the seed of the interrupted one where it
+    goes on with that, and everything it calls runs at that place.
+    """
+
+    @functools.wraps(command)
+    def placed(**options: Any) -> Any:
+        where = {name: options.pop(name) for name in PLACE_OPTIONS}
+        if all(value is None for value in where.values()):
+            return command(**options)
+        return _run_placed(command, where, options)
+
+    for option in (
+        click.option(
+            "--resume",
+            metavar="DIR",
+            type=click.Path(),
+            help="Keep finished parts in DIR, and go on with those of the same command if it was "
+            "interrupted; DIR is removed when the result is written.",
+        ),
+        click.option(
+            "--scheduler-timeout",
+            type=Duration(),
+            help="How long to wait for it and for workers.  [default: 30s]",
+        ),
+        click.option(
+            "--scheduler-file", metavar="FILE", help="The same, by the file the scheduler writes."
+        ),
+        click.option(
+            "--scheduler",
+            metavar="ADDRESS",
+            help="Dask scheduler, as tcp://host:port, whose workers do the work.",
+        ),
+    ):
+        placed = option(placed)
+    return placed  # type: ignore[return-value]
+
+
+PLACE_OPTIONS = "scheduler", "scheduler_file", "scheduler_timeout", "resume"
+_SAME_RESULT = "seed", "threads", "quiet", "as_json", "output"  # whatever they say
+
+
+def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Run a command at a place."""
+    from pathlib import Path
+
+    from prism.execution.place import run_on
+    from prism.execution.remote import TIMEOUT_S
+    from prism.simulate import fresh_seed
+
+    if where["scheduler"] is not None and where["scheduler_file"] is not None:
+        raise click.UsageError("--scheduler and --scheduler-file say the same; leave one out")
+    timeout_s = where.pop("scheduler_timeout")
+    if timeout_s is not None and where["scheduler"] is where["scheduler_file"] is None:
+        raise click.UsageError("--scheduler-timeout belongs to --scheduler or --scheduler-file")
+
+    output = options.get("output")
+    if output and where["resume"] and Path(output) == Path(where["resume"]):
+        raise click.UsageError(f"--resume needs a folder of its own, such as {output}/.parts")
+
+    def tell(text: str) -> None:
+        if not options["quiet"]:
+            click.echo(f"prism: {text}", err=True)
+
+    with run_on(
+        **where, timeout_s=TIMEOUT_S if timeout_s is None else timeout_s, command=_asked(options),
+        seed=options["seed"], fresh_seed=fresh_seed, tell=tell,
+    ) as place:  # fmt: skip
+        try:
+            if place.store is not None:
+                options["seed"] = place.store.seed
+            return command(**options)
+        except KeyboardInterrupt:
+            if place.store is not None and place.store.kept:
+                tell(
+                    f"{place.store.kept} finished parts are kept in {where['resume']}; the same "
+                    "command goes on from there"
+                )
+            raise
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what a command was asked, with hashes of the files it names."""
+    import hashlib
+    from pathlib import Path
+
+    asked: dict[str, Any] = {"command": click.get_current_context().info_name}
+    for name, value in options.items():
+        if name in _SAME_RESULT or value in (None, (), False):
+            continue
+        asked[name] = list(value) if isinstance(value, tuple) else value
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and Path(text).is_file():
+                content = hashlib.sha256(Path(text).read_bytes()).hexdigest()
+                asked[f"content of {text}"] = content[:16]
+    return asked

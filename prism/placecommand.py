@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.options import KeyValue, common_options, rows_of
+from prism.options import KeyValue, common_options, place_options, rows_of
 from prism.outputs import tell_warnings, write_folder
 from prism.terminal import answer, progress_line
 
@@ -96,6 +96,7 @@ class Tolerance(click.ParamType):  # type: ignore[type-arg]
     "-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary, plots, host lists."
 )
 @common_options
+@place_options
 def place(
     job: str,
     overrides: tuple[str, ...],

@@ -5,7 +5,7 @@ quantile tables (`Tables`).
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions import POSITIVE, Law, constant, quantile_table
 from prism.errors import PrismError
+from prism.execution.tasks import Arrays
 from prism.lowering import Part
 from prism.tables import quadrature, table_of_quantiles, tail_panels
 from prism.wiring import Wiring
@@ -232,3 +233,17 @@ def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[n
 def make_keys(seed: int) -> engine.Keys:
     """Keys of a run in which everything is drawn under one seed."""
     return engine.Keys(stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32))
+
+
+def run_chunk(step: engine.Step, first: int, n: int, keys: engine.Keys) -> Arrays:
+    """Run blocks first, first + 1, ...; gives what is not zero of `prism.simulate.run_blocks`."""
+    run: Callable[..., None] = engine.run_range  # typed by its arguments once it is compiled
+    out = make_room(step, n)
+    run(first, keys, step, *out)
+    return out if step.share.shape[1] else out[:2]
+
+
+def make_room(step: engine.Step, n: int) -> Arrays:
+    """Zeros for what n blocks give, as `prism.simulate.run_blocks` says."""
+    shapes = ((), (), (step.share.shape[1],), (step.graph.n_stages,))
+    return tuple(np.zeros((n, *shape, engine.LANES), np.float32) for shape in shapes)

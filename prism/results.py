@@ -127,7 +127,7 @@ def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
         "prism_version": prism.__version__,
         "commit": _commit(),
         "versions": json.dumps(versions),
-        "library_sha256": _library_hash(job),
+        "library_sha256": library_hash(job),
         "job_name": job.name,
         "job": job.model_dump_json(),
         "call": json.dumps(call),
@@ -147,7 +147,7 @@ def _commit() -> str:
         return ""
 
 
-def _library_hash(job: Job) -> str:
+def library_hash(job: Job) -> str:
     """Hash of the library's file, since a name alone does not say what is in it."""
     name = job.variability.library
     return hashlib.sha256(library_path(name).read_bytes()).hexdigest() if name else ""

@@ -7,10 +7,12 @@ mean and its long-run spread. Left out: where the parts come from.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from prism.errors import PrismError
+from prism.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.runevents import CHUNK, Chunk, EventLoop, term_names
 from prism.runparts import (
     DAY_S,
@@ -39,6 +41,7 @@ MAX_EVENTS = 200_000.0  # of a run: minutes of work
 MOST_TRIES = 50.0  # of one checkpoint interval, on average, in a run that still gets on
 MARKED = 4 * CHUNK  # runs whose progress is kept: enough for percentiles
 MAX_STALLS = 10**8  # in a thousand short runs: gigabytes
+WALK_S, EVENT_S = 1e-4, 3e-3  # of a chunk of runs: a step, an event; about
 SWITCHES = 5_000.0  # changes of regime in a run beyond which it counts by its long-run spread
 
 
@@ -83,18 +86,7 @@ def simulate_runs(
         )
     _check_end(model, n_steps)
     model = _averaged(model, n_steps)
-    chunks = []
-    for first in range(0, n_runs, CHUNK):
-        here = marks if first < MARKED else ()
-
-        def tell(share: float, first: int = first) -> None:
-            if progress is not None:
-                progress(min(n_runs, first + int(share * CHUNK)), n_runs)
-
-        if n_steps <= STEP_BY_STEP and is_undisturbed(model):
-            chunks.append(_Walk(model, n_steps, first, seed, start_s, here).run())
-        else:
-            chunks.append(EventLoop(model, n_steps, first, seed, start_s, here).run(tell))
+    chunks = _draw_chunks(model, n_steps, n_runs, seed, start_s, marks, progress)
     terms = np.concatenate([c.terms for c in chunks], axis=1)[:, :n_runs]
     return Runs(
         total=np.concatenate([c.total for c in chunks])[:n_runs],
@@ -103,6 +95,49 @@ def simulate_runs(
         marks=np.concatenate([c.marks for c in chunks[: MARKED // CHUNK]])[:n_runs],
         failures=np.concatenate([c.failures for c in chunks])[:n_runs],
     )
+
+
+def _draw_chunks(
+    model: RunModel, n_steps: int, n_runs: int, seed: int, start_s: float, marks: Sequence[int],
+    progress: Progress | None,
+) -> list[Chunk]:  # fmt: skip
+    """Draw all runs, a chunk a task."""
+    shared, firsts = Shared(model), range(0, n_runs, CHUNK)
+    parts: dict[int, Arrays] = {}
+
+    def take(i: int, found: Arrays) -> None:
+        parts[i] = found
+        tell(len(parts))
+
+    def tell(n_chunks: float, share: float = 0.0) -> None:
+        if progress is not None:
+            progress(min(n_runs, int((n_chunks + share) * CHUNK)), n_runs)
+
+    seconds, tasks = _seconds(model, n_steps), []
+    for i, first in enumerate(firsts):
+        args = (n_steps, first, seed, start_s, tuple(marks) if first < MARKED else ())
+        tasks.append(Task(draw_chunk, shared, args, seconds, partial(tell, i)))
+    run_tasks(tasks, take)
+    return [Chunk(*parts[i]) for i in range(len(firsts))]
+
+
+def draw_chunk(
+    model: RunModel, n_steps: int, first: int, seed: int, start_s: float, marks: Sequence[int],
+    tell: Callable[[float], None] | None = None,
+) -> Arrays:  # fmt: skip
+    """Draw `CHUNK` runs; gives the fields of `prism.runevents.Chunk`."""
+    if n_steps <= STEP_BY_STEP and is_undisturbed(model):
+        chunk = _Walk(model, n_steps, first, seed, start_s, marks).run()
+    else:
+        chunk = EventLoop(model, n_steps, first, seed, start_s, marks).run(tell)
+    return chunk.total, chunk.cluster, chunk.terms, chunk.marks, chunk.failures
+
+
+def _seconds(model: RunModel, n_steps: int) -> float:
+    """About how long a chunk of runs takes [s]."""
+    if n_steps <= STEP_BY_STEP and is_undisturbed(model):
+        return WALK_S * n_steps
+    return EVENT_S * (1.0 + expected_events(model, n_steps))
 
 
 def is_undisturbed(model: RunModel) -> bool:

@@ -6,9 +6,8 @@ a slow node by nothing: which one it is, is drawn. Left out: states at the same 
 step; their ratios multiply.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +15,13 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from prism import engine
+from prism.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.job import Job
 from prism.placement import NodeSlowdown, Placement
-from prism.program import Program, stream_keys
+from prism.program import Program, make_keys, run_chunk, stream_keys
 from prism.relocation import relocate
 from prism.runparts import Array, Regime, Stalls
-from prism.simulate import Step, run_blocks
+from prism.simulate import SECONDS_PER_SAMPLE, Step, run_blocks
 from prism.tables import sample_table
 from prism.variability import Variability
 
@@ -142,15 +142,23 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
     nodes = placement.slots[rng.integers(0, placement.n_slots, BLOCKS)].tolist()
     known, calm = placement.slowdowns(), replace(sim.step, program=sim.calm)
 
-    def one(i: int) -> float:
+    def slowed(i: int) -> Shared:
         slow = known.get(nodes[i], NodeSlowdown())
         slower = slow._replace(**{kind: factor * getattr(slow, kind)})
         program = relocate(calm, placement.slots, known | {nodes[i]: slower})
-        return float(run_blocks(program, range(i, i + 1), sim.seed)[0].mean(dtype=float))
+        return Shared(program.arrays(track=False))
 
-    with ThreadPoolExecutor(max_workers=sim.threads) as pool:
-        times = list(pool.map(one, range(BLOCKS)))
-    return np.asarray(np.asarray(times) / sim.calm_times.mean(axis=1))
+    times, keys = np.zeros(BLOCKS), make_keys(sim.seed)
+
+    def take(i: int, found: Arrays) -> None:
+        times[i] = float(found[0].mean(dtype=float))
+
+    seconds = sim.program.n_draws * engine.LANES * SECONDS_PER_SAMPLE
+    tasks = [  # built when their turn comes: a program per node
+        Task(run_chunk, partial(slowed, i), (i, 1, keys), seconds) for i in range(BLOCKS)
+    ]
+    run_tasks(tasks, take, sim.threads)
+    return np.asarray(times / sim.calm_times.mean(axis=1))
 
 
 # ------------------------------------------------------------------------------------- stalls

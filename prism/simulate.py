@@ -1,4 +1,4 @@
-"""Run the engine: replicate ranges in threads, one dataset out.
+"""Run the engine: replicate ranges as tasks, one dataset out.
 
 One block of 64 replicates is one cluster; blocks are independent and keyed, so the same seed gives
 the same bits for any number of threads, and the first n of N replicates do not change with N.
@@ -6,10 +6,8 @@ the same bits for any number of threads, and the first n of N replicates do not 
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +20,23 @@ from prism.assembly import build_program
 from prism.cluster import DEVICES
 from prism.distributions import constant, lognormal
 from prism.errors import PrismError
+from prism.execution.tasks import (
+    TASK_S,
+    Arrays,
+    Shared,
+    Task,
+    cores,
+    is_remote,
+    keeps_tasks,
+    n_threads,
+    run_tasks,
+)  # fmt: skip
 from prism.job import Job, job_from_dict, load_job
 from prism.library import Library, load_library
 from prism.opgraph import StepGraph
 from prism.placement import count_replicas
 from prism.pooling import pool_program
-from prism.program import Program, ideal_program, make_keys
+from prism.program import Program, ideal_program, make_keys, make_room, run_chunk
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
 from prism.stepgraph import GraphOptions, build_step_graph
@@ -42,7 +51,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
-CHUNK_SAMPLES = 20_000_000  # op-samples of one call into the engine, some tens of ms
+SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
+CHUNK_S = 0.04  # of one call into the engine [s]
+MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
 MAX_REPLICATES = 10**9
 MAX_OPS = 4_000_000  # ops of one replica: minutes of building and gigabytes
 MAX_GPUS = 4_000_000
@@ -180,7 +191,7 @@ def fresh_seed() -> int:
 
 def default_threads() -> int:
     """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()
 
 
 def run_blocks(
@@ -190,7 +201,7 @@ def run_blocks(
     threads: int = 1,
     track: bool = False,
     progress: Progress | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+) -> Arrays:
     """Run blocks of 64 replicates; keys instead of a seed draw some of the inputs anew.
 
     Returns
@@ -202,41 +213,26 @@ def run_blocks(
     busy : float32 [block, stage, lane]
         Seconds of local ops over all replicas; zero unless ``track``.
     """
-    step = program.arrays(track)
-    run: Callable[..., None] = engine.run_range  # typed by its arguments once it is compiled
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
-    n, n_classes = len(blocks), len(program.classes) if track else 0
-    out_time = np.zeros((n, engine.LANES), np.float32)
-    out_step = np.zeros((n, engine.LANES), np.float32)
-    out_path = np.zeros((n, n_classes, engine.LANES), np.float32)
-    out_busy = np.zeros((n, program.graph.n_stages, engine.LANES), np.float32)
-
-    def work(chunk: range) -> int:
-        span = slice(chunk.start, chunk.stop)
-        run(
-            blocks[chunk.start], keys, step, out_time[span], out_step[span],
-            out_path[span], out_busy[span],
-        )  # fmt: skip
-        return len(chunk)
-
-    size = max(
-        1, min(CHUNK_SAMPLES // (program.n_draws * engine.LANES + 1), -(-n // (4 * threads)))
-    )
+    step, n = program.arrays(track), len(blocks)
+    out = make_room(step, n)
+    each = program.n_draws * engine.LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
+    size = min(CHUNK_S / each, -(-n // (4 * threads)))
+    size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
     chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        pending = {pool.submit(work, chunk) for chunk in chunks}
-        finished = 0
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                finished += sum(future.result() for future in done)
-                if progress is not None:
-                    progress(finished, n)
-        except BaseException:
-            for future in pending:
-                future.cancel()
-            raise
-    return out_time, out_step, out_path, out_busy
+    shared, finished = Shared(step), 0
+    args = [(blocks[chunk.start], len(chunk), keys) for chunk in chunks]
+    tasks = [Task(run_chunk, shared, a, len(c) * each) for a, c in zip(args, chunks, strict=True)]
+
+    def take(i: int, found: Arrays) -> None:
+        nonlocal finished
+        span = slice(chunks[i].start, chunks[i].stop)
+        for whole, part in zip(out, found, strict=track):
+            whole[span] = part
+        finished += len(chunks[i])
+
+    run_tasks(tasks, take, threads, None if progress is None else lambda: progress(finished, n))
+    return out
 
 
 def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple[int, int]:
@@ -330,8 +326,7 @@ def simulate(
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
     samples = step.program.n_draws * n_blocks * engine.LANES
-    busy_threads = min(threads, default_threads(), n_blocks)
-    attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, busy_threads))
+    attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
     attrs["wall_seconds"] = time.perf_counter() - begin
     return make_dataset(values, coords, attrs)
 
@@ -345,19 +340,17 @@ def _check_times(job: Job, step_time: NDArray[np.float64]) -> None:
         )
 
 
-def _engine_figures(samples: int, seconds: float, threads: int, busy: int) -> dict[str, float]:
+def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> dict[str, float]:
     """Cost of the run; ns per op-sample is that of one of the threads that had work."""
-    each = seconds * busy / samples * 1e9 if samples else 0.0
-    return {
-        "op_samples": samples,
-        "seconds": seconds,
-        "ns_per_op_sample": each,
-        "threads": threads,
-    }
+    each = seconds * min(n_threads(threads), blocks) / samples * 1e9 if samples else 0.0
+    threads = n_threads(threads) if is_remote() else threads
+    return {"op_samples": samples, "seconds": seconds, "ns_per_op_sample": each, "threads": threads}
 
 
 def warm_up(program: Program, seed: int) -> None:
     """Compile (or load) the engine, so that its time is not counted as work."""
+    if is_remote():  # workers compile for themselves
+        return
     empty = program.graph._replace(
         phase_lo=np.zeros_like(program.graph.phase_lo),
         phase_hi=np.zeros_like(program.graph.phase_hi), n_state=1,

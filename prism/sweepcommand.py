@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prism.options import common_options
+from prism.options import common_options, place_options
 from prism.outputs import tell_warnings, write_folder
 from prism.terminal import answer, progress_line
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plot.")
 @common_options
+@place_options
 def sweep(
     job: str,
     vary: tuple[str, ...],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from prism.errors import PrismError
-from prism.options import KeyValue, Split, common_options, rows_of
+from prism.options import KeyValue, Split, common_options, place_options, rows_of
 from prism.outputs import check_model_path, tell_warnings, write_folder
 from prism.terminal import answer, progress_line
 
@@ -198,6 +198,7 @@ def replay(
 )
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
 @common_options
+@place_options
 def validate(
     job: str | None,
     trace: str | None,

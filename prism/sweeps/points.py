@@ -20,16 +20,15 @@ from scipy import stats
 from prism import engine
 from prism.attribution import ClusterControl, control_slope
 from prism.cluster import DEVICES
-from prism.clustertimes import cluster_times
+from prism.errors import PrismError
+from prism.execution.tasks import Shared, is_remote, n_threads
 from prism.job import Job
 from prism.library import Library, load_library
 from prism.memory import Memory
 from prism.placements.clusters import spread
-from prism.placements.screen import Screen
 from prism.placements.selection import QUANTILES, pseudo_values
-from prism.program import ideal_program
 from prism.simulate import Progress, Step, prepare, run_blocks, warm_up
-from prism.variability import is_communication
+from prism.sweeps.pointtasks import Ideal, find_ideal, find_start, run_ideals, run_steps, share
 from prism.workload import build_workload
 
 Array = NDArray[np.float64]
@@ -69,6 +68,8 @@ class Point:
         Of the clusters' mean steps over their quiet times [1].
     exposed, model_flop : float
         Share of communication on the critical path [1]; useful work of a step [flop].
+    n_draws : int
+        Op-samples of a step [1].
     done : bool
         Whether it was simulated as long as any.
     """
@@ -86,6 +87,7 @@ class Point:
     slope: float = 1.0
     exposed: float = 0.0
     model_flop: float = 0.0
+    n_draws: int = 0
     done: bool = False
 
     @property
@@ -236,6 +238,7 @@ class Bench:
         self.n_quiet = batches * engine.LANES
         self.simulated = 0  # clusters over all settings
         self._steps: OrderedDict[Point, Step] = OrderedDict()
+        self._ideals: dict[Point, Ideal | str] = {}  # foreseen
         self._warm = False
 
     def step(self, point: Point) -> Step:
@@ -250,29 +253,79 @@ class Bench:
     def find_ideal(self, point: Point) -> float:
         """Find a setting's step with every effect at 1, for the same work [s]."""
         if point.ideal is None:
-            step = self.step(point)
-            program = ideal_program(step.program)
-            point.ideal = float(Screen(program, self.threads).times([program])[0])
-            point.model_flop = 0.0 if step.workload is None else step.workload.model_flop
+            self.foresee_ideals([point])
+            found = self._ideals.pop(point, None)
+            found = found or find_ideal(self.step(point), self.threads)
+            if isinstance(found, str):
+                raise PrismError(found)
+            point.ideal, point.model_flop, point.n_draws = found
         return point.ideal / point.work
 
+    def foresee_ideals(self, points: Sequence[Point]) -> None:
+        """Find at once, on workers, what `find_ideal` is going to be asked for, first of all now.
+
+        As many as there are threads, and only if the first is not known: which ones a sweep comes
+        to in the end depends on those before.
+        """
+        if not is_remote() or points[0].ideal is not None or points[0] in self._ideals:
+            return
+        new = [p for p in points if p.ideal is None and p not in self._ideals]
+        new = new[: 2 * n_threads(self.threads)]
+        settings = [self._shared(point) for point in new]
+        self._ideals |= dict(zip(new, run_ideals(settings), strict=True))
+
     def extend(self, point: Point, n: int) -> None:
-        """Bring a setting to n clusters."""
+        """Bring a setting to n clusters.
+
+        Raises
+        ------
+        PrismError
+            It cannot be run.
+        """
         if point.n >= n:
             return
-        program = self.step(point).program
+        if is_remote():
+            wrong = self.extend_all([point], n)
+            if wrong:
+                raise PrismError(wrong[point])
+            return
+        step = self.step(point)
         if not self._warm:
-            warm_up(program, self.seed)
+            warm_up(step.program, self.seed)
             self._warm = True
         if point.n == 0:
-            classes = program.classes
-            _, _, path, _ = run_blocks(program, range(1), self.seed, self.threads, track=True)
-            link = np.array([is_communication(name) for name in classes], bool)
-            total = float(path.sum())
-            point.exposed = float(path[:, link].sum()) / total if total > 0.0 else 0.0
-            if (program.ranks.tables >= 0).any() or program.ranks.spread_node.size:
-                quiet = cluster_times(program, range(self.n_quiet), self.seed, self.threads)
-                point.quiet = quiet.astype(np.float64)
-        times, *_ = run_blocks(program, range(point.n, n), self.seed, self.threads)
-        self.simulated += n - point.n
-        point.times = np.concatenate([point.times, times.astype(np.float64)])
+            start = find_start(step, self.seed, self.threads, self.n_quiet)
+            point.quiet, point.exposed = start
+        times, *_ = run_blocks(step.program, range(point.n, n), self.seed, self.threads)
+        self._add(point, times.astype(np.float64))
+
+    def foresee_steps(self, points: Sequence[Point], n: int) -> None:
+        """Run at once, on workers, what `extend` is going to be asked for; errors come then."""
+        if is_remote():
+            self.extend_all([p for p in points if not isinstance(self._ideals.get(p), str)], n)
+
+    def extend_all(self, points: Sequence[Point], n: int) -> dict[Point, str]:
+        """Bring settings to n clusters, all at once where there are workers; returns what fails."""
+        wrong: dict[Point, str] = {}
+        if not is_remote():
+            for point in points:
+                self.extend(point, n)
+            return wrong
+        short = [point for point in points if point.n < n]
+        spans = [range(point.n, n) for point in short]
+        settings = [self._shared(point) for point in short]
+        for point, found in zip(short, run_steps(settings, spans, self.n_quiet), strict=True):
+            if isinstance(found, str):
+                wrong[point] = found
+                continue
+            if point.n == 0:
+                point.quiet, point.exposed = found[1]
+            self._add(point, found[0])
+        return wrong
+
+    def _add(self, point: Point, times: Array) -> None:
+        self.simulated += len(times)
+        point.times = np.concatenate([point.times, times])
+
+    def _shared(self, point: Point) -> Shared:
+        return share(point.job, self.libraries.of(point.job), self.seed)

@@ -94,8 +94,11 @@ def _screen(
         return min(limit, point.figure("p95")) if skip else limit
 
     ordered = sorted(points, key=lambda point: (not point.own, point.least / point.work))
-    for point in ordered:
+    if not skip:
+        bench.foresee_steps(ordered, clusters)
+    for i, point in enumerate(ordered):
         if point.own or point.least / point.work <= limit:
+            bench.foresee_ideals([p for p in ordered[i:] if p.least / p.work <= limit])
             try:
                 ideal = bench.find_ideal(point)
                 if point.own or ideal < best:
@@ -125,12 +128,11 @@ def _halve(
         keep = possibly_best(values)
         alive = [p for p, kept in zip(alive, keep, strict=True) if kept or p.own]
         more = min(clusters, 2 * n)
-        cost = sum(bench.step(p).program.n_draws for p in alive) * (more - n) * engine.LANES
+        cost = sum(p.n_draws for p in alive) * (more - n) * engine.LANES
         budget -= cost
         if more == n or budget < 0.0:
             break
-        for point in alive:
-            bench.extend(point, more)
+        bench.extend_all(alive, more)
     for point in alive:
         point.done = True
 

@@ -1,0 +1,246 @@
+"""A real cluster of processes: the same bits as one machine, also when workers or clients die."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import prism
+from prism import engine
+from prism.errors import PrismError
+from prism.execution import remote, worker
+from prism.execution.content import identity
+from prism.execution.place import run_on
+
+JOB = "llama3-70b-fsdp-512"
+BLOCKS = 160
+simulate = importlib.import_module("prism.simulate")
+CLIENT = """
+import importlib, sys
+importlib.import_module("prism.simulate").TASK_S = 0.05
+from prism.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def short_tasks(monkeypatch):
+    monkeypatch.setattr(simulate, "TASK_S", 0.05)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return simulate.prepare(prism.load_job(JOB), 4).program
+
+
+@pytest.fixture(scope="module")
+def here(program):
+    """What one machine gives."""
+    return simulate.run_blocks(program, range(BLOCKS), 4, 2)
+
+
+def workers(place):
+    """Process of every worker."""
+    return place.remote.client.run(os.getpid)
+
+
+def alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_many_workers_give_the_bits_of_one_machine(cluster, program, here, short_tasks):
+    seen, said = [], []
+    with run_on(cluster.scheduler_address, tell=said.append):
+        there = simulate.run_blocks(
+            program, range(BLOCKS), 4, progress=lambda done, n: seen.append((done, n))
+        )
+    assert "2 workers, 2 threads" in said[0]
+    assert seen[-1] == (BLOCKS, BLOCKS) and len({done for done, _ in seen}) > 10
+    for mine, reference in zip(there, here, strict=True):
+        np.testing.assert_array_equal(mine, reference)
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+def test_workers_killed_in_mid_run_take_nothing_with_them(
+    cluster, program, here, short_tasks, victims
+):
+    killed, at = [], []
+    with run_on(cluster.scheduler_address) as place:
+
+        def kill(done, n):
+            if 0 < done and not killed:
+                at.append(done)
+                for process in list(workers(place).values())[:victims]:
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+
+        there = simulate.run_blocks(program, range(BLOCKS), 4, progress=kill)
+        assert len(killed) == victims and at[0] < 0.8 * BLOCKS  # in mid-run
+        assert not set(killed) & set(workers(place).values())
+    assert not any(alive(process) for process in killed)
+    for mine, reference in zip(there, here, strict=True):
+        np.testing.assert_array_equal(mine, reference)
+
+
+def test_analyses_are_those_of_one_machine(cluster):
+    events = ("failures.per_1000_node_days=50", "checkpoint.interval=20min", "checkpoint.write_s=9")
+    job = prism.load_job("pipeline-8x32", [f"run.{event}" for event in events])
+    vary = {"parallelism.microbatches": [16, 32], "parallelism.schedule": ["1f1b", "gpipe", "no"]}
+
+    def figures(dataset):
+        numbers = prism.summarize_sweep(dataset)
+        return {k: v for k, v in numbers.items() if k not in ("wall_seconds", "cpu_seconds")}
+
+    def analyses():
+        return (
+            prism.estimate(job, replicates=2000, run_replicates=2000, seed=1),
+            figures(prism.sweep(job, vary, replicates=1024, seed=1)),
+            prism.rank(job, quick=True, seed=1).drop_attrs(),
+        )
+
+    found, rows, ranks = analyses()
+    assert len(rows["rows"]) == 4 and len(rows["refused"]) == 2
+    with run_on(cluster.scheduler_address):
+        there, rows_there, ranks_there = analyses()
+    assert found.drop_attrs().identical(there.drop_attrs())
+    assert rows == rows_there and ranks.identical(ranks_there)
+
+
+def test_the_client_killed_in_mid_run_goes_on_where_it_was(
+    cluster, tmp_path, monkeypatch, short_tasks, run
+):
+    """No seed is given: that of the killed run is taken up."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    asked = ["estimate", JOB, "--replicates", 64 * BLOCKS, "--run-replicates", 100]
+    asked = [str(x) for x in [*asked, "--resume", parts, "-o", out, "--json"]]
+    command = [sys.executable, "-c", CLIENT, *asked, "--scheduler", cluster.scheduler_address]
+    client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while len(list(parts.glob("[!.]*.chunk"))) < 3 and time.monotonic() < end:
+        assert client.poll() is None
+        time.sleep(0.01)
+    client.kill()
+    assert client.wait() == -signal.SIGKILL
+    assert not out.exists()  # nothing half-written
+    kept = len(list(parts.glob("[!.]*.chunk")))
+    seed = json.loads((parts / "command.json").read_text())["seed"]
+    assert 3 <= kept
+
+    ran, run_range = [], engine.run_range
+
+    def counted(first, keys, step, times, *others):
+        ran.append(len(times))
+        run_range(first, keys, step, times, *others)
+
+    monkeypatch.setattr(engine, "run_range", counted)
+    status, answer, said = run(*asked)  # on this machine alone
+    assert status == 0, said
+    assert f"after {kept} finished chunks, seed {seed}" in said
+    assert json.loads(answer)["seed"] == seed
+    resumed, ran[:] = sum(ran), []
+    reference = prism.estimate(JOB, replicates=64 * BLOCKS, run_replicates=100, seed=seed)
+    assert sum(ran) - resumed >= 3 * 4  # blocks of the chunks that were at hand
+    found = prism.load(out / "result.nc")
+    np.testing.assert_array_equal(found.step_time, reference.step_time)
+    np.testing.assert_array_equal(found.time_to_train, reference.time_to_train)
+    assert not parts.exists()
+
+
+def test_ctrl_c_stops_the_workers_too(cluster, program, short_tasks):
+    def stop(done, n):
+        raise KeyboardInterrupt
+
+    with run_on(cluster.scheduler_address) as place:
+        with pytest.raises(KeyboardInterrupt):
+            simulate.run_blocks(program, range(40 * BLOCKS), 4, progress=stop)
+        end = time.monotonic() + 10
+        while any(place.remote.client.processing().values()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(place.remote.client.processing().values())
+
+
+def test_workers_of_another_version_are_refused_in_words(cluster, monkeypatch, program):
+    other = identity()._replace(numba="0.1")
+    with pytest.raises(PrismError, match="numba .* instead of 0.1; results would not"):
+        monkeypatch.setattr(remote, "identity", lambda: other)
+        with run_on(cluster.scheduler_address):
+            pass
+    # one that joins later
+    monkeypatch.undo()
+    with run_on(cluster.scheduler_address):
+        monkeypatch.setattr(remote, "identity", lambda: other)
+        with pytest.raises(PrismError, match="numba .* instead of 0.1; results would not"):
+            simulate.run_blocks(program, range(40), 4)
+
+
+def test_a_worker_without_prism_says_so(cluster, monkeypatch):
+    def probe():
+        return "ModuleNotFoundError: No module named 'prism'"
+
+    monkeypatch.setattr(remote, "make_probe", lambda: probe)
+    with pytest.raises(PrismError, match="No module named 'prism'; install it there"):
+        with run_on(cluster.scheduler_address):
+            pass
+
+
+def test_a_probe_without_prism_names_the_module(tmp_path):
+    """The probe is sent whole: it is run by an interpreter that cannot import prism."""
+    import cloudpickle
+
+    file = tmp_path / "probe"
+    file.write_bytes(cloudpickle.dumps(worker.make_probe()))
+    code = (
+        "import pickle, sys; sys.modules['prism'] = None\n"
+        "print(pickle.load(open(sys.argv[1], 'rb'))())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
+    )
+    assert "ModuleNotFoundError" in done.stdout
+
+
+def test_a_scheduler_that_does_not_answer_is_told_in_words(run, tmp_path):
+    options = ("estimate", "pipeline-8x32", "--scheduler-timeout", "1s")
+    begin = time.monotonic()
+    status, _, err = run(*options, "--scheduler", "tcp://127.0.0.1:9")
+    assert status == 2 and "no Dask scheduler answers within 1 s" in err
+    assert "Traceback" not in err and len(err.splitlines()) == 1
+    status, _, err = run(*options, "--scheduler-file", tmp_path / "none.json")
+    assert status == 2 and "is not there after 1 s" in err
+    (tmp_path / "bad.json").write_text("{}")
+    status, _, err = run(*options, "--scheduler-file", tmp_path / "bad.json")
+    assert status == 2 and "holds no address" in err
+    status, _, err = run(*options, "--scheduler", "nonsense://x")
+    assert status == 2 and "nonsense" in err and "Traceback" not in err
+    assert time.monotonic() - begin < 15
+
+
+def test_a_scheduler_without_workers_is_told_in_words(run):
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty:
+        status, _, err = run(
+            "estimate", "pipeline-8x32", "--scheduler-timeout", "1s",
+            "--scheduler", empty.scheduler_address,
+        )  # fmt: skip
+    assert status == 2 and "no worker within 1 s" in err and "dask worker inproc://" in err

@@ -1,0 +1,226 @@
+"""However a command ends, its output folder holds the old results or the new ones, whole.
+
+Ctrl-C, kill -9 and a full disk, each while the files are being written, for all four commands that
+write a folder.
+"""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prism import files, plots
+from prism.errors import PrismError
+
+JOB = {
+    "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+    "parallelism": {"pp": 2, "dp": 2, "microbatches": 4},
+    "cluster": {"nodes": 2, "gpus_per_node": 2},
+    "variability": {"library": "h100-healthy"},
+}
+COMMANDS = {
+    "estimate": ["--replicates", 640, "--run-replicates", 100],
+    "sweep": ["--vary", "parallelism.microbatches=4,8", "--replicates", 128],
+    "rank": ["--quick"],
+    "place": ["--slow-nodes", 1, "--slowdown", 1.2],
+}
+PLOTS = {"estimate": "step_time", "sweep": "sweep", "rank": "ranking", "place": "alternatives"}
+# A process that is killed while it writes its second plot.
+KILLED = """
+import os, signal, sys
+from prism import plots
+from prism.__main__ import main
+save, done = plots.save_figure, []
+def save_figure(ax, path):
+    if done:
+        path.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(save(ax, path))
+plots.save_figure = save_figure
+sys.exit(main(sys.argv[1:]))
+"""
+# A process whose files cannot grow beyond some bytes: the nearest to a full disk without root.
+SMALL = """
+import resource, sys
+import matplotlib.pyplot
+from prism.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    file = tmp_path_factory.mktemp("job") / "small.yaml"
+    file.write_text(json.dumps(JOB))
+    return file
+
+
+def asked(command, job, out, *more):
+    return [str(x) for x in (command, job, *COMMANDS[command], "--seed", 1, "-o", out, *more)]
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def old_results(out, command):
+    """Fill a folder with what a command wrote before, and something else."""
+    out.mkdir(exist_ok=True)
+    for name in ("result.nc", "summary.json", f"{PLOTS[command]}.png", "notes.txt"):
+        (out / name).write_text(f"old {name}")
+    return content(out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatch, run):
+    out, save = tmp_path / "out", plots.save_figure
+    before = old_results(out, command)
+
+    def interrupt(ax, path):
+        if path.suffix == ".svg":
+            raise KeyboardInterrupt
+        save(ax, path)
+
+    def fill(ax, path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plots, "save_figure", interrupt)
+    status, answer, said = run(*asked(command, job, out))
+    assert status == 130 and answer == "" and "interrupted; no result was written" in said
+    assert content(out) == before
+    monkeypatch.setattr(plots, "save_figure", fill)
+    status, answer, said = run(*asked(command, job, out))
+    assert status == 2 and answer == "" and "Traceback" not in said
+    assert f"{out}: cannot write: No space left on device" in said
+    assert content(out) == before
+    status, _, _ = run(*asked(command, job, tmp_path / "new"))
+    assert status == 2 and not (tmp_path / "new").exists()
+    monkeypatch.undo()
+    status, _, said = run(*asked(command, job, out))
+    assert status == 0, said
+    after = content(out)
+    assert after.pop("notes.txt") == before["notes.txt"]
+    assert not any(text.startswith(b"old") or text == b"half" for text in after.values())
+    assert {"result.nc", "summary.json", f"{PLOTS[command]}.svg"} <= set(after)
+
+
+def test_kill_9_while_writing(job, tmp_path, run):
+    """All commands at once; what is left is a hidden folder, which the next command removes."""
+    processes, before = {}, {}
+    for command in COMMANDS:
+        before[command] = old_results(tmp_path / command, command)
+        line = [sys.executable, "-c", KILLED, *asked(command, job, tmp_path / command)]
+        processes[command] = subprocess.Popen(
+            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+    for command, process in processes.items():
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, said.decode()
+        out = tmp_path / command
+        (left,) = out.glob(f".*{files.PART}")
+        assert b"half" in [file.read_bytes() for file in left.iterdir()]  # it was writing
+        assert {n: (out / n).read_bytes() for n in before[command]} == before[command]
+    out = tmp_path / "estimate"
+    status, _, said = run(*asked("estimate", job, out))
+    assert status == 0, said
+    assert not list(out.glob(f".*{files.PART}"))
+    assert json.loads((out / "summary.json").read_text())["seed"] == 1
+
+
+def test_files_that_cannot_grow(job, tmp_path):
+    out = tmp_path / "out"
+    before = old_results(out, "estimate")
+    line = [sys.executable, "-c", SMALL, *asked("estimate", job, out)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"{out}/result.nc: cannot write: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert content(out) == before
+
+
+def test_an_answer_that_nobody_can_take(job):
+    line = [sys.executable, "-m", "prism", *asked("estimate", job, "x")[:-2], "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "prism: cannot write the answer: No space left on device; make room"
+
+
+def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    options = ["--replicates", "20000000", "--run-replicates", "10", "--resume", str(parts)]
+    line = [sys.executable, "-m", "prism", *asked("estimate", job, out, *options)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not list(parts.glob("[!.]*.chunk")) and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    answer, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and answer == ""
+    assert f"finished parts are kept in {parts}; the same command goes on from there" in said
+    assert "interrupted; no result was written" in said and "Traceback" not in said
+    assert not out.exists()
+    assert not list(parts.glob(".*"))  # nothing half-written
+
+
+# ------------------------------------------------------------------------------ files themselves
+def test_a_failure_among_the_moves_puts_the_old_files_back(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old a")
+    (tmp_path / "c").mkdir()  # a file of this name is to come
+    with pytest.raises(PrismError, match="c there is a folder"):
+        with files.atomic_files(tmp_path) as folder:
+            for name in "abc":
+                (folder / name).write_text(f"new {name}")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "c"]
+    assert (tmp_path / "a").read_text() == "old a"
+    (tmp_path / "c").rmdir()
+    replace, moves = Path.replace, []
+
+    def interrupted(self, target):
+        moves.append(target)
+        if len(moves) == 3:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        with files.atomic_files(tmp_path) as folder:
+            for name in "abc":
+                (folder / name).write_text(f"new {name}")
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old a"
+
+
+def test_a_folder_that_is_being_written_is_left_alone(tmp_path):
+    with files.atomic_files(tmp_path) as first:
+        (first / "a").write_text("a")
+        with files.atomic_files(tmp_path) as second:
+            (second / "b").write_text("b")
+    assert {file.name for file in tmp_path.iterdir()} == {"a", "b"}
+    left = tmp_path / f".killed{files.PART}"
+    left.mkdir()
+    with files.atomic_files(tmp_path):
+        assert not left.exists()
+
+
+def test_no_lock_where_there_is_none(tmp_path, monkeypatch):
+    """File systems without locks: temporary folders of others are not touched."""
+
+    def none(descriptor, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    left = tmp_path / f".other{files.PART}"
+    left.mkdir()
+    with files.atomic_files(tmp_path) as folder:
+        (folder / "a").write_text("a")
+    assert (tmp_path / "a").read_text() == "a" and left.exists()
