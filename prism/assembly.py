@@ -147,8 +147,8 @@ def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables)
         node_table=tables.add(normal(1.0)),
         tables=np.array(
             [
-                tables.optional(v.rank, x) if j < lowerer.n_random else -1
-                for j, x in enumerate(lowerer.loadings)
+                tables.optional(v.rank, lowerer.rank_exponent(j)) if j < lowerer.n_random else -1
+                for j in range(len(lowerer.loadings))
             ],
             np.int32,
         ),

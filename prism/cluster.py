@@ -464,7 +464,8 @@ def _link(job: Job, library: Library, tier: str, bytes_per_s: float, latency_s: 
         bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
     if given is not None and given.latency_us is not None:
         latency_s = given.latency_us * 1e-6
-    return Link(bytes_per_s * _efficiency(job, library, tier), latency_s)
+    time = getattr(job.cluster.scale, tier).time
+    return Link(bytes_per_s * _efficiency(job, library, tier) / time, latency_s * time)
 
 
 def _efficiency(job: Job, library: Library, tier: str) -> float:

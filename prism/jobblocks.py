@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StrictBool, model_validator
 
 from prism.jobeffects import Effects
+from prism.jobhardware import HardwareScale
 from prism.jobrun import CheckpointBlock, EvaluationBlock, FailuresBlock
 from prism.jobtiers import TierBlock, TierName
 from prism.jobvalues import (
@@ -292,6 +293,12 @@ class ClusterBlock(Block):
     )
     leaf_nodes: Count = Field(16, description="Nodes under one leaf switch.")
     links: Links = Field(Links(), description="Links by tier, where they differ from the device's.")
+    scale: HardwareScale = Field(
+        HardwareScale(),
+        description="Hardware variants: factors on the nominal durations (time) and on the spread "
+        "(cv) of compute, memory, nvlink and network. What no part owns alone (step, microbatch, "
+        "call, stalls, known slow nodes) stays; so do memory sizes, and the peak that mfu takes.",
+    )
     node_slowdowns: dict[Annotated[int, Field(ge=0)], Slowdown] = Field(
         {},
         description="Known slow nodes: {node index: factor on compute durations}, or factors by "

@@ -16,6 +16,7 @@ from prism.jobblocks import (
     ModelBlock,
     ParallelismBlock,
 )
+from prism.jobhardware import HardwarePart, HardwareScale
 from prism.jobproblem import Blocks, Problem, unmodelled
 from prism.jobruncheck import check_run, check_slow_nodes
 from prism.jobtiercheck import check_tiers
@@ -127,6 +128,12 @@ def _check_durations(b: Blocks, m: ModelBlock) -> Iterator[Problem]:
                 key = f"parallelism.{name}"
                 text = "has no effect beside model.durations; leave it out"
                 yield Problem(key, (key, "model.durations"), text)
+    scale = HardwareScale() if b.cluster is None else b.cluster.scale
+    for part in ("memory", "nvlink", "network"):
+        if getattr(scale, part) != HardwarePart():
+            key = f"cluster.scale.{part}"
+            text = "has no effect beside model.durations, which are compute; scale compute instead"
+            yield Problem(key, (key, "model.durations"), text)
     if not any(any(v) if isinstance(v, tuple) else v for _, v in both):
         text = "are all 0, expected a step that takes time; give forward_s > 0"
         yield Problem("model.durations", ("model.durations",), text)

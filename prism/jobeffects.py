@@ -34,7 +34,8 @@ class StepEffect(Block):
     correlation_time_s: NonNegative | None = Field(
         None, description="Correlation time of the drift [s]."
     )
-    diurnal_cv: NonNegative | None = Field(
+    # beyond 0.707 a sine wave of that CV would take no time, or less, at its trough
+    diurnal_cv: Annotated[float, Field(strict=True, ge=0, le=0.7)] | None = Field(
         None, description="CV over a day of a daily wave on top [0; Llama 3 405B saw 1-2 %]."
     )
     diurnal_peak_h: Annotated[float, Field(strict=True, ge=0, le=24)] | None = Field(

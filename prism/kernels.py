@@ -123,6 +123,8 @@ class Rates:
         Measured throughput by size, for this device.
     gemm_derate : float
         Throughput inside training over throughput of a product measured on its own.
+    compute_factor, memory_factor : float
+        How many times longer compute and memory traffic take on a hardware variant.
     """
 
     gemm_flop_per_s: float
@@ -133,6 +135,8 @@ class Rates:
     launch_s: float
     table: GemmTable | None = None
     gemm_derate: float = 1.0
+    compute_factor: float = 1.0
+    memory_factor: float = 1.0
 
     def gemm(
         self, name: str, kernel_class: str, m: float, n: float, k: float, accumulate: bool = False,
@@ -149,14 +153,18 @@ class Rates:
             n_bytes = 2.0 * (m * k + k * n) + 8.0 * groups * m * n
         else:
             n_bytes = 2.0 * (m * k + groups * k * n) + 2.0 * m * n
-        duration = max(self.gemm_time(flop), self.memory_time(n_bytes))
-        law = "residual/gemm_large" if duration >= GEMM_LARGE_S else "residual/gemm_small"
+        compute, memory = self.gemm_time(flop), self.memory_time(n_bytes)
+        duration = max(compute, memory)
+        # a variant's durations follow its factors, its laws those of the device
+        alone = max(compute / self.compute_factor, memory / self.memory_factor)
+        law = "residual/gemm_large" if alone >= GEMM_LARGE_S else "residual/gemm_small"
         return Kernel(name, kernel_class, duration, flop, n_bytes, law)
 
     def attention(self, name: str, flop: float, n_bytes: float, backward: bool = False) -> Kernel:
         """Fused attention of `flop` operations that reads and writes `n_bytes`."""
         rate = self.attention_backward_flop_per_s if backward else self.attention_flop_per_s
-        duration = max(self.launch_s + flop / rate, self.memory_time(n_bytes))
+        compute = (self.launch_s + flop / rate) * self.compute_factor
+        duration = max(compute, self.memory_time(n_bytes))
         return Kernel(name, "attention", duration, flop, n_bytes, "residual/attention")
 
     def memory(self, name: str, n_bytes: float, kernel_class: str = "memory") -> Kernel:
@@ -177,11 +185,11 @@ class Rates:
         else:
             size = np.log(self.table.flop)
             alone = flop / float(np.interp(np.log(flop), size, self.table.throughput))
-        return alone / self.gemm_derate
+        return alone / self.gemm_derate * self.compute_factor
 
     def memory_time(self, n_bytes: float) -> float:
         """Duration [s] of reading and writing `n_bytes`."""
-        return self.launch_s + n_bytes / self.memory_bytes_per_s
+        return (self.launch_s + n_bytes / self.memory_bytes_per_s) * self.memory_factor
 
 
 def build_rates(cluster: Cluster, library: Library) -> Rates:

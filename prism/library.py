@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,13 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     if path.stat().st_size > MAX_BYTES:
         size = path.stat().st_size / 2**20
         raise PrismError(f"{path}: {size:.0f} MB is too large for a library; got another file?")
+    stat = path.stat()
+    return _read_library(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+
+
+@lru_cache(maxsize=8)
+def _read_library(path: Path, version: tuple[int, int, int]) -> Library:
+    """Read a file once for as long as it stays the same."""
     import xarray as xr
 
     try:

@@ -104,13 +104,18 @@ class Lowerer:
     ) -> None:
         self.v, self.call_std = variability, call_std
         memory = variability.memory_loading
-        own = own_memory or memory not in (0.0, 1.0)
+        own = own_memory or memory not in (0.0, 1.0) or variability.memory_spread != 1.0
         self.loadings = (0.0, 1.0) + ((memory,) if own else ())
         self.roles = ("other", "compute") + (("memory",) if own else ())
         self.n_random = len(self.loadings)
         if any(t.frozen for t in variability.treatments.values()):
             self.loadings += self.loadings[1:]
             self.roles += self.roles[1:]
+
+    def rank_exponent(self, column: int) -> float:
+        """Exponent of the random rank effect in a column; `loadings` has a known slow node's."""
+        memory = self.roles[column] == "memory"
+        return self.loadings[column] * (self.v.memory_spread if memory else 1.0)
 
     def _column(self, kernel_class: str) -> int:
         """Index of the rank loading of a kernel class."""

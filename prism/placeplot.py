@@ -20,12 +20,11 @@ from prism.placetext import (
     NO_SLACK,
     entry,
     objective_name,
-    percent_change,
     rows,
     same_work,
 )
 from prism.plots import BLUE, GREY, ORANGE, RED, new_axes
-from prism.text import format_share, time_unit
+from prism.text import format_share, percent_change, time_unit
 
 Array = NDArray[np.float64]
 Json = Mapping[str, Any]

@@ -11,14 +11,12 @@ from itertools import groupby
 from typing import Any
 
 from prism.placementfile import as_ranges
-from prism.text import format_count, format_like, format_share
+from prism.text import NO_CHANGE, format_count, format_like, format_share, percent_change
 
 Json = Mapping[str, Any]
 
 MOST_MOVES, MOST_NUMBERS = 6, 5
 """Moves told one by one, and commas between numbers; more are in the placement file."""
-SMALL = 5e-5
-"""Changes below this are none [1]."""
 
 LEAST_SURE = 0.9
 """Probability of a good selection below which there is a warning [1]."""
@@ -220,31 +218,6 @@ def _change(now: Json, then: Json, numbers: Json) -> str:
     return f"{text} ({percent_change(-float(then['saved']), then.get('saved_ci'))})"
 
 
-def percent_change(change: float, interval: Sequence[float] | None = None) -> str:
-    """Write a relative change in percent, with half of its interval where digits show it.
-
-    Parameters
-    ----------
-    change : float
-        Relative change [1].
-    interval : sequence of float, optional
-        95 % interval of the change or of its negative; only its width counts [1].
-
-    Examples
-    --------
-    >>> percent_change(-0.01613), percent_change(0.0321, [0.031, 0.0335]), percent_change(1e-6)
-    ('-1.6 %', '+3.2 ± 0.1 %', '0 %')
-    """
-    half = 0.0
-    if interval and None not in interval:
-        half = 0.5 * abs(float(interval[1]) - float(interval[0]))
-    if abs(change) < SMALL and half < SMALL:
-        return "0 %"
-    digits = 0 if half >= 0.05 or abs(change) >= 1.0 else 1 if abs(change) >= 0.01 else 2
-    error = f" ± {100.0 * half:.{digits}f}" if 100.0 * half >= 0.5 * 0.1**digits else ""
-    return f"{100.0 * change:+.{digits}f}{error} %"
-
-
 def _tolerance(numbers: Json) -> str:
     return format_share(float(numbers.get("tolerance", 0.001)), 2)
 
@@ -254,7 +227,7 @@ def _others(numbers: Json) -> list[str]:
     best = entry(numbers, "best")
     placed = {row["name"] for row in numbers.get("placements") or ()} | SAME_NODES
     told = [row for row in rows(numbers) if row["name"] not in placed and "saved" in row]
-    better = [row for row in told if row["saved"] > best.get("saved", 0.0) + SMALL]
+    better = [row for row in told if row["saved"] > best.get("saved", 0.0) + NO_CHANGE]
     if better:
         better.sort(key=lambda row: -float(row["saved"]))
         listed = ", ".join(

@@ -21,10 +21,9 @@ from prism.placetext import (
     entry,
     findings,
     objective_name,
-    percent_change,
     rows,
 )
-from prism.text import format_duration, format_like
+from prism.text import format_duration, format_like, percent_change
 
 Json = Mapping[str, Any]
 

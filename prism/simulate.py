@@ -373,6 +373,12 @@ def _critical_path(
     return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
 
 
+def exposed_share(program: Program, n_blocks: int, seed: int, threads: int) -> float:
+    """Mean share of the step that communication is critical, over the first clusters."""
+    path, _ = _critical_path(program, min(n_blocks, PATH_BLOCKS), seed, threads)
+    return _exposed(program.classes, path)
+
+
 def _exposed(classes: tuple[str, ...], path: NDArray[np.float64]) -> float:
     communication = sum(t for c, t in zip(classes, path, strict=True) if is_communication(c))
     total = float(path.sum())

@@ -21,15 +21,15 @@ from prism.job import Job, load_job
 from prism.memory import GIB, estimate_memory, memory_limit
 from prism.results import job_of, provenance
 from prism.simulate import Progress, settle_call
-from prism.sweeps.grid import Setting, given_values, grid_of, job_at, settings
-from prism.sweeps.layouts import (
-    LAYOUT_KEYS,
-    base_of,
-    follows_schedule,
-    global_batch,
-    is_own,
-    layouts,
+from prism.sweeps.grid import (
+    Setting,
+    follow_schedule,
+    given_values,
+    grid_of,
+    job_at,
+    settings,
 )
+from prism.sweeps.layouts import LAYOUT_KEYS, base_of, global_batch, is_own, layouts
 from prism.sweeps.points import MEASURES, Bench, Libraries, Point, least_seconds
 from prism.sweeps.rows import choose, make_rows, memory_notes, plain_value, same_gpus
 from prism.sweeps.search import search
@@ -173,10 +173,12 @@ def _points(
             refused.append({**setting, "reason": _reason(error, job)})
 
     held = {key: set(grid[key]) for key in LAYOUT_KEYS if all_layouts and key in grid}
-    for setting in settings({key: grid[key] for key in grid if key not in held}):
-        if not all_layouts:
-            add(setting, follows_schedule(values, setting), (), False)
-            continue
+    every = list(settings({key: grid[key] for key in grid if key not in held}))
+    if not all_layouts:
+        for setting, follows in follow_schedule(values, every):
+            add(setting, follows, (), False)
+        return points, refused
+    for setting in every:
         try:
             base = base_of(values, setting, job.name)
             libraries.of(base)  # what no layout mends is refused once

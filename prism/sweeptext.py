@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prism.placetext import percent_change
-from prism.text import format_count, format_like, format_share
+from prism.text import format_count, format_like, format_share, percent_change
 
 Json = Mapping[str, Any]
 

@@ -6,7 +6,10 @@ Nothing here is used in a calculation; inside prism every duration is a float in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+NO_CHANGE = 5e-5
+"""Relative changes below this are none [1]."""
 _AGES = 1e6 * 86_400.0  # beyond, digits are no longer read
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
 
@@ -115,6 +118,31 @@ def format_share(share: float, digits: int = 3) -> str:
     """
     percent = 100.0 * share
     return f"{percent:.{digits}g} %" if abs(percent) < 99.5 else f"{percent:.0f} %"
+
+
+def percent_change(change: float, interval: Sequence[float] | None = None) -> str:
+    """Write a relative change in percent, with half of its interval where digits show it.
+
+    Parameters
+    ----------
+    change : float
+        Relative change [1].
+    interval : sequence of float, optional
+        95 % interval of the change or of its negative; only its width counts [1].
+
+    Examples
+    --------
+    >>> percent_change(-0.01613), percent_change(0.0321, [0.031, 0.0335]), percent_change(1e-6)
+    ('-1.6 %', '+3.2 ± 0.1 %', '0 %')
+    """
+    half = 0.0
+    if interval and None not in interval:
+        half = 0.5 * abs(float(interval[1]) - float(interval[0]))
+    if abs(change) < NO_CHANGE and half < NO_CHANGE:
+        return "0 %"
+    digits = 0 if half >= 0.05 or abs(change) >= 1.0 else 1 if abs(change) >= 0.01 else 2
+    error = f" ± {100.0 * half:.{digits}f}" if 100.0 * half >= 0.5 * 0.1**digits else ""
+    return f"{100.0 * change:+.{digits}f}{error} %"
 
 
 def format_count(count: float) -> str:

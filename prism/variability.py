@@ -16,9 +16,11 @@ from prism import distributions as laws
 from prism.distributions import Law
 from prism.errors import PrismError
 from prism.job import Job
+from prism.jobhardware import HardwareScale
 from prism.jobvalues import MAX_SLOWDOWN
 from prism.kernels import COMPUTE_CLASSES, LOGNORMAL, MEMORY_CLASSES, is_compute
 from prism.library import Library
+from prism.stretching import stretched
 from prism.workload import build_workload, nominal_step
 
 # What the names of classes that are time on links hold, in workloads and in traces.
@@ -73,8 +75,9 @@ class Variability:
         Persistent GPU slowdown, step shock, microbatch content (forward), call.
     node_share : float
         Share of the rank effect's variance common to the GPUs of a node [1].
-    memory_loading : float
-        Exponent of the rank effect on memory-bound kernels [1].
+    memory_loading, memory_spread : float
+        Exponent of the rank effect on memory-bound kernels, of a known slow node as of any; and
+        what the random part's is multiplied by on a hardware variant [1].
     correlation_time_s : float
         Correlation time of the step effect [s].
     backward_loading, loss_loading : float
@@ -83,6 +86,10 @@ class Variability:
         Load of the busiest rank of an ep group in a microbatch, over its mean.
     residuals : dict of str to Law
         Per library entry; `residual` looks one up.
+    scale : HardwareScale
+        Factors on the spread of residuals by part of the hardware, see `residual_part`.
+    one_domain : bool
+        Whether one NVLink domain has all GPUs.
     treatments : mapping of str to Treatment
         Interventions by kernel class; none unless asked for.
     """
@@ -96,11 +103,14 @@ class Variability:
     dependence: str
     node_share: float = 0.0
     memory_loading: float = 0.0
+    memory_spread: float = 1.0
     correlation_time_s: float = 0.0
     backward_loading: float = 1.5
     loss_loading: float = 1.0
     replaced_residual: Law | None = None
     residual_scale: float = 1.0
+    scale: HardwareScale = HardwareScale()
+    one_domain: bool = False
     library: Library | None = None
     expert: Law = field(default_factory=laws.constant)
     treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
@@ -108,8 +118,9 @@ class Variability:
 
     def residual(self, entry: str) -> Law:
         """Law of a kernel's own runtime, mean 1."""
+        spread: float = getattr(self.scale, residual_part(entry, self.one_domain)).cv
         if self.replaced_residual is not None:
-            return self.replaced_residual
+            return stretched(self.replaced_residual, spread)
         stated = entry.startswith(LOGNORMAL)
         if self.library is None and not stated:
             return laws.constant()
@@ -118,7 +129,7 @@ class Variability:
                 law = laws.lognormal(float(entry.removeprefix(LOGNORMAL)))
             else:
                 law = self.library.law(entry)
-            self._cache[entry] = law.scaled_to(law.cv * self.residual_scale)
+            self._cache[entry] = stretched(law.scaled_to(law.cv * self.residual_scale), spread)
         return self._cache[entry]
 
     def treatment(self, kernel_class: str) -> Treatment:
@@ -157,7 +168,9 @@ class Variability:
         """Exponent of the rank effect on a kernel class."""
         if kernel_class in COMPUTE_CLASSES:
             return 1.0
-        return self.memory_loading if kernel_class in MEMORY_CLASSES else 0.0
+        if kernel_class in MEMORY_CLASSES:
+            return self.memory_loading * self.memory_spread
+        return 0.0
 
     def microbatch_loading(self, op_kind: str, kernel_class: str) -> float:
         """Exponent of the microbatch effect on a kernel class within forward or backward."""
@@ -172,6 +185,20 @@ def _median(law: Law, loading: float) -> float:
     if law.std == 0.0 or loading == 0.0:
         return 1.0
     return math.exp(loading * math.log(float(law.ppf(0.5)))) / law.power_moments(loading).norm
+
+
+def residual_part(entry: str, one_domain: bool) -> str:
+    """Part of the hardware that a library's residual law speaks of, as in `HardwareScale`.
+
+    Transfers between stages have one law whatever their tier; they are the network's unless one
+    NVLink domain has all GPUs. A spread that a link tier states is the network's.
+    """
+    name = entry.removeprefix("residual/")
+    if name.startswith("nvlink") or (name == "p2p" and one_domain):
+        return "nvlink"
+    if name.startswith(("network", LOGNORMAL)) or name == "p2p":
+        return "network"
+    return "memory" if name in MEMORY_CLASSES else "compute"
 
 
 def is_communication(kernel_class: str) -> bool:
@@ -190,28 +217,60 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
     effects = job.variability.effects
     pick = _Pick(library)
     residual_scale = effects.residual.scale if effects.residual is not None else None
+    scale, where = job.cluster.scale, job.source or job.name
     return Variability(
-        rank=_rank_law(job, library),
+        rank=stretched(_rank_law(job, library), scale.compute.cv),
         step=_step_law(job, pick),
         microbatch=pick.law("microbatch", effects.microbatch),
         expert=_expert_law(job, pick),
         call=pick.law("call", effects.call),
-        regime=Regime(
-            pick.value("regime", effects.regime, "probability", 0.0),
-            pick.value("regime", effects.regime, "factor", 1.0),
-            pick.value("regime", effects.regime, "duration_s", 0.0),
+        regime=_stretched_regime(
+            Regime(
+                pick.value("regime", effects.regime, "probability", 0.0),
+                pick.value("regime", effects.regime, "factor", 1.0),
+                pick.value("regime", effects.regime, "duration_s", 0.0),
+            ),
+            scale.network.cv,
+            where,
         ),
         stall=_stall(job, pick),
         dependence=job.variability.dependence,
         node_share=pick.value("rank", effects.rank, "node_share", 0.0),
         memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
+        # of a law that is stretched already; where nothing is left of it nothing follows
+        memory_spread=scale.memory.cv / scale.compute.cv if scale.compute.cv > 0.0 else 1.0,
         correlation_time_s=pick.value("step", effects.step, "correlation_time_s", 0.0),
         backward_loading=pick.value("microbatch", effects.microbatch, "backward_loading", 1.5),
         loss_loading=pick.value("microbatch", effects.microbatch, "loss_loading", 1.0),
         replaced_residual=_replaced_residual(job),
         residual_scale=1.0 if residual_scale is None else residual_scale,
+        scale=scale,
+        one_domain=job.world_size <= job.cluster.nvlink_domain_gpus,
         library=library,
     )
+
+
+def _stretched_regime(regime: Regime, factor: float, where: str) -> Regime:
+    """Congestion whose two levels lie `factor` times as far from their mean.
+
+    Raises
+    ------
+    PrismError
+        A free link would take no time.
+    """
+    p, f = regime.probability, regime.factor
+    if factor == 1.0 or p == 0.0 or f == 1.0:
+        return regime
+    mean = 1.0 + p * (f - 1.0)
+    free, hit = (1.0 + factor * (level / mean - 1.0) for level in (1.0, f))
+    if free <= 0.0:
+        most = mean / (mean - 1.0)
+        raise PrismError(
+            f"{where}: cluster.scale.network.cv: {factor:g} leaves a free link no time, since "
+            f"congestion ({p:g} of the time, {f:g} times) is that wide; take less than {most:.3g}, "
+            "or set variability.effects.regime"
+        )
+    return regime._replace(factor=hit / free)
 
 
 class _Pick:

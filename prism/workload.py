@@ -102,7 +102,12 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     library = nominal_library(job, library)
     layout, slots = job.parallelism, _slots(job)
     cluster = build_cluster(job, library)
-    rates = build_rates(cluster, library)
+    scale = job.cluster.scale
+    rates = replace(
+        build_rates(cluster, library),
+        compute_factor=scale.compute.time,
+        memory_factor=scale.memory.time,
+    )
     transformer = SparseTransformer(job.model, layout, cluster, rates)
     experts = _Sharing(
         job, cluster, rates, [[_experts(job, x) for x in row] for row in slots], "expert_dp"
@@ -386,7 +391,7 @@ def _explicit_workload(job: Job) -> Workload:
     for stage in range(layout.pp):
 
         def chunk(name: str, seconds: float) -> tuple[Kernel, ...]:
-            duration = seconds / layout.vpp
+            duration = seconds / layout.vpp * job.cluster.scale.compute.time
             return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),)
 
         forward, backward = _of_stage(given.forward_s, stage), _of_stage(given.backward_s, stage)

@@ -17,9 +17,10 @@ from prism.job import load_job
 from prism.placecommand import Tolerance
 from prism.placement import NodeSlowdown, Placement
 from prism.placementfile import read_hosts
-from prism.placetext import advice, assumed, findings, in_words, percent_change, rows
+from prism.placetext import advice, assumed, findings, in_words, rows
 from prism.placeview import WIDTH, place_view
 from prism.results import provenance
+from prism.text import percent_change
 
 JOB = """
 model: {durations: {forward_s: [1.0, 1.0, 1.0, 1.2], backward_s: [2.0, 2.0, 2.0, 2.4]}}

@@ -416,3 +416,41 @@ def test_a_result_is_kept_and_rebuilds_its_call(pipeline, tmp_path):
     assert summarize_sweep(kept) == json.loads(json.dumps(summarize_sweep(made)))
     per_token = (made["mean"] / made["work"]).to_numpy()
     assert per_token[0] == per_token.min() == summarize_sweep(kept)["rows"][0]["mean_same_work"]
+
+
+def test_chunks_follow_a_schedule_that_is_varied():
+    sizes = {"n_layers": 8, "hidden_size": 256, "ffn_size": 512, "n_heads": 4, "vocab_size": 512,
+             "seq_len": 128}  # fmt: skip
+    layout = {"pp": 4, "dp": 2, "microbatches": 8}
+    job = job_from_dict({"model": sizes, "parallelism": layout, "cluster": {"nodes": 1}})
+    vary = {"parallelism.schedule": ["gpipe", "1f1b", "interleaved"]}
+    found = summarize_sweep(sweep(job, vary, replicates=64, seed=1))
+    taken = {row["parallelism.schedule"]: row["parallelism.vpp"] for row in found["rows"]}
+    assert taken == {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+    own = [row for row in found["rows"] if row["own"]]
+    assert [row["parallelism.schedule"] for row in own] == ["1f1b"]
+    # the job's own chunks and split where the schedule takes them
+    split = [1, 1, 1, 1, 1, 1, 1, 1]
+    layout_of = {"parallelism": {**layout, "vpp": 2, "layer_split": split}}
+    chunked = job_from_dict({"model": sizes, "cluster": {"nodes": 1}, **layout_of})
+    found = summarize_sweep(sweep(chunked, vary, replicates=64, seed=1))
+    assert {row["parallelism.vpp"] for row in found["rows"]} == {1, 2}
+    assert [row["parallelism.schedule"] for row in found["rows"] if row["own"]] == ["interleaved"]
+    assert not found["refused"]
+    # what other chunks do not mend is said, and vpp that is varied too does not follow
+    uneven = job_from_dict({"model": sizes, "cluster": {"nodes": 1},
+                            "parallelism": {**layout, "microbatches": 6}})  # fmt: skip
+    found = summarize_sweep(sweep(uneven, vary, replicates=64, seed=1))
+    (refused,) = found["refused"]
+    assert refused["parallelism.schedule"] == "interleaved"
+    assert "interleaved with 6 microbatches" in refused["reason"]
+    found = summarize_sweep(sweep(job, vary | {"parallelism.vpp": [1, 2]}, replicates=64, seed=1))
+    assert (len(found["rows"]), len(found["refused"])) == (3, 3)
+
+
+def test_exposed_communication_is_that_of_an_estimate(small):
+    found = sweep(small, {"variability.effects.step.cv": [0.0, 0.01]}, replicates=512, seed=4)
+    rows = [r for r in summarize_sweep(found)["rows"] if r["variability.effects.step.cv"] == 0.01]
+    job = job_at(given_values(small), {"variability.effects.step.cv": "0.01"}, (), small.name)
+    alone = simulate(job, replicates=512, seed=4)
+    assert rows[0]["exposed_communication"] == float(alone.exposed_communication) > 0.0

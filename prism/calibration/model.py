@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.distributions import CONSTRUCTORS, Law, constant, empirical
+from prism.distributions import Law, constant, empirical
 from prism.errors import PrismError
 from prism.jobmodel import CALIBRATED as KIND
 from prism.jobmodel import model_attrs
 from prism.library import Entry, Library, to_dataset
 from prism.stepwork import COMMUNICATION_FACTOR, COMPUTE_FACTOR
+from prism.stretching import stretched
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
 _KNOTS = 513  # of a law kept as quantiles
-_TIP = 1e-6  # probability of the outermost values of a law that is kept as quantiles
-_TAIL = np.geomspace(_TIP, 1e-3, 31)
-_TAILED = np.unique(np.concatenate([np.linspace(0.0, 1.0, _KNOTS), _TAIL, 1.0 - _TAIL]))
 
 
 @dataclass(frozen=True)
@@ -123,29 +121,6 @@ def _law_of(shape: Array) -> Law:
     values = np.quantile(shape, q)
     unit = 0.5 / max(1.0, -float(values.min()))
     return empirical(q.tolist(), (1.0 + unit * values).tolist())
-
-
-def stretched(law: Law, factor: float) -> Law:
-    """Return the law of mean 1 with its spread multiplied, in a form that a file can hold."""
-    if law.std == 0.0 or factor == 1.0:
-        return law
-    if law.family == "bounded_body_lemons":
-        names = ("body_cv", "gpd_shape", "lemon_fraction", "lo", "hi", "max_slowdown")
-        p = dict(zip(names, law.params, strict=True))
-        return law.with_params(
-            body_cv=factor * p["body_cv"], lo=1.0 + factor * (p["lo"] - 1.0),
-            hi=1.0 + factor * (p["hi"] - 1.0),
-            max_slowdown=1.0 + factor * (p["max_slowdown"] - 1.0),
-        )  # fmt: skip
-    if law.family in CONSTRUCTORS:
-        return law.scaled_to(factor * law.cv)
-    q = np.array(law.knots_q) if law.knots_q else _TAILED
-    # a mixture's ends may be infinite
-    values = law.ppf(q if law.knots_q else np.clip(q, _TIP, 1.0 - _TIP))
-    table = empirical(q.tolist(), np.maximum(values, 0.0).tolist())
-    deviations = table.ppf(q) - 1.0
-    values = np.maximum(1.0 + factor * law.cv / table.cv * deviations, 1e-6)
-    return empirical(q.tolist(), np.maximum.accumulate(values).tolist())
 
 
 # ---------------------------------------------------------------------------------------- file

@@ -182,7 +182,9 @@ def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:
     hosts = problem.hosts.copy()
     slots = rng.choice(hosts.size, len(problem.placed), replace=False)
     for node, slot in zip(problem.placed, slots, strict=True):
-        problem.layout.exchange(hosts, int(np.flatnonzero(hosts == node)[0]), int(slot))
+        here = np.flatnonzero(hosts == node)
+        if here.size:  # a spare node has no slot to change with
+            problem.layout.exchange(hosts, int(here[0]), int(slot))
     return hosts
 
 

@@ -77,8 +77,9 @@ class Objective:
 
     def fit_slope(self, arms: Sequence[Arm]) -> None:
         """Find how far clusters' means follow their quiet times, alike for all arms."""
-        n = min(arm.n for arm in arms)
         quiet = [arm.quiet for arm in arms]
+        # small jobs run on more clusters than their quiet times are found of
+        n = min(*(arm.n for arm in arms), *(q.size for q in quiet))
         self.slope = 0.0
         if n > 1 and quiet[0].size and max(float(np.ptp(q)) for q in quiet) > 0.0:
             self.slope = control_slope([a.times[:n] for a in arms], ClusterControl(tuple(quiet)))

@@ -18,6 +18,7 @@ from prism.errors import PrismError
 from prism.job import Job, job_from_dict, provenance
 from prism.jobfile import merge
 from prism.jobyaml import Layer, override_layer
+from prism.pipelineshape import TRAITS
 
 MOST_POINTS = 20_000
 """Settings of one sweep at most; more is a slip of the pen rather than a question."""
@@ -150,7 +151,7 @@ def given_values(job: Job) -> dict[str, Any]:
                     out[name] = value
             elif isinstance(value, dict):
                 inner = keep(value, here)
-                if inner:
+                if inner or path:  # an effect that is there with nothing set is not one left out
                     out[name] = inner
         return out
 
@@ -195,3 +196,42 @@ def merged(
     if layer.problems:
         raise PrismError("\n".join(layer.problems))
     return layer.values
+
+
+def follow_schedule(
+    values: Mapping[str, Any], found: Sequence[Setting]
+) -> list[tuple[Setting, tuple[str, ...]]]:
+    """Let the chunks per stage follow a schedule that is varied, where they are not.
+
+    The job's own where the schedule takes them, else the fewest that it takes.
+
+    Parameters
+    ----------
+    values
+        As in `job_at`.
+    found : sequence of Setting
+
+    Returns
+    -------
+    list of (dict of str to str, tuple of str)
+        Settings, with ``parallelism.vpp`` where it is not the job's own everywhere, so that rows
+        say what was taken; and the keys that are to follow from it.
+    """
+    own = (values.get("parallelism") or {}).get("vpp", 1)
+    chunks = [_chunks_for(values, setting, own) for setting in found]
+    if set(chunks) <= {own}:
+        return [(setting, ()) for setting in found]
+    split = ("parallelism.layer_split",)
+    return [
+        ({**setting, "parallelism.vpp": str(vpp)}, () if vpp == own else split)
+        for setting, vpp in zip(found, chunks, strict=True)
+    ]
+
+
+def _chunks_for(values: Mapping[str, Any], setting: Setting, own: int) -> int:
+    """Chunks per stage that the schedule of a setting takes."""
+    traits = TRAITS.get(setting.get("parallelism.schedule", ""))
+    stages = (merged(values, setting).get("parallelism") or {}).get("pp", 1)
+    if traits is None or "parallelism.vpp" in setting or stages == 1 or traits.allow_chunks(own):
+        return own
+    return 2 if traits.chunks is None else traits.chunks

@@ -116,16 +116,6 @@ def _follows(job: Job, pp: int, vpp: int) -> tuple[str, ...]:
     return tuple(f"parallelism.{key}" for key in keys)
 
 
-def follows_schedule(values: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:
-    """Keys that follow from a schedule set by hand: the chunks it has, where the job's differ."""
-    traits = TRAITS.get(setting.get("parallelism.schedule", ""))
-    given = (values.get("parallelism") or {}).get("vpp", 1)
-    if traits is None or "parallelism.vpp" in setting or traits.allow_chunks(given):
-        return ()
-    # what allows several chunks does not say how many: the job must
-    return () if traits.chunks is None else ("parallelism.vpp", "parallelism.layer_split")
-
-
 def global_batch(job: Job) -> int:
     """Sequences of a step over all replicas."""
     p = job.parallelism

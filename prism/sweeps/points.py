@@ -27,7 +27,7 @@ from prism.library import Library, load_library
 from prism.memory import Memory
 from prism.placements.clusters import spread
 from prism.placements.selection import QUANTILES, pseudo_values
-from prism.simulate import Progress, Step, prepare, run_blocks, warm_up
+from prism.simulate import Progress, Step, exposed_share, prepare, run_blocks, warm_up
 from prism.sweeps.pointtasks import Ideal, find_ideal, find_start, run_ideals, run_steps, share
 from prism.workload import build_workload
 
@@ -273,6 +273,11 @@ class Bench:
         new = new[: 2 * n_threads(self.threads)]
         settings = [self._shared(point) for point in new]
         self._ideals |= dict(zip(new, run_ideals(settings), strict=True))
+
+    def find_exposed(self, point: Point, n: int) -> None:
+        """Follow a setting's critical path over the first n clusters, as an estimate does."""
+        program = self.step(point).program
+        point.exposed = exposed_share(program, n, self.seed, self.threads)
 
     def extend(self, point: Point, n: int) -> None:
         """Bring a setting to n clusters.

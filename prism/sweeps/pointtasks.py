@@ -26,8 +26,7 @@ from prism.library import Library
 from prism.placements.screen import Screen
 from prism.program import ideal_program
 from prism.results import library_hash
-from prism.simulate import Step, prepare, run_blocks
-from prism.variability import is_communication
+from prism.simulate import Step, exposed_share, prepare, run_blocks
 
 Array = NDArray[np.float64]
 TASK_CLUSTERS = 8
@@ -62,10 +61,7 @@ def find_ideal(step: Step, threads: int = 1) -> Ideal:
 def find_start(step: Step, seed: int, threads: int, n_quiet: int) -> Start:
     """Find what is not simulated step by step: the critical path, and many clusters' ranks."""
     program = step.program
-    _, _, path, _ = run_blocks(program, range(1), seed, threads, track=True)
-    link = np.array([is_communication(name) for name in program.classes], bool)
-    total = float(path.sum())
-    exposed = float(path[:, link].sum()) / total if total > 0.0 else 0.0
+    exposed = exposed_share(program, 1, seed, threads)
     if (program.ranks.tables >= 0).any() or program.ranks.spread_node.size:
         quiet = cluster_times(program, range(n_quiet), seed, threads)
         return Start(quiet.astype(np.float64), exposed)

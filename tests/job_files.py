@@ -1,0 +1,267 @@
+"""Random job files: any keys of the schema with plausible and edge values, most of them valid.
+
+Keys, words and bounds are read from the pydantic models, so that what is added to them is drawn as
+well. Sizes are built so that they fit together; a key that breaks a rule for want of others is
+mostly taken out again, as its message says. Left out: fitted models, which are files of their own.
+"""
+
+import re
+from typing import Any
+
+from hypothesis import strategies as st
+
+from prism.errors import PrismError
+from prism.job import Job, job_from_dict
+
+SCHEMA = Job.model_json_schema()
+NOT_DRAWN = {"variability.model", "variability.ranks", "model.name"}
+"""Keys that need a file or mean a large model; the last is drawn beside sizes."""
+PRESENT = 0.12  # of an optional key
+BROKEN = 0.1  # of job files with a mistake that is left in
+RARE_WORDS = {"zero2", "fp8", "kernel"}  # dear, or refused: one in ten of their keys
+
+NUMBERS: dict[str, list[float]] = {
+    "cv": [0.0, 0.001, 0.01, 0.05, 0.3, 1.5],
+    "duration_cv": [0.0, 1.0, 3.0],
+    "diurnal_cv": [0.0, 0.02, 0.7],
+    "rate_per_hour": [0.0, 0.01, 1.0, 30.0],
+    "duration_s": [0.0, 0.001, 0.1, 5.0, 600.0],
+    "probability": [0.0, 0.01, 0.3, 0.9, 1.0],
+    "factor": [1.0, 1.1, 3.0, 20.0],
+    "time": [0.1, 0.5, 1.0, 3.0],
+    "lemon_fraction": [0.0, 0.001, 0.05, 0.4],
+    "max_slowdown": [1.01, 1.25, 2.0],
+    "per_1000_node_days": [0.0, 3.8, 200.0],
+    "rate_per_1000_node_days": [0.0, 1.0, 300.0],
+    "tokens": [1.0, 1e6, 1e9],
+    "write_s": [0.0, 1.0, 60.0],
+    "bandwidth_gbytes_per_s": [0.1, 50.0, 900.0],
+    "latency_us": [0.0, 7.0, 5000.0],
+}
+COUNTS: dict[str, list[int]] = {
+    "steps": [1, 2, 200, 20_000],
+    "interval_steps": [1, 10, 1000],
+    "pod_gpus": [1, 2, 8, 64],
+    "nvlink_domain_gpus": [1, 2, 4, 8, 16],
+    "leaf_nodes": [1, 2, 16],
+}
+LENGTHS = ["90s", "10min", "1h", "2d", 3600, 0.5]
+WORDS = {
+    "variability.library": ["none", "h100-healthy", "a100-healthy", "gb200-healthy"],
+    "run.start": ["2026-01-31", "2026-01-31T08:00"],
+}
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """Follow references and leave `null` out."""
+    if "$ref" in schema:
+        return SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
+        return resolved(kinds[0])
+    return schema
+
+
+def within(schema: dict[str, Any], values: list[Any]) -> list[Any]:
+    """Values that a key's own bounds allow."""
+    low = schema.get("minimum", schema.get("ge", -float("inf")))
+    high = schema.get("maximum", schema.get("le", float("inf")))
+    above = schema.get("exclusiveMinimum", -float("inf"))
+    below = schema.get("exclusiveMaximum", float("inf"))
+    return [v for v in values if low <= v <= high and above < v < below]
+
+
+def chance(share: float) -> st.SearchStrategy[bool]:
+    """True in a share of the draws."""
+    true = round(20 * share)
+    return st.sampled_from([False] * (20 - true) + [True] * true)
+
+
+@st.composite
+def values(draw: Any, schema: dict[str, Any], path: str) -> Any:
+    """Draw a value of a key; None where its kind is not known."""
+    schema, name = resolved(schema), path.rpartition(".")[2]
+    if path in WORDS:
+        return draw(st.sampled_from(WORDS[path]))
+    if "enum" in schema:
+        words = list(schema["enum"])
+        common = [word for word in words if word not in RARE_WORDS]
+        return draw(st.sampled_from(words if draw(chance(0.1)) else common or words))
+    kind = schema.get("type")
+    if "properties" in schema:
+        return draw(blocks(schema, path))
+    if "examples" in schema:
+        return draw(st.sampled_from([*schema["examples"], *LENGTHS]))
+    if kind == "boolean":
+        return draw(st.booleans())
+    if kind == "integer":
+        return draw(st.sampled_from(within(schema, COUNTS.get(name, [0, 1, 2, 3, 8]))))
+    if kind == "number":
+        usual = [0.0, 1e-6, 0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 20.0]
+        return draw(st.sampled_from(within(schema, NUMBERS.get(name, usual))))
+    if "prefixItems" in schema:
+        return sorted(draw(values(item, path)) for item in schema["prefixItems"])
+    if kind == "array":
+        some = {draw(values(schema["items"], path)) for _ in range(3)}
+        return sorted(some)
+    if isinstance(schema.get("additionalProperties"), dict):
+        of = schema["additionalProperties"]
+        return {key: draw(values(of, f"{path}.{key}")) for key in ("gpu", "software")}
+    return None
+
+
+@st.composite
+def blocks(draw: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """Draw some of a block's keys, and all that it requires."""
+    out = {}
+    for key, kind in schema["properties"].items():
+        here = f"{path}.{key}".lstrip(".")
+        required = key in schema.get("required", ())
+        if here in NOT_DRAWN or here in STRUCTURE:
+            continue
+        deep = "." in path or path == "variability" or "properties" in resolved(kind)
+        often = 0.4 if deep else PRESENT
+        if required or draw(chance(often)):
+            value = draw(values(kind, here))
+            if value is not None:
+                out[key] = value
+    return out
+
+
+STRUCTURE = {
+    *(f"model.{k}" for k in ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads",
+                             "vocab_size", "seq_len", "durations")),
+    *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "microbatches", "schedule",
+                                   "data_parallel", "layer_split", "shard_size")),
+    *(f"cluster.{k}" for k in ("nodes", "gpus_per_node", "hosts", "node_slowdowns", "device")),
+}  # fmt: skip
+"""Keys whose values must fit together; `structures` draws them."""
+SOFT = {f"parallelism.{key}" for key in ("schedule", "data_parallel", "shard_size")}
+"""Those of them that may be left out again."""
+
+
+def literals(block: str, key: str) -> list[str]:
+    """Words that a key of a block may be."""
+    return list(resolved(SCHEMA["$defs"][block]["properties"][key])["enum"])
+
+
+@st.composite
+def structures(draw: Any) -> dict[str, Any]:
+    """Draw sizes that fit together: model, layout, cluster."""
+    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    explicit = pick(True, False, False)
+    tp, cp = (1, 1) if explicit else (pick(1, 1, 2, 4), pick(1, 1, 1, 2))
+    pp, dp = pick(1, 1, 2, 3, 4), pick(1, 2, 4, 8)
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "interleaved",
+                                     *literals("ParallelismBlock", "schedule")]))  # fmt: skip
+    vpp = 1 if schedule in ("1f1b", "gpipe", "zb-h1") or pp == 1 else pick(2, 2, 3)
+    layout = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatches": pp * pick(1, 2)}
+    layout |= {"vpp": vpp} if vpp > 1 else {}
+    if pp > 1:
+        layout["schedule"] = schedule
+    else:
+        layout["microbatches"] = pick(1, 2, 5)
+    if pick(True, False):
+        kinds = [k for k in literals("ParallelismBlock", "data_parallel") if k not in RARE_WORDS]
+        layout["data_parallel"] = draw(st.sampled_from(kinds))
+        if layout["data_parallel"] == "hsdp" and pick(True, False):
+            layout["shard_size"] = draw(st.sampled_from([n for n in (1, 2, 4, 8) if dp % n == 0]))
+    if explicit:
+        each = lambda: pick(1.0, 0.01, [pick(0.5, 1.0, 2.0) for _ in range(pp)])  # noqa: E731
+        model: dict[str, Any] = {"durations": {"forward_s": each(), "backward_s": each()}}
+    else:
+        n_heads = tp * pick(1, 2, 4)
+        hidden = n_heads * pick(16, 64, 128)
+        chunks = pp * vpp
+        model = {
+            "n_layers": chunks * pick(1, 2) if pp > 1 else pick(1, 4, 7),
+            "hidden_size": hidden, "ffn_size": tp * pick(32, 1024), "n_heads": n_heads,
+            "n_kv_heads": pick(n_heads, tp), "vocab_size": tp * pick(128, 4000),
+            "seq_len": 2 * cp * tp * pick(8, 256),
+        }  # fmt: skip
+        if draw(chance(0.1)):
+            model["name"] = "llama3-8b"
+        if pp > 1 and draw(chance(0.15)):
+            extra = [pick(0, 1) for _ in range(chunks)]
+            layout["layer_split"] = [1 + n for n in extra]
+            model["n_layers"] = chunks + sum(extra)
+    return {"model": model, "parallelism": layout, "cluster": draw(machines(tp * cp * pp * dp))}
+
+
+@st.composite
+def machines(draw: Any, world: int) -> dict[str, Any]:
+    """Draw nodes for some GPUs: known slow ones, spares, another order."""
+    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    per_node = draw(st.sampled_from([n for n in (1, 2, 4, 8, 16) if world % n == 0]))
+    n_slots = n_nodes = world // per_node
+    cluster: dict[str, Any] = {"gpus_per_node": per_node}
+    if draw(chance(0.25)):
+        n_nodes += pick(0, 1, 2)
+        order = draw(st.permutations(range(n_nodes)))
+        cluster["hosts"] = list(order[:n_slots])
+    if draw(chance(0.25)):
+        node = pick(*range(n_nodes))
+        slow = [1.2, 3.0, {"network": 1.5}, {"compute": 1.1, "cv": 0.1}, {"memory": 2.0}]
+        cluster["node_slowdowns"] = {node: draw(st.sampled_from(slow))}
+    if draw(chance(0.25)):
+        cluster["device"] = draw(st.sampled_from(literals("ClusterBlock", "device")))
+    return cluster | {"nodes": n_nodes}
+
+
+def drop(tree: dict[str, Any], path: str) -> bool:
+    """Take a key out; its parent where it is not there. False where nothing was."""
+    parts = path.split(".")
+    while len(parts) > 1:
+        node: Any = tree
+        for part in parts[:-1]:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict) and parts[-1] in node:
+            if ".".join(parts) in STRUCTURE - SOFT:
+                return False
+            del node[parts[-1]]
+            return True
+        parts.pop()
+    return False
+
+
+def mend(tree: dict[str, Any]) -> dict[str, Any]:
+    """Take out the keys that a job's check names, until it passes or nothing can be taken out."""
+    for _ in range(12):
+        try:
+            job_from_dict(tree)
+            return tree
+        except PrismError as error:
+            found = re.findall(r"^job: ([\w.-]+): ", str(error), re.MULTILINE)
+            if not any([drop(tree, path) for path in found]):
+                return tree
+    return tree
+
+
+MISTAKES = [
+    ("parallelism.dp", 7), ("parallelism.tpp", 2), ("cluster.nodes", "many"), ("run", []),
+    ("variability.effects.rank", {"cv": -1}), ("parallelism.microbatches", True),
+    ("cluster.hosts", [0, 0]), ("model.n_layers", 0), ("run.deadline", "soon"),
+]  # fmt: skip
+
+
+@st.composite
+def job_files(draw: Any) -> dict[str, Any]:
+    """Draw a job file's contents; one in ten with a mistake."""
+    tree = draw(structures())
+    for block, kind in SCHEMA["properties"].items():
+        if block in ("name", "source"):
+            continue
+        drawn = draw(values(kind, block))
+        tree[block] = {**drawn, **tree.get(block, {})}
+    device = tree["cluster"].get("device", "h100")
+    if "library" not in tree["variability"] and device not in ("h100", "a100", "gb200"):
+        tree["variability"]["library"] = "h100-healthy"
+    tree = mend(tree)
+    if draw(chance(BROKEN)):
+        path, value = draw(st.sampled_from(MISTAKES))
+        *parts, last = path.split(".")
+        node = tree
+        for part in parts:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree

@@ -1,0 +1,208 @@
+"""What must hold of any job file through estimate, rank, place and sweep, whatever it says.
+
+A job is taken or refused, never a traceback; what is answered is one JSON object whose figures
+are in order. Used by the tests and by ``experiments/verification/random_jobs.py``.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from prism.estimate import estimate
+from prism.job import load_job
+
+REPLICATES, RUNS = 256, 20
+SEED = 7
+MEASURES = ("p5", "p50", "p90", "p95", "p99")
+FLOAT = 1e-5  # relative error of a step in float32
+
+BUDGETS = {
+    "prism.pooling.POOL_SAMPLES": 1 << 12,
+    "prism.placements.answer.MAX_BLOCKS": 300,
+    "prism.placements.answer.MOST_BLOCKS": 16,
+    "prism.placements.answer.QUIET_BATCHES": (1, 1),
+    "prism.placements.answer.RANDOM_PLACEMENTS": 8,
+    "prism.placements.search.LIMIT": 200,
+    "prism.placements.search.LEAST": 50,
+    "prism.runstates.BLOCKS": 8,
+}
+"""Fewer samples and placements for the many jobs of a test; the code is the same."""
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+class Broken(AssertionError):
+    """An invariant that does not hold, with the command that showed it."""
+
+
+def need(holds: Any, text: str) -> None:
+    """Raise unless something holds."""
+    if not holds:
+        raise Broken(text)
+
+
+def check_job(call: Call, tree: dict[str, Any], folder: Path) -> dict[str, bool]:
+    """Run a job file through the commands, and check what they answer.
+
+    Parameters
+    ----------
+    call : callable
+        Runs a command: status, stdout, stderr.
+    tree : dict
+        The job file's contents.
+    folder : Path
+        Where it is written.
+
+    Returns
+    -------
+    dict of str to bool
+        By command, whether it answered.
+
+    Raises
+    ------
+    Broken
+        Something does not hold.
+    """
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    common = ("--seed", SEED, "--threads", 1, "--json", "-q")
+    sizes = ("--replicates", REPLICATES)
+    found = answer(call, "estimate", path, *sizes, "--run-replicates", RUNS, *common)
+    done = {"estimate": found is not None}
+    if found is None:  # what it refuses, nothing else may take
+        return done | {"rank": False, "place": False, "sweep": False}
+    check_estimate(found, path)
+    alone = answer(call, "estimate", path, *sizes, "--run-replicates", RUNS, *common,
+                   "--dependence", "none")  # fmt: skip
+    need(alone is not None, "estimate --dependence none refuses what estimate takes")
+    ranked = answer(call, "rank", path, "--quick", *common)
+    if ranked is not None:
+        check_rank(ranked)
+    slow = () if tree["cluster"].get("node_slowdowns") else ("--slow-nodes", 1, "--slowdown", 1.2)
+    placed = answer(call, "place", path, *slow, *common)
+    if placed is not None:
+        check_place(placed)
+    key = "cluster.scale.compute.cv"
+    own = load_job(path).cluster.scale.compute.cv
+    vary = f"{key}={own!r},{own + 0.5!r}"
+    swept = answer(call, "sweep", path, "--vary", vary, *sizes, *common)
+    need(swept is not None, "sweep refuses what estimate takes")
+    check_sweep(swept, found, key, own)
+    return done | {"rank": ranked is not None, "place": placed is not None, "sweep": True}
+
+
+def answer(call: Call, *arguments: Any) -> dict[str, Any] | None:
+    """Run a command; what it answers, or None where it refuses."""
+    status, out, err = call(*arguments)
+    words = " ".join(map(str, arguments))
+    need(status in (0, 2), f"{words}: status {status}: {err}")
+    need("Traceback" not in out + err, f"{words}: {err}")
+    if status == 2:
+        need(not out, f"{words}: refuses, and prints {out!r}")
+        need(err.startswith(("prism: ", "Usage: ", "Error: ")), f"{words}: {err!r}")
+        return None
+    need(out.count("\n") == 1, f"{words}: more than one line on stdout: {out!r}")
+    found = json.loads(out, parse_constant=lambda word: _no_constant(word, words))
+    need(isinstance(found, dict), f"{words}: no object")
+    return dict(found)
+
+
+def _no_constant(word: str, words: str) -> float:
+    raise Broken(f"{words}: {word} is no JSON")
+
+
+def check_estimate(found: dict[str, Any], path: Path) -> None:
+    """Check figures of a step and of a run, and that the same seed gives the same bits."""
+    again = estimate(
+        load_job(path), replicates=REPLICATES, run_replicates=RUNS, seed=SEED, threads=2
+    )
+    for name in ("step_time", "time_to_train"):
+        row = found[name]
+        values = again[name].values.astype(np.float64)
+        figures = [row[m] for m in MEASURES]
+        need(all(map(math.isfinite, figures)), f"{name}: {figures}")
+        need(figures == sorted(figures), f"{name}: quantiles fall: {figures}")
+        slack = FLOAT * abs(row["mean"])
+        need(values.min() - slack <= row["mean"] <= values.max() + slack, f"{name}: mean outside")
+        need(values.min() - slack <= figures[0], f"{name}: p5 below all")
+        need(figures[-1] <= values.max() + slack, f"{name}: p99 above all")
+        need(
+            row["mean"] == float(again[name].mean())
+            or math.isclose(row["mean"], values.mean(), rel_tol=1e-9),
+            f"{name}: other bits",
+        )
+        need(row["std"] >= 0.0 and row["mean"] > 0.0, f"{name}: {row}")
+    step, ideal = found["step_time"], found["ideal_step_time"]
+    clusters = REPLICATES / 64
+    error = max(step["mean_se"] or 0.0, step["std"] / math.sqrt(clusters))
+    need(
+        step["mean"] >= ideal * (1.0 - FLOAT) - 6.0 * error,
+        f"mean step {step['mean']} < ideal {ideal} by more than its error {error}",
+    )
+    shares = [*found["slowdown"].values(), found["exposed_communication"]]
+    shares += [found[k] for k in ("mfu", "ettr") if found.get(k) is not None]
+    if found.get("finish_by"):
+        shares.append(found["finish_by"]["probability"])
+    need(all(-1e-9 <= share <= 1.0 + 1e-9 for share in shares), f"shares: {shares}")
+    if found.get("variance_by_term"):
+        total = [v for v in _numbers(found["variance_by_term"])]
+        need(all(map(math.isfinite, total)), f"variance by term: {total}")
+
+
+def _numbers(tree: Any) -> list[float]:
+    """All numbers of an answer."""
+    if isinstance(tree, dict):
+        return [n for value in tree.values() for n in _numbers(value)]
+    if isinstance(tree, list):
+        return [n for value in tree for n in _numbers(value)]
+    return [float(tree)] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
+
+
+def check_rank(found: dict[str, Any]) -> None:
+    """Check that shares are finite and, where they are of a whole, add up."""
+    rows = [*found["kernels"], *found["effects"]]
+    need(all(map(math.isfinite, _numbers(rows))), f"rank: not finite: {rows}")
+    for name in ("critical_path_share", "time_share"):
+        shares = [row[name] for row in found["kernels"] if row.get(name) is not None]
+        if shares:
+            need(min(shares) >= -1e-6, f"rank: {name} {shares}")
+            need(abs(sum(shares) - 1.0) < 1e-3, f"rank: {name} add up to {sum(shares)}")
+    orders = [row["total_order"] for row in rows if row.get("total_order") is not None]
+    need(all(order >= -1e-6 for order in orders), f"rank: total orders {orders}")
+
+
+def check_place(found: dict[str, Any]) -> None:
+    """Check that the best placement is not worse than the current one."""
+    rows = {row["name"]: row for row in found["placements"]}
+    best, current = rows[found["best"]], rows[found["current"]]
+    measure = found["objective"]
+    need(
+        best[measure] <= current[measure] * (1.0 + found["tolerance"] + FLOAT),
+        f"place: best {best[measure]} > current {current[measure]}",
+    )
+    for name in ("worst_over_best_p50", "worst_over_best_p95"):
+        need(math.isfinite(found[name]) and found[name] > 0.0, f"place: {name} {found[name]}")
+    need(0.0 <= found["p_correct"] <= 1.0, f"place: p_correct {found['p_correct']}")
+
+
+def check_sweep(found: dict[str, Any], own: dict[str, Any], key: str, value: float) -> None:
+    """Check that the row of the job's own setting is what estimate says."""
+    rows = [row for row in found["rows"] if row["own"]]
+    need(len(rows) == 1, f"sweep: {len(rows)} rows are the job's own")
+    need(rows[0][key] == value, f"sweep: the own row has {rows[0][key]}")
+    for row in found["rows"]:
+        need(row["p50"] <= row["p95"] * (1.0 + FLOAT), f"sweep: p50 {row['p50']} > {row['p95']}")
+    step = rows[0]["step_time"]
+    need(
+        math.isclose(step["mean"], own["step_time"]["mean"], rel_tol=FLOAT),
+        f"sweep: own row {step['mean']}, estimate {own['step_time']['mean']}",
+    )
+    need(
+        math.isclose(rows[0]["ideal_step_time"], own["ideal_step_time"], rel_tol=FLOAT),
+        f"sweep: ideal {rows[0]['ideal_step_time']}, estimate {own['ideal_step_time']}",
+    )

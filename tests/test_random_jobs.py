@@ -1,0 +1,150 @@
+"""Fifty random job files through estimate, rank, place and sweep: no traceback, invariants hold."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from job_files import (
+    NOT_DRAWN,
+    SCHEMA,
+    STRUCTURE,
+    job_files,
+    mend,
+    resolved,
+    structures,
+    values,
+)
+from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_sweep
+
+from prism.errors import PrismError
+from prism.job import job_from_dict
+
+RANDOM = settings(
+    deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
+def test_fifty_random_jobs(run, tmp_path, monkeypatch):
+    for place, value in BUDGETS.items():
+        monkeypatch.setattr(place, value)
+    taken = Counter()
+
+    @settings(RANDOM, max_examples=50)
+    @given(job_files())
+    def draw(tree):
+        taken["files"] += 1
+        taken.update(name for name, done in check_job(run, tree, tmp_path).items() if done)
+
+    draw()
+    assert taken["files"] >= 50
+    # not by refusing: most are jobs, and most of these can be asked anything
+    assert taken["estimate"] >= 0.7 * taken["files"]
+    assert min(taken[name] for name in ("rank", "place", "sweep")) >= 0.5 * taken["files"]
+
+
+def keys_of(schema, path=""):
+    """Every key of the schema that has a value."""
+    schema = resolved(schema)
+    if "properties" not in schema:
+        return {path}
+    return {
+        key
+        for name, kind in schema["properties"].items()
+        if path or name not in ("name", "source")
+        for key in keys_of(kind, f"{path}.{name}".lstrip("."))
+    }
+
+
+def some(strategy, n):
+    """Draw n values."""
+    out = []
+
+    @settings(RANDOM, max_examples=n)
+    @given(strategy)
+    def draw(value):
+        out.append(value)
+
+    draw()
+    return out
+
+
+def kind_of(path):
+    """A key's own part of the schema."""
+    schema = SCHEMA
+    for name in path.split("."):
+        schema = resolved(schema)["properties"][name]
+    return schema
+
+
+def test_every_key_of_the_schema_can_be_drawn():
+    """A key that is added to a block is drawn too; one of a new kind fails here."""
+    built = Counter(
+        f"{block}.{key}"
+        for tree in some(structures(), 200)
+        for block, keys in tree.items()
+        for key in keys
+    )
+    for path in sorted(keys_of(SCHEMA) - NOT_DRAWN):
+        own = {path, path.rpartition(".")[0]} & STRUCTURE  # durations are drawn whole
+        if own:
+            assert built[own.pop()], path
+            continue
+        drawn = some(values(kind_of(path), path), 5)
+        assert drawn, path
+        assert None not in drawn, f"{path}: no values are known for its kind"
+
+
+def test_most_files_are_jobs_and_some_are_not():
+    good, words = Counter(), set()
+
+    @settings(RANDOM, max_examples=200)
+    @given(job_files())
+    def draw(tree):
+        try:
+            job = job_from_dict(tree)
+        except PrismError:
+            good[False] += 1
+        else:
+            good[True] += 1
+            p = job.parallelism
+            words.update((p.schedule if p.pp > 1 else "", p.data_parallel, job.cluster.placement))
+
+    draw()
+    assert 0.7 * 200 < good[True] < 200
+    assert words >= {"gpipe", "1f1b", "interleaved", "ddp", "zero1", "fsdp", "hsdp", "megatron"}
+
+
+def test_mending_leaves_a_good_file_alone():
+    tree = {"model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}}, "run": {"steps": 3}}
+    assert mend(json.loads(json.dumps(tree))) == tree
+    wrong = tree | {"parallelism": {"prefetch": 3}}
+    assert mend(wrong) == tree | {"parallelism": {}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"p95": 0.5}, "quantiles fall"),
+        ({"mean": 9.0}, "mean outside"),
+        ({"p5": -1.0}, "p5 below all"),
+    ],
+)
+def test_the_checks_fail_what_is_wrong(run, tmp_path, wrong, said):
+    """Negative controls."""
+    path = tmp_path / "job.yaml"
+    path.write_text("model: {durations: {forward_s: 1.0, backward_s: 2.0}}\n")
+    sizes = ("--replicates", 256, "--run-replicates", 20, "--seed", 7, "--json", "-q")
+    found = json.loads(run("estimate", path, *sizes)[1])
+    check_estimate(found, path)
+    with pytest.raises(Broken, match=said):
+        check_estimate(found | {"step_time": found["step_time"] | wrong}, path)
+    with pytest.raises(Broken, match="ideal"):
+        check_estimate(found | {"ideal_step_time": 2.0 * found["step_time"]["mean"]}, path)
+    vary = "cluster.scale.compute.cv=1.0,1.5"
+    swept = json.loads(run("sweep", path, "--vary", vary, *sizes[:2], *sizes[4:])[1])
+    check_sweep(swept, found, "cluster.scale.compute.cv", 1.0)
+    step = found["step_time"] | {"mean": 1.01 * found["step_time"]["mean"]}
+    with pytest.raises(Broken, match="own row"):
+        check_sweep(swept, found | {"step_time": step}, "cluster.scale.compute.cv", 1.0)
