@@ -90,6 +90,13 @@ def prism() -> None:
     type=click.Choice(["op", "kernel"]),
     help="What one draw stands for.  [default: the job's, else op]",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "exact", "exchangeable"]),
+    default="auto",
+    show_default=True,
+    help="exchangeable: of many replicas simulate the slowest and a sample.",
+)
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
 @common_options

@@ -104,17 +104,18 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
         coef_a=done[:, :, None].astype(np.float32), coef_r=np.zeros(done.shape, np.float32),
         ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
         ev_delay=np.zeros(0, np.float32), other=np.zeros((2, 2), np.uint32),
-        mix=np.zeros((0, 3), np.float32),
+        mix=np.zeros((0, 3), np.float32), tail=np.zeros((0, lanes), np.float32),
+        own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
     )  # fmt: skip
-    key = np.uint32(0)
+    key, chosen = np.uint32(0), np.arange(shape[0])
     for phase, is_global in enumerate(graph.phase_global):
         if is_global:
-            engine.run_phase(step, work, phase, 0, 1, 0, key, key, 0)
+            engine.run_phase(step, work, phase, chosen, 0, 1, 0, key, key, 0)
         elif graph.n_state > 1:
-            engine.run_phase(step, work, phase, 0, graph.n_replicas, 0, key, key, 0)
+            engine.run_phase(step, work, phase, chosen, 0, graph.n_replicas, 0, key, key, 0)
         else:  # replicas share the room of one
             for r in range(graph.n_replicas):
                 own = work._replace(vectors=durations[r : r + 1])
-                engine.run_phase(step, own, phase, r, r + 1, 0, key, key, 0)
+                engine.run_phase(step, own, phase, chosen, r, r + 1, 0, key, key, 0)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     return np.array(work.state[final])

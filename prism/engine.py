@@ -30,9 +30,11 @@ QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
-RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, SLOW = range(10)
+RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, SLOW, UNSEEN = range(11)
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
+NEVER = np.float32(-1e30)  # an end that nothing waits for
+BINS = 64  # of like replicas among those that are not simulated
 
 
 class Ops(NamedTuple):
@@ -165,6 +167,41 @@ class Stalls(NamedTuple):
     op_share: np.ndarray  # float64[entry] cumulative share of the stage's nominal time
 
 
+class Sample(NamedTuple):
+    """Which replicas are simulated, and what the others would take; see `prism.exchangeable`.
+
+    Without exports all replicas are simulated.
+    """
+
+    n_top: int  # slowest replicas
+    n_bulk: int  # and others, one of each stratum
+    export: np.ndarray  # int32[export] global slots that the last phase reads
+    tail: np.ndarray  # float32[global slot] nominal time to the step's end [s], NEVER: none
+    coef: np.ndarray  # int32[entry] coefs of local ops, by stage
+    typical: np.ndarray  # float32[coef, term] seconds of a replica whose GPUs are all average
+    loading_share: np.ndarray  # float64[loading] of a segment's time, in the mean
+    group_cv: float  # of a segment's time, in the mean
+    softness: float  # scale of Gumbel's law whose maximum over a group is a normal's
+    knot: np.ndarray  # float64[knot] level [s]
+    mean: np.ndarray  # float64[knot] mean of a replica's step over the typical one's [1]
+    std: np.ndarray  # float64[knot] scale of its noise [1]
+    first: float  # noise at the first entry of log_cdf
+    width: float  # and its distance to the next
+    log_cdf: np.ndarray  # float64[entry]; one where what the others take is not known yet
+
+    def alone(self) -> "Sample":
+        """Return the sample that takes the replicas left out to be fast."""
+        zero = np.zeros(1)
+        noise = {"first": 0.0, "width": 1.0, "log_cdf": np.zeros(2)}
+        return self._replace(knot=zero, mean=zero, std=zero + 1e-30, **noise)
+
+
+def all_replicas() -> Sample:
+    """Return the sample that leaves no replica out."""
+    i, f, d = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(1)
+    return Sample(0, 0, i, f, i, np.zeros((0, 0), np.float32), d, 0.0, 1.0, d, d, d, 0.0, 1.0, d)
+
+
 class Step(NamedTuple):
     """Everything a step is made of; `share` without columns turns path tracking off."""
 
@@ -178,6 +215,7 @@ class Step(NamedTuple):
     tables: np.ndarray  # float32[table, row, 2]
     step_table: int  # quantile table of the step effect, -1: none
     share: np.ndarray  # float32[coef, class] share of an op's time in each kernel class
+    sample: Sample
 
 
 class Keys(NamedTuple):
@@ -211,6 +249,9 @@ class Work(NamedTuple):
     ev_delay: np.ndarray  # float32[event] and how long [s]
     other: np.ndarray  # of `Keys`
     mix: np.ndarray  # of `Keys`
+    tail: np.ndarray  # float32[global slot, lane] from an export to the end [s]; empty: not asked
+    own: np.ndarray  # float32[row, lane] the step's end as far as it is due to one replica
+    after: np.ndarray  # float32[lane] what of the typical one's follows its last op
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -425,12 +466,20 @@ def _stretch_parts(low, x, replica, slow, mean, var):
 
 @njit(cache=True, nogil=True)
 def lower_groups(low, x, coef_a, coef_r):
-    """Lower kernels to ops: coef_a[replica, coef, term] seconds, coef_r[replica, coef].
+    """Lower kernels to ops for all replicas that there is room for, see `lower_replicas`."""
+    lower_replicas(low, x, np.arange(coef_a.shape[0]), coef_a, coef_r)
+
+
+@njit(cache=True, nogil=True)
+def lower_replicas(low, x, chosen, coef_a, coef_r):
+    """Lower kernels to ops: coef_a[row, coef, term] seconds, coef_r[row, coef].
+
+    A row is a replica that is simulated; chosen[row] says which, the first being replica 0.
 
     coef_r scales the op's residual table, so that its standard deviation is that of the sum of
     maxima over the group (x known) together with the call effect.
     """
-    n_replicas, n_coefs, n_terms = coef_a.shape
+    n_coefs, n_terms = coef_a.shape[1:]
     n_segments = low.seg_mean.shape[0]
     n_members = low.member.shape[2]
     member, means, cvs, cdf, cdfs = low.member, low.seg_mean, low.seg_cv, low.cdf, low.seg_cdf
@@ -442,7 +491,8 @@ def lower_groups(low, x, coef_a, coef_r):
     n_parts = low.parts.coef.shape[0]
     slow, n_stretched = np.empty(n_parts), n_coefs if n_parts > 0 else 0
     more, more_var = np.empty((n_stretched, n_terms)), np.empty(n_stretched)
-    for replica in range(n_replicas):
+    for i in range(chosen.shape[0]):
+        replica = chosen[i]
         row = replica % low.fixed_mean.shape[0]
         if n_parts > 0:
             _stretch_parts(low, x, replica, slow, more, more_var)
@@ -477,11 +527,11 @@ def lower_groups(low, x, coef_a, coef_r):
             for t in range(n_terms):
                 total += term[t]
                 called += low.call_cv[c, t] * term[t]  # one draw for all terms of the op
-                coef_a[replica, c, t] = term[t]
+                coef_a[i, c, t] = term[t]
             var += called**2
-            coef_r[replica, c] = 0.0
+            coef_r[i, c] = 0.0
             if total > 0.0 and low.table_std[c] > 0.0:
-                coef_r[replica, c] = math.sqrt(var) / (total * low.table_std[c])
+                coef_r[i, c] = math.sqrt(var) / (total * low.table_std[c])
 
 
 @njit(cache=True, nogil=True)
@@ -513,13 +563,22 @@ def _link_lanes(links, regimes, replica, link, out):
         for r in range(first, last):
             for side in range(links.leaf_lo.shape[2]):
                 for leaf in range(links.leaf_lo[r, link, side], links.leaf_hi[r, link, side]):
-                    hit = hit or regimes[leaf, lane]
+                    if regimes[leaf, lane]:
+                        hit = True
+                        break
+                if hit:
+                    break
+            if hit:
+                break
         out[lane] *= np.float32(links.congested if hit else links.quiet)
 
 
 @njit(cache=True, nogil=True)
-def fill_bank(step, regimes, step_words, is_global, replica, lane0, key, vectors):
-    """Shared effects of one replica (or of the global ops): vectors[vector, lane], mean 1."""
+def fill_bank(step, regimes, step_words, is_global, replica, lane0, key, vectors, typical):
+    """Shared effects of one replica (or of the global ops): vectors[vector, lane], mean 1.
+
+    A typical replica has those alone that all replicas share.
+    """
     bank, links, tables = step.bank, step.links, step.tables
     n_blocks = (bank.n_microbatches + 3) // 4
     mb_words = np.empty((4 * n_blocks, LANES), np.uint32)
@@ -533,13 +592,15 @@ def fill_bank(step, regimes, step_words, is_global, replica, lane0, key, vectors
     for v in range(bank.mb.shape[0]):
         if bank.is_global[v] != is_global:
             continue
-        if bank.skipped.shape[0] > 0 and bank.skipped[replica, v]:
+        if bank.skipped.shape[0] > 0 and not typical and bank.skipped[replica, v]:
             vectors[v] = np.float32(0.0)
             continue
         for lane in range(LANES):
             vectors[v, lane] = np.float32(1.0)
         if bank.step_table[row, v] >= 0:
             _multiply_lanes(tables, bank.step_table[row, v], step_words, 0, vectors, v)
+        if typical:
+            continue
         if bank.mb_table[v] >= 0:
             m = bank.mb[v]
             _multiply_lanes(tables, bank.mb_table[v], mb_words, m, vectors, v)
@@ -602,11 +663,24 @@ def _accumulate_max(state, path, pa, po, n_classes):
 
 
 @njit(cache=True, nogil=True)
-def _add_terms(base, vectors, coef_a, vec, n_terms, who, kept, c, op):
+def _record_end(state, tail, pa, slot, own, row, after):
+    """Record when the step would end if this replica were the only one, own[row, lane].
+
+    after[lane] is the part of it that follows the last of its own ops.
+    """
+    for lane in range(LANES):
+        end = state[pa, lane] + tail[slot, lane]
+        if end > own[row, lane]:
+            own[row, lane] = end
+            after[lane] = tail[slot, lane]
+
+
+@njit(cache=True, nogil=True)
+def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
     """Seconds of an op's third and further terms; few ops have them."""
     base[:] = np.float32(0.0)
     for t in range(2, n_terms):
-        a, v = coef_a[who, c, t], vec[op, t]
+        a, v = coef_a[row, c, t], vec[op, t]
         for lane in range(LANES):
             base[lane] += a * vectors[kept, v, lane]
 
@@ -631,8 +705,11 @@ def _run_join(state, path, pa, pb, po, base, share):
 
 
 @njit(cache=True, nogil=True)
-def run_phase(step, work, phase, first, last, lane0, k0, k1, n_events):
+def run_phase(step, work, phase, chosen, first, last, lane0, k0, k1, n_events):
     """Run the ops of one phase, replica after replica: ends (and paths) of all their lanes.
+
+    chosen[row] are the replicas that are simulated; one that is no replica of the job, but what
+    the others are measured by, delays nobody.
 
     A call per replica would cost as much as some ops: a tuple is passed array by array.
     """
@@ -649,8 +726,11 @@ def run_phase(step, work, phase, first, last, lane0, k0, k1, n_events):
     mixes = work.mix.shape[0] > 0
     shift = graph.n_state * graph.n_slots - graph.n_slots
     n_classes = share.shape[1]
-    for who in range(first, last):
-        kept = who % graph.n_state
+    tail, own, skipped = work.tail, work.own, np.empty(LANES, np.float32)
+    for row in range(first, last):
+        who = chosen[row]
+        real = who < graph.n_replicas
+        kept = row % graph.n_state
         local = kept * graph.n_slots
         event = 0
         drawn[:] = -1
@@ -660,7 +740,11 @@ def run_phase(step, work, phase, first, last, lane0, k0, k1, n_events):
             pb += local if pb < graph.n_slots else shift
             po += local if po < graph.n_slots else shift
             if kind[op] == EXPORT:
-                _accumulate_max(state, path, pa, po, n_classes)
+                if tail.shape[0] > 0:
+                    after = skipped if real else work.after
+                    _record_end(state, tail, pa, out[op] - graph.n_slots, own, row, after)
+                if real:
+                    _accumulate_max(state, path, pa, po, n_classes)
                 continue
             if kind[op] == JOIN:
                 _run_join(state, path, pa, pb, po, base, share)
@@ -672,21 +756,21 @@ def run_phase(step, work, phase, first, last, lane0, k0, k1, n_events):
             _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
             if mixes and work.mix[c, 0] != np.float32(1.0):
                 _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
-            v0, a0 = vec[op, 0], coef_a[who, c, 0]
+            v0, a0 = vec[op, 0], coef_a[row, c, 0]
             v1, a1 = v0, np.float32(0.0)
             if n_terms[op] > 1:
-                v1, a1 = vec[op, 1], coef_a[who, c, 1]
+                v1, a1 = vec[op, 1], coef_a[row, c, 1]
             if n_terms[op] > 2:
-                _add_terms(base, vectors, coef_a, vec, n_terms[op], who, kept, c, op)
+                _add_terms(base, vectors, coef_a, vec, n_terms[op], row, kept, c, op)
             extra = base if n_terms[op] > 2 else zeros
-            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[who, c], noise)
+            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[row, c], noise)
             while event < n_events and ev_op[event] < op:
                 event += 1
             while event < n_events and ev_op[event] == op:
                 state[po, ev_lane[event]] += ev_delay[event]
                 event += 1
             if n_classes > 0:
-                _track(state, path, busy, pa, pb, po, base, share, c, computes[op])
+                _track(state, path, busy, pa, pb, po, base, share, c, computes[op] if real else -1)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -696,6 +780,8 @@ def _new_work(step, keys):
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     n_keys = 3 if keys.mix.shape[0] > 0 else 1
     room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
+    sampled = step.sample.export.shape[0] > 0
+    n_simulated = count_rows(step.sample, graph.n_replicas)
     return Work(
         np.zeros((n_rows, LANES), np.float32),
         np.zeros((n_rows, step.share.shape[1], LANES), np.float32),
@@ -706,38 +792,216 @@ def _new_work(step, keys):
         np.zeros(LANES, np.float32),
         np.empty(LANES, np.float32),
         np.ones((graph.n_state, step.bank.mb.shape[0], LANES), np.float32),
-        np.empty((graph.n_replicas, shape[0], shape[1]), np.float32),
-        np.empty((graph.n_replicas, shape[0]), np.float32),
+        np.empty((n_simulated, shape[0], shape[1]), np.float32),
+        np.empty((n_simulated, shape[0]), np.float32),
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(room, np.float32),
         keys.other,
         keys.mix,
+        np.full((graph.n_global_slots if sampled else 0, LANES), NEVER),
+        np.zeros((n_simulated, LANES), np.float32),
+        np.zeros(LANES, np.float32),
     )
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _run_phases(step, work, regimes, step_words, lane0, keys, words):
+@njit(cache=True, nogil=True)
+def _run_phases(step, work, chosen, regimes, step_words, lane0, keys, words):
     graph, vectors, key, filled = step.graph, work.vectors, keys.stream, False
     k0, k1 = key[RESIDUAL, 0], key[RESIDUAL, 1]  # also of the global ops
-    fill_bank(step, regimes, step_words, 1, 0, lane0, key, vectors[0])
     stalls = step.stalls.entity == GROUP_STALL
+    n_rows = chosen.shape[0]
     for phase in range(graph.phase_global.shape[0]):
         if graph.phase_global[phase] == 1:
-            run_phase(step, work, phase, 0, 1, lane0, k0, k1, 0)
+            run_phase(step, work, phase, chosen, 0, 1, lane0, k0, k1, 0)
             continue
-        for r in range(graph.n_replicas):
+        for row in range(n_rows):
+            r = chosen[row]
             if not filled:
-                kept = vectors[r % graph.n_state]
-                fill_bank(step, regimes, step_words, 0, r, lane0, key, kept)
+                kept, typical = vectors[row % graph.n_state], r == graph.n_replicas
+                fill_bank(step, regimes, step_words, 0, r, lane0, key, kept, typical)
             if stalls:
                 n = _draw_stalls(step, work, r, lane0, key[STALL, 0], key[STALL, 1], words)
-                run_phase(step, work, phase, r, r + 1, lane0, k0, k1, n)
+                run_phase(step, work, phase, chosen, row, row + 1, lane0, k0, k1, n)
             elif graph.n_state == 1:  # replicas share the shared effects' room
-                run_phase(step, work, phase, r, r + 1, lane0, k0, k1, 0)
+                run_phase(step, work, phase, chosen, row, row + 1, lane0, k0, k1, 0)
         if graph.n_state > 1 and not stalls:
-            run_phase(step, work, phase, 0, graph.n_replicas, lane0, k0, k1, 0)
+            run_phase(step, work, phase, chosen, 0, n_rows, lane0, k0, k1, 0)
         filled = True
+
+
+# ------------------------------------------------------------------- replicas left out
+@njit(cache=True, nogil=True)
+def count_rows(sample, n_replicas):
+    """Count the replicas of a block that are simulated, with the typical one if there is one."""
+    if sample.export.shape[0] == 0:
+        return n_replicas
+    return 2 + sample.n_top + sample.n_bulk
+
+
+@njit(cache=True, nogil=True)
+def _find_tails(step, work, chosen, lane0, k0, k1):
+    """Fill work.tail: the time from every export that the last phase reads to the step's end."""
+    graph, exports = step.graph, step.sample.export
+    first = graph.n_state * graph.n_slots
+    last = graph.phase_global.shape[0] - 1
+    final = first - graph.n_slots + graph.final_slot
+    for i in range(exports.shape[0]):
+        work.state[0], work.state[first:] = NEVER, NEVER
+        work.state[first + exports[i]] = 0.0
+        run_phase(step, work, last, chosen, 0, 1, lane0, k0, k1, 0)
+        work.tail[exports[i]] = work.state[final]
+    work.state[:], work.path[:], work.busy[:] = 0.0, 0.0, 0.0
+
+
+@njit(cache=True, nogil=True)
+def _group_times(step, x, replica, stage, speed, slow, seconds):
+    """Mean seconds of every segment of a group, about; speed[member], slow[loading] are scratch.
+
+    The slowest member, and what the residuals of members that are nearly as slow add: as if they
+    followed Gumbel's law, whose maximum is a sum of exponentials.
+    """
+    low, cv, share = step.low, step.sample.group_cv, step.sample.loading_share
+    n, top = low.member.shape[2], 0
+    for m in range(n):
+        y = 0.0
+        for j in range(slow.shape[0]):
+            y += share[j] * x[j, low.member[replica, stage, m]]
+        speed[m] = y
+        if y > speed[top]:
+            top = m
+    for j in range(slow.shape[0]):
+        slow[j] = x[j, low.member[replica, stage, top]]
+    more = 0.0
+    if n > 1 and cv > 0.0:
+        scale = cv * step.sample.softness * speed[top]
+        total = 0.0
+        for m in range(n):
+            total += math.exp((speed[m] - speed[top]) / scale)
+        more = math.log(total) * step.sample.softness
+    for s in range(seconds.shape[0]):
+        seconds[s] = 0.0
+        for j in range(slow.shape[0]):
+            seconds[s] += low.seg_mean[s, j] * slow[j]
+        seconds[s] *= 1.0 + more * low.seg_cv[s]
+
+
+@njit(cache=True, nogil=True)
+def _nominal_times(step, x, first, last, stretch, a):
+    """Seconds a[coef, lane] of the local ops of some replicas without noise, one to a lane."""
+    low, sample = step.low, step.sample
+    n_coefs, n_terms = low.call_cv.shape
+    n_segments, n_loadings = low.seg_mean.shape
+    slow, seconds = np.empty(n_loadings), np.empty(max(1, n_segments))
+    speed = np.empty(low.member.shape[2])
+    more, more_var = np.zeros((n_coefs, n_terms)), np.empty(n_coefs)
+    for r in range(first, last):
+        if stretch.shape[0] > 0:
+            _stretch_parts(low, x, r, stretch, more, more_var)
+        row, stage = r % low.fixed_mean.shape[0], -1
+        for i in range(sample.coef.shape[0]):
+            c = sample.coef[i]
+            if low.coef_stage[c] >= 0 and low.coef_stage[c] != stage:
+                stage = low.coef_stage[c]
+                _group_times(step, x, r, stage, speed, slow, seconds)
+            total = 0.0
+            for t in range(n_terms):
+                total += low.fixed_mean[row, c, t] + more[c, t]
+            for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
+                total += low.coef_count[e] * low.quiet[c] * seconds[low.coef_seg[e]]
+            a[c, r - first] = total
+
+
+@njit(cache=True, nogil=True)
+def _level_lanes(step, a, state, level):
+    """End of the step of one replica a lane, without noise and by itself: level[lane]."""
+    ops, graph, tail = step.ops, step.graph, step.sample.tail
+    kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
+    level[:], state[:] = 0.0, 0.0
+    for phase in range(graph.phase_global.shape[0]):
+        if graph.phase_global[phase] == 1:
+            continue
+        for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+            pa, pb, po, c = pred0[op], pred1[op], out[op], coef[op]
+            if pa >= graph.n_slots:  # of ops of all replicas: they are waited for by all alike
+                pa = 0
+            if pb >= graph.n_slots:
+                pb = 0
+            if kind[op] == EXPORT:
+                after = tail[po - graph.n_slots]
+                for lane in range(LANES):
+                    level[lane] = max(level[lane], state[pa, lane] + after)
+                continue
+            for lane in range(LANES):
+                p, q = state[pa, lane], state[pb, lane]
+                start = p if p > q else q
+                state[po, lane] = start + (a[c, lane] if kind[op] == DRAW else np.float32(0.0))
+
+
+@njit(cache=True, nogil=True)
+def find_levels(step, x, level):
+    """Find every replica's persistent speed: its own step without noise, level[replica] [s]."""
+    n = level.shape[0]
+    a = np.zeros((step.low.call_cv.shape[0], LANES), np.float32)
+    state = np.zeros((step.graph.n_slots, LANES), np.float32)
+    lanes = np.empty(LANES, np.float32)
+    stretch = np.empty(step.low.parts.coef.shape[0])
+    for first in range(0, n, LANES):
+        last = min(n, first + LANES)
+        _nominal_times(step, x, first, last, stretch, a)
+        _level_lanes(step, a, state, lanes)
+        level[first:last] = lanes[: last - first]
+
+
+@njit(cache=True, nogil=True)
+def choose_replicas(sample, level, block, k0, k1, words):
+    """Choose replicas to be simulated: replica 0, the slowest, and one of every stratum of others.
+
+    Returns them in rising order, the typical replica (n_replicas) last, and the weight of each of
+    them, the number of replicas that it stands for.
+    """
+    n, n_top, n_bulk = level.shape[0], sample.n_top, sample.n_bulk
+    order = np.argsort(-level, kind="mergesort")
+    order = order[order != 0]
+    rest = n - 1 - n_top
+    weight = np.zeros(n + 1)
+    weight[0] = 1.0
+    for i in range(n_top):
+        weight[order[i]] = 1.0
+    for i in range(n_bulk):
+        if i % LANES == 0:
+            philox_lanes(block, 1, i, UNSEEN, k0, k1, words)
+        lo, hi = i * rest // n_bulk, (i + 1) * rest // n_bulk
+        pick = lo + np.int64((hi - lo) * (words[0, i % LANES] / 4294967296.0))
+        weight[order[n_top + pick]] = hi - lo
+    weight[n] = 0.0
+    chosen = np.empty(2 + n_top + n_bulk, np.int64)
+    at = 0
+    for r in range(n):
+        if weight[r] > 0.0:
+            chosen[at] = r
+            at += 1
+    chosen[at] = n
+    return chosen, weight[chosen]
+
+
+@njit(cache=True, nogil=True)
+def _run_chosen(block, keys, step, regimes, step_words, x, chosen, words):
+    """Run the replicas of one block that are simulated, and return its buffers."""
+    key, lane0 = keys.stream, block * LANES
+    k0, k1 = key[RESIDUAL, 0], key[RESIDUAL, 1]
+    work = _new_work(step, keys)
+    fill_bank(step, regimes, step_words, 1, 0, lane0, key, work.vectors[0], False)
+    n_rows = chosen.shape[0]
+    if step.sample.export.shape[0] == 0:
+        lower_replicas(step.low, x, chosen, work.coef_a, work.coef_r)
+    else:
+        n_rows -= 1
+        lower_replicas(step.low, x, chosen[:n_rows], work.coef_a, work.coef_r)
+        work.coef_a[n_rows], work.coef_r[n_rows] = step.sample.typical, 0.0
+        _find_tails(step, work, chosen, lane0, k0, k1)
+    _run_phases(step, work, chosen, regimes, step_words, lane0, keys, words)
+    return work
 
 
 @njit(cache=True, nogil=True)
@@ -754,25 +1018,125 @@ def _stall_job(step, lane0, k0, k1, words, out_time):
 
 
 @njit(cache=True, nogil=True)
-def run_block(block, keys, step, out_time, out_step, out_path, out_busy):
-    """Simulate one block of 64 replicates, which is one cluster.
+def _log_below(sample, mean, std, at):
+    """Log of the probability that a replica's own noise keeps it below `at`."""
+    table = sample.log_cdf
+    t = ((at - mean) / std - sample.first) / sample.width
+    if t <= 0.0:
+        return table[0] + t  # far below: falls steeply, so that a search goes on
+    i = np.int64(t)
+    if i >= table.shape[0] - 1:
+        return 0.0
+    return table[i] + (t - i) * (table[i + 1] - table[i])
 
-    Fills out_time[lane] [s], out_step[lane] (the step effect), and where the step's share has
-    classes out_path[class, lane] [s] and out_busy[stage, lane] [s].
+
+@njit(cache=True, nogil=True)
+def unseen_bins(sample, level, chosen, weight, mean, std, count):
+    """Gather the replicas that are not simulated into bins of like mean and spread.
+
+    mean[bin] and std[bin] are over the typical replica's time [1]; returns how many there are.
     """
+    seen = np.zeros(level.shape[0], np.bool_)
+    seen[chosen[:-1]] = True
+    lo, hi = np.inf, -np.inf
+    for r in range(level.shape[0]):
+        if not seen[r]:
+            lo, hi = min(lo, level[r]), max(hi, level[r])
+    n, total = count.shape[0], 0
+    mean[:], std[:], count[:] = 0.0, 1.0, 0.0
+    for r in range(level.shape[0]):
+        if not seen[r]:
+            i = min(n - 1, int(n * (level[r] - lo) / (hi - lo))) if hi > lo else 0
+            count[i] += 1.0
+            mean[i] += level[r]
+            total += 1
+    for i in range(n):
+        if count[i] > 0.0:
+            at = mean[i] / count[i]
+            mean[i] = np.interp(at, sample.knot, sample.mean)
+            std[i] = np.interp(at, sample.knot, sample.std)
+    return total
+
+
+@njit(cache=True, nogil=True)
+def unseen_slowest(sample, mean, std, count, u):
+    """Quantile u of the slowest replica that is not simulated, over the typical one's time [1]."""
+    lo, hi, target = np.inf, -np.inf, math.log(u)
+    end = sample.first + sample.width * (sample.log_cdf.shape[0] - 1)
+    for i in range(count.shape[0]):
+        if count[i] > 0.0:
+            lo = min(lo, mean[i] + sample.first * std[i])
+            hi = max(hi, mean[i] + end * std[i])
+    for _ in range(32):
+        middle, total = 0.5 * (lo + hi), 0.0
+        for i in range(count.shape[0]):
+            if count[i] > 0.0:
+                total += count[i] * _log_below(sample, mean[i], std[i], middle)
+        if total < target:
+            lo = middle
+        else:
+            hi = middle
+    return 0.5 * (lo + hi)
+
+
+@njit(cache=True, nogil=True)
+def _add_unseen(step, work, chosen, weight, level, lane0, key, words, out_time, out_path):
+    """Let the step wait for the slowest of the replicas that were not simulated, too."""
+    sample = step.sample
+    mean, std, count = np.empty(BINS), np.empty(BINS), np.empty(BINS)
+    if unseen_bins(sample, level, chosen, weight, mean, std, count) == 0:
+        return
+    typical, after = work.own[chosen.shape[0] - 1], work.after
+    philox_lanes(0, 0, lane0, UNSEEN, key[RESIDUAL, 0], key[RESIDUAL, 1], words)
+    for lane in range(LANES):
+        u = (words[0, lane] + 0.5) / 4294967296.0
+        ratio = unseen_slowest(sample, mean, std, count, u)
+        end = np.float32(after[lane] + (typical[lane] - after[lane]) * ratio)
+        if end > out_time[lane]:
+            for k in range(out_path.shape[0]):
+                out_path[k, lane] *= end / out_time[lane]
+            out_time[lane] = end
+
+
+@njit(cache=True, nogil=True)
+def _simulate(block, keys, step, level):
+    """Run one block: its buffers, the replicas that were simulated and the weight of each."""
     lane0, graph, ranks, key = block * LANES, step.graph, step.ranks, keys.stream
     words = np.empty((4, LANES), np.uint32)
     step_words = np.empty((4, LANES), np.uint32)
     philox_lanes(0, 0, lane0, STEP, key[STEP, 0], key[STEP, 1], step_words)
     x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
     draw_ranks(ranks, step.tables, block, key[RANK, 0], key[RANK, 1], words, x)
-    work = _new_work(step, keys)
-    lower_groups(step.low, x, work.coef_a, work.coef_r)
+    chosen, weight = np.arange(graph.n_replicas), np.ones(graph.n_replicas)
+    if step.sample.export.shape[0] > 0:
+        find_levels(step, x, level)
+        k0, k1 = key[RANK, 0], key[RANK, 1]
+        chosen, weight = choose_replicas(step.sample, level, block, k0, k1, words)
     regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
     _draw_regimes(step.links, lane0, key[REGIME, 0], key[REGIME, 1], words, regimes)
-    _run_phases(step, work, regimes, step_words, lane0, keys, words)
+    work = _run_chosen(block, keys, step, regimes, step_words, x, chosen, words)
+    return work, chosen, weight, step_words
+
+
+@njit(cache=True, nogil=True)
+def run_block(block, keys, step, out_time, out_step, out_path, out_busy):
+    """Simulate one block of 64 replicates, which is one cluster.
+
+    Fills out_time[lane] [s], out_step[lane] (the step effect), and where the step's share has
+    classes out_path[class, lane] [s] and out_busy[stage, lane] [s].
+    """
+    graph, key, lane0 = step.graph, keys.stream, block * LANES
+    words = np.empty((4, LANES), np.uint32)
+    sampled = step.sample.export.shape[0] > 0
+    level = np.empty(graph.n_replicas if sampled else 0, np.float32)
+    work, chosen, weight, step_words = _simulate(block, keys, step, level)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     out_time[:] = work.state[final]
+    out_path[:] = work.path[final]
+    out_busy[:] = work.busy
+    if sampled:
+        _add_unseen(step, work, chosen, weight, level, lane0, key, words, out_time, out_path)
+        out_busy *= np.float32(graph.n_replicas / (chosen.shape[0] - 1))
     if step.stalls.entity == JOB_STALL:
         _stall_job(step, lane0, key[STALL, 0], key[STALL, 1], words, out_time)
     out_step[:] = np.float32(1.0)
@@ -780,8 +1144,21 @@ def run_block(block, keys, step, out_time, out_step, out_path, out_busy):
         for lane in range(LANES):
             u = step_words[0, lane]
             out_step[lane] *= np.float32(1.0) + lookup(step.tables, step.step_table, u)
-    out_path[:] = work.path[final]
-    out_busy[:] = work.busy
+
+
+@njit(cache=True, nogil=True)
+def run_pilot(block, keys, step, level, chosen, weight, own, after, time):
+    """Simulate one block to tell what replicas that are left out would take.
+
+    Fills level[replica] [s], chosen[row], weight[row], own[row, lane] [s] (the step if there were
+    no other replica; the last row is the typical one), after[lane] [s] (what of the typical one's
+    is due to the ops of all replicas) and time[lane] [s] of the replicas simulated together.
+    """
+    graph = step.graph
+    work, found, weights, _ = _simulate(block, keys, step, level)
+    chosen[:], weight[:], own[:] = found, weights, work.own
+    after[:] = work.after
+    time[:] = work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot]
 
 
 @njit(cache=True, nogil=True)

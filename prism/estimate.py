@@ -13,6 +13,7 @@ import numpy as np
 from prism.calibration.model import Calibration, load_calibration
 from prism.checkpointing import FailureLaw, best_steps, expected_time
 from prism.errors import PrismError
+from prism.exchangeable import doubts
 from prism.job import Job, load_job
 from prism.jobvalues import parse_duration
 from prism.results import job_of, make_dataset, provenance, summary
@@ -54,6 +55,7 @@ def estimate(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    engine: str = "auto",
 ) -> "xr.Dataset":
     """Estimate how long a step and the whole run take, with what probability.
 
@@ -71,7 +73,7 @@ def estimate(
         Step times so far of a run under way, which the rest is conditioned on.
     column, where
         Which of its columns is the duration, and which rows to keep.
-    seed, threads, progress
+    seed, threads, progress, engine
         As in `simulate`.
 
     Returns
@@ -107,14 +109,16 @@ def estimate(
         "probability": run.probability if probability is None else probability,
         "price": run.price_per_gpu_hour if price is None else price,
         "seed": fresh_seed() if seed is None else seed,
+        "engine": engine,
     }
     if under_way is not None:
         call |= {"under_way": str(under_way), "column": column, "where": dict(where or {})}
     _check(call)
-    dataset = simulate(job, replicates, call["seed"], threads, progress)
+    dataset = simulate(job, replicates, call["seed"], threads, progress, engine)
     drawn = _run(job, dataset, call, threads, progress)
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"steps": call["steps"]}
-    warnings = [*drawn.notes, *_warnings(job, call, drawn.n_clusters)]
+    replicas = json.loads(dataset.attrs["replicas"])
+    warnings = [*drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas)]
     calibrated = _calibration(job)
     if calibrated is not None:
         attrs["data_error"] = json.dumps(calibrated.error(float(dataset.exposed_communication)))

@@ -66,13 +66,17 @@ class Program:
     typical: NDArray[np.float64] | None = None  # low.fixed_mean with every effect at 1
     alike: NDArray[np.int64] | None = None  # [coef] first coef with the same laws
     origin: Origin | None = None  # what another placement starts from
+    sample: engine.Sample | None = None  # None: all replicas are simulated
 
     def arrays(self, track: bool) -> engine.Step:
         """Arrays for `engine.run_range`, with or without tracking of the critical path."""
         shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
+        sample, graph = self.sample or engine.all_replicas(), self.graph
+        if sample.export.size and graph.n_state > 1:  # room for those that are simulated alone
+            graph = graph._replace(n_state=2 + sample.n_top + sample.n_bulk)
         return engine.Step(
-            self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
-            self.tables, self.step_table, shares,
+            self.ops, graph, self.bank, self.links, self.ranks, self.low, self.stalls,
+            self.tables, self.step_table, shares, sample,
         )  # fmt: skip
 
 
@@ -216,6 +220,7 @@ def ideal_program(program: Program) -> Program:
         stalls=program.stalls._replace(entity=engine.NO_STALL),
         links=program.links._replace(n_leaves=0),
         step_table=-1,
+        sample=None if program.sample is None else program.sample.alone(),
     )  # fmt: skip
 
 

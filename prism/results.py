@@ -285,6 +285,8 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
         out["data_error"] = json.loads(dataset.attrs["data_error"])
     out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
     out["engine"] = json.loads(dataset.attrs["engine"])
+    if "replicas" in dataset.attrs:
+        out["replicas"] = json.loads(dataset.attrs["replicas"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out
 

@@ -3,6 +3,7 @@
 Left out: the simulations themselves (`prism.runstates`) and drawing runs (`prism.runmodel`).
 """
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) ->
     congestion, stalls, sim = None, None, None
     lasting = full and effects.regime.duration_s > 2.0 * ideal and effects.regime.factor > 1.0
     if (lasting and effects.regime.probability > 0.0) or slow is not None or _stalls(effects):
-        sim = Simulator(job, prepare(job, seed), effects, seed, threads)
+        name = json.loads(dataset.attrs["replicas"])["engine"]
+        sim = Simulator(job, prepare(job, seed, engine=name), effects, seed, threads)
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
         if congestion is not None:

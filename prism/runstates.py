@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from prism import engine
+from prism.exchangeable import fit_unseen, unfitted
 from prism.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.job import Job
 from prism.placement import NodeSlowdown, Placement
@@ -64,11 +65,15 @@ class Simulator:
     def calm(self) -> Program:
         """The step while nothing disturbs it, as fast as it then is."""
         program = self.program
-        return replace(
+        calm = replace(
             program,
             links=program.links._replace(probability=0.0),
             stalls=program.stalls._replace(duration=0.0),
         )
+        if calm.sample is None:
+            return calm
+        # a node that slows down changes which replicas are slow, not what the others take
+        return fit_unseen(unfitted(calm), self.seed, self.threads).program
 
     @cached_property
     def calm_times(self) -> Array:
@@ -104,7 +109,7 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     if n == 0 or effect.duration_s <= 0.0 or not 0.0 < p < 1.0:
         return None
     often = max(p, min(0.5, 1.0 / n))
-    more = replace(sim.calm, links=program.links._replace(probability=often))
+    more = unfitted(replace(sim.calm, links=program.links._replace(probability=often)))
     ratio = sim.times(more) / sim.calm_times
     count = congested_leaves(more, range(BLOCKS), sim.seed)
     found = np.bincount(count.ravel())

@@ -19,7 +19,17 @@ from prism import engine
 from prism.assembly import build_program
 from prism.cluster import DEVICES
 from prism.distributions import constant, lognormal
+from prism.engine import LANES
 from prism.errors import PrismError
+from prism.exchangeable import (
+    Choice,
+    choose_engine,
+    count_draws,
+    describe_replicas,
+    fit_unseen,
+    ignore_unseen,
+    needs_fit,
+)
 from prism.execution.tasks import (
     TASK_S,
     Arrays,
@@ -31,7 +41,7 @@ from prism.execution.tasks import (
     n_threads,
     run_tasks,
 )  # fmt: skip
-from prism.job import Job, job_from_dict, load_job
+from prism.job import Job, load_job
 from prism.library import Library, load_library
 from prism.opgraph import StepGraph
 from prism.placement import count_replicas
@@ -42,7 +52,7 @@ from prism.schedule import make_schedule
 from prism.stepgraph import GraphOptions, build_step_graph
 from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program, step_profile
 from prism.tracemodel.file import load_model
-from prism.tracemodel.model import TraceModel
+from prism.tracemodel.model import TraceModel, check_trace_job
 from prism.variability import Regime, Stall, Variability, is_communication, resolve_variability
 from prism.workload import Workload, build_workload
 
@@ -68,10 +78,13 @@ class Step:
     workload: Workload | None  # None: a fitted trace, which knows no model
     graph: StepGraph
     program: Program
+    choice: Choice | None = None  # which replicas are simulated, where `prepare` chose
 
 
-def prepare(job: Job, seed: int, library: Library | None = None) -> Step:
+def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Step:
     """Build workload, step graph and engine arrays of a job, over another library where given.
+
+    `engine` is one of `prism.exchangeable.ENGINES`: whether all replicas are simulated.
 
     Raises
     ------
@@ -80,7 +93,7 @@ def prepare(job: Job, seed: int, library: Library | None = None) -> Step:
     """
     _check_size(job)
     if job.variability.model is not None:
-        return prepare_trace(job, load_model(job.variability.model), seed)
+        return prepare_trace(job, load_model(job.variability.model), seed, engine)
     library = _library(job) if library is None else library
     workload = build_workload(job, library)
     p = job.parallelism
@@ -93,10 +106,11 @@ def prepare(job: Job, seed: int, library: Library | None = None) -> Step:
     )  # fmt: skip
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)
-    return Step(job, workload, graph, build_program(job, graph, variability, seed))
+    program = build_program(job, graph, variability, seed)
+    return Step(job, workload, graph, *choose_engine(program, engine))
 
 
-def prepare_trace(job: Job, model: TraceModel, seed: int) -> Step:
+def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
     """Build the engine's arrays of a job that a fitted trace stands for.
 
     Raises
@@ -104,36 +118,14 @@ def prepare_trace(job: Job, model: TraceModel, seed: int) -> Step:
     PrismError
         The job asks for what the trace cannot tell.
     """
-    _check_trace_job(job, model)
+    check_trace_job(job, model)
     dp = job.parallelism.dp
     graph = build_trace_graph_arrays(model, dp)
     ranks = job.variability.ranks or ("measured" if dp == model.n_replicas else "drawn")
     program = build_trace_program(model, graph, dp, ranks == "measured")
     if job.variability.dependence == "none":
         program = pool_program(program, graph, model_variability(job, model), seed)
-    return Step(job, None, graph, program)
-
-
-def _check_trace_job(job: Job, model: TraceModel) -> None:
-    """Refuse keys that differ from the traced job's and that its model cannot follow."""
-    if job.variability.ranks == "measured" and job.parallelism.dp != model.n_replicas:
-        raise PrismError(
-            f"{job.source}: variability.ranks: measured holds for dp = {model.n_replicas}, as "
-            f"traced, but dp = {job.parallelism.dp}; set drawn, or leave it out"
-        )
-    traced = job_from_dict(model.job)
-    free = {"parallelism.dp", "variability.model", "variability.ranks", "variability.dependence"}
-    free |= {"cluster.nodes", "cluster.gpus_per_node", "cluster.nvlink_domain_gpus"}
-    changed = []
-    for block in ("model", "parallelism", "cluster", "variability"):
-        here, there = (getattr(x, block).model_dump() for x in (job, traced))
-        changed += [f"{block}.{k}" for k in here if here[k] != there[k]]
-    changed = [key for key in changed if key not in free and key != "parallelism.data_parallel"]
-    if changed:
-        raise PrismError(
-            f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
-            "parallelism.dp, variability.ranks, variability.dependence and the run block"
-        )
+    return Step(job, None, graph, *choose_engine(program, engine))
 
 
 def model_variability(job: Job, model: TraceModel) -> Variability:
@@ -204,6 +196,8 @@ def run_blocks(
 ) -> Arrays:
     """Run blocks of 64 replicates; keys instead of a seed draw some of the inputs anew.
 
+    A program that leaves replicas out, and has not been told what they take, runs its pilot first.
+
     Returns
     -------
     time, effect : float32 [block, lane]
@@ -214,9 +208,11 @@ def run_blocks(
         Seconds of local ops over all replicas; zero unless ``track``.
     """
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
+    if needs_fit(program):
+        program = fit_unseen(program, keys, threads).program
     step, n = program.arrays(track), len(blocks)
     out = make_room(step, n)
-    each = program.n_draws * engine.LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
+    each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
     size = min(CHUNK_S / each, -(-n // (4 * threads)))
     size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
     chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
@@ -271,6 +267,7 @@ def simulate(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    engine: str = "auto",
 ) -> "xr.Dataset":
     """Simulate one training step many times.
 
@@ -286,6 +283,9 @@ def simulate(
         None takes all processors. The result does not depend on it.
     progress : callable, optional
         Called with (blocks done, blocks in all).
+    engine : str
+        ``exact`` simulates every replica, ``exchangeable`` the slowest and a sample of the others
+        where that holds (see `prism.exchangeable`), ``auto`` every one of up to 1,024.
 
     Returns
     -------
@@ -300,11 +300,13 @@ def simulate(
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(replicates, seed, threads)
-    step = prepare(job, seed)
+    step = prepare(job, seed, engine=engine)
     ideal_time, ideal_path = _ideal(step.program, seed)
-    n_blocks = -(-replicates // engine.LANES)
+    n_blocks = -(-replicates // LANES)
     warm_up(step.program, seed)
     started = time.perf_counter()
+    unseen = fit_unseen(step.program, seed, threads) if needs_fit(step.program) else None
+    step = step if unseen is None else replace(step, program=unseen.program)
     times, effects, _, _ = run_blocks(
         step.program, range(n_blocks), seed, threads, progress=progress
     )
@@ -315,7 +317,7 @@ def simulate(
     values = {
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
-        "cluster_idx": np.arange(replicates) // engine.LANES,
+        "cluster_idx": np.arange(replicates) // LANES,
         "ideal_step_time": ideal_time,
         "critical_path_time": path,
         "ideal_critical_path_time": ideal_path,
@@ -325,8 +327,9 @@ def simulate(
     }
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
-    samples = step.program.n_draws * n_blocks * engine.LANES
+    samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
+    attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
     attrs["wall_seconds"] = time.perf_counter() - begin
     return make_dataset(values, coords, attrs)
 
@@ -355,7 +358,7 @@ def warm_up(program: Program, seed: int) -> None:
         phase_lo=np.zeros_like(program.graph.phase_lo),
         phase_hi=np.zeros_like(program.graph.phase_hi), n_state=1,
     )  # fmt: skip
-    run_blocks(replace(program, graph=empty), range(1), seed)
+    run_blocks(ignore_unseen(replace(program, graph=empty)), range(1), seed)
 
 
 def _ideal(program: Program, seed: int) -> tuple[float, NDArray[np.float64]]:

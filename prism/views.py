@@ -192,6 +192,12 @@ def _engine_rows(summary: Json) -> list[tuple[str, str]]:
         if engine.get("threads"):
             text += f" on {engine['threads']} thread{'s' if engine['threads'] != 1 else ''}"
         rows.append(("op-samples", text))
+    replicas = summary.get("replicas") or {"engine": "exact"}
+    if replicas["engine"] != "exact":
+        text = f"{replicas['simulated']} of {replicas['replicas']:,} in each cluster"
+        rows.append(("replicas simulated", f"{text} (exchangeable)"))
+        share = format_share(replicas["slowest_unseen"])
+        rows.append(("steps that wait for another replica", f"{share} (drawn from a pilot's law)"))
     if summary.get("wall_seconds") is not None:
         rows.append(("in all", format_duration(summary["wall_seconds"], 0.1)))
     return rows

@@ -144,7 +144,7 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
         "step_time", "time_to_train", "slowdown", "exposed_communication", "engine",
         "wall_seconds", "warnings", "steps",
     }  # fmt: skip
-    always |= {"delay_by_term", "variance_by_term"}
+    always |= {"delay_by_term", "variance_by_term", "replicas"}
     assert always | {"finish_by", "finish_date", "cost"} == set(answer)
     assert set(answer["step_time"]) == set(answer["time_to_train"]) == SPREAD
     assert set(answer["slowdown"]) == {"1.05", "1.1", "1.2"}

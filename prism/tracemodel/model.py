@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from prism.distributions import Law, constant, empirical, quantile_table
+from prism.errors import PrismError
+from prism.job import Job, job_from_dict
 from prism.tables import N_CELLS, sample_table
 from prism.tracemodel.graph import TraceGraph, TraceNode, replay
 
@@ -317,3 +319,31 @@ def figures(seconds: Array) -> dict[str, float]:
         "p95": float(np.quantile(seconds, 0.95)),
         "cv": float(seconds.std(ddof=1)) / mean if seconds.size > 1 else 0.0,
     }  # fmt: skip
+
+
+def check_trace_job(job: Job, model: TraceModel) -> None:
+    """Refuse keys that differ from the traced job's and that its model cannot follow.
+
+    Raises
+    ------
+    PrismError
+        Naming them.
+    """
+    if job.variability.ranks == "measured" and job.parallelism.dp != model.n_replicas:
+        raise PrismError(
+            f"{job.source}: variability.ranks: measured holds for dp = {model.n_replicas}, as "
+            f"traced, but dp = {job.parallelism.dp}; set drawn, or leave it out"
+        )
+    traced = job_from_dict(model.job)
+    free = {"parallelism.dp", "variability.model", "variability.ranks", "variability.dependence"}
+    free |= {"cluster.nodes", "cluster.gpus_per_node", "cluster.nvlink_domain_gpus"}
+    changed = []
+    for block in ("model", "parallelism", "cluster", "variability"):
+        here, there = (getattr(x, block).model_dump() for x in (job, traced))
+        changed += [f"{block}.{k}" for k in here if here[k] != there[k]]
+    changed = [key for key in changed if key not in free and key != "parallelism.data_parallel"]
+    if changed:
+        raise PrismError(
+            f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
+            "parallelism.dp, variability.ranks, variability.dependence and the run block"
+        )

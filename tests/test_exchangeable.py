@@ -1,0 +1,184 @@
+"""Leaving replicas out: the same cluster, the same step where few are left out, the same law."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp, norm
+
+from prism import engine
+from prism.estimate import estimate, summarize_estimate
+from prism.exchangeable import (
+    choose_engine,
+    fit_unseen,
+    ignore_unseen,
+    noise_table,
+    sample_replicas,
+)
+from prism.job import job_from_dict
+from prism.results import spread
+from prism.simulate import prepare, run_blocks, simulate
+
+QUIET = {
+    "rank": {"cv": 0.02, "node_share": 0.05},
+    "microbatch": {"cv": 0.006},
+    "step": {"cv": 0.002},
+}
+NOISY = {"rank": {"cv": 0.003}, "microbatch": {"cv": 0.15}, "residual": {"law": "gamma", "cv": 0.1}}
+CLUSTERS = 400
+
+
+def make_job(dp, effects, **layout):
+    """Build a small transformer job whose replicas meet at the end of the step."""
+    layout = {"tp": 2, "pp": 2, "dp": dp, "data_parallel": "ddp", "microbatches": 4} | layout
+    return job_from_dict(
+        {
+            "model": {
+                "n_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 8,
+                "vocab_size": 4096, "seq_len": 1024,
+            },
+            "parallelism": layout,
+            "cluster": {"gpus_per_node": 4, "nodes": dp},
+            "variability": {"library": None, "effects": effects},
+        }
+    )  # fmt: skip
+
+
+def run(program, n=CLUSTERS, seed=5):
+    """Step times [cluster, lane] in s."""
+    return run_blocks(program, range(n), seed, 2)[0].astype(float)
+
+
+def between(times):
+    """Spread between clusters [s]."""
+    return spread(times.ravel(), np.repeat(np.arange(len(times)), 64))["between_cluster_std"]
+
+
+def test_all_but_none_left_out_is_the_exact_engine_to_the_bit():
+    program = prepare(make_job(24, QUIET), 1).program
+    assert sample_replicas(program, 10, 13) is program  # with replica 0 they are 24
+    some = ignore_unseen(sample_replicas(program, 10, 12))  # one is left out
+    exact, times = run(program, 30), run(some, 30)
+    assert np.all(times <= exact)
+    assert np.mean(times == exact) > 0.95  # a step that waits for the one alone may differ
+
+
+@pytest.mark.parametrize(("effects", "dp"), [(QUIET, 192), (NOISY, 192)])
+def test_law_of_the_exact_engine(effects, dp):
+    program = prepare(make_job(dp, effects), 1).program
+    exact = run(program)
+    found = run(fit_unseen(sample_replicas(program, 16, 32), 5).program)
+    assert ks_2samp(found.ravel(), exact.ravel()).statistic < 0.03
+    assert np.quantile(found, 0.99) == pytest.approx(np.quantile(exact, 0.99), rel=0.004)
+    assert found.std() == pytest.approx(exact.std(), rel=0.05)
+    if effects is QUIET:
+        assert between(found) == pytest.approx(between(exact), rel=0.05)
+
+
+def test_simulated_replicas_alone_are_too_fast():
+    """The negative control of the law: noise decides who is slowest, so the rest matters."""
+    program = prepare(make_job(192, NOISY), 1).program
+    exact, seen = run(program, 100), run(ignore_unseen(sample_replicas(program, 16, 32)), 100)
+    assert ks_2samp(seen.ravel(), exact.ravel()).statistic > 0.2
+
+
+def test_without_levels_clusters_are_all_alike():
+    """The negative control of the spread: replicas drawn anew every step have no slow cluster."""
+    program = prepare(make_job(192, QUIET), 1).program
+    exact = run(program)
+    shuffled = np.random.default_rng(1).permutation(exact.ravel()).reshape(exact.shape)
+    assert between(shuffled) < 0.5 * between(exact)
+
+
+def test_chunks_threads_and_length_change_nothing():
+    program = fit_unseen(sample_replicas(prepare(make_job(192, QUIET), 1).program, 16, 32), 5)
+    unfitted = sample_replicas(prepare(make_job(192, QUIET), 1).program, 16, 32)
+    whole = run_blocks(program.program, range(12), 5, 1)[0]
+    assert np.array_equal(whole, run_blocks(program.program, range(12), 5, 3)[0])
+    assert np.array_equal(whole[:7], run_blocks(unfitted, range(7), 5, 2)[0])
+    assert np.array_equal(whole[7:], run_blocks(unfitted, range(7, 12), 5, 2)[0])
+
+
+def test_levels_order_the_replicas_of_the_exact_engine():
+    """The replica that all of a quiet cluster's steps wait for is among the slowest levels."""
+    program = sample_replicas(prepare(make_job(192, QUIET), 1).program, 16, 32)
+    step, n = program.arrays(track=False), 192
+    keys = engine.Keys(np.zeros((10, 2), np.uint32) + np.uint32(3), np.zeros((2, 2), np.uint32),
+                       np.zeros((0, 3), np.float32))  # fmt: skip
+    level, chosen = np.empty(n, np.float32), np.empty(50, np.int64)
+    weight, own = np.empty(50), np.empty((50, 64), np.float32)
+    after, time = np.empty(64, np.float32), np.empty(64, np.float32)
+    engine.run_pilot(0, keys, step, level, chosen, weight, own, after, time)
+    assert chosen[0] == 0 and chosen[-1] == n and np.all(np.diff(chosen) > 0)
+    assert weight.sum() == pytest.approx(n)
+    assert np.isin(np.argsort(-level)[:16], chosen).all()
+    assert np.allclose(own[:-1].max(axis=0), time, rtol=1e-6)
+    mean = own[:-1].mean(axis=1)
+    assert np.corrcoef(level[chosen[:-1]], mean)[0, 1] > 0.95
+
+
+def test_slow_node_is_always_simulated():
+    job = make_job(192, QUIET)
+    slow = job.model_copy(
+        update={"cluster": job.cluster.model_copy(update={"node_slowdowns": {100: 1.3}})}
+    )
+    program = prepare(slow, 1).program
+    exact = run(program, 20)
+    assert np.array_equal(exact, run(fit_unseen(sample_replicas(program, 8, 16), 5).program, 20))
+
+
+def test_noise_table_reads_a_normal_law_and_its_tail():
+    rng = np.random.default_rng(2)
+    first, width, log_cdf = noise_table(np.sort(rng.standard_normal(132_096)))
+    grid = first + width * np.arange(log_cdf.size)
+    for z, within in ((0.0, 0.02), (2.0, 0.02), (3.5, 0.2), (4.5, 0.4)):
+        assert np.interp(norm.logcdf(z), log_cdf, grid) == pytest.approx(z, abs=within)
+
+
+def test_noise_table_of_steps_has_no_endless_tail():
+    rng = np.random.default_rng(2)
+    noise = np.sort(rng.integers(0, 4, (132_096, 6)).sum(axis=1) + 0.1 * rng.random(132_096))
+    first, width, log_cdf = noise_table(noise)
+    grid = first + width * np.arange(log_cdf.size)
+    assert np.interp(np.log1p(-1e-6), log_cdf, grid) < 18.1 + noise.std()  # it is at most 18.1
+
+
+@pytest.mark.parametrize(
+    ("layout", "effects", "reason"),
+    [
+        ({"data_parallel": "fsdp", "reshard_after_forward": True}, QUIET, "mid-step"),
+        ({}, QUIET | {"stall": {"rate_per_hour": 60.0, "duration_s": 1.0}}, "stalls"),
+    ],
+)
+def test_says_why_all_replicas_are_simulated(layout, effects, reason):
+    step = prepare(make_job(192, effects, **layout), 1, engine="exchangeable")
+    assert step.program.sample is None
+    assert reason in step.choice.reason
+
+
+def test_auto_is_exact_for_few_replicas():
+    program = prepare(make_job(192, QUIET), 1).program
+    assert choose_engine(program, "auto")[1].engine == "exact"
+    assert choose_engine(program, "auto", limit=150)[1].engine == "exchangeable"
+    assert choose_engine(replace(program), "exact", limit=150)[0].sample is None
+
+
+def test_estimate_says_what_it_simulated():
+    job = make_job(192, QUIET)
+    numbers = summarize_estimate(
+        estimate(job, replicates=640, run_replicates=200, steps=100, seed=1, engine="exchangeable")
+    )
+    assert numbers["replicas"]["engine"] == "exchangeable"
+    assert numbers["replicas"]["simulated"] == 129 and numbers["replicas"]["replicas"] == 192
+    assert 0.0 <= numbers["replicas"]["slowest_unseen"] < 0.5
+    exact = simulate(job, 640, seed=1, engine="exact")
+    assert json.loads(exact.attrs["replicas"])["engine"] == "exact"
+    assert numbers["step_time"]["mean"] == pytest.approx(float(exact.step_time.mean()), rel=2e-3)
+    # shares of the critical path are those of the same steps
+    assert numbers["exposed_communication"] == pytest.approx(
+        float(exact.exposed_communication), rel=0.05
+    )
+    few = estimate(make_job(16, QUIET), replicates=64, run_replicates=10, steps=10, seed=1,
+                   engine="exchangeable")  # fmt: skip
+    assert any("all 16 replicas" in text for text in summarize_estimate(few)["warnings"])
