@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism.cluster import DEVICES, Cluster
+from prism.cluster import Cluster
+from prism.devices import DEVICES
 from prism.placement import Group
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from prism.cluster import find_device
+from prism.devices import find_device
 from prism.experts import expert_imbalance
 from prism.job import layer_split
 from prism.modelsize import (
@@ -102,7 +102,7 @@ def memory_limit(job: Job) -> float:
 
     Notes
     -----
-    The data sheet's figure in decimal gigabytes, as in `prism.cluster.DEVICES`. A driver shows as
+    The data sheet's figure in decimal gigabytes, as in `prism.devices.DEVICES`. A driver shows as
     many binary ones (an H100 of 80 GB: 79.1 GiB), so some 6 % are the reserve for CUDA, NCCL and
     what the allocator loses.
     """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.assembly import build_program
-from prism.cluster import DEVICES
+from prism.devices import DEVICES
 from prism.distributions import constant, lognormal
 from prism.engine import LANES
 from prism.errors import PrismError

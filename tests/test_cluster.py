@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.cluster import (
-    DEVICES,
     Cluster,
     Link,
     build_cluster,
-    find_device,
 )
+from prism.devices import DEVICES, find_device
 from prism.errors import PrismError
 from prism.job import load_job
 from prism.library import Entry, Library, load_library

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.cluster import DEVICES, Cluster, Link, build_cluster
+from prism.cluster import Cluster, Link, build_cluster
+from prism.devices import DEVICES
 from prism.engine import DRAW
 from prism.job import job_from_dict, load_job
 from prism.library import load_library

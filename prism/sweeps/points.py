@@ -19,7 +19,7 @@ from scipy import stats
 
 from prism import engine
 from prism.attribution import ClusterControl, control_slope
-from prism.cluster import DEVICES
+from prism.devices import DEVICES
 from prism.errors import PrismError
 from prism.execution.tasks import Shared, is_remote, n_threads
 from prism.job import Job
