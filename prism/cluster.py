@@ -1,10 +1,9 @@
-"""The machine: devices, link tiers, and how long a message takes in the default order of ranks.
+"""The machine: link tiers, and how long a message takes in the default order of ranks.
 
 A transfer takes a latency and its bytes over the slowest link of the group. Where ranks sit is
 `prism.placement`'s, what leaving a pod or a site means `prism.linktiers`', and what another order
 costs `prism.wiring`'s. Left out: contention between groups of several kinds, adaptive routing, a
-topology inside a leaf; congestion is an effect (see `prism.variability`), not a property of the
-machine.
+topology inside a leaf, and congestion, which is an effect (see `prism.variability`).
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from prism.linktiers import (
     ring_factor,
 )
 from prism.placement import Group, rank_strides, shard_size
+from prism.scheduleorders import steady_share
 
 if TYPE_CHECKING:
-    from prism.job import Job, ParallelismBlock
+    from prism.job import Job
     from prism.library import Library
 
 
@@ -59,8 +59,7 @@ class Cluster:
     ep_size : int
         Data-parallel ranks that hold the experts between them.
     token_copies, most_domains : int
-        Experts of a token, and the NVLink domains they lie in at most; 0: anywhere, so that every
-        copy travels on its own.
+        Experts of a token, and the NVLink domains they lie in at most; 0: each travels alone.
     v_shaped : bool
         Whether the chunks of the stages lie in a V, see `prism.pipelineshape`.
     tiers : tuple of Tier
@@ -130,8 +129,8 @@ class Cluster:
 
     def spread(self, group: Group) -> float | None:
         """Spread of a group's messages that its slowest tier states, None where none does [1]."""
-        used = [tier.cv for tier in self.tiers if group.domains(tier.gpus) > 1]
-        return next((cv for cv in reversed(used) if cv is not None), None)
+        used = [tier.cv for tier in self.tiers[::-1] if group.domains(tier.gpus) > 1]
+        return next((cv for cv in used if cv is not None), None)
 
     def units(self, group: Group) -> list[int]:
         """Most units of every tier that any group of the kind touches [tier]."""
@@ -213,11 +212,8 @@ class Cluster:
         ----------
         n_bytes : float
             What a rank sends to all, itself included, in equal parts [byte].
-        n_ranks, domains : int
-            Members of the group, and the NVLink domains they lie in.
-        factor, latency_s : float
-            How many times slower the network is for leaving units of tiers [1], and how much
-            longer messages are on their way [s], see `exits`.
+        n_ranks, domains, factor, latency_s
+            As in `ring_time`, the latter two from `exits`.
 
         Notes
         -----
@@ -249,8 +245,8 @@ class Cluster:
     def exits(self, domains: int, units: Sequence[int]) -> Reach:
         """How an all-to-all lies that touches so many NVLink domains, and units of every tier.
 
-        Of what crosses the network, the part for other units has 1 / oversubscription of the rate.
-        All messages are under way at once, so that the outermost tier's latency counts, once.
+        The part for other units has 1 / oversubscription of the rate; all messages are under way at
+        once, so that the outermost tier's latency counts, once.
         """
         factor, latency_s = 1.0, 0.0
         for tier, n in zip(self.tiers, units, strict=True):
@@ -263,16 +259,14 @@ class Cluster:
     def reach(self, group: Group) -> Reach:
         """How the groups of a kind lie in the default order.
 
-        They lie side by side and share a unit's way out, so what counts is how many members a
-        group has in a unit in the mean, also where that is no whole number.
+        They share a unit's way out, so what counts is a group's mean number of members in a unit.
         """
         domains, factor = group.domains(self.nvlink_gpus), 1.0
         inside = group.n_ranks / domains
-        apart = group.stride if group.outer == 1 else group.outer_stride / group.inner
         units = self.units(group)
         for tier, n in zip(self.tiers, units, strict=True):
             if n > 1:
-                slow = tier.oversubscription / max(1.0, tier.gpus / apart / inside)
+                slow = tier.oversubscription / max(1.0, group.members(tier.gpus) / inside)
                 factor = max(factor, ring_factor(tier, n, domains, slow))
         return Reach(domains, factor, extra_latency(self.tiers, units, self.network.latency_s))
 
@@ -357,7 +351,7 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     Raises
     ------
     PrismError
-        If the device is not in `DEVICES`, or a tier is nearer than what is inside it.
+        If the device is not in `prism.devices.DEVICES`, or a tier is nearer than what is inside it.
     """
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)
@@ -382,21 +376,7 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         token_copies=max(1, job.model.experts_per_token),
         most_domains=layout.expert_node_limit or 0,
         tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),
-        steady=_steady(layout),
-    )
-
-
-def _steady(layout: ParallelismBlock) -> float:
-    """Share of forwards after the warm-up, whose mean over stages is vpp pp - 1 of vpp m chunks.
-
-    As in Megatron-LM's interleaved schedule (Narayanan et al., arXiv:2104.04473, section 2.2). In a
-    V, activations go both ways themselves.
-    """
-    if layout.virtual_stages().shape == "v":
-        return 1.0
-    chunks = layout.vpp * layout.microbatches
-    return (
-        0.0 if layout.schedule == "gpipe" else max(0.0, 1 - (layout.vpp * layout.pp - 1) / chunks)
+        steady=steady_share(layout.schedule, layout.pp, layout.microbatches, layout.vpp),
     )
 
 

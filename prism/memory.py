@@ -21,13 +21,8 @@ from typing import TYPE_CHECKING
 from prism.devices import find_device
 from prism.experts import expert_imbalance
 from prism.job import layer_split
-from prism.modelsize import (
-    expert_parameters,
-    layer_parameters,
-    n_sparse_layers,
-    shard_sizes,
-    sparse_layer_parameters,
-)
+from prism.modelchunks import Slot, chunk_experts, chunk_parameters, lay_slots
+from prism.modelsize import shard_sizes
 from prism.placement import shard_size
 from prism.schedule import Schedule, make_schedule
 
@@ -213,35 +208,29 @@ def _schedule(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> S
 
 def _chunks(job: Job) -> list[list[_Chunk]]:
     """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
-    model, p = job.model, job.parallelism
-    counts = layer_split(job) if p.pp > 1 else [1] * model.n_layers
-    s = shard_sizes(model, p)
-    table = float(model.vocab_size * model.hidden_size) / p.tp
-    each = model.n_experts / p.ep * expert_parameters(model) / p.tp if model.n_experts else 0.0
+    counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
     kinds = [
         (layer_activation_bytes(job, sparse), _beside(job, sparse)) for sparse in (False, True)
     ]
-    chunks, left = [], model.n_layers - n_sparse_layers(model)
-    for i, n in enumerate(counts):
-        n_dense, last = min(n, left), i == len(counts) - 1
-        left, n_sparse = left - n_dense, n - n_dense
-        parameters = n_dense * layer_parameters(model) / p.tp + table * (i == 0)
-        if n_sparse:
-            parameters += n_sparse * (sparse_layer_parameters(model) / p.tp + each)
-        kept, late, workspace = 0.0, 0.0, 0.0
-        for count, ((whole, kept_of_one), beside) in zip((n_dense, n_sparse), kinds, strict=True):
-            kept += count * kept_of_one
-            late += count * whole
-            workspace = max(workspace, beside if count else 0.0)
-        if last:
-            parameters += table * (not (model.tied_embeddings and p.ends_meet))
-            parameters += model.hidden_size / p.tp
-            kept += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
-            workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
-            late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
-        experts = n_sparse * each if p.ep > 1 else 0.0  # else shared as all else
-        chunks.append(_Chunk(parameters, experts, kept, workspace, late))
-    return p.virtual_stages(len(chunks) // p.pp).rows(chunks)
+    return [[_chunk(job, slot, kinds) for slot in row] for row in lay_slots(job, counts)]
+
+
+def _chunk(job: Job, slot: Slot, kinds: list[tuple[tuple[float, float], float]]) -> _Chunk:
+    """Add up what a chunk has, with bytes of a layer without and with experts."""
+    s = shard_sizes(job.model, job.parallelism)
+    kept, late, workspace = 0.0, 0.0, 0.0
+    for count, ((whole, kept_of_one), beside) in zip(
+        (slot.n_dense, slot.n_sparse), kinds, strict=True
+    ):
+        kept += count * kept_of_one
+        late += count * whole
+        workspace = max(workspace, beside if count else 0.0)
+    if slot.loss:
+        kept += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
+        workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
+        late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
+    experts = chunk_experts(job, slot)
+    return _Chunk(chunk_parameters(job, slot) + experts, experts, kept, workspace, late)
 
 
 def _beside(job: Job, sparse: bool) -> float:

@@ -133,6 +133,13 @@ def attention_flop(model: ModelBlock, n_sequences: float) -> float:
     return n_sequences * float(model.seq_len) ** 2 * width
 
 
+def resident_parameters(model: ModelBlock) -> float:
+    """Parameters of one layer that tp does not divide: norms, and the way down to latents."""
+    q, kv, rope = model.q_lora_rank, model.kv_lora_rank, model.rope_head_size
+    down = model.hidden_size * (q + kv + rope) + q + kv  # with the latents' norms
+    return down + 2.0 * model.hidden_size
+
+
 def _mlp_parameters(model: ModelBlock, width: int) -> float:
     """Parameters of a feed-forward layer of some width."""
     return model.hidden_size * width * (3.0 if model.gated_mlp else 2.0)
@@ -147,6 +154,5 @@ def _attention_parameters(model: ModelBlock) -> float:
         keys = model.n_kv_heads * (head + v_head)
         return hidden * (heads * head + keys) + out + 2.0 * hidden
     q, kv, rope = model.q_lora_rank, model.kv_lora_rank, model.rope_head_size
-    down = hidden * (q + kv + rope) + q + kv  # with the latents' norms
     up = q * heads * head + kv * heads * (head - rope + v_head)
-    return down + up + out + 2.0 * hidden
+    return up + out + resident_parameters(model)

@@ -143,6 +143,15 @@ class Group:
         """Members of the group."""
         return self.inner * self.outer
 
+    def members(self, n_gpus: int) -> float:
+        """Members of one group among `n_gpus` neighbouring GPUs, in the mean; may be a fraction.
+
+        Where runs lie farther apart than that, GPUs that have any have their part of one run.
+        """
+        if self.outer == 1:
+            return n_gpus / self.stride
+        return max(n_gpus * self.inner / self.outer_stride, min(self.inner, n_gpus / self.stride))
+
     def domains(self, n_gpus: int) -> int:
         """Most domains of `n_gpus` neighbouring GPUs that any group of the kind touches."""
         return _most_domains(self, n_gpus)

@@ -101,6 +101,21 @@ def fewest_microbatches(name: str, n_stages: int) -> int:
     return max(1, TRAITS[name].rounds * n_stages) if n_stages > 1 else 1
 
 
+def steady_share(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> float:
+    """Share of forwards after the warm-up, in the mean over stages [1].
+
+    Of m microbatches 1F1B warms up with (p - 1) / 2, and the interleaved schedule with v p - 1
+    chunks of v m (Narayanan et al., arXiv:2104.04473, section 2.2). In a V, activations go both
+    ways themselves, from the first on.
+    """
+    if TRAITS[name].shape == "v":
+        return 1.0
+    if name == "gpipe":
+        return 0.0
+    warm_up = n_chunks * n_stages - 1 if n_chunks > 1 else 0.5 * (n_stages - 1)
+    return max(0.0, 1.0 - warm_up / (n_chunks * n_microbatches))
+
+
 def _check_counts(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> None:
     """Refuse counts that the schedule cannot have."""
     if name not in TRAITS:

@@ -24,14 +24,8 @@ from prism.kernels import (
     split_backward,
 )
 from prism.library import Library, library_names, load_library
-from prism.modelsize import (
-    attention_flop,
-    count_parameters,
-    expert_parameters,
-    layer_parameters,
-    n_sparse_layers,
-    sparse_layer_parameters,
-)
+from prism.modelchunks import Slot, chunk_experts, chunk_parameters, lay_slots
+from prism.modelsize import attention_flop, count_parameters, resident_parameters
 from prism.stepwork import Collective, PerChunk, Workload, nominal_step, scaled
 
 if TYPE_CHECKING:
@@ -67,16 +61,6 @@ _REDUCE_CLASS = {
 }
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """What one chunk holds."""
-
-    n_dense: int
-    n_sparse: int
-    embedding: bool
-    loss: bool
-
-
 def build_workload(job: Job, library: Library | None) -> Workload:
     """Return a job's work with nominal durations.
 
@@ -110,9 +94,11 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     )
     transformer = SparseTransformer(job.model, layout, cluster, rates)
     experts = _Sharing(
-        job, cluster, rates, [[_experts(job, x) for x in row] for row in slots], "expert_dp"
+        job, cluster, rates, [[chunk_experts(job, x) for x in row] for row in slots], "expert_dp"
     )
-    shared = _Sharing(job, cluster, rates, [[_parameters(job, x) for x in row] for row in slots])
+    shared = _Sharing(
+        job, cluster, rates, [[chunk_parameters(job, x) for x in row] for row in slots]
+    )
     apart = layout.ep > 1
     embedding_bytes = GRADIENT_BYTES * job.model.vocab_size * job.model.hidden_size / layout.tp
     norm_bytes = max(sum(_replicated(job, slot) for slot in row) for row in slots)
@@ -176,7 +162,7 @@ def _sequences(job: Job) -> int:
     return int(layout.dp * layout.microbatches * layout.microbatch_size)
 
 
-def _slots(job: Job) -> list[list[_Slot]]:
+def _slots(job: Job) -> list[list[Slot]]:
     """Lay out chunks [stage][chunk]; without a pipeline they are units or buckets of layers."""
     layout = job.parallelism
     if layout.pp == 1:
@@ -185,16 +171,10 @@ def _slots(job: Job) -> list[list[_Slot]]:
         counts = [min(size, n_layers - first) for first in range(0, n_layers, size)]
     else:
         counts = layer_split(job)
-    last, first_sparse = len(counts) - 1, job.model.n_layers - n_sparse_layers(job.model)
-    slots, done = [], 0
-    for i, n in enumerate(counts):
-        n_dense = min(n, max(0, first_sparse - done))
-        slots.append(_Slot(n_dense, n - n_dense, embedding=i == 0, loss=i == last))
-        done += n
-    return layout.virtual_stages(len(slots) // layout.pp).rows(slots)
+    return lay_slots(job, counts)
 
 
-def _chunk(transformer: SparseTransformer, slot: _Slot) -> ChunkWork:
+def _chunk(transformer: SparseTransformer, slot: Slot) -> ChunkWork:
     """Kernels of one chunk."""
     forward = transformer.layer_forward * slot.n_dense
     backward = transformer.layer_backward * slot.n_dense
@@ -211,35 +191,14 @@ def _chunk(transformer: SparseTransformer, slot: _Slot) -> ChunkWork:
     return ChunkWork(forward, backward, *halves)
 
 
-def _parameters(job: Job, slot: _Slot) -> float:
-    """Parameters of one chunk on one GPU; a tied matrix counts once per stage.
+def _replicated(job: Job, slot: Slot) -> float:
+    """Bytes of one chunk's gradients that every tp rank has a part of.
 
-    Routed experts that ep ranks hold between them are `_experts`.
+    Of what it computes for its own tokens: norms, routers, and the way down to latents.
     """
-    model = job.model
-    table = float(model.vocab_size * model.hidden_size)
-    own_output = slot.loss and not (model.tied_embeddings and job.parallelism.ends_meet)
-    total = slot.n_dense * layer_parameters(model) + table * (slot.embedding + own_output)
-    if slot.n_sparse:
-        n_experts = model.n_experts if job.parallelism.ep == 1 else 0
-        each = sparse_layer_parameters(model) + n_experts * expert_parameters(model)
-        total += slot.n_sparse * each
-    return (total + (model.hidden_size if slot.loss else 0)) / job.parallelism.tp
-
-
-def _experts(job: Job, slot: _Slot) -> float:
-    """Parameters of one chunk's routed experts on one GPU, where ep ranks share them."""
-    p = job.parallelism
-    if p.ep == 1 or not slot.n_sparse:
-        return 0.0
-    return slot.n_sparse * expert_parameters(job.model) * job.model.n_experts / p.ep / p.tp
-
-
-def _replicated(job: Job, slot: _Slot) -> float:
-    """Bytes of one chunk's gradients that every tp rank has a part of: norms and routers."""
-    n_layers, width = slot.n_dense + slot.n_sparse, job.model.hidden_size
-    routers = slot.n_sparse * job.model.n_experts
-    return GRADIENT_BYTES * (2.0 * n_layers + routers) * width
+    n_layers = slot.n_dense + slot.n_sparse
+    routers = float(slot.n_sparse * job.model.n_experts * job.model.hidden_size)
+    return GRADIENT_BYTES * (n_layers * resident_parameters(job.model) + routers)
 
 
 def _all_reduce(cluster: Cluster, name: str, group_name: str, n_bytes: float) -> Collective | None:

@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.cluster import (
-    Cluster,
-    Link,
-    build_cluster,
-)
+from prism.cluster import Cluster, Link, build_cluster
 from prism.devices import DEVICES, find_device
 from prism.errors import PrismError
 from prism.job import load_job

@@ -14,7 +14,7 @@ from prism import engine, files
 from prism.errors import PrismError
 from prism.execution import chunks, tasks
 from prism.execution.chunks import ChunkStore
-from prism.execution.content import Identity, content_hash, identity
+from prism.execution.content import content_hash, identity
 from prism.execution.place import run_on
 from prism.execution.tasks import Shared, Task, run_tasks
 
@@ -84,7 +84,7 @@ def test_differences_of_programs_are_said_in_words():
     assert here.differences(there) == (
         f"other source files of prism, numba 0.1 instead of {here.numba}"
     )
-    newer = Identity("9", "x", here.numba, here.numpy)
+    newer = here._replace(prism="9", source="x")
     assert here.differences(newer) == f"prism 9 instead of {here.prism}"
 
 

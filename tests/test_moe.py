@@ -67,6 +67,15 @@ def test_parameters_of_a_small_model_by_hand():
     assert count_parameters(latent) - whole == 4 * (down + up + 8 * 64 * h - 4 * h * h)
 
 
+def test_tp_ranks_sum_the_gradients_of_what_each_has_whole():
+    """Norms, routers and the way down to latents work on a rank's own tokens."""
+    h, down = 1024, 1024 * (384 + 128 + 32) + 384 + 128
+    for latents, own in (({}, 0), (LATENT, down)):
+        job = make_job(model=latents, tp=2, dp=8, sequence_parallel=True, bucket_layers=4)
+        reduce = build_workload(job, None).layernorm_reduce
+        assert reduce.bytes == 4.0 * (4 * (2 * h + own) + 3 * 16 * h)
+
+
 @pytest.mark.parametrize(
     "layout", [{"ep": 1}, {"ep": 4}, {"ep": 16}, {"ep": 2, "dp": 4, "pp": 4, "microbatches": 4}]
 )

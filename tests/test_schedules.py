@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from prism.schedule import (
     schedule_from_csv,
     schedule_to_csv,
 )
+from prism.scheduleorders import steady_share
 
 SPLIT = ("zb-h1", "zb-v", "dualpipe-v")
 PAIRS = 2.0  # microbatches that DualPipeV needs for each stage
@@ -261,6 +263,18 @@ def test_a_place_for_every_virtual_stage(p: int, chunks: int, shape: str) -> Non
         if link is not None:
             assert {a, b} == {link, (link + 1) % p}
             assert stages.link(k + 1, k) == link
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m", "v"),
+    [("1f1b", 4, 8, 1), ("zb-h1", 4, 6, 1), ("interleaved", 4, 8, 2), ("interleaved", 2, 8, 3)],
+)
+def test_forwards_that_alternate_with_backwards(name: str, p: int, m: int, v: int) -> None:
+    shares = []
+    for row in make_schedule(name, p, m, v):
+        warm_up = [a.kind for a in row].index("B") - 1  # the last before a backward alternates
+        shares.append(1 - warm_up / sum(a.kind == "F" for a in row))
+    assert steady_share(name, p, m, v) == pytest.approx(np.mean(shares))
 
 
 def test_csv_of_a_v() -> None:

@@ -148,6 +148,35 @@ def test_every_layout_is_a_row_or_refused_for_its_memory(small, all_layouts):
     assert all("GiB" in row["reason"] for row in all_layouts["refused"])
 
 
+class Pretended(Bench):
+    """Settings whose ideal steps and spreads are given, in place of simulations."""
+
+    def __init__(self, known):
+        super().__init__(1, 1)
+        self.known = known  # by setting: ideal step [s], CV [1]
+
+    def find_ideal(self, point):
+        point.ideal, _ = self.known[point.setting["name"]]
+        return point.ideal
+
+    def extend(self, point, n):
+        ideal, cv = self.known[point.setting["name"]]
+        lanes = np.where(np.arange(BLOCK) % 2, 1.0, -1.0)
+        point.times = np.tile(ideal * (1.0 + cv * lanes), (n, 1))
+
+    def find_exposed(self, point, n):
+        pass
+
+
+def test_a_spread_found_late_brings_back_what_was_left_out(small):
+    """A wide setting's p50 may lie far below its mean; how wide they get shows on the way."""
+    known = {"own": (1.0, 0.001), "wide": (1.0005, 0.1), "late": (1.04, 0.1), "far": (1.2, 0.1)}
+    least = {"own": 0.9, "wide": 0.95, "late": 1.03, "far": 1.15}
+    points = [Point({"name": name}, small, own=name == "own", least=least[name]) for name in known]
+    search(points, Pretended(known), 2, "p50", skip=True)
+    assert [bool(point.n) for point in points] == [True, True, True, False]
+
+
 def test_skipping_loses_none_of_the_best(small):
     """Every layout simulated to the end gives the same choices."""
     values, bench = given_values(small), Bench(1, 2)

@@ -276,6 +276,19 @@ def test_a_looped_pipeline_s_gradients_share_the_way_out():
         assert shared == pytest.approx((1 + share) * seconds)
 
 
+def test_sites_in_the_middle_send_activations_and_gradients_out():
+    """One chunk: of m forwards (p - 1) / 2 are warm-up in the mean over stages, in GPipe all."""
+    site = {"gpus": 4, "distance_km": 100, "total_gbits_per_s": 1.0}
+
+    def wire(schedule):
+        layout = {"pp": 4, "dp": 2, "vpp": 1, "microbatches": 8, "schedule": schedule}
+        far = build_workload(make_job({"site": site}, parallelism=layout), LIBRARY).far_transfers
+        assert sorted(far) == [0, 1, 2]
+        return far[1][0].duration
+
+    assert wire("1f1b") == pytest.approx((1 + (8 - 1.5) / 8) * wire("gpipe"))
+
+
 def test_blocking_transfers_take_both_parts():
     """1F1B of two stages meets m + 1 times, and the norm's all-reduce goes there and back."""
     site, m = {"site": {"gpus": 8, "latency_us": 5000}}, 4

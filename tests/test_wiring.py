@@ -132,6 +132,23 @@ def test_torn_groups_of_the_default_order_are_as_the_cluster_says(layout, order,
         assert slowest == pytest.approx(cluster.collective_time("all_gather", 1e9, group))
 
 
+@pytest.mark.parametrize(
+    ("layout", "pod_gpus", "edges"),
+    [((2, 2, 2, 2), 4, 2), ((2, 2, 2, 2), 8, 4), ((1, 2, 4, 2), 4, 4), ((1, 2, 4, 2), 8, 4)],
+)
+def test_pods_that_hold_whole_runs_are_left_once(layout, pod_gpus, edges):
+    """All cp ranks of a stage are in one pod; a ring in a node has two network cards."""
+    sizes = dict(zip(("tp", "cp", "dp", "pp"), layout, strict=True))
+    order = {"placement": "tp-cp-pp-dp", "pod_gpus": pod_gpus, "oversubscription": 8.0}
+    job = make_job(parallelism=sizes, **order)
+    wiring, cluster = wire(job), build_cluster(job, LIBRARY)
+    group = cluster.group("dp_cp")
+    assert cluster.reach(group).factor == pytest.approx(8.0 * edges / pod_gpus)
+    assert wiring.tier_factors("dp_cp") == pytest.approx(8.0 * edges / pod_gpus)
+    expected = cluster.collective_time("all_gather", 1e9, group)
+    assert wiring.seconds("dp_cp", 1e9) == pytest.approx(expected)
+
+
 @given(
     hosts=st.permutations(range(8)), pod=st.sampled_from([4, 6, 8]), nvlink=st.sampled_from([2, 4])
 )

@@ -68,7 +68,6 @@ class ChunkStore:
         self._counts = threading.Lock()
         self._writes = True
         check_directory(self.directory)
-        self._made = not self.directory.exists()
         self._descriptor = self._lock()
         try:
             self._check_names()
@@ -241,7 +240,8 @@ def pack(arrays: Arrays) -> bytes:
     True
     """
     body = io.BytesIO()
-    np.savez(body, *arrays, allow_pickle=False)
+    for array in arrays:  # one after the other: numpy before 2.2 has no archive without pickles
+        np.save(body, array, allow_pickle=False)
     return MAGIC + hashlib.sha256(body.getvalue()).digest() + body.getvalue()
 
 
@@ -251,5 +251,7 @@ def unpack(content: bytes) -> Arrays | None:
     digest, body = content[n : n + 32], content[n + 32 :]
     if content[:n] != MAGIC or hashlib.sha256(body).digest() != digest:
         return None
-    with np.load(io.BytesIO(body), allow_pickle=False) as file:
-        return tuple(file[f"arr_{i}"] for i in range(len(file.files)))
+    file, found = io.BytesIO(body), []
+    while file.tell() < len(body):
+        found.append(np.load(file, allow_pickle=False))
+    return tuple(found)

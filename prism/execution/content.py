@@ -85,13 +85,15 @@ class Identity(NamedTuple):
     source: str  # hash of the package's own files
     numba: str
     numpy: str
+    scipy: str  # of which laws' quantiles are made, on workers too
 
     def differences(self, other: Identity) -> str:
         """Say in words what is different in the other, empty where nothing is.
 
         Examples
         --------
-        >>> Identity("1", "ab", "0.60", "2.0").differences(Identity("1", "ab", "0.61", "2.0"))
+        >>> here = Identity("1", "ab", "0.60", "2.0", "1.14")
+        >>> here.differences(here._replace(numba="0.61"))
         'numba 0.61 instead of 0.60'
         """
         names = [name for name in self._fields if getattr(self, name) != getattr(other, name)]
@@ -112,5 +114,5 @@ def identity() -> Identity:
     for file in sorted(folder.rglob("*.py")):
         digest.update(file.relative_to(folder).as_posix().encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    versions = (metadata.version(name) for name in ("numba", "numpy"))
+    versions = (metadata.version(name) for name in ("numba", "numpy", "scipy"))
     return Identity(prism.__version__, digest.hexdigest()[:16], *versions)

@@ -63,10 +63,11 @@ class Shared:
         with self._lock:  # tasks of several threads ask at once
             return self._content
 
-    @cached_property
+    @property
     def packed(self) -> bytes:
-        """The data as bytes; unpacked, arrays are the workers' own and can be written.
+        """The data as bytes, made anew, since they are needed once.
 
+        Unpacked, arrays are the workers' own and can be written.
         Arrays over a buffer of the network are read-only, for which numba compiles anew.
         """
         return pickle.dumps(self.value, protocol=5)

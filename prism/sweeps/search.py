@@ -118,11 +118,19 @@ def _screen(
                 wrong[point] = str(error)
         if point.n or point.ideal is None:
             progress.one()
-    left = [point for point in ordered if point.n == 0 and point.ideal is not None]
-    for point in sorted(left, key=bench.find_ideal):
-        if not is_beyond(bench.find_ideal(point)):
-            simulate(point)
-        progress.one()
+
+    def bound(point: Point) -> float:
+        return point.least / point.work if point.ideal is None else bench.find_ideal(point)
+
+    # the widest spread grows on the way, and may bring back what was left out under a narrower one
+    while left := [p for p in ordered if p.n == 0 and p not in wrong and not is_beyond(bound(p))]:
+        point = min(left, key=bound)
+        try:
+            if not is_beyond(bench.find_ideal(point)):
+                simulate(point)
+                progress.one()
+        except PrismError as error:
+            wrong[point] = str(error)
     return wrong
 
 
