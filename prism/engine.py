@@ -6,7 +6,9 @@ persistent effects). Ops are either local (run once for every dp replica, all of
 template) or global (collectives over replicas); phases alternate between the two. Draws are
 counter-based (Philox4x32-10), keyed by seed, stream, entity and replicate, so neither threads nor
 chunks nor the number of replicates change a number. Left out: what the arrays mean; `simulate`
-knows both ends.
+knows both ends. One module for all of it: Numba's cache knows a function's own file only, so that
+what is called in another one would stay as it was compiled. Replicas left out have entry points of
+their own (`run_sampled`, `run_pilot`), and a job that leaves none out never compiles them.
 
 References
 ----------
@@ -168,10 +170,7 @@ class Stalls(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Which replicas are simulated, and what the others would take; see `prism.exchangeable`.
-
-    Without exports all replicas are simulated.
-    """
+    """Which replicas are simulated, and what the others would take; see `prism.exchangeable`."""
 
     n_top: int  # slowest replicas
     n_bulk: int  # and others, one of each stratum
@@ -196,12 +195,6 @@ class Sample(NamedTuple):
         return self._replace(knot=zero, mean=zero, std=zero + 1e-30, **noise)
 
 
-def all_replicas() -> Sample:
-    """Return the sample that leaves no replica out."""
-    i, f, d = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(1)
-    return Sample(0, 0, i, f, i, np.zeros((0, 0), np.float32), d, 0.0, 1.0, d, d, d, 0.0, 1.0, d)
-
-
 class Step(NamedTuple):
     """Everything a step is made of; `share` without columns turns path tracking off."""
 
@@ -215,6 +208,12 @@ class Step(NamedTuple):
     tables: np.ndarray  # float32[table, row, 2]
     step_table: int  # quantile table of the step effect, -1: none
     share: np.ndarray  # float32[coef, class] share of an op's time in each kernel class
+
+
+class SampledStep(NamedTuple):
+    """A step of which some replicas are simulated."""
+
+    step: Step
     sample: Sample
 
 
@@ -774,14 +773,15 @@ def run_phase(step, work, phase, chosen, first, last, lane0, k0, k1, n_events):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _new_work(step, keys):
-    """Buffers of one block; slots and shared effects of every replica where phases alternate."""
+def _new_work(step, keys, n_simulated, n_tails):
+    """Buffers of one block; slots and shared effects of every replica where phases alternate.
+
+    n_tails are the global slots whose way to the step's end is asked for, all or none of them.
+    """
     graph, shape = step.graph, step.low.call_cv.shape
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     n_keys = 3 if keys.mix.shape[0] > 0 else 1
     room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
-    sampled = step.sample.export.shape[0] > 0
-    n_simulated = count_rows(step.sample, graph.n_replicas)
     return Work(
         np.zeros((n_rows, LANES), np.float32),
         np.zeros((n_rows, step.share.shape[1], LANES), np.float32),
@@ -799,69 +799,132 @@ def _new_work(step, keys):
         np.zeros(room, np.float32),
         keys.other,
         keys.mix,
-        np.full((graph.n_global_slots if sampled else 0, LANES), NEVER),
-        np.zeros((n_simulated, LANES), np.float32),
+        np.full((n_tails, LANES), NEVER),
+        np.zeros((n_simulated if n_tails > 0 else 0, LANES), np.float32),
         np.zeros(LANES, np.float32),
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _run_phases(step, work, chosen, regimes, step_words, lane0, keys, words):
     graph, vectors, key, filled = step.graph, work.vectors, keys.stream, False
     k0, k1 = key[RESIDUAL, 0], key[RESIDUAL, 1]  # also of the global ops
     stalls = step.stalls.entity == GROUP_STALL
     n_rows = chosen.shape[0]
+    zero, one = np.int64(0), np.int64(1)  # literals would compile every callee once more
+    fill_bank(step, regimes, step_words, one, zero, lane0, key, vectors[0], np.bool_(False))
     for phase in range(graph.phase_global.shape[0]):
         if graph.phase_global[phase] == 1:
-            run_phase(step, work, phase, chosen, 0, 1, lane0, k0, k1, 0)
+            run_phase(step, work, phase, chosen, zero, one, lane0, k0, k1, zero)
             continue
         for row in range(n_rows):
             r = chosen[row]
             if not filled:
                 kept, typical = vectors[row % graph.n_state], r == graph.n_replicas
-                fill_bank(step, regimes, step_words, 0, r, lane0, key, kept, typical)
+                fill_bank(step, regimes, step_words, zero, r, lane0, key, kept, typical)
             if stalls:
                 n = _draw_stalls(step, work, r, lane0, key[STALL, 0], key[STALL, 1], words)
                 run_phase(step, work, phase, chosen, row, row + 1, lane0, k0, k1, n)
             elif graph.n_state == 1:  # replicas share the shared effects' room
-                run_phase(step, work, phase, chosen, row, row + 1, lane0, k0, k1, 0)
+                run_phase(step, work, phase, chosen, row, row + 1, lane0, k0, k1, zero)
         if graph.n_state > 1 and not stalls:
-            run_phase(step, work, phase, chosen, 0, n_rows, lane0, k0, k1, 0)
+            run_phase(step, work, phase, chosen, zero, n_rows, lane0, k0, k1, zero)
         filled = True
 
 
-# ------------------------------------------------------------------- replicas left out
 @njit(cache=True, nogil=True)
-def count_rows(sample, n_replicas):
-    """Count the replicas of a block that are simulated, with the typical one if there is one."""
-    if sample.export.shape[0] == 0:
-        return n_replicas
+def _stall_job(step, lane0, k0, k1, words, out_time):
+    """Add the stalls that stop the whole job."""
+    stalls = step.stalls
+    threshold = np.uint64(stalls.probability[0] * 4294967296.0)
+    philox_lanes(0, 0, lane0, STALL, k0, k1, words)
+    for lane in range(LANES):
+        out_time[lane] *= np.float32(stalls.quiet)
+        if np.uint64(words[0, lane]) < threshold:
+            length = 1.0 + lookup(step.tables, stalls.table, words[2, lane])
+            out_time[lane] += np.float32(stalls.duration * length)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _draw_cluster(block, key, step, words, step_words):
+    """Draw how fast the GPUs of a cluster are, x[loading, gpu], and regimes[leaf, lane]."""
+    ranks, lane0 = step.ranks, block * LANES
+    philox_lanes(0, 0, lane0, STEP, key[STEP, 0], key[STEP, 1], step_words)
+    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
+    draw_ranks(ranks, step.tables, block, key[RANK, 0], key[RANK, 1], words, x)
+    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
+    _draw_regimes(step.links, lane0, key[REGIME, 0], key[REGIME, 1], words, regimes)
+    return x, regimes
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _end_block(step, lane0, key, words, step_words, out_time, out_step):
+    """Add the stalls of the job, and tell the step effect."""
+    if step.stalls.entity == JOB_STALL:
+        _stall_job(step, lane0, key[STALL, 0], key[STALL, 1], words, out_time)
+    out_step[:] = np.float32(1.0)
+    if step.step_table >= 0:
+        for lane in range(LANES):
+            u = step_words[0, lane]
+            out_step[lane] *= np.float32(1.0) + lookup(step.tables, step.step_table, u)
+
+
+@njit(cache=True, nogil=True)
+def run_block(block, keys, step, out_time, out_step, out_path, out_busy):
+    """Simulate one block of 64 replicates, which is one cluster.
+
+    Fills out_time[lane] [s], out_step[lane] (the step effect), and where the step's share has
+    classes out_path[class, lane] [s] and out_busy[stage, lane] [s].
+    """
+    lane0, graph, key = block * LANES, step.graph, keys.stream
+    words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
+    x, regimes = _draw_cluster(block, key, step, words, step_words)
+    work, chosen = _new_work(step, keys, graph.n_replicas, 0), np.arange(graph.n_replicas)
+    lower_replicas(step.low, x, chosen, work.coef_a, work.coef_r)
+    _run_phases(step, work, chosen, regimes, step_words, lane0, keys, words)
+    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
+    out_time[:] = work.state[final]
+    out_path[:] = work.path[final]
+    out_busy[:] = work.busy
+    _end_block(step, lane0, key, words, step_words, out_time, out_step)
+
+
+@njit(cache=True, nogil=True)
+def run_range(first, keys, step, out_time, out_step, out_path, out_busy):
+    """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
+    for i in range(out_time.shape[0]):
+        run_block(first + i, keys, step, out_time[i], out_step[i], out_path[i], out_busy[i])
+
+
+# ------------------------------------------------------------------- replicas left out
+def count_rows(sample: Sample) -> int:
+    """Count the replicas of a block that are simulated, with the typical one."""
     return 2 + sample.n_top + sample.n_bulk
 
 
 @njit(cache=True, nogil=True)
-def _find_tails(step, work, chosen, lane0, k0, k1):
+def _find_tails(step, exports, work, chosen, lane0, k0, k1):
     """Fill work.tail: the time from every export that the last phase reads to the step's end."""
-    graph, exports = step.graph, step.sample.export
+    graph, zero, one = step.graph, np.int64(0), np.int64(1)
     first = graph.n_state * graph.n_slots
     last = graph.phase_global.shape[0] - 1
     final = first - graph.n_slots + graph.final_slot
     for i in range(exports.shape[0]):
         work.state[0], work.state[first:] = NEVER, NEVER
         work.state[first + exports[i]] = 0.0
-        run_phase(step, work, last, chosen, 0, 1, lane0, k0, k1, 0)
+        run_phase(step, work, last, chosen, zero, one, lane0, k0, k1, zero)
         work.tail[exports[i]] = work.state[final]
     work.state[:], work.path[:], work.busy[:] = 0.0, 0.0, 0.0
 
 
 @njit(cache=True, nogil=True)
-def _group_times(step, x, replica, stage, speed, slow, seconds):
+def _group_times(low, sample, x, replica, stage, speed, slow, seconds):
     """Mean seconds of every segment of a group, about; speed[member], slow[loading] are scratch.
 
     The slowest member, and what the residuals of members that are nearly as slow add: as if they
     followed Gumbel's law, whose maximum is a sum of exponentials.
     """
-    low, cv, share = step.low, step.sample.group_cv, step.sample.loading_share
+    cv, share = sample.group_cv, sample.loading_share
     n, top = low.member.shape[2], 0
     for m in range(n):
         y = 0.0
@@ -874,11 +937,11 @@ def _group_times(step, x, replica, stage, speed, slow, seconds):
         slow[j] = x[j, low.member[replica, stage, top]]
     more = 0.0
     if n > 1 and cv > 0.0:
-        scale = cv * step.sample.softness * speed[top]
+        scale = cv * sample.softness * speed[top]
         total = 0.0
         for m in range(n):
             total += math.exp((speed[m] - speed[top]) / scale)
-        more = math.log(total) * step.sample.softness
+        more = math.log(total) * sample.softness
     for s in range(seconds.shape[0]):
         seconds[s] = 0.0
         for j in range(slow.shape[0]):
@@ -887,9 +950,8 @@ def _group_times(step, x, replica, stage, speed, slow, seconds):
 
 
 @njit(cache=True, nogil=True)
-def _nominal_times(step, x, first, last, stretch, a):
+def _nominal_times(low, sample, x, first, last, stretch, a):
     """Seconds a[coef, lane] of the local ops of some replicas without noise, one to a lane."""
-    low, sample = step.low, step.sample
     n_coefs, n_terms = low.call_cv.shape
     n_segments, n_loadings = low.seg_mean.shape
     slow, seconds = np.empty(n_loadings), np.empty(max(1, n_segments))
@@ -903,7 +965,7 @@ def _nominal_times(step, x, first, last, stretch, a):
             c = sample.coef[i]
             if low.coef_stage[c] >= 0 and low.coef_stage[c] != stage:
                 stage = low.coef_stage[c]
-                _group_times(step, x, r, stage, speed, slow, seconds)
+                _group_times(low, sample, x, r, stage, speed, slow, seconds)
             total = 0.0
             for t in range(n_terms):
                 total += low.fixed_mean[row, c, t] + more[c, t]
@@ -913,9 +975,8 @@ def _nominal_times(step, x, first, last, stretch, a):
 
 
 @njit(cache=True, nogil=True)
-def _level_lanes(step, a, state, level):
+def _level_lanes(ops, graph, tail, a, state, level):
     """End of the step of one replica a lane, without noise and by itself: level[lane]."""
-    ops, graph, tail = step.ops, step.graph, step.sample.tail
     kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
     level[:], state[:] = 0.0, 0.0
     for phase in range(graph.phase_global.shape[0]):
@@ -939,7 +1000,7 @@ def _level_lanes(step, a, state, level):
 
 
 @njit(cache=True, nogil=True)
-def find_levels(step, x, level):
+def find_levels(step, sample, x, level):
     """Find every replica's persistent speed: its own step without noise, level[replica] [s]."""
     n = level.shape[0]
     a = np.zeros((step.low.call_cv.shape[0], LANES), np.float32)
@@ -948,17 +1009,17 @@ def find_levels(step, x, level):
     stretch = np.empty(step.low.parts.coef.shape[0])
     for first in range(0, n, LANES):
         last = min(n, first + LANES)
-        _nominal_times(step, x, first, last, stretch, a)
-        _level_lanes(step, a, state, lanes)
+        _nominal_times(step.low, sample, x, first, last, stretch, a)
+        _level_lanes(step.ops, step.graph, sample.tail, a, state, lanes)
         level[first:last] = lanes[: last - first]
 
 
 @njit(cache=True, nogil=True)
-def choose_replicas(sample, level, block, k0, k1, words):
+def choose_replicas(sample, level, block, k0, k1, words, chosen, weights):
     """Choose replicas to be simulated: replica 0, the slowest, and one of every stratum of others.
 
-    Returns them in rising order, the typical replica (n_replicas) last, and the weight of each of
-    them, the number of replicas that it stands for.
+    Fills chosen[row] in rising order, the typical replica (n_replicas) last, and weights[row], the
+    number of replicas that each of them stands for.
     """
     n, n_top, n_bulk = level.shape[0], sample.n_top, sample.n_bulk
     order = np.argsort(-level, kind="mergesort")
@@ -975,46 +1036,12 @@ def choose_replicas(sample, level, block, k0, k1, words):
         pick = lo + np.int64((hi - lo) * (words[0, i % LANES] / 4294967296.0))
         weight[order[n_top + pick]] = hi - lo
     weight[n] = 0.0
-    chosen = np.empty(2 + n_top + n_bulk, np.int64)
     at = 0
     for r in range(n):
         if weight[r] > 0.0:
-            chosen[at] = r
+            chosen[at], weights[at] = r, weight[r]
             at += 1
-    chosen[at] = n
-    return chosen, weight[chosen]
-
-
-@njit(cache=True, nogil=True)
-def _run_chosen(block, keys, step, regimes, step_words, x, chosen, words):
-    """Run the replicas of one block that are simulated, and return its buffers."""
-    key, lane0 = keys.stream, block * LANES
-    k0, k1 = key[RESIDUAL, 0], key[RESIDUAL, 1]
-    work = _new_work(step, keys)
-    fill_bank(step, regimes, step_words, 1, 0, lane0, key, work.vectors[0], False)
-    n_rows = chosen.shape[0]
-    if step.sample.export.shape[0] == 0:
-        lower_replicas(step.low, x, chosen, work.coef_a, work.coef_r)
-    else:
-        n_rows -= 1
-        lower_replicas(step.low, x, chosen[:n_rows], work.coef_a, work.coef_r)
-        work.coef_a[n_rows], work.coef_r[n_rows] = step.sample.typical, 0.0
-        _find_tails(step, work, chosen, lane0, k0, k1)
-    _run_phases(step, work, chosen, regimes, step_words, lane0, keys, words)
-    return work
-
-
-@njit(cache=True, nogil=True)
-def _stall_job(step, lane0, k0, k1, words, out_time):
-    """Add the stalls that stop the whole job."""
-    stalls = step.stalls
-    threshold = np.uint64(stalls.probability[0] * 4294967296.0)
-    philox_lanes(0, 0, lane0, STALL, k0, k1, words)
-    for lane in range(LANES):
-        out_time[lane] *= np.float32(stalls.quiet)
-        if np.uint64(words[0, lane]) < threshold:
-            length = 1.0 + lookup(step.tables, stalls.table, words[2, lane])
-            out_time[lane] += np.float32(stalls.duration * length)
+    chosen[at], weights[at] = n, 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -1080,14 +1107,13 @@ def unseen_slowest(sample, mean, std, count, u):
 
 
 @njit(cache=True, nogil=True)
-def _add_unseen(step, work, chosen, weight, level, lane0, key, words, out_time, out_path):
+def _add_unseen(sample, typical, after, chosen, weight, level, lane0, k0, k1, out_time, out_path):
     """Let the step wait for the slowest of the replicas that were not simulated, too."""
-    sample = step.sample
     mean, std, count = np.empty(BINS), np.empty(BINS), np.empty(BINS)
     if unseen_bins(sample, level, chosen, weight, mean, std, count) == 0:
         return
-    typical, after = work.own[chosen.shape[0] - 1], work.after
-    philox_lanes(0, 0, lane0, UNSEEN, key[RESIDUAL, 0], key[RESIDUAL, 1], words)
+    words = np.empty((4, LANES), np.uint32)
+    philox_lanes(0, 0, lane0, UNSEEN, k0, k1, words)
     for lane in range(LANES):
         u = (words[0, lane] + 0.5) / 4294967296.0
         ratio = unseen_slowest(sample, mean, std, count, u)
@@ -1099,70 +1125,62 @@ def _add_unseen(step, work, chosen, weight, level, lane0, key, words, out_time, 
 
 
 @njit(cache=True, nogil=True)
-def _simulate(block, keys, step, level):
-    """Run one block: its buffers, the replicas that were simulated and the weight of each."""
-    lane0, graph, ranks, key = block * LANES, step.graph, step.ranks, keys.stream
-    words = np.empty((4, LANES), np.uint32)
-    step_words = np.empty((4, LANES), np.uint32)
-    philox_lanes(0, 0, lane0, STEP, key[STEP, 0], key[STEP, 1], step_words)
-    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
-    draw_ranks(ranks, step.tables, block, key[RANK, 0], key[RANK, 1], words, x)
-    chosen, weight = np.arange(graph.n_replicas), np.ones(graph.n_replicas)
-    if step.sample.export.shape[0] > 0:
-        find_levels(step, x, level)
-        k0, k1 = key[RANK, 0], key[RANK, 1]
-        chosen, weight = choose_replicas(step.sample, level, block, k0, k1, words)
-    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
-    _draw_regimes(step.links, lane0, key[REGIME, 0], key[REGIME, 1], words, regimes)
-    work = _run_chosen(block, keys, step, regimes, step_words, x, chosen, words)
-    return work, chosen, weight, step_words
+def run_sampled_block(block, keys, step, sample, out, level, chosen, weight, own, after):
+    """Simulate some replicas of one block, and let the step wait for the others, too.
 
-
-@njit(cache=True, nogil=True)
-def run_block(block, keys, step, out_time, out_step, out_path, out_busy):
-    """Simulate one block of 64 replicates, which is one cluster.
-
-    Fills out_time[lane] [s], out_step[lane] (the step effect), and where the step's share has
-    classes out_path[class, lane] [s] and out_busy[stage, lane] [s].
+    Fills out.time[lane] and the other outputs as `run_block` does, and besides level[replica]
+    [s], chosen[row], weight[row], own[row, lane] [s] (the step if there were no other replica; the
+    last row is the typical one) and after[lane] [s] (what of the typical one's is due to the ops
+    of all replicas).
     """
-    graph, key, lane0 = step.graph, keys.stream, block * LANES
-    words = np.empty((4, LANES), np.uint32)
-    sampled = step.sample.export.shape[0] > 0
-    level = np.empty(graph.n_replicas if sampled else 0, np.float32)
-    work, chosen, weight, step_words = _simulate(block, keys, step, level)
+    out_time, out_step, out_path, out_busy = out
+    lane0, graph, key = block * LANES, step.graph, keys.stream
+    words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
+    x, regimes = _draw_cluster(block, key, step, words, step_words)
+    find_levels(step, sample, x, level)
+    choose_replicas(sample, level, block, key[RANK, 0], key[RANK, 1], words, chosen, weight)
+    n_rows, k0, k1 = chosen.shape[0], key[RESIDUAL, 0], key[RESIDUAL, 1]
+    work = _new_work(step, keys, n_rows, graph.n_global_slots)
+    lower_replicas(step.low, x, chosen[: n_rows - 1], work.coef_a, work.coef_r)
+    work.coef_a[n_rows - 1], work.coef_r[n_rows - 1] = sample.typical, 0.0
+    of_all, first = np.int64(1), np.int64(0)
+    vectors, typical = work.vectors[0], np.bool_(False)
+    fill_bank(step, regimes, step_words, of_all, first, lane0, key, vectors, typical)
+    _find_tails(step, sample.export, work, chosen, lane0, k0, k1)
+    _run_phases(step, work, chosen, regimes, step_words, lane0, keys, words)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     out_time[:] = work.state[final]
     out_path[:] = work.path[final]
-    out_busy[:] = work.busy
-    if sampled:
-        _add_unseen(step, work, chosen, weight, level, lane0, key, words, out_time, out_path)
-        out_busy *= np.float32(graph.n_replicas / (chosen.shape[0] - 1))
-    if step.stalls.entity == JOB_STALL:
-        _stall_job(step, lane0, key[STALL, 0], key[STALL, 1], words, out_time)
-    out_step[:] = np.float32(1.0)
-    if step.step_table >= 0:
-        for lane in range(LANES):
-            u = step_words[0, lane]
-            out_step[lane] *= np.float32(1.0) + lookup(step.tables, step.step_table, u)
+    out_busy[:] = work.busy * np.float32(graph.n_replicas / (n_rows - 1))
+    own[:], after[:] = work.own, work.after
+    typical = own[n_rows - 1]
+    _add_unseen(sample, typical, after, chosen, weight, level, lane0, k0, k1, out_time, out_path)
+    _end_block(step, lane0, key, words, step_words, out_time, out_step)
 
 
 @njit(cache=True, nogil=True)
-def run_pilot(block, keys, step, level, chosen, weight, own, after, time):
-    """Simulate one block to tell what replicas that are left out would take.
-
-    Fills level[replica] [s], chosen[row], weight[row], own[row, lane] [s] (the step if there were
-    no other replica; the last row is the typical one), after[lane] [s] (what of the typical one's
-    is due to the ops of all replicas) and time[lane] [s] of the replicas simulated together.
-    """
-    graph = step.graph
-    work, found, weights, _ = _simulate(block, keys, step, level)
-    chosen[:], weight[:], own[:] = found, weights, work.own
-    after[:] = work.after
-    time[:] = work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot]
+def microbatches(replicas, lane0, tables, table, n, k0, k1, out):
+    """Mean and longest microbatch of replicas, out[replica, lane, 2], of a mean of 1."""
+    words = np.empty((4, LANES), np.uint32)
+    out[:] = np.float32(0.0)
+    for r in range(replicas.shape[0]):
+        for m in range(n):
+            if m & 3 == 0:
+                philox_lanes(m >> 2, replicas[r], lane0, MICROBATCH, k0, k1, words)
+            for lane in range(LANES):
+                length = np.float32(1.0) + lookup(tables, table, words[m & 3, lane])
+                out[r, lane, 0] += length
+                out[r, lane, 1] = max(out[r, lane, 1], length)
+    out[:, :, 0] /= np.float32(n)
 
 
 @njit(cache=True, nogil=True)
-def run_range(first, keys, step, out_time, out_step, out_path, out_busy):
-    """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
+def run_sampled(first, keys, step, sample, out_time, out_step, out_path, out_busy):
+    """`run_range` where only some replicas are simulated."""
+    n_rows = 2 + sample.n_top + sample.n_bulk
+    level = np.empty(step.graph.n_replicas, np.float32)
+    chosen, weight = np.empty(n_rows, np.int64), np.empty(n_rows)
+    own, after = np.empty((n_rows, LANES), np.float32), np.empty(LANES, np.float32)
     for i in range(out_time.shape[0]):
-        run_block(first + i, keys, step, out_time[i], out_step[i], out_path[i], out_busy[i])
+        out = (out_time[i], out_step[i], out_path[i], out_busy[i])
+        run_sampled_block(first + i, keys, step, sample, out, level, chosen, weight, own, after)

@@ -12,30 +12,24 @@ References
 .. [1] David, Nagaraja, Order Statistics, 2003, section 2.1: the law of a maximum, prod_i F_i.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 from prism import engine
-from prism.program import Program, make_keys
+from prism.noiselaw import by_level, noise_table, widen
+from prism.program import Program, make_keys, make_room
 
 Array = NDArray[np.float64]
-Curve = Callable[[Array], Array]
 ENGINES = ("auto", "exact", "exchangeable")
 N_TOP, N_BULK = 64, 64  # replicas simulated in each cluster: the slowest, and of the others
 PILOT = 16  # clusters that tell what replicas take that are left out: 132,096 times
 ENOUGH = 1024  # replicas that `auto` simulates exactly
-KNOTS = 12  # of the mean time of a replica by its level
-TAIL = 0.05  # share of the noise that its tail is fitted on
-JOIN = 0.001  # share of the noise that is read from a smooth tail
-LEFT = 20  # values beyond which a tail that is not smooth is read from a law
-END = 6.4  # normal score at which the noise ends: chance 8e-11, of 1e6 replicas 8e-5
-CELLS = 4096  # of the noise's table
+DRAWN, MOST_DRAWN = 64, 1 << 17  # draws of microbatches in 64 lanes: for each replica, at most
 DOUBT = 0.2  # share of steps beyond the sample from which on a warning is given
 
 
@@ -234,22 +228,31 @@ class _Pilot(NamedTuple):
     weight: Array  # [block, row]
     own: NDArray[np.float32]  # [block, row, lane] s
     after: NDArray[np.float32]  # [block, lane] s, of the typical one's
-    time: NDArray[np.float32]  # [block, lane] s, of those simulated
+
+    def ratios(self) -> tuple[Array, Array]:
+        """Level [s] and step over the typical one's [lane], of every replica and block."""
+        work = self.own.astype(np.float64) - self.after[:, None]
+        level = np.take_along_axis(self.level, self.chosen[:, :-1], axis=1)
+        ratio = work[:, :-1] / work[:, -1:]
+        return level.astype(np.float64).ravel(), ratio.reshape(-1, engine.LANES)
 
 
 def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> _Pilot:
     step, sample = program.arrays(track=False), program.sample
     assert sample is not None
+    alone = sample.alone()
     n, rows, lanes = program.graph.n_replicas, 2 + sample.n_top + sample.n_bulk, engine.LANES
     out = _Pilot(
         np.empty((PILOT, n), np.float32), np.empty((PILOT, rows), np.int64),
         np.empty((PILOT, rows)), np.empty((PILOT, rows, lanes), np.float32),
         np.empty((PILOT, lanes), np.float32),
-        np.empty((PILOT, lanes), np.float32),
     )  # fmt: skip
 
     def one(block: int) -> None:
-        engine.run_pilot(block, keys, step, *(values[block] for values in out))
+        level, chosen, weight, own, after = (values[block] for values in out)
+        times = make_room(step, 1)
+        outs = (times[0][0], times[1][0], times[2][0], times[3][0])
+        engine.run_sampled_block(block, keys, step, alone, outs, level, chosen, weight, own, after)
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
         list(pool.map(one, range(PILOT)))
@@ -264,21 +267,17 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
 
     Notes
     -----
-    A replica's own work over the typical one's, which has the same shared effects, is
-    ``m(level) + s(level) e``: m rises with the level through means of `KNOTS` bins, s is a
-    straight line, and the law of e is pooled over replicas and clusters. Its tail is quadratic in
-    the normal score: near-normal sums follow that, and at 1 - 1e-6 of 66,000 values it has half
-    the error of a generalised Pareto tail, which has to extrapolate from far fewer of them.
+    A replica's own work over the typical one's, which has the same shared effects, follows the
+    law of `prism.noiselaw`. Where microbatches decide, most of it is known without simulating.
     """
     assert program.sample is not None
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
     pilot = _run_pilot(program, keys, threads)
-    level = np.concatenate([a[i[:-1]] for a, i in zip(pilot.level, pilot.chosen, strict=True)])
-    work = pilot.own.astype(np.float64) - pilot.after[:, None]
-    ratio = np.concatenate([a[:-1] / a[-1] for a in work])
-    knot, mean, std = _by_level(level.astype(np.float64), ratio)
+    level, ratio = pilot.ratios()
+    knot, mean, std = by_level(level, ratio)
     at = np.interp(level, knot, mean)[:, None]
-    noise = np.sort(((ratio - at) / np.interp(level, knot, std)[:, None]).ravel())
+    noise = ((ratio - at) / np.interp(level, knot, std)[:, None]).ravel()
+    noise = widen(noise, *_microbatches(program, keys, pilot.chosen))
     first, width, log_cdf = noise_table(noise)
     sample = program.sample._replace(
         knot=knot, mean=mean, std=std, first=first, width=width, log_cdf=log_cdf
@@ -288,82 +287,27 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
     return Unseen(replace(program, sample=sample), slowest, beyond, n_draws)
 
 
-def _by_level(level: Array, ratio: Array) -> tuple[Array, Array, Array]:
-    """Mean and spread [1] of replicas of like level, at knots [s]."""
-    bins = np.array_split(np.argsort(level, kind="stable"), KNOTS)
-    knot = np.array([level[i].mean() for i in bins])
-    mean = _rising(np.array([ratio[i].mean() for i in bins]))
-    centred = ratio - np.interp(level, knot, mean)[:, None]
-    std = np.array([centred[i].std() for i in bins])
-    if np.ptp(knot) > 1e-9 * knot[-1]:
-        std = np.maximum(np.polyval(np.polyfit(knot, std, 1), knot), 0.5 * std.min())
-    else:
-        knot = knot[0] + 1e-9 * max(abs(knot[0]), 1e-30) * np.arange(knot.size)
-        std[:] = std.mean()
-        mean[:] = mean.mean()
-    return knot, mean, np.maximum(std, 1e-12)
+def _microbatches(
+    program: Program, keys: engine.Keys, chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and longest microbatch [draw, 2] of the pilot, and of draws of which none is simulated.
 
-
-def _rising(values: Array) -> Array:
-    """Least-squares fit of equally weighted values that never falls, by pooling neighbours."""
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([float(value), 1.0])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, n), (b, m) = pools[-2], pools.pop()
-            pools[-1] = [(a * n + b * m) / (n + m), n + m]
-    return np.concatenate([np.full(int(n), a) for a, n in pools])
-
-
-def noise_table(noise: Array) -> tuple[float, float, Array]:
-    """Tabulate the log of a cdf: its first point, the distance between points, the values.
-
-    Parameters
-    ----------
-    noise : float64 [n]
-        Ascending.
+    All tables of a microbatch rise with the same uniform; the widest stands for them.
     """
-    n = noise.size
-    q = (np.arange(n) + 0.5) / n
-    end, tail = _tail(noise, q)
-    score = np.linspace(ndtri(end), END, 512)
-    beyond = np.maximum.accumulate(tail(score))
-    beyond += float(np.interp(end, q, noise)) - beyond[0]
-    body = q < end
-    x = np.maximum.accumulate(np.concatenate([noise[body], beyond]))
-    log_q = np.concatenate([np.log(q[body]), np.log(ndtr(score))])
-    grid = np.linspace(x[int(JOIN * n)], x[-1] + 1e-12, CELLS)
-    values = np.interp(grid, x, log_q)
-    values[-1] = 0.0
-    return float(grid[0]), float(grid[1] - grid[0]), values
-
-
-def _tail(noise: Array, q: Array) -> tuple[float, Curve]:
-    """Probability where the tail of the noise begins, and its quantiles by normal score.
-
-    Quadratic if that meets the data within a tenth of a standard deviation where few are left;
-    else the noise is no smooth law (lengths of sequences have steps), and a generalised Pareto law
-    of its last values goes on, by probability-weighted moments and never heavier than exponential.
-    """
-    last, i = 1.0 - LEFT / noise.size, q > 1.0 - TAIL
-    weight = np.sqrt((1.0 - q[i]) / TAIL)
-    smooth = np.polynomial.Polynomial.fit(ndtri(q[i]), noise[i], 2, w=weight)
-    miss = abs(float(smooth(ndtri(last))) - float(np.interp(last, q, noise)))
-    if miss < 0.1 * noise.std():
-        return 1.0 - JOIN, smooth
-    start = 1.0 - 0.1 * TAIL
-    above = noise[q > start]
-    above = above - above[0]
-    n = above.size
-    first, second = above.mean(), float((n - 1 - np.arange(n)) @ above) / (n - 1) / n
-    shape = min(2.0 - first / (first - 2.0 * second), -1e-3)
-    scale = first * (1.0 - shape)
-
-    def pareto(score: Array) -> Array:
-        p = ndtr(-score) / (1.0 - start)
-        return np.asarray(np.interp(start, q, noise) + scale / shape * (p**-shape - 1.0))
-
-    return last, pareto
+    bank, n = program.bank, program.graph.n_replicas
+    found = np.unique(bank.mb_table[bank.is_global == 0])
+    found = found[found >= 0]
+    n_drawn = min(DRAWN * n, MOST_DRAWN) if found.size else 0
+    told = np.zeros((*chosen[:, :-1].shape, engine.LANES, 2), np.float32)
+    drawn = np.zeros((n_drawn, engine.LANES, 2), np.float32)
+    if n_drawn:
+        table = int(found[np.argmax([program.tables[t, :1024, 0].std() for t in found])])
+        k = keys.stream[engine.MICROBATCH]
+        args = (program.tables, table, bank.n_microbatches, k[0], k[1])
+        for block, who in enumerate(chosen):
+            engine.microbatches(who[:-1], block * engine.LANES, *args, told[block])
+        engine.microbatches(n + 1 + np.arange(n_drawn), 0, *args, drawn)
+    return told.reshape(-1, 2), drawn.reshape(-1, 2)
 
 
 def _shares(sample: engine.Sample, pilot: _Pilot, largest: float) -> tuple[float, float]:
@@ -371,12 +315,13 @@ def _shares(sample: engine.Sample, pilot: _Pilot, largest: float) -> tuple[float
     mean, std, count = np.empty((3, engine.BINS))
     u = (np.arange(engine.LANES) + 0.5) / engine.LANES
     slowest = beyond = 0
-    for level, chosen, weight, own, after, time in zip(*pilot, strict=True):
+    for level, chosen, weight, own, after in zip(*pilot, strict=True):
         if engine.unseen_bins(sample, level, chosen, weight, mean, std, count) == 0:
             continue
         known = float((mean + std * largest)[count > 0.0].max())
         z = np.array([engine.unseen_slowest(sample, mean, std, count, v) for v in u])
-        waits = z[:, None] > ((time - after) / (own[-1] - after))[None, :]
+        seen = (own[:-1].max(axis=0) - after) / (own[-1] - after)
+        waits = z[:, None] > seen[None, :]
         slowest += waits.sum()
         beyond += (waits & (z > known)[:, None]).sum()
     pairs = PILOT * engine.LANES**2

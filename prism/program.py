@@ -69,15 +69,21 @@ class Program:
     sample: engine.Sample | None = None  # None: all replicas are simulated
 
     def arrays(self, track: bool) -> engine.Step:
-        """Arrays for `engine.run_range`, with or without tracking of the critical path."""
+        """Arrays of a step of all replicas, with or without tracking of the critical path."""
         shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
-        sample, graph = self.sample or engine.all_replicas(), self.graph
-        if sample.export.size and graph.n_state > 1:  # room for those that are simulated alone
-            graph = graph._replace(n_state=2 + sample.n_top + sample.n_bulk)
         return engine.Step(
-            self.ops, graph, self.bank, self.links, self.ranks, self.low, self.stalls,
-            self.tables, self.step_table, shares, sample,
+            self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
+            self.tables, self.step_table, shares,
         )  # fmt: skip
+
+    def work(self, track: bool) -> engine.Step | engine.SampledStep:
+        """Arrays for `run_chunk`: of all replicas, or of those that are simulated."""
+        step, sample = self.arrays(track), self.sample
+        if sample is None:
+            return step
+        if step.graph.n_state > 1:  # room for those that are simulated alone
+            step = step._replace(graph=step.graph._replace(n_state=engine.count_rows(sample)))
+        return engine.SampledStep(step, sample)
 
 
 class Tables:
@@ -240,11 +246,17 @@ def make_keys(seed: int) -> engine.Keys:
     return engine.Keys(stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32))
 
 
-def run_chunk(step: engine.Step, first: int, n: int, keys: engine.Keys) -> Arrays:
+def run_chunk(
+    work: engine.Step | engine.SampledStep, first: int, n: int, keys: engine.Keys
+) -> Arrays:
     """Run blocks first, first + 1, ...; gives what is not zero of `prism.simulate.run_blocks`."""
-    run: Callable[..., None] = engine.run_range  # typed by its arguments once it is compiled
+    run: Callable[..., None]  # typed by its arguments once it is compiled
+    if isinstance(work, engine.SampledStep):
+        run, step, args = engine.run_sampled, work.step, tuple(work)
+    else:
+        run, step, args = engine.run_range, work, (work,)
     out = make_room(step, n)
-    run(first, keys, step, *out)
+    run(first, keys, *args, *out)
     return out if step.share.shape[1] else out[:2]
 
 

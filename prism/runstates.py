@@ -151,7 +151,7 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
         slow = known.get(nodes[i], NodeSlowdown())
         slower = slow._replace(**{kind: factor * getattr(slow, kind)})
         program = relocate(calm, placement.slots, known | {nodes[i]: slower})
-        return Shared(program.arrays(track=False))
+        return Shared(program.work(track=False))
 
     times, keys = np.zeros(BLOCKS), make_keys(sim.seed)
 

@@ -210,13 +210,13 @@ def run_blocks(
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
     if needs_fit(program):
         program = fit_unseen(program, keys, threads).program
-    step, n = program.arrays(track), len(blocks)
-    out = make_room(step, n)
+    n = len(blocks)
+    out = make_room(program.arrays(track), n)
     each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
     size = min(CHUNK_S / each, -(-n // (4 * threads)))
     size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
     chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
-    shared, finished = Shared(step), 0
+    shared, finished = Shared(program.work(track)), 0
     args = [(blocks[chunk.start], len(chunk), keys) for chunk in chunks]
     tasks = [Task(run_chunk, shared, a, len(c) * each) for a, c in zip(args, chunks, strict=True)]
 

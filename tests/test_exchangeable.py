@@ -13,10 +13,11 @@ from prism.exchangeable import (
     choose_engine,
     fit_unseen,
     ignore_unseen,
-    noise_table,
     sample_replicas,
 )
 from prism.job import job_from_dict
+from prism.noiselaw import noise_table, widen
+from prism.program import make_keys, make_room
 from prism.results import spread
 from prism.simulate import prepare, run_blocks, simulate
 
@@ -104,12 +105,13 @@ def test_levels_order_the_replicas_of_the_exact_engine():
     """The replica that all of a quiet cluster's steps wait for is among the slowest levels."""
     program = sample_replicas(prepare(make_job(192, QUIET), 1).program, 16, 32)
     step, n = program.arrays(track=False), 192
-    keys = engine.Keys(np.zeros((10, 2), np.uint32) + np.uint32(3), np.zeros((2, 2), np.uint32),
-                       np.zeros((0, 3), np.float32))  # fmt: skip
     level, chosen = np.empty(n, np.float32), np.empty(50, np.int64)
-    weight, own = np.empty(50), np.empty((50, 64), np.float32)
-    after, time = np.empty(64, np.float32), np.empty(64, np.float32)
-    engine.run_pilot(0, keys, step, level, chosen, weight, own, after, time)
+    weight, own, after = np.empty(50), np.empty((50, 64), np.float32), np.empty(64, np.float32)
+    time, effect, path, busy = (a[0] for a in make_room(step, 1))
+    engine.run_sampled_block(
+        0, make_keys(3), step, program.sample.alone(), (time, effect, path, busy),
+        level, chosen, weight, own, after,
+    )  # fmt: skip
     assert chosen[0] == 0 and chosen[-1] == n and np.all(np.diff(chosen) > 0)
     assert weight.sum() == pytest.approx(n)
     assert np.isin(np.argsort(-level)[:16], chosen).all()
@@ -182,3 +184,22 @@ def test_estimate_says_what_it_simulated():
     few = estimate(make_job(16, QUIET), replicates=64, run_replicates=10, steps=10, seed=1,
                    engine="exchangeable")  # fmt: skip
     assert any("all 16 replicas" in text for text in summarize_estimate(few)["warnings"])
+
+
+def test_draws_of_microbatches_mend_the_tail_of_a_small_pilot():
+    """Noise that is mostly microbatches: the far tail is that of a sample 100 times as large."""
+    rng = np.random.default_rng(3)
+
+    def draw(n):
+        told = np.sort(rng.gamma(4.0, 0.25, (n, 8)), axis=1)[:, [3, -1]]
+        return told, told @ [0.5, 1.0] + 0.1 * rng.standard_normal(n)
+
+    (told, noise), (many, truth) = draw(10_000), draw(1_000_000)
+    found, exact = widen(noise, told, many), np.sort(truth)
+    assert found.size == 1_000_000
+    for share in (0.5, 1e-2, 1e-3, 1e-4):
+        assert np.quantile(found, 1.0 - share) == pytest.approx(
+            np.quantile(exact, 1.0 - share), abs=0.05 * exact.std()
+        )
+    free = rng.standard_normal(10_000)  # nothing to do with them: left as it is
+    assert np.array_equal(widen(free, told, many), np.sort(free))

@@ -29,6 +29,10 @@ JOBS = {
     "gpt3-175b-10752": ("gpt3-175b-10752", []),
     "llama3-405b-16k zero1, dp 256": (
         "llama3-405b-16k", [*LLAMA, "parallelism.tp=4", "parallelism.dp=256"]),
+    "gpt3-175b-10752 stressed": ("gpt3-175b-10752", ["variability.library=h100-stressed"]),
+    "llama3-405b-16k zero1, dp 1024 stressed": (
+        "llama3-405b-16k", [*LLAMA, "parallelism.dp=1024", "cluster.nodes=16384",
+                            "variability.library=h100-stressed"]),
     "gpt3-175b-16384": ("gpt3-175b-10752", ["parallelism.dp=512", "cluster.nodes=2048"]),
     "gpt3-175b-16384 stressed": (
         "gpt3-175b-10752", ["parallelism.dp=512", "cluster.nodes=2048",
