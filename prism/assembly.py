@@ -54,7 +54,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         v, needs_memory(slowdowns), call_std=v.call.std if shard_size(job) > 1 else 0.0
     )
     lowered = [lowerer.lower(t) for t in graph.op_types]
-    tables, bank = Tables(), Bank()
+    tables, bank = Tables(job.source), Bank()
     kernels = bool((graph.call >= 0).any())
     alone = kernels or shard_size(job) > 1
     call_std = 0.0 if alone else v.call.std
@@ -63,7 +63,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     bare = lowering_arrays(lowered, graph.op_types, member, call_std)
     op_tables, table_std = _residual_tables(lowered, graph, bare, v, call_std, tables)
     low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
-    step_table = tables.optional(v.step)
+    step_table = tables.optional(v.step, effect="step")
     links = _links(default, v, graph)
     vec, n_terms = _vectors(job, graph, lowered, v, tables, bank, step_table, kernels)
     stalls, quiet = _stalls(job, graph, v, tables)
@@ -147,7 +147,9 @@ def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables)
         node_table=tables.add(normal(1.0)),
         tables=np.array(
             [
-                tables.optional(v.rank, lowerer.rank_exponent(j)) if j < lowerer.n_random else -1
+                tables.optional(v.rank, lowerer.rank_exponent(j), "rank")
+                if j < lowerer.n_random
+                else -1
                 for j in range(len(lowerer.loadings))
             ],
             np.int32,
@@ -208,7 +210,7 @@ def _vectors(
     longest microbatch, but for one on a faster GPU. Experts take tokens of all ranks alike.
     """
     relative, n_own = _relative_speeds(job, v), n_own_links(job)
-    call_table = tables.optional(v.call) if kernels else -1
+    call_table = tables.optional(v.call, effect="call") if kernels else -1
     width = max(len(op.terms) for op in lowered)
     vec = np.zeros((graph.kind.size, width), np.int32)
     n_terms = np.ones(graph.kind.size, np.int32)
@@ -223,7 +225,7 @@ def _vectors(
             mb_table = tables.largest(v.microbatch, term.mb_loading, relative)
             called, call = call_table if term.compute else -1, int(graph.call[i])
             if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
-                called, call = tables.optional(v.expert), int(graph.microbatch[i])
+                called, call = tables.optional(v.expert, effect="expert"), int(graph.microbatch[i])
             called = called if call >= 0 else -1
             vec[i, t] = bank.add(
                 -1 if term.frozen else step_table,

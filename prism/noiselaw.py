@@ -92,13 +92,16 @@ def _tail(noise: Array, q: Array) -> tuple[float, Curve]:
     at = np.geomspace(TAIL / 2.0, 1.0 - last, 12)
     steep = smooth(-ndtri(at / 1.5)) - smooth(-ndtri(at * 1.5))  # of a factor 2.25 in 1 - q
     error = np.abs(steep) / np.log(2.25) / np.sqrt(at * noise.size)
-    miss = (smooth(-ndtri(at)) - np.interp(1.0 - at, q, noise)) / np.maximum(error, 1e-300)
+    least = 1e-9 * max(float(noise.std()), 1e-30)  # where values are alike there is no error
+    miss = (smooth(-ndtri(at)) - np.interp(1.0 - at, q, noise)) / np.maximum(error, least)
     if np.mean(miss**2) < MISS:
         return 1.0 - JOIN, smooth
     start = 1.0 - min(0.1 * TAIL, ABOVE / noise.size)
     above = noise[q > start]
     above = above - above[0]
     n = above.size
+    if above[-1] == 0.0:  # all alike: nothing to extrapolate from
+        return last, lambda score: np.full_like(score, noise[-1])
     first, second = above.mean(), float((n - 1 - np.arange(n)) @ above) / (n - 1) / n
     shape = min(2.0 - first / (first - 2.0 * second), -1e-3)
     scale = first * (1.0 - shape)

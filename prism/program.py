@@ -87,9 +87,10 @@ class Program:
 
 
 class Tables:
-    """Quantile tables, built once per (law, power)."""
+    """Quantile tables, built once per (law, power); `source` is the file that laws are of."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = "") -> None:
+        self.source = f"{source}: " if source else ""
         self.index: dict[Hashable, int] = {}
         self.arrays: list[NDArray[np.float32]] = []
 
@@ -116,22 +117,27 @@ class Tables:
             The law reaches below 0.
         """
         index = self.add(law)
-        self._check(law, index)
+        self._check(law, index, "residual")
         return index
 
-    def _check(self, law: Law, index: int) -> None:
+    def _check(self, law: Law, index: int, effect: str) -> None:
         if float(self.arrays[index][0, 0]) < -1.0:
+            name = law.family.replace("_", " ")
+            of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
+            way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
+            if effect == "residual":
+                way_out += " (or scale), or law: lognormal with a cv"
             raise PrismError(
-                f"a {law.family} law with cv {law.cv:.3g} gives negative durations; take a smaller "
-                "cv (or residual.scale), or the lognormal law"
+                f"{self.source}{of}: its law ({name}) with cv {law.cv:.3g} gives negative "
+                f"durations; {way_out}"
             )
 
-    def optional(self, law: Law, power: float = 1.0) -> int:
-        """Index of the table, -1 where the effect is off."""
+    def optional(self, law: Law, power: float = 1.0, effect: str = "") -> int:
+        """Index of the table, -1 where the effect is off; it is named where its law is refused."""
         if power == 0.0 or law.std == 0.0:
             return -1
         index = self.add(law, power)
-        self._check(law, index)
+        self._check(law, index, effect)
         return index
 
     def largest(self, law: Law, power: float, relative: NDArray[np.float64]) -> int:
@@ -150,7 +156,7 @@ class Tables:
         ``G(t) = mean over draws of prod_i F(t / relative_i)``, tabulated by logits.
         """
         if relative.shape[1] == 1 or power == 0.0 or law.std == 0.0:
-            return self.optional(law, power)
+            return self.optional(law, power, "microbatch")
         key = (law, power, relative.tobytes())
         if key in self.index:
             return self.index[key]

@@ -23,8 +23,13 @@ def stationary(rates: Array) -> Array:
 
 
 def expected_events(model: RunModel, n_steps: int) -> float:
-    """Events of one run, about."""
+    """Events of one run, about; they happen between its steps as well."""
     seconds = n_steps * float(model.mean[:, 0].mean())
+    c, e = model.checkpoints, model.evaluations
+    if c is not None and c.blocking:
+        seconds += n_steps // c.interval_steps * c.write_s
+    if e is not None:
+        seconds += n_steps // e.interval_steps * e.duration_s
     rate = sum(2.0 * e.rate_per_s for e in model.episodes)
     if model.interruptions is not None:
         rate += model.interruptions.rate_per_s

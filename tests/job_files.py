@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prism.errors import PrismError
 from prism.job import Job, job_from_dict
+from prism.pipelineshape import TRAITS
 
 SCHEMA = Job.model_json_schema()
 NOT_DRAWN = {"variability.model", "variability.ranks", "model.name"}
@@ -37,6 +38,10 @@ NUMBERS: dict[str, list[float]] = {
     "write_s": [0.0, 1.0, 60.0],
     "bandwidth_gbytes_per_s": [0.1, 50.0, 900.0],
     "latency_us": [0.0, 7.0, 5000.0],
+    "distance_km": [0.0, 0.3, 40.0, 9000.0],
+    "total_gbits_per_s": [1.0, 400.0, 1e5],
+    "oversubscription": [1.0, 3.0, 500.0],
+    "expert_imbalance": [1.0, 1.1, 2.5],
 }
 COUNTS: dict[str, list[int]] = {
     "steps": [1, 2, 200, 20_000],
@@ -44,6 +49,7 @@ COUNTS: dict[str, list[int]] = {
     "pod_gpus": [1, 2, 8, 64],
     "nvlink_domain_gpus": [1, 2, 4, 8, 16],
     "leaf_nodes": [1, 2, 16],
+    "expert_node_limit": [1, 2, 8],
 }
 LENGTHS = ["90s", "10min", "1h", "2d", 3600, 0.5]
 WORDS = {
@@ -60,6 +66,13 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
         kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
         return resolved(kinds[0])
     return schema
+
+
+def entries(schema: dict[str, Any]) -> dict[str, Any]:
+    """What stands under the names of a mapping that a user chooses; empty where there are none."""
+    by_pattern = schema.get("patternProperties", {}).values()
+    free = schema.get("additionalProperties")
+    return next(iter(by_pattern), free if isinstance(free, dict) else {})
 
 
 def within(schema: dict[str, Any], values: list[Any]) -> list[Any]:
@@ -104,8 +117,8 @@ def values(draw: Any, schema: dict[str, Any], path: str) -> Any:
     if kind == "array":
         some = {draw(values(schema["items"], path)) for _ in range(3)}
         return sorted(some)
-    if isinstance(schema.get("additionalProperties"), dict):
-        of = schema["additionalProperties"]
+    if entries(schema):
+        of = entries(schema)
         return {key: draw(values(of, f"{path}.{key}")) for key in ("gpu", "software")}
     return None
 
@@ -130,14 +143,30 @@ def blocks(draw: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
 
 STRUCTURE = {
     *(f"model.{k}" for k in ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads",
-                             "vocab_size", "seq_len", "durations")),
-    *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "microbatches", "schedule",
-                                   "data_parallel", "layer_split", "shard_size")),
-    *(f"cluster.{k}" for k in ("nodes", "gpus_per_node", "hosts", "node_slowdowns", "device")),
+                             "vocab_size", "seq_len", "durations", "head_size", "v_head_size",
+                             "q_lora_rank", "kv_lora_rank", "rope_head_size", "n_experts",
+                             "experts_per_token", "expert_ffn_size", "n_shared_experts",
+                             "n_dense_layers")),
+    *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "ep", "microbatches", "schedule",
+                                   "data_parallel", "layer_split", "shard_size",
+                                   "expert_imbalance", "expert_node_limit", "expert_overlap")),
+    *(f"cluster.{k}" for k in ("nodes", "gpus_per_node", "hosts", "node_slowdowns", "device",
+                               "tiers")),
 }  # fmt: skip
 """Keys whose values must fit together; `structures` draws them."""
-SOFT = {f"parallelism.{key}" for key in ("schedule", "data_parallel", "shard_size")}
+SOFT = {
+    *(f"parallelism.{key}" for key in ("schedule", "data_parallel", "shard_size")),
+    *(f"model.{key}" for key in ("head_size", "v_head_size")),
+    "cluster.tiers",
+}
 """Those of them that may be left out again."""
+TIERS = ("rack", "pod", "site")  # from the inside
+ONE_OF = (
+    ("oversubscription", "bandwidth_gbytes_per_s", "total_gbits_per_s"),
+    ("latency_us", "distance_km"),
+)
+"""Keys of a tier that say the same thing."""
+MANY = 129  # replicas of which the engine `exchangeable` simulates some
 
 
 def literals(block: str, key: str) -> list[str]:
@@ -152,23 +181,29 @@ def structures(draw: Any) -> dict[str, Any]:
     explicit = pick(True, False, False)
     tp, cp = (1, 1) if explicit else (pick(1, 1, 2, 4), pick(1, 1, 1, 2))
     pp, dp = pick(1, 1, 2, 3, 4), pick(1, 2, 4, 8)
-    schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "interleaved",
-                                     *literals("ParallelismBlock", "schedule")]))  # fmt: skip
-    vpp = 1 if schedule in ("1f1b", "gpipe", "zb-h1") or pp == 1 else pick(2, 2, 3)
-    layout = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatches": pp * pick(1, 2)}
+    if explicit and draw(chance(0.2)):  # cheap, and more than `exchangeable` simulates
+        pp, dp = pick(1, 2), pick(130, 200)
+    schedule = draw(st.sampled_from(literals("ParallelismBlock", "schedule")))
+    traits = TRAITS[schedule]
+    vpp = 1 if pp == 1 else traits.chunks or pick(2, 3)
+    layout = {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
     layout |= {"vpp": vpp} if vpp > 1 else {}
     if pp > 1:
-        layout["schedule"] = schedule
+        more = 0 if schedule == "interleaved" else pick(0, 0, 1)
+        layout |= {"schedule": schedule, "microbatches": pp * pick(1, 2, 2) + more}
+        if layout["microbatches"] < traits.rounds * pp:
+            layout["microbatches"] = traits.rounds * pp
     else:
         layout["microbatches"] = pick(1, 2, 5)
+        if draw(chance(0.1)):
+            layout["schedule"] = schedule
     if pick(True, False):
         kinds = [k for k in literals("ParallelismBlock", "data_parallel") if k not in RARE_WORDS]
         layout["data_parallel"] = draw(st.sampled_from(kinds))
         if layout["data_parallel"] == "hsdp" and pick(True, False):
             layout["shard_size"] = draw(st.sampled_from([n for n in (1, 2, 4, 8) if dp % n == 0]))
     if explicit:
-        each = lambda: pick(1.0, 0.01, [pick(0.5, 1.0, 2.0) for _ in range(pp)])  # noqa: E731
-        model: dict[str, Any] = {"durations": {"forward_s": each(), "backward_s": each()}}
+        model: dict[str, Any] = {"durations": draw(durations(pp))}
     else:
         n_heads = tp * pick(1, 2, 4)
         hidden = n_heads * pick(16, 64, 128)
@@ -179,18 +214,96 @@ def structures(draw: Any) -> dict[str, Any]:
             "n_kv_heads": pick(n_heads, tp), "vocab_size": tp * pick(128, 4000),
             "seq_len": 2 * cp * tp * pick(8, 256),
         }  # fmt: skip
+        if draw(chance(0.35)):
+            routed, many = draw(experts(tp, dp, model["n_layers"]))
+            model, layout = model | routed, layout | many
+        if draw(chance(0.2)):
+            model |= draw(latents(hidden // n_heads)) | {"n_kv_heads": n_heads}
+        elif draw(chance(0.1)):
+            model |= {pick("head_size", "v_head_size"): pick(1, 24, 200)}
         if draw(chance(0.1)):
             model["name"] = "llama3-8b"
         if pp > 1 and draw(chance(0.15)):
             extra = [pick(0, 1) for _ in range(chunks)]
             layout["layer_split"] = [1 + n for n in extra]
             model["n_layers"] = chunks + sum(extra)
-    return {"model": model, "parallelism": layout, "cluster": draw(machines(tp * cp * pp * dp))}
+    cluster = draw(machines(tp * cp * pp * dp, not explicit))
+    return {"model": model, "parallelism": layout, "cluster": cluster}
 
 
 @st.composite
-def machines(draw: Any, world: int) -> dict[str, Any]:
-    """Draw nodes for some GPUs: known slow ones, spares, another order."""
+def durations(draw: Any, pp: int) -> dict[str, Any]:
+    """Draw durations of a stage's forward, backward, and of the part of it that may wait."""
+    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    each = lambda: pick(1.0, 0.01, [pick(0.0, 0.5, 1.0, 2.0) for _ in range(pp)])  # noqa: E731
+    out = {"forward_s": each(), "backward_s": each()}
+    if draw(chance(0.4)):
+        whole, share = out["backward_s"], pick(0.0, 0.3, 0.5, 1.0)
+        several = isinstance(whole, list)
+        out["weight_s"] = [share * b for b in whole] if several else share * whole
+    return out
+
+
+@st.composite
+def experts(draw: Any, tp: int, dp: int, n_layers: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw experts of a model, and how a layout shares them."""
+    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    n = pick(4, 8, 24)
+    model = {
+        "n_experts": n,
+        "experts_per_token": pick(1, 2, n),
+        "expert_ffn_size": tp * pick(8, 96),
+    }
+    model |= {"n_shared_experts": pick(0, 1, 2), "n_dense_layers": pick(0, n_layers - 1)}
+    if draw(chance(0.2)):
+        del model["expert_ffn_size"]
+    layout: dict[str, Any] = {"ep": pick(*[k for k in (2, 4, 8, 1) if dp % k == n % k == 0])}
+    if layout["ep"] > 1:
+        for key in ("expert_imbalance", "expert_node_limit", "expert_overlap"):
+            if draw(chance(0.4)):
+                kind = SCHEMA["$defs"]["ParallelismBlock"]["properties"][key]
+                layout[key] = draw(values(kind, f"parallelism.{key}"))
+    return model, layout
+
+
+@st.composite
+def latents(draw: Any, width: int) -> dict[str, Any]:
+    """Draw the widths of latent attention, beside heads of a width."""
+    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    rope = pick(1, width // 2, width)
+    model = {"head_size": width, "rope_head_size": rope, "q_lora_rank": pick(8, 200)}
+    model |= {"kv_lora_rank": pick(8, 64)}
+    return model | ({"v_head_size": pick(16, width)} if draw(chance(0.5)) else {})
+
+
+@st.composite
+def tiers(draw: Any, unit: int, world: int) -> dict[str, Any]:
+    """Draw tiers of whole units of so many GPUs, in a job of `world`; some larger than it."""
+    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    kind = SCHEMA["$defs"]["TierBlock"]
+    names = sorted(draw(st.sets(st.sampled_from(TIERS), min_size=1)), key=TIERS.index)
+    out, latency = {}, 0.0
+    for name in names:
+        unit *= pick(1, 2, 2, 3) if not out and unit < world else 2
+        tier = draw(blocks(kind, "cluster.tiers.tier")) | {"gpus": unit}
+        for keys in ONE_OF:
+            given = [key for key in keys if key in tier]
+            for key in given[1:] if not draw(chance(0.5)) else given[:-1]:
+                del tier[key]
+        tier.pop("efficiency", None)
+        if {"bandwidth_gbytes_per_s", "total_gbits_per_s"} & set(tier) and draw(chance(0.5)):
+            efficiency = kind["properties"]["efficiency"]
+            tier["efficiency"] = draw(values(efficiency, "cluster.tiers.tier.efficiency"))
+        if "latency_us" in tier:  # of what is farther away, or the device's own
+            latency = max(latency, pick(30.0, tier["latency_us"]))
+            tier["latency_us"] = latency
+        out[name] = tier
+    return out
+
+
+@st.composite
+def machines(draw: Any, world: int, messages: bool) -> dict[str, Any]:
+    """Draw nodes for some GPUs: known slow ones, spares, another order, tiers for messages."""
     pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
     per_node = draw(st.sampled_from([n for n in (1, 2, 4, 8, 16) if world % n == 0]))
     n_slots = n_nodes = world // per_node
@@ -205,6 +318,8 @@ def machines(draw: Any, world: int) -> dict[str, Any]:
         cluster["node_slowdowns"] = {node: draw(st.sampled_from(slow))}
     if draw(chance(0.25)):
         cluster["device"] = draw(st.sampled_from(literals("ClusterBlock", "device")))
+    if messages and world > per_node and draw(chance(0.5)):
+        cluster["tiers"] = draw(tiers(per_node, world))
     return cluster | {"nodes": n_nodes}
 
 

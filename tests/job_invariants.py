@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import yaml
+from job_files import MANY, ONE_OF
 
 from prism.estimate import estimate
-from prism.job import load_job
+from prism.job import Job, load_job
+from prism.kernels import is_compute
+from prism.simulate import prepare, prepare_variability
 
 REPLICATES, RUNS = 256, 20
 SEED = 7
@@ -77,22 +80,33 @@ def check_job(call: Call, tree: dict[str, Any], folder: Path) -> dict[str, bool]
     if found is None:  # what it refuses, nothing else may take
         return done | {"rank": False, "place": False, "sweep": False}
     check_estimate(found, path)
+    job = load_job(path)
+    check_work(found["ideal_step_time"], job)
+    if job.parallelism.dp > MANY:
+        some = answer(call, "estimate", path, *sizes, "--run-replicates", RUNS, *common,
+                      "--engine", "exchangeable")  # fmt: skip
+        need(some is not None, "estimate --engine exchangeable refuses what estimate takes")
+        check_exchangeable(some, found)
     alone = answer(call, "estimate", path, *sizes, "--run-replicates", RUNS, *common,
                    "--dependence", "none")  # fmt: skip
     need(alone is not None, "estimate --dependence none refuses what estimate takes")
     ranked = answer(call, "rank", path, "--quick", *common)
     if ranked is not None:
-        check_rank(ranked)
+        check_rank(ranked, job)
     slow = () if tree["cluster"].get("node_slowdowns") else ("--slow-nodes", 1, "--slowdown", 1.2)
     placed = answer(call, "place", path, *slow, *common)
     if placed is not None:
         check_place(placed)
     key = "cluster.scale.compute.cv"
-    own = load_job(path).cluster.scale.compute.cv
+    own = job.cluster.scale.compute.cv
     vary = f"{key}={own!r},{own + 0.5!r}"
     swept = answer(call, "sweep", path, "--vary", vary, *sizes, *common)
     need(swept is not None, "sweep refuses what estimate takes")
     check_sweep(swept, found, key, own)
+    for key, values in tier_settings(job):
+        rows = answer(call, "sweep", path, "--vary", f"{key}={values}", *sizes, *common)
+        need(rows is not None, f"sweep --vary {key}={values} refuses what estimate takes")
+        check_never_slower(rows["rows"], key)
     return done | {"rank": ranked is not None, "place": placed is not None, "sweep": True}
 
 
@@ -139,7 +153,9 @@ def check_estimate(found: dict[str, Any], path: Path) -> None:
         need(row["std"] >= 0.0 and row["mean"] > 0.0, f"{name}: {row}")
     step, ideal = found["step_time"], found["ideal_step_time"]
     clusters = REPLICATES / 64
-    error = max(step["mean_se"] or 0.0, step["std"] / math.sqrt(clusters))
+    # a lemon or two in twenty GPUs: where none was drawn, the steps do not tell how much is missing
+    spread = max(step["std"], ideal * prepare_variability(load_job(path)).rank.std)
+    error = max(step["mean_se"] or 0.0, spread / math.sqrt(clusters))
     need(
         step["mean"] >= ideal * (1.0 - FLOAT) - 6.0 * error,
         f"mean step {step['mean']} < ideal {ideal} by more than its error {error}",
@@ -163,8 +179,70 @@ def _numbers(tree: Any) -> list[float]:
     return [float(tree)] if isinstance(tree, int | float) and not isinstance(tree, bool) else []
 
 
-def check_rank(found: dict[str, Any]) -> None:
+def check_work(ideal: float, job: Job) -> None:
+    """Check an ideal step against the compute of its busiest stage, and of all stages in turn."""
+    step, p = prepare(job, SEED), job.parallelism
+    busy = [
+        p.microbatches * math.fsum(
+            kernel.duration
+            for chunk in row
+            for kernel in (*chunk.forward, *chunk.backward)
+            if is_compute(kernel.kernel_class)
+        )
+        for row in step.workload.chunks
+    ]  # fmt: skip
+    need(ideal >= max(busy) * (1.0 - FLOAT), f"ideal step {ideal} < busiest stage {max(busy)}")
+    if job.model.durations is not None:
+        whole = math.fsum(busy)
+        need(ideal <= whole * (1.0 + FLOAT), f"ideal step {ideal} > all stages in turn {whole}")
+
+
+def check_exchangeable(found: dict[str, Any], exact: dict[str, Any]) -> None:
+    """Check steps of which some replicas were drawn from a law against those with all of them."""
+    need(
+        math.isclose(found["ideal_step_time"], exact["ideal_step_time"], rel_tol=FLOAT),
+        f"exchangeable: ideal {found['ideal_step_time']}, exact {exact['ideal_step_time']}",
+    )
+    row, other = found["step_time"], exact["step_time"]
+    for name, errors in (("mean", 0.5), ("p50", 1.0), ("p95", 2.0)):
+        error = errors * max(row["std"], other["std"]) + FLOAT * other[name]
+        text = f"exchangeable: {name} {row[name]}, exact {other[name]}, std {other['std']}"
+        need(abs(row[name] - other[name]) <= error, text)
+
+
+def tier_settings(job: Job) -> list[tuple[str, str]]:
+    """Return keys of the outermost tier with two values each, the faster one first."""
+    if not job.cluster.tiers:
+        return []
+    name, tier = max(job.cluster.tiers.items(), key=lambda item: item[1].gpus)
+    out, far = "oversubscription", "latency_us"
+    out = next((key for key in ONE_OF[0] if getattr(tier, key) is not None), out)
+    far = next((key for key in ONE_OF[1] if getattr(tier, key) is not None), "")
+    own = getattr(tier, out) or 1.0
+    low, high = (own, 4.0 * own) if out == "oversubscription" else (4.0 * own, own)
+    found = [(f"cluster.tiers.{name}.{out}", f"{low!r},{high!r}")]
+    if far:
+        own = getattr(tier, far)
+        found.append((f"cluster.tiers.{name}.{far}", f"{own!r},{4.0 * own + 100.0!r}"))
+    return found
+
+
+def check_never_slower(rows: list[dict[str, Any]], key: str) -> None:
+    """Check that the first of two settings is not slower than the second, on the same draws."""
+    fast, slow = rows
+    for name, slack in (("ideal_step_time", FLOAT), ("step_time", 1e-3)):
+        one, other = (row[name] if slack == FLOAT else row[name]["mean"] for row in (fast, slow))
+        text = f"sweep {key}: {name} {one} at {fast[key]} > {other} at {slow[key]}"
+        need(one <= other * (1.0 + slack), text)
+
+
+def check_rank(found: dict[str, Any], job: Job) -> None:
     """Check that shares are finite and, where they are of a whole, add up."""
+    routed, cv = (
+        "expert" in [r["name"] for r in found["effects"]],
+        prepare_variability(job).expert.cv,
+    )
+    need(routed == (cv > 0.0), f"rank: {'a' if routed else 'no'} row of experts of CV {cv}")
     rows = [*found["kernels"], *found["effects"]]
     need(all(map(math.isfinite, _numbers(rows))), f"rank: not finite: {rows}")
     for name in ("critical_path_share", "time_share"):

@@ -146,6 +146,24 @@ def test_noise_table_of_steps_has_no_endless_tail():
     assert np.interp(np.log1p(-1e-6), log_cdf, grid) < 18.1 + noise.std()  # it is at most 18.1
 
 
+@pytest.mark.parametrize("noise", [np.zeros(132_096), np.repeat([0.0, 1.0], 66_048)])
+def test_noise_whose_largest_values_are_alike_ends_with_them(noise):
+    first, width, log_cdf = noise_table(noise)
+    assert np.isfinite(log_cdf).all() and log_cdf[-1] == 0.0
+    assert first + width * log_cdf.size == pytest.approx(noise[-1], abs=1e-3)
+
+
+def test_replicas_without_noise_take_what_the_ideal_step_does():
+    job = job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 0.01}},
+        "parallelism": {"dp": 200, "microbatches": 2},
+        "variability": {"library": None},
+    })  # fmt: skip
+    found = simulate(job, 128, seed=1, engine="exchangeable")
+    assert json.loads(found.attrs["replicas"])["engine"] == "exchangeable"
+    assert found.step_time.values == pytest.approx(2.02, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("layout", "effects", "reason"),
     [

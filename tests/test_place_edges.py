@@ -1,6 +1,7 @@
 """Questions of placement at the edges: fast nodes, all nodes slow, what shares are shares of."""
 
 import pytest
+from place_jobs import small
 
 import prism
 from prism.errors import PrismError
@@ -28,6 +29,16 @@ def test_costs_are_shares_of_the_step_without_a_slow_node():
     found = summarize_place(place(eight_stages(), nodes={3: slow_node(1.2)}, seed=1))
     assert found["alike_step"] == pytest.approx(117.0, rel=1e-5)
     assert found["slot_cost"][0][0] == pytest.approx(132.0 - 117.0, rel=1e-4)
+
+
+def test_slow_nodes_that_are_spares():
+    """Nothing can be done about a node that no rank is on, though layers could move."""
+    cluster = {"nodes": 3, "hosts": [1], "gpus_per_node": 2}
+    job = small(dp=1, pp=2, tp=1, cluster=cluster, layer_split=[5, 3])
+    found = summarize_place(place(job, nodes={0: slow_node(1.1)}, seed=1))
+    assert found["best"] == found["current"]
+    reasons = [a["impossible"] for a in found["alternatives"].values() if "impossible" in a]
+    assert reasons == ["no slow node takes part in the job: all are spares"] * 5
 
 
 def test_all_nodes_slow_alike():

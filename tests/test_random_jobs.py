@@ -6,9 +6,11 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from job_files import (
+    MANY,
     NOT_DRAWN,
     SCHEMA,
     STRUCTURE,
+    entries,
     job_files,
     mend,
     resolved,
@@ -19,6 +21,7 @@ from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_swe
 
 from prism.errors import PrismError
 from prism.job import job_from_dict
+from prism.jobhardware import HardwareScale
 
 RANDOM = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -47,6 +50,8 @@ def test_fifty_random_jobs(run, tmp_path, monkeypatch):
 def keys_of(schema, path=""):
     """Every key of the schema that has a value."""
     schema = resolved(schema)
+    if "properties" in resolved(entries(schema)):
+        return keys_of(entries(schema), f"{path}.*")
     if "properties" not in schema:
         return {path}
     return {
@@ -74,22 +79,29 @@ def kind_of(path):
     """A key's own part of the schema."""
     schema = SCHEMA
     for name in path.split("."):
-        schema = resolved(schema)["properties"][name]
+        schema = resolved(schema)
+        schema = entries(schema) if name == "*" else schema["properties"][name]
     return schema
+
+
+def written(tree, schema=SCHEMA, path=""):
+    """Keys of a file and of its blocks, * for a name that the user chose."""
+    schema = resolved(schema)
+    free = resolved(entries(schema))
+    for name, value in tree.items():
+        kind = free if "properties" in free else schema["properties"][name]
+        here = f"{path}.{'*' if kind is free else name}".lstrip(".")
+        yield here
+        if isinstance(value, dict) and ("properties" in kind or here not in keys_of(SCHEMA)):
+            yield from written(value, kind, here)
 
 
 def test_every_key_of_the_schema_can_be_drawn():
     """A key that is added to a block is drawn too; one of a new kind fails here."""
-    built = Counter(
-        f"{block}.{key}"
-        for tree in some(structures(), 200)
-        for block, keys in tree.items()
-        for key in keys
-    )
+    built = Counter(key for tree in some(structures(), 500) for key in written(tree))
     for path in sorted(keys_of(SCHEMA) - NOT_DRAWN):
-        own = {path, path.rpartition(".")[0]} & STRUCTURE  # durations are drawn whole
-        if own:
-            assert built[own.pop()], path
+        if any(f"{path}.".startswith(f"{block}.") for block in STRUCTURE):
+            assert built[path], path
             continue
         drawn = some(values(kind_of(path), path), 5)
         assert drawn, path
@@ -97,9 +109,9 @@ def test_every_key_of_the_schema_can_be_drawn():
 
 
 def test_most_files_are_jobs_and_some_are_not():
-    good, words = Counter(), set()
+    good, words, share = Counter(), set(), Counter()
 
-    @settings(RANDOM, max_examples=200)
+    @settings(RANDOM, max_examples=300)
     @given(job_files())
     def draw(tree):
         try:
@@ -110,10 +122,17 @@ def test_most_files_are_jobs_and_some_are_not():
             good[True] += 1
             p = job.parallelism
             words.update((p.schedule if p.pp > 1 else "", p.data_parallel, job.cluster.placement))
+            share["experts"] += p.ep > 1
+            share["tiers"] += bool(job.cluster.tiers)
+            share["split"] += p.splits
+            share["many"] += p.dp > MANY
+            share["scaled"] += job.cluster.scale != HardwareScale()
 
     draw()
-    assert 0.7 * 200 < good[True] < 200
+    assert 0.7 * 300 < good[True] < 300
     assert words >= {"gpipe", "1f1b", "interleaved", "ddp", "zero1", "fsdp", "hsdp", "megatron"}
+    assert words >= {"zb-h1", "zb-v", "dualpipe-v"}
+    assert all(n > 0.04 * good[True] for n in share.values()), share
 
 
 def test_mending_leaves_a_good_file_alone():

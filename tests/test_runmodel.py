@@ -26,7 +26,7 @@ from prism.runmodel import (
     Stalls,
     simulate_runs,
 )
-from prism.runrates import stationary
+from prism.runrates import expected_events, stationary
 
 MEAN = 1.0 * (1.0 + 0.005 * default_rng(0).standard_normal((50, 1)))
 PLAIN = RunModel(MEAN, 0.02 + 0.0 * MEAN, ideal_s=0.9, n_nodes=8)
@@ -167,6 +167,17 @@ def test_congestion_too_quick_to_follow_counts_by_its_long_run_spread(monkeypatc
     assert averaged.terms["congestion"].mean() == pytest.approx(
         followed.terms["congestion"].mean(), rel=0.02
     )
+
+
+def test_congestion_comes_and_goes_between_steps_as_well():
+    """Else a run of long evaluations follows every change, for minutes instead of a second."""
+    case = model(**CASES["congestion"])
+    rate = expected_events(case, 1000) / 1000 / case.mean[:, 0].mean()
+    idle = replace(case, evaluations=Evaluations(10, 3600.0), checkpoints=Checkpoints(100, 60.0))
+    more = expected_events(idle, 1000) - expected_events(case, 1000)
+    assert more == pytest.approx(rate * (100 * 3600.0 + 10 * 60.0))
+    assert runmodel._averaged(case, 1000) is case
+    assert runmodel._averaged(idle, 10_000).mean.shape[1] < case.mean.shape[1]
 
 
 def test_short_runs_are_walked_as_long_ones_sum():

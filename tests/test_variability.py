@@ -40,8 +40,13 @@ def test_lemons_beyond_max_slowdown_are_refused():
 
 def test_laws_that_reach_below_zero_are_refused():
     residual = "variability.effects.residual={law: normal, cv: 0.5}"
-    with pytest.raises(PrismError, match="gives negative durations"):
+    with pytest.raises(PrismError, match="yaml.*effects.residual: its law .normal.*lognormal"):
         prepare(load_job("pipeline-8x32", [residual]), 1)
+    call = "variability.effects={call: {cv: 1.5}}"
+    with pytest.raises(
+        PrismError, match="effects.call: .* cv 1.5 gives negative.*smaller.*call.cv"
+    ):
+        prepare(load_job("gpt3-175b-512", [call, "variability.resolution=kernel"]), 1)
 
 
 def test_without_a_library_effects_are_off_unless_set():

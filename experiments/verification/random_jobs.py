@@ -3,7 +3,7 @@
 ``python experiments/verification/random_jobs.py [N [SEED]]`` draws N (1,000) job files as
 ``tests/test_random_jobs.py`` draws 50, runs the four commands in this process with that test's
 small budgets (``PRISM_FULL=1``: with their own), and prints every invariant that does not hold with
-its file, which is kept. It exits with 1 if there is one.
+its file, which is kept. It exits with 1 if there is one. Ctrl-C ends it with what there is by then.
 """
 
 import contextlib
@@ -32,6 +32,8 @@ def call(*arguments):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = entry.main([str(argument) for argument in arguments])
+    if status == 130:  # the command was interrupted, so all are
+        raise KeyboardInterrupt
     return status, out.getvalue(), err.getvalue()
 
 
@@ -64,7 +66,8 @@ def main(n: int, seed: int) -> int:
             print(f"{kept}: {type(error).__name__}: {error}", flush=True)
         slowest[json.dumps(tree)] = time.perf_counter() - start
 
-    draw()
+    with contextlib.suppress(KeyboardInterrupt):  # what there is by then
+        draw()
     print(", ".join(f"{name} {count}" for name, count in taken.items()))
     print(f"{len(broken)} broken; {time.perf_counter() - begin:.0f} s; slowest:")
     for tree, seconds in slowest.most_common(3):

@@ -69,6 +69,9 @@ def list_alternatives(
         "fewer_layers": lambda: fewer_layers(problem, same_stage, seed),
         "fewer_microbatches": lambda: fewer_microbatches(problem, together),
     }
+    if problem.slow.isdisjoint(problem.hosts.tolist()):
+        text = "no slow node takes part in the job: all are spares"
+        return [Alternative(n, n.replace("_", " "), impossible=text) for n in makers]
     out = []
     for name, make in makers.items():
         try:
