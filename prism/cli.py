@@ -205,6 +205,7 @@ def schedule(
     from prism.files import atomic_write
     from prism.schedule import (
         Slots,
+        action_letter,
         action_times,
         format_schedule,
         make_schedule,
@@ -213,6 +214,11 @@ def schedule(
     )
 
     if name.lower().endswith(".csv"):
+        if any(count is not None for count in (stages, microbatches, chunks)):
+            raise click.UsageError(
+                f"{name} says its stages, microbatches and chunks itself; leave --stages, "
+                "--microbatches and --chunks out"
+            )
         actions = _read_schedule(name)
     else:
         if stages is None or microbatches is None:
@@ -234,9 +240,18 @@ def schedule(
         "stages": len(actions),
         "microbatches": 1 + max(action.microbatch for row in actions for action in row),
         "chunks": 1 + max(action.chunk for row in actions for action in row),
-        "slots": {"F": slots.forward, "B": slots.backward, "W": slots.weight, "step": max(ends)},
+        "slots": {
+            "F": slots.forward,
+            "B": slots.backward,
+            "I": slots.backward - slots.weight,
+            "W": slots.weight,
+            "step": max(ends),
+        },
         "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
-        "actions": [[list(action) for action in row] for row in actions],
+        "actions": [
+            [[action_letter(a, actions.split_of(stage)), a.chunk, a.microbatch] for a in row]
+            for stage, row in enumerate(actions)
+        ],
     }
     answer(numbers, as_json, lambda _: format_schedule(actions))
     for path in (csv_file, plot_file):

@@ -79,7 +79,9 @@ def choose_engine(program: Program, name: str, limit: int = ENOUGH) -> tuple[Pro
     if name == "exact" or (name == "auto" and n <= limit):
         return program, exact
     if n <= 1 + N_TOP + N_BULK:
-        return program, exact._replace(reason=f"{n} replicas are few enough")
+        return program, exact._replace(
+            reason=f"{n} replica{'s are' if n > 1 else ' is'} few enough"
+        )
     reason = _obstacle(program)
     if reason:
         return program, exact._replace(reason=reason)

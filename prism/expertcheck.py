@@ -106,6 +106,13 @@ def _check_shares(m: ModelBlock, p: ParallelismBlock) -> Iterator[Problem]:
         fits = ", ".join(str(n) for n in range(1, m.n_experts + 1) if m.n_experts % n == 0)
         text = f"{p.ep} does not divide n_experts = {m.n_experts}; take one of {fits}"
         yield Problem(key, (key, "model.n_experts", "model.name"), text)
+    # a token's experts are distinct: a rank computes it at most once for each expert it holds
+    most = min(p.ep, m.n_experts / max(m.experts_per_token, 1))
+    if p.ep > 1 and p.expert_imbalance is not None and p.expert_imbalance > most >= 1:
+        key = "parallelism.expert_imbalance"
+        text = f"{p.expert_imbalance:g}, but {p.ep} ranks of {m.n_experts} experts, "
+        text += f"{m.experts_per_token} to a token, have {most:g} times the mean at most; lower it"
+        yield Problem(key, (key, "parallelism.ep", "model.name"), text)
     width = m.expert_ffn_size or m.ffn_size
     if width % p.tp:
         key = "parallelism.tp"

@@ -159,8 +159,8 @@ def _to_disk(file: Path) -> None:
         os.close(descriptor)
 
 
-def check_directory(directory: str | os.PathLike[str]) -> None:
-    """Refuse an output folder that cannot be written, before any work is done for it.
+def check_directory(directory: str | os.PathLike[str], option: str = "-o") -> None:
+    """Refuse a folder of an option that cannot be written, before any work is done for it.
 
     Raises
     ------
@@ -170,16 +170,22 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
     directory = Path(directory)
     try:
         if directory.exists() and not directory.is_dir():
-            raise PrismError(f"{directory}: is a file; expected a folder, choose another with -o")
+            raise PrismError(
+                f"{directory}: is a file; expected a folder, choose another with {option}"
+            )
         above = directory.absolute()
         while not above.exists():
             above = above.parent
     except OSError as error:
         raise PrismError(_cannot_write(directory, error)) from error
     if not above.is_dir():
-        raise PrismError(f"{directory}: {above} is a file, not a folder; choose another with -o")
+        raise PrismError(
+            f"{directory}: {above} is a file, not a folder; choose another with {option}"
+        )
     if not os.access(above, os.W_OK | os.X_OK):
-        raise PrismError(f"{directory}: no permission to write in {above}; choose another with -o")
+        raise PrismError(
+            f"{directory}: no permission to write in {above}; choose another with {option}"
+        )
 
 
 def _cannot_write(path: Path, error: OSError) -> str:

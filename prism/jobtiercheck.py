@@ -59,7 +59,9 @@ def _check_nesting(b: Blocks) -> Iterator[Problem]:
         sizes.append((f"the {name}'s", key, tier.gpus))
     for (inner, inner_key, size), (_, key, gpus) in pairwise(sizes):
         if gpus % size or (gpus == size and inner.startswith("the ")):
-            ways = [n for n in (gpus // size * size, (gpus // size + 1) * size) if n > size]
+            least = 2 * size if inner.startswith("the ") else size
+            ways = [n for n in (gpus // size * size, (gpus // size + 1) * size) if n >= least]
+            ways = ways or [least]
             way_out = " or ".join(str(n) for n in ways)
             text = f"{gpus} GPUs do not hold whole units of {inner} {size}; set {way_out}"
             yield Problem(key, (key, inner_key), text)

@@ -126,7 +126,8 @@ class Tables:
             of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
             way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
             if effect == "residual":
-                way_out += " (or scale), or law: lognormal with a cv"
+                way_out += " (or scale)"
+                way_out += "" if law.family == "lognormal" else ", or law: lognormal with a cv"
             raise PrismError(
                 f"{self.source}{of}: its law ({name}) with cv {law.cv:.3g} gives negative "
                 f"durations; {way_out}"

@@ -187,7 +187,7 @@ def schedule_to_csv(schedule: Schedule) -> str:
     for stage, row in enumerate(schedule):
         split = schedule.split_of(stage)
         writer.writerow(
-            f"{virtual_stages.virtual(stage, a.chunk)}{_letter(a, split)}{a.microbatch}"
+            f"{virtual_stages.virtual(stage, a.chunk)}{action_letter(a, split)}{a.microbatch}"
             for a in row
         )
     return out.getvalue()
@@ -270,7 +270,7 @@ def format_schedule(schedule: Schedule, backward_slots: int = 2) -> str:
     for stage, row in enumerate(schedule):
         split = schedule.split_of(stage)
         for action, start, slot in zip(row, starts[stage], lengths[stage], strict=True):
-            letter, length = _letter(action, split), int(slot)
+            letter, length = action_letter(action, split), int(slot)
             letters.add(letter)
             label = f"{letter}{action.microbatch}" + (f".{action.chunk}" if chunked else "")
             grid[stage][int(start) : int(start) + length] = [label] + ["-"] * (length - 1)
@@ -297,7 +297,7 @@ def _inputs(action: Action, stage: int, stages: VirtualStages) -> list[tuple[str
     return inputs
 
 
-def _letter(action: Action, split: Iterable[tuple[int, int]]) -> str:
+def action_letter(action: Action, split: Iterable[tuple[int, int]]) -> str:
     """Write the kind of an action: the input half of a split backward is I."""
     return "I" if action.kind == "B" and (action.chunk, action.microbatch) in split else action.kind
 

@@ -270,6 +270,17 @@ def test_schedule_as_text_csv_json_and_picture(run, tmp_path):
     read = json.loads(run("schedule", csv, "--json")[1])
     assert generated["actions"] == read["actions"]
     assert generated["idle_fraction"] == pytest.approx(9 / 57)
+    status, _, err = run("schedule", csv, "--stages", "3")
+    assert status == 2 and "leave --stages" in err
+
+
+def test_schedule_json_tells_input_gradients_from_whole_backwards(run):
+    shape = ("--stages", "4", "--microbatches", "8")
+    for name in ("zb-h1", "dualpipe-v"):
+        answer = json.loads(run("schedule", name, *shape, "--json")[1])
+        lengths = [sum(answer["slots"][kind] for kind, *_ in row) for row in answer["actions"]]
+        work = sum(lengths) / (len(lengths) * answer["slots"]["step"])
+        assert 1.0 - work == pytest.approx(answer["idle_fraction"])
 
 
 def test_atomic_write_keeps_the_old_file_on_failure(tmp_path):

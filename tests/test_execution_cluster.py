@@ -203,6 +203,18 @@ def test_a_worker_without_prism_says_so(cluster, monkeypatch):
             pass
 
 
+@pytest.mark.parametrize("address", ["nonsense://x:1", "tcp://127.0.0.1", "host", ""])
+def test_an_address_that_is_none_leaves_one_line_to_the_end(address):
+    """Also when the process ends, where Dask would say goodbye to nobody."""
+    options = ("estimate", "pipeline-8x32", "--scheduler-timeout", "1s", "--scheduler", address)
+    code = "import sys; from prism.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"--scheduler {address}: " in done.stderr
+
+
 def test_a_probe_without_prism_names_the_module(tmp_path):
     """The probe is sent whole: it is run by an interpreter that cannot import prism."""
     import cloudpickle

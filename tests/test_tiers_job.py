@@ -51,6 +51,8 @@ def test_keys_are_set_and_taken_away_one_by_one():
     [
         ([f"{SITE}.gpus=8000"], "site.gpus: 8000 GPUs do not hold whole units of the pod's 4096"),
         (["cluster.tiers.zone={gpus: 8192}"], "8192 GPUs do not hold whole units of the site's 8"),
+        (["cluster.tiers.rack={gpus: 4}"], "whole units of gpus_per_node 8; set 8"),
+        (["cluster.tiers.rack={gpus: 4096}"], "whole units of the rack's 4096; set 8192"),
         ([f"{SITE}.latency_us=5000"], "latency_us and distance_km say the same thing; keep one"),
         ([f"{SITE}.oversubscription=2"], "oversubscription and total_gbits_per_s say the same"),
         (["cluster.tiers.pod={gpus: 64}"], "described by cluster.pod_gpus already; keep one"),

@@ -67,7 +67,7 @@ class ChunkStore:
         self.found = self.computed = 0  # chunks taken up, and made
         self._counts = threading.Lock()
         self._writes = True
-        check_directory(self.directory)
+        check_directory(self.directory, "--resume")
         self._descriptor = self._lock()
         try:
             self._check_names()

@@ -82,7 +82,9 @@ class Remote:
             )
         if self._own:
             self._hush()
-            address = scheduler or _address_in(Path(str(scheduler_file)), timeout_s)
+            address = scheduler
+            if scheduler_file is not None:
+                address = _address_in(Path(scheduler_file), timeout_s)
             self.client = self._connect(address)
         else:
             self.client = scheduler
@@ -113,13 +115,14 @@ class Remote:
 
     # ----------------------------------------------------------------------------- the cluster
     def _connect(self, address: str) -> Any:
+        client = self._distributed.Client.__new__(self._distributed.Client)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # versions are compared by us
-                return self._distributed.Client(
-                    address, timeout=self.timeout_s, set_as_default=False, name="prism"
-                )
+                client.__init__(address, timeout=self.timeout_s, set_as_default=False, name="prism")
+            return client
         except (OSError, TimeoutError, ValueError, TypeError) as error:
+            client.status = "closed"  # or its end waits for a goodbye, and prints a traceback
             raise PrismError(
                 f"--scheduler {address}: no Dask scheduler answers within {self.timeout_s:g} s "
                 f"({' '.join(str(error).split())[:200]}); start one with `dask scheduler`, and "
