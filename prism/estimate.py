@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prism.calibration.model import Calibration, load_calibration
-from prism.checkpointing import FailureLaw, best_steps, expected_time
 from prism.errors import PrismError
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
-from prism.jobvalues import parse_duration
+from prism.jobspec.values import parse_duration
 from prism.results import job_of, make_dataset, provenance, summary
-from prism.runbuild import build_run_model, marks_of, mean_step
-from prism.runmodel import RunModel, Runs, simulate_runs
+from prism.runs.build import build_run_model, marks_of, mean_step
+from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
+from prism.runs.model import RunModel, Runs, simulate_runs
 from prism.simulate import Progress, default_threads, fresh_seed, prepare_variability, simulate
 from prism.steptimes.estimate import KIND as STEPS_KIND
 from prism.steptimes.estimate import estimate_steps, summarize_steps

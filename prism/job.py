@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from prism.errors import PrismError
-from prism.jobblocks import (
+from prism.jobspec.blocks import (
     BLOCKS,
     DEVICE_LIBRARY,
     ClusterBlock,
@@ -23,15 +23,15 @@ from prism.jobblocks import (
     RunBlock,
     VariabilityBlock,
 )
-from prism.jobcheck import find_problems
-from prism.jobeffects import Effects
-from prism.jobfile import load_layers, resolve_path
-from prism.jobmessages import by_line, concludes_from, message, unknown_key, validate_block
-from prism.jobproblem import Blocks
-from prism.jobvalues import parse_duration
-from prism.jobyaml import KeyPath, Layer, display_path, shipped_jobs
+from prism.jobspec.check import find_problems
+from prism.jobspec.effects import Effects
+from prism.jobspec.layers import load_layers, resolve_path
+from prism.jobspec.messages import by_line, concludes_from, message, unknown_key, validate_block
+from prism.jobspec.presets import PRESETS
+from prism.jobspec.problem import Blocks
+from prism.jobspec.values import parse_duration
+from prism.jobspec.yaml import KeyPath, Layer, display_path, shipped_jobs
 from prism.layersplit import auto_split
-from prism.presets import PRESETS
 
 __all__ = [
     "PRESETS",

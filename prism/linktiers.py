@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.jobtiers import SECONDS_PER_KM
+from prism.jobspec.tiers import SECONDS_PER_KM
 
 if TYPE_CHECKING:
     from prism.job import Job
-    from prism.jobtiers import TierBlock
+    from prism.jobspec.tiers import TierBlock
 
 Array = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -3,7 +3,7 @@
 Distances between samples, errors of mean and percentiles, what a measured sample of this size can
 tell at all (effective n, error of its p95), and the floor: how far two parts of the measurement
 lie apart. Values are positive times, in seconds. Left out: what the p-value's null distribution
-is drawn from (`prism.validationnull`).
+is drawn from (`prism.validation.null`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from prism.errors import PrismError
-from prism.jobvalues import hosts_problem
+from prism.jobspec.values import hosts_problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

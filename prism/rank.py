@@ -17,10 +17,16 @@ from prism import engine
 from prism.attribution import COMPARED, TAIL, Array, Estimate, PathShares, Variance, path_shares
 from prism.errors import PrismError
 from prism.inputs import class_cvs, effect_cv, stall_bound, time_shares
-from prism.interactions import measure_interactions
-from prism.interventions import COMPARED_BLOCKS, FASTER, INTERVENTIONS, compare_interventions
 from prism.job import Job, load_job
-from prism.ranking import (
+from prism.rankings.interactions import measure_interactions
+from prism.rankings.interventions import (
+    COMPARED_BLOCKS,
+    FASTER,
+    INTERVENTIONS,
+    compare_interventions,
+)
+from prism.rankings.rarestalls import RARE
+from prism.rankings.shares import (
     Sampler,
     Shares,
     list_inputs,
@@ -29,8 +35,7 @@ from prism.ranking import (
     sample_shares,
     tracked_variances,
 )
-from prism.ranktarget import TARGETS, Case, Target, Weights
-from prism.rarestalls import RARE
+from prism.rankings.target import TARGETS, Case, Target, Weights
 from prism.results import make_dataset, provenance
 from prism.simulate import (
     Progress,

@@ -17,7 +17,9 @@ from rich.markup import escape
 
 from prism.errors import PrismError
 from prism.text import format_share
-from prism.views import estimate_view, job_view, table_view
+from prism.views.estimate import estimate_view
+from prism.views.job import job_view
+from prism.views.tables import table_view
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -128,7 +130,7 @@ def describe_libraries() -> Description:
 def _describe_job(what: str, overrides: Sequence[str]) -> Description:
     """Describe a resolved job."""
     from prism.job import layer_split, load_job, provenance
-    from prism.linktable import describe_links, links_view
+    from prism.views.links import describe_links, links_view
 
     job = load_job(what, overrides)
     values = job.model_dump(mode="json", exclude={"name", "source"})
@@ -196,7 +198,7 @@ def _describe_netcdf(what: str) -> Description:
 def _describe_model(path: Path) -> Description:
     """Describe what `prism fit` wrote."""
     from prism.fit import summarize_fit
-    from prism.modelviews import model_view
+    from prism.views.model import model_view
 
     model = _open(path)
     kind = str(model.attrs["kind"])
@@ -210,8 +212,8 @@ def _describe_model(path: Path) -> Description:
 
 def _describe_validation(path: Path) -> Description:
     """Describe what `prism validate` wrote."""
-    from prism.traceviews import validation_view
     from prism.validate import summarize_validation
+    from prism.views.trace import validation_view
 
     numbers = summarize_validation(_open(path))
     return {"kind": "validation", "summary": numbers}, validation_view(numbers)
@@ -220,7 +222,7 @@ def _describe_validation(path: Path) -> Description:
 def _describe_replay(path: Path) -> Description:
     """Describe what `prism replay` wrote."""
     from prism.replay import summarize_replay
-    from prism.traceviews import replay_view
+    from prism.views.trace import replay_view
 
     numbers = summarize_replay(_open(path))
     return {"kind": "replay", "summary": numbers}, replay_view(numbers)
@@ -229,8 +231,8 @@ def _describe_replay(path: Path) -> Description:
 def _describe_ranking(path: Path) -> Description:
     """Describe what `prism rank` wrote."""
     from prism.rank import summarize_rank
-    from prism.ranktext import in_words
-    from prism.rankview import rank_view
+    from prism.texts.rank import in_words
+    from prism.views.rank import rank_view
 
     try:
         numbers = in_words(summarize_rank(_open(path)))
@@ -250,8 +252,8 @@ def _describe_steps_estimate(path: Path) -> Description:
 def _describe_placement(path: Path) -> Description:
     """Describe what `prism place` wrote."""
     from prism.place import summarize_place
-    from prism.placetext import in_words
-    from prism.placeview import place_view
+    from prism.texts.place import in_words
+    from prism.views.place import place_view
 
     numbers = in_words(summarize_place(_open(path)))
     return {"kind": "placement", "summary": numbers}, place_view(numbers)
@@ -260,8 +262,8 @@ def _describe_placement(path: Path) -> Description:
 def _describe_sweep(path: Path) -> Description:
     """Describe what `prism sweep` wrote."""
     from prism.sweep import summarize_sweep
-    from prism.sweeptext import in_words
-    from prism.sweepview import sweep_view
+    from prism.texts.sweep import in_words
+    from prism.views.sweep import sweep_view
 
     numbers = in_words(summarize_sweep(_open(path)))
     return {"kind": "sweep", "summary": numbers}, sweep_view(numbers)

@@ -18,7 +18,7 @@ from prism.measures import effective_n
 from prism.text import format_count, format_duration, format_share
 from prism.traces import read_step_times, read_trace
 from prism.traces.table import Trace
-from prism.views import rows_view, table_view
+from prism.views.tables import rows_view, table_view
 
 Description = tuple[dict[str, Any], RenderableType]
 

@@ -19,21 +19,21 @@ from prism.calibration.model import Calibration, is_calibrated, load_calibration
 from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.job import Job, load_job
-from prism.jobmodel import model_attrs
+from prism.jobspec.frommodel import model_attrs
 from prism.simulate import fresh_seed, simulate
 from prism.steptimes.model import is_step_model
-from prism.stepvalidation import validate_step_model
 from prism.tracemodel.file import load_model
 from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
-from prism.tracevalidation import check_choices, validate_trace
-from prism.validationnull import null_of_clusters, null_of_draws
-from prism.validationresult import (
+from prism.validation.null import null_of_clusters, null_of_draws
+from prism.validation.result import (
     compare_all,
     copy_at_half,
     make_validation,
     separation,
     summarize_validation,
 )
+from prism.validation.steps import validate_step_model
+from prism.validation.trace import check_choices, validate_trace
 
 if TYPE_CHECKING:
     import xarray as xr

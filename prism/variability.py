@@ -16,8 +16,8 @@ from prism import distributions as laws
 from prism.distributions import Law
 from prism.errors import PrismError
 from prism.job import Job
-from prism.jobhardware import HardwareScale
-from prism.jobvalues import MAX_SLOWDOWN
+from prism.jobspec.hardware import HardwareScale
+from prism.jobspec.values import MAX_SLOWDOWN
 from prism.kernels import COMPUTE_CLASSES, LOGNORMAL, MEMORY_CLASSES, is_compute
 from prism.library import Library
 from prism.stretching import stretched

@@ -73,7 +73,7 @@ def as_times(steps, source="made"):
 
 
 def _effects():
-    from prism.jobeffects import StallEffect, StepEffect
+    from prism.jobspec.effects import StallEffect, StepEffect
 
     return StepEffect(cv=0.0), StallEffect(rate_per_hour=0.0)
 

@@ -32,7 +32,7 @@ BUDGETS = {
     "prism.placements.answer.RANDOM_PLACEMENTS": 8,
     "prism.placements.search.LIMIT": 200,
     "prism.placements.search.LEAST": 50,
-    "prism.runstates.BLOCKS": 8,
+    "prism.runs.states.BLOCKS": 8,
 }
 """Fewer samples and placements for the many jobs of a test; the code is the same."""
 

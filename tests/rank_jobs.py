@@ -1,7 +1,7 @@
 """Jobs for tests of rankings."""
 
 from prism.job import job_from_dict
-from prism.ranking import Sampler, list_inputs, measure_residuals, sample_shares
+from prism.rankings.shares import Sampler, list_inputs, measure_residuals, sample_shares
 from prism.simulate import prepare, prepare_variability
 
 

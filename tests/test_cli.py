@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import prism
+from prism.commands.terminal import progress_line
 from prism.files import atomic_files, atomic_write
-from prism.terminal import progress_line
 
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
 

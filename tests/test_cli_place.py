@@ -13,14 +13,14 @@ import xarray as xr
 from placement_made import placement
 from rich.console import Console
 
+from prism.commands.place import Tolerance
 from prism.job import load_job
-from prism.placecommand import Tolerance
 from prism.placement import NodeSlowdown, Placement
 from prism.placementfile import read_hosts
-from prism.placetext import advice, assumed, findings, in_words, rows
-from prism.placeview import WIDTH, place_view
 from prism.results import provenance
 from prism.text import percent_change
+from prism.texts.place import advice, assumed, findings, in_words, rows
+from prism.views.place import WIDTH, place_view
 
 JOB = """
 model: {durations: {forward_s: [1.0, 1.0, 1.0, 1.2], backward_s: [2.0, 2.0, 2.0, 2.4]}}

@@ -12,12 +12,12 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from prism.causenames import label, short_label
-from prism.ranking import HALF_WIDTH, WIDE_HALF_WIDTH
-from prism.rankplot import plot_interventions, plot_path, plot_ranking
-from prism.ranktext import causes, findings, in_words, rank_warnings
-from prism.rankview import WIDTH, rank_view
+from prism.plots.rank import plot_interventions, plot_path, plot_ranking
+from prism.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.results import VARIABLES, make_dataset, save
+from prism.texts.causes import label, short_label
+from prism.texts.rank import causes, findings, in_words, rank_warnings
+from prism.views.rank import WIDTH, rank_view
 
 KEYS = {"name", "time_share", "cv", "first_order", "total_order", "total_order_ci",
         "covariance_share", "tail_share", "std_if_frozen", "p95_if_frozen", "p95_reduction",
@@ -290,7 +290,7 @@ def test_warnings():
 
 
 def test_the_widths_aimed_at_are_those_of_the_sampling():
-    from prism import ranktext
+    from prism.texts import rank as ranktext
 
     assert (ranktext.HALF_WIDTH, ranktext.WIDE_HALF_WIDTH) == (HALF_WIDTH, WIDE_HALF_WIDTH)
 

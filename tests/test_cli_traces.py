@@ -13,7 +13,7 @@ import xarray as xr
 
 from prism.errors import PrismError
 from prism.results import save
-from prism.traceviews import verdict
+from prism.views.trace import verdict
 
 FIT = {
     "inputs": ["ops.csv"],

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from prism.errors import PrismError
-from prism.hostnames import find_nodes, read_host_list
-from prism.inventory import merge_inventories, read_inventory
+from prism.nodes.hosts import find_nodes, read_host_list
+from prism.nodes.inventory import merge_inventories, read_inventory
 from prism.placement import NodeSlowdown
 from prism.placementfile import as_ranges, host_order, placement_csv, read_hosts
 from prism.traces.nccltests import read_nccl_tests, split_hosts

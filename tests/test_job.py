@@ -475,7 +475,7 @@ def test_a_binary_file_is_refused(here: Path, raw: bytes) -> None:
 
 @given(st.text(max_size=60))
 def test_garbage_never_ends_in_a_traceback(text: str) -> None:
-    from prism.jobyaml import parse_yaml
+    from prism.jobspec.yaml import parse_yaml
 
     try:
         layer = parse_yaml(text, "job.yaml")

@@ -10,13 +10,13 @@ from moe_jobs import LATENT, OFF, make_job, times
 from rank_jobs import sampled
 
 from prism import engine
-from prism.freezing import freeze_effect
 from prism.job import load_job
 from prism.lowering import Lowerer
 from prism.memory import estimate_memory
 from prism.placement import Placement, n_own_links
 from prism.program import ideal_program
-from prism.ranking import list_inputs, measure_residuals
+from prism.rankings.freezing import freeze_effect
+from prism.rankings.shares import list_inputs, measure_residuals
 from prism.relocation import relocate
 from prism.simulate import prepare, prepare_variability, simulate
 from prism.variability import EXPERT_CV

@@ -11,7 +11,7 @@ from prism.placements.answer import _method
 from prism.placements.problem import MOST_PLACED, slowest_of, worst_factor
 from prism.placements.search import find_placements
 from prism.placements.slack import level, slot_cost, stage_slack
-from prism.placetext import findings
+from prism.texts.place import findings
 
 
 def test_all_slow_nodes_are_left_out_not_only_those_placed():

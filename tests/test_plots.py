@@ -8,7 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from prism.cdf import empirical_cdf
-from prism.plots import plot_dependence, plot_schedule, plot_step_time, plot_time_to_train
+from prism.plots.estimate import plot_dependence, plot_step_time, plot_time_to_train
+from prism.plots.schedule import plot_schedule
 from prism.schedule import make_schedule
 
 

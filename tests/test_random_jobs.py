@@ -21,7 +21,7 @@ from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_swe
 
 from prism.errors import PrismError
 from prism.job import job_from_dict
-from prism.jobhardware import HardwareScale
+from prism.jobspec.hardware import HardwareScale
 
 RANDOM = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate],

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from rank_jobs import chain, sampled, small
 
-from prism import engine, ranking
+from prism import engine
 from prism.errors import PrismError
-from prism.freezing import cut_table, freeze_effect, median_table, treat_ops
 from prism.inputs import (
     Input,
     partition,
@@ -20,7 +19,9 @@ from prism.inputs import (
 from prism.job import job_from_dict
 from prism.program import make_keys, split_seed
 from prism.rank import rank, summarize_rank
-from prism.ranking import Sampler, sample_shares
+from prism.rankings import shares as ranking
+from prism.rankings.freezing import cut_table, freeze_effect, median_table, treat_ops
+from prism.rankings.shares import Sampler, sample_shares
 from prism.simulate import prepare, prepare_variability, run_blocks
 from prism.tables import sample_table
 from prism.variability import Treatment

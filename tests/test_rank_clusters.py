@@ -10,12 +10,12 @@ from rank_jobs import chain, sampled, small
 from prism.attribution import cluster_variance, run_variance
 from prism.clustertimes import cluster_times
 from prism.fit import fit
-from prism.freezing import treat_ops
 from prism.inputs import stall_bound
 from prism.job import job_from_dict, load_job
 from prism.rank import rank, summarize_rank
-from prism.ranking import Sampler
-from prism.rarestalls import find_rare_stalls
+from prism.rankings.freezing import treat_ops
+from prism.rankings.rarestalls import find_rare_stalls
+from prism.rankings.shares import Sampler
 from prism.results import save
 from prism.simulate import prepare, run_blocks
 from prism.variability import Treatment

@@ -10,10 +10,10 @@ from rich.console import Console
 from prism.errors import PrismError
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict
+from prism.plots.run import plot_progress
 from prism.results import summary
-from prism.runbuild import build_run_model, mean_step
-from prism.runplot import plot_progress
-from prism.runstates import (
+from prism.runs.build import build_run_model, mean_step
+from prism.runs.states import (
     Simulator,
     congested_leaves,
     find_congestion,
@@ -22,7 +22,7 @@ from prism.runstates import (
     stalls_in,
 )
 from prism.simulate import prepare, prepare_variability, simulate
-from prism.views import estimate_view
+from prism.views.estimate import estimate_view
 
 SMALL = {
     "model": {

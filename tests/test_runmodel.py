@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from scipy.stats import ks_2samp
 
-from prism import runmodel
-from prism.checkpointing import FailureLaw, best_interval, best_steps, expected_time
-from prism.drift import decay_sum, drift_sum, drift_variance, wave_sum
 from prism.errors import PrismError
-from prism.runmodel import (
+from prism.runs import model as runmodel
+from prism.runs.checkpointing import FailureLaw, best_interval, best_steps, expected_time
+from prism.runs.drift import decay_sum, drift_sum, drift_variance, wave_sum
+from prism.runs.model import (
     Cause,
     Checkpoints,
     Drift,
@@ -26,7 +26,7 @@ from prism.runmodel import (
     Stalls,
     simulate_runs,
 )
-from prism.runrates import expected_events, stationary
+from prism.runs.rates import expected_events, stationary
 
 MEAN = 1.0 * (1.0 + 0.005 * default_rng(0).standard_normal((50, 1)))
 PLAIN = RunModel(MEAN, 0.02 + 0.0 * MEAN, ideal_s=0.9, n_nodes=8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prism.errors import PrismError
 from prism.pipelineshape import TRAITS, Schedule, VirtualStages
-from prism.plots import plot_schedule
+from prism.plots.schedule import plot_schedule
 from prism.schedule import (
     SCHEDULES,
     Slots,

@@ -14,7 +14,7 @@ from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.measures import ks_statistic
 from prism.results import save
-from prism.runmodel import Drift, RunModel, Stalls, simulate_runs
+from prism.runs.model import Drift, RunModel, Stalls, simulate_runs
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.fit import fit_step_times
 from prism.steptimes.model import load_step_model

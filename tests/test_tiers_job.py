@@ -7,10 +7,10 @@ from test_tiers import LIBRARY, make_job
 from prism.cluster import build_cluster
 from prism.errors import PrismError
 from prism.job import job_from_dict, load_job
-from prism.linktable import describe_links
 from prism.results import job_of
 from prism.show import describe
 from prism.simulate import simulate
+from prism.views.links import describe_links
 
 JOB = "llama3-405b-two-sites"
 SITE = "cluster.tiers.site"

@@ -5,7 +5,7 @@ from place_jobs import problem_of, small
 from prism.place import place, summarize_place
 from prism.placement import slow_node
 from prism.placements.problem import near_units
-from prism.placetext import findings
+from prism.texts.place import findings
 
 SITE = {"gpus": 8, "distance_km": 1000}
 

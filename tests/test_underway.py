@@ -6,8 +6,8 @@ from scipy.stats import kstest
 from steps_made import STEP_S, as_times, made
 
 from prism.errors import PrismError
-from prism.runmodel import Checkpoints, Drift, Regime, RunModel, Stalls, simulate_runs
-from prism.runrates import stationary
+from prism.runs.model import Checkpoints, Drift, Regime, RunModel, Stalls, simulate_runs
+from prism.runs.rates import stationary
 from prism.steptimes.fit import fit_step_times
 from prism.steptimes.predict import draw_runs
 from prism.steptimes.runs import condition

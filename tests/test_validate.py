@@ -14,9 +14,9 @@ from prism.job import load_job
 from prism.measures import ks_statistic
 from prism.results import save
 from prism.simulate import simulate
-from prism.tracevalidation import split_steps, validate_trace
 from prism.validate import copy_at_half, summarize_validation, validate_steps
-from prism.validationnull import null_of_clusters, null_of_draws
+from prism.validation.null import null_of_clusters, null_of_draws
+from prism.validation.trace import split_steps, validate_trace
 
 SMALL = Layout(2, 1, 4, 24)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, residual_sd=0.01)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from prism.validationplots import (
+from prism.plots.validation import (
     draw_validation,
     plot_quantiles,
     plot_replay,

@@ -11,7 +11,7 @@ import pytest
 
 from prism.cluster import build_cluster
 from prism.job import Job, load_job
-from prism.jobyaml import shipped_jobs
+from prism.jobspec.yaml import shipped_jobs
 from prism.kernels import GEMM_LARGE_S, Kernel, Rates, build_rates
 from prism.library import Entry, GemmTable, Library, load_library
 from prism.transformer import TP_OVERLAP_COST, attention_flop

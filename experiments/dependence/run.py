@@ -14,7 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import prism
-from prism.plots import plot_dependence, save_figure
+from prism.plots.base import save_figure
+from prism.plots.estimate import plot_dependence
 from prism.text import format_duration
 
 HERE = Path(__file__).parent

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 import prism
-from prism.checkpointing import FailureLaw, best_steps
-from prism.plots import save_figure
-from prism.runbuild import build_run_model, mean_step
-from prism.runmodel import RunModel, simulate_runs
-from prism.runplot import plot_progress
+from prism.plots.base import save_figure
+from prism.plots.run import plot_progress
+from prism.runs.build import build_run_model, mean_step
+from prism.runs.checkpointing import FailureLaw, best_steps
+from prism.runs.model import RunModel, simulate_runs
 from prism.simulate import default_threads
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ Writes other_scales.png and other_scales.svg. Left out: evaluation gaps kept, ot
 from matplotlib.figure import Figure
 from other_scales import HERE, read_rows
 
-from prism.plots import BLUE, GREEN, GREY, RED, save_figure
+from prism.plots.base import BLUE, GREEN, GREY, RED, save_figure
 
 EDGE = 7.2  # percent drawn; what lies beyond is written at the edge
 SHOWN = {

@@ -18,8 +18,8 @@ import prism
 from prism.placement import slow_node
 from prism.placements.problem import make_problem
 from prism.placements.slack import level, slot_cost
-from prism.placeplot import plot_slots
-from prism.plots import BLUE, COLOURS, GREY, LINE_STYLES, ORANGE, RED, save_figure
+from prism.plots.base import BLUE, COLOURS, GREY, LINE_STYLES, ORANGE, RED, save_figure
+from prism.plots.place import plot_slots
 from prism.simulate import prepare
 
 HERE = Path(__file__).parent

@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from prism.plots import BLUE, GREY, ORANGE, save_figure
-from prism.validationplots import plot_validation
+from prism.plots.base import BLUE, GREY, ORANGE, save_figure
+from prism.plots.validation import plot_validation
 
 SHOWN = ("microbatch", "step", "rank step", "residual", "rank", "slow workers")
 

@@ -24,14 +24,14 @@ from prism.engine import LANES
 from prism.fit import fit, summarize_fit
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import fit_graph
-from prism.plots import save_figure
+from prism.plots.base import save_figure
+from prism.plots.validation import draw_validation, plot_workers
 from prism.replay import replay, summarize_replay
 from prism.simulate import default_threads, run_blocks
 from prism.tracemodel.graph import COMPUTE
 from prism.traces import read_trace
-from prism.tracevalidation import step_program, validate_trace
-from prism.validationplots import draw_validation, plot_workers
-from prism.validationresult import copy_at_half, summarize_validation
+from prism.validation.result import copy_at_half, summarize_validation
+from prism.validation.trace import step_program, validate_trace
 
 HERE = Path(__file__).resolve().parent
 SPLITS, SEED, REPLICATES = ("first-half", "even"), 1, 20_000

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from prism.plots import save_figure
+from prism.plots.base import save_figure
 
 HERE = Path(__file__).parent
 

@@ -16,7 +16,7 @@ from prism.inputs import Residuals, partition
 from prism.job import load_job
 from prism.program import Program
 from prism.rank import rank, summarize_rank
-from prism.ranking import Sampler, measure_residuals, sample_shares
+from prism.rankings.shares import Sampler, measure_residuals, sample_shares
 from prism.simulate import default_threads, prepare, prepare_variability, run_blocks, warm_up
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")

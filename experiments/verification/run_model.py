@@ -19,11 +19,11 @@ from dataclasses import replace
 import numpy as np
 
 from prism import engine
-from prism.checkpointing import FailureLaw, best_steps, expected_time
 from prism.job import Job, job_from_dict
 from prism.program import Program, make_keys, stream_keys
-from prism.runbuild import build_run_model
-from prism.runmodel import Checkpoints, Drift, Interruptions, RunModel, simulate_runs
+from prism.runs.build import build_run_model
+from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
+from prism.runs.model import Checkpoints, Drift, Interruptions, RunModel, simulate_runs
 from prism.simulate import default_threads, prepare, run_blocks, simulate
 
 N_STEPS, N_CLUSTERS = 20_000, 200

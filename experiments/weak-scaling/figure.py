@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from prism.plots import COLOURS, LINE_STYLES, save_figure
+from prism.plots.base import COLOURS, LINE_STYLES, save_figure
 
 HERE = Path(__file__).parent
 SHIPPED = "tp-cp-pp-dp"

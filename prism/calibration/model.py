@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from prism.distributions import Law, constant, empirical
 from prism.errors import PrismError
-from prism.jobmodel import CALIBRATED as KIND
-from prism.jobmodel import model_attrs
+from prism.jobspec.frommodel import CALIBRATED as KIND
+from prism.jobspec.frommodel import model_attrs
 from prism.library import Entry, Library, to_dataset
 from prism.stepwork import COMMUNICATION_FACTOR, COMPUTE_FACTOR
 from prism.stretching import stretched

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from prism.engine import LANES
 from prism.job import Job
-from prism.jobeffects import StallEffect, StepEffect
+from prism.jobspec.effects import StallEffect, StepEffect
 from prism.library import Library
 from prism.simulate import prepare, run_blocks
 

@@ -1,6 +1,6 @@
 """What a calibration says of itself: each figure with its interval and how much is the library's.
 
-Left out: how it looks in a terminal (`prism.modelviews`).
+Left out: how it looks in a terminal (`prism.views.model`).
 """
 
 from collections.abc import Sequence

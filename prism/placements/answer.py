@@ -31,7 +31,7 @@ from prism.placements.selection import (
 from prism.placements.slack import level, slot_cost, stage_slack
 from prism.placements.slots import Pattern
 from prism.program import Program
-from prism.ranktarget import Target
+from prism.rankings.target import Target
 from prism.simulate import prepare_variability
 
 Int = NDArray[np.int64]

@@ -28,7 +28,7 @@ from prism import engine
 from prism.attribution import ClusterControl, control_slope
 from prism.placements.clusters import spread
 from prism.program import Program
-from prism.ranktarget import Target
+from prism.rankings.target import Target
 from prism.simulate import Progress, run_blocks
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from prism.errors import PrismError
-from prism.jobmodel import model_attrs
+from prism.jobspec.frommodel import model_attrs
 from prism.steptimes.spread import Spread
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A step is its typical time times (1 + run effect + drift + own noise), plus stalls; totals follow
 from the exact normal law of the drift's weighted sum and a compound Poisson of stalls. With no
-event between the steps nothing is to be walked through as in `prism.runmodel`, which has no place
+event between the steps nothing is to be walked through as in `prism.runs.model`, which has no place
 for a beginning, a clock or an offset of totals, and no law to condition a run under way by. Left
 out: runs whose first steps are known (`prism.steptimes.underway`).
 """

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.runmodel import RunModel, Stalls
-from prism.runrates import stationary
+from prism.runs.model import RunModel, Stalls
+from prism.runs.rates import stationary
 from prism.steptimes.predict import generator
 from prism.steptimes.series import Series, take_apart
 from prism.steptimes.spread import Spread, block_variances

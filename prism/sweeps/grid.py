@@ -16,8 +16,8 @@ from typing import Any
 
 from prism.errors import PrismError
 from prism.job import Job, job_from_dict, provenance
-from prism.jobfile import merge
-from prism.jobyaml import Layer, override_layer
+from prism.jobspec.layers import merge
+from prism.jobspec.yaml import Layer, override_layer
 from prism.pipelineshape import TRAITS
 
 MOST_POINTS = 20_000

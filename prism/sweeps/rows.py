@@ -1,6 +1,6 @@
 """What a sweep found, as rows: the figures of every setting, and which ones are the best.
 
-Plain mappings that JSON takes; times in seconds. Left out: words and tables (`prism.sweepview`)
+Plain mappings that JSON takes; times in seconds. Left out: words and tables (`prism.views.sweep`)
 and plots.
 """
 

@@ -1,0 +1,232 @@
+"""Kinds of option values, and the options that every command takes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A duration such as ``60d``, ``12h``, ``90min`` or a number of seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the duration in seconds."""
+        from prism.jobspec.values import parse_duration
+
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Factors(click.ParamType):  # type: ignore[type-arg]
+    """Positive numbers with commas between them."""
+
+    name = "a,b,c"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the numbers."""
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            factors = tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 1.05,1.1,1.2", param, ctx)
+        if not all(math.isfinite(factor) and factor > 0 for factor in factors):
+            self.fail(f"{value!r}: every factor must be a number above 0", param, ctx)
+        return factors
+
+
+class Split(click.ParamType):  # type: ignore[type-arg]
+    """Which steps of a trace a model is fitted on: ``first-half``, ``even``, or how many."""
+
+    name = "split"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or the number of steps in digits."""
+        text = str(value)
+        if text in ("first-half", "even"):
+            return text
+        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+            self.fail(f"{text!r} is not first-half, even, or a number of steps", param, ctx)
+        return str(int(text))
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """Some of a few names, with commas between them."""
+
+    name = "a,b,c"
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the names."""
+        if not isinstance(value, str):
+            return tuple(value)
+        names = tuple(part.strip() for part in value.split(","))
+        for name in names:
+            if name not in self.known:
+                self.fail(f"{name!r} is not one of {', '.join(self.known)}", param, ctx)
+        return names
+
+
+class KeyValue(click.ParamType):  # type: ignore[type-arg]
+    """Two words with an equals sign between them: a column and the value its rows must have, ..."""
+
+    def __init__(self, name: str = "column=value") -> None:
+        self.name = name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Return column and value."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, wanted = str(value).partition("=")
+        if not (key and equals):
+            self.fail(f"{value!r} is not of the form {self.name}", param, ctx)
+        return key, wanted
+
+
+def rows_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Columns and the values that rows must have, from repeated ``--where``."""
+    out: dict[str, str] = {}
+    for key, value in pairs:
+        if out.setdefault(key, value) != value:
+            raise click.UsageError(
+                f"--where {key}={value}: {key} is to be {out[key]} already; a row has one value"
+            )
+    return out
+
+
+def common_options(command: Command) -> Command:
+    """Add the options that every command takes."""
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+        click.option(
+            "--threads", type=click.IntRange(min=1), help="Threads to use.  [default: all cores]"
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            help="Seed of all random draws; the same seed gives the same bits.  [default: fresh]",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+    ):
+        command = option(command)
+    return command
+
+
+def place_options(command: Command) -> Command:
+    """Add the options that say where a command's work is done, and where finished parts are kept.
+
+    The command itself stays as it is: it is called with the seed of the interrupted one where it
+    goes on with that, and everything it calls runs at that place.
+    """
+
+    @functools.wraps(command)
+    def placed(**options: Any) -> Any:
+        where = {name: options.pop(name) for name in PLACE_OPTIONS}
+        if all(value is None for value in where.values()):
+            return command(**options)
+        return _run_placed(command, where, options)
+
+    for option in (
+        click.option(
+            "--resume",
+            metavar="DIR",
+            type=click.Path(),
+            help="Keep finished parts in DIR, and go on with those of the same command if it was "
+            "interrupted; DIR is removed when the result is written.",
+        ),
+        click.option(
+            "--scheduler-timeout",
+            type=Duration(),
+            help="How long to wait for it and for workers.  [default: 30s]",
+        ),
+        click.option(
+            "--scheduler-file", metavar="FILE", help="The same, by the file the scheduler writes."
+        ),
+        click.option(
+            "--scheduler",
+            metavar="ADDRESS",
+            help="Dask scheduler, as tcp://host:port, whose workers do the work.",
+        ),
+    ):
+        placed = option(placed)
+    return placed  # type: ignore[return-value]
+
+
+PLACE_OPTIONS = "scheduler", "scheduler_file", "scheduler_timeout", "resume"
+_SAME_RESULT = "seed", "threads", "quiet", "as_json", "output"  # whatever they say
+
+
+def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Run a command at a place."""
+    from pathlib import Path
+
+    from prism.execution.place import run_on
+    from prism.execution.remote import TIMEOUT_S
+    from prism.simulate import fresh_seed
+
+    if where["scheduler"] is not None and where["scheduler_file"] is not None:
+        raise click.UsageError("--scheduler and --scheduler-file say the same; leave one out")
+    timeout_s = where.pop("scheduler_timeout")
+    if timeout_s is not None and where["scheduler"] is where["scheduler_file"] is None:
+        raise click.UsageError("--scheduler-timeout belongs to --scheduler or --scheduler-file")
+
+    output = options.get("output")
+    if output and where["resume"] and Path(output) == Path(where["resume"]):
+        raise click.UsageError(f"--resume needs a folder of its own, such as {output}/.parts")
+
+    def tell(text: str) -> None:
+        if not options["quiet"]:
+            click.echo(f"prism: {text}", err=True)
+
+    with run_on(
+        **where, timeout_s=TIMEOUT_S if timeout_s is None else timeout_s, command=_asked(options),
+        seed=options["seed"], fresh_seed=fresh_seed, tell=tell,
+    ) as place:  # fmt: skip
+        try:
+            if place.store is not None:
+                options["seed"] = place.store.seed
+            return command(**options)
+        except KeyboardInterrupt:
+            if place.store is not None and place.store.kept:
+                tell(
+                    f"{place.store.kept} finished parts are kept in {where['resume']}; the same "
+                    "command goes on from there"
+                )
+            raise
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what a command was asked, with hashes of the files it names."""
+    import hashlib
+    from pathlib import Path
+
+    asked: dict[str, Any] = {"command": click.get_current_context().info_name}
+    for name, value in options.items():
+        if name in _SAME_RESULT or value in (None, (), False):
+            continue
+        asked[name] = list(value) if isinstance(value, tuple) else value
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and Path(text).is_file():
+                content = hashlib.sha256(Path(text).read_bytes()).hexdigest()
+                asked[f"content of {text}"] = content[:16]
+    return asked

@@ -1,0 +1,63 @@
+"""``prism show``: what a file or a shipped name holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from prism.commands.options import (
+    KeyValue,
+    common_options,
+    rows_of,
+)
+from prism.commands.terminal import answer
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@click.argument("what", required=False)
+@click.option("--jobs", is_flag=True, help="List the jobs that ship with prism.")
+@click.option("--libraries", is_flag=True, help="List the distribution sets that ship with prism.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
+@click.option("--column", metavar="NAME", help="The duration, where step times have several.")
+@click.option(
+    "--where",
+    type=KeyValue(),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Keep the step times whose column KEY is VALUE; repeatable.",
+)
+@common_options
+def show(
+    what: str | None,
+    jobs: bool,
+    libraries: bool,
+    overrides: tuple[str, ...],
+    column: str | None,
+    where: tuple[tuple[str, str], ...],
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Print what a file or a shipped name holds.
+
+    WHAT is a file or the name of a shipped job or library. A job is shown resolved, each value
+    with where it came from; a trace by its kinds of ops, step times by their spread. Seed, threads
+    and quiet change nothing.
+    """
+    from prism.show import describe, describe_jobs, describe_libraries
+
+    if jobs + libraries + (what is not None) != 1:
+        raise click.UsageError("give one of: a file or name, --jobs, --libraries")
+    if jobs:
+        found, view = describe_jobs()
+    elif libraries:
+        found, view = describe_libraries()
+    else:
+        assert what is not None
+        found, view = describe(what, overrides, column, rows_of(where))
+    answer(found, as_json, lambda _: view)

@@ -1,0 +1,17 @@
+from .base import save_figure as save_figure
+from .estimate import plot_dependence as plot_dependence
+from .estimate import plot_step_time as plot_step_time
+from .estimate import plot_time_to_train as plot_time_to_train
+from .place import plot_alternatives as plot_alternatives
+from .place import plot_slots as plot_slots
+from .rank import plot_interventions as plot_interventions
+from .rank import plot_path as plot_path
+from .rank import plot_ranking as plot_ranking
+from .run import plot_progress as plot_progress
+from .schedule import plot_schedule as plot_schedule
+from .sweep import plot_sweep as plot_sweep
+from .validation import draw_validation as draw_validation
+from .validation import plot_quantiles as plot_quantiles
+from .validation import plot_replay as plot_replay
+from .validation import plot_validation as plot_validation
+from .validation import plot_workers as plot_workers

@@ -1,0 +1,236 @@
+"""Plots of a placement: what a slow node costs by where it is, and the alternatives side by side.
+
+``(data, ax=None) -> Axes`` as in `prism.plots`. Nothing is simulated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from prism.place import summarize_place
+from prism.plots.base import BLUE, GREY, ORANGE, RED, new_axes
+from prism.text import format_share, percent_change, time_unit
+from prism.texts.place import (
+    MOST_SLACK,
+    NO_SLACK,
+    entry,
+    objective_name,
+    rows,
+    same_work,
+)
+
+Array = NDArray[np.float64]
+Json = Mapping[str, Any]
+
+ALIKE = 1e-3
+"""Replicas whose costs differ by less than this share of the largest are drawn as one [1]."""
+MOST_COLUMNS = 64
+"""More replicas are drawn several to a column."""
+LONGEST_LABEL = 56
+
+
+def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
+    """Cost of one slow node by where it is, and the slack of each stage.
+
+    Parameters
+    ----------
+    data : xarray.Dataset or mapping
+        What ``place`` or ``summarize_place`` returns.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure where None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Where all replicas are alike, a bar per stage; else a map of stage x replica.
+    """
+    numbers = _numbers(data)
+    cost = 100.0 * np.atleast_2d(np.asarray(numbers["slot_cost"], float)) / _step(numbers)
+    largest = float(np.max(np.abs(cost), initial=0.0))
+    if np.all(np.ptp(cost, axis=1) <= ALIKE * max(largest, 1e-9)):
+        ax = _draw_stages(numbers, cost.max(axis=1), ax)
+    else:
+        ax = _draw_map(numbers, cost, ax)
+    ax.set_title(f"{numbers['job']}: cost of one slow node, by place", fontsize=10, loc="left")
+    return ax
+
+
+def _draw_stages(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
+    """Bars of the cost by stage, each with its slack beside it."""
+    ax = new_axes(ax, (6.4, 1.5 + 0.27 * cost.size))
+    stages = np.arange(cost.size)
+    ax.barh(stages, cost, height=0.7, color=RED, alpha=0.85)
+    limit = 1.3 * max(float(cost.max(initial=0.0)), 0.1)
+    for row in numbers.get("stage_slack") or ():
+        slack, stage = row.get("slack"), int(row["stage"])
+        if slack is None or stage >= cost.size:
+            continue
+        text = "no slack" if slack < NO_SLACK else f"slack {format_share(slack, 2)}"
+        text += " or more" if slack >= MOST_SLACK else ""
+        ax.annotate(
+            text, (max(0.0, cost[stage]), stage), xytext=(5, 0), textcoords="offset points",
+            va="center", fontsize=8, color=GREY,
+        )  # fmt: skip
+    ax.set_yticks(stages, [f"stage {stage}" for stage in stages], fontsize=9)
+    ax.set_ylim(cost.size - 0.5, -0.5)
+    ax.set_xlim(min(0.0, float(cost.min(initial=0.0))), limit)
+    ax.set_xlabel("longer step, all else at its mean [%]; slack: how much slower at no cost")
+    ax.grid(color="0.9", linewidth=0.8, axis="x")
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
+    """Heat map of the cost by stage and replica, the slow nodes' places in it."""
+    n_stages, n_replicas = cost.shape
+    per_column = -(-n_replicas // MOST_COLUMNS)
+    starts = np.arange(0, n_replicas, per_column)
+    shown = np.maximum.reduceat(cost, starts, axis=1)
+    ax = new_axes(ax, (7.6, 2.2 + 0.24 * n_stages))
+    right = starts.size * per_column - 0.5
+    image = ax.imshow(
+        shown, aspect="auto", cmap="cividis", interpolation="nearest", vmin=min(0.0, shown.min()),
+        extent=(-0.5, right, n_stages - 0.5, -0.5),
+    )  # fmt: skip
+    for which, marker, colour, name in (
+        ("before", "o", "white", "slow nodes now"),
+        ("after", "x", RED, "slow nodes at best"),
+    ):
+        places = [node[which] for node in numbers.get("slow_nodes") or () if node.get(which)]
+        points = {
+            (replica, stage)
+            for place in places
+            for stage in (place.get("stages") or ())[:1]
+            for replica in (place.get("replicas") or ())[:1]
+        }
+        if points:
+            x, y = np.array(sorted(points)).T
+            style: dict[str, Any] = {"mfc": "none", "mec": colour, "mew": 1.6, "ms": 7}
+            ax.plot(x, y, marker, linestyle="none", label=name, **style)
+    ax.set_xlim(-0.5, n_replicas - 0.5)
+    ax.yaxis.set_major_locator(MaxNLocator(16, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    ax.set_ylabel("stage")
+    ax.set_xlabel("replica" if per_column == 1 else f"replica, {per_column} to a column (worst)")
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.colorbar(image, ax=ax, label="longer step, all else at its mean [%]", pad=0.02)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(
+            loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=8, frameon=True,
+            facecolor="0.75", borderpad=0.3,
+        )  # fmt: skip
+    return ax
+
+
+def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
+    """Median and p95 of the step as is, at best, at worst and under the alternatives.
+
+    Parameters
+    ----------
+    data : xarray.Dataset or mapping
+        What ``place`` or ``summarize_place`` returns.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure where None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Points at p50 and p95, for the work of one step as is. Where p50 or p95 is the objective,
+        lines are 95 % intervals of its difference from as is, and where nodes are placed at
+        random the spread between 90 % of placements.
+    """
+    numbers = _numbers(data)
+    found = [row for row in rows(numbers) if same_work(row, "p95") is not None]
+    ax = new_axes(ax, (8.4, 1.7 + 0.36 * len(found)))
+    unit, scale = time_unit(float(same_work(found[0], "p95") or 1.0))
+    now = entry(numbers, "current")
+    for i, row in enumerate(found):
+        p50, p95 = (float(same_work(row, key) or np.nan) / scale for key in ("p50", "p95"))
+        ax.plot([p50, p95], [i, i], color="0.75", linewidth=3.0, zorder=1)
+        ax.plot(p50, i, "o", color=BLUE, markersize=6, zorder=3)
+        ax.plot(p95, i, "o", color=ORANGE, markersize=6, zorder=3)
+        band = _band(row, now, str(numbers.get("objective")))
+        if np.isfinite(band[1]):
+            ax.hlines(i, band[0] / scale, band[1] / scale, color="black", linewidth=1.2, zorder=4)
+        change = _change(row, now, str(numbers.get("objective")))
+        if change:
+            ax.annotate(
+                change, (np.nanmax([p95, band[1] / scale]), i), xytext=(8, 0),
+                textcoords="offset points", va="center", fontsize=8, color=GREY,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+            )  # fmt: skip
+    if now:
+        ax.axvline(float(now["p95"]) / scale, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+    ax.plot([], [], "o", color=BLUE, label="p50")
+    ax.plot([], [], "o", color=ORANGE, label="p95, and its change against as is")
+    _finish(ax, [str(row["label"]) for row in found])
+    ax.set_xlabel(f"step time, for the same work [{unit}]")
+    ax.legend(
+        loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False, fontsize=8,
+        borderaxespad=0.2,
+    )  # fmt: skip
+    name = objective_name(numbers)
+    title = f"{numbers['job']}: slow nodes placed for the least {name}"
+    ax.set_title(title, fontsize=10, loc="left", pad=22)
+    return ax
+
+
+def _change(row: Json, now: Json, objective: str) -> str:
+    """Change of p95 against as is, where there is one."""
+    before, after = same_work(now, "p95"), same_work(row, "p95")
+    if before is None or after is None or row.get("name") == now.get("name"):
+        return ""
+    if objective == "p95" and row.get("saved") is not None:  # the paired one, as the table has it
+        return percent_change(-float(row["saved"]))
+    return percent_change(after / before - 1.0)
+
+
+def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
+    """Give the ends of the line around a point [s]; not-a-number where there is none."""
+    if row.get(f"p5_of_{objective}") is not None:
+        return float(row[f"p5_of_{objective}"]), float(row[f"p95_of_{objective}"])
+    interval = row.get("saved_ci")
+    if objective not in ("p50", "p95") or not interval or row.get("name") == now.get("name"):
+        return np.nan, np.nan
+    half = 0.5 * abs(float(interval[1]) - float(interval[0])) * float(now[objective])
+    middle = float(same_work(row, objective) or np.nan)
+    return middle - half, middle + half
+
+
+def _finish(ax: Axes, labels: list[str]) -> None:
+    """Names of the rows, and a frame that leaves room for the changes."""
+    texts = [
+        text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 3] + "..." for text in labels
+    ]
+    ax.set_yticks(range(len(texts)), texts, fontsize=9)
+    ax.set_ylim(len(texts) - 0.5, -0.5)
+    low, high = ax.get_xlim()
+    widen = max(0.0, 2e-4 * abs(high) - (high - low)) / 2.0
+    ax.set_xlim(low - widen, high + widen + 0.12 * (high - low))
+    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+    ax.ticklabel_format(axis="x", useOffset=False)
+    ax.grid(color="0.9", linewidth=0.8, axis="x")
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(axis="y", length=0, pad=7)
+
+
+def _numbers(data: xr.Dataset | Json) -> Json:
+    """Return the summary of a result, or the summary itself."""
+    return summarize_place(data) if isinstance(data, xr.Dataset) else data
+
+
+def _step(numbers: Json) -> float:
+    """Length of the step that costs are shares of [s]."""
+    now = entry(numbers, "current")
+    return float(numbers.get("alike_step") or now.get("p50") or 1.0)

@@ -1,0 +1,1 @@
+"""What `prism.rank` is made of: the target, shares of its variance, interventions, interactions."""

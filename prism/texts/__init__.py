@@ -1,0 +1,1 @@
+"""Answers in sentences: findings, advice, warnings, from the summaries; for terminals and plots."""

@@ -1,0 +1,1 @@
+"""Held-out data against predictions: of traces, of step times, and the law of their distance."""
