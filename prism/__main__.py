@@ -28,10 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     int
         The exit status.
     """
-    from prism.cli import prism
-
     debug = os.environ.get("PRISM_DEBUG", "") not in ("", "0")
     try:
+        from prism.cli import prism
+
         status = prism.main(arguments, prog_name="prism", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0

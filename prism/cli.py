@@ -7,12 +7,14 @@ import click
 
 import prism as package
 from prism.commands.estimate import estimate
+from prism.commands.fit import fit
 from prism.commands.place import place
 from prism.commands.rank import rank
+from prism.commands.replay import replay
 from prism.commands.schedule import schedule
 from prism.commands.show import show
 from prism.commands.sweep import sweep
-from prism.commands.traces import fit, replay, validate
+from prism.commands.validate import validate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

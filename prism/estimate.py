@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prism.calibration.model import Calibration, load_calibration
+from prism.doubts import job_doubts
 from prism.errors import PrismError
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
@@ -118,7 +119,9 @@ def estimate(
     drawn = _run(job, dataset, call, threads, progress)
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"steps": call["steps"]}
     replicas = json.loads(dataset.attrs["replicas"])
-    warnings = [*drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas)]
+    warnings = [
+        *job_doubts(job), *drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas),
+    ]  # fmt: skip
     calibrated = _calibration(job)
     if calibrated is not None:
         attrs["data_error"] = json.dumps(calibrated.error(float(dataset.exposed_communication)))

@@ -23,7 +23,7 @@ from prism.kernels import Kernel
 from prism.transformer import TP_OVERLAP_COST, Transformer, recomputed
 
 if TYPE_CHECKING:
-    from prism.job import ParallelismBlock
+    from prism.job import ModelBlock, ParallelismBlock
 
 DEFAULT_IMBALANCE = 1.1
 """Tokens of the busiest ep rank over the mean where the job does not say. An assumption between
@@ -35,11 +35,17 @@ ROUTING_BYTES = 16.0
 scores in float32 (6), scores read to choose the top (4) and to normalise, counts written (6)."""
 
 
-def expert_imbalance(layout: ParallelismBlock) -> float:
-    """Tokens of the busiest expert-parallel rank over the mean."""
+def expert_imbalance(model: ModelBlock, layout: ParallelismBlock) -> float:
+    """Tokens of the busiest expert-parallel rank over the mean.
+
+    A token's experts are distinct, so that no rank has more than `experts_per_token` lets it have:
+    with all experts for every token, all ranks have the same.
+    """
     if layout.ep == 1:
         return 1.0
-    return DEFAULT_IMBALANCE if layout.expert_imbalance is None else float(layout.expert_imbalance)
+    most = min(layout.ep, model.n_experts / model.experts_per_token)
+    given = layout.expert_imbalance
+    return min(DEFAULT_IMBALANCE, most) if given is None else float(given)
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ class SparseTransformer(Transformer):
         """Take the busiest rank's share of the work; all wait for it at the next all-to-all."""
         if self.layout.ep == 1:
             return kernels
-        factor = expert_imbalance(self.layout)
+        factor = expert_imbalance(self.model, self.layout)
         return tuple(replace(k, duration=k.duration * factor, routed=True) for k in kernels)
 
     def _overlapped(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

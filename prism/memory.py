@@ -139,7 +139,7 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
     each = 2.0 * (3.0 if model.gated_mlp else 2.0)
     mlp = s.tokens * s.ffn * each
     if sparse:
-        copies = s.tokens * model.experts_per_token * expert_imbalance(job.parallelism)
+        copies = s.tokens * model.experts_per_token * expert_imbalance(model, job.parallelism)
         mlp = s.tokens * s.shared * each + copies * (2.0 * s.hidden + s.expert * each)
         mlp += 4.0 * s.resident * model.n_experts
     whole = 4.0 * stream + attention + latents + mlp
@@ -242,7 +242,7 @@ def _beside(job: Job, sparse: bool) -> float:
     whole, kept = layer_activation_bytes(job, sparse)
     inside = s.ffn * (2.0 if model.gated_mlp else 1.0)
     if sparse:
-        copies = model.experts_per_token * expert_imbalance(p)
+        copies = model.experts_per_token * expert_imbalance(model, p)
         inside = copies * (s.hidden + s.expert * (2.0 if model.gated_mlp else 1.0))
     gathered = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
     return gathered + 2.0 * s.tokens * inside + whole - kept

@@ -128,6 +128,8 @@ class Tables:
             if effect == "residual":
                 way_out += " (or scale)"
                 way_out += "" if law.family == "lognormal" else ", or law: lognormal with a cv"
+            if effect in ("residual", "rank"):
+                way_out += ", or of cluster.scale where that widens it"
             raise PrismError(
                 f"{self.source}{of}: its law ({name}) with cv {law.cv:.3g} gives negative "
                 f"durations; {way_out}"

@@ -20,6 +20,7 @@ from prism.errors import PrismError
 from prism.files import atomic_write
 from prism.job import Job, job_from_dict
 from prism.library import library_path
+from prism.memory import GIB, estimate_memory, memory_limit
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -279,6 +280,10 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
+    memory = estimate_memory(job)
+    if memory is not None:
+        out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB,
+                         "stage": memory.stage}  # fmt: skip
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
     if "data_error" in dataset.attrs:

@@ -340,9 +340,17 @@ def test_the_busiest_rank_lengthens_the_step_by_its_share():
         uneven = ideal_step(make_job(dp=8, ep=8, overlap=False, expert_imbalance=factor))
         want = 2 * routed * (factor - 1.0)
         assert uneven - ideal_step(even) == pytest.approx(want, rel=1e-3)
-    assert expert_imbalance(even.parallelism) == 1.0
-    assert expert_imbalance(make_job(ep=8, expert_imbalance=None).parallelism) == DEFAULT_IMBALANCE
-    assert expert_imbalance(make_job(ep=1).parallelism) == 1.0
+    assert expert_imbalance(even.model, even.parallelism) == 1.0
+    usual = make_job(ep=8, expert_imbalance=None)
+    assert expert_imbalance(usual.model, usual.parallelism) == DEFAULT_IMBALANCE
+    alone = make_job(ep=1)
+    assert expert_imbalance(alone.model, alone.parallelism) == 1.0
+
+
+def test_ranks_are_even_where_every_token_goes_to_all_experts():
+    job = make_job(ep=8, expert_imbalance=None)
+    model = job.model.model_copy(update={"experts_per_token": job.model.n_experts})
+    assert expert_imbalance(model, job.parallelism) == 1.0
 
 
 def test_a_slow_node_holds_up_its_group_and_moves_with_it():

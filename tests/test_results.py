@@ -153,7 +153,7 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
     assert set(answer["engine"]) == {"op_samples", "seconds", "ns_per_op_sample", "threads"}
     assert (answer["job"], answer["seed"], answer["world_size"]) == ("pipeline-8x32", 4, 8)
     model = summary(estimate(transformer_job, replicates=64, seed=1))
-    assert always | {"mfu", "model_flops_per_gpu"} == set(model)
+    assert always | {"mfu", "model_flops_per_gpu", "memory"} == set(model)
 
 
 def test_summary_says_what_the_arrays_say(result):

@@ -9,13 +9,15 @@ import click
 from prism.commands.options import (
     Duration,
     Factors,
-    KeyValue,
+    choose_options,
     common_options,
+    output_option,
     place_options,
     rows_of,
+    set_option,
 )
-from prism.commands.outputs import tell_warnings, write_folder
-from prism.commands.terminal import answer, progress_line
+from prism.commands.outputs import conclude
+from prism.commands.terminal import progress_line
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
@@ -63,14 +65,7 @@ if TYPE_CHECKING:
     metavar="STEPS",
     help="Steps so far of a run under way: for the rest.",
 )
-@click.option("--column", metavar="NAME", help="The duration, where these have several.")
-@click.option(
-    "--where",
-    type=KeyValue(),
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Keep those of these steps whose column KEY is VALUE; repeatable.",
-)
+@choose_options("these steps")
 @click.option(
     "--dependence",
     type=click.Choice(["full", "none"]),
@@ -88,8 +83,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="exchangeable: of many replicas simulate the slowest and a sample.",
 )
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
+@set_option
+@output_option()
 @common_options
 @place_options
 def estimate(
@@ -141,10 +136,15 @@ def estimate(
             **options,
         )
     numbers = summarize_estimate(result)
-    if output is not None:
-        write_folder(output, result, numbers, _draw_estimate, quiet)
-    tell_warnings(numbers)
-    answer(numbers, as_json, lambda numbers: estimate_view(numbers, result))
+    conclude(
+        result,
+        numbers,
+        lambda numbers: estimate_view(numbers, result),
+        _draw_estimate,
+        output=output,
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:

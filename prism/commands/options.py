@@ -114,6 +114,35 @@ def rows_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return out
 
 
+set_option = click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job."
+)
+
+
+def output_option(what: str = "Result, summary and plots.") -> Callable[[Command], Command]:
+    """Add the folder that a command writes to, and say what goes there."""
+    return click.option("-o", "--output", metavar="DIR", type=click.Path(), help=what)
+
+
+def choose_options(
+    table: str = "step times", column: str = "duration"
+) -> Callable[[Command], Command]:
+    """Add what chooses from a table that is wider than needed: its column and its rows."""
+
+    def choosing(command: Command) -> Command:
+        command = click.option(
+            "--where",
+            type=KeyValue(),
+            metavar="KEY=VALUE",
+            multiple=True,
+            help=f"Keep the rows of {table} whose column KEY is VALUE; repeatable.",
+        )(command)
+        text = f"The {column}, where {table} have several columns that could be it."
+        return click.option("--column", metavar="NAME", help=text)(command)
+
+    return choosing
+
+
 def common_options(command: Command) -> Command:
     """Add the options that every command takes."""
     for option in (

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.commands.terminal import to_json
+from prism.commands.terminal import answer, to_json
 from prism.errors import PrismError
 from prism.files import atomic_files, check_directory
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
+    from rich.console import RenderableType
 
 
 def write_folder(
@@ -65,6 +66,24 @@ def write_folder(
         names = ", ".join(sorted(file.name for file in folder.iterdir()))
     if not quiet:
         click.echo(f"wrote {directory}: {names}", err=True)
+
+
+def conclude(
+    result: xr.Dataset,
+    numbers: Mapping[str, Any],
+    view: Callable[[Mapping[str, Any]], RenderableType],
+    draw: Callable[[xr.Dataset], Mapping[str, Axes]],
+    *,
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """End a command: write its folder where one was asked for, tell warnings, print the answer."""
+    if output is not None:
+        write_folder(output, result, numbers, draw, quiet, texts)
+    tell_warnings(numbers)
+    answer(numbers, as_json, view)
 
 
 def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> None:

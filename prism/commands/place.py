@@ -1,6 +1,6 @@
 """The command that says where slow nodes should go.
 
-As in `prism.cli`, which adds it to its group; slow imports inside.
+`prism.cli` adds it to its group; slow imports stand inside.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.commands.options import KeyValue, common_options, place_options, rows_of
-from prism.commands.outputs import tell_warnings, write_folder
-from prism.commands.terminal import answer, progress_line
+from prism.commands.options import (
+    choose_options,
+    common_options,
+    output_option,
+    place_options,
+    rows_of,
+    set_option,
+)
+from prism.commands.outputs import conclude
+from prism.commands.terminal import progress_line
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,14 +74,7 @@ class Tolerance(click.ParamType):  # type: ignore[type-arg]
     help="How slow nodes are: a table (node, slowdown), a burn-in table of times or rates per GPU, "
     "nccl-tests output (a file, or a folder of them); repeatable.",
 )
-@click.option(
-    "--where",
-    type=KeyValue(),
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Keep the rows of the table whose column KEY is VALUE; repeatable.",
-)
-@click.option("--column", metavar="NAME", help="The measurement, where a table has several.")
+@choose_options("the table", "measurement")
 @click.option("--hosts", metavar="LIST", help="Host names, one per line in rank order.")
 @click.option("--spares", type=click.IntRange(min=0), default=0, help="Spare nodes there are.")
 @click.option(
@@ -91,10 +91,8 @@ class Tolerance(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="Differences of the objective that do not matter.",
 )
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
-@click.option(
-    "-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary, plots, host lists."
-)
+@set_option
+@output_option("Result, summary, plots, host lists.")
 @common_options
 @place_options
 def place(
@@ -151,11 +149,10 @@ def place(
         )
     _add_names(result, inventory)
     numbers = in_words(summarize_place(result))
-    if output is not None:
-        texts = _host_lists(loaded, result, inventory.hosts)
-        write_folder(output, result, numbers, _draw, quiet, texts)
-    tell_warnings(numbers)
-    answer(numbers, as_json, place_view)
+    texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
+    conclude(
+        result, numbers, place_view, _draw, output=output, as_json=as_json, quiet=quiet, texts=texts
+    )
 
 
 def _check_options(

@@ -1,6 +1,6 @@
 """The command that ranks what makes the time vary.
 
-As in `prism.cli`, which adds it to its group; slow imports inside.
+`prism.cli` adds it to its group; slow imports stand inside.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prism.commands.options import Names, common_options, place_options
-from prism.commands.outputs import tell_warnings, write_folder
-from prism.commands.terminal import answer, progress_line
+from prism.commands.options import (
+    Names,
+    common_options,
+    output_option,
+    place_options,
+    set_option,
+)
+from prism.commands.outputs import conclude
+from prism.commands.terminal import progress_line
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,8 +57,8 @@ if TYPE_CHECKING:
     help="What the N largest kernel classes and effects make only together, and the classes that "
     "each effect acts through.",
 )
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
+@set_option
+@output_option()
 @common_options
 @place_options
 def rank(
@@ -103,10 +109,7 @@ def rank(
             progress=report,
         )
     numbers = in_words(summarize_rank(result))
-    if output is not None:
-        write_folder(output, result, numbers, _draw, quiet)
-    tell_warnings(numbers)
-    answer(numbers, as_json, rank_view)
+    conclude(result, numbers, rank_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

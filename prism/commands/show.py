@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from prism.commands.options import (
-    KeyValue,
+    choose_options,
     common_options,
     rows_of,
+    set_option,
 )
 from prism.commands.terminal import answer
 
@@ -21,15 +22,8 @@ if TYPE_CHECKING:
 @click.argument("what", required=False)
 @click.option("--jobs", is_flag=True, help="List the jobs that ship with prism.")
 @click.option("--libraries", is_flag=True, help="List the distribution sets that ship with prism.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
-@click.option("--column", metavar="NAME", help="The duration, where step times have several.")
-@click.option(
-    "--where",
-    type=KeyValue(),
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Keep the step times whose column KEY is VALUE; repeatable.",
-)
+@set_option
+@choose_options()
 @common_options
 def show(
     what: str | None,

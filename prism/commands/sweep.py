@@ -1,6 +1,6 @@
 """The command that simulates settings of a job side by side.
 
-As in `prism.cli`, which adds it to its group; slow imports inside.
+`prism.cli` adds it to its group; slow imports stand inside.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prism.commands.options import common_options, place_options
-from prism.commands.outputs import tell_warnings, write_folder
-from prism.commands.terminal import answer, progress_line
+from prism.commands.options import (
+    common_options,
+    output_option,
+    place_options,
+    set_option,
+)
+from prism.commands.outputs import conclude
+from prism.commands.terminal import progress_line
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -47,8 +52,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="What settings are sorted by.",
 )
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plot.")
+@set_option
+@output_option("Result, summary and plot.")
 @common_options
 @place_options
 def sweep(
@@ -94,10 +99,7 @@ def sweep(
             progress=report,
         )
     numbers = in_words(summarize_sweep(result))
-    if output is not None:
-        write_folder(output, result, numbers, _draw, quiet)
-    tell_warnings(numbers)
-    answer(numbers, as_json, sweep_view)
+    conclude(result, numbers, sweep_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

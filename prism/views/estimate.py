@@ -130,6 +130,9 @@ def _step_rows(summary: Json) -> list[tuple[str, str]]:
         rows.append(("model flops per GPU", f"{tera:.1f} TFLOP/s"))
     if summary.get("exposed_communication") is not None:
         rows.append(("exposed communication", format_share(summary["exposed_communication"])))
+    if summary.get("memory") is not None:
+        gib, limit = (summary["memory"][key] for key in ("gib", "limit_gib"))
+        rows.append(("memory of the busiest GPU", f"{gib:.0f} of {limit:.1f} GiB (estimate)"))
     return rows
 
 

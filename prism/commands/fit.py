@@ -1,0 +1,105 @@
+"""``prism fit``: distributions and effects from traces, tables or step times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.commands.options import (
+    KeyValue,
+    choose_options,
+    common_options,
+    rows_of,
+)
+from prism.commands.outputs import check_model_path, tell_warnings
+from prism.commands.terminal import answer, progress_line
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@click.argument("inputs", metavar="INPUT...", nargs=-1)
+@click.option(
+    "-o", "--output", metavar="MODEL.nc", type=click.Path(), help="Where the model is written."
+)
+@click.option(
+    "--calibrate",
+    type=KeyValue("job=steps"),
+    metavar="JOB=STEPS",
+    multiple=True,
+    help="Bring JOB's library to the STEPS it took; repeatable, one for each measured size. "
+    "FILE[column=value,...] chooses rows of a wider table.",
+)
+@choose_options()
+@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@click.option(
+    "--first-steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Learn the variation from the first N steps of each run; work by step from all.",
+)
+@common_options
+def fit(
+    inputs: tuple[str, ...],
+    output: str | None,
+    calibrate: tuple[tuple[str, str], ...],
+    where: tuple[tuple[str, str], ...],
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+    **options: Any,
+) -> None:
+    """Fit distributions and effects to a trace, or to step times.
+
+    INPUT is a table of ops (CSV or parquet), a profiler's JSON, or a folder of these, one file per
+    rank; the model stands wherever a JOB does. Or INPUT is step times (CSV, parquet, a Megatron or
+    MLPerf log); estimate and validate take the model. Or, without INPUT, jobs and the step times
+    they took (--calibrate): the model predicts other sizes and layouts. The number of threads
+    changes nothing.
+    """
+    if calibrate:
+        _check_calibration(inputs, calibrate, options)
+    elif not inputs:
+        raise click.UsageError("Missing argument 'INPUT...'.")
+    if output is not None:
+        check_model_path(output, [*inputs, *(steps for _, steps in calibrate)])
+    from prism.fit import fit as fit_trace
+    from prism.fit import summarize_fit
+    from prism.results import save
+    from prism.views.model import model_view
+
+    with progress_line("fitting", quiet) as report:
+        options["where"] = rows_of(where)
+        given = {key: value for key, value in options.items() if value}
+        if calibrate:
+            from prism.fit import fit_calibrated
+
+            model = fit_calibrated(calibrate, seed, threads=threads, progress=report, **given)
+        else:
+            model = fit_trace(inputs, seed=seed, **given)
+    numbers = summarize_fit(model)
+    if output is not None:
+        save(model, output)
+        if not quiet:
+            click.echo(f"wrote {output}", err=True)
+    elif not quiet:
+        click.echo("the model is not kept; -o MODEL.nc writes it", err=True)
+    tell_warnings(numbers)
+    answer(numbers, as_json, model_view)
+
+
+def _check_calibration(
+    inputs: tuple[str, ...], calibrate: tuple[tuple[str, str], ...], options: Mapping[str, Any]
+) -> None:
+    """Refuse what says nothing beside --calibrate."""
+    if inputs:
+        raise click.UsageError(
+            f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
+        )
+    for name in ("totals", "first_steps"):
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")

@@ -1,0 +1,61 @@
+"""``prism replay``: how well a trace's graph gives its steps back, and what stragglers cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from prism.commands.options import (
+    common_options,
+    output_option,
+)
+from prism.commands.outputs import conclude
+from prism.commands.recordings import explained
+from prism.commands.terminal import progress_line
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+
+@click.command()
+@click.argument("trace", metavar="TRACE...", nargs=-1, required=True)
+@output_option()
+@common_options
+def replay(
+    trace: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Replay a trace's durations through its graph.
+
+    It tells how well the graph reproduces the measured steps, and what stragglers cost. TRACE is a
+    table of ops, a profiler's JSON, or a folder of these, one file per rank. Seed and threads
+    change nothing.
+    """
+    from prism.files import check_directory
+    from prism.replay import replay as replay_trace
+    from prism.replay import summarize_replay
+    from prism.views.trace import replay_view
+
+    if output is not None:
+        check_directory(output)
+    with progress_line("replaying", quiet):
+        try:
+            result = replay_trace(trace[0] if len(trace) == 1 else list(trace))
+        except PrismError as error:
+            raise explained(trace, error) from error
+    numbers = summarize_replay(result)
+    conclude(result, numbers, replay_view, _draw, output=output, as_json=as_json, quiet=quiet)
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plots of a replay, by the stem of their files."""
+    from prism.plots.validation import replay_plots
+
+    return replay_plots(result)
