@@ -17,11 +17,21 @@ from prism.commands.sweep import sweep
 from prism.commands.validate import validate
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _InOrder(click.Group):
+    """A group whose help lists the commands in the order of their work."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names as they were added."""
+        return list(self.commands)
+
+
+@click.group(
+    cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package.__version__, prog_name="prism")
 def prism() -> None:
     """How long a distributed training run takes, with what probability, and why that varies."""
 
 
-for _command in (estimate, fit, replay, validate, rank, place, sweep, schedule, show):
+for _command in (estimate, rank, place, sweep, fit, replay, validate, schedule, show):
     prism.add_command(_command)

@@ -96,9 +96,9 @@ def mean_std(spread, n_steps):
 @pytest.mark.parametrize("shape", SIZES)
 @pytest.mark.parametrize("truth", [Spread(white=0.01), Spread(clock=0.007, white=0.007)])
 def test_a_drift_that_is_not_there_is_found_as_rarely_as_is_said(truth, shape):
-    n = 200
+    n = 100
     share, ratio = share_with_drift(truth, shape, n, 1)
-    # 5 %, and what 200 fits and the simulated 5 % point (500 series) err by: 4.0 %, 99 % of cases
+    # 5 %, and what 100 fits and the simulated 5 % point (500 series) err by, 99 % of cases
     assert share <= FALSE_DRIFT + 2.33 * np.sqrt(0.05 * 0.95 * (1 / n + 1 / 500))
     if shape[1] == 1:
         assert ratio[1] < 1.6  # of several runs, what they differ by is uncertain in any case

@@ -78,10 +78,10 @@ def test_steps_of_another_job_are_told():
 
 
 def test_a_run_under_way_is_predicted_within_its_intervals():
-    runs = made(shape=(900, 120), seed=21, stalls=0.001)
+    runs = made(shape=(900, 60), seed=21, stalls=0.001)
     model = fit_step_times(as_times(runs[:, :20]), repeats=30)
     inside, widths = {0.1: [], 0.5: []}, {0.1: [], 0.5: []}
-    for r in range(20, 120):
+    for r in range(20, 60):
         for share in inside:
             past = past_of(model, as_times(runs[: int(share * 900), r : r + 1]))
             drawn = finish(model, past, 900, 600, r).total

@@ -101,7 +101,7 @@ def estimate(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Estimate how long a step and the run take, with what probability.
+    """Estimate how long a step and the run take, and how surely.
 
     JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
     """

@@ -1,7 +1,4 @@
-"""The command that says where slow nodes should go.
-
-`prism.cli` adds it to its group; slow imports stand inside.
-"""
+"""``prism place``: where slow nodes should go."""
 
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ def place(
     threads: int | None,
     **named: Any,
 ) -> None:
-    """Say where slow nodes should go, and what they cost where they are.
+    """Say where slow nodes should go, and what they cost.
 
     The slow nodes are those of --slow-nodes and --slowdown, of --measured-nodes, of the job's own
     cluster.node_slowdowns, or a model's traced workers. JOB_OR_MODEL is a job file, the name of a

@@ -1,7 +1,4 @@
-"""The command that ranks what makes the time vary.
-
-`prism.cli` adds it to its group; slow imports stand inside.
-"""
+"""``prism rank``: what makes the time vary."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The command that simulates settings of a job side by side.
-
-`prism.cli` adds it to its group; slow imports stand inside.
-"""
+"""``prism sweep``: settings of a job side by side."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ def sweep(
     seed: int | None,
     threads: int | None,
 ) -> None:
-    """Simulate settings of a job side by side: p50 of the step against p95.
+    """Simulate settings of a job side by side, p50 against p95.
 
     JOB_OR_MODEL is a job file, the name of a shipped job, or a model of `prism fit`.
     """
