@@ -19,6 +19,7 @@ import prism
 from prism.calibration.fit import Progress, calibrate
 from prism.errors import PrismError
 from prism.job import Job, load_job
+from prism.kernellaws import ALONE, library_of_table, library_of_trace, why_no_model
 from prism.kerneltrace.model import fit_kernels
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
@@ -29,7 +30,7 @@ from prism.tracemodel.file import model_to_dataset
 from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
 from prism.tracemodel.model import TraceModel, figures, synthetic_graph
 from prism.traces import Trace, read_step_times, read_totals, read_trace
-from prism.traces.kinds import holds_step_times
+from prism.traces.kinds import recording_kind
 from prism.variance.components import Components
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def fit(
     where: Mapping[str, str] | None = None,
     totals: str | None = None,
     first_steps: int | None = None,
+    step_range: str | None = None,
 ) -> "xr.Dataset":
     """Learn distributions and effects from a trace, or from step times alone.
 
@@ -65,18 +67,21 @@ def fit(
     ----------
     inputs : path or sequence of paths
         A trace: a file, several files of one job's ranks, or their folder. Or one file of step
-        times, of one or several runs.
+        times, of one or several runs; a table of kernels by HTA; output of nccl-tests.
     seed : int, optional
         Of the cross-check; 0 where None, so that the same trace gives the same model.
     column, where, totals, first_steps
         Of step times only: the duration's column, the rows to keep, "FILE:COLUMN" with measured
         totals per run, and how many first steps of each run the variation is learnt from.
+    step_range : str, optional
+        Of a profiler's trace: what its ranges that are steps are called (`read_trace`).
 
     Returns
     -------
     xarray.Dataset
         A model of kind ``trace`` or ``steps``; `prism.save` writes it, `prism.estimate` and
-        `prism.validate` take its file. `summarize_fit` gives what the command prints.
+        `prism.validate` take its file. Of what holds no steps, a ``library`` of distributions.
+        `summarize_fit` gives what the command prints.
 
     Raises
     ------
@@ -85,12 +90,11 @@ def fit(
     """
     seed = 0 if seed is None else seed
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    series = [path for path in paths if holds_step_times(str(path))]
-    if series and len(paths) > 1:
-        raise PrismError(
-            f"{series[0]}: step times come in one file, and {len(paths)} were given; put the runs "
-            "into one table with a column run"
-        )
+    kinds = {recording_kind(str(path)): path for path in reversed(paths)}
+    alone = next((kind for kind in ALONE if kind in kinds), None)
+    if alone and len(paths) > 1:
+        raise PrismError(f"{kinds[alone]}: {ALONE[alone].format(n=len(paths))}")
+    series = [paths[0]] if alone == "step_times" else []
     if series:
         times = read_step_times(series[0], column=column, where=where)
         known = None if totals is None else read_totals(totals, where=where)
@@ -101,8 +105,16 @@ def fit(
     ):  # fmt: skip
         if value:
             raise PrismError(f"--{name}: chooses among step times; a trace has none, leave it out")
-    trace = read_trace(inputs)
-    model = fit_kernels(trace) if trace.format == "kineto" else _fit_pipeline(trace, seed)
+    if alone:
+        if step_range is not None:
+            raise PrismError(f"--step-range: {paths[0]} has no ranges; leave it out")
+        path = str(paths[0])
+        return library_of_table(path, alone).assign_attrs(_provenance(path, seed))
+    trace = read_trace(inputs, step_range)
+    reason = why_no_model(trace)
+    if reason is not None:
+        return library_of_trace(trace, reason).assign_attrs(_provenance(trace.source, seed))
+    model = fit_kernels(trace) if trace.has_kernels else _fit_pipeline(trace, seed)
     return model_to_dataset(model, _provenance(trace.source, seed))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prism.errors import PrismError
+from prism.hostlists import read_hosts_text
 
 COLUMNS = ("slot", "node", "host", "first_rank", "stages", "replicas")
 """Columns of ``hosts.csv``."""
@@ -104,7 +105,9 @@ def read_hosts(path: str | os.PathLike[str]) -> list[int]:
     Parameters
     ----------
     path : str or path
-        A CSV with the columns ``slot`` and ``node``; others are passed over.
+        A CSV with the columns ``slot`` and ``node``; others are passed over. Or the numbers of the
+        nodes in rank order, one or several to a line, as ``host_order`` writes them where names
+        are not known; ``[0-3,7]`` is a range.
 
     Returns
     -------
@@ -125,6 +128,8 @@ def read_hosts(path: str | os.PathLike[str]) -> list[int]:
         raise PrismError(f"{source}:{reader.line_num}: cannot be read as CSV: {error}") from error
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     missing = [name for name in ("slot", "node") if name not in header]
+    if missing and len(missing) == 2:
+        return _listed(_read(Path(path), source), source)
     if missing:
         raise PrismError(
             f"{source}: no column {' and '.join(missing)}; expected a placement as prism place "
@@ -144,6 +149,21 @@ def read_hosts(path: str | os.PathLike[str]) -> list[int]:
             f"{source}: {len(found)} slots but no slot {gap}; expected slots 0 to {len(found) - 1}"
         )
     return [found[slot] for slot in range(len(found))]
+
+
+def _listed(text: str, source: str) -> list[int]:
+    """Read nodes from a list of their numbers in rank order."""
+    names = read_hosts_text(text, source) if len(text) else []
+    named = next((name for name in names if not (name.isascii() and name.isdecimal())), None)
+    if named is None and names:
+        return [int(name) for name in names]
+    raise PrismError(
+        f"{source}: no column slot and node"
+        + (f", and {named[:40]!r} is no node's number" if named else "")
+        + "; expected a placement as prism place writes it: a CSV whose first line is "
+        f"{','.join(COLUMNS)}; or a list of node numbers in rank order (which number a host's name "
+        "has, only the cluster's whole list tells: prism place --hosts LIST)"
+    )
 
 
 def _read(path: Path, source: str) -> str:

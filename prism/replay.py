@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.errors import PrismError
+from prism.kernellaws import ONE_STEP, why_no_model
 from prism.kerneltrace.report import replay_kernels
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import fit_graph
@@ -33,13 +35,15 @@ CLOSE = 0.015  # of the measured mean: a replay further off says so
 SECONDS, RATIO = {"units": "s"}, {"units": "1"}
 
 
-def replay(trace: str | Path | Sequence[str | Path]) -> "xr.Dataset":
+def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = None) -> "xr.Dataset":
     """Replay a trace's own durations, and the steps without stragglers.
 
     Parameters
     ----------
     trace : path or sequence of paths
         A trace: a file, several files of one job's ranks, or their folder.
+    step_range : str, optional
+        What a profiler's ranges that are steps are called (`read_trace`).
 
     Returns
     -------
@@ -54,8 +58,14 @@ def replay(trace: str | Path | Sequence[str | Path]) -> "xr.Dataset":
     PrismError
         The trace cannot be read or put in order.
     """
-    read = read_trace(trace)
-    if read.format == "kineto":
+    read = read_trace(trace, step_range)
+    reason = why_no_model(read)
+    if reason is not None and reason != ONE_STEP:
+        raise PrismError(
+            f"{read.source}: {reason}, so there is nothing to replay; prism fit makes a library of "
+            "its kernels"
+        )
+    if read.has_kernels:
         return replay_kernels(read)
     graph = build_trace_graph(read)
     replayed = propagate(graph)

@@ -32,6 +32,7 @@ def describe(
     overrides: Sequence[str] = (),
     column: str | None = None,
     where: Mapping[str, str] | None = None,
+    step_range: str | None = None,
 ) -> Description:
     """Describe a file, or a job or library that ships with prism.
 
@@ -47,6 +48,8 @@ def describe(
         The duration, in a table of step times with several.
     where : mapping of str to str, optional
         The rows to keep of such a table.
+    step_range : str, optional
+        What the ranges of a profiler's trace that are steps are called.
 
     Returns
     -------
@@ -71,15 +74,26 @@ def describe(
             f"{what}: --column and --where choose among step times, which this is not; leave them "
             "out"
         )
+    if step_range is not None and kind != "trace":
+        raise PrismError(
+            f"{what}: --step-range names ranges of a profiler's trace, which this is not; leave it "
+            "out"
+        )
     if not is_netcdf and kind is None:
         return _describe_job(what, overrides)
     if overrides:
         raise PrismError(f"{what}: --set changes keys of a job; this is not one, leave it out")
     if is_netcdf:
         return _describe_netcdf(what)
+    if kind in ("kernels", "collectives"):
+        from prism.views.library import describe_table
+
+        return describe_table(what)
     from prism.traceshow import describe_step_times, describe_trace
 
-    return describe_trace(what) if kind == "trace" else describe_step_times(what, column, where)
+    if kind == "trace":
+        return describe_trace(what, step_range)
+    return describe_step_times(what, column, where)
 
 
 def _recording_kind(path: Path) -> str | None:

@@ -27,15 +27,17 @@ WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all
 _MOST_ROWS = 30
 
 
-def describe_trace(what: str) -> Description:
+def describe_trace(what: str, step_range: str | None = None) -> Description:
     """Describe a trace: its layout, and each kind of op with its spread.
+
+    ``step_range`` is what its ranges that are steps are called, where nothing else marks them.
 
     Raises
     ------
     PrismError
         If it cannot be read.
     """
-    trace = read_trace(what)
+    trace = read_trace(what, step_range)
     ops = trace.ops
     steps = np.unique(ops["step"][ops["step"] >= 0])
     microbatches = np.unique(ops["microbatch"][ops["microbatch"] >= 0])
@@ -62,7 +64,7 @@ def describe_trace(what: str) -> Description:
 def _kinds(trace: Trace) -> list[dict[str, Any]]:
     """Statistics per kind of op and, where the format knows kernels, per class; longest first."""
     ops = trace.ops
-    keys = ["op_kind", "kernel_class"] if trace.format == "kineto" else ["op_kind", "name"]
+    keys = ["op_kind", "kernel_class"] if trace.has_kernels else ["op_kind", "name"]
     total = float(ops["duration"].sum()) or 1.0
     rows = []
     for labels, group in ops.groupby(keys, observed=True)["duration"]:

@@ -12,6 +12,7 @@ from prism.commands.options import (
     choose_options,
     common_options,
     rows_of,
+    step_range_option,
 )
 from prism.commands.outputs import check_model_path, tell_warnings
 from prism.commands.terminal import answer, progress_line
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Learn the variation from the first N steps of each run; work by step from all.",
 )
+@step_range_option
 @common_options
 def fit(
     inputs: tuple[str, ...],
@@ -55,11 +57,12 @@ def fit(
 ) -> None:
     """Fit distributions and effects to a trace, or to step times.
 
-    INPUT is a table of ops (CSV or parquet), a profiler's JSON, or a folder of these, one file per
-    rank; the model stands wherever a JOB does. Or INPUT is step times (CSV, parquet, a Megatron or
-    MLPerf log); estimate and validate take the model. Or, without INPUT, jobs and the step times
-    they took (--calibrate): the model predicts other sizes and layouts. The number of threads
-    changes nothing.
+    INPUT is a table of ops (CSV or parquet), what a profiler wrote (PyTorch's JSON, Nsight Systems
+    SQLite, Chakra), or a folder of these, one file per rank; the model stands wherever a JOB does.
+    Without steps, or of HTA's kernel tables and of nccl-tests, it is a library of distributions.
+    Or INPUT is step times (CSV, parquet, a Megatron or MLPerf log); estimate and validate take the
+    model. Or, without INPUT, jobs and the step times they took (--calibrate): the model predicts
+    other sizes and layouts. The number of threads changes nothing.
     """
     if calibrate:
         _check_calibration(inputs, calibrate, options)
@@ -100,6 +103,6 @@ def _check_calibration(
         raise click.UsageError(
             f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
         )
-    for name in ("totals", "first_steps"):
+    for name in ("totals", "first_steps", "step_range"):
         if options[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")

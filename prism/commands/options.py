@@ -119,6 +119,14 @@ set_option = click.option(
 )
 
 
+step_range_option = click.option(
+    "--step-range",
+    metavar="NAME",
+    help="What NVTX ranges (or Chakra nodes) that are one step are called, a regular expression; a "
+    "number in the name is the step's.  [default: step N, iteration N and the like]",
+)
+
+
 def output_option(what: str = "Result, summary and plots.") -> Callable[[Command], Command]:
     """Add the folder that a command writes to, and say what goes there."""
     return click.option("-o", "--output", metavar="DIR", type=click.Path(), help=what)

@@ -72,7 +72,12 @@ class Tolerance(click.ParamType):  # type: ignore[type-arg]
     "nccl-tests output (a file, or a folder of them); repeatable.",
 )
 @choose_options("the table", "measurement")
-@click.option("--hosts", metavar="LIST", help="Host names, one per line in rank order.")
+@click.option(
+    "--hosts",
+    metavar="LIST",
+    help="Host names in rank order: a host file of MPI, PBS or Slurm, or a list such as "
+    "'node[001-064]'.",
+)
 @click.option("--spares", type=click.IntRange(min=0), default=0, help="Spare nodes there are.")
 @click.option(
     "--objective",

@@ -9,6 +9,7 @@ import click
 from prism.commands.options import (
     common_options,
     output_option,
+    step_range_option,
 )
 from prism.commands.outputs import conclude
 from prism.commands.recordings import explained
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("trace", metavar="TRACE...", nargs=-1, required=True)
 @output_option()
+@step_range_option
 @common_options
 def replay(
     trace: tuple[str, ...],
     output: str | None,
+    step_range: str | None,
     as_json: bool,
     quiet: bool,
     seed: int | None,
@@ -35,8 +38,8 @@ def replay(
     """Replay a trace's durations through its graph.
 
     It tells how well the graph reproduces the measured steps, and what stragglers cost. TRACE is a
-    table of ops, a profiler's JSON, or a folder of these, one file per rank. Seed and threads
-    change nothing.
+    table of ops, what a profiler wrote (PyTorch's JSON, Nsight Systems SQLite, Chakra), or a folder
+    of these, one file per rank. Seed and threads change nothing.
     """
     from prism.files import check_directory
     from prism.replay import replay as replay_trace
@@ -47,7 +50,8 @@ def replay(
         check_directory(output)
     with progress_line("replaying", quiet):
         try:
-            result = replay_trace(trace[0] if len(trace) == 1 else list(trace))
+            chosen = {} if step_range is None else {"step_range": step_range}
+            result = replay_trace(trace[0] if len(trace) == 1 else list(trace), **chosen)
         except PrismError as error:
             raise explained(trace, error) from error
     numbers = summarize_replay(result)

@@ -11,6 +11,7 @@ from prism.commands.options import (
     common_options,
     rows_of,
     set_option,
+    step_range_option,
 )
 from prism.commands.terminal import answer
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--libraries", is_flag=True, help="List the distribution sets that ship with prism.")
 @set_option
 @choose_options()
+@step_range_option
 @common_options
 def show(
     what: str | None,
@@ -32,6 +34,7 @@ def show(
     overrides: tuple[str, ...],
     column: str | None,
     where: tuple[tuple[str, str], ...],
+    step_range: str | None,
     as_json: bool,
     quiet: bool,
     seed: int | None,
@@ -53,5 +56,5 @@ def show(
         found, view = describe_libraries()
     else:
         assert what is not None
-        found, view = describe(what, overrides, column, rows_of(where))
+        found, view = describe(what, overrides, column, rows_of(where), step_range)
     answer(found, as_json, lambda _: view)

@@ -53,7 +53,7 @@ class StepLaws:
     steps: tuple[int, ...]
 
 
-def _measures(ops: pd.DataFrame) -> tuple[NDArray[np.int64], Floats]:
+def measured_durations(ops: pd.DataFrame) -> tuple[NDArray[np.int64], Floats]:
     """Measure (index into `MEASURES`) and duration [s] of each row."""
     kind = ops["op_kind"].astype(str).to_numpy()
     transfer = ops["transfer"].to_numpy()
@@ -89,7 +89,7 @@ def kernel_table(trace: Trace) -> pd.DataFrame:
     """
     keys, key = kernel_keys(trace)
     ops = trace.ops
-    measure, duration = _measures(ops)
+    measure, duration = measured_durations(ops)
     end = ops["start"] + ops["duration"]
     by_rank = ops["rank"]
     total = float((end.groupby(by_rank).max() - ops["start"].groupby(by_rank).min()).sum())

@@ -43,7 +43,7 @@ def fit_kernels(trace: Trace) -> TraceModel:
     Parameters
     ----------
     trace : Trace
-        Of format ``kineto``, two steps or more.
+        A profiler's, two steps or more.
 
     Raises
     ------

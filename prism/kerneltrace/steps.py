@@ -173,10 +173,10 @@ def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
     PrismError
         If the trace is not a profiler's.
     """
-    if trace.format != "kineto":
+    if not trace.has_kernels:
         raise PrismError(
-            f"{trace.source}: is a {trace.format} table; expected a profiler's JSON trace, which "
-            "has kernels and streams"
+            f"{trace.source}: is a {trace.format} table; expected a profiler's trace, which has "
+            "kernels and streams"
         )
     ops = trace.ops
     columns = [ops[name].astype(str).to_numpy() for name in ("op_kind", "kernel_class", "name")]

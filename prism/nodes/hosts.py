@@ -8,12 +8,12 @@ any knowledge of a naming scheme, since ``node017`` may be the 17th host or the 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prism.errors import PrismError
+from prism.hostlists import looks_like_list, read_hosts_text
 from prism.traces.content import find_kind, read_text
 
 _SHOWN = 4
@@ -44,8 +44,8 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
     Parameters
     ----------
     path : str
-        A host file: the first word of a line counts, so that ``node1 slots=8`` and ``node1:8``
-        will do, and so will a line per task.
+        A host file or a list itself, as schedulers and launchers write them: ``node1 slots=8``,
+        ``node1:8``, a line per task, ``node[001-004,7]`` (`prism.hostlists`).
     n_nodes : int
         Nodes of the cluster.
     spares : int
@@ -61,11 +61,13 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
     PrismError
         If it is no text, or holds another number of hosts than the cluster.
     """
-    if find_kind(Path(path), path) != "text":
+    if looks_like_list(path) and not Path(path).exists():
+        text = path
+    elif find_kind(Path(path), path) != "text":
         raise PrismError(f"{path}: is no text; expected a list of hosts, one name per line")
-    text = read_text(Path(path), path).decode("utf-8", "replace")
-    words = [line.split("#")[0].split() for line in text.splitlines()]
-    names = list(dict.fromkeys(re.sub(r":\d+$", "", line[0]) for line in words if line))
+    else:
+        text = read_text(Path(path), path).decode("utf-8", "replace")
+    names = read_hosts_text(text, path)
     if len(names) not in (n_nodes, n_nodes + spares):
         more = len(names) - n_nodes
         way_out = f", or add --spares {more} for those beyond" if more > 0 else ""

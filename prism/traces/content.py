@@ -22,12 +22,22 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.traces.protosniff import is_chakra
 
-Kind = Literal["parquet", "json", "text"]
+Kind = Literal["parquet", "json", "text", "sqlite", "chakra"]
 
 _HEAD = 1 << 16  # enough for what tells the kinds apart
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+_SQLITE = b"SQLite format 3\x00"
+KIND_NAMES = {
+    "parquet": "a parquet table",
+    "json": "JSON",
+    "text": "text",
+    "sqlite": "an SQLite file",
+    "chakra": "a Chakra execution trace",
+}
+"""What a file is, in words."""
 _ALIEN = {
     b"PK\x03\x04": "a zip archive; unpack it first",
     b"\x89HDF": "an HDF5 or netCDF file; `prism show` tells what is in it",
@@ -59,7 +69,9 @@ def find_kind(path: Path, source: str) -> Kind:
     Returns
     -------
     str
-        ``parquet``, ``json`` (the first character is a brace or a bracket) or ``text``.
+        ``parquet``, ``sqlite``, ``chakra`` (length-delimited protobuf messages, the first of
+        metadata, the second of a node), ``json`` (the first character is a brace or a bracket) or
+        ``text``.
 
     Raises
     ------
@@ -73,13 +85,18 @@ def find_kind(path: Path, source: str) -> Kind:
             raise PrismError(f"{source}: is {what}")
     if head.startswith(b"PAR1"):
         return "parquet"
+    if head.startswith(_SQLITE):
+        return "sqlite"
+    if is_chakra(head):
+        return "chakra"
     if not text.strip():
         raise PrismError(f"{source}: is empty; expected a trace, a table or a log")
     if text.lstrip()[:1] in (b"{", b"["):
         return "json"
     if b"\0" in text:
         raise PrismError(
-            f"{source}: is binary; expected a CSV or parquet table, profiler JSON, or a log"
+            f"{source}: is binary; expected a CSV or parquet table, profiler JSON, an Nsight "
+            "Systems or Chakra trace, or a log"
         )
     return "text"
 
@@ -93,6 +110,17 @@ def read_text(path: Path, source: str) -> bytes:
         If it cannot be read, or its gzip stream is broken.
     """
     return _read(path, source).removeprefix(_BOM)
+
+
+def read_head(path: Path, source: str) -> bytes:
+    """Read the first bytes of a file, unpacked where it is gzipped."""
+    return _read(path, source, _HEAD).removeprefix(_BOM)
+
+
+def is_chakra_json(path: Path) -> bool:
+    """Tell whether a JSON file begins as an execution trace: a schema, and no profiler's events."""
+    head = read_head(path, str(path))
+    return re.search(rb'"schema"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
 
 
 def _check_text(data: bytes, source: str) -> None:
@@ -272,7 +300,7 @@ def read_table(path: Path, source: str, kind: Kind, text: bytes | None = None) -
     elif kind == "text":
         table = _read_csv(read_text(path, source) if text is None else text, source)
     else:
-        raise PrismError(f"{source}: is JSON; expected a CSV or parquet table")
+        raise PrismError(f"{source}: is {KIND_NAMES[kind]}; expected a CSV or parquet table")
     names = table.columns
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -1,8 +1,9 @@
 """Traces of any format, told apart by content and never by name.
 
-JSON goes to the profiler reader, one trace of as many ranks as there are files; a table with an
-optype is a pipeline trace, any other with ops a tidy table. Left out: step times (steps.py),
-which are refused here with a word about where they belong.
+Profilers' files (JSON, Nsight Systems SQLite, Chakra) are one trace of as many ranks as there are
+files; a table with an optype is a pipeline trace, any other with ops a tidy table. Left out: step
+times (steps.py), tables of kernels and of collectives, refused here with a word about where they
+belong.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from prism.errors import PrismError
-from prism.traces.content import find_kind, read_table, read_text
+from prism.traces.content import find_kind, is_chakra_json, read_table, read_text
+from prism.traces.hta import is_hta
 from prism.traces.logs import is_log
+from prism.traces.nccltests import is_nccl_tests
 from prism.traces.pipeline import is_pipeline, read_pipeline
 from prism.traces.table import Trace
 from prism.traces.tidy import UNITS, is_tidy, read_tidy
@@ -22,14 +25,33 @@ from prism.traces.tidy import UNITS, is_tidy, read_tidy
 PathLike = str | os.PathLike[str]
 
 
-def read_trace(paths: PathLike | Sequence[PathLike]) -> Trace:
+RANK_FORMATS = {
+    "kineto": "JSON",
+    "nsys": "Nsight Systems export",
+    "chakra": "Chakra execution trace",
+}
+"""Formats that come as one file a rank, and what each file is."""
+
+
+def rank_format(path: Path, kind: str) -> str | None:
+    """Say which of `RANK_FORMATS` a file of this kind is, None for all others."""
+    if kind == "json":
+        return "chakra" if is_chakra_json(path) else "kineto"
+    return {"sqlite": "nsys", "chakra": "chakra"}.get(kind)
+
+
+def read_trace(paths: PathLike | Sequence[PathLike], step_range: str | None = None) -> Trace:
     """Read a trace of any format.
 
     Parameters
     ----------
     paths : str, path, or sequence of them
-        One CSV or parquet table (pipeline or tidy); or profiler JSON: one file, several files or
-        a folder of them, each a rank of one trace. Text may be gzipped.
+        One CSV or parquet table (pipeline or tidy); or what a profiler wrote (PyTorch's JSON,
+        Nsight Systems SQLite, Chakra): one file, several files or a folder of them, each a rank
+        of one trace. Text may be gzipped.
+    step_range : str, optional
+        Name of the ranges that are steps, a regular expression, where a profiler's own marks are
+        missing: NVTX ranges of Nsight Systems, nodes of Chakra.
 
     Returns
     -------
@@ -57,10 +79,18 @@ def read_trace(paths: PathLike | Sequence[PathLike]) -> Trace:
             if len(files) == 1 or file in map(Path, given):
                 raise
             left_out.append(str(error))
-    ranks = [file for file, kind in kinds.items() if kind == "json"]
+    formats = {file: rank_format(file, kind) for file, kind in kinds.items()}
+    ranks = [file for file, name in formats.items() if name]
     if ranks:
-        others = [file for file, kind in kinds.items() if kind != "json"]
-        return _read_ranks(ranks, others, left_out, {Path(path) for path in given})
+        others = [file for file, name in formats.items() if not name]
+        _check_one_format(ranks, formats, source)
+        named = {Path(path) for path in given}
+        return _read_ranks(formats[ranks[0]], ranks, others, left_out, named, step_range)
+    if step_range is not None:
+        raise PrismError(
+            f"{source}: --step-range {step_range}: names ranges of an Nsight Systems or Chakra "
+            "trace; a table has a column step, leave it out"
+        )
     if len(kinds) == 1:
         trace = _read_one(next(iter(kinds)))
         return replace(trace, source=source) if len(files) == 1 else trace
@@ -86,20 +116,53 @@ def _folder(folder: Path) -> list[Path]:
     return files
 
 
-def _read_ranks(
-    ranks: list[Path], others: list[Path], left_out: list[str], named: set[Path]
-) -> Trace:
-    """Read profiler JSON; other files of its folder are left out with a note."""
-    from prism.traces.kineto import read_kineto
+def _check_one_format(ranks: list[Path], formats: dict[Path, str | None], source: str) -> None:
+    """Refuse files of different profilers."""
+    first = formats[ranks[0]]
+    other = next((file for file in ranks if formats[file] != first), None)
+    if other is not None:
+        raise PrismError(
+            f"{other}: is of {RANK_FORMATS[str(formats[other])]}, but {ranks[0]} of "
+            f"{RANK_FORMATS[str(first)]}; the ranks of a trace come from one profiler; name the "
+            "files of one"
+        )
 
+
+def _read_ranks(
+    format: str | None,
+    ranks: list[Path],
+    others: list[Path],
+    left_out: list[str],
+    named: set[Path],
+    step_range: str | None,
+) -> Trace:
+    """Read a profiler's files; other files of its folder are left out with a note."""
+    what = RANK_FORMATS[str(format)]
     mixed = [file for file in others if file in named]
     if mixed:
         raise PrismError(
-            f"{mixed[0]}: is not JSON, but {ranks[0]} is; a trace is one table, or JSON files of "
-            "several ranks"
+            f"{mixed[0]}: is not {what}, but {ranks[0]} is; a trace is one table, or files of "
+            "several ranks by one profiler"
         )
-    trace = read_kineto(ranks, found=set(ranks) - named)
-    notes = [f"{file}: not JSON, left out" for file in others]
+    found = set(ranks) - named
+    if format == "kineto":
+        from prism.traces.kineto import read_kineto
+
+        if step_range is not None:
+            raise PrismError(
+                f"{ranks[0]}: --step-range {step_range}: PyTorch's profiler marks steps itself "
+                "(ProfilerStep); leave it out, and call prof.step() after each step"
+            )
+        trace = read_kineto(ranks, found=found)
+    elif format == "nsys":
+        from prism.traces.nsys import read_nsys
+
+        trace = read_nsys(ranks, found, step_range)
+    else:
+        from prism.traces.chakra import read_chakra
+
+        trace = read_chakra(ranks, found, step_range)
+    notes = [f"{file}: not {what}, left out" for file in others]
     notes += [f"left out: {reason}" for reason in left_out]
     return replace(trace, notes=(*trace.notes, *notes)) if notes else trace
 
@@ -114,7 +177,17 @@ def _read_one(path: Path) -> Trace:
             f"{source}: is a log of step times, not a trace of ops; use it where step times are "
             "asked for, as in `prism validate JOB --measured`"
         )
+    if text is not None and is_nccl_tests(text):
+        raise PrismError(
+            f"{source}: is output of nccl-tests, not a trace of ops; prism fit makes a library of "
+            "latency and bandwidth of it, prism show lists it"
+        )
     table = read_table(path, source, kind, text)
+    if is_hta(table.columns):
+        raise PrismError(
+            f"{source}: is a table of kernels (mean, std, min, max by HTA), not a trace of ops; "
+            "prism fit makes a library of kernels of it, prism show lists it"
+        )
     if is_pipeline(table.columns):
         return read_pipeline(table)
     times = [name for name in table.columns if name.rpartition("_")[2] in UNITS and "_" in name]

@@ -17,10 +17,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.text import format_duration
 from prism.traces.collectives import Matched, Members, match_collectives
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kinetorank import RankTrace, read_rank
+from prism.traces.ranknotes import about_job, notes_of
 from prism.traces.salvage import no_collection, read_events
 from prism.traces.table import Trace, impossible_durations, make_trace
 
@@ -64,7 +64,30 @@ def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Tr
     if not files:
         raise PrismError("no profiler file given; name a trace, or a folder of one file a rank")
     ranks, files, notes = _read_files(files, found)
-    source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} ranks)"
+    return join_ranks(ranks, files, notes, "kineto")
+
+
+def join_ranks(ranks: list[RankTrace], files: list[Path], notes: list[str], format: str) -> Trace:
+    """Put the ranks of one job together: numbers, clocks, collectives, launch gaps.
+
+    Parameters
+    ----------
+    ranks : list of RankTrace
+        What each rank recorded, of any profiler.
+    files : list of Path
+        [rank] where it was read from; one file may hold several ranks.
+    notes : list of str
+        What was said of them so far.
+    format : str
+        Of the trace; see :class:`Trace`.
+
+    Raises
+    ------
+    PrismError
+        If two are of one rank, or they are not of one recording.
+    """
+    alone = len(set(files)) == 1
+    source = str(files[0]) if alone else f"{files[0].parent} ({len(files)} ranks)"
     numbers = _number_ranks(ranks, files, notes)
     starts = _common_clock(ranks)
     members = _members(ranks, starts)
@@ -86,9 +109,9 @@ def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Tr
         columns[name] = columns[name] - origin
     for about in meta_ranks:
         _shift(about, origin)
-    meta = {"ranks": meta_ranks, **_about_job(ranks, members, matched)}
-    notes += _notes(ranks, meta)
-    return make_trace(columns, source, "kineto", notes, meta)
+    meta = {"ranks": meta_ranks, **about_job(ranks, members, matched)}
+    notes += notes_of(ranks, meta, format)
+    return make_trace(columns, source, format, notes, meta)
 
 
 def _read_files(
@@ -110,7 +133,7 @@ def _read_files(
             first_error = first_error or error
             notes.append(f"left out: {error}")
             continue
-        said = [*rank.notes, *_drop_impossible(rank)]
+        said = [*rank.notes, *drop_impossible(rank)]
         notes += [f"{path.name}: {note}" for note in said] if len(files) > 1 else said
         ranks.append(rank)
         read.append(path)
@@ -131,7 +154,7 @@ def _check(rank: RankTrace, path: Path) -> None:
     )
 
 
-def _drop_impossible(rank: RankTrace) -> list[str]:
+def drop_impossible(rank: RankTrace) -> list[str]:
     """Take activities out whose duration cannot be true; say how many."""
     stream = np.array(rank.columns["stream"], dtype=np.int64)
     kinds = pd.factorize(np.array(rank.columns["name"], dtype=object))[0]
@@ -337,61 +360,3 @@ def _shift(about: dict[str, Any], origin: float) -> None:
     calls = about["calls"]
     for name in ("start", "end", "recorded"):
         calls[name] = [None if x is None else x - origin for x in calls[name]]
-
-
-def _about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dict[str, Any]:
-    """Sum up the trace as a whole."""
-    world = [rank.world_size for rank in ranks if rank.world_size is not None]
-    n_collectives = int(matched.collective.max(initial=-1)) + 1
-    return {
-        "n_ranks": len(ranks),
-        "world_size": max(world, default=len(ranks)),
-        "clock_offset_s": [float(x) for x in matched.offset],
-        "clock_aligned_on": [int(x) for x in matched.aligned_on],
-        "n_collectives_recorded": len(members.key),
-        "n_collectives_matched": n_collectives,
-        "n_members_unmatched": int((matched.collective < 0).sum()),
-    }
-
-
-def _notes(ranks: list[RankTrace], meta: dict[str, Any]) -> list[str]:
-    """Say what a user should know of how the trace was read."""
-    notes = []
-    n_recorded, n_ranks, world = (
-        meta["n_collectives_recorded"], meta["n_ranks"], meta["world_size"],
-    )  # fmt: skip
-    if n_ranks == world == 1:
-        pass
-    elif n_ranks == 1 and n_recorded:
-        notes.append(
-            f"1 of {world} ranks traced: the others enter through the waiting in its "
-            f"{n_recorded:,} collectives, whose durations include it; give the other ranks' files "
-            "to separate it"
-        )
-    elif n_recorded:
-        spread = max(abs(x) for x in meta["clock_offset_s"])
-        moved = f"moved by up to {format_duration(spread)}" if spread >= 1e-6 else "agree"
-        notes.append(
-            f"{n_ranks} of {world} ranks traced: {meta['n_collectives_matched']:,} collectives "
-            f"matched over ranks, {meta['n_members_unmatched']:,} of {n_recorded:,} recorded ones "
-            f"unmatched; clocks {moved}"
-        )
-        lost = sum(n == 0 for n in meta["clock_aligned_on"][1:])
-        if lost:
-            notes.append(f"{lost} ranks share no collective with the others: clocks not aligned")
-        if world > n_ranks:
-            notes.append(
-                "ranks that are not here enter through the waiting in collectives: transfers count "
-                "from the last arrival of those traced"
-            )
-    if any(not rank.steps for rank in ranks):
-        notes.append("no ProfilerStep marks in the trace: all of it is taken as one step")
-    n_outside = sum(int((rank.step < 0).sum()) for rank in ranks)
-    if n_outside:
-        notes.append(f"{n_outside:,} device activities launched outside all steps: step -1")
-    n_lone = sum(int(np.isnan(rank.launch).sum()) for rank in ranks)
-    if n_lone:
-        notes.append(f"{n_lone:,} device activities without their launching call")
-    if any(rank.fine and rank.origin_us > 2.0**50 for rank in ranks):
-        notes.append("start times are resolved to 0.25 us only (epoch microseconds as floats)")
-    return notes

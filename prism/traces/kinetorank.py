@@ -37,7 +37,7 @@ _DEVICE = {
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"})
 _OPS = frozenset({"cpu_op", "user_annotation", "operator"})
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
-_CALLS = (
+CALLS = (
     (re.compile(r"StreamSynchronize"), "stream_sync"),
     (re.compile(r"DeviceSynchronize|CtxSynchronize|Context Sync", re.I), "device_sync"),
     (re.compile(r"EventSynchronize|Event Sync"), "event_sync"),
@@ -184,7 +184,7 @@ def read_rank(raw: RawTrace) -> RankTrace:
         dur,
         launch,
         launch_end,
-        _step_of(when, steps),
+        step_of(when, steps),
         steps,
         _calls(found, launches),
         n_host,
@@ -307,7 +307,7 @@ def _steps(ops: list[Event], origin: float) -> list[tuple[int, float, float]]:
     return sorted(rows, key=lambda row: row[1])
 
 
-def _step_of(when: Floats, steps: list[tuple[int, float, float]]) -> NDArray[np.int64]:
+def step_of(when: Floats, steps: list[tuple[int, float, float]]) -> NDArray[np.int64]:
     """Step in which each time lies: -1 outside of all, 0 where no step is marked."""
     if not steps:
         return np.zeros(when.size, dtype=np.int64)
@@ -331,7 +331,7 @@ def _calls(found: _Sorted, launches: _Launches) -> Calls:
     for i, name in enumerate(launches.names):
         kind = kinds.get(name)
         if kind is None:
-            kind = next((kind for pattern, kind in _CALLS if pattern.search(name)), "")
+            kind = next((kind for pattern, kind in CALLS if pattern.search(name)), "")
             kinds[name] = kind
         if not kind or kind == "event_record" or not math.isfinite(launches.start[i]):
             continue

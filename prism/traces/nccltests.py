@@ -50,6 +50,8 @@ class BandwidthTest:
     name: str
     bus: Mapping[tuple[int, int], float]
     where: str
+    time: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Duration [s] by message size [byte] and column, where the table tells it."""
 
 
 def is_nccl_tests(text: bytes) -> bool:
@@ -132,7 +134,9 @@ class _Run:
     hosts: dict[str, None] = field(default_factory=dict)
     n_gpus: int = 0
     columns: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
     bus: dict[tuple[int, int], float] = field(default_factory=dict)
+    time: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
 def _parse(text: str, source: str, file_name: str) -> list[BandwidthTest]:
@@ -159,12 +163,13 @@ def _parse(text: str, source: str, file_name: str) -> list[BandwidthTest]:
         elif header:
             run.where = where
             run.columns = tuple(i - len(words) for i, word in enumerate(words) if word == "busbw")
+            run.times = tuple(i - len(words) for i, word in enumerate(words) if word == "time")
         else:
             _take_row(run, words)
     return [
         BandwidthTest(
             tuple(run.hosts) or ((prefix,) if prefix else split_hosts(file_name)),
-            run.n_gpus, run.name, run.bus, run.where,
+            run.n_gpus, run.name, run.bus, run.where, run.time,
         )
         for prefix, runs in streams.items() for run in runs
     ]  # fmt: skip
@@ -190,6 +195,18 @@ def _take_row(run: _Run, words: Sequence[str]) -> None:
             continue
         if bandwidth > 0.0:
             run.bus[int(words[0]), place] = bandwidth
+            _take_time(run, words, place)
+
+
+def _take_time(run: _Run, words: Sequence[str], place: int) -> None:
+    """Add the duration that stands beside a bandwidth, in us."""
+    if place < len(run.times) and len(words) >= -run.times[place]:
+        try:
+            microseconds = float(words[run.times[place]])
+        except ValueError:
+            return
+        if microseconds > 0.0:
+            run.time[int(words[0]), place] = 1e-6 * microseconds
 
 
 def split_hosts(file_name: str) -> tuple[str, ...]:

@@ -220,6 +220,24 @@ def _lost(trace: RawTrace) -> str:
     return f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""
 
 
+def once(said: list[tuple[str, str]], n_files: int) -> list[str]:
+    """Name the files with each note of theirs; what all of them say is said once.
+
+    Examples
+    --------
+    >>> once([("a", "x"), ("b", "x"), ("b", "y")], 2)
+    ['x', 'b: y']
+    """
+    files: dict[str, list[str]] = {}
+    for file, note in said:
+        files.setdefault(note, []).append(file)
+    notes = []
+    for note, of in files.items():
+        shown = ", ".join(of[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
+        notes.append(note if len(set(of)) == n_files else f"{shown}: {note}")
+    return notes
+
+
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Switch the garbage collector off while a million small objects are made."""

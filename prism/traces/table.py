@@ -61,6 +61,9 @@ COLUMNS = tuple(_DEFAULTS)
 TEXT_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, str))
 INTEGER_COLUMNS = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, int))
 
+KERNEL_FORMATS = ("kineto", "nsys", "chakra")
+"""Formats whose rows are device activities: kernels, copies and fills, by stream."""
+
 FEW = 0.01
 """Share of wrong rows below which they are dropped and counted; more of them are an error."""
 
@@ -79,7 +82,7 @@ class Trace:
     source
         The recording as the user named it.
     format
-        ``pipeline``, ``tidy`` or ``kineto``.
+        ``pipeline``, ``tidy``, or one of `KERNEL_FORMATS`.
     notes
         What was dropped, repaired or counted, for the user.
     meta
@@ -94,6 +97,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         assert tuple(self.ops.columns[: len(COLUMNS)]) == COLUMNS, list(self.ops.columns)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether rows are a profiler's device activities."""
+        return self.format in KERNEL_FORMATS
 
 
 def make_trace(

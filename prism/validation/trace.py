@@ -91,7 +91,7 @@ def validate_trace(
     if column is not None or where:
         raise PrismError("--column and --where choose among step times; a trace of ops has none")
     read = read_trace(trace)
-    if read.format == "kineto":
+    if read.has_kernels:
         raise PrismError(
             f"{read.source}: a trace of kernels has too few steps to hold some out; prism replay "
             "says how well each step's graph, learnt from the others, reproduces it"

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from prism.text import format_count, format_duration, format_share
+from prism.views.library import library_view
 from prism.views.steps import step_fit_view
 from prism.views.tables import lines_view, rows_view, table_view
 from prism.views.trace import fit_view
@@ -29,7 +30,7 @@ _FACTORS = {
 
 def model_view(summary: Json) -> RenderableType:
     """Lay out what `prism fit` found, by the kind of model."""
-    views = {"steps": step_fit_view, "calibrated": calibration_view}
+    views = {"steps": step_fit_view, "calibrated": calibration_view, "library": library_view}
     return views.get(summary.get("kind", "trace"), fit_view)(summary)
 
 

@@ -1,0 +1,166 @@
+"""Kernel tables of Holistic Trace Analysis: sum, mean, spread, least and most by kernel and rank.
+
+What ``get_gpu_kernel_breakdown`` returns as its second table, saved as CSV or parquet. It holds
+moments, not durations. Rows called ``others`` are sums of kernels and describe none: they count in
+the time alone. Left out: HTA's other tables.
+
+References
+----------
+.. [1] Holistic Trace Analysis, hta/analyzers/breakdown_analysis.py,
+   https://github.com/facebookresearch/HolisticTraceAnalysis
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.traces.content import RawTable, find_kind, read_table
+
+Floats = NDArray[np.float64]
+
+OTHERS = "others"
+"""Name of the rows in which HTA sums up the kernels that take least."""
+
+_PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
+_MOMENT = re.compile(
+    r"(sum|mean|max|min|std|stddev|count)(?:\s*[(_\[]\s*(ns|us|ms|s)[)\]]?)?$", re.I
+)
+_SHORTEST_NS = 500.0
+"""No kernel of a GPU is shorter than its launch takes: a table in ns whose usual kernel is so much
+shorter holds the trace's own microseconds under HTA's label of ns."""
+
+
+@dataclass(frozen=True)
+class KernelMoments:
+    """Moments of kernels' durations [row], one row a kernel and rank.
+
+    Attributes
+    ----------
+    source : str
+    name, kernel_type : list of str
+        The type is HTA's: COMPUTATION, COMMUNICATION or MEMORY.
+    rank : array of int
+    n : array of int
+        Kernels, from sum and mean where the table does not count them.
+    total, mean, std, least, most : array
+        Seconds; std of each kernel's durations on this rank.
+    notes : tuple of str
+    """
+
+    source: str
+    name: list[str]
+    kernel_type: list[str]
+    rank: NDArray[np.int64]
+    n: NDArray[np.int64]
+    total: Floats
+    mean: Floats
+    std: Floats
+    least: Floats
+    most: Floats
+    notes: tuple[str, ...]
+
+
+def is_hta(columns: Iterable[str]) -> bool:
+    """Tell whether a table with these columns is HTA's table of kernels.
+
+    Examples
+    --------
+    >>> is_hta(["name", "sum (ns)", "max (ns)", "min (ns)", "mean (ns)", "stddev", "kernel_type"])
+    True
+    """
+    names = [str(name).strip() for name in columns]
+    return {"name", "kernel_type"} <= set(names) and {"sum", "mean"} <= set(_moments(names))
+
+
+def _moments(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Column and unit ("" where it has none) by moment."""
+    found = {}
+    for name in names:
+        match = _MOMENT.match(name.strip())
+        if match:
+            found[match[1].lower().replace("stddev", "std")] = (name, (match[2] or "").lower())
+    return found
+
+
+def read_hta(path: str | Path) -> KernelMoments:
+    """Read a table of kernels.
+
+    Raises
+    ------
+    PrismError
+        If it is none, a cell is no number, or a moment is negative or impossible.
+    """
+    source = str(path)
+    table = read_table(Path(path), source, find_kind(Path(path), source))
+    columns = _moments(table.columns)
+    if not is_hta(table.columns):
+        raise PrismError(
+            f"{source}: is no table of kernels; expected the columns name, sum, max, min, mean, "
+            f"stddev, kernel_type, rank of HTA's get_gpu_kernel_breakdown, found {table.listing}"
+        )
+    missing = [name for name in ("std", "min", "max") if name not in columns]
+    if missing:
+        raise PrismError(
+            f"{source}: no column {' and '.join(missing)} beside sum and mean; found "
+            f"{table.listing}; save the table as get_gpu_kernel_breakdown returns it"
+        )
+    values = {name: table.numbers(column) for name, (column, _) in columns.items()}
+    name = [str(text) for text in table.texts("name")]
+    notes: list[str] = []
+    scale = _scale(columns, values["mean"], np.array(name) == OTHERS, notes)
+    _check(table, values)
+    count = np.maximum(1, np.rint(values["sum"] / np.maximum(values["mean"], 1e-300)))
+    if "count" in values:
+        count = np.maximum(1, values["count"])
+    has_rank = "rank" in table.columns
+    rank = table.integers("rank", 0) if has_rank else np.zeros(len(name), np.int64)
+    return KernelMoments(
+        source, name, [str(text) for text in table.texts("kernel_type")], rank,
+        count.astype(np.int64), values["sum"] / scale, values["mean"] / scale,
+        np.where(np.isnan(values["std"]), 0.0, values["std"]) / scale, values["min"] / scale,
+        values["max"] / scale, tuple(notes),
+    )  # fmt: skip
+
+
+def _scale(
+    columns: dict[str, tuple[str, str]], mean: Floats, others: NDArray[np.bool_], notes: list[str]
+) -> float:
+    """How many of the table's unit are a second."""
+    unit = columns["mean"][1] or columns["sum"][1]
+    if not unit:
+        notes.append("the columns name no unit: taken for us, that of profilers' traces")
+        return _PER_SECOND["us"]
+    kernels = mean[~others & np.isfinite(mean)]
+    if unit == "ns" and kernels.size and float(np.median(kernels)) < _SHORTEST_NS:
+        notes.append(
+            f"labelled ns, but the usual kernel would last {np.median(kernels):.3g} ns, less than "
+            "any launch: taken for us, as HTA labels the trace's own microseconds"
+        )
+        return _PER_SECOND["us"]
+    return _PER_SECOND[unit]
+
+
+def _check(table: RawTable, values: dict[str, Floats]) -> None:
+    """Refuse moments that no durations have."""
+    low, mean, high = values["min"], values["mean"], values["max"]
+    near = 1.0 + 1e-6
+    faults = {
+        "sum, mean, min and max are to be numbers": ~np.isfinite(values["sum"] + low + mean + high),
+        "a duration is negative": (low < 0.0) | (values["std"] < 0.0) | ~(mean > 0.0),
+        "min, mean and max are not in order": (low > mean * near) | (mean > high * near),
+        "the sum is less than the mean": values["sum"] * near < mean,
+    }
+    for what, rows in faults.items():
+        bad = np.flatnonzero(rows)
+        if bad.size:
+            raise PrismError(
+                f"{table.locate(int(bad[0]))}: {what}; so in {bad.size:,} of {mean.size:,} rows; "
+                "save the table again as HTA returns it"
+            )

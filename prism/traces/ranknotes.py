@@ -1,0 +1,80 @@
+"""What a user should know of how the ranks of a trace were put together, in words and numbers.
+
+Ranks present and missing, collectives matched, clocks moved, steps marked or not. Left out: what
+each file's reader had to say of it (kineto.py, nsys.py, chakra.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from prism.text import format_duration
+from prism.traces.collectives import Matched, Members
+from prism.traces.kinetorank import RankTrace
+
+_STEP_MARKS = {
+    "kineto": "ProfilerStep marks",
+    "nsys": "NVTX ranges that mark steps",
+    "chakra": "ProfilerStep nodes with times",
+}
+
+
+def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dict[str, Any]:
+    """Sum up the trace as a whole."""
+    world = [rank.world_size for rank in ranks if rank.world_size is not None]
+    n_collectives = int(matched.collective.max(initial=-1)) + 1
+    return {
+        "n_ranks": len(ranks),
+        "world_size": max(world, default=len(ranks)),
+        "clock_offset_s": [float(x) for x in matched.offset],
+        "clock_aligned_on": [int(x) for x in matched.aligned_on],
+        "n_collectives_recorded": len(members.key),
+        "n_collectives_matched": n_collectives,
+        "n_members_unmatched": int((matched.collective < 0).sum()),
+    }
+
+
+def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[str]:
+    """Say what a user should know of how the trace was read."""
+    notes = []
+    n_recorded, n_ranks, world = (
+        meta["n_collectives_recorded"], meta["n_ranks"], meta["world_size"],
+    )  # fmt: skip
+    if n_ranks == world == 1:
+        pass
+    elif n_ranks == 1 and n_recorded:
+        notes.append(
+            f"1 of {world} ranks traced: the others enter through the waiting in its "
+            f"{n_recorded:,} collectives, whose durations include it; give the other ranks' files "
+            "to separate it"
+        )
+    elif n_recorded:
+        spread = max(abs(x) for x in meta["clock_offset_s"])
+        moved = f"moved by up to {format_duration(spread)}" if spread >= 1e-6 else "agree"
+        notes.append(
+            f"{n_ranks} of {world} ranks traced: {meta['n_collectives_matched']:,} collectives "
+            f"matched over ranks, {meta['n_members_unmatched']:,} of {n_recorded:,} recorded ones "
+            f"unmatched; clocks {moved}"
+        )
+        lost = sum(n == 0 for n in meta["clock_aligned_on"][1:])
+        if lost:
+            notes.append(f"{lost} ranks share no collective with the others: clocks not aligned")
+        if world > n_ranks:
+            notes.append(
+                "ranks that are not here enter through the waiting in collectives: transfers count "
+                "from the last arrival of those traced"
+            )
+    if any(not rank.steps for rank in ranks):
+        marks = _STEP_MARKS[format]
+        notes.append(f"no {marks} in the trace: all of it is taken as one step")
+    n_outside = sum(int((rank.step < 0).sum()) for rank in ranks)
+    if n_outside:
+        notes.append(f"{n_outside:,} device activities launched outside all steps: step -1")
+    n_lone = sum(int(np.isnan(rank.launch).sum()) for rank in ranks)
+    if n_lone:
+        notes.append(f"{n_lone:,} device activities without their launching call")
+    if any(rank.fine and rank.origin_us > 2.0**50 for rank in ranks):
+        notes.append("start times are resolved to 0.25 us only (epoch microseconds as floats)")
+    return notes

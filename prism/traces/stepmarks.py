@@ -1,0 +1,139 @@
+"""Which of a recording's named ranges are the job's steps.
+
+Ranges called step, iteration or batch, with or without a number, are taken for steps; of several
+families the one that covers most time. A pattern of the user's replaces the guess. Left out:
+guessing steps from the rhythm of kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+
+Floats = NDArray[np.float64]
+
+_STEP = re.compile(
+    r"^(?:(?:profiler|train(?:ing|er)?|global|mini|micro_?global)[\s_.:/-]*)?"
+    r"(?:step|iter(?:ation)?|batch)(?:[\s_.:#=/(\[-]*(\d{1,15})[)\]]?)?$",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"(\d{1,15})\D*$")
+
+
+@dataclass(frozen=True)
+class NamedRanges:
+    """Ranges of one process, times in us; one row a range.
+
+    Attributes
+    ----------
+    labels : sequence of str
+        The different names.
+    label : array of int
+        [range] index into `labels`.
+    start, end : array
+        [range] us.
+    """
+
+    labels: Sequence[str]
+    label: NDArray[np.int64]
+    start: Floats
+    end: Floats
+
+
+def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
+    """Compile what the user gave as --step-range; raises PrismError where it is no pattern."""
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise PrismError(
+            f"--step-range {pattern}: is no regular expression ({error}); give the name of the "
+            "range that is one step, such as 'train_step', or 'step (\\d+)' with its number"
+        ) from error
+
+
+def find_steps(
+    ranges: NamedRanges, pattern: re.Pattern[str] | None = None
+) -> tuple[list[tuple[int, float, float]], str]:
+    """Find the steps among named ranges.
+
+    Parameters
+    ----------
+    ranges : NamedRanges
+        Of one process.
+    pattern : compiled pattern, optional
+        What a step's range is called, in whole; its first group, or the last number in the name,
+        is the step's number. Without a number, steps are counted.
+
+    Returns
+    -------
+    list of (int, float, float) and str
+        Number, start and end [us] of each step in order of time, and what the ranges are called
+        ("" where there are none).
+    """
+    families: dict[str, dict[int, int | None]] = {}
+    for i, text in enumerate(ranges.labels):
+        match = (pattern.fullmatch if pattern else _STEP.match)(text.strip())
+        if match is None:
+            continue
+        number = _number(match, text)
+        family = "" if pattern else text if number is None else _NUMBER.sub("N", text.strip())
+        families.setdefault(family, {})[i] = number
+    best: tuple[float, str, list[tuple[int, float, float]]] = (0.0, "", [])
+    for family, numbers in families.items():
+        rows = np.flatnonzero(np.isin(ranges.label, list(numbers)))
+        rows = rows[np.isfinite(ranges.start[rows]) & (ranges.end[rows] > ranges.start[rows])]
+        steps = _steps(ranges, rows[np.lexsort((-ranges.end[rows], ranges.start[rows]))], numbers)
+        covered = float(sum(end - start for _, start, end in steps))
+        # one long range named step is less of a rhythm than several
+        if (len(steps) > 1, covered) > (len(best[2]) > 1, best[0]):
+            best = (covered, family or (pattern.pattern if pattern else ""), steps)
+    return best[2], best[1]
+
+
+def _number(match: re.Match[str], text: str) -> int | None:
+    """Step number that a name holds, None where it holds none."""
+    given = match[1] if match.re.groups else None
+    if given is None and match.re is not _STEP:
+        last = _NUMBER.search(text)
+        given = last[1] if last and not match.re.groups else None
+    return int(given) if given is not None and given.isdecimal() and len(given) <= 15 else None
+
+
+def _steps(
+    ranges: NamedRanges, rows: NDArray[np.int64], numbers: dict[int, int | None]
+) -> list[tuple[int, float, float]]:
+    """Build the steps of one family, its ranges in order of start."""
+    found: dict[int, tuple[float, float]] = {}
+    until = -np.inf
+    counted = 0
+    for row in rows.tolist():
+        start, end = float(ranges.start[row]), float(ranges.end[row])
+        number = numbers[int(ranges.label[row])]
+        if number is None:
+            if start < until:  # inside the one before, or on another thread beside it
+                continue
+            number, until = counted, end
+            counted += 1
+        old = found.get(number, (start, end))
+        found[number] = (min(start, old[0]), max(end, old[1]))
+    return sorted(((n, *times) for n, times in found.items()), key=lambda step: step[1])
+
+
+def candidates(ranges: NamedRanges, most: int = 4) -> str:
+    """Name ranges that come several times and long, which may be the steps."""
+    counts = Counter(ranges.label.tolist())
+    length = np.bincount(
+        ranges.label, np.maximum(0.0, ranges.end - ranges.start), minlength=len(ranges.labels)
+    )
+    often = [i for i, n in counts.items() if n > 1 and length[i] > 0.0]
+    often.sort(key=lambda i: -float(length[i]))
+    return ", ".join(f"{ranges.labels[i][:40]} ({counts[i]:,} times)" for i in often[:most])

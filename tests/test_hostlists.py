@@ -1,0 +1,58 @@
+"""Lists of hosts as Slurm, MPI, PBS and launchers write them."""
+
+import pytest
+
+from prism.errors import PrismError
+from prism.hostlists import read_hosts_text
+from prism.nodes.hosts import read_host_list
+from prism.placementfile import host_order, read_hosts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node[001-003,7]",  # squeue, SLURM_JOB_NODELIST
+        "NodeList=node[001-003,7]",  # scontrol show job
+        "node001\nnode002\nnode003\nnode7\n",  # scontrol show hostnames
+        "node001 slots=8\nnode002 slots=8 max_slots=8\nnode003\nnode7 slots=8\n",  # Open MPI
+        "node001:8\nnode002:8\n# spare\nnode003:8\n\nnode7:8\n",  # MPICH, torchrun
+        "node001\nnode001\nnode002\nnode002\nnode003\nnode7\nnode7\n",  # PBS_NODEFILE
+        "-w node001,node002,node[003,7]",  # pdsh
+        "node[001-002]\nnode[003,7]",
+        'export NODES="node[001-003],node7"',
+    ],
+)
+def test_the_same_four_hosts(text):
+    assert read_hosts_text(text, "-") == ["node001", "node002", "node003", "node7"]
+
+
+def test_kubeflow_and_racks():
+    text = "job-worker-0.job.ns.svc slots=8\njob-worker-1.job.ns.svc slots=8\n"
+    names = ["job-worker-0.job.ns.svc", "job-worker-1.job.ns.svc"]
+    assert read_hosts_text(text, "-") == names
+    assert read_hosts_text("r[1-2]n[9-10]-ib", "-") == ["r1n9-ib", "r1n10-ib", "r2n9-ib",
+                                                        "r2n10-ib"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n1]", "n[[1]]", "n[3-1]", "n[a-b]", "n[]",
+                                  "n[0-99999999999]", "n[1-9999][1-9999]"])  # fmt: skip
+def test_refused(text):
+    with pytest.raises(PrismError) as error:
+        read_hosts_text(text, "list")
+    assert "list" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_where_hosts_are_taken(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("gpu[1-4]\n")
+    assert read_host_list(str(path), 4) == read_host_list("gpu[1-4]", 4) == ["gpu1", "gpu2", "gpu3",
+                                                                            "gpu4"]  # fmt: skip
+    with pytest.raises(PrismError, match="4 hosts, but the job has 8"):
+        read_host_list("gpu[1-4]", 8)
+    path.write_text(host_order([2, 0, 1]))
+    assert read_hosts(path) == [2, 0, 1]
+    path.write_text("[0-2],7\n")
+    assert read_hosts(path) == [0, 1, 2, 7]
+    path.write_text("gpu[1-4]\n")
+    with pytest.raises(PrismError, match="'gpu1' is no node's number"):
+        read_hosts(path)

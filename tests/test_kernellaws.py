@@ -1,0 +1,127 @@
+"""Libraries from HTA's kernel tables and from nccl-tests; and the samples that documents show."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tables_made
+from test_kineto_commands import run
+
+import prism
+from prism.kernellaws.collectives import fit_line, library_of_collectives
+from prism.traces.hta import is_hta, read_hta
+from prism.traces.nccltests import read_nccl_tests
+
+SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])  # HTA's ns are the trace's us
+def test_moments_come_back(tmp_path, unit):
+    rows = tables_made.durations(seed=3)
+    path = tmp_path / "anything.txt"
+    tables_made.hta_table(rows, unit=unit).to_csv(path, index=False)
+    moments = read_hta(path)
+    assert list(moments.n[:6]) == [400] * 6
+    assert any("taken for us" in note for note in moments.notes) == (unit == "ns")
+    model = tmp_path / "library.nc"
+    status, found, text = run("fit", path, "-o", model)
+    assert status == 0 and found["kind"] == "library" and "moments alone" in text
+    library = prism.load_library(model)
+    for name, _, _, _ in rows[::2]:
+        mine = np.concatenate([x for n, _, _, x in rows if n == name]) * 1e-6
+        row = next(k for k in found["kernels"] if k["name"] == name)
+        assert row["n"] == mine.size and row["mean"] == pytest.approx(mine.mean(), rel=1e-12)
+        assert row["cv"] == pytest.approx(mine.std(ddof=1) / mine.mean(), rel=1e-9)
+        entry = next(e for e in library.entries if e.startswith("kernel/") and e.endswith(name))
+        assert library.law(entry).cv == pytest.approx(row["cv"], rel=1e-6)
+    assert "others" not in {k["name"] for k in found["kernels"]}
+    assert run("show", path)[1]["kind"] == "kernels"
+    assert "not a trace of ops" in run("replay", path)[2]
+
+
+def test_tables_that_are_none(tmp_path):
+    assert not is_hta(["name", "sum", "mean"]) and not is_hta(["kernel_type", "sum", "percentage"])
+    table = tables_made.hta_table(tables_made.durations())
+    path = tmp_path / "t.csv"
+    table.assign(**{"min (us)": 1e9}).to_csv(path, index=False)
+    assert "not in order" in run("fit", path)[2]
+    table.drop(columns="stddev").to_csv(path, index=False)
+    assert "no column std" in run("fit", path)[2]
+
+
+def test_a_line_comes_back_exactly(tmp_path):
+    path = tmp_path / "out.log"
+    path.write_text(tables_made.nccl_tests(latency=12e-6, bandwidth=150e9))
+    status, found, _ = run("fit", path)
+    row = found["collectives"][0]
+    assert status == 0 and (row["hosts"], row["gpus"]) == (2, 16)
+    assert row["latency_s"] == pytest.approx(12e-6, rel=1e-3)  # printed with 4 digits behind us
+    assert row["bus_bytes_per_s"] == pytest.approx(150e9, rel=1e-3)
+    assert found["links"]["network"]["latency_us"] == pytest.approx(12.0, rel=1e-2)
+
+
+def test_errors_of_a_line_cover(tmp_path):
+    """Of 60 noisy sets of three runs, 90 % intervals hold the truth in 54, give or take."""
+    inside = np.zeros(2)
+    for trial in range(60):
+        for seed in range(3):
+            text = tables_made.nccl_tests(noise=0.02, seed=1_000 * trial + seed, high=64 << 20)
+            (tmp_path / f"{seed}.txt").write_text(text)
+        tests, _ = read_nccl_tests(tmp_path, str(tmp_path))
+        fit = fit_line("all_reduce", 2, 16, tests)
+        off = np.array([(fit.latency - 20e-6) / fit.latency_se,
+                        (fit.bandwidth - 200e9) / fit.bandwidth_se])  # fmt: skip
+        inside += np.abs(off) < 2.92  # of Student's t, 2 degrees of freedom
+    assert (inside >= 45).all() and fit.repeats.std() == pytest.approx(0.02, rel=0.35)
+
+
+def test_a_folder_of_tests_and_links_in_a_job(tmp_path):
+    for name, hosts in (("one", ("a",)), ("two", ("a", "b"))):
+        (tmp_path / name).write_text(tables_made.nccl_tests(hosts=hosts, noise=0.01))
+    found = run("show", tmp_path)[1]
+    assert found["kind"] == "collectives" and set(found["links"]) == {"nvlink", "network"}
+    values = [f"cluster.links.network.{k}={v}" for k, v in found["links"]["network"].items()]
+    job = prism.load_job("llama3-70b-fsdp-512", values)
+    assert job.cluster.links.network.efficiency == 1.0
+
+
+def test_one_size_is_no_line(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text(tables_made.nccl_tests(low=1 << 20, high=1 << 20))
+    assert "two sizes" in run("fit", path)[2]
+    assert "one file or folder, and 2 inputs" in run("fit", path, path)[2]
+    with pytest.raises(prism.PrismError, match="no table of bandwidths"):
+        library_of_collectives(SAMPLES / "nodelist.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("nsys", "trace"), ("chakra", "trace"), ("hta_kernels.csv", "library"),
+     ("all_reduce.txt", "library")],
+)  # fmt: skip
+def test_samples(name, kind):
+    if name == "chakra":
+        pytest.importorskip("google.protobuf")
+    status, found, _ = run("fit", SAMPLES / name)
+    assert status == 0 and found["kind"] == kind
+    assert run("show", SAMPLES / name)[0] == 0
+    assert run("replay", SAMPLES / name)[0] == (0 if kind == "trace" else 2)
+
+
+def test_samples_are_what_their_script_writes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    sys.modules.pop("make", None)
+    import make
+
+    monkeypatch.setattr(make, "HERE", tmp_path)
+    make.main()
+    made = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".sqlite"]
+    assert len(made) == 5
+    for path in made:
+        there = SAMPLES / path.relative_to(tmp_path)
+        assert (
+            hashlib.sha256(path.read_bytes()).digest()
+            == hashlib.sha256(there.read_bytes()).digest()
+        ), path.name
