@@ -16,6 +16,7 @@ from .rank import rank as rank
 from .rank import summarize_rank as summarize_rank
 from .replay import replay as replay
 from .replay import summarize_replay as summarize_replay
+from .reports.page import report as report
 from .results import load as load
 from .results import save as save
 from .results import summary as summary

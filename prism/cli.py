@@ -11,6 +11,7 @@ from prism.commands.fit import fit
 from prism.commands.place import place
 from prism.commands.rank import rank
 from prism.commands.replay import replay
+from prism.commands.report import report
 from prism.commands.schedule import schedule
 from prism.commands.show import show
 from prism.commands.sweep import sweep
@@ -33,5 +34,5 @@ def prism() -> None:
     """How long a distributed training run takes, with what probability, and why that varies."""
 
 
-for _command in (estimate, rank, place, sweep, fit, replay, validate, schedule, show):
+for _command in (estimate, rank, place, sweep, fit, replay, validate, report, schedule, show):
     prism.add_command(_command)

@@ -296,7 +296,9 @@ def _time_of_day(start: str | None) -> float:
 def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
     """Run the call that made a result again, from its own attributes."""
     call = json.loads(dataset.attrs["call"])
-    return estimate(job_of(dataset), threads=threads, **call)
+    again = estimate(job_of(dataset), threads=threads, **call)
+    # a job that is rebuilt has no file that its values came from
+    return again.assign_attrs({k: v for k, v in dataset.attrs.items() if k == "job_sources"})
 
 
 def parse_deadline(value: float | str) -> float:

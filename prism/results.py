@@ -19,6 +19,7 @@ import prism
 from prism.errors import PrismError
 from prism.files import atomic_write
 from prism.job import Job, job_from_dict
+from prism.job import provenance as value_sources
 from prism.library import library_path
 from prism.memory import GIB, estimate_memory, memory_limit
 
@@ -121,19 +122,36 @@ def make_dataset(
 
 def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
     """Attributes that say how a result was made, and rebuild its call."""
-    libraries = ("numpy", "numba", "scipy", "xarray")
-    versions = {"python": platform.python_version()} | {n: version(n) for n in libraries}
     return {
         "schema": SCHEMA,
-        "prism_version": prism.__version__,
-        "commit": _commit(),
-        "versions": json.dumps(versions),
+        **made_with(),
         "library_sha256": library_hash(job),
         "job_name": job.name,
         "job": job.model_dump_json(),
         "call": json.dumps(call),
         "seed": str(call["seed"]),
+        **_sources(job),
     }
+
+
+def made_with() -> dict[str, str]:
+    """Attributes that say which code made a result."""
+    libraries = ("numpy", "numba", "scipy", "xarray")
+    versions = {"python": platform.python_version()} | {n: version(n) for n in libraries}
+    return {
+        "prism_version": prism.__version__,
+        "commit": _commit(),
+        "versions": json.dumps(versions),
+    }
+
+
+def _sources(job: Job) -> dict[str, str]:
+    """Attribute that says where each value came from that is not a default, by dotted key.
+
+    Nothing where a job was not read from a file, and so does not know.
+    """
+    given = {key: source for key, source in value_sources(job).items() if source != "default"}
+    return {"job_sources": json.dumps(given)} if set(given.values()) - {"preset"} else {}
 
 
 def _commit() -> str:

@@ -347,7 +347,7 @@ def _describe_result(path: Path) -> Description:
 
     result = load(path)
     numbers = summary(result)
-    shown = ("job", "engine", "warnings", "wall_seconds")
+    shown = ("job", "job_sources", "engine", "warnings", "wall_seconds")
     provenance = {key: value for key, value in result.attrs.items() if key not in shown}
     rows = [{"attribute": key, "value": str(value)} for key, value in provenance.items()]
     view = Group(estimate_view(numbers, result), "", table_view("Provenance", rows))

@@ -53,10 +53,12 @@ def write_folder(
         If the place cannot be written.
     """
     from prism import plots
-    from prism.results import save
+    from prism.results import made_with, save
 
+    # results of recordings know nothing of versions themselves
+    stamped = result.assign_attrs(made_with() | result.attrs)
     with atomic_files(directory) as folder:
-        save(result, folder / "result.nc")
+        save(stamped, folder / "result.nc")
         (folder / "summary.json").write_text(to_json(numbers, indent=2) + "\n", encoding="utf-8")
         for name, text in (texts or {}).items():
             (folder / name).write_text(text, encoding="utf-8")

@@ -125,7 +125,7 @@ def _table(rows: Sequence[Json], quick: bool) -> Table:
     titles += ["variance\nat most"] if quick else ["variance\nalone", "\nin all", "95 %\ninterval"]
     titles += ["by time\nspread", "\ntail"]
     if frozen:
-        titles += ["\nmean", "if frozen\nstd", "\np95"] if means else ["if frozen\nstd", "\np95"]
+        titles += ["if frozen\nmean", "\nstd", "\np95"] if means else ["if frozen\nstd", "\np95"]
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:

@@ -1,0 +1,78 @@
+"""The command that makes a page of results.
+
+As in `prism.cli`, which adds it to its group; slow imports inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from prism.commands.options import common_options
+from prism.commands.terminal import answer, progress_line
+
+
+@click.command()
+@click.argument("results", metavar="RESULT...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    type=click.Path(),
+    default="report.html",
+    show_default=True,
+    help="The page.",
+)
+@click.option("--title", metavar="TEXT", help="Of the page.  [default: made of its jobs]")
+@common_options
+def report(
+    results: tuple[str, ...],
+    output: str,
+    title: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Make one self-contained HTML page of results.
+
+    RESULT is what -o of estimate, rank, place, sweep, validate, replay or fit wrote: a folder, its
+    result.nc, or a model. The page needs no network and no scripts. Seed and threads change
+    nothing.
+    """
+    from prism.reports.page import MOST_BYTES, check_page, make_page
+    from prism.reports.read import read_results
+
+    check_page(output)
+    with progress_line("drawing", quiet):
+        found = read_results(results)
+        size = len(make_page(found, output, title).encode())
+    warnings = []
+    if size > MOST_BYTES:
+        warnings.append(
+            f"{output} has {size / 1e6:.1f} MB; give fewer results where it is to be sent by mail"
+        )
+    numbers: dict[str, Any] = {
+        "report": output,
+        "bytes": size,
+        "results": [
+            {"file": item.file, "kind": item.kind, "subject": item.section.subject,
+             "answers": item.section.answers, "warnings": item.section.warnings}
+            for item in found
+        ],
+        "warnings": warnings,
+    }  # fmt: skip
+    for warning in warnings:
+        click.echo(f"prism: warning: {warning}", err=True)
+    answer(numbers, as_json, _view)
+
+
+def _view(numbers: Mapping[str, Any]) -> str:
+    """Say what was written, and the first sentence of each result."""
+    lines = [f"{numbers['report']}: {numbers['bytes'] / 1e3:,.0f} kB"]
+    for item in numbers["results"]:
+        first = item["answers"][0] if item["answers"] else item["kind"]
+        lines.append(f"  {item['file']}: {first}")
+    return "\n".join(lines)

@@ -1,0 +1,322 @@
+"""The page of results: valid, whole without network or scripts, says what the results say."""
+
+import json
+import re
+
+import html5lib
+import numpy as np
+import pytest
+import xarray as xr
+from placement_made import placement
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+import prism
+from prism.errors import PrismError
+from prism.plots.estimate import plot_step_time
+from prism.reports.blocks import Block, blocks_of, leave_out
+from prism.reports.figures import COLOURS, Errors, Picture, to_svg
+from prism.reports.read import read_results
+from prism.reports.sections import KINDS
+from prism.text import format_share
+from prism.validation.result import compare_all, make_validation
+
+NAME = "<script>alert('x')</script> & $co$"
+JOB = """base: pipeline-8x32
+run:
+  deadline: 40h
+  checkpoint: {interval: 10min, write_s: 20, mode: blocking}
+  failures: {per_1000_node_days: 500, restart: 10min}
+"""
+SMALLER = ("pipeline-8x32", "--set", "parallelism.pp=2", "--set", "parallelism.microbatches=4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Folder of results: two estimates of a job with an evil name, a ranking, a sweep, ..."""
+    from prism.__main__ import main
+
+    root = tmp_path_factory.mktemp("results")
+    # a name is a file's, which takes no slash
+    evil = root / f"{NAME.replace('/', '')}.yaml"
+    evil.write_text(JOB)
+    small = ("--replicates", "128", "--seed", "1", "-q")
+    runs = ("--run-replicates", "30")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for command in (
+            ("estimate", str(evil), *small, *runs, "-o", "first"),
+            ("estimate", str(evil), *small, *runs, "--set", "model.durations.forward_s=0.3",
+             "-o", "other"),
+            ("rank", *SMALLER, "--quick", "--seed", "1", "-q", "-o", "ranking"),
+            ("sweep", *SMALLER, "--vary", "parallelism.microbatches=4,8", *small,
+             "-o", "sweep"),
+        ):  # fmt: skip
+            assert main(list(command)) == 0, command
+    attrs = {"kind": "placement", "summary": json.dumps(placement())}
+    prism.save(xr.Dataset(attrs=attrs), root / "placement.nc")
+    prism.save(validation(), root / "validation.nc")
+    return root
+
+
+def validation():
+    """Make a validation of 40 measured values that the prediction fits."""
+    rng = np.random.default_rng(5)
+    measured, training = 2.0 + 0.1 * rng.standard_normal((2, 40))
+    predicted, alone = 2.0 + 0.1 * rng.standard_normal((2, 2000))
+    figures = compare_all(measured, predicted, training, alone, np.arange(40))
+    figures |= {"quantity": "step_time", "measured": "steps.csv", "ks_p_value": 0.4, "seed": 1}
+    return make_validation(figures, measured, predicted, alone, training, [])
+
+
+ALL = ("first", "other", "ranking/result.nc", "sweep", "placement.nc", "validation.nc")
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    """Page of all of them, as text and as a strictly parsed tree."""
+    html = prism.report([folder / name for name in ALL], folder / "report.html")
+    assert (folder / "report.html").read_text(encoding="utf-8") == html
+    return html, parsed(html)
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """Page of one estimate."""
+    return prism.report(folder / "first")
+
+
+def parsed(html):
+    """Parse as a validator would: the first error raises."""
+    parser = html5lib.HTMLParser(html5lib.getTreeBuilder("etree"), strict=True)
+    return parser.parse(html)
+
+
+def tags(tree, name):
+    """Elements of a name, in any namespace."""
+    return [e for e in tree.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == name]
+
+
+def text_of(element):
+    """All text within, on one line, cells apart."""
+    return " ".join(" ".join(element.itertext()).split())
+
+
+def test_strict_parser_can_fail():
+    with pytest.raises(html5lib.html5parser.ParseError):
+        parsed("<!DOCTYPE html><title>x</title><p><table><p></table>")
+
+
+def test_page_is_whole_by_itself(page):
+    html, tree = page
+    assert len(html.encode()) < 2_000_000
+    assert not tags(tree, "script") and not tags(tree, "link") and not tags(tree, "iframe")
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", html)) - {"http://www.w3.org/2000/svg"}
+    assert not addresses
+    assert "@import" not in html
+    for element in tree.iter():
+        for key, value in element.attrib.items():
+            assert not str(key).startswith("on")
+            if "url(" in value:
+                assert re.search(r"url\(#", value)
+
+
+def test_ids_are_unique_and_all_references_lead_somewhere(page):
+    _, tree = page
+    ids = [e.get("id") for e in tree.iter() if e.get("id") is not None]
+    assert len(ids) == len(set(ids))
+    wanted = set()
+    for element in tree.iter():
+        for key in ("aria-labelledby", "aria-describedby"):
+            wanted |= set((element.get(key) or "").split())
+        for value in element.attrib.values():
+            wanted |= set(re.findall(r"url\(#([^)]+)\)", value))
+        if (element.get("href") or "").startswith("#"):
+            wanted.add(element.get("href")[1:])
+    assert wanted <= set(ids)
+    assert len(wanted) > 20
+
+
+def test_page_can_be_read_out(page):
+    _, tree = page
+    assert tags(tree, "html")[0].get("lang") == "en"
+    assert any(e.get("name") == "viewport" for e in tags(tree, "meta"))
+    levels = [int(e.tag[-1]) for e in tree.iter()
+              if isinstance(e.tag, str) and re.search(r"\}h[1-6]$", e.tag)]  # fmt: skip
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    pictures = tags(tree, "svg")
+    assert len(pictures) >= 10
+    for svg in pictures:
+        assert svg.get("role") == "img"
+        assert [child.tag.rpartition("}")[2] for child in list(svg)[:2]] == ["title", "desc"]
+        assert tags(svg, "text"), "text is text"
+    for table in tags(tree, "table"):
+        assert tags(table, "caption"), text_of(table)[:80]
+        for head in tags(table, "th"):
+            assert head.get("scope") in ("col", "row")
+
+
+def test_names_are_escaped(page):
+    html, tree = page
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    name = NAME.replace("/", "")
+    assert any(name == text_of(e) for e in tags(tree, "h2"))
+    # in pictures too, where a $ would have started a formula
+    assert any(name in text_of(e) for svg in tags(tree, "svg") for e in tags(svg, "text"))
+
+
+def test_page_says_what_the_results_say(folder, page):
+    text = text_of(page[1]).replace("\N{NO-BREAK SPACE}", " ")
+    numbers = json.loads((folder / "first" / "summary.json").read_text())
+    step = numbers["step_time"]
+    found = re.search(r"Half of the steps take no longer than ([\d.]+) s, and 95 % no longer than "
+                      r"([\d.]+) s", text)  # fmt: skip
+    assert float(found[1]) == pytest.approx(step["p50"], abs=0.05 * step["std"])
+    assert float(found[2]) == pytest.approx(step["p95"], abs=0.05 * step["std"])
+    assert "within 1 d 16 h" in text
+    assert f"{format_share(numbers['ettr'])} of the time is effective training" in text
+    for file in ("first", "ranking", "sweep"):
+        told = json.loads((folder / file / "summary.json").read_text())
+        for sentence in [*told.get("warnings", ()), *told.get("findings", ())]:
+            assert " ".join(sentence.split()) in text
+    assert "The prediction cannot be told from the measurement" in text
+    assert "Move nodes 24, 25, 26" in text or "move nodes 24, 25, 26" in text.lower()
+    n_pictures = len(tags(page[1], "svg"))
+    assert text.count("Monte Carlo error") >= n_pictures
+    assert text.count("Data error") >= n_pictures
+
+
+def test_inputs_have_sources(page):
+    text = text_of(page[1])
+    assert "model.durations.forward_s" in text  # what the other estimate changed
+    assert re.search(r"run\.deadline 1 d 16 h \S.*?\.yaml:3", text)
+    assert "values that nobody gave" in text
+
+
+def test_several_estimates_are_put_side_by_side(page, alone):
+    text = text_of(page[1])
+    assert "All estimates side by side" in text
+    assert "Step times of 2 estimates" in text
+    assert "Side by side" not in alone
+    assert 'id="contents"' not in alone
+    parsed(alone)
+
+
+def test_datasets_are_taken_as_they_are():
+    result = prism.estimate("pipeline-8x32", replicates=64, run_replicates=10, seed=2)
+    html = prism.report(result, title="A & B")
+    assert "<h1>A &amp; B</h1>" in html
+    del result.attrs["job_sources"]  # of a version that did not record them
+    assert "was not recorded" in prism.report([result])
+
+
+def test_models_of_step_times_have_a_section(tmp_path):
+    rng = np.random.default_rng(1)
+    lines = [f"{r},{i},{s}" for r in range(2)
+             for i, s in enumerate(1.0 + 0.02 * rng.standard_normal(30))]  # fmt: skip
+    file = tmp_path / "steps.csv"
+    file.write_text("run,step,step_s\n" + "\n".join(lines))
+    model = prism.fit(file, seed=1)
+    prism.save(model, tmp_path / "model.nc")
+    drawn = prism.estimate(tmp_path / "model.nc", seed=1, replicates=128, run_replicates=50)
+    html = prism.report([model, drawn])
+    parsed(html)
+    assert "Model of step times" in html
+    assert "of what was measured" in html  # its data error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_its_maker(kind):
+    module, _, name = KINDS[kind].maker.partition(":")
+    assert callable(getattr(__import__(module, fromlist=[name]), name))
+
+
+def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
+    whole = (folder / "first" / "result.nc").read_bytes()
+    files = {
+        "missing.nc": None,
+        "text.nc": b"not netCDF",
+        "empty.nc": b"",
+        "cut.nc": whole[: len(whole) // 2],
+    }
+    for name, content in files.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    xr.Dataset({"x": ("y", [1.0])}).to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    odd = {"odd.nc": {"kind": "novel"}, "broken.nc": {"kind": "sweep", "summary": "{}"},
+           "torn.nc": {"kind": "placement", "summary": "{"}}  # fmt: skip
+    for name, attrs in odd.items():
+        xr.Dataset(attrs=attrs).to_netcdf(tmp_path / name, engine="h5netcdf")
+    (tmp_path / "hollow").mkdir()
+    for name in (*files, "foreign.nc", *odd, "hollow"):
+        page = tmp_path / "page.html"
+        status, out, err = run("report", tmp_path / name, folder / "first", "-o", page)
+        assert (status, out) == (2, ""), name
+        assert name in err and "Traceback" not in err
+        assert len(err.strip().splitlines()) == 1, err
+        assert not page.exists()
+    assert "prism sweep" in run("report", tmp_path / "odd.nc", "-o", page)[2]
+
+
+def test_command_writes_the_same_bytes_and_says_so(run, folder, tmp_path, alone):
+    page = tmp_path / "page.html"
+    status, out, err = run("report", folder / "first", "-o", page, "--json")
+    answer = json.loads(out)
+    assert (status, err) == (0, "")
+    assert page.read_bytes() == alone.encode()
+    assert answer["bytes"] == page.stat().st_size
+    assert answer["results"][0]["kind"] == "estimate"
+    for wrong, said in ((tmp_path, "is a folder"), (tmp_path / "page.pdf", ".html"),
+                        (tmp_path / "no" / "page.html", "page.html")):  # fmt: skip
+        status, _, err = run("report", folder / "first", "-o", wrong)
+        assert status == 2 and said in err
+    twice = run("report", folder / "first", folder / "first" / "result.nc", "-o", page)
+    assert twice[0] == 2 and "twice" in twice[2]
+
+
+def test_no_results_and_other_things_are_refused():
+    with pytest.raises(PrismError, match="no result"):
+        prism.report([])
+    with pytest.raises(PrismError, match="expected a path or a dataset"):
+        read_results([3])
+
+
+def test_views_become_blocks():
+    table = Table()
+    for title, side in (("what", "left"), ("share\nalone", "right"), ("\nin all", "right")):
+        table.add_column(title, justify=side)
+    table.add_row("a[b]".replace("[", "\\["), "1", "2")
+    view = Group("[bold]Title[/bold]", "", table, "[bold]Rest[/bold]", "- one", Text("- two\n  x"))
+    first, second, third = blocks_of(view)
+    assert (first.kind, first.text, first.rows) == ("table", "Title", (("a[b]", "1", "2"),))
+    top, below = first.head
+    assert [(c.text, c.columns, c.rows) for c in top] == [("what", 1, 2), ("share", 2, 1)]
+    assert [c.text for c in below] == ["alone", "in all"]
+    assert (second.text, third.items) == ("Rest", ("one", "two x"))
+    assert leave_out([second, third], ["one", "two x"]) == []
+    assert leave_out([second, third], ["one"])[1] == Block("list", items=("two x",))
+
+
+def test_figures_aligned_by_spaces_become_columns():
+    table = Table(show_header=False)
+    table.add_row("gemm", "4.2 s  66 %")
+    table.add_row("rest", " 0.1 s   2 %")
+    assert blocks_of(table)[0].rows == (("gemm", "4.2 s", "66\N{NO-BREAK SPACE}%"),
+                                        ("rest", "0.1 s", "2\N{NO-BREAK SPACE}%"))  # fmt: skip
+
+
+def test_pictures_take_the_colours_of_the_page(made_up_result):
+    errors = Errors("none", "none")
+    picture = Picture("a < b", lambda: plot_step_time(made_up_result), "note", errors)
+    one, bitmap = to_svg(picture, "one")
+    two, _ = to_svg(picture, "two")
+    assert not bitmap
+    assert "var(--blue)" in one and "var(--ink)" in one
+    assert not set(re.findall(r"#[0-9a-f]{6}\b", one)) & set(COLOURS)
+    assert "a &lt; b" in one
+    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
+    assert ids[0] and not ids[0] & ids[1]
+    assert "one-" not in two
