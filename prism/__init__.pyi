@@ -1,3 +1,5 @@
+from .compare import compare as compare
+from .compare import summarize_compare as summarize_compare
 from .errors import PrismError as PrismError
 from .estimate import estimate as estimate
 from .estimate import summarize_estimate as summarize_estimate

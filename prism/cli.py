@@ -6,6 +6,7 @@ The answer goes to stdout, everything else to stderr; with ``--json`` the answer
 import click
 
 import prism as package
+from prism.commands.compare import compare
 from prism.commands.estimate import estimate
 from prism.commands.fit import fit
 from prism.commands.place import place
@@ -34,5 +35,17 @@ def prism() -> None:
     """How long a distributed training run takes, with what probability, and why that varies."""
 
 
-for _command in (estimate, rank, place, sweep, fit, replay, validate, report, schedule, show):
+for _command in (
+    estimate,
+    rank,
+    place,
+    sweep,
+    fit,
+    replay,
+    validate,
+    compare,
+    report,
+    schedule,
+    show,
+):
     prism.add_command(_command)

@@ -30,6 +30,7 @@ from prism.tracemodel.file import model_to_dataset
 from prism.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
 from prism.tracemodel.model import TraceModel, figures, synthetic_graph
 from prism.traces import Trace, read_step_times, read_totals, read_trace
+from prism.traces.choose import rows_in_name
 from prism.traces.kinds import recording_kind
 from prism.variance.components import Components
 
@@ -161,39 +162,11 @@ def fit_calibrated(
             )
         seen.add(named)
         job = job if isinstance(job, Job) else load_job(job)
-        path, own = _chosen(str(source))
-        times = read_step_times(path, column=column, where=_both(where or {}, own, str(source)))
+        path, rows = rows_in_name(str(source), where or {}, "--calibrate: ")
+        times = read_step_times(path, column=column, where=rows)
         sizes.append((job, replace(times, source=str(source))))
     sources = ", ".join(times.source for _, times in sizes)
     return calibrate(sizes, _provenance(sources, seed), seed, threads, progress)
-
-
-def _chosen(source: str) -> tuple[str, dict[str, str]]:
-    """Split ``FILE[key=value,...]`` into the file and the rows to keep."""
-    path, bracket, inside = source.partition("[")
-    if not bracket or Path(source).exists():
-        return source, {}
-    pairs = [part.partition("=") for part in inside.removesuffix("]").split(",")]
-    if not inside.endswith("]") or not all(key and equals for key, equals, _ in pairs):
-        raise PrismError(
-            f"--calibrate: {source}: expected FILE[column=value,...], such as "
-            "steps.parquet[system=a,round=v1]"
-        )
-    chosen: dict[str, str] = {}
-    for key, _, value in pairs:
-        chosen = _both(chosen, {key.strip(): value.strip()}, source)
-    return path, chosen
-
-
-def _both(first: Mapping[str, str], second: Mapping[str, str], source: str) -> dict[str, str]:
-    """Put choices of rows together, no column twice."""
-    for key in first.keys() & second.keys():
-        if first[key] != second[key]:
-            raise PrismError(
-                f"--calibrate: {source}: {key} is to be {first[key]} and {second[key]}; a row has "
-                "one value, leave one out"
-            )
-    return {**first, **second}
 
 
 def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:

@@ -283,7 +283,17 @@ def _describe_sweep(path: Path) -> Description:
     return {"kind": "sweep", "summary": numbers}, sweep_view(numbers)
 
 
+def _describe_comparison(path: Path) -> Description:
+    """Describe what `prism compare` wrote."""
+    from prism.compare import summarize_compare
+    from prism.views.compare import compare_view
+
+    numbers = summarize_compare(_open(path))
+    return {"kind": "comparison", "summary": numbers}, compare_view(numbers)
+
+
 _KINDS = {
+    "comparison": _describe_comparison,
     "trace": _describe_model,
     "calibrated": _describe_model,
     "steps": _describe_model,

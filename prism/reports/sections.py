@@ -82,6 +82,7 @@ KINDS = {
     "placement": Kind("prism place", f"{_PLACE}analyses:placement_section"),
     "sweep": Kind("prism sweep", f"{_PLACE}analyses:sweep_section"),
     "validation": Kind("prism validate", f"{_PLACE}measured:validation_section"),
+    "comparison": Kind("prism compare", f"{_PLACE}compared:comparison_section"),
     "replay": Kind("prism replay", f"{_PLACE}measured:replay_section"),
     "trace": Kind("prism fit", f"{_PLACE}measured:model_section"),
     "calibrated": Kind("prism fit", f"{_PLACE}measured:model_section"),

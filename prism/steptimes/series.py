@@ -125,7 +125,7 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
     return Series(
         steps, runs, times.mean_over, work, share, body, excess,
         run[delays], position[delays], net[delays], position, beginning, threshold,
-        _grain(seconds),
+        clock_grain(seconds),
     )  # fmt: skip
 
 
@@ -225,11 +225,11 @@ def _threshold(deviation: Array, seconds: Array) -> float:
     values = deviation[np.isfinite(deviation)]
     low, middle, high = np.quantile(values, [0.1587, 0.5, 0.8413])
     robust = max(1.4826 * float(np.median(np.abs(values - middle))), 0.5 * float(high - low))
-    grain = _grain(seconds) / float(np.nanmedian(seconds))
+    grain = clock_grain(seconds) / float(np.nanmedian(seconds))
     return max(OUTLIER * robust, OUTLIER * grain / math.sqrt(6.0), _FLOOR)
 
 
-def _grain(seconds: Array) -> float:
+def clock_grain(seconds: Array) -> float:
     """Find the step of a clock that shows few values [s]; 0 for a fine one."""
     values = seconds[np.isfinite(seconds)]
     known = np.unique(values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,44 @@ ALL = "*"
 """Value of --where that takes all rows: the column is known not to matter."""
 
 _SHOWN = 8
+
+
+def rows_in_name(
+    source: str, where: Mapping[str, str] | None = None, told: str = ""
+) -> tuple[str, dict[str, str]]:
+    """Split ``FILE[key=value,...]`` into the file and the rows to keep.
+
+    Parameters
+    ----------
+    source : str
+        As the user typed it; the brackets are a choice only where no file has that name.
+    where : mapping of str to str, optional
+        Rows that were chosen beside it, which join those of the name.
+    told : str
+        What messages start with: the option.
+
+    Raises
+    ------
+    PrismError
+        The brackets hold something else, or a column is to have two values.
+    """
+    path, bracket, inside = source.partition("[")
+    if not bracket or Path(source).exists():
+        return source, dict(where or {})
+    pairs = [part.partition("=") for part in inside.removesuffix("]").split(",")]
+    if not inside.endswith("]") or not all(key and equals for key, equals, _ in pairs):
+        raise PrismError(
+            f"{told}{source}: expected FILE[column=value,...], such as "
+            "steps.parquet[system=a,round=v1]"
+        )
+    chosen = dict(where or {})
+    for key, value in ((key.strip(), value.strip()) for key, _, value in pairs):
+        if chosen.setdefault(key, value) != value:
+            raise PrismError(
+                f"{told}{source}: {key} is to be {chosen[key]} and {value}; a row has one value, "
+                "leave one out"
+            )
+    return path, chosen
 
 
 def check_column(table: RawTable, name: str, option: str) -> None:

@@ -1,0 +1,252 @@
+"""prism compare: size of its tests, what it refuses, its words, and what it takes to see an effect.
+
+Sizes and power with enough repetitions are in experiments/verification/compare.py.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import stats
+
+import prism
+from prism.compare import compare, summarize_compare
+from prism.comparisons.distance import distance
+from prism.comparisons.errors import Sample, error_of_means
+from prism.comparisons.figures import FIGURES
+from prism.comparisons.longrun import long_run
+from prism.comparisons.power import Side, needed, power_at
+from prism.comparisons.quantity import compare_figures, cosines_of, holm
+from prism.steptimes.spread import ar1
+
+REPEATS = 30
+
+
+def series(n, rng, rho=0.0, cv=0.02):
+    x = ar1((n, 1), -np.log(rho), rng)[:, 0] if rho else rng.standard_normal(n)
+    return 2.0 * np.exp(cv * x)
+
+
+def sample(n_runs, n, rng, effect=0.0, rho=0.0):
+    values = [series(n, rng, rho) * np.exp(effect * rng.standard_normal()) for _ in range(n_runs)]
+    return Sample(
+        np.concatenate(values), np.repeat(np.arange(n_runs), n), np.tile(np.arange(n), n_runs),
+        "runs" if n_runs > 1 else "steps",
+    )  # fmt: skip
+
+
+def write(path, values, runs=None):
+    """Write step times [run, step]."""
+    lines = ["run,step,step_s"]
+    for r, row in enumerate(np.atleast_2d(values)):
+        name = r if runs is None else runs[r]
+        lines += [f"{name},{i},{x:.9f}" for i, x in enumerate(row)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def rejections(make, pairing=None):
+    """Share of p-values below 5 %, of the mean, p50, the spread, KS, and of naive tests."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for k in range(REPEATS):
+        a, b = make(rng), make(rng)
+        found = compare_figures(a, b, pairing, 0.01)
+        ks = distance(a, b, pairing, cosines_of(a, b, found.of_a, found.of_b, pairing), k, 199)
+        p = [found.figures[name]["p_value"] for name in ("mean", "p50", "std")]
+        p += [1.0 if ks.p_value is None else ks.p_value]
+        p += [stats.ttest_ind(a.values, b.values).pvalue, stats.ks_2samp(a.values, b.values).pvalue]
+        rows.append([x < 0.05 for x in p])
+    return np.mean(rows, axis=0)
+
+
+# 30 repetitions at 5 %: more than 6 (20 %) come with a chance of 6e-4, and the seed is fixed
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rng: sample(1, 500, rng, rho=0.9),
+        lambda rng: sample(5, 100, rng, effect=0.01, rho=0.5),
+    ],
+    ids=["autocorrelated", "run-effect"],
+)
+def test_no_difference_is_found_where_there_is_none_and_naive_tests_find_one(make):
+    found = rejections(make)
+    assert (found[:4] <= 0.2).all()
+    assert (found[4:] >= 0.4).all()  # the negative control: independent steps assumed
+
+
+def test_interval_holds_a_real_difference():
+    rng = np.random.default_rng(2)
+    held = []
+    for _ in range(REPEATS):
+        a, b = sample(6, 20, rng, effect=0.005), sample(6, 20, rng, effect=0.005)
+        b = Sample(1.02 * b.values, b.unit, b.step, b.kind)
+        for name in ("mean", "p50"):
+            low, high = compare_figures(a, b, None, 0.01).figures[name]["relative_ci"]
+            held.append(low < 0.02 < high)
+    assert 0.8 <= np.mean(held)
+
+
+def test_long_run_variance_of_an_ar1_series():
+    """Its mean varies (1 + rho)/(1 - rho) times as much as that of independent values."""
+    rng = np.random.default_rng(3)
+    rho, n = 0.8, 4_000
+    x = ar1((n, 60), -np.log(rho), rng)
+    found = (long_run(x).parts ** 2).sum(axis=0).mean() * n
+    assert found == pytest.approx((1 + rho) / (1 - rho), rel=0.15)
+    assert found > 5.0 * x.var()  # the negative control: that of independent values
+
+
+def test_clusters_are_the_independent_units():
+    rng = np.random.default_rng(4)
+    unit = np.repeat(np.arange(200), 16)
+    x = (rng.standard_normal(200)[unit] + 0.1 * rng.standard_normal(unit.size))[:, None]
+    found = error_of_means(Sample(x[:, 0], unit, np.arange(unit.size), "clusters"), x - x.mean())
+    assert found.variance[0] == pytest.approx(1.01 / 200, rel=0.25)
+    assert found.within[0] < 0.05 * found.variance[0]
+
+
+def test_planned_number_of_runs_has_the_power_that_was_asked_for():
+    """The t test's own power, by simulation: normal runs of known spread."""
+    sides = [Side(0.02**2, 1e6, 10**6)] * 2
+    n = needed(sides, "runs", 0.01, 0.8)
+    rng = np.random.default_rng(6)
+    a, b = 0.02 * rng.standard_normal((2, 4_000, n))
+    p = stats.ttest_ind(a, b + np.log1p(0.01), axis=1, equal_var=False).pvalue
+    assert (p < 0.05).mean() == pytest.approx(0.8, abs=0.025)
+    assert power_at(sides, "runs", 0.01, n) >= 0.8 > power_at(sides, "runs", 0.01, n - 1)
+
+
+def test_holm_against_a_closed_case():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@pytest.fixture
+def results():
+    """Two simulated results of one seed, and one of another: B is 0.3 % slower."""
+
+    def made(seed, factor):
+        own = np.random.default_rng(seed)
+        cluster = np.repeat(np.arange(60), 16)
+        level = np.exp(0.02 * own.standard_normal(60))[cluster]
+        steps = 6.0 * factor * level * np.exp(0.01 * own.standard_normal(cluster.size))
+        return xr.Dataset(
+            {"step_time": ("replicate", steps), "cluster_idx": ("replicate", cluster)},
+            attrs={"seed": str(seed), "job_name": "made"},
+        )
+
+    return made(1, 1.0), made(1, 1.003), made(2, 1.003)
+
+
+def test_same_random_numbers_are_paired_and_see_more(results):
+    a, paired, other = results
+    sharp = summarize_compare(compare(a, paired))["quantities"]["step_time"]
+    blunt = summarize_compare(compare(a, other))
+    assert sharp["paired_by"] == "cluster"
+    assert sharp["figures"]["p50"]["verdict"] == "different"
+    loose = blunt["quantities"]["step_time"]
+    assert loose["paired_by"] is None and loose["figures"]["p50"]["verdict"] != "different"
+    assert loose["figures"]["p50"]["detectable"] > 5 * sharp["figures"]["p50"]["detectable"]
+    assert any("other seeds" in text for text in blunt["warnings"])
+
+
+def test_the_same_result_twice_does_not_differ(results):
+    found = summarize_compare(compare(results[0], results[0]))["quantities"]["step_time"]
+    p_values = {name: found["figures"][name]["p_value"] for name in FIGURES}
+    assert p_values.pop("p99") is None  # 10 of 960 steps lie beyond it, and clusters cluster
+    assert set(p_values.values()) == {1.0}
+    assert found["ks"]["distance"] == 0.0 and found["ks"]["p_value"] == 1.0
+
+
+def test_one_run_each_says_nothing_about_versions(run, tmp_path):
+    rng = np.random.default_rng(7)
+    a = write(tmp_path / "a.csv", series(400, rng))
+    b = write(tmp_path / "b.csv", 1.05 * series(400, rng))
+    status, out, err = run("compare", a, b, "-q")
+    assert status == 0 and "The step of run B is" in out and "slower" in out
+    assert "not about two versions" in err
+    many = write(tmp_path / "many.csv", [series(100, rng) for _ in range(6)])
+    status, out, err = run("compare", many, b, "-q")
+    assert "taken to vary as the runs of the other side" in err and "The step of B is" in out
+
+
+def test_work_by_step_is_no_noise_between_runs(tmp_path):
+    """A schedule that grows by 20 % widens no interval: runs, and single runs step by step."""
+    rng = np.random.default_rng(8)
+    work = 1.0 + 0.2 * np.arange(200) / 200
+    files = [
+        write(tmp_path / f"{k}.csv", [work * series(200, rng, cv=0.005) for _ in range(n)])
+        for k, n in enumerate((5, 5, 1, 1))
+    ]
+    for pair in (files[:2], files[2:]):
+        found = summarize_compare(compare(*pair))["quantities"]["step_time"]
+        assert found["figures"]["mean"]["detectable"] < 0.004
+    assert found["paired_by"] == "step"
+
+
+def test_two_groups_of_one_file_with_a_slow_start(run, tmp_path):
+    rng = np.random.default_rng(9)
+    rows = [series(150, rng) for _ in range(4)]
+    for row in rows:
+        row[:3] *= 3.0
+    file = tmp_path / "steps.csv"
+    write(file, rows, runs=["r0", "r1", "r2", "r3"])
+    table = file.read_text().splitlines()
+    system = {"r0": "x", "r1": "x", "r2": "y", "r3": "y"}
+    file.write_text("\n".join(
+        [table[0] + ",system"] + [f"{line},{system[line[:2]]}" for line in table[1:]]))  # fmt: skip
+    status, out, _ = run("compare", f"{file}[system=x]", f"{file}[system=y]", "--json")
+    numbers = json.loads(out)
+    assert status == 0 and numbers["quantities"]["step_time"]["n"] == {"a": 294, "b": 294}
+    assert "first 3 steps" in numbers["notes"][0]
+    status, _, err = run("compare", f"{file}[system]", file)
+    assert status == 2 and "column=value" in err
+
+
+def test_output_is_shown_again(run, tmp_path, results):
+    for name, result in zip("ab", results, strict=False):
+        (tmp_path / name).mkdir()
+        prism.save(result, tmp_path / name / "result.nc")
+    status, out, _ = run("compare", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "-q")
+    assert status == 0 and "Paired by cluster" in out
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"result.nc", "summary.json", "compare.png", "compare.svg"}
+    status, again, _ = run("show", tmp_path / "out" / "result.nc")
+    assert status == 0 and again == out
+
+
+def test_totals_of_runs(tmp_path):
+    rng = np.random.default_rng(10)
+    files = []
+    for k in range(2):
+        file = tmp_path / f"{k}.csv"
+        totals = 100.0 * (1 + 0.05 * k) * np.exp(0.01 * rng.standard_normal(12))
+        lines = [f"{i},{x}" for i, x in enumerate(totals)]
+        file.write_text("\n".join(["run,train_time_s", *lines]))
+        files.append(file)
+    found = summarize_compare(compare(*files))["quantities"]
+    assert list(found) == ["time_to_train"]
+    assert found["time_to_train"]["figures"]["mean"]["verdict"] == "different"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("llama3-405b-16k", "{steps}"), "prism estimate llama3-405b-16k -o DIR"),
+        (("{folder}", "{steps}"), "without result.nc"),
+        (("{steps}", "{few}"), "expected at least 20"),
+        (("{steps}", "{steps}", "--effect", "2"), "less than 100 %"),
+        (("{steps}", "{steps}", "--skip", "95"), "leaves 5 steps"),
+        (("{steps}", "{missing}"), "no such"),
+    ],
+)
+def test_bad_input_is_told(run, tmp_path, arguments, said):
+    rng = np.random.default_rng(11)
+    names = {
+        "steps": write(tmp_path / "s.csv", series(100, rng)),
+        "few": write(tmp_path / "few.csv", series(5, rng)),
+        "folder": tmp_path, "missing": tmp_path / "none.csv",
+    }  # fmt: skip
+    status, out, err = run("compare", *(str(a).format(**names) for a in arguments))
+    assert status == 2 and not out and said in err.replace("\n", " ")
