@@ -26,6 +26,8 @@ from .schedule import make_schedule as make_schedule
 from .simulate import simulate as simulate
 from .sweep import summarize_sweep as summarize_sweep
 from .sweep import sweep as sweep
+from .timeline import summarize_timeline as summarize_timeline
+from .timeline import timeline as timeline
 from .validate import summarize_validation as summarize_validation
 from .validate import validate as validate
 

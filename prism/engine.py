@@ -896,6 +896,60 @@ def run_range(first, keys, step, out_time, out_step, out_path, out_busy):
         run_block(first + i, keys, step, out_time[i], out_step[i], out_path[i], out_busy[i])
 
 
+# ------------------------------------------------------------------- one step, op by op
+@njit(cache=True, nogil=True)
+def _record_phase(step, one, work, phase, chosen, first, last, lane0, k0, k1, n_events, lane, ends):
+    """`run_phase` op by op: ends[replica, op] of one lane, read before their slots are used again.
+
+    `one` is the step with a graph of a single phase, of which the op at hand is made.
+    """
+    graph, out, alone = step.graph, step.ops.out, one.graph
+    shift = graph.n_state * graph.n_slots - graph.n_slots
+    for row in range(first, last):
+        local = (row % graph.n_state) * graph.n_slots
+        for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+            alone.phase_lo[0], alone.phase_hi[0] = op, op + 1
+            alone.phase_global[0] = graph.phase_global[phase]
+            run_phase(one, work, np.int64(0), chosen, row, row + 1, lane0, k0, k1, n_events)
+            po = out[op]
+            ends[row, op] = work.state[po + (local if po < graph.n_slots else shift), lane]
+
+
+@njit(cache=True, nogil=True)
+def record_block(block, lane, keys, step, one, ends, out_time):
+    """Simulate one block as `run_block` does, and record ends[replica, op] [s] of one lane.
+
+    Ends of global ops stand in the first row; those of exports are the latest so far. What stops
+    the whole job is in out_time[lane] [s] alone.
+    """
+    lane0, graph, key = block * LANES, step.graph, keys.stream
+    words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
+    x, regimes = _draw_cluster(block, key, step, words, step_words)
+    n = graph.n_replicas
+    work, chosen = _new_work(step, keys, n, 0), np.arange(n)
+    lower_replicas(step.low, x, chosen, work.coef_a, work.coef_r)
+    k0, k1, vectors, filled = key[RESIDUAL, 0], key[RESIDUAL, 1], work.vectors, False
+    stalls = step.stalls.entity == GROUP_STALL
+    zero, first = np.int64(0), np.int64(1)
+    fill_bank(step, regimes, step_words, first, zero, lane0, key, vectors[0], np.bool_(False))
+    for phase in range(graph.phase_global.shape[0]):
+        is_global = graph.phase_global[phase] == 1
+        for row in range(first if is_global else n):
+            events = zero
+            if not is_global and not filled:
+                kept = vectors[row % graph.n_state]
+                fill_bank(step, regimes, step_words, zero, row, lane0, key, kept, np.bool_(False))
+            if not is_global and stalls:
+                events = _draw_stalls(step, work, row, lane0, key[STALL, 0], key[STALL, 1], words)
+            _record_phase(
+                step, one, work, phase, chosen, row, row + 1, lane0, k0, k1, events, lane, ends
+            )
+        filled = filled or not is_global
+    out_time[:] = work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot]
+    out_step = np.empty(LANES, np.float32)
+    _end_block(step, lane0, key, words, step_words, out_time, out_step)
+
+
 # ------------------------------------------------------------------- replicas left out
 def count_rows(sample: Sample) -> int:
     """Count the replicas of a block that are simulated, with the typical one."""

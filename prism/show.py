@@ -292,6 +292,15 @@ def _describe_comparison(path: Path) -> Description:
     return {"kind": "comparison", "summary": numbers}, compare_view(numbers)
 
 
+def _describe_timeline(path: Path) -> Description:
+    """Describe what `prism timeline` wrote."""
+    from prism.timeline import summarize_timeline
+    from prism.views.timeline import timeline_view
+
+    numbers = summarize_timeline(_open(path))
+    return {"kind": "timeline", "summary": numbers}, timeline_view(numbers)
+
+
 _KINDS = {
     "comparison": _describe_comparison,
     "trace": _describe_model,
@@ -302,6 +311,7 @@ _KINDS = {
     "validation": _describe_validation,
     "placement": _describe_placement,
     "sweep": _describe_sweep,
+    "timeline": _describe_timeline,
 }
 """What the attribute ``kind`` of a netCDF file says; results and libraries have none."""
 

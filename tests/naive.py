@@ -47,8 +47,8 @@ class Draws:
         return 1.0 + float(sample_table(quantile_table(law), np.array([word], np.uint32))[0])
 
 
-def step_time(job, variability, seed: int, replicate: int) -> float:
-    """Step time [s] of one replicate."""
+def step_time(job, variability, seed: int, replicate: int, ends=None) -> float:
+    """Step time [s] of one replicate; ends[replica, stage, i] of every action where asked for."""
     p, v, draws = job.parallelism, variability, Draws(seed)
     schedule = make_schedule(p.schedule, p.pp, p.microbatches, p.vpp)
     forward, backward = (
@@ -77,15 +77,18 @@ def step_time(job, variability, seed: int, replicate: int) -> float:
                     (s << 22) | i, replica, replicate,
                 )  # fmt: skip
                 duration[s, i] = nominal / p.vpp * x * shock * content * own
+        mine: dict[tuple[int, int], float] = {}
         if p.p2p == "blocking" and p.pp > 1:
-            end = finish_blocking(schedule, duration, gpipe=p.schedule == "gpipe")
-            latest = max(latest, end)
+            gpipe = p.schedule == "gpipe"
+            latest = max(latest, finish_blocking(schedule, duration, gpipe=gpipe, ends=mine))
         else:
-            latest = max(latest, finish(schedule, duration, p.vpp))
+            latest = max(latest, finish(schedule, duration, p.vpp, ends=mine))
+        if ends is not None:
+            ends.update({(replica, *key): end for key, end in mine.items()})
     return latest
 
 
-def finish(schedule, duration, n_chunks, transfer=0.0) -> float:
+def finish(schedule, duration, n_chunks, transfer=0.0, ends=None) -> float:
     """Latest end of a pipeline whose transfers take their time and hold nobody up."""
     n = len(schedule)
     end: dict[tuple[str, int, int], float] = {}
@@ -105,12 +108,14 @@ def finish(schedule, duration, n_chunks, transfer=0.0) -> float:
                 ready = end[a.kind, source, a.microbatch] + (transfer if n > 1 else 0.0)
             clock[s] = max(clock[s], ready) + duration[s, position[s]]
             end[a.kind, virtual, a.microbatch] = clock[s]
+            if ends is not None:
+                ends[s, position[s]] = clock[s]
             position[s] += 1
         assert position != before, "deadlock"
     return max(clock)
 
 
-def finish_blocking(schedule, duration, transfer=0.0, gpipe=False) -> float:
+def finish_blocking(schedule, duration, transfer=0.0, gpipe=False, ends=None) -> float:
     """Latest end of 1F1B or GPipe with Megatron's blocking exchanges, one rendezvous at a time.
 
     Every stage runs a plain program: ("run", i) its i-th action, ("meet", neighbour, sent,
@@ -129,6 +134,8 @@ def finish_blocking(schedule, duration, transfer=0.0, gpipe=False) -> float:
         for s in range(n):
             while head(s)[0] == "run":
                 clock[s] += duration[s, head(s)[1]]
+                if ends is not None:
+                    ends[s, head(s)[1]] = clock[s]
                 position[s] += 1
                 moved = True
             if s + 1 < n and head(s)[0] == head(s + 1)[0] == "meet":

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -83,6 +84,47 @@ class Names(click.ParamType):  # type: ignore[type-arg]
             if name not in self.known:
                 self.fail(f"{name!r} is not one of {', '.join(self.known)}", param, ctx)
         return names
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers from 0 with commas between them, and ranges ``first:last`` of them."""
+
+    name = "a,b:c"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers, each once, in rising order."""
+        if not isinstance(value, str):
+            return tuple(value)
+        found: set[int] = set()
+        for part in value.split(","):
+            first, _, last = part.strip().partition(":")
+            ends = (first, last or first)
+            if not all(end.isascii() and end.isdecimal() for end in ends):
+                self.fail(f"{value!r} is not a list of numbers such as 0,3 or 0:7", param, ctx)
+            found.update(range(int(ends[0]), min(int(ends[1]), MOST_NUMBERS) + 1))
+        return tuple(sorted(found))
+
+
+class Percentiles(click.ParamType):  # type: ignore[type-arg]
+    """Percentiles with commas between them."""
+
+    name = "p,q"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the percentiles."""
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            found = tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of percentiles such as 50,99", param, ctx)
+        if not all(0.0 <= p <= 100.0 for p in found):
+            self.fail(f"{value!r}: every percentile must lie between 0 and 100", param, ctx)
+        return found
 
 
 class KeyValue(click.ParamType):  # type: ignore[type-arg]

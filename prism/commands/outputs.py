@@ -28,7 +28,7 @@ def write_folder(
     numbers: Mapping[str, Any],
     draw: Callable[[xr.Dataset], Mapping[str, Axes]],
     quiet: bool,
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
     """Write ``result.nc``, ``summary.json`` and plots (PNG and SVG), all of them or none.
 
@@ -44,7 +44,7 @@ def write_folder(
         Draws the result: a plot by the stem of its files.
     quiet : bool
         Do not say what was written.
-    texts : mapping of str to str, optional
+    texts : mapping of str to str or bytes, optional
         Further files, by name.
 
     Raises
@@ -61,7 +61,7 @@ def write_folder(
         save(stamped, folder / "result.nc")
         (folder / "summary.json").write_text(to_json(numbers, indent=2) + "\n", encoding="utf-8")
         for name, text in (texts or {}).items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
         for stem, ax in draw(result).items():
             plots.save_figure(ax, folder / f"{stem}.png")
             plots.save_figure(ax, folder / f"{stem}.svg")
@@ -79,7 +79,7 @@ def conclude(
     output: str | None,
     as_json: bool,
     quiet: bool,
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
     """End a command: write its folder where one was asked for, tell warnings, print the answer."""
     if output is not None:

@@ -104,10 +104,14 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
     float64 [step]
         Step times [s].
     """
+    return np.asarray(ends_of(graph, durations).max(axis=(0, 1)))
+
+
+def ends_of(graph: TraceGraph, durations: Array | None = None) -> Array:
+    """Propagate durations as `replay` does: ends of all nodes, [node, replica, step] s."""
     if durations is None:
         durations = filled(graph)
     ends = np.zeros_like(durations)
-    latest = np.zeros(durations.shape[1:])
     replicas = np.arange(graph.n_replicas)[:, None]
     for i, node in enumerate(graph.nodes):
         start = ends[node.preds[0]] if node.preds else np.zeros(durations.shape[1:])
@@ -119,8 +123,7 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
         if node.is_global:
             start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)
         ends[i] = start + durations[i]
-        latest = np.maximum(latest, ends[i])
-    return np.asarray(latest.max(axis=0))
+    return ends
 
 
 def filled(graph: TraceGraph) -> Array:

@@ -1,0 +1,95 @@
+"""The command that says when every op of a step starts and ends.
+
+As in `prism.cli`, which adds it to its group; slow imports inside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.commands.options import Numbers, Percentiles, common_options
+from prism.commands.terminal import answer, progress_line
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True)
+@click.option(
+    "--percentiles",
+    type=Percentiles(),
+    metavar="P,Q",
+    help="Steps of a job: those nearest these percentiles of its step time.  [default: 50,99]",
+)
+@click.option("--ideal", is_flag=True, help="Of a job also the step with every effect at 1.")
+@click.option("--step", type=int, help="Of a trace: which.  [default: the median measured one]")
+@click.option(
+    "--replicates",
+    type=click.IntRange(min=1),
+    help="Steps to simulate for the percentiles.  [default: 4096, or the result's]",
+)
+@click.option("--ranks", type=Numbers(), metavar="A,B:C", help="Show these ranks.")
+@click.option("--replicas", type=Numbers(), metavar="A,B:C", help="Show these dp replicas.")
+@click.option("--stages", type=Numbers(), metavar="A,B:C", help="Show these pipeline stages.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(),
+    help="timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone.",
+)
+@common_options
+def timeline(
+    what: tuple[str, ...], output: str | None, as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """Say when every op of a step starts and ends, and what each rank waits for.
+
+    WHAT is a job, a model of `prism fit`, a result.nc of `prism estimate` (the median and the p99
+    step of its simulation), or a trace (its median step as measured, beside its ideal). Open
+    timeline.json.gz in ui.perfetto.dev or chrome://tracing.
+    """
+    from pathlib import Path
+
+    from prism.files import check_directory
+    from prism.timeline import summarize_timeline
+    from prism.timeline import timeline as lay_timeline
+    from prism.views.timeline import timeline_view
+
+    alone = output is not None and output.endswith((".json", ".json.gz"))
+    if output is not None:
+        check_directory(Path(output).absolute().parent if alone else output)
+    with progress_line("simulating", quiet) as report:
+        result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
+    numbers = summarize_timeline(result)
+    if output is not None:
+        _write(result, numbers, output, alone, quiet)
+    elif not quiet:
+        click.echo(
+            "the timeline is not kept; -o DIR writes it for Perfetto, with pictures", err=True
+        )
+    answer(numbers, as_json, timeline_view)
+
+
+def _write(
+    result: xr.Dataset, numbers: dict[str, Any], output: str, alone: bool, quiet: bool
+) -> None:
+    """Write the folder, or the trace events alone."""
+    from prism.timelines.chrome import write_chrome
+
+    if alone:
+        write_chrome(result, output)
+        if not quiet:
+            click.echo(f"wrote {output}", err=True)
+        return
+    from prism.commands.outputs import write_folder
+    from prism.plots.gantt import plot_gantt
+    from prism.timelines.chrome import chrome_bytes
+
+    write_folder(
+        output, result, numbers, lambda data: {"timeline": plot_gantt(data)}, quiet,
+        {"timeline.json.gz": chrome_bytes(result)},
+    )  # fmt: skip
