@@ -10,6 +10,11 @@ from .fit import summarize_fit as summarize_fit
 from .job import Job as Job
 from .job import load_job as load_job
 from .library import load_library as load_library
+from .measure import measure as measure
+from .measure import summarize_measurement as summarize_measurement
+from .measuring.step import StepJob as StepJob
+from .measuring.step import measure_step as measure_step
+from .measuring.step import summarize_step as summarize_step
 from .place import place as place
 from .place import summarize_place as summarize_place
 from .placement import NodeSlowdown as NodeSlowdown

@@ -9,6 +9,7 @@ import prism as package
 from prism.commands.compare import compare
 from prism.commands.estimate import estimate
 from prism.commands.fit import fit
+from prism.commands.measure import measure
 from prism.commands.place import place
 from prism.commands.rank import rank
 from prism.commands.replay import replay
@@ -16,6 +17,7 @@ from prism.commands.report import report
 from prism.commands.schedule import schedule
 from prism.commands.show import show
 from prism.commands.sweep import sweep
+from prism.commands.timeline import timeline
 from prism.commands.validate import validate
 
 
@@ -35,17 +37,10 @@ def prism() -> None:
     """How long a distributed training run takes, with what probability, and why that varies."""
 
 
-for _command in (
-    estimate,
-    rank,
-    place,
-    sweep,
-    fit,
-    replay,
-    validate,
-    compare,
-    report,
-    schedule,
-    show,
-):
+_COMMANDS = (
+    *(estimate, rank, place, sweep, timeline),
+    *(fit, replay, validate, measure),
+    *(compare, report, schedule, show),
+)
+for _command in _COMMANDS:
     prism.add_command(_command)

@@ -301,7 +301,17 @@ def _describe_timeline(path: Path) -> Description:
     return {"kind": "timeline", "summary": numbers}, timeline_view(numbers)
 
 
+def _describe_measurement(path: Path) -> Description:
+    """Describe the calls that `prism measure` kept."""
+    from prism.measure import summarize_measurement
+    from prism.views.measure import measure_view
+
+    numbers = summarize_measurement(_open(path))
+    return {"kind": "measurement", "summary": numbers}, measure_view(numbers)
+
+
 _KINDS = {
+    "measurement": _describe_measurement,
     "comparison": _describe_comparison,
     "trace": _describe_model,
     "calibrated": _describe_model,

@@ -19,6 +19,7 @@ from prism.pipelinetrace.groups import (
     find_scope,
     hidden_barriers,
     named_scope,
+    stays,
 )
 from prism.pipelinetrace.laying import Item, Laying, number_microbatches
 from prism.pipelinetrace.times import Key, Times, bridge, check_order, ordered, read_times
@@ -143,7 +144,10 @@ class _Plan:
         starts, ends = (t.on_stages(v, name, ordinal) for v in (t.start, t.end))
         expected = EXPECTED.get(info.kernel_class)
         named = named_scope(group, expected)
-        if named is not None and coincide(starts, ends, named, self.step_s):
+        # who is named and never leaves before the last has come meets, however late it resumes
+        if named is not None and (
+            coincide(starts, ends, named, self.step_s) or stays(starts, ends, named)
+        ):
             self.recorded += named is not WORKER
             return named
         if group.max() >= 0:

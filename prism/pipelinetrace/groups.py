@@ -69,12 +69,12 @@ def find_scope(
         if expected in (WORKER, WORLD) or _together(arrived, left, step_s).mean() < ALWAYS:
             return expected, True
     for scope in (WORLD, STAGE, REPLICA):
-        if coincide(starts, ends, scope, step_s) and _transfers(starts, ends, scope):
+        if coincide(starts, ends, scope, step_s) and stays(starts, ends, scope):
             return scope, scope == expected
     return WORKER, expected in (None, WORKER)
 
 
-def _transfers(starts: Array, ends: Array, scope: Scope) -> bool:
+def stays(starts: Array, ends: Array, scope: Scope) -> bool:
     """Tell whether what is left after the last arrival is not negative: nobody leaves before."""
     left = (ends - scope.latest(starts))[np.isfinite(ends - starts)]
     least = -1e-6 - 0.01 * np.abs(median(ends - starts))

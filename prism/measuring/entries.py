@@ -1,0 +1,240 @@
+"""From samples to a library: laws and figures with their sources, over a set that has the rest.
+
+Every case becomes a law of its own (``kernel/...``) and a figure, its mean duration; cases of a
+class together make the entry that a job's kernels use (``residual/gemm_small``, ...), and, where
+the device is one that a job can name, its efficiencies. What is not measured is carried over from a
+base set and says so. Left out: effects between GPUs, steps and microbatches, which kernels measured
+alone do not show.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism.devices import DEVICES
+from prism.distributions import Law
+from prism.kernels import GEMM_LARGE_S, MESSAGE_BYTES
+from prism.library import Entry, GemmTable, Library, library_names, load_library
+from prism.measuring.collectives import bus_factor
+from prism.measuring.machine import device_key
+from prism.measuring.samples import Array, Case, Samples
+from prism.tracemodel.model import sample_law
+
+DEFAULT_BASE = "h100-healthy"
+CARRIED = "carried over from "
+_LEAST = 0.05  # of the mean: no multiplier of a pooled law is smaller
+_FEWEST = 20  # calls below which a case gives no law
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One case with what was measured of it."""
+
+    case: Case
+    seconds: Array
+
+    @property
+    def mean(self) -> float:
+        return float(self.seconds.mean())
+
+    @property
+    def cv(self) -> float:
+        return float(self.seconds.std() / self.mean)
+
+
+def base_library(output: str | os.PathLike[str] | None, base: str | None, device: str) -> Library:
+    """Return the set that a measurement is laid over.
+
+    The file itself where it is a library already, so that kinds measured one after another come
+    together; else `base`, else the healthy set of the device, else that of H100.
+    """
+    if base is None and output is not None and Path(output).is_file():
+        return load_library(output)
+    own = f"{device_key(device)}-healthy"
+    library = load_library(base or (own if own in library_names() else DEFAULT_BASE))
+    carried = {
+        name: entry
+        if entry.source.startswith(CARRIED)
+        else replace(entry, source=f"{CARRIED}{library.name}: {entry.source}")
+        for name, entry in library.entries.items()
+    }
+    same = device_key(device) != "" and library.name.startswith(device_key(device))
+    return replace(library, entries=carried, gemm=library.gemm if same else None)
+
+
+def build_library(samples: Samples, base: Library, name: str) -> Library:
+    """Lay what was measured over a base set.
+
+    Parameters
+    ----------
+    samples : Samples
+    base : Library
+        Gives every entry that was not measured.
+    name : str
+        Of the new set.
+
+    Raises
+    ------
+    PrismError
+        Nothing was measured often enough for a law.
+    """
+    rows = [
+        _Row(case, samples.seconds[i])
+        for i, case in enumerate(samples.cases)
+        if samples.seconds[i].size >= _FEWEST
+    ]
+    machine = samples.attrs["machine"]
+    story = _story(samples)
+    entries = dict(base.entries)
+    for row in rows:
+        entries |= _case_entries(row, story, machine["device"])
+    entries |= _class_entries(rows, story, machine["device"])
+    gemm = gemm_table(rows, story) or base.gemm
+    entries |= _nominal(rows, gemm, story, machine)
+    attrs = {
+        "title": f"measured on {machine['device']}",
+        "generator": "prism measure",
+        **{k: v for k, v in base.attrs.items() if k.startswith("measured_")},
+        f"measured_{samples.kind}": _provenance(samples),
+    }
+    key = device_key(machine["device"])
+    return Library(name, key or machine["device"], entries, samples.attrs["date"], gemm, attrs)
+
+
+def _story(samples: Samples) -> str:
+    """Say in a line where a number comes from."""
+    about, machine = samples.attrs, samples.attrs["machine"]
+    threads = f", {about['threads']} threads" if machine["device_kind"] == "cpu" else ""
+    return (
+        f"measured: prism measure {samples.kind} on {machine['device']}{threads}, torch "
+        f"{machine['torch']}, {about['date']}"
+    )
+
+
+def _provenance(samples: Samples) -> str:
+    """Everything about a measurement but its samples, as JSON."""
+    import json
+
+    return json.dumps({key: samples.attrs[key] for key in sorted(samples.attrs)})
+
+
+def _case_entries(row: _Row, story: str, device: str) -> dict[str, Entry]:
+    """Law and mean of one case."""
+    n, name = row.seconds.size, f"kernel/{row.case.label}"
+    law = sample_law(row.seconds)
+    return {
+        name: Entry(name, story, "duration over its mean", law, n=n, device=device),
+        f"{name}/mean_s": Entry(
+            f"{name}/mean_s", story, "mean duration", number=row.mean, units="s", n=n,
+            device=device,
+        ),
+    }  # fmt: skip
+
+
+def _class_entries(rows: Sequence[_Row], story: str, device: str) -> dict[str, Entry]:
+    """Laws of the classes that a job's kernels use."""
+    of_class: dict[str, list[_Row]] = {}
+    for row in rows:
+        of_class.setdefault(entry_name(row.case, row.mean), []).append(row)
+    found = {}
+    for name, members in of_class.items():
+        law, n = pooled_law([row.seconds for row in members])
+        text = f"{len(members)} case{'s' * (len(members) > 1)}"
+        found[name] = Entry(
+            name, f"{story}: {text}, median CV", "duration over its mean", law, n=n, device=device
+        )
+    return found
+
+
+def entry_name(case: Case, seconds: float) -> str:
+    """Library entry of a case's residual, as `prism.kernels` asks for it."""
+    if case.family == "gemm":
+        return "residual/gemm_large" if seconds >= GEMM_LARGE_S else "residual/gemm_small"
+    if case.family in ("attention", "memory", "p2p"):
+        return f"residual/{case.family}"
+    size = next(name for limit, name in MESSAGE_BYTES if case.bytes < limit)
+    return f"residual/{case.settings.get('tier', 'nvlink')}_{size}"
+
+
+def pooled_law(parts: Sequence[Array]) -> tuple[Law, int]:
+    """Law of mean 1 of several cases, and the calls behind it.
+
+    Notes
+    -----
+    Values are standardised by case and pooled; the CV is the median over cases, so that one
+    disturbed size does not decide it (as in the shipped sets).
+    """
+    kept = [x for x in parts if x.std() > 0.0] or list(parts)
+    cv = float(np.median([x.std() / x.mean() for x in kept]))
+    z = np.concatenate([(x - x.mean()) / (x.std() or 1.0) for x in kept])
+    return sample_law(np.maximum(1.0 + cv * z, _LEAST)), int(z.size)
+
+
+def gemm_table(rows: Sequence[_Row], story: str) -> GemmTable | None:
+    """Median throughput by work, None without two sizes of matrix products."""
+    by_work: dict[float, list[float]] = {}
+    for row in rows:
+        if row.case.family == "gemm":
+            rate = row.case.flop / float(np.median(row.seconds))
+            by_work.setdefault(row.case.flop, []).append(rate)
+    if len(by_work) < 2:
+        return None
+    work = np.array(sorted(by_work))
+    rates = np.array([float(np.median(by_work[x])) for x in work])
+    return GemmTable(work, rates, f"{story}: {len(work)} sizes")
+
+
+def _nominal(
+    rows: Sequence[_Row], gemm: GemmTable | None, story: str, machine: Mapping[str, Any]
+) -> dict[str, Entry]:
+    """Efficiencies over the data sheet's, where there is one for the device."""
+    device = DEVICES.get(device_key(machine["device"]))
+    if device is None:
+        return {}
+
+    def best(choose: Callable[[_Row], bool], work: Callable[[_Row], float]) -> float:
+        return max((work(r) / float(np.median(r.seconds)) for r in rows if choose(r)), default=0.0)
+
+    def flop(row: _Row) -> float:
+        return row.case.flop
+
+    def link(row: _Row) -> float:
+        return row.case.bytes * bus_factor(row.case.family, int(row.case.settings["ranks"]))
+
+    def attends(way: str) -> Callable[[_Row], bool]:
+        return lambda r: r.case.settings.get("way") == way
+
+    def on_tier(tier: str) -> Callable[[_Row], bool]:
+        return lambda r: r.case.family == "all_reduce" and r.case.settings.get("tier") == tier
+
+    half = {"bfloat16", "float16"}  # the data sheet's rate is that of 16-bit numbers
+    rates = {
+        "gemm_efficiency_max": (
+            best(lambda r: r.case.family == "gemm" and r.case.settings["dtype"] in half, flop),
+            device.bf16_flop_per_s,
+        ),
+        "attention_efficiency": (best(attends("forward"), flop), device.bf16_flop_per_s),
+        "attention_backward_efficiency": (best(attends("backward"), flop), device.bf16_flop_per_s),
+        "memory_efficiency": (
+            best(lambda r: r.case.family == "memory", lambda r: r.case.bytes),
+            device.memory_bytes_per_s,
+        ),
+        "nvlink_efficiency": (best(on_tier("nvlink"), link), device.nvlink_bytes_per_s),
+        "network_efficiency": (best(on_tier("network"), link), device.network_bytes_per_s),
+    }
+    return {
+        f"nominal/{name}": Entry(
+            f"nominal/{name}", f"{story}: best of the sizes over {peak:.4g} of the data sheet",
+            "share of the data sheet's rate", number=min(rate / peak, 1.0),
+            device=machine["device"],
+        )
+        for name, (rate, peak) in rates.items()
+        if rate > 0.0 and math.isfinite(rate)
+    }  # fmt: skip

@@ -1,0 +1,248 @@
+"""What a measurement's samples say: percentiles, spread, rate, memory, drift, and whether to trust.
+
+Percentiles are numpy's linear ones. Left out: laws for a library (`prism.measuring.entries`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.measures import effective_n
+from prism.measuring.collectives import bus_factor
+from prism.measuring.samples import Array, Case, Samples
+
+ENOUGH = 1_000
+"""Calls from which a p99 rests on ten values or more."""
+
+DRIFT = 0.03
+"""Drift of the median over a session worth a word, where it is beyond three standard errors."""
+
+_QUARTER = 0.25
+_GRID = 512
+_MODE = 0.05  # least share of the values that makes a second mode
+_VALLEY = 0.7  # of the lower peak: between modes the density falls below this
+_OUTER = 0.005  # share left out at both ends before modes are looked for
+_LOADED = 0.5  # load average a core, above which others work beside the measurement
+
+
+def summarize_samples(samples: Samples) -> dict[str, Any]:
+    """Figures of every case, and warnings.
+
+    Returns
+    -------
+    dict
+        ``kind``, ``machine``, ``cases``: list of `case_figures`, ``states`` (`state_spans`),
+        ``warm_up``, ``warnings``, ``notes``. Times in seconds, rates in flop/s or byte/s.
+    """
+    cases = [
+        case_figures(case, samples.seconds[i], samples.slowest[i], samples.block[i])
+        for i, case in enumerate(samples.cases)
+        if samples.seconds[i].size
+    ]
+    about = samples.attrs
+    return {
+        "kind": samples.kind,
+        "machine": about.get("machine", {}),
+        "cases": cases,
+        "states": state_spans(about.get("states", [])),
+        "warm_up": about.get("warm_up", []),
+        "timer_overhead": about.get("timer_overhead_s"),
+        "seconds": max((float(at[-1]) for at in samples.at if at.size), default=0.0),
+        "stopped": about.get("stopped", ""),
+        "notes": about.get("notes", []),
+        "warnings": _warnings(samples, cases),
+    }
+
+
+def case_figures(
+    case: Case, seconds: Array, slowest: Array, block: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Figures of one case.
+
+    Parameters
+    ----------
+    case : Case
+    seconds, slowest : array
+        [call] own and slowest rank's durations [s].
+    block : array of int
+        [call] block of the call.
+
+    Returns
+    -------
+    dict
+        ``label``, ``n``, ``mean``, ``p50``, ``p95``, ``p99`` [s], ``cv``, ``rate`` at p50 with its
+        ``rate_units``, ``autocorrelation`` at lag 1 within blocks, ``n_effective``, ``drift`` and
+        ``drift_se``, ``modes``; of collectives ``slowest_p50``, ``slowest_p99`` [s].
+    """
+    p50, p95, p99 = (float(x) for x in np.quantile(seconds, [0.5, 0.95, 0.99]))
+    mean = float(seconds.mean())
+    rate, units = _rate(case, p50)
+    drift, error = session_drift(seconds)
+    out = {
+        "label": case.label,
+        "family": case.family,
+        "n": int(seconds.size),
+        "mean": mean,
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "cv": float(seconds.std() / mean),
+        "rate": rate,
+        "rate_units": units,
+        "autocorrelation": lag_one(seconds, block),
+        "n_effective": float(effective_n(seconds)) if seconds.size > 3 else float(seconds.size),
+        "drift": drift,
+        "drift_se": error,
+        "modes": count_modes(seconds),
+    }
+    if "ranks" in case.settings:
+        out["slowest_p50"], out["slowest_p99"] = (
+            float(x) for x in np.quantile(slowest, [0.5, 0.99])
+        )
+    return out
+
+
+def _rate(case: Case, seconds: float) -> tuple[float, str]:
+    """Work over time: flop/s where there is work, else byte/s (of a collective: on the bus)."""
+    if case.flop:
+        return case.flop / seconds, "flop/s"
+    if "ranks" in case.settings:
+        return case.bytes * bus_factor(case.family, int(case.settings["ranks"])) / seconds, "byte/s"
+    return case.bytes / seconds, "byte/s"
+
+
+def lag_one(seconds: Array, block: NDArray[np.int64]) -> float | None:
+    """Correlation of one call with the next of its block, as ranks; None for few or constant ones.
+
+    Ranks, because a few long calls would decide it otherwise (Spearman's coefficient).
+    """
+    follows = block[1:] == block[:-1]
+    if follows.sum() < 10:
+        return None
+    rank = np.argsort(np.argsort(seconds, kind="stable"), kind="stable").astype(np.float64)
+    first, second = rank[:-1][follows], rank[1:][follows]
+    if first.std() == 0.0 or second.std() == 0.0 or np.ptp(seconds) == 0.0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def session_drift(seconds: Array) -> tuple[float | None, float | None]:
+    """Median of the last quarter of the calls over that of the first, minus 1, and its error.
+
+    Notes
+    -----
+    The error takes each quarter as eight runs of calls, whose medians tell how much medians of
+    such runs differ: memory of up to such a run is in it.
+    """
+    n = int(_QUARTER * seconds.size)
+    if n < 32:
+        return None, None
+    ends = []
+    for part in (seconds[:n], seconds[-n:]):
+        runs = np.array([np.median(x) for x in np.array_split(part, 8)])
+        ends.append((float(np.median(part)), float(runs.std(ddof=1) / np.sqrt(runs.size))))
+    (first, a), (last, b) = ends
+    return last / first - 1.0, float(np.hypot(a, b)) / first
+
+
+def count_modes(seconds: Array) -> int:
+    """Count the modes of the durations' density that stand apart.
+
+    Notes
+    -----
+    A Gaussian kernel density of the logarithm (Silverman's width from the smaller of standard
+    deviation and interquartile range), 0.5 % left out at both ends. Neighbouring peaks are one
+    mode unless the density between them falls below 0.7 of the lower one and each side holds 5 %.
+    """
+    if seconds.size < 100:
+        return 1
+    x = np.log(np.sort(seconds))
+    cut = int(_OUTER * x.size)
+    x = x[cut : x.size - cut]
+    q1, q3 = np.quantile(x, [0.25, 0.75])
+    width = 0.9 * min(float(x.std()), float(q3 - q1) / 1.34 or np.inf) * x.size**-0.2
+    if not width > 1e-9:
+        return 1
+    grid = np.linspace(x[0], x[-1], _GRID)
+    counts, edges = np.histogram(x, bins=4 * _GRID)
+    middles = 0.5 * (edges[1:] + edges[:-1])
+    density = np.exp(-0.5 * ((grid[:, None] - middles) / width) ** 2) @ counts
+    padded = np.concatenate([[0.0], density, [0.0]])
+    peaks = np.flatnonzero((padded[1:-1] >= padded[:-2]) & (padded[1:-1] > padded[2:]))
+    modes, last, begin = 1, int(peaks[0]), 0.0
+    for peak in map(int, peaks[1:]):
+        valley = last + int(np.argmin(density[last : peak + 1]))
+        left = float(np.mean(x <= grid[valley])) - begin
+        deep = density[valley] < _VALLEY * min(density[last], density[peak])
+        if deep and left >= _MODE and 1.0 - begin - left >= _MODE:
+            modes, last, begin = modes + 1, peak, begin + left
+        elif density[peak] > density[last]:
+            last = peak
+    return modes
+
+
+def state_spans(states: list[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Smallest and largest reading of the machine's state over the measurement."""
+    names = dict.fromkeys(name for state in states for name in state if name != "time")
+    spans = {}
+    for name in names:
+        values = [s[name] for s in states if isinstance(s.get(name), int | float)]
+        if values:
+            spans[name] = [float(min(values)), float(max(values))]
+    return spans
+
+
+def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
+    """Say what makes figures less than they seem."""
+    out = []
+    few = [row for row in cases if row["n"] < ENOUGH]
+    if few:
+        out.append(
+            f"{few[0]['label']}{_others(few)}: {few[0]['n']:,} calls; a p99 asks for {ENOUGH:,} or "
+            "more (--repetitions)"
+        )
+    several = [row for row in cases if row["modes"] > 1]
+    if several:
+        out.append(
+            f"{several[0]['label']}{_others(several)}: durations have {several[0]['modes']} modes; "
+            "a mean and a CV do not describe them, the law keeps them"
+        )
+    drifting = [
+        row
+        for row in cases
+        if row["drift"] is not None
+        and abs(row["drift"]) > max(DRIFT, 3.0 * (row["drift_se"] or 0.0))
+    ]
+    if drifting:
+        out.append(
+            f"{drifting[0]['label']}{_others(drifting)}: the median moved by "
+            f"{100 * drifting[0]['drift']:+.1f} % over the session; measure longer, or again"
+        )
+    cold = [
+        samples.cases[i].label
+        for i, warm in enumerate(samples.attrs.get("warm_up", []))
+        if warm.get("settled") is False
+    ]
+    if cold:
+        out.append(
+            f"{cold[0]}{_others(cold)}: calls were still getting faster when warm-up ended; raise "
+            "--warm-up"
+        )
+    load = state_spans(samples.attrs.get("states", [])).get("load_average", [0.0, 0.0])
+    cores = samples.attrs.get("machine", {}).get("cores", 1)
+    before = samples.attrs.get("states", [{}])[0].get("load_average", 0.0)
+    if before > _LOADED * cores:
+        out.append(
+            f"load average {before:.1f} on {cores} cores when it began (up to {load[1]:.1f}): "
+            "others worked beside it, and the tails are theirs as well"
+        )
+    return out
+
+
+def _others(rows: list[Any]) -> str:
+    """Say how many more rows a warning is true of."""
+    return f" and {len(rows) - 1} more" if len(rows) > 1 else ""

@@ -1,0 +1,163 @@
+"""Kernels of one device as cases: matrix products, attention, memory-bound kernels.
+
+Each case is told by its sizes and number format; `build_call` makes the operands and returns what
+is timed. Work and traffic are counted as `prism.kernels` counts them, so that rates compare with
+its roofline. Left out: collectives (`prism.measuring.collectives`), fused kernels of a framework's
+own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from prism.errors import PrismError
+from prism.measuring.samples import Case
+from prism.measuring.timers import Call
+from prism.measuring.torchlib import DTYPES
+
+GEMM_SHAPES: dict[str, tuple[str, ...]] = {
+    "cpu": ("256x256x256", "512x512x512", "1024x512x512"),
+    "cuda": ("1024x1024x1024", "2048x2048x2048", "4096x4096x4096", "8192x8192x8192"),
+}
+ATTENTION_SHAPES: dict[str, tuple[str, ...]] = {
+    "cpu": ("2x4x128x64", "2x4x256x64"),
+    "cuda": ("1x16x2048x128", "1x16x4096x128", "1x16x8192x128"),
+}
+MEMORY_SHAPES: dict[str, tuple[str, ...]] = {
+    "cpu": ("512x512", "2048x1024"),
+    "cuda": ("4096x4096", "8192x8192"),
+}
+
+MEMORY_OPS = {"layernorm": 2.0, "add": 3.0, "softmax": 2.0, "copy": 2.0}
+"""Memory-bound kernels, and how many arrays each reads and writes: what has to move, no more."""
+
+_BACKWARD_FLOP = 2.5  # of attention over its forward, as in prism.transformer
+_BACKWARD_ARRAYS = 8.0  # reads q, k, v, out and its gradient, writes three gradients
+_FORWARD_ARRAYS = 4.0
+
+
+def parse_sizes(text: str, n: int, form: str) -> tuple[int, ...]:
+    """Read sizes such as ``1024x512x256``.
+
+    Raises
+    ------
+    PrismError
+        Another number of sizes, or one that is no positive whole number.
+
+    Examples
+    --------
+    >>> parse_sizes("1024x512x256", 3, "MxNxK")
+    (1024, 512, 256)
+    """
+    parts = re.split(r"[xX*]", text.strip())
+    if len(parts) != n or not all(p.isascii() and p.isdecimal() and int(p) > 0 for p in parts):
+        raise PrismError(f"--shape {text}: expected {form}, such as {'x'.join(['512'] * n)}")
+    return tuple(int(part) for part in parts)
+
+
+def gemm_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
+    """Products of an [M, K] and a [K, N] matrix."""
+    cases = []
+    for text in shapes:
+        m, n, k = parse_sizes(text, 3, "MxNxK")
+        traffic = float(DTYPES[dtype] * (m * k + k * n + m * n))
+        settings = {"m": m, "n": n, "k": k, "dtype": dtype}
+        label = f"gemm/{m}x{n}x{k}/{dtype}"
+        cases.append(Case(label, "gemm", 2.0 * m * n * k, traffic, settings))
+    return cases
+
+
+def attention_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
+    """Causal attention, forward and backward, of batch x heads x sequence x head size."""
+    cases = []
+    for text in shapes:
+        b, h, s, d = parse_sizes(text, 4, "BATCHxHEADSxSEQxDIM")
+        flop = 2.0 * b * h * s * s * d  # two products of 2 s^2 d, of which causality needs half
+        array = float(DTYPES[dtype] * b * h * s * d)
+        settings = {"batch": b, "heads": h, "seq": s, "dim": d, "dtype": dtype}
+        for way, work, arrays in (
+            ("forward", flop, _FORWARD_ARRAYS),
+            ("backward", _BACKWARD_FLOP * flop, _BACKWARD_ARRAYS),
+        ):
+            label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}"
+            cases.append(Case(label, "attention", work, arrays * array, settings | {"way": way}))
+    return cases
+
+
+def memory_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
+    """Layer norm, sum, softmax and copy of a [rows, width] array."""
+    cases = []
+    for text in shapes:
+        rows, width = parse_sizes(text, 2, "ROWSxWIDTH")
+        for op, arrays in MEMORY_OPS.items():
+            traffic = arrays * DTYPES[dtype] * rows * width
+            settings = {"op": op, "rows": rows, "width": width, "dtype": dtype}
+            cases.append(Case(f"{op}/{rows}x{width}/{dtype}", "memory", 0.0, traffic, settings))
+    return cases
+
+
+def build_call(case: Case, torch: Any, device: str) -> Call:
+    """Make a case's operands and return the call that is timed.
+
+    Raises
+    ------
+    PrismError
+        The device has no memory for it, or no such kernel in this number format.
+    """
+    try:
+        call = _BUILDERS[case.family](case, torch, device)
+        call()
+    except (RuntimeError, NotImplementedError) as error:
+        text = str(error).splitlines()[0]
+        raise PrismError(
+            f"{case.label}: does not run on this device: {text}; choose another --shape or --dtype"
+        ) from None
+    return call
+
+
+def _gemm(case: Case, torch: Any, device: str) -> Call:
+    s = case.settings
+    made = {"dtype": getattr(torch, s["dtype"]), "device": device}
+    a, b = torch.randn(s["m"], s["k"], **made), torch.randn(s["k"], s["n"], **made)
+    out = torch.empty(s["m"], s["n"], **made)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _attention(case: Case, torch: Any, device: str) -> Call:
+    s = case.settings
+    made = {"dtype": getattr(torch, s["dtype"]), "device": device}
+    backward = s["way"] == "backward"
+    shape = (s["batch"], s["heads"], s["seq"], s["dim"])
+    q, k, v = (torch.randn(*shape, **made, requires_grad=backward) for _ in range(3))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if not backward:
+
+        def forward() -> None:
+            with torch.no_grad():
+                attend(q, k, v, is_causal=True)
+
+        return forward
+    out = attend(q, k, v, is_causal=True)
+    gradient = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+
+def _memory(case: Case, torch: Any, device: str) -> Call:
+    s = case.settings
+    made = {"dtype": getattr(torch, s["dtype"]), "device": device}
+    x, y = (torch.randn(s["rows"], s["width"], **made) for _ in range(2))
+    out = torch.empty_like(x)
+    if s["op"] == "layernorm":
+        weight, bias = torch.ones(s["width"], **made), torch.zeros(s["width"], **made)
+        norm = torch.nn.functional.layer_norm
+        return lambda: norm(x, (s["width"],), weight, bias)
+    if s["op"] == "softmax":
+        return lambda: torch.softmax(x, dim=-1, out=out)
+    if s["op"] == "add":
+        return lambda: torch.add(x, y, out=out)
+    return lambda: out.copy_(x)
+
+
+_BUILDERS = {"gemm": _gemm, "attention": _attention, "memory": _memory}

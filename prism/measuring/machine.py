@@ -1,0 +1,153 @@
+"""The machine at hand: what it is, and the state it is in while something is measured on it.
+
+Names of processor and GPU, versions, then clocks, temperature, power and load wherever the system
+tells them; what it does not tell is left out, never guessed. GPU readings come from nvidia-smi,
+which any machine with NVIDIA's driver has.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from prism.measuring.torchlib import load_torch
+
+_SMI = {
+    "sm_clock_hz": ("clocks.sm", 1e6),
+    "memory_clock_hz": ("clocks.mem", 1e6),
+    "temperature_c": ("temperature.gpu", 1.0),
+    "power_w": ("power.draw", 1.0),
+    "throttle": ("clocks_throttle_reasons.active", 0.0),
+}
+"""Reading: field of nvidia-smi and its unit in SI; 0 where it is no number."""
+
+_MODELS = ("gb200", "b200", "h200", "h100", "a100", "v100")
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """Say what is measured on: device, processor, cores, system, versions.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    """
+    torch = load_torch()
+    about: dict[str, Any] = {
+        "device": f"CPU {processor_name()}",
+        "device_kind": device,
+        "cpu": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+    if device == "cuda":
+        about |= {
+            "device": str(torch.cuda.get_device_name()),
+            "gpus": int(torch.cuda.device_count()),
+            "cuda": str(torch.version.cuda),
+            "driver": _smi("driver_version"),
+        }
+    return about
+
+
+def device_key(name: str) -> str:
+    """Name by which a job gives this device (``h100``, ...), empty for one it cannot name.
+
+    Examples
+    --------
+    >>> device_key("NVIDIA H100 80GB HBM3"), device_key("CPU AMD EPYC")
+    ('h100', '')
+    """
+    return next((key for key in _MODELS if key in name.lower()), "")
+
+
+def processor_name() -> str:
+    """Name of the processor, as the system gives it."""
+    for line in _lines("/proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def read_state(device: str) -> dict[str, Any]:
+    """Clocks, temperature, power and load now; only what the system tells.
+
+    Returns
+    -------
+    dict
+        ``time`` (epoch) [s], ``load_average`` (over a minute) [processes], ``cpu_clock_hz`` (mean
+        over cores) [Hz], ``cpu_temperature_c`` (hottest zone) [°C]; of the GPU ``sm_clock_hz``,
+        ``memory_clock_hz`` [Hz], ``temperature_c`` [°C], ``power_w`` [W], ``throttle`` (bit mask).
+    """
+    state: dict[str, Any] = {"time": time.time(), "load_average": os.getloadavg()[0]}
+    clocks = [
+        float(line.partition(":")[2]) * 1e6
+        for line in _lines("/proc/cpuinfo")
+        if line.startswith("cpu MHz")
+    ]
+    if clocks:
+        state["cpu_clock_hz"] = sum(clocks) / len(clocks)
+    zones = [_number(path) for path in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
+    known = [zone for zone in zones if zone is not None]
+    if known:
+        state["cpu_temperature_c"] = max(known) / 1000.0
+    if device == "cuda":
+        state |= _gpu_state()
+    return state
+
+
+def _gpu_state() -> dict[str, Any]:
+    """Read the GPU that torch uses."""
+    values = _smi(",".join(field for field, _ in _SMI.values())).split(", ")
+    state: dict[str, Any] = {}
+    for (name, (_, unit)), text in zip(_SMI.items(), values, strict=False):
+        if unit == 0.0:
+            state[name] = text
+            continue
+        try:
+            state[name] = float(text) * unit
+        except ValueError:
+            continue  # "[N/A]": this GPU does not tell
+    return state
+
+
+def _smi(fields: str) -> str:
+    """Ask nvidia-smi; empty where it is not there or does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", _index()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _index() -> str:
+    """Name the current GPU as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES hides from torch."""
+    current = int(load_torch().cuda.current_device())
+    visible = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
+    return visible[current] if current < len(visible) else str(current)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,225 @@
+"""What `prism measure` learns from samples, and, where torch is installed, the measuring itself."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from prism.cli import prism
+from prism.errors import PrismError
+from prism.library import load_library
+from prism.measure import samples_path, write_library
+from prism.measuring import figures, torchlib
+from prism.measuring.collectives import collective_cases, parse_size
+from prism.measuring.entries import CARRIED, entry_name, pooled_law
+from prism.measuring.kernels import attention_cases, gemm_cases, parse_sizes
+from prism.measuring.samples import Samples, load_samples, save_samples
+from prism.measuring.session import Plan, is_settled, run_session
+from prism.measuring.steptrace import read_ops, step_times
+from prism.measuring.timers import Block, CpuTimer
+from prism.measuring.training import Op, write_ops
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch (extra: measure) is not installed"
+)
+MACHINE = {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda", "torch": "2.13", "cores": 8,
+           "cpu": "x", "system": "Linux"}  # fmt: skip
+
+
+class MadeBench:
+    """Calls of known durations: lognormal about a mean, the first of a case slower."""
+
+    def __init__(self, means, cv=0.05, drift=0.0):
+        self.means, self.cv, self.drift = means, cv, drift
+        self.rng = np.random.default_rng(3)
+        self.now, self.order = 0.0, []
+
+    def block(self, case, n):
+        self.order.append(case)
+        cold = 2.0 if self.order.count(case) == 1 else 1.0
+        factor = cold * (1.0 + self.drift * self.now)
+        seconds = self.means[case] * factor * np.exp(self.cv * self.rng.standard_normal(n))
+        at = self.now + np.cumsum(seconds)
+        self.now = float(at[-1])
+        return Block(seconds, at)
+
+    def agree(self, value):
+        return value
+
+
+def made(means=(1e-3, 2e-3), repetitions=400, **changes):
+    cases = tuple(gemm_cases([f"{256 * (i + 1)}x256x256" for i in range(len(means))], "bfloat16"))
+    samples = Samples.empty("gemm", cases, {"machine": MACHINE, "date": "2026-01-01"})
+    bench = MadeBench(means, **changes)
+    return run_session(bench, samples, Plan(repetitions=repetitions, seed=5)), bench
+
+
+def test_session_interleaves_in_random_order_and_leaves_warm_up_out():
+    samples, bench = made()
+    assert samples.counts() == [400, 400]
+    assert samples.attrs["warm_up"][0]["first_s"] > 1.7 * samples.attrs["warm_up"][0]["last_s"]
+    assert samples.seconds[0].max() < 1.7e-3  # the slow first call is not among those that count
+    starts = [blocks[0] for blocks in samples.block]
+    assert abs(starts[0] - starts[1]) == 1  # both cases in the first round
+    rounds = np.array(bench.order[-32:]).reshape(-1, 4)[:, 0]
+    assert 0 < rounds.sum() < 8  # neither case always comes first
+
+
+def test_figures_of_known_samples():
+    samples, _ = made(repetitions=1_000)
+    numbers = figures.summarize_samples(samples)
+    row = numbers["cases"][0]
+    assert row["p50"] == pytest.approx(1e-3, rel=0.01)
+    assert row["cv"] == pytest.approx(0.05, rel=0.1)
+    assert row["rate"] == pytest.approx(2.0 * 256**3 / row["p50"])
+    assert row["modes"] == 1
+    assert abs(row["autocorrelation"]) < 0.1
+    assert not [w for w in numbers["warnings"] if "load average" not in w]  # of this machine
+
+
+def test_warns_of_drift_two_modes_and_few_calls():
+    drifting, _ = made(repetitions=400, drift=0.3)
+    told = " ".join(figures.summarize_samples(drifting)["warnings"])
+    assert "moved by +" in told and "400 calls" in told
+    rng = np.random.default_rng(0)
+    body = 1e-3 * np.exp(0.02 * rng.standard_normal(2_000))
+    assert figures.count_modes(body) == 1
+    body[rng.random(2_000) < 0.3] *= 1.3
+    assert figures.count_modes(body) == 2
+    assert is_settled(np.full(10, 1.0), np.full(10, 1.0))
+    assert not is_settled(np.full(10, 1.0), np.full(10, 0.9))
+
+
+def test_autocorrelation_counts_within_blocks_only():
+    rng = np.random.default_rng(0)
+    level = np.repeat(rng.standard_normal(40), 50)
+    block = np.repeat(np.arange(40), 50)
+    assert figures.lag_one(level + 0.1 * rng.standard_normal(2_000), block) > 0.9
+    assert figures.lag_one(rng.random(5), np.arange(5)) is None
+
+
+def test_library_holds_laws_and_keeps_what_was_not_measured(tmp_path):
+    file = tmp_path / "here.nc"
+    samples, _ = made((2e-3, 5e-3), repetitions=2_000)
+    write_library(samples, file)
+    library = load_library(file)
+    assert library.device == "h100"  # the name by which a job finds its measured table
+    law = library.entry("residual/gemm_large")
+    assert law.n == 4_000 and law.law.cv == pytest.approx(0.05, rel=0.05)
+    assert "NVIDIA H100 80GB HBM3" in law.source and "2026-01-01" in law.source
+    assert library.value("kernel/gemm/256x256x256/bfloat16/mean_s") == pytest.approx(2e-3, rel=0.01)
+    assert library.source("step").startswith(CARRIED)
+    assert library.gemm.throughput[0] == pytest.approx(2.0 * 256**3 / 2e-3, rel=0.01)
+    again = made((2e-3,), repetitions=50)[0]
+    again.cases = tuple(attention_cases(["1x2x64x32"], "bfloat16")[:1])
+    again.kind = "attention"
+    write_library(again, file)
+    both = load_library(file)
+    assert both.entry("residual/gemm_large").n == 4_000  # of the first measurement
+    assert both.entry("residual/attention").n == 50
+    assert both.gemm is not None
+
+
+def test_pooled_law_takes_the_median_spread():
+    rng = np.random.default_rng(1)
+    parts = [m * np.exp(cv * rng.standard_normal(4_000)) for m, cv in
+             ((1.0, 0.02), (3.0, 0.03), (2.0, 0.4))]  # fmt: skip
+    law, n = pooled_law(parts)
+    assert n == 12_000 and law.mean == pytest.approx(1.0)
+    assert law.cv == pytest.approx(0.03, rel=0.15)
+
+
+def test_samples_come_back_as_they_were(tmp_path):
+    samples, _ = made()
+    save_samples(samples, tmp_path / "s.samples.nc")
+    back = load_samples(tmp_path / "s.samples.nc")
+    assert [c.label for c in back.cases] == [c.label for c in samples.cases]
+    assert all(np.array_equal(a, b) for a, b in zip(back.seconds, samples.seconds, strict=True))
+    run_session(MadeBench((1e-3, 2e-3)), back, Plan(repetitions=450))
+    assert back.counts() == [450, 450]
+    assert np.array_equal(back.seconds[1][:400], samples.seconds[1])  # goes on, loses nothing
+
+
+def test_sizes_and_classes():
+    assert parse_size("1.5MB") == 1_500_000
+    cases = collective_cases(
+        [("all_reduce", 1_000_001), ("p2p", 7)], 3, "gloo", "float32", "nvlink"
+    )
+    assert [c.bytes for c in cases] == [999_996.0, 4.0]
+    assert entry_name(cases[0], 1e-3) == "residual/nvlink_small"
+    assert entry_name(cases[1], 1e-3) == "residual/p2p"
+    for bad in ("12x3", "axbxc", "0x1x2"):
+        with pytest.raises(PrismError, match="MxNxK"):
+            parse_sizes(bad, 3, "MxNxK")
+    with pytest.raises(PrismError, match="4KiB"):
+        parse_size("big")
+
+
+def test_trace_of_ranks(tmp_path):
+    for rank in (0, 1):
+        ops = [
+            Op(s, name, m, 10**9 * s + a + 1_000 * rank, 10**9 * s + b, float("nan"))
+            for s in (0, 1, 2)[: 3 - rank]
+            for name, m, a, b in (
+                ("forward-compute", 0, 0, 10**6),
+                ("backward-compute", 0, 10**6, 3 * 10**6),
+                ("grads-all-reduce", -1, 3 * 10**6, 4 * 10**6),
+            )
+        ]
+        write_ops(ops, tmp_path / f"rank{rank}.npz")
+    table = read_ops(tmp_path, 2, pipeline=False)
+    assert set(table["step"]) == {0, 1}  # the third is not on both ranks
+    assert step_times(table)["step_s"].tolist() == pytest.approx([4e-3, 4e-3])
+    assert set(table.loc[table["op_kind"] == "all_reduce", "group"]) == {"dp0"}
+
+
+def test_without_torch_it_says_how_to_get_it(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(torchlib.importlib, "import_module", missing)
+    done = CliRunner().invoke(prism, ["measure", "gemm"], standalone_mode=False)
+    assert isinstance(done.exception, PrismError)
+    assert "pip install" in str(done.exception)
+
+
+def test_clock_cost_is_subtracted():
+    timer = CpuTimer()
+    assert 0.0 < timer.overhead_s < 1e-4
+    assert np.median(timer.block(lambda: None, 200).seconds) < 5.0 * timer.overhead_s
+
+
+@needs_torch
+def test_gemm_command_writes_a_library_that_jobs_take(tmp_path):
+    file = tmp_path / "here.nc"
+    command = ["measure", "gemm", "--shape", "32x32x32", "--shape", "48x32x32", "-o", str(file),
+               "--repetitions", "60", "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
+    done = CliRunner().invoke(prism, command, catch_exceptions=False)
+    numbers = json.loads(done.stdout)
+    assert [row["n"] for row in numbers["cases"]] == [60, 60]
+    assert samples_path(file).is_file()
+    assert load_library(file).entry("residual/gemm_small").n == 120
+    more = CliRunner().invoke(prism, [*command, "--resume"], catch_exceptions=False)
+    assert [row["n"] for row in json.loads(more.stdout)["cases"]] == [60, 60]
+    job = ["estimate", "pipeline-8x32", "--set", f"variability.library={file}", "--replicates",
+           "128", "--run-replicates", "8", "--seed", "1", "--json", "-q"]  # fmt: skip
+    assert json.loads(CliRunner().invoke(prism, job, catch_exceptions=False).stdout)["step_time"]
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize("parallel", ["ddp", "pipeline"])
+def test_step_command_writes_a_trace_that_replays(tmp_path, parallel):
+    command = ["measure", "step", "-o", str(tmp_path / "out"), "--parallel", parallel, "--steps",
+               "12", "--warm-up", "2", "--layers", "2", "--hidden", "32", "--seq", "16", "--vocab",
+               "64", "--seed", "1", "--device", "cpu", "--json", "-q"]  # fmt: skip
+    done = CliRunner().invoke(prism, command, catch_exceptions=False)
+    numbers = json.loads(done.stdout)
+    trace = str(tmp_path / "out" / "trace.csv")
+    replay = CliRunner().invoke(prism, ["replay", trace, "--json", "-q"], catch_exceptions=False)
+    replayed = json.loads(replay.stdout)
+    assert replayed["steps"] == numbers["step_time"]["n"] == 12
+    assert abs(replayed["mean_error"]) < 1e-6  # every wait of the job is in the graph
+    assert replayed["measured_mean"] == pytest.approx(numbers["step_time"]["mean"])
