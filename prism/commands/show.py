@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @set_option
 @choose_options()
 @step_range_option
+@click.option("--yaml", "as_yaml", is_flag=True, help="A job as a commented file to start from.")
 @common_options
 def show(
     what: str | None,
@@ -35,6 +36,7 @@ def show(
     column: str | None,
     where: tuple[tuple[str, str], ...],
     step_range: str | None,
+    as_yaml: bool,
     as_json: bool,
     quiet: bool,
     seed: int | None,
@@ -43,13 +45,22 @@ def show(
     """Print what a file or a shipped name holds.
 
     WHAT is a file or the name of a shipped job or library. A job is shown resolved, each value
-    with where it came from; a trace by its kinds of ops, step times by their spread. Seed, threads
-    and quiet change nothing.
+    with where it came from; a trace by its kinds of ops, step times by their spread. With --yaml a
+    job is a file to start from: prism show NAME --yaml > my-job.yaml. Seed, threads and quiet
+    change nothing.
     """
     from prism.show import describe, describe_jobs, describe_libraries
 
     if jobs + libraries + (what is not None) != 1:
         raise click.UsageError("give one of: a file or name, --jobs, --libraries")
+    if as_yaml:
+        if what is None or as_json:
+            raise click.UsageError("--yaml writes one job: prism show NAME --yaml")
+        from prism.job import load_job
+        from prism.jobtemplate import job_yaml
+
+        click.echo(job_yaml(load_job(what, overrides)), nl=False)
+        return
     if jobs:
         found, view = describe_jobs()
     elif libraries:

@@ -13,7 +13,7 @@ from prism.views.tables import plain_text
 
 Json = Mapping[str, Any]
 
-_DURATIONS = {
+DURATION_KEYS = {
     "run.deadline",
     "run.checkpoint.interval",
     "run.evaluation.duration",
@@ -44,7 +44,7 @@ def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableT
             table.add_section()
             table.add_row("", "", "")
         block = key.split(".")[0]
-        text = format_duration(value) if key in _DURATIONS and value else plain_text(value)
+        text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
         table.add_row(key, text, _source(key, sources))
     return Group(f"[bold]{name}[/bold]", "", table)
 

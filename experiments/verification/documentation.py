@@ -1,0 +1,394 @@
+"""Every command, output, file, link and picture of README.md and docs/, tried as a reader would.
+
+Each page has a scratch folder of its own, in which its blocks are run in order; what a command
+prints must be what the page shows. Left out: ```bash blocks (installation, other machines' tools),
+addresses outside the repository, and whether the prose is right.
+
+    python experiments/verification/documentation.py [--update] [-k NAME] [PAGE...]
+
+What a page can hold:
+
+* ```console: lines after ``$ `` are commands (a backslash goes on in the next line), what follows
+  is what they print, standard error included. A line ``...`` stands for any number of lines.
+* ``<!-- file: NAME -->`` before a block: the block is written to that file, for typing along.
+* ``<!-- run -->`` before a ```python block: it is run, warnings being errors;
+  ``<!-- output -->`` before the block after it: what it prints.
+* ``<!-- status: 2 -->`` before a console block: the exit status of its last command.
+* ``<!-- picture: FROM TO -->``: the picture FROM of the scratch folder is the page's picture TO;
+  it must be made, and ``--update`` copies it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 600
+ANYTHING = "..."
+
+# What differs between machines and moments, and nothing else; all other figures are compared as
+# they are printed. Each: a pattern, and what both sides are brought to.
+MASKS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), instead)
+    for pattern, instead in (
+        # how long a command took: "in all  57.9 s", "in all 1 min 2 s"
+        (r"^in all\s+\S.*$", "in all TIME"),
+        # the engine's speed: "1.05e+10 in 21.84 s, 4.16 ns each on 2 threads"
+        (r"in \S+ (s|ms), \S+ ns each on \d+ threads?", "in TIME, SPEED each on THREADS"),
+        # the version of prism: "prism, version 0.1.0"
+        (r"^prism, version \S+$", "prism, version VERSION"),
+    )
+)
+
+
+# ----------------------------------------------------------------------------------- the pages
+@dataclass
+class Command:
+    """One command and the lines shown after it; `first` and `end` are line indices of those."""
+
+    text: str
+    first: int
+    end: int
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, the comments right before it, its lines from `first` on."""
+
+    language: str
+    marks: dict[str, str]
+    first: int
+    lines: list[str] = field(default_factory=list)
+
+
+def read_blocks(lines: list[str]) -> list[Block]:
+    """Fenced blocks, and marks that stand alone (language "") in the order of the page."""
+    blocks: list[Block] = []
+    marks: dict[str, str] = {}
+    inside: Block | None = None
+    fence = ""
+    for i, line in enumerate(lines):
+        if inside is not None:
+            if line.strip() == fence:
+                inside = None
+            else:
+                inside.lines.append(line)
+            continue
+        if opened := re.fullmatch(r"(`{3,})\s*(\w*).*", line.strip()):
+            fence = opened[1]
+            inside = Block(opened[2] or "text", marks, i + 1)
+            blocks.append(inside)
+            marks = {}
+        elif mark := re.fullmatch(r"<!-- (file|run|output|status)(?:: (.*?))? -->", line.strip()):
+            marks[mark[1]] = mark[2] or ""
+        elif copied := re.fullmatch(r"<!-- picture: (\S+) (\S+) -->", line.strip()):
+            blocks.append(Block("", {"picture": copied[1], "to": copied[2]}, i))
+        elif line.strip():
+            marks = {}
+    return blocks
+
+
+def read_commands(block: Block) -> list[Command]:
+    """Commands of a console block, with where their output stands in the page."""
+    found: list[Command] = []
+    i = 0
+    while i < len(block.lines):
+        if not block.lines[i].startswith("$ "):
+            if not found:
+                raise ValueError(f"line {block.first + i + 1}: output before the first command")
+            i += 1
+            found[-1].end = block.first + i
+            continue
+        text = block.lines[i][2:]
+        while text.endswith("\\") and i + 1 < len(block.lines):
+            i += 1
+            text += "\n" + block.lines[i]
+        i += 1
+        found.append(Command(text, block.first + i, block.first + i))
+    return found
+
+
+# --------------------------------------------------------------------------------- comparing
+def mask(line: str) -> str:
+    """Bring a line to what every machine prints."""
+    line = line.rstrip().replace(f"{ROOT}/", "")
+    for pattern, instead in MASKS:
+        line = pattern.sub(instead, line)
+    return line
+
+
+def _trimmed(lines: list[str]) -> list[str]:
+    """Without empty lines at either end."""
+    kept = list(lines)
+    while kept and not kept[0].strip():
+        kept.pop(0)
+    while kept and not kept[-1].strip():
+        kept.pop()
+    return kept
+
+
+def _segments(shown: list[str]) -> list[list[str]]:
+    """Split shown lines at the lines that stand for anything."""
+    runs: list[list[str]] = [[]]
+    for line in shown:
+        if line.strip() == ANYTHING:
+            runs.append([])
+        else:
+            runs[-1].append(line)
+    return runs
+
+
+def _find(segment: list[str], lines: list[str], start: int) -> int | None:
+    """Where a run of lines begins at or after `start`; None where it does not occur."""
+    for i in range(start, len(lines) - len(segment) + 1):
+        if lines[i : i + len(segment)] == segment:
+            return i
+    return None
+
+
+def matches(shown: list[str], printed: list[str]) -> bool:
+    """Whether the printed lines are those shown, but for masks and lines left out by ``...``."""
+    want = [[mask(line) for line in run] for run in _segments(_trimmed(shown))]
+    got = [mask(line) for line in _trimmed(printed)]
+    if len(want) == 1:
+        return want[0] == got
+    at = 0
+    for i, run in enumerate(want):
+        run = run if i == 0 or i == len(want) - 1 else _trimmed(run)
+        if i == len(want) - 1:
+            begin = len(got) - len(run)
+            return begin >= at and got[begin:] == run
+        found = _find(run, got, at)
+        if found is None or (i == 0 and found != 0):
+            return False
+        at = found + len(run)
+    return True
+
+
+def _skeleton(line: str) -> str:
+    """Strip a line of its figures and spacing, so that its successor is found."""
+    return re.sub(r"\s+", " ", re.sub(r"[-+]?\d[\d.,e+]*", "#", line)).strip()
+
+
+def renew(shown: list[str], printed: list[str]) -> list[str]:
+    """Shown lines with the figures that were printed, shortened as they were where that is clear.
+
+    A line of another wording makes the whole output stand, to be shortened anew.
+    """
+    printed = _trimmed([line.rstrip().replace(f"{ROOT}/", "") for line in printed])
+    if ANYTHING not in [line.strip() for line in shown]:
+        return printed
+    new: list[str] = []
+    at = 0
+    for line in _trimmed(shown):
+        if line.strip() == ANYTHING:
+            new.append(line)
+            continue
+        same = [i for i in range(at, len(printed)) if _skeleton(printed[i]) == _skeleton(line)]
+        if not same:
+            return printed
+        new.append(printed[same[0]])
+        at = same[0] + 1
+    return new if matches(new, printed) else printed
+
+
+# ----------------------------------------------------------------------------------- running
+def _environment(scratch: Path) -> dict[str, str]:
+    """Give what a reader's shell has, the same everywhere."""
+    own = {"COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "Agg", "LC_ALL": "C.UTF-8"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **own, "PATH": path, "TMPDIR": str(scratch.parent)}
+
+
+def run(text: str, scratch: Path) -> tuple[int, list[str]]:
+    """Run a command in the scratch folder; its status and its lines, standard error included."""
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=scratch,
+        env=_environment(scratch),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        timeout=TIME_LIMIT_S,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@dataclass
+class Page:
+    """A page being checked: its lines, what is wrong with it, and its seconds by command."""
+
+    path: Path
+    lines: list[str]
+    update: bool = False
+    problems: list[str] = field(default_factory=list)
+    edits: list[tuple[int, int, list[str]]] = field(default_factory=list)
+    seconds: list[tuple[float, str]] = field(default_factory=list)
+
+    def timed(self, text: str, scratch: Path) -> tuple[int, list[str]]:
+        """Run a command and note how long it took."""
+        start = time.perf_counter()
+        try:
+            return run(text, scratch)
+        except subprocess.TimeoutExpired:
+            return -1, [f"took more than {TIME_LIMIT_S} s"]
+        finally:
+            self.seconds.append((time.perf_counter() - start, text.splitlines()[0]))
+
+    def compare(self, text: str, first: int, end: int, printed: list[str]) -> None:
+        """Hold what was printed against the lines first to end, or put it there."""
+        shown = self.lines[first:end]
+        if matches(shown, printed):
+            return
+        if self.update:
+            self.edits.append((first, end, renew(shown, printed)))
+            return
+        diff = difflib.unified_diff(
+            [mask(line) for line in _trimmed(shown)],
+            [mask(line) for line in _trimmed(printed)],
+            "shown",
+            "printed",
+            lineterm="",
+            n=2,
+        )
+        self.problems.append("\n".join([f"line {first}: $ {text}", *diff]))
+
+    def apply(self) -> None:
+        """Write the edits, last first."""
+        for first, end, new in sorted(self.edits, reverse=True):
+            self.lines[first:end] = new
+        if self.edits:
+            self.path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
+
+
+def check_blocks(page: Page, scratch: Path) -> None:
+    """Write the page's files, run its commands and its Python, compare what they print."""
+    printed: list[str] = []
+    for block in read_blocks(page.lines):
+        marks = block.marks
+        if "file" in marks:
+            target = scratch / marks["file"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text("\n".join(block.lines) + "\n", encoding="utf-8")
+        if "run" in marks:
+            script = scratch / "_block.py"
+            script.write_text("\n".join(block.lines) + "\n", encoding="utf-8")
+            status, printed = page.timed("python -W error _block.py", scratch)
+            if status:
+                page.problems.append(f"line {block.first}: Python:\n" + "\n".join(printed[-15:]))
+        elif "output" in marks:
+            page.compare("python", block.first, block.first + len(block.lines), printed)
+        elif "picture" in marks:
+            _check_picture(page, scratch / marks["picture"], page.path.parent / marks["to"])
+        elif block.language == "console":
+            commands = read_commands(block)
+            for command in commands:
+                status, printed = page.timed(command.text, scratch)
+                want = int(marks.get("status", 0)) if command is commands[-1] else 0
+                if status != want:
+                    text = f"line {command.first}: $ {command.text}: status {status}, not {want}"
+                    page.problems.append("\n".join([text, *printed[-15:]]))
+                else:
+                    page.compare(command.text, command.first, command.end, printed)
+
+
+def _check_picture(page: Page, made: Path, shown: Path) -> None:
+    """Check that a command of the page made its picture, and copy it."""
+    if not made.is_file():
+        page.problems.append(f"{made.name}: no command of the page makes this picture")
+    elif page.update:
+        shown.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, shown)
+
+
+# ------------------------------------------------------------------------------------- links
+def heading_anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    bare = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    titles = re.findall(r"^#+ +(.*?)\s*$", bare, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def check_links(page: Page) -> None:
+    """Relative links and pictures lead to files, and their anchors to headings."""
+    text = "\n".join(page.lines)
+    bare = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    targets = re.findall(r"\]\(([^)\s]+)\)", bare) + re.findall(r'(?:src|href)="([^"]+)"', bare)
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.path.parent / name).resolve() if name else page.path
+        if not path.exists():
+            page.problems.append(f"link to {target}: no such file")
+        elif anchor and anchor not in heading_anchors(path.read_text(encoding="utf-8")):
+            page.problems.append(f"link to {target}: no such heading")
+
+
+# -------------------------------------------------------------------------------------- main
+def check(path: Path, update: bool = False) -> Page:
+    """Check one page in a scratch folder, where `experiments` is the repository's."""
+    page = Page(path, path.read_text(encoding="utf-8").splitlines(), update)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder) / "work"
+        scratch.mkdir()
+        (scratch / "experiments").symlink_to(ROOT / "experiments")
+        try:
+            check_blocks(page, scratch)
+        except ValueError as error:
+            page.problems.append(str(error))
+    page.apply()
+    check_links(page)
+    return page
+
+
+def pages_of(names: list[str], key: str | None) -> list[Path]:
+    """README and docs, or the pages named, of which `key` is a part of the name."""
+    found = [Path(name).resolve() for name in names]
+    found = found or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [path for path in found if key is None or key in path.stem]
+
+
+def main() -> int:
+    """Check the pages, two at a time, the longest first; 1 if any is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pages", nargs="*", help="instead of README.md and docs/*.md")
+    parser.add_argument("--update", action="store_true", help="write what is printed into them")
+    parser.add_argument("-k", metavar="NAME", help="only pages with this in their name")
+    parser.add_argument("--workers", type=int, default=2, help="pages at a time (default: 2)")
+    options = parser.parse_args()
+    paths = sorted(pages_of(options.pages, options.k), key=lambda p: -p.stat().st_size)
+    wrong = 0
+    start = time.perf_counter()
+    with ThreadPoolExecutor(options.workers) as pool:
+        for page in pool.map(lambda path: check(path, options.update), paths):
+            spent = sum(seconds for seconds, _ in page.seconds)
+            state = f"{len(page.problems)} WRONG" if page.problems else "as shown"
+            print(f"{page.path.name:24} {len(page.seconds):3} runs {spent:6.1f} s  {state}"
+                  + (f", {len(page.edits)} renewed" if page.edits else ""), flush=True)  # fmt: skip
+            for seconds, text in sorted(page.seconds, reverse=True)[:2]:
+                if seconds > 10:
+                    print(f"    {seconds:5.1f} s  $ {text}")
+            for problem in page.problems:
+                print("  " + problem.replace("\n", "\n  "))
+            wrong += bool(page.problems)
+    print(f"{len(paths)} pages, {wrong} wrong, {time.perf_counter() - start:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

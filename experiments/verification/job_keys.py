@@ -1,0 +1,58 @@
+"""The keys of a job file as the tables of docs/job-file.md, from the schema itself.
+
+    python experiments/verification/job_keys.py
+
+Writes them between the page's markers; `tests/test_documentation.py` holds the page against them.
+"""
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from prism.job import Job, job_schema
+from prism.jobspec.blocks import BLOCKS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "job-file.md"
+SCHEMA = job_schema()["$defs"]  # without defaults that follow from other keys
+BEGIN, END = "<!-- keys -->", "<!-- end of keys -->"
+
+
+def blocks_of(annotation):
+    """Find the blocks in a field's type, however it is wrapped."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [b for part in getattr(annotation, "__args__", ()) for b in blocks_of(part)]
+
+
+def rows_of(block, above=""):
+    """List key, meaning, default of a block and of those inside it."""
+    for name, field in block.model_fields.items():
+        text = " ".join((field.description or "").split()).replace("|", "\\|")
+        known = SCHEMA.get(block.__name__, {"properties": {name: {}}})
+        default = known["properties"][name].get("default")
+        plain = default if isinstance(default, (bool, int, float, str)) else ""
+        shown = str(plain).lower() if isinstance(plain, bool) else str(plain)
+        yield f"| `{above}{name}` | {text} | {f'`{shown}`' if shown else ''} |"
+        nested = blocks_of(field.annotation)
+        many = "Mapping" in str(field.annotation) or "dict" in str(field.annotation)
+        for inner in nested[:1]:
+            yield from rows_of(inner, f"{above}{name}.{'NAME.' if many else ''}")
+
+
+def tables():
+    """Write all blocks, one table each."""
+    for name in BLOCKS:
+        field = Job.model_fields[name]
+        yield f"\n### {name}\n\n{field.description}\n"
+        yield "| key | meaning [unit, or what follows] | default |\n|---|---|---|"
+        yield from rows_of(blocks_of(field.annotation)[0])
+
+
+def filled(page):
+    """Put the tables of this commit between a page's markers."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + "\n" + "\n".join(tables()) + "\n\n" + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

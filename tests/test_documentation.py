@@ -1,0 +1,169 @@
+"""The checker of the documentation notices what it must, and only that."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def script(name):
+    file = ROOT / "experiments" / "verification" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"verification_{name}", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+doc = script("documentation")
+
+PRINTED = [
+    "a job, 16 GPUs, seed 1",
+    "",
+    "mean   6.321 s ± 0.0018 s",
+    "p95    6.450 s",
+    "op-samples   1.05e+10 in 21.84 s, 4.16 ns each on 2 threads",
+    "in all       57.9 s",
+]
+
+
+def test_the_same_output_matches():
+    assert doc.matches(PRINTED, PRINTED)
+
+
+@pytest.mark.parametrize("line", [2, 3])
+def test_a_changed_digit_of_a_result_fails(line):
+    shown = list(PRINTED)
+    shown[line] = shown[line].replace("6.", "7.")
+    assert not doc.matches(shown, PRINTED)
+    assert not doc.matches(["...", shown[line], "..."], PRINTED)
+
+
+@pytest.mark.parametrize(
+    ("of_machine", "of_result"),
+    [
+        (("57.9", "3.1"), ("in all", "in some")),
+        (("21.84", "5.3"), ("1.05e+10", "1.06e+10")),
+        (("4.16 ns", "1.3 ns"), ("ns each", "us each")),
+        (("on 2 threads", "on 1 thread"), ("each on", "each in")),
+    ],
+)
+def test_a_mask_hides_the_machine_and_nothing_else(of_machine, of_result):
+    assert doc.matches([line.replace(*of_machine) for line in PRINTED], PRINTED)
+    assert not doc.matches([line.replace(*of_result) for line in PRINTED], PRINTED)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ([PRINTED[0], "..."], True),
+        (["...", PRINTED[3], "..."], True),
+        ([PRINTED[0], "...", PRINTED[5]], True),
+        (["..."], True),
+        ([PRINTED[0]], False),  # the rest is missing
+        ([PRINTED[2], "..."], False),  # not the beginning
+        (["...", PRINTED[3], "...", PRINTED[2], "..."], False),  # not in this order
+        (["...", PRINTED[2], PRINTED[4], "..."], False),  # a line between them
+        ([*PRINTED, "more"], False),
+        ([], False),
+    ],
+)
+def test_dots_stand_for_lines_in_order(shown, expected):
+    assert doc.matches(shown, PRINTED) is expected
+
+
+def test_a_date_is_a_result():
+    assert not doc.matches(["done by   2026-01-16T21:04:52"], ["done by   2026-01-16T21:04:53"])
+
+
+def test_renewing_keeps_what_was_left_out():
+    shown = ["a job, 16 GPUs, seed 1", "...", "p95  5.1 s", "..."]
+    assert doc.renew(shown, PRINTED) == [PRINTED[0], "...", PRINTED[3], "..."]
+    assert doc.renew(["another wording", "..."], PRINTED) == PRINTED
+
+
+PAGE = """# A page
+
+See [below](#what-it-says) and [that](other.md#two).
+
+<!-- file: words.txt -->
+```text
+one
+```
+
+## What it says
+
+```console
+$ cat words.txt \\
+    words.txt
+one
+one
+$ echo error >&2
+error
+```
+
+<!-- run -->
+```python
+print(6 * 7)
+```
+
+<!-- output -->
+```text
+42
+```
+
+<!-- status: 3 -->
+```console
+$ exit 3
+```
+"""
+
+
+def check(tmp_path, text, other="# One\n## Two\n", update=False):
+    (tmp_path / "other.md").write_text(other)
+    (tmp_path / "page.md").write_text(text)
+    return doc.check(tmp_path / "page.md", update)
+
+
+def test_a_true_page_passes(tmp_path):
+    page = check(tmp_path, PAGE)
+    assert page.problems == [] and len(page.seconds) == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("one\none", "one\ntwo", "+one"),
+        ("\n42\n", "\n43\n", "+42"),
+        ("$ exit 3", "$ exit 2", "status 2, not 3"),
+        ("print(6", "print(6 +", "SyntaxError"),
+        ("#what-it-says", "#what-it-said", "no such heading"),
+        ("other.md#two", "nothing.md", "no such file"),
+        ("text\none", "text\nanother", "-one"),
+    ],
+)
+def test_a_false_page_fails(tmp_path, before, after, said):
+    assert before in PAGE
+    page = check(tmp_path, PAGE.replace(before, after, 1))
+    assert page.problems and said in "\n".join(page.problems)
+
+
+def test_update_makes_a_false_page_true(tmp_path):
+    false = PAGE.replace("one\none", "one\ntwo").replace("\n42\n", "\n43\n")
+    assert len(check(tmp_path, false, update=True).edits) == 2
+    assert (tmp_path / "page.md").read_text() == PAGE
+
+
+def test_the_page_of_the_job_file_has_every_key_as_it_is():
+    keys = script("job_keys")
+    page = (ROOT / "docs" / "job-file.md").read_text()
+    assert keys.filled(page) == page
+    assert "| `tp` | Tensor-parallel size (tp_size). | `1` |" in page
+    assert keys.filled(page.replace("Tensor-parallel", "Tonsor-parallel")) == page
+
+
+def test_the_readme_is_a_front_door():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
