@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions import POSITIVE, Law, constant, quantile_table
 from prism.errors import PrismError
-from prism.execution.tasks import Arrays
+from prism.execution.task import Arrays
 from prism.lowering import Part
 from prism.tables import quadrature, table_of_quantiles, tail_panels
 from prism.wiring import Wiring

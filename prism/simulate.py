@@ -30,17 +30,8 @@ from prism.exchangeable import (
     ignore_unseen,
     needs_fit,
 )
-from prism.execution.tasks import (
-    TASK_S,
-    Arrays,
-    Shared,
-    Task,
-    cores,
-    is_remote,
-    keeps_tasks,
-    n_threads,
-    run_tasks,
-)  # fmt: skip
+from prism.execution.task import TASK_S, Arrays, Shared, Task
+from prism.execution.tasks import cores, is_remote, keeps_tasks, n_threads, run_tasks  # fmt: skip
 from prism.job import Job, load_job
 from prism.library import Library, load_library
 from prism.opgraph import StepGraph

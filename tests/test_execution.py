@@ -16,7 +16,8 @@ from prism.execution import chunks, tasks
 from prism.execution.chunks import ChunkStore
 from prism.execution.content import content_hash, identity
 from prism.execution.place import run_on
-from prism.execution.tasks import Shared, Task, run_tasks
+from prism.execution.task import Shared, Task
+from prism.execution.tasks import run_tasks
 
 JOB = "llama3-70b-fsdp-512"
 simulate = importlib.import_module("prism.simulate")  # prism.simulate is the function

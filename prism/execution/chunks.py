@@ -22,7 +22,7 @@ import numpy as np
 
 from prism.errors import PrismError
 from prism.execution.content import Identity, identity
-from prism.execution.tasks import Arrays
+from prism.execution.task import Arrays
 from prism.files import atomic_write, check_directory
 
 MANIFEST, LOCK, SUFFIX = "command.json", "lock", ".chunk"

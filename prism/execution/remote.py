@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.errors import PrismError
 from prism.execution.content import Identity, identity
-from prism.execution.tasks import BEAT_S, WORTH_S, Arrays, Shared, Take, Task
+from prism.execution.task import BEAT_S, WORTH_S, Arrays, Shared, Take, Task
 from prism.execution.worker import call, make_probe, refuse_other
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 
 from prism.errors import PrismError
 from prism.execution.content import Identity, identity
-from prism.execution.tasks import Arrays
+from prism.execution.task import Arrays
 
 KEPT_BYTES = 1 << 29
 """Shared data that a worker keeps unpacked [B]."""

@@ -12,7 +12,8 @@ from functools import partial
 import numpy as np
 
 from prism.errors import PrismError
-from prism.execution.tasks import Arrays, Shared, Task, run_tasks
+from prism.execution.task import Arrays, Shared, Task
+from prism.execution.tasks import run_tasks
 from prism.runs.events import CHUNK, Chunk, EventLoop, term_names
 from prism.runs.parts import (
     DAY_S,

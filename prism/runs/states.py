@@ -16,7 +16,8 @@ from scipy.stats import binom
 
 from prism import engine
 from prism.exchangeable import fit_unseen, unfitted
-from prism.execution.tasks import Arrays, Shared, Task, run_tasks
+from prism.execution.task import Arrays, Shared, Task
+from prism.execution.tasks import run_tasks
 from prism.job import Job
 from prism.placement import NodeSlowdown, Placement
 from prism.program import Program, make_keys, run_chunk, stream_keys

@@ -21,7 +21,8 @@ from prism import engine
 from prism.attribution import ClusterControl, control_slope
 from prism.devices import DEVICES
 from prism.errors import PrismError
-from prism.execution.tasks import Shared, is_remote, n_threads
+from prism.execution.task import Shared
+from prism.execution.tasks import is_remote, n_threads
 from prism.job import Job
 from prism.library import Library, load_library
 from prism.memory import Memory

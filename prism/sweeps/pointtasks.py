@@ -20,7 +20,8 @@ from prism import engine
 from prism.clustertimes import cluster_times
 from prism.errors import PrismError
 from prism.execution.content import content_hash
-from prism.execution.tasks import Arrays, Shared, Task, as_arrays, run_tasks
+from prism.execution.task import Arrays, Shared, Task, as_arrays
+from prism.execution.tasks import run_tasks
 from prism.job import Job
 from prism.library import Library
 from prism.placements.screen import Screen
