@@ -1,6 +1,8 @@
 """The checker of the documentation notices what it must, and only that."""
 
 import importlib.util
+import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -167,3 +169,51 @@ def test_the_page_of_the_job_file_has_every_key_as_it_is():
 
 def test_the_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMED_FILE = re.compile(r"\b(?:prism|tests|experiments|distributions|notebooks)/[\w./-]*\w/?")
+NAMED_TEST = re.compile(r"(?<![\w/])test_\w+\.py")
+NAMED_THING = re.compile(r"\bprism(?:\.[A-Za-z_]\w*)+")
+
+
+def missing(text):
+    """Give the files and the things of `prism` that a text names and that do not exist."""
+    files = {name for name in NAMED_FILE.findall(text) if "NAME" not in name}
+    files |= {f"tests/{name}" for name in NAMED_TEST.findall(text)}
+    gone = {name for name in files if not (ROOT / name).exists()}
+    for name in NAMED_THING.findall(text):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            gone.add(name)
+    return gone
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_exists(page):
+    assert missing(page.read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "`prism/drift.py`",
+        "`prism/run/`",
+        "`test_drift.py`",
+        "prism.plots.gantt.draw",
+        "prism.drift",
+    ],
+)
+def test_a_module_that_moved_is_noticed(name):
+    assert missing(name) == {name.strip("`").replace("test_drift", "tests/test_drift")}
+
+
+def test_every_command_has_its_page():
+    readme = (ROOT / "README.md").read_text()
+    for command in Path(ROOT / "prism" / "commands").glob("*.py"):
+        if re.search(r"^@click\.(command|group)", command.read_text(), re.M):
+            assert f"`prism {command.stem}" in readme, command.stem
+            assert f"docs/{command.stem}.md" in readme, command.stem
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{page.name}" in readme, page.name

@@ -24,6 +24,7 @@ import argparse
 import difflib
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -386,7 +387,9 @@ def main() -> int:
             for problem in page.problems:
                 print("  " + problem.replace("\n", "\n  "))
             wrong += bool(page.problems)
-    print(f"{len(paths)} pages, {wrong} wrong, {time.perf_counter() - start:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{len(paths)} pages, {wrong} wrong, {time.perf_counter() - start:.0f} s, "
+          f"{used.ru_utime + used.ru_stime:.0f} s of processor time")  # fmt: skip
     return 1 if wrong else 0
 
 
