@@ -1,4 +1,4 @@
-"""Output files that are either complete or not there."""
+"""Output files that are either complete or not there, and netCDF files read whole."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PART = ".part"
 """Ending of temporary folders."""
@@ -199,3 +203,29 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
+    """Read a netCDF file whole, and close it.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    expected : str
+        What it was to be, and how such a file is made.
+
+    Raises
+    ------
+    PrismError
+        It is no netCDF file, or is cut short.
+    """
+    import xarray as xr
+
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as dataset:
+            return dataset.load()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise PrismError(
+            f"{path}: not a netCDF file, or not a whole one; expected {expected}"
+        ) from error

@@ -31,6 +31,7 @@ from prism.distributions import (
     mixture,
 )
 from prism.errors import PrismError
+from prism.files import read_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -154,13 +155,7 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
 @lru_cache(maxsize=8)
 def _read_library(path: Path, version: tuple[int, int, int]) -> Library:
     """Read a file once for as long as it stays the same."""
-    import xarray as xr
-
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            dataset.load()
-    except (OSError, ValueError, KeyError) as error:
-        raise PrismError(f"{path}: not a netCDF library file ({error})") from None
+    dataset = read_netcdf(path, "a library of distributions")
     if dataset.attrs.get("prism_schema") != f"library-{SCHEMA}":
         found = dataset.attrs.get("prism_schema", "none")
         raise PrismError(

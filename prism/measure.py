@@ -37,14 +37,13 @@ from prism.measuring.samples import (
     save_samples,
     to_dataset,
 )
-from prism.measuring.session import Plan, run_session
+from prism.measuring.session import Plan, Progress, run_session
 from prism.measuring.timers import Block, Timer, make_timer
 from prism.measuring.torchlib import choose_device, load_torch
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Progress = Callable[[int, int], None]
 Kind = Literal["gemm", "attention", "memory", "collective"]
 
 KINDS = ("gemm", "attention", "memory", "collective", "step")

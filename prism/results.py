@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import prism
 from prism.errors import PrismError
-from prism.files import atomic_write
+from prism.files import atomic_write, read_netcdf
 from prism.job import Job, job_from_dict
 from prism.job import provenance as value_sources
 from prism.library import library_path
@@ -195,15 +195,9 @@ def load(path: str | os.PathLike[str]) -> "xr.Dataset":
     PrismError
         The file is missing or not a prism result.
     """
-    import xarray as xr
-
     if not Path(path).is_file():
         raise PrismError(f"{path}: no such result; prism estimate JOB -o DIR writes result.nc")
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            loaded = dataset.load()
-    except (OSError, ValueError, KeyError) as error:
-        raise PrismError(f"{path}: not a netCDF file; expected a prism result.nc") from error
+    loaded = read_netcdf(path, "a result.nc, which prism estimate JOB -o DIR writes")
     if "job" not in loaded.attrs:
         raise PrismError(f"{path}: a netCDF file, but not a prism result (no attribute job)")
     return loaded

@@ -7,15 +7,17 @@ Nothing is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from prism.errors import PrismError
+from prism.files import read_netcdf
 from prism.text import format_share
 from prism.views.estimate import estimate_view
 from prism.views.job import job_view
@@ -195,12 +197,14 @@ def _describe_netcdf(what: str) -> Description:
         if not path.exists():
             raise PrismError(f"{what}: no such file; prism show --libraries lists names") from error
         raise PrismError(f"{what}: not a netCDF file; expected a library or a result") from error
-    if kind in _KINDS:
-        return _KINDS[kind](path)
+    if kind in _MODELS:
+        return _describe_model(path)
+    if kind in _RESULTS:
+        return _describe_kind(path, _RESULTS[kind])
     if "step_time" in variables:
         return _describe_result(path)
     if "total_order" in variables:
-        return _describe_ranking(path)
+        return _describe_kind(path, _RESULTS["ranking"])
     if "family" in variables:
         return _describe_library(path)
     raise PrismError(
@@ -224,117 +228,77 @@ def _describe_model(path: Path) -> Description:
     return {"kind": "model", "model_kind": kind, "summary": numbers}, view
 
 
-def _describe_validation(path: Path) -> Description:
-    """Describe what `prism validate` wrote."""
-    from prism.validate import summarize_validation
-    from prism.views.trace import validation_view
+class _Kind(NamedTuple):
+    """A kind of result: what it is called, who writes it, and what turns it into figures and words.
 
-    numbers = summarize_validation(_open(path))
-    return {"kind": "validation", "summary": numbers}, validation_view(numbers)
+    Functions are named ``module:function`` of prism and imported when they are needed.
+    """
 
-
-def _describe_replay(path: Path) -> Description:
-    """Describe what `prism replay` wrote."""
-    from prism.replay import summarize_replay
-    from prism.views.trace import replay_view
-
-    numbers = summarize_replay(_open(path))
-    return {"kind": "replay", "summary": numbers}, replay_view(numbers)
+    name: str
+    command: str
+    summarize: str
+    view: str
+    words: str = ""  # adds sentences to the summary; none where empty
 
 
-def _describe_ranking(path: Path) -> Description:
-    """Describe what `prism rank` wrote."""
-    from prism.rank import summarize_rank
-    from prism.texts.rank import in_words
-    from prism.views.rank import rank_view
+_RESULTS = {
+    "comparison": _Kind(
+        "comparison", "compare", "compare:summarize_compare", "views.compare:compare_view"
+    ),
+    "measurement": _Kind(
+        "measurement", "measure", "measure:summarize_measurement", "views.measure:measure_view"
+    ),
+    "placement": _Kind(
+        "placement", "place", "place:summarize_place", "views.place:place_view",
+        "texts.place:in_words",
+    ),
+    "ranking": _Kind(
+        "ranking", "rank", "rank:summarize_rank", "views.rank:rank_view", "texts.rank:in_words"
+    ),
+    "replay": _Kind("replay", "replay", "replay:summarize_replay", "views.trace:replay_view"),
+    "steps_estimate": _Kind(
+        "result", "estimate", "steptimes.estimate:summarize_steps", "views.estimate:estimate_view"
+    ),
+    "sweep": _Kind(
+        "sweep", "sweep", "sweep:summarize_sweep", "views.sweep:sweep_view", "texts.sweep:in_words"
+    ),
+    "timeline": _Kind(
+        "timeline", "timeline", "timeline:summarize_timeline", "views.timeline:timeline_view"
+    ),
+    "validation": _Kind(
+        "validation", "validate", "validate:summarize_validation", "views.trace:validation_view"
+    ),
+}  # fmt: skip
+"""What the attribute ``kind`` of a netCDF file says; estimates, rankings and libraries have none,
+and are told by what they hold."""
 
+_MODELS = ("trace", "calibrated", "steps")
+"""The same of models that `prism fit` writes."""
+
+
+def _describe_kind(path: Path, kind: _Kind) -> Description:
+    """Describe a result by the functions of the command that wrote it."""
+
+    def named(function: str) -> Callable[[Any], Any]:
+        module, _, name = function.partition(":")
+        found: Callable[[Any], Any] = getattr(import_module(f"prism.{module}"), name)
+        return found
+
+    result = _open(path)
     try:
-        numbers = in_words(summarize_rank(_open(path)))
-    except (AttributeError, KeyError) as error:
-        raise PrismError(f"{path}: not a whole ranking; write it again by prism rank") from error
-    return {"kind": "ranking", "summary": numbers}, rank_view(numbers)
-
-
-def _describe_steps_estimate(path: Path) -> Description:
-    """Describe what `prism estimate` made of a model of step times."""
-    from prism.steptimes.estimate import summarize_steps
-
-    numbers = summarize_steps(_open(path))
-    return {"kind": "result", "summary": numbers}, estimate_view(numbers)
-
-
-def _describe_placement(path: Path) -> Description:
-    """Describe what `prism place` wrote."""
-    from prism.place import summarize_place
-    from prism.texts.place import in_words
-    from prism.views.place import place_view
-
-    numbers = in_words(summarize_place(_open(path)))
-    return {"kind": "placement", "summary": numbers}, place_view(numbers)
-
-
-def _describe_sweep(path: Path) -> Description:
-    """Describe what `prism sweep` wrote."""
-    from prism.sweep import summarize_sweep
-    from prism.texts.sweep import in_words
-    from prism.views.sweep import sweep_view
-
-    numbers = in_words(summarize_sweep(_open(path)))
-    return {"kind": "sweep", "summary": numbers}, sweep_view(numbers)
-
-
-def _describe_comparison(path: Path) -> Description:
-    """Describe what `prism compare` wrote."""
-    from prism.compare import summarize_compare
-    from prism.views.compare import compare_view
-
-    numbers = summarize_compare(_open(path))
-    return {"kind": "comparison", "summary": numbers}, compare_view(numbers)
-
-
-def _describe_timeline(path: Path) -> Description:
-    """Describe what `prism timeline` wrote."""
-    from prism.timeline import summarize_timeline
-    from prism.views.timeline import timeline_view
-
-    numbers = summarize_timeline(_open(path))
-    return {"kind": "timeline", "summary": numbers}, timeline_view(numbers)
-
-
-def _describe_measurement(path: Path) -> Description:
-    """Describe the calls that `prism measure` kept."""
-    from prism.measure import summarize_measurement
-    from prism.views.measure import measure_view
-
-    numbers = summarize_measurement(_open(path))
-    return {"kind": "measurement", "summary": numbers}, measure_view(numbers)
-
-
-_KINDS = {
-    "measurement": _describe_measurement,
-    "comparison": _describe_comparison,
-    "trace": _describe_model,
-    "calibrated": _describe_model,
-    "steps": _describe_model,
-    "steps_estimate": _describe_steps_estimate,
-    "replay": _describe_replay,
-    "validation": _describe_validation,
-    "placement": _describe_placement,
-    "sweep": _describe_sweep,
-    "timeline": _describe_timeline,
-}
-"""What the attribute ``kind`` of a netCDF file says; results and libraries have none."""
+        numbers = named(kind.summarize)(result)
+        if kind.words:
+            numbers = named(kind.words)(numbers)
+    except (AttributeError, KeyError, ValueError) as error:
+        raise PrismError(
+            f"{path}: not a whole {kind.name}; write it again by prism {kind.command}"
+        ) from error
+    return {"kind": kind.name, "summary": numbers}, named(kind.view)(numbers)
 
 
 def _open(path: Path) -> xr.Dataset:
-    """Read a netCDF file whole."""
-    import xarray as xr
-
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return dataset.load()
-    except (OSError, ValueError, KeyError) as error:
-        raise PrismError(f"{path}: not a whole netCDF file; write it again") from error
+    """Read a file of prism whole."""
+    return read_netcdf(path, "what a command of prism wrote; write it again")
 
 
 def _describe_library(path: Path) -> Description:

@@ -61,6 +61,7 @@ def timeline(
     percentiles: Sequence[float] | None = None,
     ideal: bool = False,
     step: int | None = None,
+    step_range: str | None = None,
     replicates: int | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -83,6 +84,8 @@ def timeline(
         Of a job also the step with every effect at 1.
     step : int, optional
         Of a trace: which step; the median measured one where None.
+    step_range : str, optional
+        Of a profiler's trace: what the ranges that are steps are called; see `prism.replay`.
     replicates, seed, threads
         Of a job as in ``simulate``; 4,096 replicates, or those of the result.
     ranks, replicas, stages : sequence of int, optional
@@ -104,7 +107,7 @@ def timeline(
         Bad input, or a step too large.
     """
     wanted = Wanted(*(None if x is None else tuple(x) for x in (replicas, stages, ranks)))
-    trace = _read(what)
+    trace = _read(what, step_range)
     if trace is not None:
         given = {
             "--percentiles": percentiles, "--replicates": replicates, "--ideal": ideal,
@@ -113,7 +116,9 @@ def timeline(
         _refuse(trace.source, "a trace, whose steps were measured", given)
         played = play_trace(trace, step)
         return _lay_trace(trace, played, wanted)
-    _refuse(str(what), "a job, whose steps are simulated", {"--step": step})
+    _refuse(
+        str(what), "a job, whose steps are simulated", {"--step": step, "--step-range": step_range}
+    )
     sampled = _sample(what, replicates, seed, threads, overrides, progress)
     return _lay_job(sampled, percentiles or PERCENTILES, ideal, wanted)
 
@@ -158,12 +163,14 @@ def _refuse(source: str, kind: str, given: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------------ traces
-def _read(what: What) -> Trace | None:
+def _read(what: What, step_range: str | None) -> Trace | None:
     """Read a trace; None for all else."""
     if isinstance(what, Job):
         return None
     if not isinstance(what, str | Path):
-        return _read(what[0]) if len(what) == 1 else read_trace([str(x) for x in what])
+        if len(what) == 1:
+            return _read(what[0], step_range)
+        return read_trace([str(x) for x in what], step_range)
     path = Path(what)
     known = str(what) in shipped_jobs() or path.suffix in (".yaml", ".yml", ".nc")
     if known or not path.exists():
@@ -174,7 +181,7 @@ def _read(what: What) -> Trace | None:
             f"{what}: step times alone, without the ops in them; give a job, a trace of ops, or "
             "what prism fit made of one"
         )
-    return read_trace(str(what)) if kind == "trace" else None
+    return read_trace(str(what), step_range) if kind == "trace" else None
 
 
 def _lay_trace(trace: Trace, played: list[PlayedStep], wanted: Wanted) -> xr.Dataset:

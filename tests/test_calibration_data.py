@@ -54,7 +54,7 @@ def test_gpt3_of_6144_gpus_from_512_and_4096(tmp_path):
     model = tmp_path / "m.nc"
     save(fit_calibrated(sizes, 0), model)
     measured = np.quantile(steps_of(768).step_s, [0.5, 0.95])
-    drawn = simulate(job_of(768, f"variability.model={model}"), 2048, 1)
+    drawn = simulate(job_of(768, f"variability.model={model}"), 1024, 1)
     own = np.quantile(drawn.step_time.values, [0.5, 0.95])
     found = load_calibration(model)
     nearest = found.nearest(6_144)
@@ -67,5 +67,5 @@ def test_gpt3_of_6144_gpus_from_512_and_4096(tmp_path):
     for baseline in ("copy", "line"):
         assert np.all(errors["own"] < errors[baseline] + WORSE), errors
     # the job as it stands, in a format that the machine did not run, is no prediction
-    plain = simulate(job_of(768), 256, 1).step_time.values
+    plain = simulate(job_of(768), 64, 1).step_time.values
     assert abs(np.median(plain) / measured[0] - 1.0) > 0.1

@@ -23,7 +23,7 @@ from prism.library import load_library
 from prism.results import save
 from prism.simulate import simulate
 
-REPETITIONS = 12
+REPETITIONS = 8
 RARE = 1e-4  # probability of a false alarm of one check
 # lemons make a cluster's mean far from normal, which the spread between runs is taken to be
 NO_LEMONS = "variability.effects.rank.lemon_fraction=0"

@@ -13,7 +13,7 @@ import xarray as xr
 from placement_made import placement
 from rich.console import Console
 
-from prism.commands.place import Tolerance
+from prism.commands.options import Share
 from prism.job import load_job
 from prism.placement import NodeSlowdown, Placement
 from prism.placementfile import read_hosts
@@ -201,7 +201,7 @@ def test_a_folder_that_cannot_be_is_told_before_any_work(run, asked, job, tmp_pa
 
 
 def test_a_tolerance_is_a_share_with_or_without_percent():
-    kind = Tolerance()
+    kind = Share()
     assert kind.convert("0.5 %", None, None) == pytest.approx(0.005)
     assert kind.convert(0.001, None, None) == 0.001
 

@@ -183,11 +183,12 @@ def test_an_absurd_duration_is_in_another_unit():
 
 
 # ------------------------------------------------------------------------- files and commands
-@pytest.fixture
-def files(tmp_path):
-    train = write(tmp_path / "train.csv", made(stalls=0.001))
-    test = write(tmp_path / "test.csv", made(seed=2, stalls=0.001))
-    model = tmp_path / "m.nc"
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    train = write(folder / "train.csv", made(stalls=0.001))
+    test = write(folder / "test.csv", made(seed=2, stalls=0.001))
+    model = folder / "m.nc"
     save(fit(train), model)
     return train, test, model
 

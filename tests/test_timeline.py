@@ -19,7 +19,7 @@ from prism.schedule import make_schedule
 from prism.simulate import prepare, prepare_variability, run_blocks, simulate
 from prism.timeline import nearest_replicate, summarize_timeline, timeline
 from prism.timelines.chrome import chrome_trace
-from prism.timelines.jobs import play_job
+from prism.timelines.jobs import JobPlayer
 from prism.timelines.played import COMPUTE, JOIN
 from prism.timelines.table import texts
 
@@ -126,7 +126,7 @@ def test_steps_are_the_sampled_ones_op_by_op(name):
     step = prepare(job, 5)
     times, _, path, _ = run_blocks(step.program, range(2), 5, track=True)
     for replicate in (3, 100):
-        played = play_job(step, 5, replicate)
+        played = JobPlayer(step, 5).play(replicate)
         block, lane = divmod(replicate, 64)
         assert np.float32(played.step_time) == times[block, lane]
         scaled = step.program.stalls.entity == engine.JOB_STALL
@@ -162,7 +162,7 @@ def test_ends_are_those_of_the_oracle(job):
     ends = {}
     naive_step(job, prepare_variability(job), 9, 70, ends)
     step = prepare(job, 9)
-    played, p = play_job(step, 9, 70), job.parallelism
+    played, p = JobPlayer(step, 9).play(70), job.parallelism
     schedule = make_schedule(p.schedule, p.pp, p.microbatches, p.vpp)
     index = {
         (s, a.kind, a.chunk, a.microbatch): i for s, row in enumerate(schedule)
@@ -224,7 +224,8 @@ def test_random_jobs(tree, seed):
     assume(step.graph.n_draws < 40_000)
     made = timeline(job, replicates=64, seed=seed, percentiles=[90])
     check_timeline(made)
-    played = play_job(step, seed, summarize_timeline(made)["steps"][0]["replicate"])
+    replicate = summarize_timeline(made)["steps"][0]["replicate"]
+    played = JobPlayer(step, seed).play(replicate)
     if step.program.stalls.entity != engine.JOB_STALL:
         check_against_graph(step, played)
     for i, op in enumerate(played.ops):
@@ -354,7 +355,7 @@ def test_the_checker_fails_what_is_wrong(damage):
 
 
 def test_joins_take_no_time():
-    played = play_job(prepare(JOBS["fsdp"], 1), 1, 0)
+    played = JobPlayer(prepare(JOBS["fsdp"], 1), 1).play(0)
     joins = [i for i, op in enumerate(played.ops) if op.stream == JOIN and op.preds]
     exports = prepare(JOBS["fsdp"], 1).program.ops.kind == engine.EXPORT
     for i in joins:

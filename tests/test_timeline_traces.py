@@ -105,6 +105,25 @@ def test_kernels_stand_where_they_were_recorded(tmp_path):
     assert {str(x) for x in few["row_label"].values} == {"rank 1"}
 
 
+@pytest.mark.parametrize("profiler", ["nsys", "chakra"])
+def test_other_profilers_traces_have_timelines_by_rank(profiler):
+    pytest.importorskip("google.protobuf")
+    path = Path(__file__).parents[1] / "experiments" / "samples" / profiler
+    made = timeline(path)
+    step = check_timeline(made)["steps"][0]
+    assert [row["label"] for row in step["rows"]] == ["rank 0", "rank 1"]
+    assert step["step_time"] == pytest.approx(step["measured_step_time"], rel=1e-3)
+    gemm = texts(made, "kind") == "gemm"
+    shown = gemm & (made["row_step"].values[made["event_row"].values] == 0)
+    ops = read_trace(str(path)).ops
+    rows = ops[(ops["step"] == step["step"]) & (ops["kernel_class"] == "gemm")]
+    assert shown.sum() == len(rows) > 0
+    named = timeline(path, step_range="ProfilerStep.*|step.*")
+    assert named.attrs["steps"] == made.attrs["steps"]
+    with pytest.raises(PrismError, match="--step-range nothing"):
+        timeline(path, step_range="nothing")
+
+
 @measured
 @pytest.mark.parametrize(("job", "n", "tolerance"), [("AR", 1024, 2e-3), ("ST", 64, 1e-4)])
 def test_production_traces(job, n, tolerance):

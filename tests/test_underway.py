@@ -84,7 +84,7 @@ def test_a_run_under_way_is_predicted_within_its_intervals():
     for r in range(20, 60):
         for share in inside:
             past = past_of(model, as_times(runs[: int(share * 900), r : r + 1]))
-            drawn = finish(model, past, 900, 600, r).total
+            drawn = finish(model, past, 900, 250, r).total
             low, high = np.quantile(drawn, [0.05, 0.95])
             inside[share].append(low <= runs[:, r].sum() <= high)
             widths[share].append(high - low)
@@ -101,7 +101,7 @@ def test_what_is_left_is_normal_given_the_steps_so_far():
     ranks = []
     for r in range(60, 160):
         past = past_of(model, as_times(runs[:200, r : r + 1]))
-        drawn = finish(model, past, 400, 500, r, data_error=False).total
+        drawn = finish(model, past, 400, 200, r, data_error=False).total
         ranks.append((drawn < runs[:, r].sum()).mean())
     assert kstest(ranks, "uniform").pvalue > 0.01
     assert kstest(0.5 + 0.6 * (np.array(ranks) - 0.5), "uniform").pvalue < 0.01  # control

@@ -1,56 +1,33 @@
-"""The command that compares two results, or two measurements.
-
-As in `prism.cli`, which adds it to its group; slow imports inside.
-"""
+"""``prism compare``: whether two results, or two measurements, really differ."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from prism.commands.options import KeyValue, common_options, rows_of
-from prism.commands.outputs import tell_warnings, write_folder
-from prism.commands.terminal import answer, progress_line
+from prism.commands.options import (
+    Share,
+    choose_options,
+    common_options,
+    output_option,
+    rows_of,
+)
+from prism.commands.outputs import conclude
+from prism.commands.terminal import progress_line
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
 
-class Effect(click.ParamType):  # type: ignore[type-arg]
-    """A relative difference: ``1%`` or ``0.01``."""
-
-    name = "share"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the share."""
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) * (0.01 if text.endswith("%") else 1.0)
-        except ValueError:
-            self.fail(f"{text!r} is not a share such as 1% or 0.01", param, ctx)
-        if not 0.0 < share < 1.0:
-            self.fail(f"{text!r}: expected more than 0 and less than 100 %: 1% or 0.01", param, ctx)
-        return share
-
-
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--column", metavar="NAME", help="The duration, where step times have several.")
-@click.option(
-    "--where",
-    type=KeyValue(),
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Keep the rows of both whose column KEY is VALUE; repeatable.",
-)
+@choose_options("both")
 @click.option(
     "--effect",
-    type=Effect(),
+    type=Share(),
     default="1%",
     show_default=True,
     metavar="SHARE",
@@ -62,7 +39,7 @@ class Effect(click.ParamType):  # type: ignore[type-arg]
     metavar="N",
     help="First steps of each measured run to leave out.  [default: those that stick out]",
 )
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Result, summary and plots.")
+@output_option()
 @common_options
 def compare(
     a: str,
@@ -97,10 +74,7 @@ def compare(
             progress=report,
         )  # fmt: skip
     numbers = summarize_compare(result)
-    if output is not None:
-        write_folder(output, result, numbers, _draw, quiet)
-    tell_warnings(numbers)
-    answer(numbers, as_json, compare_view)
+    conclude(result, numbers, compare_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

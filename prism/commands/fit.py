@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,21 +11,17 @@ from prism.commands.options import (
     KeyValue,
     choose_options,
     common_options,
+    output_option,
     rows_of,
     step_range_option,
 )
 from prism.commands.outputs import check_model_path, tell_warnings
 from prism.commands.terminal import answer, progress_line
 
-if TYPE_CHECKING:
-    pass
-
 
 @click.command()
 @click.argument("inputs", metavar="INPUT...", nargs=-1)
-@click.option(
-    "-o", "--output", metavar="MODEL.nc", type=click.Path(), help="Where the model is written."
-)
+@output_option("Where the model is written.", "MODEL.nc")
 @click.option(
     "--calibrate",
     type=KeyValue("job=steps"),

@@ -1,21 +1,16 @@
-"""The command that measures on the machine at hand: one subcommand for each kind.
-
-As in `prism.cli`, which adds the group; slow imports, torch's above all, inside.
-"""
+"""``prism measure``: distributions of the machine at hand, one subcommand for each kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from prism.commands.options import Duration, common_options
-from prism.commands.outputs import check_model_path, tell_warnings
+from prism.commands.options import Command, Duration, common_options, output_option
+from prism.commands.outputs import check_model_path, check_picture_path, tell_warnings
 from prism.commands.terminal import answer, progress_line
-from prism.errors import PrismError
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 DTYPES = click.Choice(["float64", "float32", "bfloat16", "float16"])
 DEVICE = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="[default: the GPU where there is one]"
@@ -65,13 +60,7 @@ def _library_options(command: Command) -> Command:
         DEVICE,
         click.option("--dtype", type=DTYPES, help="[default: bfloat16 on a GPU, float32 on a CPU]"),
         JOB,
-        click.option(
-            "-o",
-            "--output",
-            metavar="LIBRARY.nc",
-            type=click.Path(),
-            help="Library to write; one that exists keeps its other entries.",
-        ),
+        output_option("Library to write; one that exists keeps its other entries.", "LIBRARY.nc"),
     ):
         command = option(command)
     return command
@@ -84,6 +73,7 @@ def _flush(command: Command) -> Command:
 
 
 def _shape(form: str) -> Callable[[Command], Command]:
+    """Add the option of sizes, written in this form."""
     return click.option(
         "--shape", "shapes", metavar=form, multiple=True,
         help="Repeatable.  [default: a few of each size]",
@@ -167,7 +157,7 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
     if output is not None:
         check_model_path(output, ())
     if plot is not None:
-        _check_plot(plot)
+        check_picture_path(plot)
     try:
         with progress_line(f"measuring {kind}", quiet) as report:
             result = run(kind, output, progress=report, **options)
@@ -195,19 +185,8 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
     answer(numbers, as_json, measure_view)
 
 
-def _check_plot(plot: str) -> None:
-    """Refuse a picture's name that cannot be written, before the work."""
-    from pathlib import Path
-
-    from prism.files import check_directory
-
-    if Path(plot).suffix not in (".png", ".svg", ".pdf"):
-        raise PrismError(f"--plot {plot}: expected a name that ends in .png, .svg or .pdf")
-    check_directory(Path(plot).parent, "--plot")
-
-
 @measure.command()
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Trace, steps, summary.")
+@output_option("Trace, steps, summary.")
 @click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True,
               help="Processes.")  # fmt: skip
 @click.option(

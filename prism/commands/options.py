@@ -30,24 +30,72 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class Factors(click.ParamType):  # type: ignore[type-arg]
-    """Positive numbers with commas between them."""
+class _Figures(click.ParamType):  # type: ignore[type-arg]
+    """Figures with commas between them, each within bounds."""
 
-    name = "a,b,c"
+    what = "list of numbers such as 1,2"
+    bound = "every number must be finite"
+
+    def is_within(self, figure: float) -> bool:
+        """Tell whether a figure is one of those that are meant."""
+        return math.isfinite(figure)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Return the numbers."""
+        """Return the figures."""
         if not isinstance(value, str):
             return tuple(value)
         try:
-            factors = tuple(float(part) for part in value.split(","))
+            figures = tuple(float(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1.05,1.1,1.2", param, ctx)
-        if not all(math.isfinite(factor) and factor > 0 for factor in factors):
-            self.fail(f"{value!r}: every factor must be a number above 0", param, ctx)
-        return factors
+            self.fail(f"{value!r} is not a {self.what}", param, ctx)
+        if not all(map(self.is_within, figures)):
+            self.fail(f"{value!r}: {self.bound}", param, ctx)
+        return figures
+
+
+class Factors(_Figures):
+    """Positive numbers with commas between them."""
+
+    name = "a,b,c"
+    what = "list of numbers such as 1.05,1.1,1.2"
+    bound = "every factor must be a number above 0"
+
+    def is_within(self, figure: float) -> bool:
+        """Tell whether a factor is finite and above 0."""
+        return math.isfinite(figure) and figure > 0.0
+
+
+class Percentiles(_Figures):
+    """Percentiles with commas between them."""
+
+    name = "p,q"
+    what = "list of percentiles such as 50,99"
+    bound = "every percentile must lie between 0 and 100"
+
+    def is_within(self, figure: float) -> bool:
+        """Tell whether a percentile is from 0 to 100."""
+        return 0.0 <= figure <= 100.0
+
+
+class Share(click.ParamType):  # type: ignore[type-arg]
+    """A share above 0 and below 1, such as ``0.1%`` or ``0.001``."""
+
+    name = "share"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the share [1]."""
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+        except ValueError:
+            self.fail(f"{value!r} is not a share such as 0.1% or 0.001", param, ctx)
+        if not 0.0 < share < 1.0:
+            self.fail(f"{value!r}: expected more than 0 and less than 100 %", param, ctx)
+        return share
 
 
 class Split(click.ParamType):  # type: ignore[type-arg]
@@ -107,26 +155,6 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         return tuple(sorted(found))
 
 
-class Percentiles(click.ParamType):  # type: ignore[type-arg]
-    """Percentiles with commas between them."""
-
-    name = "p,q"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Return the percentiles."""
-        if not isinstance(value, str):
-            return tuple(value)
-        try:
-            found = tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of percentiles such as 50,99", param, ctx)
-        if not all(0.0 <= p <= 100.0 for p in found):
-            self.fail(f"{value!r}: every percentile must lie between 0 and 100", param, ctx)
-        return found
-
-
 class KeyValue(click.ParamType):  # type: ignore[type-arg]
     """Two words with an equals sign between them: a column and the value its rows must have, ..."""
 
@@ -169,9 +197,11 @@ step_range_option = click.option(
 )
 
 
-def output_option(what: str = "Result, summary and plots.") -> Callable[[Command], Command]:
-    """Add the folder that a command writes to, and say what goes there."""
-    return click.option("-o", "--output", metavar="DIR", type=click.Path(), help=what)
+def output_option(
+    what: str = "Result, summary and plots.", metavar: str = "DIR"
+) -> Callable[[Command], Command]:
+    """Add the folder, or the file, that a command writes to, and say what goes there."""
+    return click.option("-o", "--output", metavar=metavar, type=click.Path(), help=what)
 
 
 def choose_options(

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+PICTURES = (".png", ".svg", ".pdf")
+"""Endings of pictures that can be written."""
+
+
 def write_folder(
     directory: str | os.PathLike[str],
     result: xr.Dataset,
@@ -114,6 +118,22 @@ def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> Non
     if not file.parent.exists():
         raise PrismError(f"{path}: no folder {file.parent}; make it, or choose another with -o")
     check_directory(file.parent)
+
+
+def check_picture_path(path: str | os.PathLike[str]) -> None:
+    """Refuse a name for a picture that cannot be written, before any work is done for it.
+
+    Raises
+    ------
+    PrismError
+        If it does not end as a picture does, or its folder cannot be written.
+    """
+    file = Path(path)
+    if file.suffix.lower() not in PICTURES:
+        raise PrismError(
+            f"{path}: unknown format of a picture; the name must end in {', '.join(PICTURES)}"
+        )
+    check_directory(file.parent, "--plot")
 
 
 def tell_warnings(numbers: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from prism.commands.options import (
+    Share,
     choose_options,
     common_options,
     output_option,
@@ -29,25 +30,6 @@ if TYPE_CHECKING:
 
 KINDS = ("compute", "memory", "network", "everything")
 OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
-
-
-class Tolerance(click.ParamType):  # type: ignore[type-arg]
-    """A share such as ``0.1%`` or ``0.001``."""
-
-    name = "share"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the share."""
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-        except ValueError:
-            self.fail(f"{value!r} is not a share such as 0.1% or 0.001", param, ctx)
-        if not 0.0 < share < 1.0:
-            self.fail(f"{value!r}: expected more than 0 and less than 100 %", param, ctx)
-        return share
 
 
 @click.command()
@@ -88,7 +70,7 @@ class Tolerance(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--tolerance",
-    type=Tolerance(),
+    type=Share(),
     default="0.1%",
     show_default=True,
     help="Differences of the objective that do not matter.",

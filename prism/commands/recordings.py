@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prism.errors import PrismError
-
-if TYPE_CHECKING:
-    pass
 
 
 def explained(inputs: tuple[str, ...], error: PrismError) -> PrismError:

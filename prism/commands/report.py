@@ -1,7 +1,4 @@
-"""The command that makes a page of results.
-
-As in `prism.cli`, which adds it to its group; slow imports inside.
-"""
+"""``prism report``: one self-contained HTML page of results."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 import click
 
 from prism.commands.options import common_options
+from prism.commands.outputs import tell_warnings
 from prism.commands.terminal import answer, progress_line
 
 
@@ -38,9 +36,9 @@ def report(
 ) -> None:
     """Make one self-contained HTML page of results.
 
-    RESULT is what -o of estimate, rank, place, sweep, validate, replay or fit wrote: a folder, its
-    result.nc, or a model. The page needs no network and no scripts. Seed and threads change
-    nothing.
+    RESULT is what -o of estimate, rank, place, sweep, validate, compare, replay or fit wrote: a
+    folder, its result.nc, or a model. The page needs no network and no scripts. Seed and threads
+    change nothing.
     """
     from prism.reports.page import MOST_BYTES, check_page, make_page
     from prism.reports.read import read_results
@@ -64,8 +62,7 @@ def report(
         ],
         "warnings": warnings,
     }  # fmt: skip
-    for warning in warnings:
-        click.echo(f"prism: warning: {warning}", err=True)
+    tell_warnings(numbers)
     answer(numbers, as_json, _view)
 
 

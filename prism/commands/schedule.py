@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.commands.options import (
-    common_options,
-)
+from prism.commands.options import common_options
+from prism.commands.outputs import check_picture_path
 from prism.commands.terminal import answer
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
-    pass
+    from prism.schedule import Schedule
 
 
 @click.command()
@@ -47,15 +46,7 @@ def schedule(
     threads change nothing.
     """
     from prism.files import atomic_write
-    from prism.schedule import (
-        Slots,
-        action_letter,
-        action_times,
-        format_schedule,
-        make_schedule,
-        play_schedule,
-        schedule_to_csv,
-    )
+    from prism.schedule import format_schedule, make_schedule, schedule_to_csv
 
     if name.lower().endswith(".csv"):
         if any(count is not None for count in (stages, microbatches, chunks)):
@@ -68,18 +59,28 @@ def schedule(
         if stages is None or microbatches is None:
             raise click.UsageError("a generated schedule needs --stages and --microbatches")
         actions = make_schedule(name, stages, microbatches, chunks)
-    if plot_file is not None and Path(plot_file).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise PrismError(f"{plot_file}: unknown format; the name must end in .png, .svg or .pdf")
+    if plot_file is not None:
+        check_picture_path(plot_file)
     if csv_file is not None:
         with atomic_write(csv_file) as file:
             file.write_text(schedule_to_csv(actions))
     if plot_file is not None:
         _draw_schedule(actions, Path(plot_file))
+    answer(_numbers(name, actions), as_json, lambda _: format_schedule(actions))
+    for path in (csv_file, plot_file):
+        if path is not None and not quiet:
+            click.echo(f"wrote {path}", err=True)
+
+
+def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
+    """Figures of a schedule; times in slots, of which a forward pass takes `Slots.forward`."""
+    from prism.schedule import Slots, action_letter, action_times, play_schedule
+
     slots = Slots()
     starts, lengths = play_schedule(actions, *slots), action_times(actions, slots)
     ends = [s[-1] + length[-1] for s, length in zip(starts, lengths, strict=True)]
     busy = sum(map(sum, lengths))
-    numbers = {
+    return {
         "schedule": name,
         "stages": len(actions),
         "microbatches": 1 + max(action.microbatch for row in actions for action in row),
@@ -97,13 +98,9 @@ def schedule(
             for stage, row in enumerate(actions)
         ],
     }
-    answer(numbers, as_json, lambda _: format_schedule(actions))
-    for path in (csv_file, plot_file):
-        if path is not None and not quiet:
-            click.echo(f"wrote {path}", err=True)
 
 
-def _read_schedule(name: str) -> Any:
+def _read_schedule(name: str) -> Schedule:
     """Read a schedule from a CSV file."""
     from prism.schedule import schedule_from_csv
 
@@ -115,7 +112,7 @@ def _read_schedule(name: str) -> Any:
     return schedule_from_csv(text, name)
 
 
-def _draw_schedule(actions: Any, path: Path) -> None:
+def _draw_schedule(actions: Schedule, path: Path) -> None:
     """Draw a schedule into a file, in the format its suffix names."""
     from prism.files import atomic_write
     from prism.plots.base import save_figure

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from prism.commands.options import (
@@ -14,9 +12,6 @@ from prism.commands.options import (
     step_range_option,
 )
 from prism.commands.terminal import answer
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()

@@ -1,7 +1,4 @@
-"""The command that says when every op of a step starts and ends.
-
-As in `prism.cli`, which adds it to its group; slow imports inside.
-"""
+"""``prism timeline``: when every op of a step starts and ends."""
 
 from __future__ import annotations
 
@@ -9,11 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.commands.options import Numbers, Percentiles, common_options
-from prism.commands.terminal import answer, progress_line
+from prism.commands.options import (
+    Numbers,
+    Percentiles,
+    common_options,
+    output_option,
+    set_option,
+    step_range_option,
+)
+from prism.commands.outputs import conclude
+from prism.commands.terminal import progress_line
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -34,13 +40,10 @@ if TYPE_CHECKING:
 @click.option("--ranks", type=Numbers(), metavar="A,B:C", help="Show these ranks.")
 @click.option("--replicas", type=Numbers(), metavar="A,B:C", help="Show these dp replicas.")
 @click.option("--stages", type=Numbers(), metavar="A,B:C", help="Show these pipeline stages.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key of the job.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=click.Path(),
-    help="timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone.",
+@step_range_option
+@set_option
+@output_option(
+    "timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone."
 )
 @common_options
 def timeline(
@@ -57,6 +60,7 @@ def timeline(
     from prism.files import check_directory
     from prism.timeline import summarize_timeline
     from prism.timeline import timeline as lay_timeline
+    from prism.timelines.chrome import chrome_bytes, write_chrome
     from prism.views.timeline import timeline_view
 
     alone = output is not None and output.endswith((".json", ".json.gz"))
@@ -65,31 +69,25 @@ def timeline(
     with progress_line("simulating", quiet) as report:
         result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
     numbers = summarize_timeline(result)
-    if output is not None:
-        _write(result, numbers, output, alone, quiet)
-    elif not quiet:
-        click.echo(
-            "the timeline is not kept; -o DIR writes it for Perfetto, with pictures", err=True
-        )
-    answer(numbers, as_json, timeline_view)
-
-
-def _write(
-    result: xr.Dataset, numbers: dict[str, Any], output: str, alone: bool, quiet: bool
-) -> None:
-    """Write the folder, or the trace events alone."""
-    from prism.timelines.chrome import write_chrome
-
-    if alone:
+    texts = None
+    if output is None:
+        if not quiet:
+            text = "the timeline is not kept; -o DIR writes it for Perfetto, with pictures"
+            click.echo(text, err=True)
+    elif alone:
         write_chrome(result, output)
         if not quiet:
             click.echo(f"wrote {output}", err=True)
-        return
-    from prism.commands.outputs import write_folder
-    from prism.plots.gantt import plot_gantt
-    from prism.timelines.chrome import chrome_bytes
-
-    write_folder(
-        output, result, numbers, lambda data: {"timeline": plot_gantt(data)}, quiet,
-        {"timeline.json.gz": chrome_bytes(result)},
+    else:
+        texts = {"timeline.json.gz": chrome_bytes(result)}
+    conclude(
+        result, numbers, timeline_view, _draw,
+        output=None if alone else output, as_json=as_json, quiet=quiet, texts=texts,
     )  # fmt: skip
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the picture of a timeline, by the stem of its files."""
+    from prism.plots.gantt import plot_gantt
+
+    return {"timeline": plot_gantt(result)}

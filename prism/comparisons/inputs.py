@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from prism.comparisons.errors import Pairing, Sample
 from prism.errors import PrismError
+from prism.files import read_netcdf
 from prism.steptimes.series import OUTLIER, check_durations, clock_grain, side_by_side
 from prism.traces import StepTimes, read_step_times
 from prism.traces.choose import rows_in_name
@@ -113,15 +114,9 @@ def read_input(
 
 def _open_result(path: Path) -> "xr.Dataset":
     """Read a result of prism estimate."""
-    import xarray as xr
-
     if not path.is_file():
         raise PrismError(f"{path}: no such file; prism estimate JOB -o DIR writes result.nc")
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            found = dataset.load()
-    except (OSError, ValueError, KeyError) as error:
-        raise PrismError(f"{path}: not a netCDF file; expected a result.nc") from error
+    found = read_netcdf(path, "a result.nc, which prism estimate JOB -o DIR writes")
     kind = str(found.attrs.get("kind", ""))
     if kind in ("trace", "calibrated", "steps"):
         raise PrismError(
@@ -283,6 +278,3 @@ def describe(side: Input) -> dict[str, Any]:
     """Figures of one side that a summary tells."""
     known = {"job": side.job, "seed": side.seed} if side.source == "simulated" else {}
     return {"name": side.name, "source": side.source, **known, **side.figures}
-
-
-__all__ = ["Input", "RUNS", "STEPS", "brought_together", "describe", "read_input"]

@@ -16,6 +16,7 @@ from prism.errors import PrismError
 from prism.measuring.samples import Case
 from prism.measuring.timers import Call
 from prism.measuring.torchlib import DTYPES
+from prism.transformer import ATTENTION_BACKWARD_FLOP
 
 GEMM_SHAPES: dict[str, tuple[str, ...]] = {
     "cpu": ("256x256x256", "512x512x512", "1024x512x512"),
@@ -33,7 +34,6 @@ MEMORY_SHAPES: dict[str, tuple[str, ...]] = {
 MEMORY_OPS = {"layernorm": 2.0, "add": 3.0, "softmax": 2.0, "copy": 2.0}
 """Memory-bound kernels, and how many arrays each reads and writes: what has to move, no more."""
 
-_BACKWARD_FLOP = 2.5  # of attention over its forward, as in prism.transformer
 _BACKWARD_ARRAYS = 8.0  # reads q, k, v, out and its gradient, writes three gradients
 _FORWARD_ARRAYS = 4.0
 
@@ -79,7 +79,7 @@ def attention_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
         settings = {"batch": b, "heads": h, "seq": s, "dim": d, "dtype": dtype}
         for way, work, arrays in (
             ("forward", flop, _FORWARD_ARRAYS),
-            ("backward", _BACKWARD_FLOP * flop, _BACKWARD_ARRAYS),
+            ("backward", ATTENTION_BACKWARD_FLOP * flop, _BACKWARD_ARRAYS),
         ):
             label = f"attention-{way}/{b}x{h}x{s}x{d}/{dtype}"
             cases.append(Case(label, "attention", work, arrays * array, settings | {"way": way}))

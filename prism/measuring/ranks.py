@@ -15,17 +15,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import prism
 from prism.errors import PrismError
+from prism.measuring.session import Progress
 from prism.measuring.torchlib import load_torch
 
 Spec = dict[str, Any]
-Progress = Callable[[int, int], None]
 
 _POLL_S = 0.05
 _GRACE_S = 3.0

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.files import atomic_write, read_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -135,8 +136,6 @@ def from_dataset(dataset: xr.Dataset) -> Samples:
 
 def save_samples(samples: Samples, path: str | os.PathLike[str]) -> None:
     """Write samples to netCDF, whole or not at all."""
-    from prism.files import atomic_write
-
     with atomic_write(path) as temporary:
         to_dataset(samples).to_netcdf(temporary, engine="h5netcdf")
 
@@ -149,13 +148,7 @@ def load_samples(path: str | os.PathLike[str]) -> Samples:
     PrismError
         The file is not there, or is none.
     """
-    import xarray as xr
-
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            dataset.load()
-    except (OSError, ValueError, KeyError) as error:
-        raise PrismError(f"{path}: no readable samples of prism measure ({error})") from None
+    dataset = read_netcdf(path, "the samples that prism measure wrote (NAME.samples.nc)")
     if dataset.attrs.get("kind") != KIND:
         raise PrismError(f"{path}: holds no samples of prism measure; expected NAME.samples.nc")
     return from_dataset(dataset)

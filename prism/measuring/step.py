@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -22,6 +21,7 @@ from prism.errors import PrismError
 from prism.measures import effective_n
 from prism.measuring.figures import lag_one, session_drift, state_spans
 from prism.measuring.machine import describe_machine, read_state
+from prism.measuring.session import Progress
 from prism.measuring.tinymodel import Sizes
 from prism.measuring.torchlib import choose_device
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-Progress = Callable[[int, int], None]
 
 TRACE, STEPS = "trace.csv", "steps.csv"
 PARALLEL = ("ddp", "pipeline")

@@ -10,17 +10,16 @@ overlap of communication with compute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from prism.measuring.session import Progress
 from prism.measuring.tinymodel import Sizes, build_stage, make_buckets
 from prism.schedule import make_schedule
-
-Progress = Callable[[int, int], None]
 
 _CLIP = 1.0
 _LEARNING_RATE = 1e-4

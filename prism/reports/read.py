@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism.errors import PrismError
+from prism.files import read_netcdf
 from prism.reports.sections import KINDS, Section, kind_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
 RESULT = "result.nc"
+EXPECTED = "a result of prism, which a command writes by -o"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def read_results(results: object) -> list[Found]:
         if path.resolve() in seen:
             raise PrismError(f"{item}: is given twice; leave one out")
         seen.add(path.resolve())
-        found.append(_found(str(item), _read(path)))
+        found.append(_found(str(item), read_netcdf(path, EXPECTED)))
     return found
 
 
@@ -87,20 +89,6 @@ def _file(name: str) -> Path:
             f"{RESULT}"
         )
     return path
-
-
-def _read(path: Path) -> xr.Dataset:
-    """Read a netCDF file whole."""
-    import xarray as xr
-
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return dataset.load()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise PrismError(
-            f"{path}: not a whole netCDF file; expected a result of prism, which a command writes "
-            "by -o"
-        ) from error
 
 
 def _found(file: str, result: xr.Dataset) -> Found:

@@ -119,17 +119,12 @@ class JobPlayer:
         )  # fmt: skip
 
 
-def play_job(step: Step, seed: int, replicate: int | None) -> PlayedStep:
-    """Play one replicate of a job, see `JobPlayer`."""
-    return JobPlayer(step, seed).play(replicate)
-
-
 # ---------------------------------------------------------------------------------- the template
 def _ops(step: Step) -> tuple[tuple[PlayedOp, ...], int]:
     """Describe the engine's ops, and tell which is the last one."""
     ops, graph, program = step.program.ops, step.graph, step.program
     is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
-    describe = _trace_describer(step) if step.workload is None else _job_describer(step)
+    describe = _trace_describer(step) if step.workload is None else _JobDescriber(step)
     shares = [
         tuple((c, float(x)) for c, x in zip(program.classes, row, strict=True) if x > 0.0)
         for row in program.shares
@@ -150,7 +145,7 @@ def _ops(step: Step) -> tuple[tuple[PlayedOp, ...], int]:
     return tuple(found), producer[graph.final_slot]
 
 
-class _Describer:
+class _JobDescriber:
     """Says what an op of a job is."""
 
     def __init__(self, step: Step) -> None:
@@ -177,9 +172,6 @@ class _Describer:
         if group == "world":
             return tuple(range(n))
         return (0, n - 1) if group == "embedding" and n > 1 else (op_type.stage,)
-
-
-_job_describer = _Describer
 
 
 def _stream(op_type: OpType) -> tuple[str, str]:

@@ -40,7 +40,7 @@ def play_trace(trace: Trace, step: int | None) -> list[PlayedStep]:
     PrismError
         The trace cannot be put in order, or has no such step.
     """
-    return _play_kernels(trace, step) if trace.format == "kineto" else _play_pipeline(trace, step)
+    return _play_kernels(trace, step) if trace.has_kernels else _play_pipeline(trace, step)
 
 
 def _choose(source: str, steps: list[int], step: int) -> int:

@@ -19,19 +19,19 @@ import numpy as np
 from prism.errors import PrismError
 from prism.traces.chakraproto import COLLECTIVES, NODE_TYPES, decode
 from prism.traces.content import find_kind, read_text
-from prism.traces.kernelnames import (
-    COLLECTIVES as COLLECTIVE_KINDS,
-)
+from prism.traces.kernelnames import COLLECTIVES as COLLECTIVE_KINDS
 from prism.traces.kernelnames import classify, collective_kind, is_communication_kernel
 from prism.traces.kineto import drop_impossible, join_ranks
 from prism.traces.kinetorank import Calls, RankTrace, step_of
 from prism.traces.messages import number, whole
-from prism.traces.salvage import no_collection, once
-from prism.traces.stepmarks import NamedRanges, compile_pattern, find_steps
+from prism.traces.rankfiles import read_each
+from prism.traces.salvage import once
+from prism.traces.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
 from prism.traces.table import Trace, make_trace
 
 _RANK = re.compile(r"\.(\d{1,7})\.(?:et|json)(?:\.gz)?$")  # <name>.<rank>.et, as simulators want it
 _JSON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+_LONGEST_US = 1e12  # 11.6 days: no recording lasts as long
 _HOST_NODES = 3  # shown where a file has no others
 
 
@@ -58,34 +58,18 @@ def read_chakra(
     Raises
     ------
     PrismError
-        If a file cannot be decoded, or has no nodes of a device.
+        If a file cannot be decoded, has no nodes of a device, or no node by the pattern.
     """
     pattern = compile_pattern(step_range)
-    ranks: list[RankTrace] = []
-    files: list[Path] = []
-    notes: list[str] = []
-    first: PrismError | None = None
-    for path in map(Path, paths):
-        try:
-            with no_collection():
-                rank = _read_file(path, pattern)
-        except PrismError as error:
-            if path not in found or len(paths) == 1:
-                raise
-            first = first or error
-            notes.append(f"left out: {error}")
-            continue
-        ranks.append(rank)
-        files.append(path)
-    if first is not None and not ranks:
-        raise first
+    done, left_out = read_each(paths, found, lambda path: _read_file(path, pattern))
+    files, ranks = [path for path, _ in done], [rank for _, rank in done]
     timed = all(rank.start.size and np.isfinite(rank.start).all() for rank in ranks)
     told = [
         (path.name, note)
-        for rank, path in zip(ranks, files, strict=True)
+        for path, rank in done
         for note in [*rank.notes, *(drop_impossible(rank) if timed else [])]
     ]
-    notes = [*once(told, len(files)), *notes]
+    notes = [*once(told, len(files)), *left_out]
     if timed:
         return join_ranks(ranks, files, notes, "chakra")
     return _without_times(ranks, files, notes)
@@ -179,11 +163,11 @@ def _rank(
     duration = np.array([node["duration"] for node in device], dtype=np.float64)
     # protobuf has no empty number: starts that are all 0 were never written
     timed = start.size > 0 and bool(np.isfinite(start).all()) and float(start.max()) > 0.0
-    origin = float(start.min()) if timed else 0.0
-    sane = (duration >= 0.0) & (duration < 1e12)
+    origin = 0.0
+    sane = (duration >= 0.0) & (duration < _LONGEST_US)
     if timed:
         middle = float(np.median(start))
-        sane &= np.abs(start - middle) < 1e12
+        sane &= np.abs(start - middle) < _LONGEST_US
         origin = float(start[sane].min()) if sane.any() else 0.0
     bad = int((~sane).sum())
     device = [node for node, ok in zip(device, sane.tolist(), strict=True) if ok]
@@ -191,13 +175,15 @@ def _rank(
     duration = duration[sane]
     if not device:
         raise PrismError(f"{path}: no device node has a duration that can be true")
-    marks = [node for node in host if node["duration"] > 0 and number(node["start"]) > 0.0]
-    labels: dict[str, int] = {}
-    label = [labels.setdefault(str(node["name"]), len(labels)) for node in marks]
-    begins = np.array([node["start"] for node in marks], dtype=np.float64) - origin
-    lasts = np.array([node["duration"] for node in marks], dtype=np.float64)
-    ranges = NamedRanges(list(labels), np.array(label, np.int64), begins, begins + lasts)
+    if pattern is not None and not timed:
+        raise PrismError(
+            f"{path}: --step-range {pattern.pattern}: its nodes have no start times, so that none "
+            "marks a step; leave it out"
+        )
+    ranges = _host_ranges(host, origin)
     steps = find_steps(ranges, pattern)[0] if timed else []
+    if pattern is not None and not steps:
+        raise no_such_step(ranges, pattern, str(path), "host node with a time")
     named = _RANK.search(path.name)
     nothing = np.full(start.size, np.nan)
     where = step_of(start, steps) if timed else np.full(start.size, -1, np.int64)
@@ -206,6 +192,16 @@ def _rank(
         _known(about.get("world_size")), 0, origin, _describe(device), start, duration, nothing,
         nothing.copy(), where, steps, Calls(), len(host), bad, bool((duration % 1.0).any()), notes,
     )  # fmt: skip
+
+
+def _host_ranges(host: list[dict[str, Any]], origin: float) -> NamedRanges:
+    """Host nodes with a time, as named ranges [us] from an origin."""
+    marks = [node for node in host if node["duration"] > 0 and number(node["start"]) > 0.0]
+    labels: dict[str, int] = {}
+    label = [labels.setdefault(str(node["name"]), len(labels)) for node in marks]
+    begins = np.array([node["start"] for node in marks], dtype=np.float64) - origin
+    lasts = np.array([node["duration"] for node in marks], dtype=np.float64)
+    return NamedRanges(list(labels), np.array(label, np.int64), begins, begins + lasts)
 
 
 def _known(value: Any) -> int | None:

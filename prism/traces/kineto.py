@@ -20,8 +20,9 @@ from prism.errors import PrismError
 from prism.traces.collectives import Matched, Members, match_collectives
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kinetorank import RankTrace, read_rank
+from prism.traces.rankfiles import read_each
 from prism.traces.ranknotes import about_job, notes_of
-from prism.traces.salvage import no_collection, read_events
+from prism.traces.salvage import read_events
 from prism.traces.table import Trace, impossible_durations, make_trace
 
 Floats = NDArray[np.float64]
@@ -118,34 +119,19 @@ def _read_files(
     files: Sequence[Path], found: Collection[Path]
 ) -> tuple[list[RankTrace], list[Path], list[str]]:
     """Read each file; return what was read, from which files, and notes."""
-    ranks: list[RankTrace] = []
-    read: list[Path] = []
+    done, left_out = read_each(files, found, _read_file)
     notes: list[str] = []
-    first_error: PrismError | None = None
-    for path in files:
-        try:
-            with no_collection():
-                rank = read_rank(read_events(path))
-            _check(rank, path)
-        except PrismError as error:
-            if path not in found or len(files) == 1:
-                raise
-            first_error = first_error or error
-            notes.append(f"left out: {error}")
-            continue
+    for path, rank in done:
         said = [*rank.notes, *drop_impossible(rank)]
         notes += [f"{path.name}: {note}" for note in said] if len(files) > 1 else said
-        ranks.append(rank)
-        read.append(path)
-    if first_error is not None and not ranks:
-        raise first_error
-    return ranks, read, notes
+    return [rank for _, rank in done], [path for path, _ in done], [*notes, *left_out]
 
 
-def _check(rank: RankTrace, path: Path) -> None:
-    """Refuse a file without device activities."""
+def _read_file(path: Path) -> RankTrace:
+    """Read one file; refuse one without device activities."""
+    rank = read_rank(read_events(path))
     if rank.start.size:
-        return
+        return rank
     broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
     raise PrismError(
         f"{path}: holds {rank.n_host_events:,} host events but no device activity{broken}; "

@@ -24,8 +24,9 @@ from prism.traces.kernelnames import classify, collective_kind, is_communication
 from prism.traces.kineto import drop_impossible, join_ranks
 from prism.traces.kinetorank import CALLS, Calls, RankTrace, step_of
 from prism.traces.nsystables import KERNELS, Ints, NsysFile, open_nsys
-from prism.traces.salvage import no_collection, once
-from prism.traces.stepmarks import candidates, compile_pattern, find_steps
+from prism.traces.rankfiles import read_each
+from prism.traces.salvage import once
+from prism.traces.stepmarks import candidates, compile_pattern, find_steps, no_such_step
 from prism.traces.table import Trace
 
 Floats = NDArray[np.float64]
@@ -88,28 +89,21 @@ def read_nsys(
         If a file is broken or holds no kernels, or the pattern no range.
     """
     pattern = compile_pattern(step_range)
+
+    def read_file(path: Path) -> tuple[list[RankTrace], list[str]]:
+        with open_nsys(path, str(path)) as file:
+            return _read_file(file, pattern)
+
+    done, notes = read_each(paths, found, read_file)
     ranks: list[RankTrace] = []
     files: list[Path] = []
-    notes: list[str] = []
     told: list[tuple[str, str]] = []
-    first: PrismError | None = None
-    for path in map(Path, paths):
-        try:
-            with no_collection(), open_nsys(path, str(path)) as file:
-                read, said = _read_file(file, pattern)
-        except PrismError as error:
-            if path not in found or len(paths) == 1:
-                raise
-            first = first or error
-            notes.append(f"left out: {error}")
-            continue
+    for path, (read, said) in done:
         for rank in read:
             said += [*rank.notes, *drop_impossible(rank)]
         told += [(path.name, note) for note in dict.fromkeys(said)]
         ranks += read
         files += [path] * len(read)
-    if first is not None and not ranks:
-        raise first
     return join_ranks(ranks, files, [*once(told, len(set(files))), *notes], "nsys")
 
 
@@ -161,12 +155,9 @@ def _rank_numbers(file: NsysFile, owners: list[tuple[int, int]]) -> list[int | N
 
 def _no_steps(ranges: HostRanges, pattern: re.Pattern[str] | None, source: str) -> str:
     """Say which ranges there are; raises PrismError where a pattern was given."""
-    there = candidates(ranges.named(None))
     if pattern is not None:
-        raise PrismError(
-            f"{source}: --step-range {pattern.pattern}: no NVTX range is called so; "
-            + (f"ranges that repeat: {there}" if there else "the file has no range that repeats")
-        )
+        raise no_such_step(ranges.named(None), pattern, source, "NVTX range")
+    there = candidates(ranges.named(None))
     return (
         f"no NVTX range is named like a step; --step-range NAME takes another: {there}"
         if there

@@ -137,3 +137,33 @@ def candidates(ranges: NamedRanges, most: int = 4) -> str:
     often = [i for i, n in counts.items() if n > 1 and length[i] > 0.0]
     often.sort(key=lambda i: -float(length[i]))
     return ", ".join(f"{ranges.labels[i][:40]} ({counts[i]:,} times)" for i in often[:most])
+
+
+def no_such_step(
+    ranges: NamedRanges, pattern: re.Pattern[str], source: str, what: str
+) -> PrismError:
+    """Error for a pattern that no range is called by.
+
+    Parameters
+    ----------
+    ranges : NamedRanges
+        Of one process.
+    pattern : compiled pattern
+        What the user gave as --step-range.
+    source : str
+        The file.
+    what : str
+        What its ranges are, in a word or two.
+    """
+    there = candidates(ranges)
+    names = ", ".join(label[:40] for label in ranges.labels[:3])
+    return PrismError(
+        f"{source}: --step-range {pattern.pattern}: no {what} is called so; "
+        + (
+            f"those that repeat: {there}"
+            if there
+            else f"none repeats; there are {names}"
+            if names
+            else "the file has none"
+        )
+    )

@@ -33,7 +33,6 @@ SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
 """Shares of the variance and of the time, and changes, below which a cause is only named [1]."""
 LONGEST_LABEL = 28
 
-_FROZEN = ("", "std_if_frozen")
 _OTHERS = (
     ("_cut", "std_if_cut", "If its tail were cut at its own p95, %"),
     ("_faster", "std_if_faster", "If it took {faster} less time, %"),
