@@ -57,6 +57,18 @@ DEVICES: dict[str, Device] = {
 }
 
 
+def device_key(name: str) -> str:
+    """Name by which a job gives a device, from its product name; empty for one it cannot name.
+
+    Examples
+    --------
+    >>> device_key("NVIDIA H100 80GB HBM3"), device_key("CPU AMD EPYC")
+    ('h100', '')
+    """
+    longest_first = sorted(DEVICES, key=len, reverse=True)  # gb200 is no b200
+    return next((key for key in longest_first if key in name.lower()), "")
+
+
 def find_device(name: str) -> Device:
     """Return a device by its name, or raise PrismError with the known ones."""
     device = DEVICES.get(name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism.cluster import Cluster
-from prism.devices import DEVICES
+from prism.devices import DEVICES, device_key
 from prism.placement import Group
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ COMPUTE_CLASSES = frozenset(
     {"gemm_attention", "gemm_mlp", "gemm_expert", "attention", "loss", "compute"}
 )
 MEMORY_CLASSES = frozenset({"memory", "embedding", "optimizer"})
+
+MEASURED_GEMM = "measured_gemm"
+"""Attribute of a library whose products `prism measure` timed."""
 
 GEMM_LARGE_S = 1e-3
 """Matrix products from this nominal duration on follow the law ``residual/gemm_large`` [s].
@@ -196,11 +199,14 @@ class Rates:
 def build_rates(cluster: Cluster, library: Library) -> Rates:
     """Rates of a cluster's device from a library's ``nominal`` entries.
 
-    The measured table is used where the library's device has the same bfloat16 rate as the
-    cluster's (H100 and H200); a job on another device takes the library's efficiencies only.
+    A table that `prism measure` wrote is used by jobs on its device, however that is spelt, or on
+    one of the same bfloat16 rate (H100 and H200); so is that of a set whose device is a job's name
+    for it. The shipped sets' tables are not: their efficiencies were fitted to these and then
+    calibrated on training. Jobs on other devices take the library's efficiencies only.
     """
     device = cluster.device
-    measured = DEVICES.get(library.device)
+    own = device_key(library.device) if MEASURED_GEMM in library.attrs else library.device
+    measured = DEVICES.get(own)
     same = measured is not None and measured.bf16_flop_per_s == device.bf16_flop_per_s
     peak = device.bf16_flop_per_s
     value = library.value

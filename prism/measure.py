@@ -9,6 +9,7 @@ GPUs and over days, which need traces of the job itself (`prism fit`).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prism.errors import PrismError
 from prism.measuring.collectives import OPS, SIZES, collective_cases, parse_size
-from prism.measuring.entries import base_library, build_library
+from prism.measuring.entries import FEWEST, base_library, build_library
 from prism.measuring.figures import summarize_samples
 from prism.measuring.kernels import (
     ATTENTION_SHAPES,
@@ -25,6 +26,7 @@ from prism.measuring.kernels import (
     MEMORY_SHAPES,
     attention_cases,
     build_call,
+    expect_seconds,
     gemm_cases,
     memory_cases,
 )
@@ -40,6 +42,7 @@ from prism.measuring.samples import (
 from prism.measuring.session import Plan, Progress, run_session
 from prism.measuring.timers import Block, Timer, make_timer
 from prism.measuring.torchlib import choose_device, load_torch
+from prism.text import format_duration
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,6 +54,8 @@ KINDS = ("gemm", "attention", "memory", "collective", "step")
 
 SAMPLES = ".samples.nc"
 """Ending of the file with every call's duration, beside the library."""
+
+_LONG_S = 600.0  # of a measurement without a limit, above which it says so before it begins
 
 _DEFAULT_SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     "gemm": GEMM_SHAPES,
@@ -85,6 +90,7 @@ def measure(
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> xr.Dataset | None:
     """Measure kernels or collectives on this machine.
 
@@ -124,6 +130,10 @@ def measure(
     threads : int, optional
         Of each process on a CPU; one where None, since several wait for each other where others
         use the cores too.
+    progress : callable, optional
+        Called with calls made and calls in all.
+    tell : callable, optional
+        Called before the first large call with a warning, where it will take long.
 
     Returns
     -------
@@ -133,7 +143,8 @@ def measure(
     Raises
     ------
     PrismError
-        Bad input, no torch, no such device, or the device does not run a kernel.
+        Bad input, no torch, no such device, the device does not run a kernel, or one call of each
+        size takes longer than `limit_s`.
     """
     if kind not in KINDS[:-1]:
         raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS[:-1])}")
@@ -159,7 +170,7 @@ def measure(
             return None
         samples = done
     else:
-        _run_kernels(samples, plan, n_threads, flush_l2, file, progress)
+        _run_kernels(samples, plan, n_threads, flush_l2, file, progress, tell)
     if output is not None:
         write_library(samples, output, base)
     return to_dataset(samples)
@@ -265,20 +276,69 @@ class _KernelBench:
 
 def _run_kernels(
     samples: Samples, plan: Plan, threads: int, flush_l2: bool, file: Path | None,
-    progress: Progress | None,
+    progress: Progress | None, tell: Callable[[str], None] | None,
 ) -> None:  # fmt: skip
     """Measure on this process's device."""
     torch = load_torch()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        began = time.perf_counter()
+        warning = check_time(samples.cases, expect_seconds(samples.cases, torch, plan.device), plan)
+        if warning and tell is not None:
+            tell(warning)
         timer = make_timer(plan.device, torch, flush_l2)
         samples.attrs["timer_overhead_s"] = timer.overhead_s
         bench = _KernelBench(samples.cases, torch, plan.device, timer)
         keep = None if file is None else lambda now: save_samples(now, file)
-        run_session(bench, samples, plan, progress, keep)
+        run_session(bench, samples, plan, progress, keep, began)
     finally:
         torch.set_num_threads(before)
+
+
+def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> str:
+    """Say how long a measurement will take where that is long, empty where it is not.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+    seconds : sequence of float
+        What one call of each may take [s].
+    plan : Plan
+
+    Raises
+    ------
+    PrismError
+        One call of each takes longer than the limit.
+    """
+    once, longest = sum(seconds), max(range(len(cases)), key=lambda i: seconds[i])
+    sizes = f"{len(cases)} size{'s' * (len(cases) > 1)}"
+    what = (
+        f"one call of {cases[longest].label} is expected to take {_about_s(seconds[longest])} here"
+    )
+    if plan.limit_s is not None and once > plan.limit_s:
+        raise PrismError(
+            f"--limit {plan.limit_s:g}s: {what}, of each of {sizes} {_about_s(once)}; give "
+            f"--limit {20 * max(1, round(once))}s or more for a law of each, or smaller sizes with "
+            "--shape"
+        )
+    if plan.limit_s is not None and FEWEST * once > plan.limit_s:
+        return (
+            f"{what}: --limit {plan.limit_s:g}s ends before every size has the {FEWEST} calls of a "
+            f"law, which take {_about_s(FEWEST * once)}"
+        )
+    whole = plan.repetitions * once
+    if plan.limit_s is None and whole > _LONG_S:
+        return (
+            f"{plan.repetitions:,} calls of each of {sizes} are expected to take "
+            f"{_about_s(whole)}; --limit 5m ends earlier with what there is"
+        )
+    return ""
+
+
+def _about_s(seconds: float) -> str:
+    """Two digits of a time that is an estimate."""
+    return format_duration(float(f"{seconds:.2g}"))
 
 
 def world_size(ranks: int) -> int:

@@ -25,7 +25,7 @@ from prism.results import job_of, load, provenance
 from prism.simulate import Progress, Step, prepare, run_blocks, settle_call
 from prism.text import time_unit
 from prism.timelines.choose import Wanted, choose_rows
-from prism.timelines.jobs import JobPlayer
+from prism.timelines.jobs import JobPlayer, check_size
 from prism.timelines.played import PlayedStep, Row
 from prism.timelines.table import Sheet, lay_out, make_timeline
 from prism.timelines.traces import play_trace
@@ -227,6 +227,7 @@ def _sample(
     n = REPLICATES if replicates is None else replicates
     seed, threads = settle_call(n, seed, threads)
     step = prepare(job, seed, engine="exact")
+    check_size(step)
     times = _run(step, n, seed, threads, progress)
     return Sampled(job, step, seed, times, [])
 
@@ -255,6 +256,7 @@ def _of_result(
     job, times = job_of(result), result["step_time"].to_numpy()
     seed, threads = settle_call(times.size, int(call["seed"]), threads)
     step = prepare(job, seed, engine="exact")
+    check_size(step)
     replicas = json.loads(result.attrs.get("replicas", "{}"))
     if replicas.get("engine") != "exchangeable":
         return Sampled(job, step, seed, times, [])

@@ -220,6 +220,15 @@ def test_the_advice_comes_first():
     assert "With a probability of 97 % none" in text and "0.1 % of the p95" in text
 
 
+def test_what_may_as_well_be_worse_is_not_called_better():
+    """An interval that spans zero tells nothing: 1.7 ± 3.1 % is no reason to buy nodes."""
+    found = placement()
+    row = next(r for r in found["alternatives"].values() if "3 spare nodes" in str(r.get("label")))
+    row["saved_ci"] = [row["saved"] - 2 * row["saved"], 3 * row["saved"]]
+    text = " ".join(findings(found))
+    assert "3 spare nodes" not in text and "surely better" in text
+
+
 def test_nodes_that_change_replica_or_leave():
     nodes = placement()["slow_nodes"][:2]
     nodes[0] = nodes[0] | {"after": {"slot": 5, "stages": [0], "replicas": [5]}, "host": "n24"}

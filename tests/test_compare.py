@@ -14,7 +14,7 @@ import prism
 from prism.compare import compare, summarize_compare
 from prism.comparisons.distance import distance
 from prism.comparisons.errors import Sample, error_of_means
-from prism.comparisons.figures import FIGURES
+from prism.comparisons.figures import FIGURES, influences, leave_one_out
 from prism.comparisons.longrun import long_run
 from prism.comparisons.power import Side, needed, power_at
 from prism.comparisons.quantity import compare_figures, cosines_of, holm
@@ -105,6 +105,44 @@ def test_clusters_are_the_independent_units():
     found = error_of_means(Sample(x[:, 0], unit, np.arange(unit.size), "clusters"), x - x.mean())
     assert found.variance[0] == pytest.approx(1.01 / 200, rel=0.25)
     assert found.within[0] < 0.05 * found.variance[0]
+
+
+def test_few_and_unlike_runs_count_as_leaving_each_out_does():
+    """Mean and spread of runs of 20 to 200 steps against a jackknife by brute force."""
+    rng = np.random.default_rng(12)
+    runs = [series(n, rng) * np.exp(0.05 * rng.standard_normal()) for n in (20, 50, 80, 200)]
+    x = np.concatenate(runs)
+    unit = np.repeat(np.arange(4), [r.size for r in runs])
+    made = Sample(x, unit, np.arange(x.size), "runs")
+    of = leave_one_out(x, unit, influences(x, np.full(3, 0.01)))
+    found = error_of_means(made, np.nan_to_num(of), floor=False).variance
+    rest = [np.concatenate(runs[:r] + runs[r + 1 :]) for r in range(4)]
+    for name, figure in (("mean", np.mean), ("std", lambda y: x.mean() * np.log(y.std()))):
+        left = np.array([figure(y) / x.mean() for y in rest])
+        brute = 0.75 * ((left - left.mean()) ** 2).sum()
+        assert found[FIGURES.index(name)] == pytest.approx(brute, rel=1e-9)
+    plain = error_of_means(made, influences(x, np.full(3, 0.01))[:, [4]], floor=False).variance
+    assert plain[0] < 0.8 * found[4]  # the negative control: influences alone
+
+
+def test_ks_exchanges_only_what_is_alike():
+    """Stretches of one length of a short and a long run; runs cut to those of the other side."""
+    rng = np.random.default_rng(13)
+    found = distance(sample(1, 300, rng), sample(1, 3_000, rng), None, (16, 16), 1, 99)
+    assert found.units == 8 + 1  # stretches of 375 steps, as the long run's memory allows
+    assert found.p_value is None
+    found = distance(sample(1, 300, rng), sample(1, 3_000, rng), None, (16, 160), 1, 99)
+    assert found.units == 7 + 78 and found.p_value is not None  # of 38 steps
+    long = sample(6, 400, rng, effect=0.05)
+    short = Sample(long.values[long.step < 40], np.repeat(np.arange(6), 40),
+                   np.tile(np.arange(40), 6), "runs")  # fmt: skip
+    assert distance(short, long, None, (0, 0), 1, 99).p_value == 1.0
+
+
+def test_a_percentile_that_few_runs_do_not_reach_is_not_planned_for():
+    side = Side(1e-6, 99.0, 100, lambda wider: np.inf if wider > 2.0 else wider)
+    assert needed([side, side], "runs", 0.01, 0.8) == 25  # 1/4 of 100 runs, errors twice as large
+    assert needed([side._replace(stretch=None)] * 2, "runs", 0.01, 0.8) < 10
 
 
 def test_planned_number_of_runs_has_the_power_that_was_asked_for():

@@ -281,6 +281,22 @@ def test_content_keeps_the_sharp_ends_of_its_law(rank_step):
     assert np.nanstd(fit.residual) == pytest.approx(1.0)
 
 
+def test_workers_slow_in_turn_keep_their_own_variance():
+    rng = np.random.default_rng(6)
+    n_steps, turn = 60, 0.1
+    draw = turn * rng.standard_normal((n_steps, 1))
+    table = 0.02 * rng.standard_normal((4, 2, n_steps, 4))
+    table[:, 0] += draw  # one worker's delay is the other's gain
+    table[:, 1] -= draw
+    fit = fit_components(table, columns_of(2), np.arange(n_steps))
+    assert not fit.step.std.any()
+    assert fit.rank_step.std == pytest.approx(turn, rel=0.2)  # 1.41 of it with the step cut at 0
+    table[:, 1] += 2.0 * draw  # slow together: nothing is pooled
+    fit = fit_components(table, columns_of(2), np.arange(n_steps))
+    assert fit.step.std == pytest.approx(turn, rel=0.2)
+    assert fit.rank_step.std.max() < 0.2 * turn
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_stages_that_drift_apart_are_told_from_replicas_that_drift(apart):
     rng = np.random.default_rng(5)

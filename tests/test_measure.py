@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from prism.cli import prism
 from prism.errors import PrismError
 from prism.library import load_library
-from prism.measure import samples_path, write_library
+from prism.measure import check_time, samples_path, write_library
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
 from prism.measuring.entries import CARRIED, entry_name, pooled_law
@@ -67,6 +67,21 @@ def test_session_interleaves_in_random_order_and_leaves_warm_up_out():
     assert 0 < rounds.sum() < 8  # neither case always comes first
 
 
+def test_a_limit_holds_before_long_calls(monkeypatch):
+    cases = gemm_cases(["512x512x512", "16384x16384x16384"], "float32")
+    with pytest.raises(PrismError, match="16384/float32 is expected to take 90 s here"):
+        check_time(cases, [0.01, 90.0], Plan(limit_s=5.0))
+    assert "20 calls of a law" in check_time(cases, [0.01, 90.0], Plan(limit_s=100.0))
+    assert "2,000 calls" in check_time(cases, [0.01, 90.0], Plan())
+    assert check_time(cases, [1e-4, 1e-3], Plan()) == ""
+    bench = MadeBench((1.0, 1.0))
+    monkeypatch.setattr("time.perf_counter", lambda: bench.now)
+    samples = Samples.empty("gemm", tuple(cases), {})
+    run_session(bench, samples, Plan(limit_s=20.0))
+    assert 20.0 <= bench.now < 23.0  # blocks of 50 calls, and warm-up of 10, would go far beyond
+    assert sum(samples.counts()) > 5
+
+
 def test_figures_of_known_samples():
     samples, _ = made(repetitions=1_000)
     numbers = figures.summarize_samples(samples)
@@ -120,6 +135,21 @@ def test_library_holds_laws_and_keeps_what_was_not_measured(tmp_path):
     assert both.entry("residual/gemm_large").n == 4_000  # of the first measurement
     assert both.entry("residual/attention").n == 50
     assert both.gemm is not None
+
+
+def test_other_kinds_do_not_switch_the_shipped_table_on(tmp_path):
+    file = tmp_path / "here.nc"
+    samples = made((2e-3,), repetitions=50)[0]
+    samples.cases = tuple(attention_cases(["1x2x64x32"], "bfloat16")[:1])
+    samples.kind = "attention"
+    write_library(samples, file)
+    assert load_library(file).gemm is None  # products were not measured
+    samples.attrs["machine"] = MACHINE | {"device": "CPU x", "device_kind": "cpu"}
+    samples.attrs["threads"] = 1
+    with pytest.raises(PrismError, match="holds measurements of h100, this is CPU x"):
+        write_library(samples, file)
+    write_library(samples, tmp_path / "cpu.nc", str(file))
+    assert load_library(tmp_path / "cpu.nc").device == "CPU x"
 
 
 def test_pooled_law_takes_the_median_spread():

@@ -257,6 +257,19 @@ def test_table_is_used_for_its_own_device_only(library: Library) -> None:
     assert rates.gemm_flop_per_s == pytest.approx(0.7 * 2250e12)
 
 
+def test_a_measured_table_is_used_however_its_device_is_spelt() -> None:
+    shipped = load_library("h100-healthy")
+    job = load_job("llama3-405b-8k")
+    assert shipped.gemm is not None  # what its efficiencies were fitted to, and then calibrated
+    assert build_rates(build_cluster(job, shipped), shipped).table is None
+    for device in ("h100", "NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+        own = replace(shipped, device=device, attrs={"measured_gemm": "{}"})
+        assert build_rates(build_cluster(job, own), own).table is shipped.gemm
+    for device in ("NVIDIA GB200", "CPU AMD EPYC"):
+        own = replace(shipped, device=device, attrs={"measured_gemm": "{}"})
+        assert build_rates(build_cluster(job, own), own).table is None
+
+
 def test_laws_part_at_one_millisecond(library: Library) -> None:
     laws: dict[str, list[float]] = {}
     for job in (load_job("llama3-405b-8k"), small_job()):

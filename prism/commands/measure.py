@@ -158,9 +158,14 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
         check_model_path(output, ())
     if plot is not None:
         check_picture_path(plot)
+
+    def tell(text: str) -> None:
+        if not quiet:
+            click.echo(f"prism: warning: {text}", err=True)
+
     try:
         with progress_line(f"measuring {kind}", quiet) as report:
-            result = run(kind, output, progress=report, **options)
+            result = run(kind, output, progress=report, tell=tell, **options)
     except KeyboardInterrupt:
         if output is not None and samples_path(output).is_file() and not quiet:
             click.echo(

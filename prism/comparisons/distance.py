@@ -21,6 +21,7 @@ PERMUTATIONS = 4_999
 MOST_POINTS = 256  # of the pooled sample at which distribution functions are compared
 ENOUGH = 80  # permutations there must be: they come in pairs, so p-values reach 0.025
 _BATCH_CELLS = 2_000_000
+_ALIKE = 1.1  # lengths of runs, one over the other
 
 
 class Distance(NamedTuple):
@@ -51,8 +52,8 @@ def distance(
     a, b : Sample
     pairing : {"cluster", "step", None}
     cosines : tuple of int
-        Of the long-run variance of each sample; a single run is cut into half as many blocks, which
-        then are long beside its memory.
+        Of the long-run variance of each sample; a single run is cut into half as many stretches,
+        which then are long beside its memory, and both sides into stretches of one length.
     seed : int
         Of the permutations.
     permutations : int
@@ -61,9 +62,9 @@ def distance(
     if a.kind != b.kind and {a.kind, b.kind} != {"runs", "steps"}:
         return Distance(ks, None, 0, "a simulation and a measurement have no units in common")
     borrowed = a.kind != b.kind
-    blocks = min(cosines) if pairing == "step" else None
-    unit_a = _units(a, blocks or cosines[0], borrowed)
-    unit_b = _units(b, blocks or cosines[1], borrowed)
+    a, b = _as_long(a, b)
+    length = 0 if borrowed or a.kind != "steps" else _stretch_length(a, b, cosines)
+    unit_a, unit_b = _units(a, length), _units(b, length)
     n_a, n_b = int(unit_a.max()) + 1, int(unit_b.max()) + 1
     paired = pairing is not None and n_a == n_b
     ways = 2.0**n_a if paired else float(math.comb(n_a + n_b, min(n_a, n_b)))
@@ -89,12 +90,38 @@ def distance(
     return Distance(ks, float(found.pvalue), n_a + n_b)
 
 
-def _units(sample: Sample, cosines: int, whole: bool) -> Index:
+def _as_long(a: Sample, b: Sample) -> tuple[Sample, Sample]:
+    """Cut runs to the steps that those of the other side have, where one side's are longer.
+
+    Only what is alike may change sides: a short run's share of steps below a point varies more.
+    """
+    if a.kind != "runs" or b.kind != "runs":
+        return a, b
+    usual = [float(np.median(np.bincount(x.unit))) for x in (a, b)]
+    if max(usual) <= _ALIKE * min(usual):
+        return a, b
+    return _first(a, int(min(usual))), _first(b, int(min(usual)))
+
+
+def _first(sample: Sample, n: int) -> Sample:
+    """Keep the first n values of each run."""
+    begin = np.searchsorted(sample.unit, sample.unit)
+    kept = np.arange(sample.unit.size) - begin < n
+    return Sample(sample.values[kept], sample.unit[kept], sample.step[kept], sample.kind)
+
+
+def _stretch_length(a: Sample, b: Sample, cosines: tuple[int, int]) -> int:
+    """Choose the steps of a stretch of either single run: long beside the memory of both."""
+    counts = [max(FEWEST, n // 2) for n in cosines]
+    return max(-(-x.values.size // n) for x, n in zip((a, b), counts, strict=True))
+
+
+def _units(sample: Sample, length: int) -> Index:
     """Find the unit of each value: its own, or its stretch of a single run."""
-    if sample.kind != "steps" or whole:
+    if not length:
         return sample.unit
-    n_blocks = max(FEWEST, cosines // 2)
     n = sample.values.size
+    n_blocks = max(1, n // length)
     return np.minimum(np.arange(n) * n_blocks // n, n_blocks - 1)
 
 

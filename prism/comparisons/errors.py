@@ -77,13 +77,16 @@ def error_of_means(sample: Sample, series: Array, floor: bool = True) -> Error:
 
     Notes
     -----
-    Units vary as the sums of their values do, R/(R - 1) sum u_r^2. What all runs have in common at
-    a step, the work it does, is no noise of theirs and is taken out of the floor.
+    Units vary as the sums of their values do, R/(R - 1) sum u_r^2 where all are as long. A unit
+    with a share h of the values draws the mean towards itself, so its u_r counts (1 - 1/R)/(1 - h)
+    times: the jackknife over units (Bell and McCaffrey 2002, Survey Methodology 28, 169). What all
+    runs have in common at a step, the work it does, is no noise of theirs and is taken out of the
+    floor.
     """
     n = sample.values.size
     if sample.kind == "steps":
         return _of_steps(series)
-    sums = _sums(sample.unit, series) / n
+    sums = _sums(sample.unit, series) / n * _leverage(sample)[:, None]
     found = _of_units(sums)
     if sample.kind == "clusters":
         inside = series - _means(sample.unit, series)[sample.unit]
@@ -95,6 +98,14 @@ def error_of_means(sample: Sample, series: Array, floor: bool = True) -> Error:
     own *= np.sqrt(sums.shape[0] / (sums.shape[0] - 1.0))
     within = _of_steps(own).variance  # runs end to end; seams are few
     return _raised(found, np.maximum(found.variance, within))._replace(within=within)
+
+
+def _leverage(sample: Sample) -> Array:
+    """Say how much more a long unit's sum counts [unit]; 1 where all are as long, or one is."""
+    count = np.bincount(sample.unit).astype(np.float64)
+    if count.size < 2:
+        return np.ones(count.size)
+    return np.asarray((1.0 - 1.0 / count.size) / (1.0 - count / count.sum()))
 
 
 def errors_of_sides(

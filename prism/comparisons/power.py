@@ -5,6 +5,7 @@ one over the square root of the number of units or steps. Left out: where the va
 (`prism.comparisons.errors`).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +32,23 @@ class Side(NamedTuple):
         Degrees of freedom of that variance.
     n : int
         The units or steps.
+    stretch : callable, optional
+        What the variance is multiplied with where errors of shares are this many times as large:
+        the error of a percentile grows faster than that of the share below it, and is not known
+        (inf) where that reaches beyond the sample.
     """
 
     variance: float
     dof: float
     n: int
+    stretch: Callable[[float], float] | None = None
+
+    def variance_with(self, n: int) -> float:
+        """Variance of the figure's logarithm with n units or steps."""
+        if self.variance == 0.0:
+            return 0.0
+        wider = 1.0 if self.stretch is None else self.stretch(float(np.sqrt(self.n / n)))
+        return self.variance / n * wider
 
 
 def needed(sides: list[Side], kind: Kind, effect: float, power: float) -> int | None:
@@ -70,10 +83,12 @@ def needed(sides: list[Side], kind: Kind, effect: float, power: float) -> int | 
 
 def power_at(sides: list[Side], kind: Kind, effect: float, n: int) -> float:
     """Probability that a two-sided test at 5 % sees an effect with n units or steps a side."""
-    variances = np.array([side.variance / n for side in sides])
+    variances = np.array([side.variance_with(n) for side in sides])
     total = float(variances.sum())
     if total <= 0.0:
         return 1.0
+    if not np.isfinite(total):
+        return 0.0
     dofs = np.array([_dof(side, kind, n) for side in sides])
     dof = float(total**2 / (variances**2 / dofs).sum())
     shift = float(np.log1p(effect) / np.sqrt(total))

@@ -6,6 +6,7 @@ all figures of the comparison together. Left out: reading (`prism.comparisons.in
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +30,18 @@ from prism.comparisons.figures import (
     PERCENTILES,
     figures_of,
     influences,
+    leave_one_out,
     quantile_influences,
     shares_below,
+    slopes,
 )
 from prism.comparisons.longrun import long_run
 from prism.comparisons.power import LEVEL, POWERS, Side, detectable, needed
 
 Array = NDArray[np.float64]
+
+Stretch = Callable[[float], float]
+Stretches = dict[str, Stretch]
 
 SHIFT_LEVELS = np.linspace(0.02, 0.98, 33)
 _DRAWS = 2_000  # behind the simultaneous band: its critical value to 1 %
@@ -114,9 +120,11 @@ def compare_figures(
 ) -> Tested:
     """Test each figure; parameters as of `compare_quantity`."""
     value_a, value_b = figures_of(a.values), figures_of(b.values)
-    of_a, of_b = _both(a, b, pairing, PERCENTILES, influences)
+    shares = _share_errors(a, b, pairing, PERCENTILES)
+    of_a, of_b = influences(a.values, shares[0]), influences(b.values, shares[1])
     known = np.isfinite(of_a[0]) & np.isfinite(of_b[0]) & (value_a > 0.0) & (value_b > 0.0)
     of_a, of_b = (np.nan_to_num(x) for x in (of_a, of_b))
+    of_a, of_b = (leave_one_out(x.values, x.unit, of) for x, of in ((a, of_a), (b, of_b)))
     if pairing is None:
         own = errors_of_sides(a, b, of_a, of_b)
         borrowed, one = is_borrowed(a, b), np.ones(len(FIGURES))
@@ -132,7 +140,7 @@ def compare_figures(
         relative = relative._replace(variance=relative.variance + extra)
         middle = 0.5 * (value_a + value_b)
         absolute = absolute._replace(variance=absolute.variance + extra * middle**2)
-    sides = _sides(a, b, own, relative, pairing)
+    sides = _sides(a, b, own, relative, pairing, shares)
     figures = {}
     for k, name in enumerate(FIGURES):
         found = {"a": float(value_a[k]), "b": float(value_b[k])}
@@ -180,9 +188,14 @@ def _both(
     influence: Callable[[Array, Array], Array],
 ) -> tuple[Array, Array]:
     """Influence values of either side, [n, figure] each; shares' errors first."""
-    shares = (shares_below(a.values, levels), shares_below(b.values, levels))
-    first, second = errors_of_both(a, b, *shares, pairing, floor=levels is PERCENTILES)
+    first, second = _share_errors(a, b, pairing, levels)
     return influence(a.values, first), influence(b.values, second)
+
+
+def _share_errors(a: Sample, b: Sample, pairing: Pairing, levels: Array) -> tuple[Array, Array]:
+    """Give standard errors of the shares below the quantiles of either side [level]."""
+    shares = (shares_below(a.values, levels), shares_below(b.values, levels))
+    return errors_of_both(a, b, *shares, pairing, floor=levels is PERCENTILES)
 
 
 def _effective(
@@ -198,19 +211,25 @@ def _effective(
 
 
 def _sides(
-    a: Sample, b: Sample, own: tuple[Error, Error] | None, relative: Error, pairing: Pairing
-) -> list[list[Side]]:
+    a: Sample, b: Sample, own: tuple[Error, Error] | None, relative: Error, pairing: Pairing,
+    shares: tuple[Array, Array],
+) -> list[list[Side]]:  # fmt: skip
     """Say what one unit or step contributes, by figure; nothing where the kinds do not mix."""
+    of_a, of_b = (_stretches(x.values, e) for x, e in zip((a, b), shares, strict=True))
 
-    def each(error: Error, n: int) -> list[Side]:
-        return [Side(v * n, d, n) for v, d in zip(error.variance, error.dof, strict=True)]
+    def each(error: Error, n: int, stretches: Stretches) -> list[Side]:
+        return [
+            Side(v * n, d, n, stretches.get(name))
+            for name, v, d in zip(FIGURES, error.variance, error.dof, strict=True)
+        ]
 
     if own is None:
         n = max(a.n_units, b.n_units) if pairing == "cluster" else a.values.size
-        return [[side] for side in each(relative, n)]
+        both = {name: _wider(of_a[name], of_b[name]) for name in of_a}
+        return [[side] for side in each(relative, n, both)]
     first, second = (
-        each(error, x.values.size if x.kind == "steps" else x.n_units)
-        for x, error in zip((a, b), own, strict=True)
+        each(error, x.values.size if x.kind == "steps" else x.n_units, stretches)
+        for x, error, stretches in zip((a, b), own, (of_a, of_b), strict=True)
     )
     if is_borrowed(a, b):
         many = first if a.kind == "runs" else second
@@ -218,6 +237,28 @@ def _sides(
     if a.kind != b.kind:
         return [[] for _ in FIGURES]
     return [list(pair) for pair in zip(first, second, strict=True)]
+
+
+def _stretches(values: Array, error: Array) -> Stretches:
+    """Say by percentile how its error grows where the shares' errors do.
+
+    With fewer runs the interval of quantiles behind an error widens, at p95 and p99 into the tail.
+    """
+    here = slopes(values, PERCENTILES, error)
+
+    def stretch(k: int, wider: float) -> float:
+        n = values.size / wider**2
+        there = slopes(values, PERCENTILES[[k]], wider * error[[k]], n)[0]
+        if here[k] <= 0.0:
+            return 1.0
+        return float((there / here[k]) ** 2) if np.isfinite(there) else float("inf")
+
+    names = [name for name in FIGURES if name.startswith("p")]
+    return {name: partial(stretch, k) for k, name in enumerate(names)}
+
+
+def _wider(first: Stretch, second: Stretch) -> Stretch:
+    return lambda wider: max(first(wider), second(wider))
 
 
 def cosines_of(a: Sample, b: Sample, of_a: Array, of_b: Array, pairing: Pairing) -> tuple[int, int]:

@@ -18,19 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from prism.devices import DEVICES
+from prism.devices import DEVICES, device_key
 from prism.distributions import Law
-from prism.kernels import GEMM_LARGE_S, MESSAGE_BYTES
+from prism.errors import PrismError
+from prism.kernels import GEMM_LARGE_S, MEASURED_GEMM, MESSAGE_BYTES
 from prism.library import Entry, GemmTable, Library, library_names, load_library
 from prism.measuring.collectives import bus_factor
-from prism.measuring.machine import device_key
 from prism.measuring.samples import Array, Case, Samples
 from prism.tracemodel.model import sample_law
 
 DEFAULT_BASE = "h100-healthy"
+GENERATOR = "prism measure"
 CARRIED = "carried over from "
 _LEAST = 0.05  # of the mean: no multiplier of a pooled law is smaller
-_FEWEST = 20  # calls below which a case gives no law
+FEWEST = 20
+"""Calls below which a case gives no law."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def base_library(output: str | os.PathLike[str] | None, base: str | None, device
     together; else `base`, else the healthy set of the device, else that of H100.
     """
     if base is None and output is not None and Path(output).is_file():
-        return load_library(output)
+        return _same_machine(load_library(output), output, device)
     own = f"{device_key(device)}-healthy"
     library = load_library(base or (own if own in library_names() else DEFAULT_BASE))
     carried = {
@@ -65,8 +67,26 @@ def base_library(output: str | os.PathLike[str] | None, base: str | None, device
         else replace(entry, source=f"{CARRIED}{library.name}: {entry.source}")
         for name, entry in library.entries.items()
     }
-    same = device_key(device) != "" and library.name.startswith(device_key(device))
+    # a shipped set's table is what its efficiencies were fitted to, and is not used beside them
+    same = MEASURED_GEMM in library.attrs and device_key(library.device) == device_key(device)
     return replace(library, entries=carried, gemm=library.gemm if same else None)
+
+
+def _same_machine(library: Library, path: str | os.PathLike[str], device: str) -> Library:
+    """Return a library that measurements of this device may be added to.
+
+    Raises
+    ------
+    PrismError
+        It holds measurements of another one, whose products' table would pass for this one's.
+    """
+    named = device_key(device) or device
+    if library.attrs.get("generator") == GENERATOR and library.device != named:
+        raise PrismError(
+            f"{path}: holds measurements of {library.device}, this is {named}; choose another -o "
+            f"(--base {path} takes over what is not measured here)"
+        )
+    return library
 
 
 def build_library(samples: Samples, base: Library, name: str) -> Library:
@@ -88,7 +108,7 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
     rows = [
         _Row(case, samples.seconds[i])
         for i, case in enumerate(samples.cases)
-        if samples.seconds[i].size >= _FEWEST
+        if samples.seconds[i].size >= FEWEST
     ]
     machine = samples.attrs["machine"]
     story = _story(samples)
@@ -100,7 +120,7 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
     entries |= _nominal(rows, gemm, story, machine)
     attrs = {
         "title": f"measured on {machine['device']}",
-        "generator": "prism measure",
+        "generator": GENERATOR,
         **{k: v for k, v in base.attrs.items() if k.startswith("measured_")},
         f"measured_{samples.kind}": _provenance(samples),
     }

@@ -9,7 +9,8 @@ own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prism.errors import PrismError
@@ -34,6 +35,8 @@ MEMORY_SHAPES: dict[str, tuple[str, ...]] = {
 MEMORY_OPS = {"layernorm": 2.0, "add": 3.0, "softmax": 2.0, "copy": 2.0}
 """Memory-bound kernels, and how many arrays each reads and writes: what has to move, no more."""
 
+_PROBE = {"cpu": 256, "cuda": 4096}  # rows of the product that tells a device's rate
+_PROBES = 5
 _BACKWARD_ARRAYS = 8.0  # reads q, k, v, out and its gradient, writes three gradients
 _FORWARD_ARRAYS = 4.0
 
@@ -115,6 +118,35 @@ def build_call(case: Case, torch: Any, device: str) -> Call:
             f"{case.label}: does not run on this device: {text}; choose another --shape or --dtype"
         ) from None
     return call
+
+
+def expect_seconds(cases: Sequence[Case], torch: Any, device: str) -> list[float]:
+    """How long one call of each case may take [s], told by two small kernels before any large one.
+
+    Notes
+    -----
+    The longer of its work at the rate of a small matrix product of the same number format, and of
+    its traffic at that of a copy; the best of a few calls each, so that it is rather too short.
+    """
+    made = {"dtype": getattr(torch, cases[0].settings["dtype"]), "device": device}
+    n = _PROBE[device]
+    a, out = torch.randn(n, n, **made), torch.empty(n, n, **made)
+    product = _best_of(lambda: torch.mm(a, a, out=out), torch, device)
+    copy = _best_of(lambda: out.copy_(a), torch, device)
+    flop_s, byte_s = product / (2.0 * n**3), copy / (2.0 * n * n * a.element_size())
+    return [max(case.flop * flop_s, case.bytes * byte_s) for case in cases]
+
+
+def _best_of(call: Call, torch: Any, device: str) -> float:
+    """Shortest of some calls [s], the first left out."""
+    seconds = []
+    for _ in range(_PROBES + 1):
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
 
 
 def _gemm(case: Case, torch: Any, device: str) -> Call:

@@ -26,8 +26,6 @@ _SMI = {
 }
 """Reading: field of nvidia-smi and its unit in SI; 0 where it is no number."""
 
-_MODELS = ("gb200", "b200", "h200", "h100", "a100", "v100")
-
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Say what is measured on: device, processor, cores, system, versions.
@@ -55,17 +53,6 @@ def describe_machine(device: str) -> dict[str, Any]:
             "driver": _smi("driver_version"),
         }
     return about
-
-
-def device_key(name: str) -> str:
-    """Name by which a job gives this device (``h100``, ...), empty for one it cannot name.
-
-    Examples
-    --------
-    >>> device_key("NVIDIA H100 80GB HBM3"), device_key("CPU AMD EPYC")
-    ('h100', '')
-    """
-    return next((key for key in _MODELS if key in name.lower()), "")
 
 
 def processor_name() -> str:

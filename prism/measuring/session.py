@@ -78,6 +78,7 @@ def run_session(
     plan: Plan,
     progress: Progress | None = None,
     keep: Callable[[Samples], None] | None = None,
+    began: float | None = None,
 ) -> Samples:
     """Measure every case of samples until each has its calls.
 
@@ -91,8 +92,10 @@ def run_session(
         Called with calls made and calls in all.
     keep : callable, optional
         Called with the samples every few seconds, and at the end or when interrupted.
+    began : float, optional
+        When the time of `plan.limit_s` began, by `time.perf_counter`; now where None.
     """
-    began = time.perf_counter()
+    began = time.perf_counter() if began is None else began
     earlier = max((float(at[-1]) for at in samples.at if at.size), default=0.0)
     states = samples.attrs.setdefault("states", [])
     states.append(read_state(plan.device))
@@ -115,14 +118,20 @@ def _rounds(
     total = plan.repetitions * len(samples.cases)
     number = max((int(block[-1]) for block in samples.block if block.size), default=-1) + 1
     kept = looked = began
+    typical = [float(warm.get("last_s", 0.0)) for warm in samples.attrs["warm_up"]]
     while min(samples.counts()) < plan.repetitions:
         for case in rng.permutation(len(samples.cases)):
             n = min(plan.block, plan.repetitions - samples.counts()[case])
             if n <= 0:
                 continue
-            bench.block(int(case), LEAD)
+            n = _in_time(bench, plan, began, typical[case], n + LEAD) - LEAD
+            if n <= 0:  # long calls: one that counts costs less than two that do not
+                n = 1
+            else:
+                bench.block(int(case), LEAD)
             block = bench.block(int(case), n)
             slowest = block.seconds if block.slowest is None else block.slowest
+            typical[case] = _typical(slowest)
             samples.add(int(case), block.seconds, block.at - origin, slowest, number)
             number += 1
             now = time.perf_counter()
@@ -146,15 +155,32 @@ def _is_over(bench: Bench, plan: Plan, began: float, share: float = 1.0) -> bool
     return bench.agree(time.perf_counter() - began) > share * plan.limit_s
 
 
+def _typical(seconds: Array) -> float:
+    """Median of some calls [s]; 0 where none was made."""
+    return float(np.median(seconds)) if seconds.size else 0.0
+
+
+def _in_time(bench: Bench, plan: Plan, began: float, seconds: float, n: int) -> int:
+    """How many of n calls of so long fit into the time there is, at least one; ranks agree."""
+    if plan.limit_s is None:
+        return n
+    left = plan.limit_s - (time.perf_counter() - began)
+    fit = min(float(n), max(1.0, left // seconds)) if seconds > 0.0 else float(n)
+    return int(bench.agree(fit))
+
+
 def _warm_up(bench: Bench, case: int, plan: Plan, began: float) -> dict[str, Any]:
     """Call a case until it takes no less time than before; say how long that took."""
     if plan.warm_up == 0 or _is_over(bench, plan, began, _WARM_SHARE):
         return {"calls": 0, "settled": None}
     first = bench.block(case, 1).seconds
-    calls, before = 1, None
+    calls = 1
+    before: Array | None = None
     settled = False
     while calls < plan.warm_up and not settled and not _is_over(bench, plan, began, _WARM_SHARE):
         n = min(_WARM_BLOCK, plan.warm_up - calls)
+        took = _typical(first if before is None else before)
+        n = _in_time(bench, plan, began, took / _WARM_SHARE, n)
         now = bench.block(case, n).seconds
         calls += n
         settled = before is not None and is_settled(before, now)

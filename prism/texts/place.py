@@ -227,15 +227,18 @@ def _others(numbers: Json) -> list[str]:
     best = entry(numbers, "best")
     placed = {row["name"] for row in numbers.get("placements") or ()} | SAME_NODES
     told = [row for row in rows(numbers) if row["name"] not in placed and "saved" in row]
-    better = [row for row in told if row["saved"] > best.get("saved", 0.0) + NO_CHANGE]
-    if better:
-        better.sort(key=lambda row: -float(row["saved"]))
+    moved = float(best.get("saved", 0.0))
+    better = [row for row in told if row["saved"] > moved + NO_CHANGE]
+    sure = [row for row in better if (row.get("saved_ci") or [row["saved"]])[0] > max(0.0, moved)]
+    if sure:
+        sure.sort(key=lambda row: -float(row["saved"]))
         listed = ", ".join(
             f"{row['label']} {percent_change(-float(row['saved']), row.get('saved_ci'))}"
-            for row in better[:3]
+            for row in sure[:3]
         )
         return [f"Better still than moving them, for the same work, against as is: {listed}."]
-    return ["Nothing else that was tried is better for the same work."] if told else []
+    surely = "surely " if better else ""
+    return [f"Nothing else that was tried is {surely}better for the same work."] if told else []
 
 
 def same_work(row: Json, key: str) -> float | None:

@@ -49,22 +49,27 @@ class Recorded(NamedTuple):
     step_time: float  # seconds
 
 
-def record(program: Program, seed: int, replicate: int) -> Recorded:
-    """Run one replicate alone, with the keys it has among all others, and keep all ends.
+def check_size(step: Step) -> None:
+    """Refuse a job whose step holds too many ops, before hours are spent on sampling it.
 
     Raises
     ------
     PrismError
         The job has too many ops.
     """
+    n_replicas, n_ops = step.graph.n_replicas, step.program.ops.kind.size
+    if n_replicas * n_ops > MOST_ENDS:
+        raise PrismError(
+            f"{step.job.source}: a step of {n_replicas:,} replicas with {n_ops:,} ops each is too "
+            f"large for a timeline, which keeps at most {MOST_ENDS:,} ends; lower parallelism.dp "
+            "(with cluster.nodes), or take resolution op"
+        )
+
+
+def record(program: Program, seed: int, replicate: int) -> Recorded:
+    """Run one replicate alone, with the keys it has among all others, and keep all ends."""
     step, graph = program.arrays(False), program.graph
     n_ops = program.ops.kind.size
-    if graph.n_replicas * n_ops > MOST_ENDS:
-        raise PrismError(
-            f"a step of {graph.n_replicas:,} replicas with {n_ops:,} ops each is too large for a "
-            f"timeline, which keeps at most {MOST_ENDS:,} ends; lower parallelism.dp (with "
-            "cluster.nodes), or take resolution op"
-        )
     alone = graph._replace(
         phase_global=np.zeros(1, np.uint8), phase_lo=np.zeros(1, np.int64),
         phase_hi=np.zeros(1, np.int64),

@@ -22,6 +22,7 @@ from prism.variance.anova import (
     estimate_rank,
     estimate_rank_step,
     estimate_step,
+    pool_negative_step,
     position_limits,
     separable,
     split_lemons,
@@ -141,6 +142,7 @@ def fit_components(
     numbers = np.asarray(steps, dtype=np.int64)
     _check(table, columns, numbers, level)
     strata, notes = separable(take_apart(table))
+    strata = pool_negative_step(strata)
     kinds = group_columns(columns)
     groups = column_groups(len(columns)) + list(kinds.values())
     whole = _whole_cells(table)
