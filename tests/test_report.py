@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import html5lib
 import numpy as np
@@ -320,3 +321,12 @@ def test_pictures_take_the_colours_of_the_page(made_up_result):
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
     assert ids[0] and not ids[0] & ids[1]
     assert "one-" not in two
+
+
+def test_long_names_of_files_leave_room_for_the_curves(folder, tmp_path):
+    deep = tmp_path / ("a" * 90) / ("b" * 90)
+    for name in ("first", "other"):
+        shutil.copytree(folder / name, deep / name)
+    html = prism.report([deep / "first", deep / "other"], title="two")
+    curves = [svg for svg in re.findall(r"(?s)<svg.*?</svg>", html) if "(first)" in svg]
+    assert curves and not any("aaaaaaaa" in svg for svg in curves)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 
+LONGEST_NAME = 60  # of a curve, in a legend
 MOST_CURVES = 8
 """Curves in one picture of several estimates."""
 NOTABLE = 0.01
@@ -354,7 +355,12 @@ def overlays(results: Mapping[str, xr.Dataset]) -> list[Picture]:
         errors = Errors("the bands; figures in the table above", "of each estimate, below")
 
         def draw(shown: dict[str, xr.Dataset] = shown, variable: str = variable) -> Any:
-            return plot_dependence(shown, variable=variable)
+            # what tells results of one job apart stands at the end
+            named = {
+                label if len(label) <= LONGEST_NAME else f"...{label[-LONGEST_NAME:]}": found
+                for label, found in shown.items()
+            }
+            return plot_dependence(named, variable=variable)
 
         pictures.append(Picture(f"{title} of {len(shown)} estimates", draw, note, errors))
     return pictures

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import prism
@@ -176,7 +176,19 @@ def _label(item: Found, found: Sequence[Found]) -> str:
     same = [other for other in found if other.section.subject == item.section.subject]
     estimates = [other for other in same if other.kind in ESTIMATES]
     name = str(item.section.subject)
-    return f"{name} ({item.file})" if len(estimates) > 1 and item.kind in ESTIMATES else name
+    if len(estimates) < 2 or item.kind not in ESTIMATES:
+        return name
+    return f"{name} ({_short(item.file, [other.file for other in estimates])})"
+
+
+def _short(file: str, files: Sequence[str]) -> str:
+    """Return the end of a path that tells it from the others: a long one fits no legend."""
+    ends = [PurePath(other).parts for other in files]
+    own = PurePath(file).parts
+    for n in range(1, len(own)):
+        if sum(parts[-n:] == own[-n:] for parts in ends) == 1:
+            return str(PurePath(*own[-n:]))
+    return file
 
 
 def _drawn(pictures: Sequence[Picture], name: str, file: str) -> list[dict[str, Any]]:
