@@ -24,8 +24,8 @@ from .rank import summarize_rank as summarize_rank
 from .replay import replay as replay
 from .replay import summarize_replay as summarize_replay
 from .reports.page import report as report
-from .results import load as load
-from .results import save as save
+from .resultfiles import load as load
+from .resultfiles import save as save
 from .results import summary as summary
 from .schedule import make_schedule as make_schedule
 from .simulate import simulate as simulate

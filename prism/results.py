@@ -6,7 +6,6 @@ variables; attrs carry what is needed to run the same call again.
 
 import hashlib
 import json
-import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 
 import prism
 from prism.errors import PrismError
-from prism.files import atomic_write, read_netcdf
 from prism.job import Job, job_from_dict
 from prism.job import provenance as value_sources
 from prism.library import library_path
@@ -180,29 +178,6 @@ def job_of(dataset: "xr.Dataset") -> Job:
     return job_from_dict(values, name)
 
 
-def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
-    """Write a result as netCDF: to a temporary name first, then renamed."""
-    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def load(path: str | os.PathLike[str]) -> "xr.Dataset":
-    """Read a result.
-
-    Raises
-    ------
-    PrismError
-        The file is missing or not a prism result.
-    """
-    if not Path(path).is_file():
-        raise PrismError(f"{path}: no such result; prism estimate JOB -o DIR writes result.nc")
-    loaded = read_netcdf(path, "a result.nc, which prism estimate JOB -o DIR writes")
-    if "job" not in loaded.attrs:
-        raise PrismError(f"{path}: a netCDF file, but not a prism result (no attribute job)")
-    return loaded
-
-
 def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str, Any]:
     """Summarise a sample whose members of one cluster are alike.
 
@@ -270,7 +245,18 @@ def _p95_interval(
 
 
 def summary(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise an `estimate` result as the JSON object the command prints; times in seconds."""
+    """Summarise an `estimate` result as the JSON object the command prints; times in seconds.
+
+    Raises
+    ------
+    PrismError
+        It is another kind of result.
+    """
+    if "kind" in dataset.attrs:
+        raise PrismError(
+            f"a {dataset.attrs['kind']} is no estimate of a job; its own summarize_... function "
+            "gives its figures"
+        )
     job = job_of(dataset)
     call = json.loads(dataset.attrs["call"])
     steps = np.asarray(dataset.step_time, np.float64)

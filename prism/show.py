@@ -337,7 +337,8 @@ def _library_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_result(path: Path) -> Description:
     """Describe a result: its summary and where it came from."""
-    from prism.results import load, summary
+    from prism.resultfiles import load
+    from prism.results import summary
 
     result = load(path)
     numbers = summary(result)

@@ -21,7 +21,8 @@ from prism.errors import PrismError
 from prism.job import Job, load_job, shipped_jobs
 from prism.jobspec.frommodel import model_attrs
 from prism.placement import Placement
-from prism.results import job_of, load, provenance
+from prism.resultfiles import load
+from prism.results import job_of, provenance
 from prism.simulate import Progress, Step, prepare, run_blocks, settle_call
 from prism.text import time_unit
 from prism.timelines.choose import Wanted, choose_rows
@@ -248,7 +249,8 @@ def _of_result(
     _refuse(str(path), "a result, which has its own call", given)
     result = load(path)
     call = json.loads(result.attrs.get("call", "{}"))
-    if "step_time" not in result or "seed" not in call or "replicate" not in result.dims:
+    steps = {"step_time", "replicate"} <= {*result, *result.dims} and "job" in result.attrs
+    if not steps or "seed" not in call:
         raise PrismError(
             f"{path}: holds no simulated steps of a job; give a result.nc that "
             "prism estimate JOB -o DIR wrote"

@@ -10,7 +10,7 @@ import pytest
 from prism.calibration.model import load_calibration
 from prism.fit import fit_calibrated
 from prism.job import load_job
-from prism.results import save
+from prism.resultfiles import save
 from prism.simulate import simulate
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))

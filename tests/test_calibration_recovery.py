@@ -20,7 +20,7 @@ from prism.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_E
 from prism.calibration.sizes import measure_size
 from prism.calibration.spreads import fit_between
 from prism.library import load_library
-from prism.results import save
+from prism.resultfiles import save
 from prism.simulate import simulate
 
 REPETITIONS = 8

@@ -12,7 +12,7 @@ from prism.errors import PrismError
 from prism.fit import fit, fit_calibrated, summarize_fit
 from prism.job import load_job
 from prism.library import load_library
-from prism.results import save
+from prism.resultfiles import save
 from prism.simulate import simulate
 from prism.variability import Stall, resolve_variability
 

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from prism.plots.rank import plot_interventions, plot_path, plot_ranking
 from prism.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
-from prism.results import VARIABLES, make_dataset, save
+from prism.resultfiles import save
+from prism.results import VARIABLES, make_dataset
 from prism.texts.causes import label, short_label
 from prism.texts.rank import causes, findings, in_words, rank_warnings
 from prism.views.rank import WIDTH, rank_view

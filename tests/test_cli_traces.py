@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 from prism.errors import PrismError
-from prism.results import save
+from prism.resultfiles import save
 from prism.views.trace import verdict
 
 FIT = {

@@ -13,7 +13,7 @@ from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.job import load_job
-from prism.results import save
+from prism.resultfiles import save
 from prism.simulate import simulate
 
 TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"

@@ -19,7 +19,7 @@ from prism.kerneltrace.replay import node_durations, replay_trace, typical_step
 from prism.kerneltrace.steps import align, split_steps
 from prism.replay import replay as replay_file
 from prism.replay import summarize_replay
-from prism.results import save
+from prism.resultfiles import save
 from prism.tracemodel.model import synthetic_graph
 from prism.traces.kineto import read_kineto
 

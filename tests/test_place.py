@@ -20,7 +20,8 @@ from prism.placements.clusters import lower
 from prism.placements.search import exchange, find_placements, random_hosts
 from prism.placements.selection import Arm, pseudo_values
 from prism.placements.slack import level, slot_cost
-from prism.results import job_of, load, save
+from prism.resultfiles import load, save
+from prism.results import job_of
 from prism.simulate import run_blocks
 
 FIGURES = ("mean", "p50", "p95", "p99", "p95_se", "objective", "objective_se", "saved", "saved_ci")

@@ -16,7 +16,7 @@ from prism.rank import rank, summarize_rank
 from prism.rankings.freezing import treat_ops
 from prism.rankings.rarestalls import find_rare_stalls
 from prism.rankings.shares import Sampler
-from prism.results import save
+from prism.resultfiles import save
 from prism.simulate import prepare, run_blocks
 from prism.variability import Treatment
 

@@ -10,7 +10,9 @@ import prism
 from prism.errors import PrismError
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict, load_job
-from prism.results import VARIABLES, job_of, load, make_dataset, save, spread, summary
+from prism.resultfiles import load, save
+from prism.results import VARIABLES, job_of, make_dataset, spread, summary
+from prism.sweep import sweep
 
 RUN = {"steps": 500, "deadline": "17h", "start": "2026-01-05", "price": 2.5}
 
@@ -244,3 +246,18 @@ def test_spread_of_one_cluster_and_one_value():
     assert answer["mean_se"] == pytest.approx(1 / 3**0.5)
     one = spread(np.array([2.0]), np.zeros(1, np.int64))
     assert (one["mean"], one["std"], one["mean_se"], one["p99"]) == (2.0, 0.0, 0.0, 2.0)
+
+
+def test_any_result_can_be_loaded_by_file_or_folder(tmp_path):
+    swept = sweep("pipeline-8x32", {"parallelism.microbatches": [8, 16]}, replicates=64, seed=1)
+    (tmp_path / "out").mkdir()
+    save(swept, tmp_path / "out" / "result.nc")
+    for path in (tmp_path / "out", tmp_path / "out" / "result.nc"):
+        assert load(path).attrs["kind"] == "sweep"
+    with pytest.raises(PrismError, match="a sweep is no estimate"):
+        summary(load(tmp_path / "out"))
+    xr.Dataset().to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
+    with pytest.raises(PrismError, match="not a prism result.*load_library"):
+        load(tmp_path / "other.nc")
+    with pytest.raises(PrismError, match="no such result"):
+        load(tmp_path / "nothing.nc")

@@ -13,7 +13,7 @@ from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.measures import ks_statistic
-from prism.results import save
+from prism.resultfiles import save
 from prism.runs.model import Drift, RunModel, Stalls, simulate_runs
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.fit import fit_step_times

@@ -13,7 +13,7 @@ from prism.errors import PrismError
 from prism.job import job_from_dict, load_job
 from prism.layersplit import auto_split
 from prism.memory import estimate_memory, memory_limit
-from prism.results import load, save
+from prism.resultfiles import load, save
 from prism.simulate import simulate
 from prism.sweep import reproduce, summarize_sweep, sweep
 from prism.sweeps.grid import given_values, job_at, parse_vary

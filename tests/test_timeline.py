@@ -14,7 +14,7 @@ from prism import engine
 from prism.errors import PrismError
 from prism.job import job_from_dict, load_job
 from prism.plots.gantt import MOST_ROWS, plot_gantt
-from prism.results import save
+from prism.resultfiles import save
 from prism.schedule import make_schedule
 from prism.simulate import prepare, prepare_variability, run_blocks, simulate
 from prism.timeline import nearest_replicate, summarize_timeline, timeline

@@ -12,7 +12,7 @@ from test_timeline import check_timeline
 
 from prism.errors import PrismError
 from prism.fit import fit
-from prism.results import save
+from prism.resultfiles import save
 from prism.timeline import summarize_timeline, timeline
 from prism.timelines.table import texts
 from prism.traces import read_trace

@@ -12,7 +12,7 @@ from prism.errors import PrismError
 from prism.fit import fit
 from prism.job import load_job
 from prism.measures import ks_statistic
-from prism.results import save
+from prism.resultfiles import save
 from prism.simulate import simulate
 from prism.validate import copy_at_half, summarize_validation, validate_steps
 from prism.validation.null import null_of_clusters, null_of_draws

@@ -27,7 +27,7 @@ from prism.calibration.predict import draw_steps
 from prism.job import load_job
 from prism.library import load_library
 from prism.measures import ks_statistic
-from prism.results import save
+from prism.resultfiles import save
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent

@@ -68,7 +68,7 @@ def fit(
         check_model_path(output, [*inputs, *(steps for _, steps in calibrate)])
     from prism.fit import fit as fit_trace
     from prism.fit import summarize_fit
-    from prism.results import save
+    from prism.resultfiles import save
     from prism.views.model import model_view
 
     with progress_line("fitting", quiet) as report:

@@ -57,7 +57,8 @@ def write_folder(
         If the place cannot be written.
     """
     from prism import plots
-    from prism.results import made_with, save
+    from prism.resultfiles import save
+    from prism.results import made_with
 
     # results of recordings know nothing of versions themselves
     stamped = result.assign_attrs(made_with() | result.attrs)

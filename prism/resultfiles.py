@@ -1,0 +1,42 @@
+"""Files of results and fitted models: netCDF, written whole and read whole.
+
+What is in an estimate is `prism.results`'s affair, what is in another kind that of its analysis.
+Left out: libraries (`prism.library`).
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prism.errors import PrismError
+from prism.files import atomic_write, read_netcdf
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
+    """Write a result as netCDF: to a temporary name first, then renamed."""
+    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def load(path: str | os.PathLike[str]) -> "xr.Dataset":
+    """Read any result, or a model of ``prism fit``: a file, or the folder of its result.nc.
+
+    Raises
+    ------
+    PrismError
+        The file is missing or not a prism result.
+    """
+    file = Path(path) / "result.nc" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise PrismError(f"{file}: no such result; prism estimate JOB -o DIR writes result.nc")
+    loaded = read_netcdf(file, "a result.nc, which prism estimate JOB -o DIR writes")
+    if "kind" in loaded.attrs or "job" in loaded.attrs:
+        return loaded
+    raise PrismError(
+        f"{file}: a netCDF file, but not a prism result (no attribute kind or job); a library is "
+        "opened by prism.load_library"
+    )
