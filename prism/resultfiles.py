@@ -14,6 +14,10 @@ from prism.files import atomic_write, read_netcdf
 if TYPE_CHECKING:
     import xarray as xr
 
+KINDS = ("comparison", "measurement", "placement", "replay", "steps_estimate", "sweep", "timeline",
+         "validation", "calibrated", "steps", "trace")  # fmt: skip
+"""What ``kind`` says in a result or a model of `prism fit`; estimates and rankings have none."""
+
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
     """Write a result as netCDF: to a temporary name first, then renamed."""
@@ -34,9 +38,8 @@ def load(path: str | os.PathLike[str]) -> "xr.Dataset":
     if not file.is_file():
         raise PrismError(f"{file}: no such result; prism estimate JOB -o DIR writes result.nc")
     loaded = read_netcdf(file, "a result.nc, which prism estimate JOB -o DIR writes")
-    if "kind" in loaded.attrs or "job" in loaded.attrs:
+    kind = loaded.attrs.get("kind")
+    if kind in KINDS or (kind is None and "job" in loaded.attrs):
         return loaded
-    raise PrismError(
-        f"{file}: a netCDF file, but not a prism result (no attribute kind or job); a library is "
-        "opened by prism.load_library"
-    )
+    way = "; prism.load_library opens it" if "prism_schema" in loaded.attrs else ""
+    raise PrismError(f"{file}: a netCDF file, but not a prism result (no kind, no job){way}")

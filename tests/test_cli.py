@@ -31,6 +31,16 @@ def test_help_is_quick():
     assert min(taken) < 0.3
 
 
+def test_the_list_of_commands_fits_a_terminal():
+    """Each first sentence is whole in 80 columns."""
+    env = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-m", "prism", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    listed = done.stdout.split("Commands:\n")[1].splitlines()
+    assert len(listed) > 10
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
 def test_help_loads_nothing_slow():
     code = (
         "import sys; from prism.__main__ import main; main(['--help']);"

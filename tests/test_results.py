@@ -7,10 +7,12 @@ import pytest
 import xarray as xr
 
 import prism
+from prism import show
+from prism.data import data_path
 from prism.errors import PrismError
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict, load_job
-from prism.resultfiles import load, save
+from prism.resultfiles import KINDS, load, save
 from prism.results import VARIABLES, job_of, make_dataset, spread, summary
 from prism.sweep import sweep
 
@@ -77,6 +79,24 @@ def test_loading_what_is_no_result(tmp_path):
     xr.Dataset({"x": 1.0}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     with pytest.raises(PrismError, match="not a prism result"):
         load(tmp_path / "other.nc")
+    foreign = xr.Dataset({"x": 1.0}, attrs={"kind": "weather"})
+    foreign.to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
+    with pytest.raises(PrismError, match="not a prism result"):
+        load(tmp_path / "foreign.nc")
+    with pytest.raises(PrismError, match="load_library"):
+        load(data_path("distributions") / "h100-healthy.nc")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PrismError, match=r"empty/result\.nc: no such result"):
+        load(tmp_path / "empty")
+
+
+def test_whatever_a_command_writes_is_loaded(tmp_path):
+    assert set(KINDS) == set(show._MODELS) | set(show._RESULTS) - {"ranking"}
+    for kind in KINDS:
+        made = xr.Dataset({"x": 1.0}, attrs={"kind": kind})
+        save(made, tmp_path / "result.nc")
+        xr.testing.assert_identical(made, load(tmp_path / "result.nc"))
+        xr.testing.assert_identical(made, load(tmp_path))
 
 
 def test_a_result_reproduces_itself(result, tmp_path):
@@ -248,16 +268,7 @@ def test_spread_of_one_cluster_and_one_value():
     assert (one["mean"], one["std"], one["mean_se"], one["p99"]) == (2.0, 0.0, 0.0, 2.0)
 
 
-def test_any_result_can_be_loaded_by_file_or_folder(tmp_path):
+def test_the_summary_of_another_kind_is_refused():
     swept = sweep("pipeline-8x32", {"parallelism.microbatches": [8, 16]}, replicates=64, seed=1)
-    (tmp_path / "out").mkdir()
-    save(swept, tmp_path / "out" / "result.nc")
-    for path in (tmp_path / "out", tmp_path / "out" / "result.nc"):
-        assert load(path).attrs["kind"] == "sweep"
     with pytest.raises(PrismError, match="a sweep is no estimate"):
-        summary(load(tmp_path / "out"))
-    xr.Dataset().to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
-    with pytest.raises(PrismError, match="not a prism result.*load_library"):
-        load(tmp_path / "other.nc")
-    with pytest.raises(PrismError, match="no such result"):
-        load(tmp_path / "nothing.nc")
+        summary(swept)

@@ -94,7 +94,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(PrismError, match=r"pip install 'prism-trainsim\[parquet\]'"):
+    with pytest.raises(PrismError, match=r"pip install 'pyarrow"):
         read_trace(write(tmp_path, b"PAR1....PAR1"))
 
 

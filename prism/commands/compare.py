@@ -54,7 +54,7 @@ def compare(
     seed: int | None,
     threads: int | None,
 ) -> None:
-    """Tell whether two results, or two measurements of step times, really differ.
+    """Tell whether two results or measurements really differ.
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
     Megatron or MLPerf log); FILE[column=value,...] chooses rows, so that both can be of one file.

@@ -23,9 +23,9 @@ JOB = click.option("--job", metavar="JOB", help="What the ranks of this job run.
 
 @click.group()
 def measure() -> None:
-    """Measure distributions on this machine, into a library or a trace.
+    """Measure distributions of kernels on this machine.
 
-    Needs torch: pip install 'prism-trainsim[measure]'.
+    They go into a library, steps into a trace. Needs torch: pip install 'torch>=2.5'.
     """
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def timeline(
     what: tuple[str, ...], output: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Say when every op of a step starts and ends, and what each rank waits for.
+    """Say when every op of a step runs, and what it waits for.
 
     WHAT is a job, a model of `prism fit`, a result.nc of `prism estimate` (the median and the p99
     step of its simulation), or a trace (its median step as measured, beside its ideal). Open

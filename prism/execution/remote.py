@@ -77,8 +77,7 @@ class Remote:
             self._distributed: Any = distributed
         if not hasattr(self, "_distributed"):
             raise PrismError(
-                "--scheduler needs Dask, which is not installed; "
-                "pip install 'prism-trainsim[scale]'"
+                "--scheduler needs Dask, which is not installed; pip install 'distributed>=2024.10'"
             )
         if self._own:
             self._hush()

@@ -11,7 +11,7 @@ from typing import Any
 
 from prism.errors import PrismError
 
-INSTALL = "pip install 'prism-trainsim[measure]'  (or: pip install 'torch>=2.5')"
+INSTALL = "pip install 'torch>=2.5'"
 DTYPES = {
     "float64": 8,
     "float32": 4,

@@ -63,6 +63,11 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
     """
     if looks_like_list(path) and not Path(path).exists():
         text = path
+    elif not Path(path).exists() or Path(path).is_dir():
+        raise PrismError(
+            f"{path!r}: neither a file nor a list of hosts; expected a host file, or a list such "
+            "as node[001-004,7]"
+        )
     elif find_kind(Path(path), path) != "text":
         raise PrismError(f"{path}: is no text; expected a list of hosts, one name per line")
     else:

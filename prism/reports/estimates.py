@@ -18,7 +18,7 @@ from prism.reports.blocks import Block, Cell
 from prism.reports.figures import Errors, Picture
 from prism.reports.sections import Section
 from prism.results import spread
-from prism.text import format_count, format_duration, format_like, format_share
+from prism.text import format_count, format_duration, format_like, format_share, percent_change
 from prism.views.estimate import estimate_view
 from prism.views.run import WORDS
 
@@ -113,8 +113,8 @@ def answers(numbers: Json, result: xr.Dataset) -> list[str]:
         _time(step, seconds) for seconds in (step["p50"], step["p95"], numbers["ideal_step_time"])
     )
     text = f"Half of the steps take no longer than {p50}, and 95 % no longer than {p95}"
-    slower = 100.0 * (step["p50"] / numbers["ideal_step_time"] - 1.0)
-    out = [f"{text}; with every effect at its mean a step would take {ideal} ({slower:+.1f} %)."]
+    slower = percent_change(step["p50"] / numbers["ideal_step_time"] - 1.0)
+    out = [f"{text}; with every effect at its mean a step would take {ideal} ({slower})."]
     if "time_to_train" in numbers:
         out += _run_answers(numbers, result)
     if numbers.get("exposed_communication") is not None:

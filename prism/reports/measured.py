@@ -117,14 +117,19 @@ def replay_section(result: xr.Dataset) -> Section:
     )
 
 
+def _percent(error: float, sign: str = "") -> str:
+    """Write a relative error in percent; what rounding makes is 0."""
+    return f"{100.0 * error:{sign}.2g} %" if abs(error) > 1e-9 else "0 %"
+
+
 def _replay_answers(numbers: Json) -> list[str]:
     """Say how well steps are reproduced, and how much slower than the ideal they are."""
     out = []
     if numbers.get("mean_error") is not None:
         text = "From its own durations the graph gives the measured steps to "
-        text += f"{100.0 * numbers['mean_error']:+.2g} % on average"
+        text += f"{_percent(numbers['mean_error'], '+')} on average"
         if numbers.get("max_abs_error") is not None:
-            text += f", and each to {100.0 * numbers['max_abs_error']:.2g} %"
+            text += f", and each to {_percent(numbers['max_abs_error'])}"
         out.append(f"{text}.")
     slowdown, ideal = numbers.get("slowdown_same_work"), numbers.get("ideal_mean")
     if slowdown is not None and ideal is not None:

@@ -96,7 +96,7 @@ def decode(data: bytes, source: str) -> tuple[str, dict[str, Any], list[dict[str
     except ImportError as error:
         raise PrismError(
             f"{source}: is a Chakra execution trace, and reading one needs protobuf: pip install "
-            "'prism-trainsim[chakra]'"
+            "'protobuf>=5'"
         ) from error
     from google.protobuf.message import DecodeError
 

@@ -317,7 +317,7 @@ def _read_parquet(path: Path, source: str) -> RawTable:
         import pyarrow.parquet
     except ImportError as error:
         raise PrismError(
-            f"{source}: reading parquet needs pyarrow: pip install 'prism-trainsim[parquet]', or "
+            f"{source}: reading parquet needs pyarrow: pip install 'pyarrow>=17', or "
             "save the table as CSV"
         ) from error
     try:

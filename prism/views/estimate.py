@@ -42,7 +42,8 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
         head.append(f"{format_count(summary['world_size'])} GPUs")
     head.append(f"{format_count(summary['replicates'])} step replicates")
     if summary.get("run_replicates"):
-        head.append(f"{format_count(summary['run_replicates'])} run replicates")
+        steps = f" of {format_count(summary['steps'])} steps" if "steps" in summary else ""
+        head.append(f"{format_count(summary['run_replicates'])} run replicates{steps}")
     head.append(f"seed {summary['seed']}")
     parts: list[RenderableType] = [", ".join(head), "", _times(summary)]
     for title, rows in (
