@@ -56,3 +56,10 @@ def test_where_hosts_are_taken(tmp_path):
     path.write_text("gpu[1-4]\n")
     with pytest.raises(PrismError, match="'gpu1' is no node's number"):
         read_hosts(path)
+
+
+@pytest.mark.parametrize("given", ["", "%%garbage[[", "no-such-file.txt", "."])
+def test_what_is_neither_a_file_nor_a_list_is_told(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PrismError, match="neither a file nor a list of hosts"):
+        read_host_list(given, 4)

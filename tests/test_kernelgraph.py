@@ -184,7 +184,7 @@ def test_kernel_table_has_counts_laws_and_the_host(tmp_path):
 
 def test_other_formats_and_steps_are_refused(tmp_path):
     tidy = make_trace({"duration": [1.0]}, "ops.csv", "tidy")
-    with pytest.raises(PrismError, match=r"ops.csv: is a tidy table; expected a profiler's JSON"):
+    with pytest.raises(PrismError, match=r"ops.csv: is a tidy table; expected a profiler's trace"):
         kernel_table(tidy)
     trace, *_ = make(tmp_path, 1)
     with pytest.raises(PrismError, match="step 99 is not in the trace; it has 10, 11"):
