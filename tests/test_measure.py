@@ -251,6 +251,7 @@ def test_step_command_writes_a_trace_that_replays(tmp_path, parallel):
     replay = CliRunner().invoke(prism, ["replay", trace, "--json", "-q"], catch_exceptions=False)
     replayed = json.loads(replay.stdout)
     assert replayed["steps"] == numbers["step_time"]["n"] == 12
-    # every wait of the job is in the graph; a busy machine may pause a rank between two ops
-    assert abs(replayed["mean_error"]) < 0.01
+    # every wait of the job is in the graph, so that nothing is added; what is missing are pauses
+    # between two ops, which a busy machine makes
+    assert -0.01 < replayed["mean_error"] < 1e-6
     assert replayed["measured_mean"] == pytest.approx(numbers["step_time"]["mean"])
