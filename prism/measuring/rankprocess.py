@@ -7,6 +7,7 @@ without a traceback.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -34,4 +35,9 @@ def main(path: str, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    status = main(sys.argv[1], int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # without torch's teardown: threads of its backend may still run, and end the process with
+    # "terminate called without an active exception" after all work is done
+    os._exit(status)
