@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism import engine
-from prism.attribution import COMPARED, TAIL, Array, Estimate, PathShares, Variance, path_shares
+from prism.attribution import (
+    COMPARED,
+    TAIL,
+    Array,
+    Estimate,
+    PathShares,
+    Variance,
+    path_shares,
+    run_variance,
+    spread_clusters,
+)
 from prism.errors import PrismError
-from prism.inputs import class_cvs, effect_cv, stall_bound, time_shares
+from prism.inputs import class_cvs, effect_cv, time_shares
 from prism.job import Job, load_job
 from prism.rankings.interactions import measure_interactions
 from prism.rankings.interventions import (
@@ -25,7 +35,6 @@ from prism.rankings.interventions import (
     INTERVENTIONS,
     compare_interventions,
 )
-from prism.rankings.rarestalls import RARE
 from prism.rankings.shares import (
     Sampler,
     Shares,
@@ -191,27 +200,24 @@ def _one_run(case: Case, quick: bool) -> dict[str, Any]:
 
 
 def _describe(times: Array) -> dict[str, Any]:
-    return {
-        "target_mean": times.mean(), "target_std": times.std(ddof=1),
-        "target_p95": np.quantile(times, TAIL),
-    }  # fmt: skip
+    return {"target_mean": times.mean(), "target_p95": np.quantile(times, TAIL)}
 
 
 def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
     """Orders as far as one run tells: bounds of classes, correlation of step, spread of rank."""
-    variance, total = sample_quickly(case.sampler, case.inputs, steps, QUICK_REPEATS)
-    first = np.full(len(case.inputs), np.nan)
+    sampler, names = case.sampler, [entry.name for entry in case.inputs]
+    sampler.set_rare_stalls_apart()
+    if sampler.rare is not None:
+        steps = sampler.run(range(len(steps)), sampler.seed)
+    sampler.a, sampler.effects = steps, [effect]
+    total = sample_quickly(sampler, case.inputs, QUICK_REPEATS)
+    variance, first = sampler.variance, np.full(len(case.inputs), np.nan)
     total[: bound.size] = bound
-    names = [entry.name for entry in case.inputs]
-    rate, most = stall_bound(case.step.program)
-    if 0.0 < rate < RARE:  # none may have been met: as much as they can make
-        total[names.index("stall")] = most
-        variance = Variance(variance.within + most, variance.between)
     if "step" in names and effect.std() > 0.0:
         own = steps - steps.mean(axis=1, keepdims=True)
         r = np.corrcoef(own.ravel(), (effect - effect.mean(axis=1, keepdims=True)).ravel())[0, 1]
         i = names.index("step")
-        first[i] = r**2 * variance.within
+        first[i] = r**2 * run_variance(sampler.runs, sampler.control).within
         total[i] = np.fmax(total[i], first[i])
     if "rank" in names:
         first[names.index("rank")] = variance.between
@@ -219,7 +225,7 @@ def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict
     first_share, total_share = weights.shares(first, total)
     return {
         "first_order": first_share, "total_order": total_share,
-        "total_order_within": _within(case, total, variance), **_spread(variance),
+        "total_order_within": _within(case, total, variance), **_whole(case, weights),
     }  # fmt: skip
 
 
@@ -236,31 +242,30 @@ def _shares(case: Case, values: dict[str, Any]) -> tuple[list[Shares], Weights]:
         "first_order_ci": _bounds(first_share, [s.first for s in shares]),
         "total_order_ci": _bounds(total_share, [s.total for s in shares]),
         "total_order_within": _within(case, total, variance),
-        "n_clusters": [len(s.ab) for s in shares], **_spread(variance),
-        **_whole(case, variance),
+        "n_clusters": [len(s.ab) for s in shares], **_whole(case, weights),
     }  # fmt: skip
     return shares, weights
 
 
-def _whole(case: Case, variance: Variance) -> dict[str, Any]:
-    """Figures of the target from all clusters of both runs, as far as these tell them."""
-    sampler = case.sampler
-    if sampler.rare is not None:  # the runs lack stalls: what the one run said stands
-        if case.target.name != "step_time":
-            return {}
-        mean = float(sampler.a.mean() + sampler.b.mean()) / 2.0 + sampler.rare.mean
-        return {"target_mean": mean, "target_std": variance.total**0.5}
-    steps = np.concatenate([sampler.a, sampler.b])
-    values = _describe(case.target.times(steps, np.concatenate(sampler.effects)))
-    if case.target.name == "step_time":
-        values["target_std"] = variance.total**0.5
-    return values
-
-
-def _spread(variance: Variance) -> dict[str, float]:
-    return {
-        "within_cluster_std": variance.within**0.5, "between_cluster_std": variance.between**0.5
+def _whole(case: Case, weights: Weights) -> dict[str, Any]:
+    """Figures of the target from all clusters that the shares rest on, as far as they tell them."""
+    sampler, parts = case.sampler, weights.variance
+    values = {
+        "target_std": parts.total**0.5, "within_cluster_std": parts.within**0.5,
+        "between_cluster_std": parts.between**0.5,
     }  # fmt: skip
+    if sampler.rare is None:
+        runs, effects = list(sampler.runs), np.concatenate(sampler.effects)
+        if sampler.control is not None and sampler.control.variance > 0.0:
+            quiet = sampler.control.times
+            runs = [spread_clusters(run, own) for run, own in zip(runs, quiet, strict=True)]
+        steps = np.concatenate(runs)
+        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
+        return values | _describe(case.target.times(steps, effects))
+    if case.target.name == "step_time":  # the runs lack stalls, but for what these add to the mean
+        mean = np.mean([run.mean() for run in sampler.runs])
+        values["target_mean"] = float(mean) + sampler.rare.mean
+    return values
 
 
 def _within(case: Case, total: Array, variance: Variance) -> Array:

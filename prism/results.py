@@ -94,8 +94,8 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "target_mean": ((), "s", "mean of what is ranked"),
     "target_std": ((), "s", "standard deviation of what is ranked"),
     "target_p95": ((), "s", "p95 of what is ranked"),
-    "within_cluster_std": ((), "s", "standard deviation of a step within a cluster"),
-    "between_cluster_std": ((), "s", "standard deviation of the clusters' mean steps"),
+    "within_cluster_std": ((), "s", "standard deviation of what is ranked within a cluster"),
+    "between_cluster_std": ((), "s", "standard deviation of the clusters' means of it"),
 }
 
 

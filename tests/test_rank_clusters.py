@@ -113,8 +113,13 @@ def test_stalls_too_rare_to_be_seen_have_their_share(entity, noise):
     assert abs(values["stall"]["std_reduction"] - (1 - math.sqrt(1 - exact))) < high - low
     low, high = values["stall"]["mean_reduction_ci"]
     assert abs(values["stall"]["mean_reduction"] - rate * 30 / 3) < high - low
-    (quick,) = summarize_rank(rank(job, seed=1, quick=True))["effects"]
-    assert quick["total_order"] == pytest.approx(exact, abs=0.05)
+    for quick in (True, False):
+        told = summarize_rank(rank(job, seed=1, quick=quick, interventions=()))
+        (row,) = told["effects"]
+        assert row["total_order"] == pytest.approx(exact, abs=0.05)
+        parts = math.hypot(told["within_cluster_std"], told["between_cluster_std"])
+        assert told["std"] == pytest.approx(parts, rel=1e-9)
+        assert told["std"] == pytest.approx((bound + 5 * (0.05 * noise) ** 2) ** 0.5, rel=0.15)
 
 
 def test_weights_of_stalls_are_a_likelihood():

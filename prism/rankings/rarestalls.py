@@ -73,9 +73,16 @@ class RareStalls:
         self.first = 0.5 * (wa * wb * d * e).mean(axis=1)
         self.total = 0.25 * (wa * wb * (d * d + e * e)).mean(axis=1)
         self.delay = 0.5 * (wa * delay["aa"] + wb * delay["bb"]).mean(axis=1)
-        parts = [w * (2.0 * (t - t.mean()) * x + x * x)
-                 for w, t, x in ((wa, a, delay["aa"]), (wb, b, delay["bb"]))]  # fmt: skip
-        self.added = 0.5 * (parts[0] + parts[1]).mean(axis=1) - self.mean**2
+        parts = _added(wa, a, delay["aa"]) + _added(wb, b, delay["bb"])
+        self.added = 0.5 * parts - self.mean**2
+
+    def measure_once(self, a: Array, threads: int) -> None:
+        """Measure what stalls add in the clusters of one run; their total order is a bound."""
+        n, seed = len(a), self.seeds[0]
+        delay = run_blocks(self.often, range(n), seed, threads)[0].astype(np.float64) - a
+        w = self.weights(n, seed)
+        self.delay, self.total = (w * delay).mean(axis=1), (w * delay * delay).mean(axis=1)
+        self.added = _added(w, a, delay) - self.mean**2
 
     def left_by(self, cut: float) -> float:
         """Share of the added variance that is left where stalls' lengths end at a quantile."""
@@ -84,6 +91,11 @@ class RareStalls:
         square = [float(((1.0 + sample_table(t, words).astype(float)) ** 2).mean())
                   for t in (table, cut_table(table, cut))]  # fmt: skip
         return square[1] / square[0]
+
+
+def _added(w: Array, t: Array, d: Array) -> Array:
+    """Variance that weighted delays add to steps, but for the square of their mean [cluster]."""
+    return np.asarray((w * (2.0 * (t - t.mean()) * d + d * d)).mean(axis=1))
 
 
 def find_rare_stalls(program: Program, seeds: tuple[int, int, int]) -> RareStalls | None:

@@ -138,9 +138,14 @@ class Sampler:
         self.advance(4 * n)
 
     @property
+    def runs(self) -> tuple[Array, ...]:
+        """Runs at hand; a quick ranking has the first alone."""
+        return (self.a, self.b) if len(self.b) else (self.a,)
+
+    @property
     def variance(self) -> Variance:
         """Variance of a step."""
-        own = run_variance((self.a, self.b), self.control)
+        own = run_variance(self.runs, self.control)
         if self.rare is None or not self.rare.added.size:
             return own
         return Variance(own.within + float(self.rare.added.mean()), own.between)
@@ -218,32 +223,33 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     return out
 
 
-def sample_quickly(
-    sampler: Sampler, inputs: list[Input], base: Array, n: int
-) -> tuple[Variance, Array]:
+def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     """Total order of shared effects [s^2] from a few clusters of one run, each swapped alone.
 
     Parameters
     ----------
     sampler : Sampler
+        With the run; its control and what rare stalls add are found here.
     inputs : list of Input
         Those of other kinds get NaN.
-    base : float64 [cluster, lane]
-        The run, under the sampler's seed.
     n : int
         Clusters to repeat.
 
     Returns
     -------
-    Variance
-        Of the run.
     float64 [input]
     """
-    control = sampler.find_control((sampler.seed,), (base,))
-    variance = run_variance((base,), control)
+    base, rare = sampler.a, sampler.rare
+    control = sampler.control = sampler.find_control((sampler.seed,), (base,))
+    if rare is not None:
+        rare.measure_once(base, sampler.threads)
+        sampler.advance(len(base))
     total = np.full(len(inputs), np.nan)
     for i, entry in enumerate(inputs):
         if entry.kind != "effects" or entry.is_constant:
+            continue
+        if rare is not None and engine.STALL in entry.streams:
+            total[i] = float(rare.total.mean())
             continue
         keys = swap_keys(entry, sampler.seed, sampler.other, sampler.third)
         total[i] = 0.5 * float(((base[:n] - sampler.run(range(n), keys)) ** 2).mean())
@@ -251,8 +257,8 @@ def sample_quickly(
             other = cluster_times(sampler.program, range(n), sampler.other, sampler.threads)
             apart = 0.5 * float(((control.times[0][:n] - other) ** 2).mean())
             total[i] -= control_slope((base,), control) ** 2 * (apart - control.variance)
-            total[i] = max(total[i], variance.between)
-    return variance, total
+            total[i] = max(total[i], sampler.variance.between)
+    return total
 
 
 def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:

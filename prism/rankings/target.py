@@ -26,7 +26,12 @@ class Weights(NamedTuple):
 
     single: Array  # [input] first orders
     joint: Array  # [input] interactions
-    whole: float  # variance of the target [s^2]
+    variance: Variance  # of the target
+
+    @property
+    def whole(self) -> float:
+        """Variance that shares are of [s^2]; infinite where nothing varies."""
+        return self.variance.total or np.inf
 
     def shares(self, first: Array, total: Array) -> tuple[Array, Array]:
         """Shares of first and total order [input] from variances of a step [s^2]."""
@@ -72,7 +77,7 @@ class Target:
         """
         if self.name == "step_time":
             one = np.ones(len(names))
-            return Weights(one, one, variance.total or np.inf)
+            return Weights(one, one, variance)
         n = float(self.n_steps)
         lasting = drift_variance(self.n_steps, mean, self.memory_s)
         single, joint = np.full((2, len(names)), n)
@@ -83,8 +88,8 @@ class Target:
             single[i] = joint[i] = lasting
         if "rank" in names:
             single[names.index("rank")] = n * n
-        whole = variance.between * n * n + step * lasting + max(0.0, variance.within - step) * n
-        return Weights(single, joint, whole or np.inf)
+        within = step * lasting + max(0.0, variance.within - step) * n
+        return Weights(single, joint, Variance(within, variance.between * n * n))
 
     def times(self, steps: Array, effect: Array, steady: bool = False) -> Array:
         """Return the steps [cluster, replicate], or runs made of them under the same draws.

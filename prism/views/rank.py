@@ -94,10 +94,10 @@ def _head(numbers: Json) -> list[RenderableType]:
 
     text = f"mean {format_like(mean, mean, fine)}, p95 {format_like(numbers['p95'], mean, fine)}, "
     text += f"standard deviation {small(std)}"
-    if numbers["target"] == "step_time" and std and numbers.get("between_cluster_std") is not None:
+    if std and numbers.get("between_cluster_std") is not None:
         text += (
-            f": {small(numbers['within_cluster_std'])} from step to step, "
-            f"{small(numbers['between_cluster_std'])} between sets of GPUs"
+            f": {small(numbers['within_cluster_std'])} within a cluster draw, "
+            f"{small(numbers['between_cluster_std'])} between cluster draws"
         )
     return [head, _wrapped(text)]
 
