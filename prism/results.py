@@ -6,6 +6,7 @@ variables; attrs carry what is needed to run the same call again.
 
 import hashlib
 import json
+import math
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 import prism
 from prism.errors import PrismError
@@ -179,7 +181,7 @@ def job_of(dataset: "xr.Dataset") -> Job:
 
 
 def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str, Any]:
-    """Summarise a sample whose members of one cluster are alike.
+    """Summarise a sample whose members of one cluster draw are alike.
 
     Parameters
     ----------
@@ -189,48 +191,85 @@ def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str,
     Returns
     -------
     dict
-        mean, std, cv, quantiles, standard error of the mean by cluster, 95 % interval of p95, and
-        the spread within and between clusters.
+        mean, std, cv, quantiles, standard error of the mean by cluster draw and its 90 % interval,
+        95 % interval of p95, the spread within and between cluster draws, and their number. What
+        needs several draws is None with one; `p95_ci` is None too where it reaches beyond the
+        sample. `between_cluster_at_most` is None but where the spread between draws is not
+        distinguishable from zero at 5 %: its upper 95 % bound then.
+
+    Notes
+    -----
+    The one-way layout by expected mean squares, test and bound by the F statistic [1]_.
+
+    References
+    ----------
+    .. [1] Searle, Casella and McCulloch, Variance Components (1992), section 3.6.
     """
     labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    n, mean = labels.size, float(values.mean())
     means = np.bincount(index, values) / counts
-    mean = float(values.mean())
     squares = np.bincount(index, (values - means[index]) ** 2)
-    within = float(squares.sum() / max(1, values.size - labels.size))
-    # Expected mean squares of a one-way layout; unequal sizes by the usual effective size.
-    size = (values.size - (counts**2).sum() / values.size) / max(1, labels.size - 1)
-    between_ms = float((counts * (means - mean) ** 2).sum() / max(1, labels.size - 1))
-    between = max(0.0, (between_ms - within) / size) if labels.size > 1 else 0.0
+    within = float(squares.sum() / max(1, values.size - n))
     quantiles = np.quantile(values, [0.05, 0.5, 0.9, 0.95, 0.99])
     std = float(values.std(ddof=1)) if values.size > 1 else 0.0
-    error = _mean_error(counts, means, mean, values)
+    error = _mean_error(counts, means, mean)
+    between, at_most = _between(counts, means, mean, within)
     return {
         "mean": mean, "std": std, "cv": std / mean if mean else 0.0,
         **dict(zip(("p5", "p50", "p90", "p95", "p99"), map(float, quantiles), strict=True)),
-        "mean_se": error, "p95_ci": _p95_interval(values, index, counts),
+        "mean_se": error, "mean_ci90": _mean_interval(mean, error, n),
+        "p95_ci": _p95_interval(values, index, counts),
         "within_cluster_std": float(np.sqrt(within)),
-        "between_cluster_std": float(np.sqrt(between)),
+        "between_cluster_std": between, "between_cluster_at_most": at_most,
+        "cluster_draws": n,
     }  # fmt: skip
 
 
+def _between(
+    counts: NDArray[np.int64], means: NDArray[np.float64], mean: float, within: float
+) -> tuple[float | None, float | None]:
+    """Standard deviation between cluster draws, and its upper bound where it may be zero."""
+    n, size = counts.size, int(counts.sum())
+    if n < 2:
+        return None, None
+    effective = (size - (counts**2).sum() / size) / (n - 1)  # of unequal counts
+    square = float((counts * (means - mean) ** 2).sum() / (n - 1))
+
+    def std(ratio: float) -> float:
+        return math.sqrt(max(0.0, (square / ratio - within) / effective))
+
+    if size == n:  # one value each: all of the spread is between them
+        return std(1.0), None
+    high, low = stats.f.ppf([0.95, 0.05], n - 1, size - n)
+    return std(1.0), None if std(high) > 0.0 else std(low)
+
+
 def _mean_error(
-    counts: NDArray[np.int64], means: NDArray[np.float64], mean: float, values: NDArray[np.float64]
-) -> float:
-    """Return the standard error of the mean; clusters are the independent units."""
+    counts: NDArray[np.int64], means: NDArray[np.float64], mean: float
+) -> float | None:
+    """Return the standard error of the mean; cluster draws are the independent units."""
     n = counts.size
     if n < 2:
-        return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 0.0
+        return None
     deviations = counts * (means - mean)
-    return float(np.sqrt(n / (n - 1) * (deviations**2).sum()) / values.size)
+    return float(np.sqrt(n / (n - 1) * (deviations**2).sum()) / counts.sum())
+
+
+def _mean_interval(mean: float, error: float | None, n: int) -> list[float] | None:
+    """90 % interval of a mean over n cluster draws, by Student's t."""
+    if error is None:
+        return None
+    reach = float(stats.t.ppf(0.95, n - 1)) * error
+    return [mean - reach, mean + reach]
 
 
 def _p95_interval(
     values: NDArray[np.float64], index: NDArray[np.int64], counts: NDArray[np.int64]
-) -> list[float]:
-    """95 % interval of p95 by Woodruff's method, with clusters as the independent units.
+) -> list[float] | None:
+    """95 % interval of p95 by Woodruff's method, with cluster draws as the independent units.
 
-    The share of values up to the sample's p95 has a standard error by cluster; the interval lies
-    between the quantiles that far on both sides.
+    The share of values up to the sample's p95 has a standard error by cluster draw; the interval
+    lies between the quantiles that far on both sides.
 
     References
     ----------
@@ -238,9 +277,13 @@ def _p95_interval(
        doi:10.1080/01621459.1952.10483443.
     """
     below = (values <= np.quantile(values, 0.95)).astype(np.float64)
-    shares = np.bincount(index, below) / counts
-    error = _mean_error(counts, shares, float(below.mean()), below)
-    low, high = np.quantile(values, np.clip([0.95 - 1.96 * error, 0.95 + 1.96 * error], 0.0, 1.0))
+    error = _mean_error(counts, np.bincount(index, below) / counts, float(below.mean()))
+    if error is None:
+        return None
+    reach = float(stats.t.ppf(0.975, counts.size - 1)) * error
+    if reach > 0.05:  # beyond the slowest value
+        return None
+    low, high = np.quantile(values, [max(0.0, 0.95 - reach), 0.95 + reach])
     return [float(low), float(high)]
 
 
@@ -259,14 +302,13 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
         )
     job = job_of(dataset)
     call = json.loads(dataset.attrs["call"])
-    steps = np.asarray(dataset.step_time, np.float64)
     out: dict[str, Any] = {
         "job": dataset.attrs["job_name"],
         "seed": int(dataset.attrs["seed"]),
         "replicates": int(dataset.sizes["replicate"]),
         "world_size": job.world_size,
         "ideal_step_time": float(dataset.ideal_step_time),
-        "step_time": spread(steps, np.asarray(dataset.cluster_idx)),
+        "step_time": _step_spread(dataset),
         "slowdown": {
             f"{t:.10g}": float(p)
             for t, p in zip(
@@ -294,19 +336,48 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
     return out
 
 
+_BETWEEN = ("between_cluster_std", "between_cluster_at_most")
+
+
+def _steady(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise steps without the step effect, as runs rest on them: clusters show best in these."""
+    steady = np.asarray(dataset.step_time, np.float64) / np.asarray(dataset.step_effect)
+    return spread(steady, np.asarray(dataset.cluster_idx))
+
+
+def _step_spread(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise steps; what all GPUs share in a step says nothing of how clusters differ."""
+    steps = np.asarray(dataset.step_time, np.float64)
+    found, steady = spread(steps, np.asarray(dataset.cluster_idx)), _steady(dataset)
+    return found | {key: steady[key] for key in _BETWEEN}
+
+
 def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
     """Summarise runs; their errors hold those of the simulated steps that they rest on."""
     out = spread(runs, np.asarray(dataset.run_cluster_idx))
-    step = spread(np.asarray(dataset.step_time, np.float64), np.asarray(dataset.cluster_idx))
-    # a run under way takes its mean step from its own steps
-    under_way = "under_way" in json.loads(dataset.attrs["call"])
-    shared = 0.0 if under_way else float(dataset.attrs["steps"]) * step["mean_se"]
-    out["mean_se"] = float(np.hypot(shared, out["std"] / np.sqrt(runs.size)))
-    low, high = out["p95_ci"]
-    out["p95_ci"] = [
-        out["p95"] - float(np.hypot(out["p95"] - low, 1.96 * shared)),
-        out["p95"] + float(np.hypot(high - out["p95"], 1.96 * shared)),
-    ]
+    if "under_way" in json.loads(dataset.attrs["call"]):
+        return out  # it takes its mean step from its own steps
+    step = _steady(dataset)
+    n, scale = step["cluster_draws"], out["mean"] / step["mean"]
+    out["cluster_draws"] = min(n, out["cluster_draws"])
+    if step["mean_se"] is None:
+        return out | dict.fromkeys(("mean_se", "mean_ci90", "p95_ci", *_BETWEEN))
+    # few runs on each cluster hardly tell how these differ, their steps do
+    between = min(out["std"], scale * step["between_cluster_std"])
+    within = float(np.sqrt(out["std"] ** 2 - between**2))
+    shared = scale * step["mean_se"] * max(1.0, n / runs.size) ** 0.5
+    error, at_most = float(np.hypot(shared, within / np.sqrt(runs.size))), step[_BETWEEN[1]]
+    out |= {
+        "mean_se": error, "mean_ci90": _mean_interval(out["mean"], error, n),
+        "within_cluster_std": within, "between_cluster_std": between,
+        "between_cluster_at_most": None if at_most is None else scale * at_most,
+    }  # fmt: skip
+    if out["p95_ci"] is not None:
+        noise = 1.96 * scale * step["within_cluster_std"] / dataset.sizes["replicate"] ** 0.5
+        (low, high), p95 = out["p95_ci"], out["p95"]
+        out["p95_ci"] = [
+            p95 - float(np.hypot(p95 - low, noise)), p95 + float(np.hypot(high - p95, noise))
+        ]  # fmt: skip
     return out
 
 

@@ -19,7 +19,7 @@ from prism.reports.figures import Errors, Picture
 from prism.reports.sections import Section
 from prism.results import spread
 from prism.text import format_count, format_duration, format_like, format_share, percent_change
-from prism.views.estimate import estimate_view
+from prism.views.estimate import UNKNOWN, estimate_view
 from prism.views.run import WORDS
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
     n_clusters = np.unique(cluster).size
     # 3 / n: the 95 % bound on the probability of what was not seen in n draws
     bound = format_share(min(1.0, 3.0 / n_clusters), 2)
-    drawn = f"{n} simulated runs" + (f" on {n_clusters:,} clusters" if n_clusters < 1000 else "")
+    drawn = f"{n} simulated runs" + (f" on {n_clusters:,} cluster draws" if n_clusters < 1000 else "")
     if p == 0.0:
         text = f"The run is not done within {deadline}: none of {drawn} is"
         return f"{text} (less than {bound} likely, with 95 % confidence)."
@@ -171,10 +171,11 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
         text = f"The run is done within {deadline}: all of {drawn} are"
         return f"{text} (less than {bound} likely to be late, with 95 % confidence)."
     done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
-    error = format_share(spread(done, cluster)["mean_se"], 2)
+    found = spread(done, cluster)["mean_se"]
+    error = UNKNOWN if found is None else f"± {format_share(found, 2)}, one standard error"
     return (
-        f"The run is done within {deadline} with a probability of {format_share(p)} (± {error}, "
-        f"one standard error by cluster; {drawn})."
+        f"The run is done within {deadline} with a probability of {format_share(p)} ({error}; "
+        f"{drawn})."
     )
 
 
@@ -247,6 +248,12 @@ def _small(numbers: Json, seconds: float) -> str:
     return format_like(seconds, numbers["mean"], max(0.0999 * seconds, 1e-9 * numbers["mean"]))
 
 
+def _interval(numbers: Json) -> list[str]:
+    """Write both ends of the interval of p95."""
+    fine = max(0.005 * float(numbers["std"]), 1e-6 * numbers["mean"])
+    return [format_like(bound, numbers["mean"], fine) for bound in numbers["p95_ci"]]
+
+
 def errors_of(numbers: Json, name: str) -> Errors:
     """Write both errors of a step time or a time-to-train.
 
@@ -258,11 +265,11 @@ def errors_of(numbers: Json, name: str) -> Errors:
         ``step_time`` or ``time_to_train``.
     """
     found = numbers[name]
-    text = f"mean ± {_small(found, found['mean_se'])} (one standard error)"
-    if found.get("p95_ci") and None not in found["p95_ci"]:
-        fine = max(0.005 * float(found["std"]), 1e-6 * found["mean"])
-        low, high = (format_like(bound, found["mean"], fine) for bound in found["p95_ci"])
-        text += f"; p95 between {low} and {high} (95 %)"
+    text = f"error {UNKNOWN}"
+    if found["mean_se"] is not None:
+        text = f"mean ± {_small(found, found['mean_se'])} (one standard error)"
+    if found["p95_ci"] is not None:
+        text += f"; p95 between {' and '.join(_interval(found))} (95 %)"
     n = numbers["replicates" if name == "step_time" else "run_replicates"]
     text += f"; from {format_count(n)} {'steps' if name == 'step_time' else 'runs'}"
     return Errors(text, data_text(numbers))
@@ -319,10 +326,10 @@ def _summary_row(label: str, numbers: Json, runs: bool, deadlines: bool) -> tupl
     step, run = numbers["step_time"], numbers.get("time_to_train")
     size = numbers.get("world_size")
     cells = [label, "" if size is None else format_count(size)]
-    cells.append(f"{_time(step, step['mean'])} ± {_small(step, step['mean_se'])}")
+    error = "" if step["mean_se"] is None else f" ± {_small(step, step['mean_se'])}"
+    cells.append(_time(step, step["mean"]) + error)
     cells += [_time(step, step[key]) for key in ("p50", "p95")]
-    fine = max(0.005 * float(step["std"]), 1e-6 * step["mean"])
-    cells.append(" to ".join(format_like(bound, step["mean"], fine) for bound in step["p95_ci"]))
+    cells.append("unknown" if step["p95_ci"] is None else " to ".join(_interval(step)))
     data = numbers.get("data_error")
     cells.append(f"± {format_share(data['mean'], 2)}" if data else "not included")
     if runs:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Json = Mapping[str, Any]
+UNKNOWN = "unknown from 1 cluster draw"
 
 
 def estimate_view(summary: Json, result: xr.Dataset | None = None) -> RenderableType:
@@ -75,7 +76,8 @@ def _times(summary: Json) -> Table:
     if ideal is not None and "step_time" in cells:
         spread = _resolution(summary["step_time"])
         cells["step_time"]["ideal"] = format_like(ideal, ideal, spread)
-    labels = ["ideal", "mean", "standard deviation", "  within a cluster", "  between clusters"]
+    labels = ["ideal", "mean", "standard deviation", "  within a cluster draw"]
+    labels += ["  between cluster draws"]
     labels += [f"p{percentile}" for percentile in (5, 50, 90, 95, 99)]
     for label in labels:
         if any(label in column for column in cells.values()):
@@ -90,16 +92,20 @@ def _distribution_rows(numbers: Json) -> Iterator[tuple[str, str]]:
     text = format_like(mean, mean, fine)
     yield "mean", text if error is None else f"{text} ± {_small(error, mean)}"
     yield "standard deviation", f"{_small(numbers['std'], mean)} (CV {format_share(numbers['cv'])})"
-    for label, key in (
-        ("  within a cluster", "within_cluster_std"),
-        ("  between clusters", "between_cluster_std"),
-    ):
-        if numbers.get(key) is not None:
-            yield label, _small(numbers[key], mean)
+    yield "  within a cluster draw", _small(numbers["within_cluster_std"], mean)
+    yield "  between cluster draws", _between(numbers)
     for percentile in (5, 50, 90, 95, 99):
-        value = numbers.get(f"p{percentile}")
-        if value is not None:
-            yield f"p{percentile}", format_like(value, mean, fine)
+        yield f"p{percentile}", format_like(numbers[f"p{percentile}"], mean, fine)
+
+
+def _between(numbers: Json) -> str:
+    """Write how far cluster draws differ, as far as they tell."""
+    if numbers["between_cluster_std"] is None:
+        return UNKNOWN
+    at_most = numbers["between_cluster_at_most"]
+    if at_most is None:
+        return _small(numbers["between_cluster_std"], numbers["mean"])
+    return f"indistinguishable from 0 (at most {_small(at_most, numbers['mean'])})"
 
 
 def _small(seconds: float, like: float) -> str:
@@ -162,15 +168,8 @@ def _error_rows(summary: Json) -> list[tuple[str, str]]:
     """How far the numbers above may be off."""
     rows = []
     for name, title in (("step_time", "step time"), ("time_to_train", "time-to-train")):
-        numbers = summary.get(name) or {}
-        if numbers.get("mean_se") is not None and numbers["mean"] > 0:
-            share = format_share(numbers["mean_se"] / numbers["mean"], 2)
-            rows.append((f"mean {title}, standard error", f"{share} (Monte Carlo, by cluster)"))
-        interval = numbers.get("p95_ci")
-        if interval and None not in interval:
-            fine = _resolution(numbers) / 10.0
-            low, high = (format_like(bound, numbers["mean"], fine) for bound in interval)
-            rows.append((f"p95 {title}, 95 % interval", f"{low} to {high} (Monte Carlo)"))
+        if summary.get(name):
+            rows += _monte_carlo_rows(summary[name], title)
     data = summary.get("data_error")
     if data:
         what = "what was measured leaves open" if "library_share" not in data else (
@@ -182,6 +181,18 @@ def _error_rows(summary: Json) -> list[tuple[str, str]]:
             ("laws and nominal durations", "not included: see prism show for their sources")
         )
     return rows
+
+
+def _monte_carlo_rows(numbers: Json, title: str) -> Iterator[tuple[str, str]]:
+    """Intervals of mean and p95, with the draws that they rest on."""
+    n, fine = numbers["cluster_draws"], _resolution(numbers) / 10.0
+    unknown = UNKNOWN if n == 1 else f"unknown from {format_count(n)} cluster draws"
+    for label, key in (("mean {}, 90 % interval", "mean_ci90"), ("p95 {}, 95 % interval", "p95_ci")):
+        text = unknown
+        if numbers[key] is not None:
+            low, high = (format_like(bound, numbers["mean"], fine) for bound in numbers[key])
+            text = f"{low} to {high} (Monte Carlo, {format_count(n)} cluster draws)"
+        yield label.format(title), text
 
 
 def _engine_rows(summary: Json) -> list[tuple[str, str]]:
