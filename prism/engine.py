@@ -251,6 +251,7 @@ class Work(NamedTuple):
     tail: np.ndarray  # float32[global slot, lane] from an export to the end [s]; empty: not asked
     own: np.ndarray  # float32[row, lane] the step's end as far as it is due to one replica
     after: np.ndarray  # float32[lane] what of the typical one's follows its last op
+    weight: np.ndarray  # float32[row] replicas that a simulated one stands for
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -685,12 +686,12 @@ def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
 
 
 @njit(cache=True, nogil=True)
-def _track(state, path, busy, pa, pb, po, base, share, c, stage):
+def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
     """Add an op to the critical path, and a local one to its stage's busy time."""
     for lane in range(LANES):
         base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
         if stage >= 0:
-            busy[stage, lane] += base[lane]
+            busy[stage, lane] += weight * base[lane]
     _follow_path(state, path, pa, pb, po, base, share, c)
 
 
@@ -769,7 +770,8 @@ def run_phase(step, work, phase, chosen, first, last, lane0, k0, k1, n_events):
                 state[po, ev_lane[event]] += ev_delay[event]
                 event += 1
             if n_classes > 0:
-                _track(state, path, busy, pa, pb, po, base, share, c, computes[op] if real else -1)
+                weight = work.weight[row]
+                _track(state, path, busy, pa, pb, po, base, share, c, computes[op], weight)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -802,6 +804,7 @@ def _new_work(step, keys, n_simulated, n_tails):
         np.full((n_tails, LANES), NEVER),
         np.zeros((n_simulated if n_tails > 0 else 0, LANES), np.float32),
         np.zeros(LANES, np.float32),
+        np.ones(n_simulated, np.float32),
     )
 
 
@@ -1069,33 +1072,32 @@ def find_levels(step, sample, x, level):
 
 
 @njit(cache=True, nogil=True)
-def choose_replicas(sample, level, block, k0, k1, words, chosen, weights):
+def choose_replicas(sample, level, block, k0, k1, words, chosen, weight):
     """Choose replicas to be simulated: replica 0, the slowest, and one of every stratum of others.
 
-    Fills chosen[row] in rising order, the typical replica (n_replicas) last, and weights[row], the
+    Fills chosen[row] in rising order, the typical replica (n_replicas) last, and weight[row], the
     number of replicas that each of them stands for.
     """
     n, n_top, n_bulk = level.shape[0], sample.n_top, sample.n_bulk
     order = np.argsort(-level, kind="mergesort")
     order = order[order != 0]
     rest = n - 1 - n_top
-    weight = np.zeros(n + 1)
-    weight[0] = 1.0
+    count = np.zeros(n)
+    count[0] = 1.0
     for i in range(n_top):
-        weight[order[i]] = 1.0
+        count[order[i]] = 1.0
     for i in range(n_bulk):
         if i % LANES == 0:
             philox_lanes(block, 1, i, UNSEEN, k0, k1, words)
         lo, hi = i * rest // n_bulk, (i + 1) * rest // n_bulk
         pick = lo + np.int64((hi - lo) * (words[0, i % LANES] / 4294967296.0))
-        weight[order[n_top + pick]] = hi - lo
-    weight[n] = 0.0
+        count[order[n_top + pick]] = hi - lo
     at = 0
     for r in range(n):
-        if weight[r] > 0.0:
-            chosen[at], weights[at] = r, weight[r]
+        if count[r] > 0.0:
+            chosen[at], weight[at] = r, count[r]
             at += 1
-    chosen[at], weights[at] = n, 0.0
+    chosen[at], weight[at] = n, 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -1112,7 +1114,7 @@ def _log_below(sample, mean, std, at):
 
 
 @njit(cache=True, nogil=True)
-def unseen_bins(sample, level, chosen, weight, mean, std, count):
+def unseen_bins(sample, level, chosen, mean, std, count):
     """Gather the replicas that are not simulated into bins of like mean and spread.
 
     mean[bin] and std[bin] are over the typical replica's time [1]; returns how many there are.
@@ -1161,10 +1163,10 @@ def unseen_slowest(sample, mean, std, count, u):
 
 
 @njit(cache=True, nogil=True)
-def _add_unseen(sample, typical, after, chosen, weight, level, lane0, k0, k1, out_time, out_path):
+def _add_unseen(sample, typical, after, chosen, level, lane0, k0, k1, out_time, out_path):
     """Let the step wait for the slowest of the replicas that were not simulated, too."""
     mean, std, count = np.empty(BINS), np.empty(BINS), np.empty(BINS)
-    if unseen_bins(sample, level, chosen, weight, mean, std, count) == 0:
+    if unseen_bins(sample, level, chosen, mean, std, count) == 0:
         return
     words = np.empty((4, LANES), np.uint32)
     philox_lanes(0, 0, lane0, UNSEEN, k0, k1, words)
@@ -1179,11 +1181,11 @@ def _add_unseen(sample, typical, after, chosen, weight, level, lane0, k0, k1, ou
 
 
 @njit(cache=True, nogil=True)
-def run_sampled_block(block, keys, step, sample, out, level, chosen, weight, own, after):
+def run_sampled_block(block, keys, step, sample, out, level, chosen, own, after):
     """Simulate some replicas of one block, and let the step wait for the others, too.
 
     Fills out.time[lane] and the other outputs as `run_block` does, and besides level[replica]
-    [s], chosen[row], weight[row], own[row, lane] [s] (the step if there were no other replica; the
+    [s], chosen[row], own[row, lane] [s] (the step if there were no other replica; the
     last row is the typical one) and after[lane] [s] (what of the typical one's is due to the ops
     of all replicas).
     """
@@ -1192,9 +1194,9 @@ def run_sampled_block(block, keys, step, sample, out, level, chosen, weight, own
     words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
     x, regimes = _draw_cluster(block, key, step, words, step_words)
     find_levels(step, sample, x, level)
-    choose_replicas(sample, level, block, key[RANK, 0], key[RANK, 1], words, chosen, weight)
     n_rows, k0, k1 = chosen.shape[0], key[RESIDUAL, 0], key[RESIDUAL, 1]
     work = _new_work(step, keys, n_rows, graph.n_global_slots)
+    choose_replicas(sample, level, block, key[RANK, 0], key[RANK, 1], words, chosen, work.weight)
     lower_replicas(step.low, x, chosen[: n_rows - 1], work.coef_a, work.coef_r)
     work.coef_a[n_rows - 1], work.coef_r[n_rows - 1] = sample.typical, 0.0
     of_all, first = np.int64(1), np.int64(0)
@@ -1205,10 +1207,10 @@ def run_sampled_block(block, keys, step, sample, out, level, chosen, weight, own
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     out_time[:] = work.state[final]
     out_path[:] = work.path[final]
-    out_busy[:] = work.busy * np.float32(graph.n_replicas / (n_rows - 1))
+    out_busy[:] = work.busy
     own[:], after[:] = work.own, work.after
     typical = own[n_rows - 1]
-    _add_unseen(sample, typical, after, chosen, weight, level, lane0, k0, k1, out_time, out_path)
+    _add_unseen(sample, typical, after, chosen, level, lane0, k0, k1, out_time, out_path)
     _end_block(step, lane0, key, words, step_words, out_time, out_step)
 
 
@@ -1233,8 +1235,8 @@ def run_sampled(first, keys, step, sample, out_time, out_step, out_path, out_bus
     """`run_range` where only some replicas are simulated."""
     n_rows = 2 + sample.n_top + sample.n_bulk
     level = np.empty(step.graph.n_replicas, np.float32)
-    chosen, weight = np.empty(n_rows, np.int64), np.empty(n_rows)
+    chosen = np.empty(n_rows, np.int64)
     own, after = np.empty((n_rows, LANES), np.float32), np.empty(LANES, np.float32)
     for i in range(out_time.shape[0]):
         out = (out_time[i], out_step[i], out_path[i], out_busy[i])
-        run_sampled_block(first + i, keys, step, sample, out, level, chosen, weight, own, after)
+        run_sampled_block(first + i, keys, step, sample, out, level, chosen, own, after)

@@ -227,7 +227,6 @@ class _Pilot(NamedTuple):
 
     level: NDArray[np.float32]  # [block, replica] s
     chosen: NDArray[np.int64]  # [block, row]
-    weight: Array  # [block, row]
     own: NDArray[np.float32]  # [block, row, lane] s
     after: NDArray[np.float32]  # [block, lane] s, of the typical one's
 
@@ -246,15 +245,14 @@ def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> _Pilot:
     n, rows, lanes = program.graph.n_replicas, 2 + sample.n_top + sample.n_bulk, engine.LANES
     out = _Pilot(
         np.empty((PILOT, n), np.float32), np.empty((PILOT, rows), np.int64),
-        np.empty((PILOT, rows)), np.empty((PILOT, rows, lanes), np.float32),
-        np.empty((PILOT, lanes), np.float32),
+        np.empty((PILOT, rows, lanes), np.float32), np.empty((PILOT, lanes), np.float32),
     )  # fmt: skip
 
     def one(block: int) -> None:
-        level, chosen, weight, own, after = (values[block] for values in out)
+        level, chosen, own, after = (values[block] for values in out)
         times = make_room(step, 1)
         outs = (times[0][0], times[1][0], times[2][0], times[3][0])
-        engine.run_sampled_block(block, keys, step, alone, outs, level, chosen, weight, own, after)
+        engine.run_sampled_block(block, keys, step, alone, outs, level, chosen, own, after)
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
         list(pool.map(one, range(PILOT)))
@@ -317,8 +315,8 @@ def _shares(sample: engine.Sample, pilot: _Pilot, largest: float) -> tuple[float
     mean, std, count = np.empty((3, engine.BINS))
     u = (np.arange(engine.LANES) + 0.5) / engine.LANES
     slowest = beyond = 0
-    for level, chosen, weight, own, after in zip(*pilot, strict=True):
-        if engine.unseen_bins(sample, level, chosen, weight, mean, std, count) == 0:
+    for level, chosen, own, after in zip(*pilot, strict=True):
+        if engine.unseen_bins(sample, level, chosen, mean, std, count) == 0:
             continue
         known = float((mean + std * largest)[count > 0.0].max())
         z = np.array([engine.unseen_slowest(sample, mean, std, count, v) for v in u])

@@ -140,10 +140,10 @@ def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDAr
     width = (links.leaf_hi[:, link] - links.leaf_lo[:, link]).sum(axis=1)
     if link >= links.n_own:
         width = width.sum(keepdims=True)
-    if not width.any():
-        return np.ones(POOL_SAMPLES)
-    hit = 1.0 - (1.0 - links.probability) ** width[rng.integers(0, width.size, POOL_SAMPLES)]
-    return np.where(rng.random(POOL_SAMPLES) < hit, links.congested, links.quiet)
+    width = width[rng.integers(0, width.size, POOL_SAMPLES)]
+    hit = rng.random(POOL_SAMPLES) < 1.0 - (1.0 - links.probability) ** width
+    # as in the engine: where no leaf is touched there is nothing to be congested
+    return np.where(width == 0, 1.0, np.where(hit, links.congested, links.quiet))
 
 
 def _empirical(samples: NDArray[np.float64]) -> Law:

@@ -106,14 +106,13 @@ def test_levels_order_the_replicas_of_the_exact_engine():
     program = sample_replicas(prepare(make_job(192, QUIET), 1).program, 16, 32)
     step, n = program.arrays(track=False), 192
     level, chosen = np.empty(n, np.float32), np.empty(50, np.int64)
-    weight, own, after = np.empty(50), np.empty((50, 64), np.float32), np.empty(64, np.float32)
+    own, after = np.empty((50, 64), np.float32), np.empty(64, np.float32)
     time, effect, path, busy = (a[0] for a in make_room(step, 1))
     engine.run_sampled_block(
         0, make_keys(3), step, program.sample.alone(), (time, effect, path, busy),
-        level, chosen, weight, own, after,
+        level, chosen, own, after,
     )  # fmt: skip
     assert chosen[0] == 0 and chosen[-1] == n and np.all(np.diff(chosen) > 0)
-    assert weight.sum() == pytest.approx(n)
     assert np.isin(np.argsort(-level)[:16], chosen).all()
     assert np.allclose(own[:-1].max(axis=0), time, rtol=1e-6)
     mean = own[:-1].mean(axis=1)
@@ -202,6 +201,14 @@ def test_estimate_says_what_it_simulated():
     few = estimate(make_job(16, QUIET), replicates=64, run_replicates=10, steps=10, seed=1,
                    engine="exchangeable")  # fmt: skip
     assert any("all 16 replicas" in text for text in summarize_estimate(few)["warnings"])
+
+
+def test_idle_share_is_that_of_all_replicas():
+    """Half of the replicas that are simulated are the slowest, which idle least."""
+    job = make_job(192, {"rank": {"cv": 0.1}})
+    exact, found = (simulate(job, 256, seed=1, engine=e) for e in ("exact", "exchangeable"))
+    assert json.loads(found.attrs["replicas"])["simulated"] == 129
+    assert found.idle_fraction.values == pytest.approx(exact.idle_fraction.values, abs=0.001)
 
 
 def test_draws_of_microbatches_mend_the_tail_of_a_small_pilot():

@@ -231,6 +231,23 @@ def test_congestion_leaves_compute_alone():
     assert np.all(times == 4 * 3.0)
 
 
+def test_pooled_links_that_touch_no_leaf_stay_at_nominal():
+    """One pipeline of three crosses nodes of three GPUs; the others' transfers stay within one."""
+    job = explicit(
+        REGIME, cluster={"gpus_per_node": 3, "leaf_nodes": 1, "placement": "tp-cp-pp-dp"},
+        dependence="none", pp=2, dp=3, microbatches=1,
+    )  # fmt: skip
+    sent = Collective("t", "transfer", "p2p", 1.0, 0.0, "residual/p2p")
+    graph = sg.build_step_graph(
+        workload([[0.0]] * 2, [[0.0]] * 2, transfer=sent), make_schedule("1f1b", 2, 1),
+        sg.GraphOptions(n_replicas=3),
+    )  # fmt: skip
+    program = build_program(job, graph, prepare_variability(job), 5)
+    p = 1.0 - (1.0 - CONGESTED) ** 2  # of two leaves
+    expected = (2.0 + QUIET * (1.0 + p * (FACTOR - 1.0))) / 3.0
+    assert program.low.fixed_mean[0, :, 0].max() == pytest.approx(expected, rel=0.01)
+
+
 # -- stalls ----------------------------------------------------------------------------------
 
 RATE, LENGTH = 40.0, 25.0
