@@ -98,11 +98,10 @@ def _rank_order(job: Job) -> NDArray[np.int64]:
 
 
 def _wiring(job: Job, v: Variability, default: Placement) -> Wiring | None:
-    """How messages travel in the default order, None where they take as long in any other."""
+    """How messages travel in the default order, None where there are none."""
     if job.model.durations is not None:
-        return None  # no messages
-    wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
-    return None if wiring.is_flat else wiring
+        return None
+    return Wiring(build_cluster(job, nominal_library(job, v.library)), default)
 
 
 def _places(graph: StepGraph, lowered: list[LoweredOp], default: Placement) -> tuple[Place, ...]:
