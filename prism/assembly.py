@@ -65,8 +65,8 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
     step_table = tables.optional(v.step, effect="step")
     links = _links(default, v, graph)
-    vec, n_terms = _vectors(job, graph, lowered, v, tables, bank, step_table, kernels)
-    stalls, quiet = _stalls(job, graph, v, tables)
+    vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels)
+    stalls, quiet = _stalls(default, graph, v, tables)
     low = low._replace(quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
     shares = np.zeros((len(lowered), len(classes)), np.float32)
@@ -98,11 +98,10 @@ def _rank_order(job: Job) -> NDArray[np.int64]:
 
 
 def _wiring(job: Job, v: Variability, default: Placement) -> Wiring | None:
-    """How messages travel in the default order, None where they take as long in any other."""
+    """How messages travel in the default order, None where there are none."""
     if job.model.durations is not None:
-        return None  # no messages
-    wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
-    return None if wiring.is_flat else wiring
+        return None
+    return Wiring(build_cluster(job, nominal_library(job, v.library)), default)
 
 
 def _places(graph: StepGraph, lowered: list[LoweredOp], default: Placement) -> tuple[Place, ...]:
@@ -195,7 +194,7 @@ def _residual_tables(
 
 
 def _vectors(
-    job: Job,
+    placement: Placement,
     graph: StepGraph,
     lowered: list[LoweredOp],
     v: Variability,
@@ -209,7 +208,7 @@ def _vectors(
     The ranks of a shard or ep group have a microbatch each, and all wait for the slowest: the
     longest microbatch, but for one on a faster GPU. Experts take tokens of all ranks alike.
     """
-    relative, n_own = _relative_speeds(job, v), n_own_links(job)
+    relative, n_own = _relative_speeds(placement, v), n_own_links(placement.job)
     call_table = tables.optional(v.call, effect="call") if kernels else -1
     width = max(len(op.terms) for op in lowered)
     vec = np.zeros((graph.kind.size, width), np.int32)
@@ -239,21 +238,21 @@ def _vectors(
     return vec, n_terms
 
 
-def _relative_speeds(job: Job, v: Variability) -> NDArray[np.float64]:
+def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64]:
     """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
-    n, each, gpus = (
-        shard_size(job),
-        job.parallelism.tp * job.parallelism.cp,
-        job.cluster.gpus_per_node,
-    )
+    n = shard_size(placement.job)
     if n == 1 or v.rank.std == 0.0:
         return np.ones((1, n))
+    nodes = placement.ranks() // placement.gpus_per_node
+    nodes = nodes.reshape(-1, nodes.shape[2])  # of every group's members
     rng = np.random.Generator(np.random.Philox(0))
-    draws = max(16, SPEED_DRAWS // (n * each))
-    own = rng.standard_normal((draws, n * each))
-    node = np.repeat(rng.standard_normal((draws, -(-n * each // gpus))), gpus, axis=1)
-    z = np.sqrt(v.node_share) * node[:, : n * each] + np.sqrt(1.0 - v.node_share) * own
-    x = v.rank.ppf(ndtr(z)).reshape(draws, n, each).max(axis=2)
+    draws = max(16, SPEED_DRAWS // nodes.shape[1])
+    own = rng.standard_normal((draws, nodes.shape[1]))
+    at = nodes[np.arange(draws) * len(nodes) // draws]  # groups may lie in different ways
+    at = np.cumsum(np.diff(at, axis=1, prepend=at[:, :1]) > 0, axis=1)  # ranks rise in a group
+    node = np.take_along_axis(rng.standard_normal((draws, at.max() + 1)), at, axis=1)
+    z = np.sqrt(v.node_share) * node + np.sqrt(1.0 - v.node_share) * own
+    x = v.rank.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
     return np.asarray(x / x.max(axis=1, keepdims=True))
 
 
@@ -286,7 +285,7 @@ def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Lin
 
 
 def _stalls(
-    job: Job, graph: StepGraph, v: Variability, tables: Tables
+    placement: Placement, graph: StepGraph, v: Variability, tables: Tables
 ) -> tuple[engine.Stalls, NDArray[np.float64]]:
     """Stalls of a step, and the multiplier of compute between them, per op type.
 
@@ -294,11 +293,11 @@ def _stalls(
     whole step. Work between stalls is faster by what stalls take, so that the mean stays 1, unless
     they add to it.
     """
-    stall, quiet = v.stall, np.ones(len(graph.op_types))
+    stall, quiet, job = v.stall, np.ones(len(graph.op_types)), placement.job
     rate, length = stall.rate_per_hour / 3600.0, stall.duration_s
     nominal = np.array([nominal_duration(t) for t in graph.op_types])
     ops, shares, probability = [], [], np.zeros(graph.n_stages)
-    entities = _entities(job, stall.entity)
+    entities = _entities(placement, stall.entity)
     for s in range(graph.n_stages):
         hit = np.flatnonzero((_busy(graph) == s) & (nominal[graph.op_type] > 0.0))
         exposed = nominal[graph.op_type[hit]]
@@ -332,10 +331,13 @@ def _stalls(
     ), quiet  # fmt: skip
 
 
-def _entities(job: Job, entity: str) -> float:
-    """Ranks or nodes of one (replica, stage) group; a group within one node has that node."""
-    members = job.parallelism.tp * job.parallelism.cp * shard_size(job)
-    return members if entity == "rank" else max(1.0, members / job.cluster.gpus_per_node)
+def _entities(placement: Placement, entity: str) -> float:
+    """Ranks or nodes of one (replica, stage) group, in the mean."""
+    ranks = placement.ranks()
+    if entity == "rank":
+        return float(ranks.shape[2])
+    node = np.sort(ranks // placement.gpus_per_node, axis=2)
+    return float(1.0 + np.count_nonzero(np.diff(node, axis=2), axis=2).mean())
 
 
 def _busy(graph: StepGraph) -> NDArray[np.int32]:

@@ -52,10 +52,10 @@ def _crossing(
     loops = placement.job.parallelism.loops
     for s in range(n_stages if n_stages > 1 else 0):
         peer = s + 1 if s + 1 < n_stages else (0 if loops else n_stages - 2)
-        out[:, s] = np.ptp(unit[:, [s, peer]], axis=(1, 2)) > 0
+        out[:, s] = (unit[:, s] != unit[:, peer]).any(axis=1)
     if n_own > n_stages:
         out[:, n_stages:n_own] = np.ptp(unit, axis=2) > 0
     out[0, n_own : n_own + n_stages] = np.ptp(unit, axis=(0, 2)) > 0
     out[0, -2] = np.ptp(unit) > 0
-    out[:, -1] = unit[:, 0, 0] != unit[:, -1, 0]
+    out[:, -1] = (unit[:, 0] != unit[:, -1]).any(axis=1)
     return out

@@ -315,7 +315,7 @@ class Placement:
         """
         layout, domain = self.job.parallelism, self.job.cluster.nvlink_domain_gpus
         members = self.members()
-        first = members[:, :, 0] // domain
+        near = members // domain
         leaves = members // self.gpus_per_node // self.job.cluster.leaf_nodes
         own_lo, own_hi = _runs(leaves)
         by_default = self.ranks() // domain
@@ -327,21 +327,21 @@ class Placement:
         for s in range(n_stages):
             peer = s + 1 if s + 1 < n_stages else (0 if layout.loops else n_stages - 2)
             if n_stages > 1:
-                far = (first[:, s] != first[:, peer])[:, None]
+                far = (near[:, s] != near[:, peer]).any(axis=1)[:, None]
                 ends = [s, peer]
                 lo[:, s] = np.where(far, own_lo[:, ends].reshape(n_replicas, -1), 0)
                 hi[:, s] = np.where(far, own_hi[:, ends].reshape(n_replicas, -1), 0)
             if n_own > n_stages:
-                far = (np.ptp(members[:, s] // domain, axis=1) > 0)[:, None]
+                far = (np.ptp(near[:, s], axis=1) > 0)[:, None]
                 lo[:, n_stages + s, :n_runs] = np.where(far, own_lo[:, s], 0)
                 hi[:, n_stages + s, :n_runs] = np.where(far, own_hi[:, s], 0)
-            if stages_cross or np.ptp(members[:, s] // domain) > 0:
+            if stages_cross or np.ptp(near[:, s]) > 0:
                 lo[:, n_own + s, :n_runs] = own_lo[:, s]
                 hi[:, n_own + s, :n_runs] = own_hi[:, s]
-        if np.any(first[:, 0] != first[:, -1]):
+        if np.any(near[:, 0] != near[:, -1]):
             lo[:, -1] = own_lo[:, [0, -1]].reshape(n_replicas, -1)
             hi[:, -1] = own_hi[:, [0, -1]].reshape(n_replicas, -1)
-        if np.ptp(by_default) > 0 or np.ptp(members // domain) > 0:
+        if np.ptp(by_default) > 0 or np.ptp(near) > 0:
             lo[:, -2, 0], hi[:, -2, 0] = leaves.min(), leaves.max() + 1
         return lo, hi
 

@@ -40,7 +40,7 @@ class Origin(NamedTuple):
     loadings: tuple[float, ...]  # [loading] and with which exponent of its compute
     places: tuple[Place, ...]
     n_tables: int  # quantile tables that are not of slow nodes
-    wiring: Wiring | None  # of the default order; None: no message takes longer elsewhere
+    wiring: Wiring | None  # of the default order; None: there are no messages
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured
 

@@ -258,8 +258,11 @@ def _stretch(
         Roles whose factors vary between clusters, and are left to the engine.
     """
     low = origin.low._replace(member=placement.members())
-    moved = _moved_groups(origin, placement)
-    places = [p for p in origin.places if p.part.group in moved or p.part.role in fixed]
+    own, moved = _own_groups(origin), _moved_groups(origin, placement)
+    places = [
+        p for p in origin.places
+        if p.part.group in own or p.part.group in moved or p.part.role in fixed
+    ]  # fmt: skip
     if not places:
         return low, None
     slow = {role: x[low.member].max(axis=2) for role, x in fixed.items()}
@@ -270,7 +273,11 @@ def _stretch(
     left: list[tuple[Place, Array]] = []  # and how much longer it takes here
     for place in places:
         part, c = place.part, place.coef
-        ratio = _ratio(origin.wiring, moved.get(part.group), place, n_replicas)
+        ratio = np.ones(n_replicas)
+        if origin.wiring is not None and (part.group in own or part.group in moved):
+            ratio = _ratio(origin.wiring, moved.get(part.group), place, part.group in own)
+        if place.shared:  # one op for all replicas
+            ratio = np.full_like(ratio, ratio.max())
         whole = ratio
         if part.role in drawn:
             left.append((place, ratio))
@@ -279,8 +286,8 @@ def _stretch(
         typical[:, c, part.term] += part.mean * (ratio - 1.0)
         mean[:, c, part.term] += part.mean * (whole - 1.0)
         var[:, c] += part.var * (whole**2 - 1.0)
-    if np.array_equal(mean, np.broadcast_to(low.fixed_mean, mean.shape)):
-        mean, var = low.fixed_mean, low.fixed_var
+    if all(bool((x == x[:1]).all()) for x in (mean, var, typical)):
+        mean, var, typical = mean[:1], var[:1], typical[:1]
     low = low._replace(fixed_mean=mean, fixed_var=var)
     if left:
         rows = {role: len(origin.roles) + i for i, role in enumerate(drawn)}
@@ -288,10 +295,18 @@ def _stretch(
     return low, None if np.array_equal(typical, mean) else typical
 
 
+def _own_groups(origin: Origin) -> set[str]:
+    """Return the groups whose messages take other times in different places."""
+    if origin.wiring is None:
+        return set()
+    groups = {place.part.group for place in origin.places} - {"stage"}
+    return {group for group in groups if not origin.wiring.is_nominal(group)}
+
+
 def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
     """Wiring of the groups whose messages take another time than in the default order."""
     default = origin.wiring
-    if default is None:
+    if default is None or default.is_flat:
         return {}
     slots, gpus = placement.slots, placement.gpus_per_node
     order = np.arange(slots.size)
@@ -304,17 +319,17 @@ def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
     return {group: wiring for group in groups if not wiring.is_as(default, group)}
 
 
-def _ratio(default: Wiring | None, wiring: Wiring | None, place: Place, n: int) -> Array:
-    """How many times longer a message takes than in the default order [replica].
+def _ratio(default: Wiring, moved: Wiring | None, place: Place, own: bool) -> Array:
+    """How many times longer a message takes than its nominal time [replica].
 
     A ratio, since the nominal duration of a transfer is the mean over all hops: one that becomes
     slower does so relative to that mean.
     """
-    if default is None or wiring is None:
-        return np.ones(n)
-    part, stage = place.part, max(place.stage, 0)
-    after = wiring.seconds(part.group, part.n_bytes, stage)
-    return after / default.seconds(part.group, part.n_bytes, stage)
+    message = place.part.group, place.part.n_bytes, max(place.stage, 0)
+    ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
+    if moved is not None:
+        ratio = ratio * (moved.seconds(*message) / default.seconds(*message))
+    return ratio
 
 
 def _slowest(slow: Array, place: Place) -> Array:

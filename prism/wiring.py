@@ -76,8 +76,7 @@ class Wiring:
         reach = self._rings_reach(group)
         size = reach.n_ranks
         time = self.cluster.all_to_all_time if group == "ep" else self.cluster.ring_time
-        distinct = {each: time(n_bytes, size, *each) for each in reach.distinct}
-        times = np.array([distinct[each] for each in reach.rings])
+        times = np.array([time(n_bytes, size, *each) for each in reach.distinct])[reach.kind]
         if group in ("tp", "cp", "shard", "ep"):
             return np.asarray(times.reshape(n_replicas, n_stages, -1)[:, stage].max(axis=1))
         if group in ("dp_cp", "replicas", "expert_dp"):
@@ -90,6 +89,32 @@ class Wiring:
             (near, hops), (far, others) = self._hop_reach(), other._hop_reach()
             return all(map(np.array_equal, (near, *hops), (far, *others)))
         return self._rings_reach(group).rings == other._rings_reach(group).rings
+
+    def is_nominal(self, group: str) -> bool:
+        """Tell whether messages of a group take everywhere what the cluster says."""
+        if group == "hop":
+            near, hops = self._hop_reach()
+            return all(bool((x == x[:1, :, :1]).all()) for x in (near, *hops))
+        reaches = self._rings_reach(group).distinct
+        nominal = self.cluster.reach(self.cluster.group(group))
+        return len(reaches) == 1 and bool(np.allclose(reaches[0], nominal, rtol=1e-9, atol=0.0))
+
+    def over_nominal(self, group: str, n_bytes: float, stage: int) -> Array:
+        """How many times longer messages take than the cluster says [replica].
+
+        A transfer takes the mean over its replica's hops, as the nominal one over all of them; one
+        that leaves a far unit has a nominal time of its own.
+        """
+        c, own = self.cluster, np.ones(len(self.members))
+        if group != "hop":
+            op_kind = "all_to_all" if group == "ep" else "all_gather"
+            nominal = c.collective_time(op_kind, n_bytes, c.group(group))
+            return self.seconds(group, n_bytes, stage) / nominal if nominal > 0.0 else own
+        far = c.far_links()
+        near = [s for s in range(c.pp_size if c.loops else c.pp_size - 1) if s not in far]
+        if stage in far:
+            return own
+        return np.asarray(self._hops(n_bytes)[:, near].mean(axis=1) / c.transfer_time(n_bytes))
 
     def tier_factors(self, group: str) -> Array:
         """How many times slower each ring of a kind is for the units it leaves [ring]."""
@@ -147,13 +172,15 @@ class Wiring:
             touched = np.stack(units, axis=1) if units else np.ones((len(rings), 0), np.int64)
             network_s, tiers = self.cluster.network.latency_s, self.cluster.tiers
             extra = {u: extra_latency(tiers, u, network_s) for u in set(map(tuple, touched))}
-            reaches = [
-                Reach(d, f, extra[u])
-                for d, f, u in zip(
-                    domains.tolist(), factor.tolist(), map(tuple, touched), strict=True
-                )
-            ]
-            self._reach[group] = _Rings(reaches, frozenset(reaches), rings.shape[1])
+            self._reach[group] = _sort_rings(
+                [
+                    Reach(d, f, extra[u])
+                    for d, f, u in zip(
+                        domains.tolist(), factor.tolist(), map(tuple, touched), strict=True
+                    )
+                ],
+                rings.shape[1],
+            )
         return self._reach[group]
 
     def _exits(self, groups: Int, domains: Int) -> _Rings:
@@ -161,7 +188,7 @@ class Wiring:
         units = [_count_units(groups // tier.gpus).tolist() for tier in self.cluster.tiers]
         touched = zip(*units, strict=True) if units else [()] * len(groups)
         each = [self.cluster.exits(k, u) for k, u in zip(domains.tolist(), touched, strict=True)]
-        return _Rings(each, frozenset(each), groups.shape[1])
+        return _sort_rings(each, groups.shape[1])
 
     def _tier_slow(
         self, tier: Tier, rings: Int, domains: Int, units: Int, parallel: Array
@@ -217,8 +244,19 @@ def _count_units(units: Int) -> Int:
 
 
 class _Rings(NamedTuple):
-    """How the rings of a kind lie, each of them."""
+    """How the rings of a kind lie."""
 
-    rings: list[Reach]
-    distinct: frozenset[Reach]
+    distinct: tuple[Reach, ...]
+    kind: Int  # [ring] which of them
     n_ranks: int
+
+    @property
+    def rings(self) -> list[Reach]:
+        """Each of them."""
+        return [self.distinct[k] for k in self.kind]
+
+
+def _sort_rings(rings: list[Reach], n_ranks: int) -> _Rings:
+    """Sort rings by how they lie."""
+    index = {each: k for k, each in enumerate(dict.fromkeys(rings))}
+    return _Rings(tuple(index), np.array([index[each] for each in rings]), n_ranks)

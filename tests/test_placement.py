@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from prism import engine
+from prism.assembly import _entities, _relative_speeds
 from prism.errors import PrismError
 from prism.job import job_from_dict, load_job
+from prism.linkcongestion import congested_links
 from prism.placement import KINDS, NodeSlowdown, Placement, slow_node
 from prism.relocation import relocate
-from prism.simulate import prepare, run_blocks
+from prism.simulate import prepare, prepare_variability, run_blocks
 
 MODEL = {
     "n_layers": 8, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 8, "vocab_size": 8000,
@@ -286,3 +288,95 @@ def test_a_group_on_far_nodes_touches_all_their_leaves():
     lo, hi = torn.link_leaves(2)
     touched = sorted({leaf for k in range(lo.shape[2]) for leaf in range(lo[0, 2, k], hi[0, 2, k])})
     assert touched == [0, 3]  # nodes 0 and 6
+
+
+# ------------------------------------------------------------------- groups in any order of ranks
+def count_ranks(order, tp, cp, dp, pp):
+    """Rank of every (stage, dp rank, cp rank, tp rank), counted one by one, the first axis fastest.
+
+    Apart from all that prism knows of strides.
+    """
+    outer, inner = ("pp", "dp") if order == "megatron" else ("dp", "pp")
+    size, rank, found = {"dp": dp, "pp": pp}, 0, {}
+    for i in range(size[outer]):
+        for j in range(size[inner]):
+            at = {outer: i, inner: j}
+            for c in range(cp):
+                for t in range(tp):
+                    found[at["pp"], at["dp"], c, t] = rank
+                    rank += 1
+    return found
+
+
+def ordered_job(order, layout, gpus, effects=None, **cluster):
+    layout = layout | {"vpp": 1, "data_parallel": "hsdp"}
+    world = layout["tp"] * layout["cp"] * layout["pp"] * layout["dp"]
+    cluster |= {"nodes": world // gpus, "gpus_per_node": gpus, "placement": order}
+    return make_job(effects, layout, **cluster)
+
+
+def shard_nodes(job, n, gpus):
+    """Node of every member of every (replica, stage) group of n data-parallel ranks."""
+    p = job.parallelism
+    rank = count_ranks(job.cluster.placement, p.tp, p.cp, p.dp, p.pp)
+    return [
+        [
+            rank[s, r * n + k, c, t] // gpus
+            for k in range(n) for c in range(p.cp) for t in range(p.tp)
+        ]
+        for r in range(p.dp // n) for s in range(p.pp)
+    ]  # fmt: skip
+
+
+ORDERED = [
+    ("megatron", {"tp": 2, "cp": 1, "pp": 4, "dp": 8, "shard_size": 4}, 8),
+    ("tp-cp-pp-dp", {"tp": 2, "cp": 1, "pp": 4, "dp": 8, "shard_size": 4}, 8),
+    ("tp-cp-pp-dp", {"tp": 1, "cp": 2, "pp": 2, "dp": 8, "shard_size": 4}, 8),
+    (
+        "tp-cp-pp-dp",
+        {"tp": 2, "pp": 3, "dp": 8, "cp": 1, "shard_size": 2, "layer_split": [3, 3, 2]},
+        4,
+    ),  # do not tile nodes
+    ("megatron", {"tp": 2, "cp": 1, "pp": 2, "dp": 6, "shard_size": 3}, 4),
+]
+
+
+@pytest.mark.parametrize(("order", "layout", "gpus"), ORDERED)
+def test_shard_groups_share_nodes_in_any_order_of_ranks(order, layout, gpus):
+    effects = STILL | {"rank": {"cv": 0.02, "node_share": 1.0}}
+    job = ordered_job(order, layout, gpus, effects)
+    n = layout["shard_size"]
+    # a data-parallel rank has one node here, and GPUs of a node are alike
+    nodes = [group[:: layout["tp"] * layout["cp"]] for group in shard_nodes(job, n, gpus)]
+    alike = {tuple(map(group.index, group)) for group in nodes}
+    found = _relative_speeds(Placement(job), prepare_variability(job)).tolist()
+    assert {tuple(map(row.index, row)) for row in found} == alike
+
+
+@pytest.mark.parametrize(("order", "layout", "gpus"), ORDERED)
+def test_stalls_of_nodes_count_the_nodes_of_a_group(order, layout, gpus):
+    job = ordered_job(order, layout, gpus)
+    nodes = shard_nodes(job, layout["shard_size"], gpus)
+    assert _entities(Placement(job), "node") == pytest.approx(np.mean([len(set(g)) for g in nodes]))
+    assert _entities(Placement(job), "rank") == len(nodes[0])
+
+
+@pytest.mark.parametrize(("order", "layout", "gpus"), ORDERED)
+def test_links_of_hops_leave_where_a_member_does(order, layout, gpus):
+    """A transfer goes from a rank to the one of its place in the next stage, and to no other."""
+    unit = 2 * gpus
+    tiers = {"site": {"gpus": unit, "latency_us": 5000}}
+    job = ordered_job(order, layout, gpus, tiers=tiers)
+    p, n = job.parallelism, layout["shard_size"]
+    rank = count_ranks(order, p.tp, p.cp, p.dp, p.pp)
+    lo, hi, n_entities = congested_links(Placement(job), p.pp)
+    site = lo[..., -1] == n_entities - 1
+    leaves = (hi[..., :-1] > lo[..., :-1]).any(axis=2)
+    for r in range(p.dp // n):
+        for s in range(p.pp - 1):
+            pairs = [
+                (rank[s, d, c, t], rank[s + 1, d, c, t])
+                for d in range(r * n, r * n + n) for c in range(p.cp) for t in range(p.tp)
+            ]  # fmt: skip
+            assert site[r, s] == any(a // unit != b // unit for a, b in pairs)
+            assert leaves[r, s] == any(a // gpus != b // gpus for a, b in pairs)

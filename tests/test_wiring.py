@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_placement import make_job, seconds, times
+from test_placement import count_ranks, make_job, seconds, times
 
 from prism.cluster import build_cluster
 from prism.library import load_library
-from prism.placement import Placement
+from prism.placement import Placement, shard_size
 from prism.relocation import relocate
 from prism.simulate import prepare
 from prism.wiring import Wiring
@@ -183,3 +183,96 @@ def test_reach_against_counting(hosts, pod, nvlink):
         assert [(4 if group == "dp_cp" else 2) / r.domains for r in reach.rings] == inside[
             ::n_alike
         ]
+
+
+TORN = [  # up to 48 GPUs in NVLink domains of 12, nodes of 4
+    {"tp": 2, "cp": 1, "pp": 2, "dp": 10, "vpp": 1, "data_parallel": "zero1"},
+    {"tp": 2, "cp": 4, "pp": 2, "dp": 3, "vpp": 1, "data_parallel": "zero1"},
+    {"tp": 8, "cp": 1, "pp": 2, "dp": 3, "vpp": 2, "data_parallel": "ddp"},
+    {"tp": 1, "cp": 2, "pp": 1, "dp": 24, "vpp": 1, "data_parallel": "hsdp", "shard_size": 4},
+]
+
+
+def torn_job(order, layout, **more):
+    layout = layout | {"microbatches": 4} | more
+    world = layout["tp"] * layout["cp"] * layout["pp"] * layout["dp"]
+    cluster = {"nodes": world // 4, "gpus_per_node": 4, "nvlink_domain_gpus": 12}
+    return make_job(None, layout, placement=order, **cluster)
+
+
+def groups_of(rank, p, n, name, r, s):
+    """Ranks of the groups that an op of replica r and stage s stands for, or of all replicas."""
+    own, tps, cps = range(r * n, r * n + n), range(p.tp), range(p.cp)
+    return {
+        "tp": [[rank[s, d, c, t] for t in tps] for d in range(p.dp) for c in cps],
+        "cp": [[rank[s, d, c, t] for c in cps] for d in own for t in tps],
+        "shard": [[rank[s, d, c, t] for d in own for c in cps] for t in tps],
+        "dp_cp": [[rank[s, d, c, t] for d in range(p.dp) for c in cps] for t in tps],
+        "replicas": [
+            [rank[s, d, c, t] for d in range(k, p.dp, n)]
+            for k in range(n) for c in cps for t in tps
+        ],
+        "embedding": [
+            [rank[e, d, c, t] for e in (0, p.pp - 1)]
+            for d in range(p.dp) for c in cps for t in tps
+        ],
+        "world": [sorted(rank.values())],
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", TORN)
+@pytest.mark.parametrize("order", ["megatron", "tp-cp-pp-dp"])
+def test_groups_take_what_their_own_place_costs(layout, order):
+    """Against counting the domains of every group: what all wait for takes the worst one's time.
+
+    A group inside a replica takes its own; where one lies whole in a domain, it takes NVLink time.
+    """
+    job = torn_job(order, layout)
+    p, cluster = job.parallelism, build_cluster(job, LIBRARY)
+    rank, n = count_ranks(order, p.tp, p.cp, p.dp, p.pp), shard_size(job)
+    resolution = {"resolution": "op" if n > 1 else "kernel"}
+    kernels = {"variability": job.variability.model_copy(update=resolution)}
+    step = prepare(job.model_copy(update=kernels), 1)
+    mean, seen = step.program.low.fixed_mean, set()
+    for c, op_type in enumerate(step.graph.op_types):
+        message = op_type.collective or op_type.kernels[0]
+        if message.group in ("", "hop") or getattr(message, "hidden_s", 0.0):
+            continue
+        for r in range(p.dp // n):
+            groups = groups_of(rank, p, n, message.group, r, op_type.stage)
+            if op_type.collective is None and message.group == "tp":  # a replica's own
+                groups = groups[r * n * p.cp : (r + 1) * n * p.cp]
+            each = [
+                cluster.ring_time(message.bytes, len(g), len({x // 12 for x in g}), 1.0)
+                for g in groups
+            ]
+            phases = 2.0 if message.kernel_class.endswith("all_reduce") else 1.0
+            found = mean[r % len(mean), c].sum()
+            assert found == pytest.approx(phases * max(each), rel=1e-6), (message.name, r)
+            seen.add(message.group)
+    assert seen >= ({"shard", "replicas"} if p.data_parallel == "hsdp" else {"dp_cp"})
+
+
+@pytest.mark.parametrize("layout", [x for x in TORN if x["pp"] > 1])
+@pytest.mark.parametrize("order", ["megatron", "tp-cp-pp-dp"])
+def test_a_transfer_takes_the_mean_over_the_hops_of_its_replica(layout, order):
+    job = torn_job(order, layout, pp=4, dp=max(2, layout["dp"] // 2))
+    p, c = job.parallelism, build_cluster(job, LIBRARY)
+    rank, step = count_ranks(order, p.tp, p.cp, p.dp, p.pp), prepare(job, 1)
+    n_bytes, mean = step.workload.transfer.bytes, step.program.low.fixed_mean
+    near = c.nvlink.latency_s + n_bytes / c.nvlink.bytes_per_s
+    far = c.network.latency_s + n_bytes / c.network.bytes_per_s
+    ends = [(s, (s + 1) % p.pp) for s in range(p.pp if p.vpp > 1 else p.pp - 1)]
+    inside = range(p.cp * p.tp)
+    for r in range(p.dp):
+        expected = np.mean([
+            max(
+                near if rank[a, r, *divmod(i, p.tp)] // 12 == rank[b, r, *divmod(i, p.tp)] // 12
+                else far for i in inside
+            ) for a, b in ends
+        ])  # fmt: skip
+        found = {
+            mean[r % len(mean), k].sum() for k, op_type in enumerate(step.graph.op_types)
+            if op_type.op_kind == "transfer"
+        }  # fmt: skip
+        assert sorted(found) == pytest.approx([expected] * len(found), rel=1e-6)
