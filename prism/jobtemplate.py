@@ -63,6 +63,8 @@ def _block(block: BaseModel, path: tuple[str, ...], sources: dict[str, str]) -> 
     for name, field in type(block).model_fields.items():
         value, here = getattr(block, name), (*path, name)
         dotted = ".".join(here)
+        if dotted == "variability.library" and value is None:
+            value = "none"  # null would be the default
         found = {s for key, s in sources.items() if key == dotted or key.startswith(f"{dotted}.")}
         origin = next((s for s in sorted(found) if s not in ("default", "preset")), None)
         if value is None and name == "durations":

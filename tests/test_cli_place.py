@@ -27,7 +27,7 @@ model: {durations: {forward_s: [1.0, 1.0, 1.0, 1.2], backward_s: [2.0, 2.0, 2.0,
 parallelism: {pp: 4, dp: 8, microbatches: 8, schedule: 1f1b}
 cluster: {gpus_per_node: 1}
 variability:
-  library: null
+  library: none
   effects: {rank: {cv: 0.02}, step: {cv: 0.01}, residual: {cv: 0.05}}
 run: {steps: 1000}
 """

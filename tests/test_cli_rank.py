@@ -371,7 +371,7 @@ SMALL = """
 model: {durations: {forward_s: [1.0, 1.2], backward_s: [2.0, 2.4]}}
 parallelism: {pp: 2, microbatches: 4, dp: 2}
 variability:
-  library: null
+  library: none
   effects: {rank: {cv: 0.02}, step: {cv: 0.01}, residual: {cv: 0.05}}
 run: {steps: 1000}
 """

@@ -383,3 +383,11 @@ def test_show_of_garbage_is_status_2(run, tmp_path, content, name):
     status, out, err = run("show", tmp_path / name)
     assert (status, out) == (2, "")
     assert name in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["show", "estimate", "timeline"])
+def test_parquet_without_its_reader_is_not_called_text(run, tmp_path, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
+    (tmp_path / "steps.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    status, out, err = run(command, tmp_path / "steps.parquet")
+    assert (status, out) == (2, "") and "pip install 'pyarrow" in err

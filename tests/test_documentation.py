@@ -165,6 +165,7 @@ def test_the_page_of_the_job_file_has_every_key_as_it_is():
     assert keys.filled(page) == page
     assert "| `tp` | Tensor-parallel size (tp_size). | `1` |" in page
     assert keys.filled(page.replace("Tensor-parallel", "Tonsor-parallel")) == page
+    assert keys.filled(page.replace("`num_attention_heads`", "`heads`")) == page
 
 
 def test_the_readme_is_a_front_door():

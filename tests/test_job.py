@@ -1,7 +1,10 @@
 """The job file layer: what loads, what each value's place is, and what every mistake says."""
 
+import gzip
+import re
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -18,6 +21,8 @@ from prism.job import (
     resolve_path,
     shipped_jobs,
 )
+from prism.jobspec import othernames
+from prism.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.layersplit import auto_split, valid_split
 
 GOOD = """\
@@ -367,7 +372,7 @@ def test_context_parallelism_has_op_resolution_only(here: Path) -> None:
         ),
         ("variability.effects.step={diurnal_cv: 0.01, diurnal_peak_h: 25}", "at most 24, got 25"),
         ("variability.effects.residual.scale=2", "keep one of the two"),
-        ("variability={library: null, effects: {residual: {cv: null, scale: 2}}}", "no library"),
+        ("variability={library: none, effects: {residual: {cv: null, scale: 2}}}", "no library"),
         ("run.slowdown_thresholds=[1.2, 1.1]", "expected rising numbers"),
     ],
 )
@@ -411,12 +416,112 @@ def test_nothing_is_concluded_from_a_bad_value(here: Path) -> None:
     assert len(mistakes(write(here, GOOD.replace("nodes: 2", "nodes: x")))) == 1
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "keys"),
+    [
+        ("  tp: 2", "  tp: 2\n  tpp:", ["parallelism.tpp"]),
+        ("nodes: 2", "nodes: 2\n  nodez: null", ["cluster.nodez"]),
+        ("nodes: 2", "nodes: 2\n  links: {network: {bandwith: }}", ["cluster.links.network"]),
+        ("residual: {cv: 0.02}", "step: {cv:0.02}", ["variability.effects.step.cv:0.02"]),
+        ("steps: 10", "checkpoint: {intervall: }", ["run.checkpoint.intervall"]),
+        ("nodes: 2", "nodes: 2\n  node_slowdowns: {1:1.5}", ["cluster.node_slowdowns.1:1.5"]),
+        ("nodes: 2", "nodes: 2\n  node_slowdowns: {1: {netwrk: }}", ["netwrk"]),
+        ("nodes: 2", "nodes: 2\n  tiers: {rack:16}", ["cluster.tiers.rack:16"]),
+        ("run:", "rum:\nrun:", ["rum"]),
+    ],
+)
+def test_an_unknown_key_is_an_error_without_a_value_too(
+    here: Path, old: str, new: str, keys: list[str]
+) -> None:
+    lines = mistakes(write(here, GOOD.replace(old, new, 1)))
+    assert all(any(key in line for line in lines) for key in keys), lines
+
+
+def test_a_missing_space_is_told(here: Path) -> None:
+    (line,) = mistakes(write(here, GOOD), "parallelism={dp:256}")
+    assert "`dp: 256`" in line
+    (line,) = mistakes(write(here, "base: pipeline-8x32\nparallelism: {pp:4}\n"))
+    assert line.startswith("job.yaml:2: ") and "`pp: 4`" in line
+
+
+def test_a_known_key_without_a_value_has_its_default_whatever_the_base_says(here: Path) -> None:
+    write(here, GOOD.replace("steps: 10", "steps: 10\n  deadline: 2h\n  price_per_gpu_hour: 2"))
+    upper = "base: job\nrun: {deadline: }\nvariability: {library: , effects: {residual: null}}\n"
+    job = load_job(write(here, upper, "upper.yaml"))
+    assert (job.run.deadline, job.run.price_per_gpu_hour, job.run.steps) == (None, 2, 10)
+    assert (job.variability.library, job.variability.effects.residual) == ("h100-healthy", None)
+    job = load_job(write(here, "base: job\nrun:\n", "block.yaml"))
+    assert (job.run.price_per_gpu_hour, job.run.steps) == (None, 1000)
+    dumped = load_job("pipeline-8x32").model_dump(mode="json")
+    assert dumped["variability"]["library"] == "none"
+
+
+# ------------------------------------------------------------------- other frameworks' names
+def test_every_other_name_stands_for_a_key_of_a_job() -> None:
+    named = [name for names in othernames.KEYS.values() for name in names]
+    assert len(named) == len({othernames._plain(name) for name in named})
+    for key, names in othernames.KEYS.items():
+        block, last = key.split(".")
+        assert last in BLOCKS[block].model_fields
+        assert all(othernames.key_of(name) == key for name in names)
+        own = {field for kind in BLOCKS.values() for field in kind.model_fields}
+        assert not own & set(names)
+    assert {othernames._plain(name) for name in othernames.NOTES} <= set(othernames._KEY_OF)
+    for key, values in othernames.VALUES.items():
+        legal = get_args(BLOCKS["parallelism"].model_fields[key].annotation)
+        assert set(values) <= set(legal) - set(UNMODELLED.get(key, {}))
+        words = [othernames._plain(word) for words in values.values() for word in words]
+        assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("parallelism.tensor_parallel=2", "tp"),
+        ("parallelism.tensor_model_parallel_size=2", "tp"),
+        ("parallelism.pipeline_parallel_degree=2", "pp"),
+        ("parallelism.data-parallel-shard-degree=2", "shard_size"),
+        ("parallelism.global_batch_size=512", "microbatches"),
+        ("parallelism.train_micro_batch_size_per_gpu=1", "microbatch_size"),
+        ("num_query_groups=8", "model.n_kv_heads"),
+        ("model.num_layers=3", "n_layers"),
+        ("run.train_iters=3", "steps"),
+        ("parallelism.data_parallel=zero3", "fsdp"),
+        ("parallelism.data_parallel=ZeRO-3", "fsdp"),
+        ("parallelism.data_parallel=FSDP2", "fsdp"),
+        ("parallelism.data_parallel=zero", "zero1"),
+        ("parallelism.recompute=attention", "selective"),
+        ("parallelism.schedule=ZBVZeroBubble", "zb-v"),
+        ("parallelism.precision=fp16", "bf16"),
+    ],
+)
+def test_another_framework_s_word_gives_prism_s(here: Path, override: str, meant: str) -> None:
+    (line,) = mistakes(write(here, GOOD), override)
+    assert re.search(r"did you mean (\S+?)( \(.*\))?\?$", line)[1] == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("steps.csv", "step,step_s\n1,2.0\n2,2.1\n"),
+        ("trace.json", '{"traceEvents": []}'),
+    ],
+)
+def test_a_recording_is_no_job_and_is_for_fit(here: Path, name: str, text: str) -> None:
+    write(here, text, name)
+    (here / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    assert f"prism fit {name} " in mistakes(name)[0]
+    assert f"prism fit {name}.gz " in mistakes(f"{name}.gz")[0]
+
+
 # --------------------------------------------------------------------------------- bad files
 def test_a_missing_file_lists_what_is_near(here: Path) -> None:
     write(here, GOOD, "mine.yaml")
     assert "did you mean mine.yaml?" in mistakes("mein.yaml")[0]
     (line,) = mistakes("llama-405b-16k")
     assert line.startswith("llama-405b-16k: no such job file; did you mean llama3-405b-16k")
+    (line,) = mistakes("llama3-70b")
+    assert re.search("did you mean (\\S+)", line)[1] == "llama3-70b-fsdp-512"
     assert all(name in mistakes("zzzzzzzz")[0] for name in shipped_jobs())
 
 
@@ -548,7 +653,7 @@ def test_a_library_file_is_found_beside_the_job_that_names_it(here: Path) -> Non
         ("run.steps=1e6", "run", "steps", 1_000_000),
         ("run.steps=", "run", "steps", 1000),
         ("variability.library=none", "variability", "library", None),
-        ("variability.library=null", "variability", "library", None),
+        ("variability.library=null", "variability", "library", "h100-healthy"),
         ("variability.library=h100-stressed", "variability", "library", "h100-stressed"),
         ("cluster.node_slowdowns.1=1.5", "cluster", "node_slowdowns", {1: 1.5}),
         ("cluster.node_slowdowns={0: 2, 1: 1.5}", "cluster", "node_slowdowns", {0: 2.0, 1: 1.5}),

@@ -1,5 +1,7 @@
 """The keys of a job file as the tables of docs/job-file.md, from the schema itself.
 
+Other frameworks' names for them stand there too, from `prism.jobspec.othernames`.
+
     python experiments/verification/job_keys.py
 
 Writes them between the page's markers; `tests/test_documentation.py` holds the page against them.
@@ -11,9 +13,11 @@ from pydantic import BaseModel
 
 from prism.job import Job, job_schema
 from prism.jobspec.blocks import BLOCKS
+from prism.jobspec.othernames import KEYS, VALUES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "job-file.md"
 SCHEMA = job_schema()["$defs"]  # without defaults that follow from other keys
+NAMES, END_NAMES = "<!-- names -->", "<!-- end of names -->"
 BEGIN, END = "<!-- keys -->", "<!-- end of keys -->"
 
 
@@ -48,10 +52,23 @@ def tables():
         yield from rows_of(blocks_of(field.annotation)[0])
 
 
+def names():
+    """Write other frameworks' names and words by key."""
+    yield "\n| Megatron, NeMo, torchtitan, DeepSpeed, Hugging Face | prism |\n|---|---|"
+    for key, others in KEYS.items():
+        yield f"| {', '.join(f'`{name}`' for name in others)} | `{key}` |"
+    for key, values in VALUES.items():
+        for value, others in values.items():
+            words = ", ".join(f"`{name}`" for name in others)
+            yield f"| {words} | `parallelism.{key}: {value}` |"
+
+
 def filled(page):
     """Put the tables of this commit between a page's markers."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + "\n" + "\n".join(tables()) + "\n\n" + END + rest.split(END)[1]
+    for begin, end, lines in ((NAMES, END_NAMES, names()), (BEGIN, END, tables())):
+        before, rest = page.split(begin)
+        page = before + begin + "\n" + "\n".join(lines) + "\n\n" + end + rest.split(end)[1]
+    return page
 
 
 if __name__ == "__main__":

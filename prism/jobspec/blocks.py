@@ -5,10 +5,9 @@ modelled) is `prism.jobspec.check`; reading files is `prism.jobspec.layers`. Uni
 defaults that depend on another key are filled in before validation and described in words.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, model_validator
+from pydantic import BaseModel, Field, StrictBool, field_serializer
 
 from prism.jobspec.effects import Effects
 from prism.jobspec.hardware import HardwareScale
@@ -38,14 +37,9 @@ SIZES = ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_
 
 # Devices with a distribution set of their own; the others must name one (prism.jobspec.check).
 DEVICE_LIBRARY = {d: f"{d}-healthy" for d in ("a100", "h100", "gb200")}
+# Legal values that are not modelled yet, by key, with the nearest one that is.
+UNMODELLED = {"data_parallel": {"zero2": "zero1"}, "precision": {"fp8": "bf16"}}
 NVLINK_DOMAIN_GPUS = {"gb200": 72}  # NVL72: one NVLink domain per rack (NVIDIA GB200 data sheet)
-
-
-def _given(data: Any) -> dict[str, Any] | None:
-    """Return a block's own keys without the empty ones; None if it is not a mapping."""
-    if not isinstance(data, Mapping):
-        return None
-    return {key: value for key, value in data.items() if value is not None}
 
 
 # --------------------------------------------------------------------------------------- model
@@ -112,12 +106,8 @@ class ModelBlock(Block):
         None, description="Explicit op durations instead of a model's sizes."
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _fill(cls, data: Any) -> Any:
-        given = _given(data)
-        if given is None:
-            return data
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
         name = given.get("name")
         preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
         if "n_heads" in given and "n_kv_heads" not in given and not preset:
@@ -188,7 +178,9 @@ class ParallelismBlock(Block):
         True, description="Megatron's sequence parallelism inside a tp group."
     )
     recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="Activations recomputed in backward: none, attention, or all."
+        "none",
+        description="Activations recomputed in backward: none, selective (those of attention), or "
+        "full (of whole layers).",
     )
     overlap: StrictBool = Field(
         True, description="Gradient and parameter collectives overlap with compute."
@@ -204,12 +196,8 @@ class ParallelismBlock(Block):
         "bf16", description="Number format of the matrix products; fp8 is not modelled yet."
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _fill(cls, data: Any) -> Any:
-        given = _given(data)
-        if given is None:
-            return data
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
 
         def many(key: str) -> bool:
             return bool(integral(given.get(key, 1)) != 1)
@@ -321,12 +309,8 @@ class ClusterBlock(Block):
         "[the library's; 1.25 without one].",
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _fill(cls, data: Any) -> Any:
-        given = _given(data)
-        if given is None:
-            return data
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
         device, gpus = given.get("device"), given.get("gpus_per_node", 8)
         domain = NVLINK_DOMAIN_GPUS.get(device, gpus) if isinstance(device, str) else gpus
         # A bad gpus_per_node is reported under its own name, not here once more.
@@ -367,15 +351,17 @@ class VariabilityBlock(Block):
     )
     effects: Effects = Field(Effects(), description="Effects that differ from the library's.")
 
-    @model_validator(mode="before")
+    @field_serializer("library")
+    def _named(self, library: str | None) -> str:
+        return library or "none"  # what a file says; null would be the default
+
     @classmethod
-    def _fill(cls, data: Any) -> Any:
-        given = _given(data)
-        if given is not None and "model" not in given:
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "model" not in given:
             given.setdefault("ranks", "drawn")
-        if given is not None and given.get("library") == "none":
+        if given.get("library") == "none":
             del given["library"]
-        return data if given is None else given
+        return given
 
 
 # ----------------------------------------------------------------------------------------- run
@@ -407,13 +393,11 @@ class RunBlock(Block):
         None, description="Evaluations: {interval_steps: 1000, duration: 2min}."
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _fill(cls, data: Any) -> Any:
-        given = _given(data)
-        if given is not None and "steps" not in given and "tokens" not in given:
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "steps" not in given and "tokens" not in given:
             given["steps"] = 1000
-        return data if given is None else given
+        return given
 
 
 BLOCKS: dict[str, type[BaseModel]] = {

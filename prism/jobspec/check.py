@@ -12,6 +12,7 @@ import numpy as np
 from prism.jobspec.blocks import (
     DEVICE_LIBRARY,
     SIZES,
+    UNMODELLED,
     ModelBlock,
     ParallelismBlock,
 )
@@ -235,11 +236,11 @@ def _check_data_parallel(b: Blocks) -> Iterator[Problem]:
     if p.data_parallel == "none" and p.dp > 1:
         text = f"none, but dp = {p.dp}: replicas must share gradients; set ddp, zero1 or fsdp"
         yield Problem(key, (key, "parallelism.dp"), text)
-    if p.data_parallel == "zero2":
-        yield unmodelled(key, p.data_parallel, "zero1")
+    for name, values in UNMODELLED.items():
+        value = getattr(p, name)
+        if value in values:
+            yield unmodelled(f"parallelism.{name}", value, values[value])
     yield from _check_shards(b, p)
-    if p.precision == "fp8":
-        yield unmodelled("parallelism.precision", p.precision, "bf16")
 
 
 def _check_shards(b: Blocks, p: ParallelismBlock) -> Iterator[Problem]:

@@ -63,7 +63,8 @@ def job_of_model(path: Path) -> Layer:
     if attrs["kind"] == CALIBRATED:
         values["variability"] = {**own, "library": str(path)}
     else:
-        values["variability"] = {"library": None, **own, "model": str(path)}
+        library = own.get("library") or "none"  # a model's file writes no library as null
+        values["variability"] = {**own, "library": library, "model": str(path)}
     return Layer(values, dict.fromkeys(_paths(values), shown))
 
 

@@ -1,8 +1,8 @@
 """Job files as trees: which file is read, `base:` chains, and layers upon each other.
 
 Names of shipped jobs, files and fitted models become one `Layer` (`prism.jobspec.yaml`), with the
-overrides of `--set` on top. Nothing here knows which keys are legal or what they mean; that is
-`prism.jobspec.blocks` (types) and `prism.jobspec.check` (sizes, what is modelled).
+overrides of `--set` on top. Nothing here knows which keys are legal in a block or what they mean;
+that is `prism.jobspec.blocks` (types) and `prism.jobspec.check` (sizes, what is modelled).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any
 
 from prism.data import data_path
 from prism.errors import PrismError
+from prism.jobspec.blocks import BLOCKS
 from prism.jobspec.frommodel import job_of_model, settle_calibrated
 from prism.jobspec.yaml import (
     KeyPath,
@@ -149,11 +150,35 @@ def _find_base(name: str, child: Path) -> Path:
     return resolve_path(name)
 
 
+def _read_job(path: Path) -> Layer:
+    """Read one job file; a recording is refused with what can be done with it."""
+    shown = display_path(path)
+    try:
+        layer = parse_yaml(read_text(path), shown)
+        wrong = None if {"base", *BLOCKS} & layer.values.keys() else PrismError("")
+    except PrismError as error:
+        wrong = error
+    # a pipe is read only once, and what is called YAML is meant to be a job
+    if wrong is not None and path.is_file() and path.suffix not in (".yaml", ".yml"):
+        from prism.traces.kinds import recording_kind  # slow to import
+
+        kind = recording_kind(str(path))
+        if kind is not None:
+            held = {"trace": "a trace", "step_times": "step times"}.get(kind, "measurements")
+            raise PrismError(
+                f"{shown}: holds {held}, expected a YAML job; prism fit {shown} -o MODEL.nc learns "
+                "from it"
+            )
+    if wrong is not None and str(wrong):
+        raise wrong
+    return layer
+
+
 def load_chain(path: Path, above: Sequence[Path] = ()) -> Layer:
     """Read a job file and the jobs its `base:` names, the file itself on top."""
     if is_hdf5(path):
         return job_of_model(path)
-    layer = parse_yaml(read_text(path), display_path(path))
+    layer = _read_job(path)
     for block, key, suffix in _FILE_KEYS:
         # A library given by file is meant relative to the file that names it.
         tree = layer.values.get(block)
@@ -185,4 +210,7 @@ def load_layers(path: Path, overrides: Sequence[str] = ()) -> Layer:
     for text in overrides:
         layer = merge(layer, override_layer(text))
     settle_calibrated(layer)
+    tree = layer.values.get("variability")
+    if isinstance(tree, dict) and tree.get("library", "") is None:
+        del tree["library"]  # as any key without a value: its default, the device's
     return layer

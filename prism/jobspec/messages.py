@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from prism.jobspec.blocks import BLOCKS
+from prism.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.jobspec.effects import Effects
+from prism.jobspec.othernames import key_of, note_of, value_of
 from prism.jobspec.values import MAX_COUNT
 from prism.jobspec.yaml import KeyPath, Layer, near
 
@@ -31,7 +32,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
     What is left lets the checks between keys run as well, so that a misspelt word does not
     hide that the sizes do not fit. Nothing may be concluded from a doubtful key.
     """
-    data = _without_nulls(data)
+    data = _copied(data)
     try:
         return Checked(kind.model_validate(data), [], set())
     except ValidationError as error:
@@ -40,7 +41,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
     meant = {
         (*path[:-1], word)
         for path in unknown
-        for word in near(path[-1], _fields(kind, path[:-1]), 1)
+        for word in _meant(path[-1], _fields(kind, path[:-1]))
     }
     found, doubtful = [], set(meant)
     for detail in details:
@@ -76,11 +77,9 @@ def concludes_from(keys: Iterable[str], doubtful: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(below) for key in keys)
 
 
-def _without_nulls(data: Any) -> Any:
-    """Copy a tree without its empty keys: `key:` alone means "as if it were not there"."""
-    if isinstance(data, Mapping):
-        return {str(k): _without_nulls(v) for k, v in data.items() if v is not None}
-    return data
+def _copied(data: Any) -> Any:
+    """Copy the mappings of a tree, whose keys become text."""
+    return {str(k): _copied(v) for k, v in data.items()} if isinstance(data, Mapping) else data
 
 
 # ------------------------------------------------------------------------------------ messages
@@ -105,14 +104,27 @@ def _leaves() -> Iterator[str]:
     yield from (f"variability.effects.{name}" for name in Effects.model_fields)
 
 
+def _meant(word: str, siblings: Iterable[str]) -> list[str]:
+    """Return what an unknown key could have meant, the likeliest first: a sibling, or elsewhere."""
+    siblings = list(siblings)
+    same = [key for key in siblings if key == word.partition(":")[0].strip()]
+    foreign = key_of(word)
+    if foreign is not None:
+        last = foreign.rsplit(".", 1)[1]
+        return [last if last in siblings else foreign]
+    elsewhere = [leaf for leaf in _leaves() if leaf.rsplit(".", 1)[1] == word]
+    return same or elsewhere[:1] or near(word, siblings, 1)
+
+
 def unknown_key(
     key: str, siblings: Sequence[str] | Mapping[str, Any], listed: Sequence[str]
 ) -> str:
-    """Say what an unknown key could have meant: a sibling, or the same word elsewhere."""
-    elsewhere = [leaf for leaf in _leaves() if leaf.rsplit(".", 1)[1] == key]
-    meant = near(key, siblings, 1) or elsewhere[:1]
+    """Say what an unknown key could have meant."""
+    meant, note = _meant(key, siblings), note_of(key)
+    if ":" in key and meant:
+        return f"unknown key; write `{meant[0]}: {key.partition(':')[2].strip()}`, with a space"
     if meant:
-        return f"unknown key; did you mean {meant[0]}?"
+        return f"unknown key; did you mean {meant[0]}{f' ({note})' if note else ''}?"
     return f"unknown key; expected one of {', '.join(listed)}"
 
 
@@ -147,7 +159,10 @@ def _words(kind: type[BaseModel], path: KeyPath, detail: ErrorDetails) -> str:
     got = _shown(detail["input"])
     if what == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        meant = near(str(detail["input"]), choices, 1)
+        word, key = str(detail["input"]), path[-1]
+        modelled = [c for c in choices if c not in UNMODELLED.get(key, {})]
+        other = value_of(key, word, modelled)
+        meant = [other] if other else near(word, modelled, 1)
         way_out = f"did you mean {meant[0]}?" if meant else "take one of them"
         return f"expected {' or '.join(choices)}, got {got}; {way_out}"
     limits = [

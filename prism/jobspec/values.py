@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     WithJsonSchema,
+    model_validator,
 )
 
 from prism.errors import PrismError
@@ -157,6 +158,21 @@ class Block(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        # A known key without a value has its default; an unknown one is an error all the same.
+        known = cls.model_fields
+        given = {str(k): v for k, v in data.items() if v is not None or str(k) not in known}
+        return cls._fill(given)
+
+    @classmethod
+    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Add the defaults that follow from other keys."""
+        return given
+
 
 class Slowness(Block):
     """How slow a node is, by kind of work: factors on durations."""
@@ -185,8 +201,8 @@ def parse_slowdown(value: Any) -> float | Slowness:
         return value
     kinds = ", ".join(Slowness.model_fields)
     if isinstance(value, Mapping):
+        unknown = [str(key) for key in value if str(key) not in Slowness.model_fields]
         given = {str(key): number for key, number in value.items() if number is not None}
-        unknown = [key for key in given if key not in Slowness.model_fields]
         if unknown:
             raise ValueError(f"no kind of slowness {unknown[0]!r}; expected one of {kinds}")
         if not given:

@@ -38,10 +38,11 @@ class Layer:
 
 
 def near(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
-    """Return up to `n` of `choices` that look like `word`, the best first."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=n, cutoff=0.6)
-    return [by_lower[match] for match in found]
+    """Return up to `n` of `choices` that begin with `word`, then those that look like it."""
+    by_lower, wanted = {choice.lower(): choice for choice in choices}, word.lower()
+    begin = [choice for choice in by_lower if wanted and choice.startswith(wanted)]
+    alike = difflib.get_close_matches(wanted, by_lower, n=n, cutoff=0.6)
+    return [by_lower[match] for match in dict.fromkeys([*begin, *alike])][:n]
 
 
 def shipped_jobs() -> list[str]:

@@ -28,8 +28,13 @@ def recording_kind(what: str) -> Recording | None:
     of these.
 
     Only what tells them apart is looked at: either may still prove to be broken.
+
+    Raises
+    ------
+    PrismError
+        A parquet file that cannot be read; no other kind of file is one.
     """
-    path = Path(what)
+    path, kind = Path(what), None
     if path.is_dir():
         return "collectives" if _holds_nccl_tests(path) else "trace"
     try:
@@ -45,6 +50,8 @@ def recording_kind(what: str) -> Recording | None:
             return "collectives"
         columns = read_table(path, what, kind, text).columns
     except PrismError:
+        if kind == "parquet":
+            raise
         return None
     if is_hta(columns):
         return "kernels"
