@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,15 +13,23 @@ import numpy as np
 
 from prism.calibration.model import Calibration, load_calibration
 from prism.doubts import job_doubts
+from prism.engine import LANES
 from prism.errors import PrismError
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
 from prism.jobspec.values import parse_duration
-from prism.results import job_of, make_dataset, provenance, summary
+from prism.results import TAIL_SAMPLES, job_of, make_dataset, provenance, summary
 from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.runs.model import RunModel, Runs, simulate_runs
-from prism.simulate import Progress, default_threads, fresh_seed, prepare_variability, simulate
+from prism.simulate import (
+    REPLICATES,
+    Progress,
+    default_threads,
+    fresh_seed,
+    prepare_variability,
+    simulate,
+)
 from prism.steptimes.estimate import KIND as STEPS_KIND
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.model import is_step_model
@@ -33,17 +42,17 @@ if TYPE_CHECKING:
 MAX_STEPS = 10**15
 MAX_RUNS = 10**7  # a run is some 20 numbers of 8 bytes
 CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
+RUN_REPLICATES = 1_000
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
 # Terms of a run in which nothing is learnt for good.
 PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
-TAIL_SAMPLES = 10  # samples beyond a quantile below which it is only a guess
 
 
 def estimate(
     job: Job | str | Path,
     *,
-    replicates: int = 10_000,
-    run_replicates: int = 1_000,
+    replicates: int = REPLICATES,
+    run_replicates: int | None = None,
     steps: int | None = None,
     deadline: float | str | None = None,
     slowdown_thresholds: Sequence[float] | None = None,
@@ -65,11 +74,12 @@ def estimate(
     job : Job, str or path
         A job, its file, the name of a shipped one, or a fitted model.
     replicates, run_replicates : int
-        Monte Carlo repetitions of a step and of the run.
+        Monte Carlo repetitions of a step and of the run, of which there are 1,000 unless told.
     steps, deadline, slowdown_thresholds, start, probability, price
         Override the job's `run` block: steps of the run [1], time it may take ("60d" or [s]),
         thresholds over the ideal step time [1], start date, probability of the finish date [1],
-        price of a GPU-hour.
+        price of a GPU-hour. Without these, and with a job that says nothing of its run, none is
+        drawn.
     under_way : path, optional
         Step times so far of a run under way, which the rest is conditioned on.
     column, where
@@ -97,11 +107,13 @@ def estimate(
         )  # fmt: skip
     job = job if isinstance(job, Job) else load_job(job)
     run = job.run
+    asked = (run_replicates, steps, deadline, start, price, under_way)
+    has_run = job.has_run or any(value is not None for value in asked)
     start = run.start if start is None else start
     call: dict[str, Any] = {
         "replicates": replicates,
-        "run_replicates": run_replicates,
-        "steps": job.n_steps if steps is None else steps,
+        "run_replicates": None,
+        "steps": None,
         "deadline": run.deadline if deadline is None else parse_deadline(deadline),
         "slowdown_thresholds": list(
             run.slowdown_thresholds if slowdown_thresholds is None else slowdown_thresholds
@@ -112,12 +124,15 @@ def estimate(
         "seed": fresh_seed() if seed is None else seed,
         "engine": engine,
     }
+    if has_run:
+        call["run_replicates"] = RUN_REPLICATES if run_replicates is None else run_replicates
+        call["steps"] = job.n_steps if steps is None else steps
     if under_way is not None:
         call |= {"under_way": str(under_way), "column": column, "where": dict(where or {})}
     _check(call)
     dataset = simulate(job, replicates, call["seed"], threads, progress, engine)
-    drawn = _run(job, dataset, call, threads, progress)
-    attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"steps": call["steps"]}
+    drawn = _run(job, dataset, call, threads, progress) if has_run else _Run({}, {}, {}, 0, ())
+    attrs = dataset.attrs | provenance(job, call) | drawn.attrs
     replicas = json.loads(dataset.attrs["replicas"])
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas),
@@ -128,7 +143,11 @@ def estimate(
         warnings += [f"calibration: {text}" for text in calibrated.report["warnings"]]
     attrs["warnings"] = json.dumps(warnings)
     attrs["wall_seconds"] = time.perf_counter() - begin
-    return dataset.merge(make_dataset(drawn.values, drawn.coords, {})).assign_attrs(attrs)
+    thresholds = call["slowdown_thresholds"]
+    slower = [float((dataset.step_time > t * dataset.ideal_step_time).mean()) for t in thresholds]
+    values = drawn.values | {"slowdown_probability": slower}
+    coords = drawn.coords | {"threshold": thresholds}
+    return dataset.merge(make_dataset(values, coords, {})).assign_attrs(attrs)
 
 
 def _calibration(job: Job) -> Calibration | None:
@@ -160,7 +179,7 @@ def _run(
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
     done, elapsed_s = 0, 0.0
     notes: tuple[str, ...] = ()
-    attrs: dict[str, Any] = {}
+    attrs: dict[str, Any] = {"steps": steps}
     if "under_way" in call:
         past = _past(job, model, call, float(dataset.exposed_communication))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
@@ -185,9 +204,6 @@ def _run(
         "ideal_time_to_train": steps * ideal,
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
-        "slowdown_probability": [
-            float((dataset.step_time > t * ideal).mean()) for t in call["slowdown_thresholds"]
-        ],
     }
     if call["deadline"] is not None:
         values["deadline"] = call["deadline"]
@@ -195,7 +211,6 @@ def _run(
         values["cost"] = runs.total / 3600.0 * job.world_size * call["price"]
     values |= _interruptions(model, runs, steps - done)
     coords = {
-        "threshold": call["slowdown_thresholds"],
         "term": list(runs.terms),
         "quantile": list(QUANTILES),
         "progress": marks / steps,
@@ -235,6 +250,8 @@ def _from_step_times(
     for name in ("slowdown_thresholds", "probability"):
         if options[name] is None:
             del options[name]
+    if options["run_replicates"] is None:
+        options["run_replicates"] = RUN_REPLICATES
     usual = {"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()}
     _check(usual | {key: value for key, value in options.items() if value is not None})
     return estimate_steps(path, seed=fresh_seed() if seed is None else seed, **options)
@@ -317,15 +334,14 @@ def parse_deadline(value: float | str) -> float:
 
 def _check(call: dict[str, Any]) -> None:
     problems = []
-    if not 1 <= call["run_replicates"] <= MAX_RUNS:
-        problems.append(
-            f"--run-replicates {call['run_replicates']}: expected between 1 and {MAX_RUNS:.0e}"
-        )
-    if call["steps"] < 1:
-        problems.append(f"--steps {call['steps']}: expected at least 1")
+    runs, steps = call["run_replicates"], call["steps"]
+    if runs is not None and not 1 <= runs <= MAX_RUNS:
+        problems.append(f"--run-replicates {runs}: expected between 1 and {MAX_RUNS:.0e}")
+    if steps is not None and steps < 1:
+        problems.append(f"--steps {steps}: expected at least 1")
     probability, price = call["probability"], call["price"]
-    if call["steps"] > MAX_STEPS:
-        problems.append(f"--steps {call['steps']}: expected at most {MAX_STEPS:.0e}")
+    if steps is not None and steps > MAX_STEPS:
+        problems.append(f"--steps {steps}: expected at most {MAX_STEPS:.0e}")
     if not 0.0 < probability < 1.0:
         problems.append(f"--probability {probability:g}: expected between 0 and 1, such as 0.9")
     for t in call["slowdown_thresholds"]:
@@ -354,17 +370,17 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
         out.append(f"step time p99 rests on {replicates} replicates; --replicates {need} or more")
+    if run_replicates is None:
+        return out
     if run_replicates < need:
         out.append(f"time-to-train p99 rests on {run_replicates} runs; --run-replicates {need}")
-    need95, need99 = (round(TAIL_SAMPLES / tail) for tail in (0.05, 0.01))
-    if n_clusters < need95:
+    # p99 is printed with enough draws alone; a finish date may ask for more than p95
+    asked = max(0.95, call["probability"]) if call["start"] else 0.95
+    need = math.ceil(TAIL_SAMPLES / (1.0 - asked) - 1e-9)
+    if n_clusters < need:
         out.append(
-            f"time-to-train p95 rests on {n_clusters} cluster draws, {need95} would be enough "
-            f"(p99: {need99}): --replicates {64 * need95} ({64 * need99})"
-        )
-    elif n_clusters < need99:
-        out.append(
-            f"time-to-train p99 rests on {n_clusters} cluster draws, {need99} would be enough: "
-            f"--replicates {64 * need99}"
+            f"time-to-train p{100.0 * asked:g} rests on {n_clusters} cluster "
+            f"draw{'s' if n_clusters != 1 else ''}, {need} would be enough: "
+            f"--replicates {LANES * need}"
         )
     return out

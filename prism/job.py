@@ -64,6 +64,9 @@ _DERIVED = {
 }
 
 
+DEFAULT_STEPS = 1000  # of a run that is asked for without its length
+
+
 class Job(BaseModel):
     """A resolved job: every value is there, and they fit together."""
 
@@ -122,9 +125,20 @@ class Job(BaseModel):
     @property
     def n_steps(self) -> int:
         """Steps of the run, from its steps or from its tokens."""
-        if self.run.steps is not None:
-            return self.run.steps
-        return max(1, ceil((self.run.tokens or 0.0) / self.tokens_per_step))
+        if self.run.tokens is not None:
+            return max(1, ceil(self.run.tokens / self.tokens_per_step))
+        return DEFAULT_STEPS if self.run.steps is None else self.run.steps
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it asks for a run: says how long it is, when it ends, or what interrupts it."""
+        run, effects = self.run, self.variability.effects
+        said = (
+            run.steps, run.tokens, run.deadline, run.start, run.price_per_gpu_hour,
+            run.checkpoint, run.failures, run.evaluation, effects.fail_slow,
+        )  # fmt: skip
+        diurnal = effects.step is not None and bool(effects.step.diurnal_cv)
+        return diurnal or any(value is not None for value in said)
 
 
 def _fill_blocks(data: Mapping[str, Any]) -> dict[str, Any]:

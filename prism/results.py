@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SCHEMA = 1
+TAIL_SAMPLES = 10  # independent samples beyond a quantile below which it is only a guess
 
 # name: (dims, units, long name)
 VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -228,25 +229,25 @@ def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str,
 def _between(
     counts: NDArray[np.int64], means: NDArray[np.float64], mean: float, within: float
 ) -> tuple[float | None, float | None]:
-    """Standard deviation between cluster draws, and its upper bound where it may be zero."""
+    """Return the standard deviation between draws, and its upper bound where it may be zero."""
     n, size = counts.size, int(counts.sum())
     if n < 2:
         return None, None
     effective = (size - (counts**2).sum() / size) / (n - 1)  # of unequal counts
     square = float((counts * (means - mean) ** 2).sum() / (n - 1))
 
-    def std(ratio: float) -> float:
-        return math.sqrt(max(0.0, (square / ratio - within) / effective))
+    def std(found: float) -> float:
+        return math.sqrt(max(0.0, (found - within) / effective))
 
     if size == n:  # one value each: all of the spread is between them
-        return std(1.0), None
+        return std(square), None
     high, low = stats.f.ppf([0.95, 0.05], n - 1, size - n)
-    return std(1.0), None if std(high) > 0.0 else std(low)
+    # means closer together than equal ones would be leave as much open as those
+    at_most = std(max(square, within) / low) if square <= high * within else None
+    return std(square), at_most
 
 
-def _mean_error(
-    counts: NDArray[np.int64], means: NDArray[np.float64], mean: float
-) -> float | None:
+def _mean_error(counts: NDArray[np.int64], means: NDArray[np.float64], mean: float) -> float | None:
     """Return the standard error of the mean; cluster draws are the independent units."""
     n = counts.size
     if n < 2:
@@ -340,7 +341,7 @@ _BETWEEN = ("between_cluster_std", "between_cluster_at_most")
 
 
 def _steady(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise steps without the step effect, as runs rest on them: clusters show best in these."""
+    """Summarise steps without the step effect, as runs rest on them."""
     steady = np.asarray(dataset.step_time, np.float64) / np.asarray(dataset.step_effect)
     return spread(steady, np.asarray(dataset.cluster_idx))
 
@@ -363,8 +364,9 @@ def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, A
     if step["mean_se"] is None:
         return out | dict.fromkeys(("mean_se", "mean_ci90", "p95_ci", *_BETWEEN))
     # few runs on each cluster hardly tell how these differ, their steps do
-    between = min(out["std"], scale * step["between_cluster_std"])
-    within = float(np.sqrt(out["std"] ** 2 - between**2))
+    between, within = scale * step["between_cluster_std"], out["within_cluster_std"]
+    if n >= runs.size:  # one run each
+        within = max(0.0, out["std"] ** 2 - between**2) ** 0.5
     shared = scale * step["mean_se"] * max(1.0, n / runs.size) ** 0.5
     error, at_most = float(np.hypot(shared, within / np.sqrt(runs.size))), step[_BETWEEN[1]]
     out |= {

@@ -55,6 +55,7 @@ PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
+REPLICATES = 12_800  # 200 cluster draws: ten beyond p95 of the time-to-train
 MAX_REPLICATES = 10**9
 MAX_OPS = 4_000_000  # ops of one replica: minutes of building and gigabytes
 MAX_GPUS = 4_000_000
@@ -254,7 +255,7 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
 
 def simulate(
     job: Job | str | Path,
-    replicates: int = 10_000,
+    replicates: int = REPLICATES,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,

@@ -651,7 +651,7 @@ def test_a_library_file_is_found_beside_the_job_that_names_it(here: Path) -> Non
         ("run.slowdown_thresholds=[1.1, 1.3]", "run", "slowdown_thresholds", (1.1, 1.3)),
         ("run.deadline=2h", "run", "deadline", 7200.0),
         ("run.steps=1e6", "run", "steps", 1_000_000),
-        ("run.steps=", "run", "steps", 1000),
+        ("run.steps=", "run", "steps", None),
         ("variability.library=none", "variability", "library", None),
         ("variability.library=null", "variability", "library", "h100-healthy"),
         ("variability.library=h100-stressed", "variability", "library", "h100-stressed"),

@@ -1,20 +1,27 @@
 """Results: units, files, provenance, summaries, and the two kinds of spread."""
 
+import inspect
+import io
 import json
 
 import numpy as np
 import pytest
 import xarray as xr
+from rich.console import Console
 
 import prism
 from prism import show
+from prism.commands.estimate import estimate as command
 from prism.data import data_path
 from prism.errors import PrismError
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict, load_job
+from prism.reports.estimates import estimate_section, summary_table
 from prism.resultfiles import KINDS, load, save
 from prism.results import VARIABLES, job_of, make_dataset, spread, summary
 from prism.sweep import sweep
+from prism.views.estimate import estimate_view
+from prism.views.run import term_table
 
 RUN = {"steps": 500, "deadline": "17h", "start": "2026-01-05", "price": 2.5}
 
@@ -155,7 +162,8 @@ def test_provenance(result):
 
 SPREAD = {
     "mean", "std", "cv", "p5", "p50", "p90", "p95", "p99", "mean_se", "p95_ci",
-    "within_cluster_std", "between_cluster_std",
+    "within_cluster_std", "between_cluster_std", "mean_ci90", "between_cluster_at_most",
+    "cluster_draws",
 }  # fmt: skip
 
 
@@ -262,10 +270,124 @@ def test_errors_by_cluster_cover_and_independent_ones_do_not():
 
 def test_spread_of_one_cluster_and_one_value():
     answer = spread(np.array([1.0, 2.0, 3.0]), np.zeros(3, np.int64))
-    assert answer["between_cluster_std"] == 0.0 and answer["within_cluster_std"] == 1.0
-    assert answer["mean_se"] == pytest.approx(1 / 3**0.5)
+    assert answer["within_cluster_std"] == 1.0
     one = spread(np.array([2.0]), np.zeros(1, np.int64))
-    assert (one["mean"], one["std"], one["mean_se"], one["p99"]) == (2.0, 0.0, 0.0, 2.0)
+    assert (one["mean"], one["std"], one["p99"]) == (2.0, 0.0, 2.0)
+    for found in (answer, one):
+        unknown = ("mean_se", "mean_ci90", "p95_ci", "between_cluster_std")
+        assert all(found[key] is None for key in unknown) and found["cluster_draws"] == 1
+
+
+@pytest.mark.parametrize("n_clusters", [4, 16, 64])
+def test_stated_intervals_of_the_mean_cover(n_clusters):
+    """90 % of 200 seeds, with three standard errors; normal quantiles would miss with few draws."""
+    found = [spread(*nested(n_clusters, 64, seed)) for seed in range(200)]
+    covered = np.mean([f["mean_ci90"][0] <= 10.0 <= f["mean_ci90"][1] for f in found])
+    assert 0.85 <= covered <= 0.95
+    normal = np.mean([abs(f["mean"] - 10.0) <= 1.645 * f["mean_se"] for f in found])
+    assert normal < 0.85 or n_clusters > 4
+
+
+def test_a_spread_between_clusters_that_is_noise_is_said_to_be():
+    """16 draws that do not differ: noise in nine of ten cases at least, and bounded from above."""
+    rng, cluster = np.random.default_rng(7), np.repeat(np.arange(16), 64)
+    found = [spread(10.0 + rng.standard_normal(1024), cluster) for _ in range(100)]
+    at_most = [f["between_cluster_at_most"] for f in found]
+    assert sum(bound is not None for bound in at_most) >= 90
+    assert all(bound > f["between_cluster_std"] for bound, f in zip(at_most, found, strict=True)
+               if bound is not None)  # fmt: skip
+    assert spread(*nested(16, 64, 1))["between_cluster_at_most"] is None
+    values = np.random.default_rng(2).standard_normal(30)
+    alone = spread(values, np.arange(30))  # one value each: all of it is between them
+    assert alone["between_cluster_std"] == pytest.approx(values.std(ddof=1))
+
+
+RANKS = {
+    "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+    "parallelism": {"pp": 2, "microbatches": 4},
+    "variability": {
+        "library": None,
+        "effects": {"rank": {"cv": 0.02}, "step": {"cv": 0.05}, "residual": {"cv": 0.01}},
+    },
+}
+
+
+def texts_of(result):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(estimate_view(summary(result), result))
+    return console.export_text()
+
+
+def test_what_one_cluster_draw_does_not_tell_is_null():
+    one = estimate(job_from_dict(RANKS), replicates=64, steps=1000, seed=3)
+    answer = json.loads(json.dumps(summary(one)))
+    for name in ("step_time", "time_to_train"):
+        found = answer[name]
+        assert found["cluster_draws"] == 1 and found["within_cluster_std"] > 0.0
+        for key in ("mean_se", "mean_ci90", "p95_ci", "between_cluster_std"):
+            assert found[key] is None
+    section = estimate_section(one)
+    told = [texts_of(one), str(summary_table([("a", "one", section)])), *section.answers]
+    told.append(section.pictures[0].errors.monte_carlo)
+    assert not any("nan" in text or "None" in text for text in told)
+    two = summary(estimate(job_from_dict(RANKS), replicates=128, steps=1000, seed=3))
+    assert two["step_time"]["mean_se"] > 0.0 and two["time_to_train"]["mean_se"] > 0.0
+
+
+def test_clusters_differ_as_much_in_runs_as_in_steps():
+    """Runs rest on their clusters' mean steps, less the noise of these."""
+    for replicates in (1024, 6400):
+        found = summary(estimate(job_from_dict(RANKS), replicates=replicates, steps=10**6, seed=5))
+        step, run = found["step_time"], found["time_to_train"]
+        scale = run["mean"] / step["mean"]
+        assert run["between_cluster_std"] == pytest.approx(
+            scale * step["between_cluster_std"], rel=0.02
+        )
+        parts = (run["within_cluster_std"] ** 2 + run["between_cluster_std"] ** 2) ** 0.5
+        assert run["std"] == pytest.approx(parts, rel=0.6 / run["cluster_draws"])
+    alike = RANKS | {"variability": {"library": None, "effects": {"residual": {"cv": 0.05}}}}
+    found = summary(estimate(job_from_dict(alike), replicates=1024, steps=10**6, seed=1))
+    for name in ("step_time", "time_to_train"):
+        assert found[name]["between_cluster_at_most"] > found[name]["between_cluster_std"]
+
+
+def test_a_run_that_nobody_asked_for_is_left_out():
+    job = job_from_dict(RANKS)
+    steps = estimate(job, replicates=128, seed=1)
+    answer = summary(steps)
+    assert not {"time_to_train", "run_replicates", "steps", "delay_by_term"} & set(answer)
+    assert set(answer["slowdown"]) == {"1.05", "1.1", "1.2"}
+    assert "run_replicate" not in steps.sizes and "Run" not in texts_of(steps).split()
+    identical(steps, reproduce(steps))
+    for asked in ({"steps": 50}, {"deadline": "1h"}, {"run_replicates": 10}, {"price": 1.0}):
+        assert "time_to_train" in summary(estimate(job, replicates=128, seed=1, **asked))
+    for said in ({"steps": 50}, {"deadline": "1h"}, {"start": "2026-01-05"}):
+        whole = job_from_dict(RANKS | {"run": said})
+        assert "time_to_train" in summary(estimate(whole, replicates=128, seed=1))
+
+
+def test_the_default_is_enough_for_what_is_printed():
+    result = estimate("pipeline-8x32", seed=1)
+    assert summary(result)["warnings"] == []
+    (line,) = [line for line in texts_of(result).splitlines() if line.startswith("p99")]
+    assert len(line.split()) == 3  # of the step alone: 200 draws do not tell that of the run
+    options = {option.name: option.default for option in command.params}
+    assert options["replicates"] == inspect.signature(estimate).parameters["replicates"].default
+    few = summary(estimate("pipeline-8x32", replicates=6400, seed=1))["warnings"]
+    assert ["12800" in text for text in few] == [True]
+    late = estimate("pipeline-8x32", start="2026-01-05", probability=0.99, seed=1)
+    assert ["64000" in text for text in summary(late)["warnings"]] == [True]
+
+
+def test_terms_that_do_not_matter_have_no_row():
+    numbers = {
+        "time_to_train": {"mean": 1e6},
+        "delay_by_term": {"slow_steps": 1e5, "drift": -0.232, "stalls": 2.0, "step_noise": 50.0},
+        "variance_by_term": {"slow_steps": 0.9, "drift": 1e-5, "stalls": 0.1, "step_noise": 0.0},
+    }
+    assert term_table(numbers).row_count == 2
+    assert term_table(numbers | {"delay_by_term": {"drift": -0.232}}) is None
+    assert term_table(numbers | {"delay_by_term": {}}) is None
 
 
 def test_the_summary_of_another_kind_is_refused():

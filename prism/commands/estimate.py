@@ -30,16 +30,14 @@ if TYPE_CHECKING:
 @click.option(
     "--replicates",
     type=click.IntRange(min=1),
-    default=10_000,
+    default=12_800,
     show_default=True,
     help="Steps to simulate; 64 of them share one draw of the cluster.",
 )
 @click.option(
     "--run-replicates",
     type=click.IntRange(min=1),
-    default=1_000,
-    show_default=True,
-    help="Whole runs to simulate.",
+    help="Whole runs to simulate.  [default: 1000 where a run is asked for]",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of the run, instead of the job's.")
 @click.option("--deadline", type=Duration(), help="Give P(done within this): 60d, 12h, ...")
@@ -90,7 +88,7 @@ if TYPE_CHECKING:
 def estimate(
     job: str,
     replicates: int,
-    run_replicates: int,
+    run_replicates: int | None,
     under_way: str | None,
     where: tuple[tuple[str, str], ...],
     dependence: str | None,

@@ -368,7 +368,7 @@ class VariabilityBlock(Block):
 class RunBlock(Block):
     """The run: how long, by when, at what price, and what interrupts it."""
 
-    steps: Count | None = Field(None, description="Steps of the run [1000, without tokens].")
+    steps: Count | None = Field(None, description="Steps of the run [1000, if it is asked for].")
     tokens: Positive | None = Field(None, description="Tokens of the run, instead of steps.")
     deadline: Duration | None = Field(
         None, description="Time the run may take: 60d, 12h, or seconds [s]."
@@ -392,12 +392,6 @@ class RunBlock(Block):
     evaluation: EvaluationBlock | None = Field(
         None, description="Evaluations: {interval_steps: 1000, duration: 2min}."
     )
-
-    @classmethod
-    def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if "steps" not in given and "tokens" not in given:
-            given["steps"] = 1000
-        return given
 
 
 BLOCKS: dict[str, type[BaseModel]] = {

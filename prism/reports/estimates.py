@@ -163,7 +163,7 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
     n_clusters = np.unique(cluster).size
     # 3 / n: the 95 % bound on the probability of what was not seen in n draws
     bound = format_share(min(1.0, 3.0 / n_clusters), 2)
-    drawn = f"{n} simulated runs" + (f" on {n_clusters:,} cluster draws" if n_clusters < 1000 else "")
+    drawn = f"{n} simulated runs" + (f" on {n_clusters} cluster draws" if n_clusters < 1000 else "")
     if p == 0.0:
         text = f"The run is not done within {deadline}: none of {drawn} is"
         return f"{text} (less than {bound} likely, with 95 % confidence)."

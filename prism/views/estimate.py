@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from prism.results import TAIL_SAMPLES
 from prism.text import format_count, format_duration, format_like, format_share
 from prism.views.run import run_rows, term_table
 from prism.views.tables import rows_view
@@ -72,6 +73,9 @@ def _times(summary: Json) -> Table:
         title = {"step_time": "Step time", "time_to_train": "Time-to-train"}[name]
         table.add_column(title, no_wrap=True)
     cells = {name: dict(_distribution_rows(summary[name])) for name in columns}
+    run = summary.get("time_to_train")
+    if run and 0.01 * run["cluster_draws"] < TAIL_SAMPLES:
+        del cells["time_to_train"]["p99"]
     ideal = summary.get("ideal_step_time")
     if ideal is not None and "step_time" in cells:
         spread = _resolution(summary["step_time"])
@@ -187,7 +191,10 @@ def _monte_carlo_rows(numbers: Json, title: str) -> Iterator[tuple[str, str]]:
     """Intervals of mean and p95, with the draws that they rest on."""
     n, fine = numbers["cluster_draws"], _resolution(numbers) / 10.0
     unknown = UNKNOWN if n == 1 else f"unknown from {format_count(n)} cluster draws"
-    for label, key in (("mean {}, 90 % interval", "mean_ci90"), ("p95 {}, 95 % interval", "p95_ci")):
+    for label, key in (
+        ("mean {}, 90 % interval", "mean_ci90"),
+        ("p95 {}, 95 % interval", "p95_ci"),
+    ):
         text = unknown
         if numbers[key] is not None:
             low, high = (format_like(bound, numbers["mean"], fine) for bound in numbers[key])

@@ -14,6 +14,8 @@ from rich.table import Table
 from prism.text import format_count, format_duration, format_share
 
 Json = Mapping[str, Any]
+SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
+"""Shares of the run and of its variance that a term is left out below, where both are less [1]."""
 WORDS = {
     "slow_steps": "steps slower than the ideal",
     "step_noise": "steps' own noise",
@@ -79,20 +81,19 @@ def _interval(seconds: float, steps: int) -> str:
 def term_table(summary: Json) -> Table | None:
     """Lay out what each term delays the run, and its share of the variance; None without terms."""
     delays, shares = summary.get("delay_by_term") or {}, summary.get("variance_by_term") or {}
-    if not delays:
-        return None
-    mean = summary["time_to_train"]["mean"]
+    mean = summary["time_to_train"]["mean"] if delays else 0.0
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
     for title in ("delay, mean", "of the run", "variance"):
         table.add_column(title, justify="right", no_wrap=True)
-    fine = 1e-5 * abs(mean)
     for term, delay in delays.items():
-        share = shares.get(term)
+        share, short = shares.get(term), abs(delay) < SMALL_DELAY * abs(mean)
+        if short and abs(share or 0.0) < SMALL_SHARE:
+            continue
         table.add_row(
             WORDS.get(term, term.replace("_", " ")),
-            "0" if abs(delay) < fine else format_duration(delay),
-            "<0.01 %" if abs(delay) < 1e-4 * mean else format_share(delay / mean),
-            "" if share is None else ("<0.1 %" if abs(share) < 1e-3 else format_share(share)),
+            "0" if short else format_duration(delay),
+            "<0.01 %" if short else format_share(delay / mean),
+            "" if share is None else "<0.1 %" if abs(share) < SMALL_SHARE else format_share(share),
         )
-    return table
+    return table if table.row_count else None
