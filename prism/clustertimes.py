@@ -106,6 +106,7 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
         ev_delay=np.zeros(0, np.float32), other=np.zeros((2, 2), np.uint32),
         mix=np.zeros((0, 3), np.float32), tail=np.zeros((0, lanes), np.float32),
         own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
+        weight=np.ones(shape[0], np.float32),
     )  # fmt: skip
     key, chosen = np.uint32(0), np.arange(shape[0])
     for phase, is_global in enumerate(graph.phase_global):

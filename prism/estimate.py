@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from prism.calibration.model import Calibration, load_calibration
+from prism.calibration.model import Calibration, communication_share, load_calibration
 from prism.doubts import job_doubts
 from prism.engine import LANES
 from prism.errors import PrismError
@@ -139,7 +139,7 @@ def estimate(
     ]  # fmt: skip
     calibrated = _calibration(job)
     if calibrated is not None:
-        attrs["data_error"] = json.dumps(calibrated.error(float(dataset.exposed_communication)))
+        attrs["data_error"] = json.dumps(calibrated.error(communication_share(dataset)))
         warnings += [f"calibration: {text}" for text in calibrated.report["warnings"]]
     attrs["warnings"] = json.dumps(warnings)
     attrs["wall_seconds"] = time.perf_counter() - begin
@@ -181,7 +181,7 @@ def _run(
     notes: tuple[str, ...] = ()
     attrs: dict[str, Any] = {"steps": steps}
     if "under_way" in call:
-        past = _past(job, model, call, float(dataset.exposed_communication))
+        past = _past(job, model, call, communication_share(dataset))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
         attrs["so_far"] = json.dumps({
             "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
@@ -218,7 +218,7 @@ def _run(
     return _Run(values, coords, attrs, model.mean.shape[0], notes)
 
 
-def _past(job: Job, model: RunModel, call: dict[str, Any], exposed: float) -> UnderWay:
+def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> UnderWay:
     """Return the rest of a run under way, given its steps so far.
 
     Raises
@@ -228,7 +228,7 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], exposed: float) -> Un
     """
     times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
     found, draws = _calibration(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
-    nominal = NOMINAL_ERROR if found is None else found.mean_error(exposed)
+    nominal = NOMINAL_ERROR if found is None else found.mean_error(share)
     past = condition(model, times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(

@@ -41,7 +41,8 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "critical_path_time": (("kernel_class",), "s", "mean time on the critical path"),
     "ideal_critical_path_time": (("kernel_class",), "s", "the same with every effect at 1"),
     "idle_fraction": (("stage",), "1", "mean share of the step a stage computes nothing"),
-    "exposed_communication": ((), "1", "mean share of the step that communication is critical"),
+    "exposed_communication": ((), "1", "share of the step that free communication would save"),
+    "exposed_communication_se": ((), "1", "its standard error, by cluster"),
     "mfu": ((), "1", "model flop per second and GPU over the device's peak"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),
@@ -317,6 +318,7 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
             )
         },
         "exposed_communication": float(dataset.exposed_communication),
+        "exposed_communication_se": _known(float(dataset.exposed_communication_se)),
     }
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
@@ -351,6 +353,10 @@ def _step_spread(dataset: "xr.Dataset") -> dict[str, Any]:
     steps = np.asarray(dataset.step_time, np.float64)
     found, steady = spread(steps, np.asarray(dataset.cluster_idx)), _steady(dataset)
     return found | {key: steady[key] for key in _BETWEEN}
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from prism.exchangeable import (
     fit_unseen,
     ignore_unseen,
     needs_fit,
+    sample_replicas,
 )
 from prism.execution.task import TASK_S, Arrays, Shared, Task
 from prism.execution.tasks import cores, is_remote, keeps_tasks, n_threads, run_tasks  # fmt: skip
@@ -41,10 +42,22 @@ from prism.program import Program, ideal_program, make_keys, make_room, run_chun
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
 from prism.stepgraph import GraphOptions, build_step_graph
-from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program, step_profile
+from prism.tracemodel.arrays import (
+    build_trace_graph_arrays,
+    build_trace_program,
+    kernel_class,
+    step_profile,
+)
 from prism.tracemodel.file import load_model
 from prism.tracemodel.model import TraceModel, check_trace_job
-from prism.variability import Regime, Stall, Variability, is_communication, resolve_variability
+from prism.variability import (
+    Regime,
+    Stall,
+    Treatment,
+    Variability,
+    is_communication,
+    resolve_variability,
+)
 from prism.workload import Workload, build_workload
 
 if TYPE_CHECKING:
@@ -52,6 +65,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
+EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
@@ -71,6 +85,14 @@ class Step:
     graph: StepGraph
     program: Program
     choice: Choice | None = None  # which replicas are simulated, where `prepare` chose
+    source: Variability | TraceModel | None = None  # what the program holds beside job and graph
+
+
+class Exposed(NamedTuple):
+    """Exposed communication as a share of the step, and its standard error by cluster [1]."""
+
+    share: float
+    error: float  # NaN for one cluster
 
 
 def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Step:
@@ -99,7 +121,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)
     program = build_program(job, graph, variability, seed)
-    return Step(job, workload, graph, *choose_engine(program, engine))
+    return Step(job, workload, graph, *choose_engine(program, engine), variability)
 
 
 def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
@@ -111,13 +133,18 @@ def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact")
         The job asks for what the trace cannot tell.
     """
     check_trace_job(job, model)
+    graph = build_trace_graph_arrays(model, job.parallelism.dp)
+    program = _trace_program(job, model, graph, seed)
+    return Step(job, None, graph, *choose_engine(program, engine), model)
+
+
+def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> Program:
     dp = job.parallelism.dp
-    graph = build_trace_graph_arrays(model, dp)
     ranks = job.variability.ranks or ("measured" if dp == model.n_replicas else "drawn")
     program = build_trace_program(model, graph, dp, ranks == "measured")
     if job.variability.dependence == "none":
         program = pool_program(program, graph, model_variability(job, model), seed)
-    return Step(job, None, graph, *choose_engine(program, engine))
+    return program
 
 
 def model_variability(job: Job, model: TraceModel) -> Variability:
@@ -304,6 +331,7 @@ def simulate(
     )
     seconds = time.perf_counter() - started
     path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
+    exposed = find_exposed(step, times, seed, threads)
     step_time = times.reshape(-1)[:replicates].astype(np.float64)
     _check_times(job, step_time)
     values = {
@@ -314,7 +342,8 @@ def simulate(
         "critical_path_time": path,
         "ideal_critical_path_time": ideal_path,
         "idle_fraction": idle,
-        "exposed_communication": _exposed(step.program.classes, path),
+        "exposed_communication": exposed.share,
+        "exposed_communication_se": exposed.error,
         **_efficiency(step, float(step_time.mean())),
     }
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
@@ -368,16 +397,42 @@ def _critical_path(
     return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
 
 
-def exposed_share(program: Program, n_blocks: int, seed: int, threads: int) -> float:
-    """Mean share of the step that communication is critical, over the first clusters."""
-    path, _ = _critical_path(program, min(n_blocks, PATH_BLOCKS), seed, threads)
-    return _exposed(program.classes, path)
+def find_exposed(step: Step, times: NDArray[Any], seed: int, threads: int) -> Exposed:
+    """Find the share of the step that communication of zero cost would save.
+
+    Parameters
+    ----------
+    step : Step
+    times : [cluster, lane]
+        Its simulated steps [s]. The first clusters are simulated once more with the same keys, so
+        that the two differ by communication alone.
+    seed, threads : int
+        Those that `times` were simulated with.
+    """
+    if not any(map(is_communication, step.program.classes)):
+        return Exposed(0.0, 0.0)
+    n = min(len(times), EXPOSED_BLOCKS)
+    silent = run_blocks(silence(step, seed), range(n), seed, threads)[0]
+    whole, rest = (x.mean(axis=1, dtype=np.float64) for x in (times[:n], silent))
+    mean = float(whole.mean())
+    left = float(rest.mean()) / mean
+    apart = rest - left * whole
+    error = float(apart.std(ddof=1)) / mean / math.sqrt(n) if n > 1 else math.nan
+    return Exposed(max(0.0, 1.0 - left), error)
 
 
-def _exposed(classes: tuple[str, ...], path: NDArray[np.float64]) -> float:
-    communication = sum(t for c, t in zip(classes, path, strict=True) if is_communication(c))
-    total = float(path.sum())
-    return float(communication) / total if total > 0.0 else 0.0
+def silence(step: Step, seed: int) -> Program:
+    """Return a step's program with communication of zero cost; ranks still wait for each other."""
+    job, graph, source = step.job, step.graph, step.source
+    assert source is not None
+    if isinstance(source, TraceModel):
+        silent = [is_communication(kernel_class(node)) for node in source.nodes]
+        mean = np.where(np.array(silent)[:, None], 0.0, source.mean)
+        program = _trace_program(job, replace(source, mean=mean), graph, seed)
+    else:
+        free = {c: Treatment(factor=0.0) for c in step.program.classes if is_communication(c)}
+        program = build_program(job, graph, replace(source, treatments=free), seed)
+    return program if step.program.sample is None else sample_replicas(program)
 
 
 def _efficiency(step: Step, mean_step_time: float) -> dict[str, Any]:

@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import measures
-from prism.calibration.model import Calibration, is_calibrated, load_calibration
+from prism.calibration.model import (
+    Calibration,
+    communication_share,
+    is_calibrated,
+    load_calibration,
+)
 from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.job import Job, load_job
@@ -199,7 +204,7 @@ class _Draws:
         """Relative error of the predicted mean that a calibration leaves open; 0 without one."""
         if self.calibration is None:
             return 0.0
-        return self.calibration.mean_error(float(drawn.exposed_communication))
+        return self.calibration.mean_error(communication_share(drawn))
 
     def runs(self, job: Job, steps: int, progress: Progress | None) -> "xr.Dataset":
         """Draw runs of so many steps."""

@@ -338,12 +338,12 @@ def test_error_of_a_mean_by_its_make_up():
     scales = {"covariance": [[0.0004, -0.0003], [-0.0003, 0.0009]],
               "prior_covariance": [[0.25, 0.0], [0.0, 0.49]], "model_error": 0.005}  # fmt: skip
     found = Calibration((), {"scales": scales})
-    for exposed in (0.0, 0.3, 1.0):
-        own, x = 1.0 - exposed, exposed
+    for share in (0.0, 0.3, 1.0):
+        own, x = 1.0 - share, share
         variance = 0.0004 * own**2 + 0.0009 * x**2 - 0.0006 * own * x
-        assert found.mean_error(exposed) == pytest.approx(np.sqrt(variance + 0.005**2))
+        assert found.mean_error(share) == pytest.approx(np.sqrt(variance + 0.005**2))
         prior = 0.25 * own**2 + 0.49 * x**2
-        assert found.library_share(exposed) == pytest.approx(variance / prior)
+        assert found.library_share(share) == pytest.approx(variance / prior)
 
 
 def test_what_a_calibration_rests_on_round_trips(tmp_path):

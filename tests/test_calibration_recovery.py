@@ -14,7 +14,7 @@ from calibration_made import BASE, Truth, as_times, small_job, steps_of
 from scipy.stats import binom, chi2
 
 from prism.calibration.fit import calibrate
-from prism.calibration.model import load_calibration
+from prism.calibration.model import communication_share, load_calibration
 from prism.calibration.predict import predict_size
 from prism.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR
 from prism.calibration.sizes import measure_size
@@ -81,7 +81,7 @@ def one_repetition(seed, path):
                      "variability.effects.stall.rate_per_hour=0")  # fmt: skip
     drawn = simulate(over, 64 * 64, seed, 1)
     predicted = drawn.step_time.values.reshape(64, 64)
-    error = load_calibration(path).mean_error(float(drawn.exposed_communication))
+    error = load_calibration(path).mean_error(communication_share(drawn))
     chance = [s.mean(axis=1).std() / s.mean() / np.sqrt(len(s)) for s in (true, predicted)]
     (p50, p95), (own50, own95) = (np.quantile(s, [0.5, 0.95]) for s in (true, predicted))
     out["third"] = np.log(own50 / p50) / np.hypot(error, np.hypot(*chance))

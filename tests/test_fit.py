@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.job import load_job
 from prism.resultfiles import save
-from prism.simulate import simulate
+from prism.simulate import prepare_trace, run_blocks, simulate
+from prism.tracemodel.file import load_model
 
 TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"
 
@@ -179,3 +181,19 @@ def test_a_microbatch_of_several_ops_keeps_each_of_them(tmp_path, labels):
     assert any("numbered" in note or "told apart" in note for note in summary["notes"]) == (
         labels != "named"
     )
+
+
+def test_exposed_communication_of_a_trace(fitted):
+    """What the step saves if the trace's messages take no time."""
+    job = load_job(str(fitted[2]))
+    drawn = simulate(job, 256, seed=2)
+    model = load_model(job.variability.model)
+    mean = model.mean.copy()
+    for i, node in enumerate(model.nodes):
+        if node.kind == "op" and node.op_kind not in ("forward", "backward", "optimizer"):
+            mean[i] = 0.0
+    free = prepare_trace(job, replace(model, mean=mean), 2)
+    rest = run_blocks(free.program, range(4), 2)[0].mean()
+    saved = 1.0 - float(rest) / float(drawn.step_time.mean())
+    assert float(drawn.exposed_communication) == pytest.approx(saved, abs=1e-4)
+    assert 0.0 < saved < 0.5

@@ -19,7 +19,9 @@ from prism.job import job_from_dict, load_job
 from prism.reports.estimates import estimate_section, summary_table
 from prism.resultfiles import KINDS, load, save
 from prism.results import VARIABLES, job_of, make_dataset, spread, summary
+from prism.simulate import simulate
 from prism.sweep import sweep
+from prism.variability import is_communication
 from prism.views.estimate import estimate_view
 from prism.views.run import term_table
 
@@ -54,7 +56,7 @@ def identical(a, b):
 
 
 def test_every_variable_has_units_and_a_name(result, transformer_job):
-    for dataset in (result, estimate(transformer_job, replicates=64, seed=1, threads=1)):
+    for dataset in (result, estimate(transformer_job, replicates=128, seed=1, threads=1)):
         for name, variable in dataset.data_vars.items():
             dims, units, long_name = VARIABLES[name]
             assert variable.dims == dims
@@ -171,8 +173,8 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
     answer = json.loads(json.dumps(summary(result)))
     always = {
         "job", "seed", "replicates", "run_replicates", "world_size", "ideal_step_time",
-        "step_time", "time_to_train", "slowdown", "exposed_communication", "engine",
-        "wall_seconds", "warnings", "steps",
+        "step_time", "time_to_train", "slowdown", "exposed_communication",
+        "exposed_communication_se", "engine", "wall_seconds", "warnings", "steps",
     }  # fmt: skip
     always |= {"delay_by_term", "variance_by_term", "replicas"}
     assert always | {"finish_by", "finish_date", "cost"} == set(answer)
@@ -200,6 +202,66 @@ def test_summary_says_what_the_arrays_say(result):
     assert answer["engine"]["op_samples"] == 8 * 64 * 640
     share = result.critical_path_time / result.critical_path_time.sum()
     assert share.sel(kernel_class="compute") == 1.0 and answer["exposed_communication"] == 0.0
+
+
+BANDWIDTHS = (20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+
+
+def linked_job(layout, network=None, nvlink=None, **variability):
+    """Build a small job with every effect that acts on communication, over given links."""
+    given = {"network": network, "nvlink": nvlink}
+    return job_from_dict({
+        "model": {"n_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 8,
+                  "vocab_size": 4096, "seq_len": 1024},
+        "parallelism": {"microbatches": 2, "data_parallel": "fsdp"} | layout,
+        "cluster": {"nodes": 4, "gpus_per_node": 4, "nvlink_domain_gpus": 4, "leaf_nodes": 1,
+                    "node_slowdowns": {1: {"network": 1.5}},
+                    "links": {name: link for name, link in given.items() if link}},
+        "variability": {"library": None, **variability, "effects": {
+            "rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.05},
+            "residual": {"law": "gamma", "cv": 0.05}, "regime": {"probability": 0.1, "factor": 2.0},
+        }},
+    })  # fmt: skip
+
+
+def free_links(layout, **variability):
+    """Simulate the same job over links that take no time; mean of its first 256 steps [s]."""
+    free = {"bandwidth_gbytes_per_s": 1e30, "latency_us": 0.0}
+    job = linked_job(layout, free, free, **variability)
+    return float(simulate(job, 256, seed=3).step_time.mean())
+
+
+def test_exposed_communication_over_bandwidths():
+    """The step less that over free links; more bandwidth never exposes more."""
+    layout = {"dp": 16}
+    rest, found = free_links(layout), []
+    for bandwidth in BANDWIDTHS:
+        network = {"bandwidth_gbytes_per_s": bandwidth, "latency_us": 5.0}
+        drawn = simulate(linked_job(layout, network), 256, seed=3)
+        share, error = float(drawn.exposed_communication), float(drawn.exposed_communication_se)
+        assert share == pytest.approx(1.0 - rest / float(drawn.step_time.mean()), abs=1e-6)
+        assert 0.0 < error < 0.01
+        found.append(share)
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0.5 and found[-1] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("layout", "variability"),
+    [
+        ({"tp": 2, "pp": 2, "dp": 4, "data_parallel": "ddp"}, {}),
+        ({"tp": 2, "pp": 2, "dp": 4}, {"resolution": "kernel"}),
+        ({"tp": 2, "pp": 2, "dp": 4}, {"dependence": "none"}),
+        ({"dp": 16, "data_parallel": "hsdp", "shard_size": 4}, {}),
+    ],
+)
+def test_exposed_communication_is_what_free_links_save(layout, variability):
+    drawn = simulate(linked_job(layout, **variability), 256, seed=3)
+    saved = 1.0 - free_links(layout, **variability) / float(drawn.step_time.mean())
+    assert float(drawn.exposed_communication) == pytest.approx(saved, abs=1e-3)
+    path = drawn.critical_path_time
+    on_path = float(path.values[[is_communication(c) for c in path.kernel_class.values]].sum())
+    assert 0.0 < saved < on_path / float(path.sum())  # elsewhere ranks would wait for compute
 
 
 def test_reference_pipeline():

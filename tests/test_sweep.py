@@ -164,7 +164,7 @@ class Pretended(Bench):
         lanes = np.where(np.arange(BLOCK) % 2, 1.0, -1.0)
         point.times = np.tile(ideal * (1.0 + cv * lanes), (n, 1))
 
-    def find_exposed(self, point, n):
+    def find_exposed(self, point):
         pass
 
 

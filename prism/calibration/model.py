@@ -23,6 +23,7 @@ from prism.jobspec.frommodel import model_attrs
 from prism.library import Entry, Library, to_dataset
 from prism.stepwork import COMMUNICATION_FACTOR, COMPUTE_FACTOR
 from prism.stretching import stretched
+from prism.variability import is_communication
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -186,23 +187,35 @@ class Calibration:
             return float(medians.mean() / counts[0] * microbatches)
         return float(np.polyval(np.polyfit(counts, medians, 1), microbatches))
 
-    def error(self, exposed: float) -> dict[str, float]:
+    def error(self, share: float) -> dict[str, float]:
         """Relative error of a predicted mean, and what of the library's own is left in it."""
-        return {"mean": self.mean_error(exposed), "library_share": self.library_share(exposed)}
+        return {"mean": self.mean_error(share), "library_share": self.library_share(share)}
 
-    def mean_error(self, exposed: float) -> float:
-        """Relative error of a predicted mean step with this share of exposed communication [1]."""
+    def mean_error(self, share: float) -> float:
+        """Relative error of a predicted mean step, of a `communication_share` on its path [1]."""
         own = float(self.report["scales"]["model_error"])
-        return math.sqrt(self._variance("covariance", exposed) + own**2)
+        return math.sqrt(self._variance("covariance", share) + own**2)
 
-    def library_share(self, exposed: float) -> float:
+    def library_share(self, share: float) -> float:
         """Share of the library's own uncertainty of that mean that is left [1]."""
-        prior = self._variance("prior_covariance", exposed)
-        return min(1.0, self._variance("covariance", exposed) / prior)
+        prior = self._variance("prior_covariance", share)
+        return min(1.0, self._variance("covariance", share) / prior)
 
-    def _variance(self, name: str, exposed: float) -> float:
-        gradient = np.array([1.0 - exposed, exposed])
+    def _variance(self, name: str, share: float) -> float:
+        gradient = np.array([1.0 - share, share])
         return float(gradient @ np.array(self.report["scales"][name]) @ gradient)
+
+
+def communication_share(dataset: "xr.Dataset") -> float:
+    """Share of the mean critical path that is communication [1].
+
+    It says how the mean step follows a small change of all communication, which is what an error of
+    its factor is; exposed communication is what a change by the whole of it saves.
+    """
+    path = dataset.critical_path_time
+    links = [is_communication(str(name)) for name in path.kernel_class.values]
+    total = float(path.sum())
+    return float(path.values[links].sum()) / total if total > 0.0 else 0.0
 
 
 def load_calibration(path: str | Path) -> Calibration | None:

@@ -28,7 +28,7 @@ from prism.library import Library, load_library
 from prism.memory import Memory
 from prism.placements.clusters import spread
 from prism.placements.selection import QUANTILES, pseudo_values
-from prism.simulate import Progress, Step, exposed_share, prepare, run_blocks, warm_up
+from prism.simulate import Exposed, Progress, Step, find_exposed, prepare, run_blocks, warm_up
 from prism.sweeps.pointtasks import Ideal, find_ideal, find_start, run_ideals, run_steps, share
 from prism.workload import build_workload
 
@@ -67,8 +67,10 @@ class Point:
         Steps with nothing random but the ranks [s]; empty where those do not vary.
     slope : float
         Of the clusters' mean steps over their quiet times [1].
-    exposed, model_flop : float
-        Share of communication on the critical path [1]; useful work of a step [flop].
+    exposed : Exposed
+        Exposed communication.
+    model_flop : float
+        Useful work of a step [flop].
     n_draws : int
         Op-samples of a step [1].
     done : bool
@@ -86,7 +88,7 @@ class Point:
     times: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
     quiet: Array = field(default_factory=lambda: np.empty(0))
     slope: float = 1.0
-    exposed: float = 0.0
+    exposed: Exposed = Exposed(0.0, 0.0)
     model_flop: float = 0.0
     n_draws: int = 0
     done: bool = False
@@ -275,10 +277,9 @@ class Bench:
         settings = [self._shared(point) for point in new]
         self._ideals |= dict(zip(new, run_ideals(settings), strict=True))
 
-    def find_exposed(self, point: Point, n: int) -> None:
-        """Follow a setting's critical path over the first n clusters, as an estimate does."""
-        program = self.step(point).program
-        point.exposed = exposed_share(program, n, self.seed, self.threads)
+    def find_exposed(self, point: Point) -> None:
+        """Find a setting's exposed communication of all its steps, as an estimate does."""
+        point.exposed = find_exposed(self.step(point), point.times, self.seed, self.threads)
 
     def extend(self, point: Point, n: int) -> None:
         """Bring a setting to n clusters.
@@ -299,10 +300,10 @@ class Bench:
         if not self._warm:
             warm_up(step.program, self.seed)
             self._warm = True
-        if point.n == 0:
-            start = find_start(step, self.seed, self.threads, self.n_quiet)
-            point.quiet, point.exposed = start
         times, *_ = run_blocks(step.program, range(point.n, n), self.seed, self.threads)
+        if point.n == 0:
+            start = find_start(step, times, self.seed, self.threads, self.n_quiet)
+            point.quiet, point.exposed = start
         self._add(point, times.astype(np.float64))
 
     def foresee_steps(self, points: Sequence[Point], n: int) -> None:

@@ -27,7 +27,7 @@ from prism.library import Library
 from prism.placements.screen import Screen
 from prism.program import ideal_program
 from prism.results import library_hash
-from prism.simulate import Step, exposed_share, prepare, run_blocks
+from prism.simulate import Exposed, Step, find_exposed, prepare, run_blocks
 
 Array = NDArray[np.float64]
 TASK_CLUSTERS = 8
@@ -45,10 +45,13 @@ class Ideal(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a setting's first clusters tell: quiet times [s], share of exposed communication."""
+    """What a setting's first clusters tell: quiet times [s], exposed communication."""
 
     quiet: Array
-    exposed: float
+    exposed: Exposed
+
+
+NO_START = Start(np.empty(0), Exposed(0.0, 0.0))
 
 
 def find_ideal(step: Step, threads: int = 1) -> Ideal:
@@ -59,10 +62,10 @@ def find_ideal(step: Step, threads: int = 1) -> Ideal:
     return Ideal(seconds, flop, step.program.n_draws)
 
 
-def find_start(step: Step, seed: int, threads: int, n_quiet: int) -> Start:
-    """Find what is not simulated step by step: the critical path, and many clusters' ranks."""
+def find_start(step: Step, times: Array, seed: int, threads: int, n_quiet: int) -> Start:
+    """Find what the first clusters' steps do not tell: free communication, many clusters' ranks."""
     program = step.program
-    exposed = exposed_share(program, 1, seed, threads)
+    exposed = find_exposed(step, times[:1], seed, threads)
     if (program.ranks.tables >= 0).any() or program.ranks.spread_node.size:
         quiet = cluster_times(program, range(n_quiet), seed, threads)
         return Start(quiet.astype(np.float64), exposed)
@@ -115,13 +118,13 @@ def steps_task(setting: Setting, first: int, n: int, n_quiet: int) -> Arrays:
     """Task: n clusters from a first one, what `find_start` says with the very first; the error."""
     try:
         step = setting.step()
-        start = Start(np.empty(0), 0.0)
-        if first == 0:
-            start = find_start(step, setting.seed, 1, n_quiet)
+        start = NO_START
         times = run_blocks(step.program, range(first, first + n), setting.seed)[0]
+        if first == 0:
+            start = find_start(step, times, setting.seed, 1, n_quiet)
         return as_arrays(times, *start, "")
     except PrismError as error:
-        return as_arrays(np.empty((0, engine.LANES)), np.empty(0), 0.0, str(error))
+        return as_arrays(np.empty((0, engine.LANES)), *NO_START, str(error))
 
 
 def run_ideals(settings: Sequence[Shared]) -> list[Ideal | str]:
@@ -153,5 +156,6 @@ def run_steps(
         rows = [found[i] for i in part]
         errors = [str(row[3]) for row in rows if str(row[3])]
         times = np.concatenate([row[0] for row in rows]).astype(np.float64)
-        out.append(errors[0] if errors else (times, Start(rows[0][1], float(rows[0][2]))))
+        start = Start(rows[0][1], Exposed(*map(float, rows[0][2])))
+        out.append(errors[0] if errors else (times, start))
     return out

@@ -82,7 +82,9 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         row[f"{measure}_same_work"] = point.figure(measure)
         row[measure] = row[f"{measure}_same_work"] * point.work
         row[f"{measure}_se"] = _error(point, measure)
-    row |= {"mfu": point.mfu, "exposed_communication": point.exposed}
+    share, error = point.exposed
+    row |= {"mfu": point.mfu, "exposed_communication": share}
+    row["exposed_communication_se"] = None if math.isnan(error) else error
     tokens = point.job.tokens_per_step
     if tokens:
         row["tokens_per_second"] = tokens / row["mean"]

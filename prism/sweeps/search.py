@@ -153,7 +153,7 @@ def _halve(
         bench.extend_all(alive, more)
     for point in alive:
         point.done = True
-        bench.find_exposed(point, point.n)
+        bench.find_exposed(point)
 
 
 def possibly_best(values: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -140,7 +140,12 @@ def _step_rows(summary: Json) -> list[tuple[str, str]]:
         tera = summary["model_flops_per_gpu"] / 1e12
         rows.append(("model flops per GPU", f"{tera:.1f} TFLOP/s"))
     if summary.get("exposed_communication") is not None:
-        rows.append(("exposed communication", format_share(summary["exposed_communication"])))
+        text, error = (
+            format_share(summary["exposed_communication"]),
+            summary.get("exposed_communication_se"),
+        )
+        text += f" ± {format_share(error, 2)}" if error else ""
+        rows.append(("exposed communication", text))
     if summary.get("memory") is not None:
         gib, limit = (summary["memory"][key] for key in ("gib", "limit_gib"))
         rows.append(("memory of the busiest GPU", f"{gib:.0f} of {limit:.1f} GiB (estimate)"))

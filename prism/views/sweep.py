@@ -77,7 +77,7 @@ def _table(numbers: Json) -> Table:
     memory = any(row["memory_gib"] is not None for row in rows)
     changes = any(row.get("p95_change") is not None for row in rows)
     titles = ["GPUs"] * (not one_size) + ["GiB"] * memory + ["ideal", "p50", "p95", "±"]
-    titles += ["p95 change"] * changes + ["comm"]
+    titles += ["p95 change"] * changes + ["exposed"]
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -119,7 +119,7 @@ def _marks(i: int, row: Json, numbers: Json) -> str:
 
 def _legend(numbers: Json, levels: Mapping[str, int]) -> list[str]:
     """Explain what is not plain."""
-    text = "±: standard error of p95, by cluster"
+    text = "±: standard error of p95, by cluster; exposed: exposed communication"
     if same_work_differs(numbers):
         text += "; times are for the tokens of one step of the job"
     if any(row.get("p95_change") is not None for row in numbers["rows"]):
