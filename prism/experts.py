@@ -4,7 +4,7 @@ A token goes to `experts_per_token` routed experts, which an ep group of data-pa
 between them: sent there by an all-to-all, computed as one grouped product, sent back by another.
 The busiest rank has more than its share by a fixed factor; how that varies is `prism.variability`'s
 `expert` effect. Left out: dropped tokens, the loss that balances experts, shared experts beside the
-all-to-alls, recomputation of parts of a layer.
+all-to-alls, recomputation of parts of a layer (which a job may not ask for).
 
 References
 ----------

@@ -61,6 +61,7 @@ class Part(NamedTuple):
     term: int
     mean: float  # seconds
     var: float  # s^2
+    hidden: float = 0.0  # seconds more, beside compute
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Lowerer:
         counts: dict[Segment, float] = {}
         fixed: dict[Term, float] = {}
         by_class: dict[str, float] = {}
-        stretched: dict[tuple[str, str, float, Term], tuple[float, float]] = {}
+        stretched: dict[tuple[str, str, float, Term, float], tuple[float, float, float]] = {}
         var = third = 0.0
         run: list[Kernel] = []
         for kernel in op_type.kernels:
@@ -182,9 +183,10 @@ class Lowerer:
             by_class[name] = by_class.get(name, 0.0) + own
             var += own
             third += duration**3 * law.skew
-            key = _link_role(kernel.law), kernel.group, kernel.bytes, term
-            mean, spread = stretched.get(key, (0.0, 0.0))
-            stretched[key] = mean + duration, spread + own
+            beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
+            key = _link_role(kernel.law), kernel.group, kernel.bytes, term, beside
+            mean, spread, hidden = stretched.get(key, (0.0, 0.0, 0.0))
+            stretched[key] = mean + duration, spread + own, hidden + beside
         self._close(op_type.op_kind, run, counts)
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         total = sum(k.duration for k in op_type.kernels) or 1.0
@@ -192,8 +194,8 @@ class Lowerer:
         for k in op_type.kernels:
             shares[k.kernel_class] = shares.get(k.kernel_class, 0.0) + k.duration / total
         parts = tuple(
-            Part(role, group, n_bytes, terms.index(term), *both)
-            for (role, group, n_bytes, term), both in stretched.items()
+            Part(role, group, n_bytes, terms.index(term), *seconds)
+            for (role, group, n_bytes, term, _), seconds in stretched.items()
         )
         single = None
         if len(op_type.kernels) == 1:

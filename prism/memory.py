@@ -9,6 +9,7 @@ References
 .. [1] Korthikanti et al., arXiv:2205.05198: activations of a layer, recomputation, schedules.
 .. [2] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
 .. [3] Qi et al., arXiv:2401.10241: split backwards.
+.. [4] torchtitan, ``distributed/activation_checkpoint.py``: selective recomputation by op.
 """
 
 from __future__ import annotations
@@ -117,20 +118,23 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
     -------
     all, kept : float
         What backward needs of a layer, and what is kept for it after the forward: the layer's
-        input alone with full recomputation [byte].
+        input alone with full recomputation, a part with selective [byte].
 
     Notes
     -----
     Per token in bfloat16: both norms' inputs and outputs 8 h, query, key, value and attention's
     output 4 q + 4 k, and the MLP's product(s) and their activation 4 f (plain) or 6 f (gated), f
     its width. With f = 4 h and as many key heads as heads that is 32 h, where [1]_ has 34 h with
-    dropout's two masks. Flash attention keeps no scores, so selective recomputation, which [1]_
-    has for them, keeps as much as none. Norms lie on a part of the tokens with sequence
-    parallelism, everything on a part with context parallelism. Latent attention adds its latents
-    before and after their norms. A layer with experts has the shared ones' MLP, the router's scores
-    in float32, and for each copy of a token that it computes (the busiest rank its share more) the
-    copy and a routed expert's MLP; outputs are weighted before the last product, so that none is
-    kept.
+    dropout's two masks. Norms lie on a part of the tokens with sequence parallelism, everything on
+    a part with context parallelism. Latent attention adds its latents before and after their norms.
+    A layer with experts has the shared ones' MLP, the router's scores in float32, and for each copy
+    of a token that it computes (the busiest rank its share more) the copy and a routed expert's
+    MLP; outputs are weighted before the last product, so that none is kept.
+
+    Selective recomputation is torchtitan's by op ([4]_): the outputs of attention, of
+    reduce-scatters and of every other product are kept as far as backward needs them, so of q, v
+    and gate (or up), not of k, out and up: 2 h + 4 q + 2 k + 2 f, and 2 h more in a tp group.
+    Megatron's, of [1]_, is for the scores, which flash attention never keeps.
     """
     model, s = job.model, shard_sizes(job.model, job.parallelism)
     stream = 2.0 * s.hidden * s.resident
@@ -143,7 +147,10 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
         mlp = s.tokens * s.shared * each + copies * (2.0 * s.hidden + s.expert * each)
         mlp += 4.0 * s.resident * model.n_experts
     whole = 4.0 * stream + attention + latents + mlp
-    return whole, stream if job.parallelism.recompute == "full" else whole
+    p, products = job.parallelism, 2.0 * s.tokens * (s.query + s.value + s.out + s.ffn)
+    scattered = stream if p.tp > 1 and p.sequence_parallel else 0.0
+    kept = {"none": whole, "selective": stream + products + scattered, "full": stream}
+    return whole, kept[p.recompute]
 
 
 def estimate_memory(job: Job) -> Memory | None:
@@ -174,10 +181,11 @@ def estimate_memory(job: Job) -> Memory | None:
 
     Errors, in ``tests/test_memory.py``: Llama 3 405B ran on H100s of 80 GB (79.1 GiB to the
     driver) without recomputation, and its estimate is 72 GiB on 16,384 of them and 89 GiB, at least
-    12 % too high, on 8,192, where gradients of all chunks are whole at once. Against the eleven
-    peaks that the allocator had reserved in torchtitan's runs with full recomputation it is 0 to
-    1 % low for fsdp, with context parallelism or without, where the loss rules, 25 % with tensor
-    parallelism, and 13 to 24 % with a pipeline: ``experiments/layouts/memory.py``.
+    12 % too high, on 8,192, where gradients of all chunks are whole at once. Against the thirteen
+    peaks that the allocator had reserved in torchtitan's runs it is 2 to 3 % low for fsdp with
+    selective recomputation, 0 to 1 % with full, with context parallelism or without, where the loss
+    rules, 25 % with tensor parallelism, and 13 to 24 % with a pipeline:
+    ``experiments/layouts/memory.py``.
     """
     if job.model.durations is not None or job.variability.model is not None:
         return None

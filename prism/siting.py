@@ -19,6 +19,7 @@ from prism.errors import PrismError
 from prism.linkcongestion import congested_links
 from prism.placement import NodeSlowdown, Placement
 from prism.program import Origin, Place, Program
+from prism.transformer import TP_OVERLAP_COST
 from prism.wiring import Wiring
 
 Array = NDArray[np.float64]
@@ -329,6 +330,11 @@ def _ratio(default: Wiring, moved: Wiring | None, place: Place, own: bool) -> Ar
     ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
     if moved is not None:
         ratio = ratio * (moved.seconds(*message) / default.seconds(*message))
+    part = place.part
+    if part.hidden > 0.0:  # compute hides as many seconds of a shorter one
+        whole = ratio * (part.mean + part.hidden)
+        shown = np.maximum(whole - part.hidden, TP_OVERLAP_COST * whole) / part.mean
+        ratio = np.where(ratio < 1.0, shown, ratio)
     return ratio
 
 

@@ -88,9 +88,9 @@ class Transformer:
         """Backward of one layer, with what it recomputes."""
         s, r = self.sizes, self.rates
         up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
-        again = self.layer_forward if self.layout.recompute == "full" else ()
+        again = {"none": (), "selective": self._selected, "full": self.layer_forward}
         return (
-            *(recomputed(kernel) for kernel in again),
+            *(recomputed(kernel) for kernel in again[self.layout.recompute]),
             *self._enter_backward("mlp"),
             *self._gemm_backward("mlp_down", "gemm_mlp", s.hidden, s.ffn),
             r.memory("activation_backward", 2.0 * s.tokens * (2.0 * up + s.ffn)),
@@ -98,6 +98,30 @@ class Transformer:
             self._norm("mlp_norm_backward", backward=True),
             self._residual("mlp_residual_backward"),
             *self.attention_backward,
+        )
+
+    @cached_property
+    def _selected(self) -> tuple[Kernel, ...]:
+        """Forward kernels that backward runs again with selective recomputation, as in torchtitan.
+
+        Of the products q, k, v, out, gate (or up), up, down every second one, and whatever is
+        neither a product nor attention nor a reduce-scatter; see `prism.memory`.
+        """
+        s, r, layout = self.sizes, self.rates, self.layout
+        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
+        second = (r.gemm("mlp_up", "gemm_mlp", s.tokens, s.ffn, s.hidden),)
+        return (
+            self._norm("attention_norm"),
+            *self._enter("attention"),
+            r.gemm("key", "gemm_attention", s.tokens, s.key, s.hidden),
+            *self._rope("rope"),
+            r.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
+            *(() if layout.sequence_parallel else self._leave("attention")),
+            self._residual("attention_residual"),
+            self._norm("mlp_norm"),
+            *self._enter("mlp"),
+            *(second if self.model.gated_mlp else ()),
+            r.memory("activation", 2.0 * s.tokens * (up + s.ffn)),
         )
 
     @cached_property
@@ -220,10 +244,8 @@ class Transformer:
         s = self.sizes
         n_bytes = 4.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
         flop = ATTENTION_BACKWARD_FLOP * self._attention_flop()
-        again = self.layout.recompute == "selective"
         return (
             *self._gather_keys("attention_backward"),
-            *((recomputed(self._attention("attention")),) if again else ()),
             self.rates.attention("attention_backward", flop, n_bytes, backward=True),
             *self._cp("keys_reduce_scatter", "reduce_scatter"),
         )

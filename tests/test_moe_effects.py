@@ -226,7 +226,7 @@ def random_jobs(draw):
     layout = {
         "tp": tp, "cp": cp, "pp": pp, "ep": ep, "dp": ep * draw(st.sampled_from([1, 2, 3])),
         "data_parallel": draw(st.sampled_from(["ddp", "zero1", "fsdp"])),
-        "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        "recompute": draw(st.sampled_from(["none", "full"])),
         "microbatches": draw(st.sampled_from([2, 4])), "overlap": draw(st.booleans()),
         "expert_imbalance": draw(st.sampled_from([1.0, 1.3])),
     }  # fmt: skip

@@ -14,6 +14,7 @@ from prism.job import Job, load_job
 from prism.jobspec.yaml import shipped_jobs
 from prism.kernels import GEMM_LARGE_S, Kernel, Rates, build_rates
 from prism.library import Entry, GemmTable, Library, load_library
+from prism.modelsize import shard_sizes
 from prism.transformer import TP_OVERLAP_COST, attention_flop
 from prism.workload import Workload, build_workload, count_model_flop, count_parameters
 
@@ -150,9 +151,27 @@ def test_recompute(library: Library) -> None:
             assert times[mode] == pytest.approx(
                 sum(k.duration for k in layers if k.name not in loss)
             )
-    attention = sum(k.duration for k in named(forward(work), "attention"))
-    assert times["none"] == 0.0
-    assert times["selective"] == pytest.approx(attention)
+    assert times["none"] == 0.0 < times["selective"] < 0.6 * times["full"]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_selective_recomputes_every_other_product(library: Library, tp: int) -> None:
+    """Of q, k, v, out, gate, up, down: torchtitan's policy of selective recomputation by op."""
+    one = (f"parallelism.tp={tp}", f"parallelism.dp={8 // tp}", "model.n_layers=1")
+    one += ("parallelism.data_parallel=ddp",)
+    kept = "parallelism.recompute=selective"
+    job = small_job(*one, kept)
+    plain, back = (backward(build_workload(j, library)) for j in (small_job(*one), job))
+    again = [k for k in back if k.name.startswith("recompute_")]
+    assert [k for k in back if k not in again] == plain
+    s = shard_sizes(job.model, job.parallelism)
+    products = [s.query, s.key, s.value, s.hidden, s.ffn, s.ffn, s.hidden]
+    inner = [s.hidden] * 3 + [s.out] + [s.hidden] * 2 + [s.ffn]
+    flop = [2 * s.tokens * n * k for n, k in zip(products, inner, strict=True)]
+    assert sum(k.flop for k in again) == pytest.approx(sum(flop[1::2]))
+    assert not any(k.kernel_class == "attention" for k in again)
+    sent = [k.kernel_class for k in again if k.group]
+    assert sent == (["tp_all_gather"] * 2 if tp > 1 else [])  # a reduce-scatter's output is kept
 
 
 def test_fsdp_units_are_layers(library: Library) -> None:

@@ -2,9 +2,9 @@
 
 Prints the table of the README, with the error as it is and with a loss computed in place, as
 Megatron's fused one is. ``python experiments/layouts/memory.py``, a second. Sources: torchtitan,
-``benchmarks/llama3_h100_202412_torchtitan.md``, tables 2, 4, 5 and 6 (full recomputation, peaks
-that the allocator reserved); arXiv:2407.21783, section 3.3. Tables 1 and 3 keep chosen ops of every
-second layer, which prism's names do not say.
+``benchmarks/llama3_h100_202412_torchtitan.md``, tables 1 to 6 (peaks that the allocator reserved,
+with torch.compile; selective recomputation by op in tables 1 and 3, full in the others);
+arXiv:2407.21783, section 3.3.
 """
 
 from prism import memory
@@ -18,7 +18,10 @@ TITAN = {"schedule": "1f1b", "vpp": 1, "microbatch_size": 1, "recompute": "full"
 ONE = {**TITAN, "pp": 1, "microbatches": 1, "reshard_after_forward": "true"}
 # eight microbatches, one per stage, is what torchtitan took where no number was given
 FOUR = {**TITAN, "tp": 8, "pp": 8, "microbatches": 8}
+SELECTIVE = {**ONE, "tp": 1, "microbatch_size": 2, "recompute": "selective"}
 ROWS = [
+    ("8B, fsdp 8, batch 2, selective", "llama3-8b", {**SELECTIVE, "dp": 8}, 1, 8192, 77.0),
+    ("8B, fsdp 128, batch 2, selective", "llama3-8b", {**SELECTIVE, "dp": 128}, 16, 8192, 62.0),
     *(
         ("8B, fsdp 8, cp", "llama3-8b", {**ONE, "tp": 1, "dp": 8 // cp, "cp": cp}, 1,
          32768 * cp, gib)

@@ -179,8 +179,9 @@ class ParallelismBlock(Block):
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
-        description="Activations recomputed in backward: none, selective (those of attention), or "
-        "full (of whole layers).",
+        description="Activations recomputed in backward: none; selective, every other matrix "
+        "product and what is neither product nor attention, as torchtitan's selective op; or full. "
+        "Megatron's selective is none: attention recomputes its scores in any case.",
     )
     overlap: StrictBool = Field(
         True, description="Gradient and parameter collectives overlap with compute."

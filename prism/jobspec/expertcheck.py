@@ -22,6 +22,11 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
     yield from _check_layout(b, b.parallelism)
     if b.model is not None and b.model.n_experts:
         yield from _check_shares(b.model, b.parallelism)
+    special = b.model is not None and (b.model.n_experts or b.model.kv_lora_rank)
+    if special and b.parallelism.recompute == "selective":
+        key, what = "parallelism.recompute", "selective with experts or latent attention"
+        keys = (key, "model.n_experts", "model.kv_lora_rank", "model.name")
+        yield unmodelled(key, what, "none or full", *keys)
 
 
 def _check_model(m: ModelBlock) -> Iterator[Problem]:
