@@ -135,7 +135,7 @@ def _interval(value: float, samples: Array, n: int) -> Estimate:
 
 
 class ClusterControl(NamedTuple):
-    """Quiet step times of many clusters [s], of the runs that `run_variances` is given.
+    """Quiet step times of many clusters [s], of the runs that `run_variance` is given.
 
     The first ones are those of the runs' own clusters. Where they do not vary, nothing is drawn
     once per cluster, and clusters have equal means.

@@ -8,7 +8,7 @@ counter-based (Philox4x32-10), keyed by seed, stream, entity and replicate, so n
 chunks nor the number of replicates change a number. Left out: what the arrays mean; `simulate`
 knows both ends. One module for all of it: Numba's cache knows a function's own file only, so that
 what is called in another one would stay as it was compiled. Replicas left out have entry points of
-their own (`run_sampled`, `run_pilot`), and a job that leaves none out never compiles them.
+their own (`run_sampled`), and a job that leaves none out never compiles them.
 
 References
 ----------

@@ -27,6 +27,7 @@ from prism.simulate import (
     Progress,
     default_threads,
     fresh_seed,
+    period_ratio,
     prepare_variability,
     simulate,
 )
@@ -201,7 +202,7 @@ def _run(
     values: dict[str, Any] = {
         "time_to_train": runs.total,
         "run_cluster_idx": runs.cluster,
-        "ideal_time_to_train": steps * ideal,
+        "ideal_time_to_train": steps * ideal * period_ratio(job),
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
     }
@@ -358,6 +359,12 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
     out = []
     replicates, run_replicates = call["replicates"], call["run_replicates"]
     effects = prepare_variability(job)
+    ratio = period_ratio(job)
+    if round(ratio, 2) != 1.0:
+        out.append(
+            f"runs: measured steps follow each other in {ratio:.2f} of a step's own time, host "
+            "begin to last GPU end, as steps overlap or leave pauses; time-to-train counts that"
+        )
     regime = effects.regime
     if regime.probability > 0.0 and regime.factor > 1.0:
         if regime.duration_s <= 0.0 and effects.dependence == "full":

@@ -163,7 +163,7 @@ def bootstrap_p_value(ks: float, null: ArrayLike) -> float:
     ks : float
         The statistic found.
     null : array_like
-        [B] the statistic in B simulated repetitions of the whole comparison, refit included.
+        [B] the statistic in B simulated repetitions of the comparison.
 
     Returns
     -------

@@ -48,6 +48,7 @@ from prism.rankings.target import TARGETS, Case, Target, Weights
 from prism.results import make_dataset, provenance
 from prism.simulate import (
     Progress,
+    period_ratio,
     prepare,
     prepare_variability,
     run_blocks,
@@ -161,7 +162,7 @@ def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress 
     residuals = measure_residuals(step, v, seed)
     inputs = list_inputs(step, residuals)
     sampler = Sampler(step.program, seed, threads, progress)
-    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed)
+    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, period_ratio(job))
     return Case(step, v, residuals, inputs, sampler, ranked)
 
 

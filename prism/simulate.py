@@ -190,6 +190,12 @@ def prepare_variability(job: Job) -> Variability:
     return resolve_variability(job, _library(job))
 
 
+def period_ratio(job: Job) -> float:
+    """Time from step to step over a step's own time [1]: below 1 where measured steps overlap."""
+    model = job.variability.model
+    return 1.0 if model is None else load_model(model).period_ratio
+
+
 def _library(job: Job) -> Library | None:
     name = job.variability.library
     return load_library(name) if name else None

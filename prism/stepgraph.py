@@ -51,7 +51,7 @@ class _Stage:
 
 
 class _StepBuilder:
-    """Walks the schedule once and lays the step's ops into a `_Builder`."""
+    """Walks the schedule once and lays the step's ops into a `Builder`."""
 
     def __init__(self, workload: Workload, schedule: Schedule, options: GraphOptions) -> None:
         schedule = Schedule(schedule)

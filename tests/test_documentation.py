@@ -1,5 +1,6 @@
 """The checker of the documentation notices what it must, and only that."""
 
+import ast
 import importlib.util
 import pkgutil
 import re
@@ -194,6 +195,34 @@ def missing(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_names_exists(page):
     assert missing(page.read_text()) == set()
+
+
+def identifiers(tree):
+    """Words of the code itself, texts of a few words included, long ones and comments not."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name"):
+            if isinstance(getattr(node, field, None), str):
+                yield getattr(node, field)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
+            yield from re.findall(r"\w+", node.value)
+
+
+def test_what_docstrings_name_exists():
+    trees = {p: ast.parse(p.read_text()) for p in sorted((ROOT / "prism").rglob("*.py"))}
+    known = {word for tree in trees.values() for word in identifiers(tree)}
+    known |= {path.stem for path in trees}
+    places = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    gone = {}
+    for path, tree in trees.items():
+        texts = [
+            ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, places)
+        ]
+        named = re.findall(r"(?<!`)`([^`\s]+)`(?!`)", " ".join(texts))
+        bare = {name for name in named if re.fullmatch(r"[A-Za-z_]\w*", name)}
+        wrong = (bare - known) | missing(" ".join(named))
+        if wrong - {"prism/_data"}:  # lies in what is installed alone
+            gone[path.name] = wrong
+    assert gone == {}
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,37 @@ def test_the_engine_simulates_the_same_model(tmp_path):
     assert step.std() == pytest.approx(drawn.std(), rel=0.1)
 
 
+def runs_of(folder, program, n_steps=30):
+    """Summary of a fit, a run of 1,000 steps, and its time at the true pace, over the steps'."""
+    times = synth.simulate(program, *synth.draw(program, n_steps, 2, seed=11))
+    trace = folder / "trace"
+    trace.mkdir()
+    synth.write(trace, program, times)
+    found = fit(trace)
+    save(found, folder / "model.nc")
+    drawn = estimate(folder / "model.nc", replicates=6_400, steps=1_000, seed=1)
+    period_s = 1e-6 * float(np.diff(np.nanmax(times.end, axis=(1, 2))).mean())
+    run_over_steps = float(drawn.time_to_train.mean() / (1_000 * drawn.step_time.mean()))
+    return summarize_fit(found), period_s, run_over_steps
+
+
+def test_a_run_counts_the_time_between_steps_where_a_host_runs_ahead(tmp_path):
+    ahead = [call for call in DEVICE_BOUND if call.do not in ("sync", "copy_back")]
+    numbers, period_s, run_over_steps = runs_of(tmp_path, ahead)
+    assert numbers["step_period"]["mean"] == pytest.approx(period_s, rel=1e-3)
+    # a step takes longer than from one to the next, as far as the host is ahead
+    assert numbers["step_time"]["mean"] > 1.5 * period_s
+    expected = period_s / numbers["step_time"]["mean"]
+    assert run_over_steps == pytest.approx(expected, rel=0.01)
+    assert numbers["step_period"]["ratio"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_host_that_waits_for_its_steps_changes_nothing(tmp_path):
+    numbers, period_s, run_over_steps = runs_of(tmp_path, DEVICE_BOUND)
+    assert numbers["step_period"]["mean"] == pytest.approx(period_s, rel=1e-3)
+    assert run_over_steps == pytest.approx(1.0, abs=0.03)
+
+
 # ---------------------------------------------------------------- steps that differ
 def edited(folder, program, times, edit):
     """Trace of one rank whose events were changed, and its path."""

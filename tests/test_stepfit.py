@@ -230,6 +230,32 @@ def test_first_steps_predict_the_later_ones(files):
         validate(trace=train, train="even", seed=1)
 
 
+def test_p_values_of_a_split_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
+    """Held-out steps are of the fitted runs, whose effects the null must share with them."""
+    truth, p, control = Spread(white=0.005, run=0.02), [], []
+    for s in range(10):
+        seconds = made(truth, (60, 4), seed=s)
+        path = write(tmp_path / "steps.csv", seconds)
+        options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 2_000}
+        p.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])
+        seconds[30:] *= 1.02  # negative control: twice what one run differs from another by
+        path = write(tmp_path / "steps.csv", seconds)
+        control.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])
+    assert 0.25 < np.mean(p) < 0.75 and np.ptp(p) > 0.5
+    assert np.mean(control) < 0.15
+
+
+def test_gaps_between_logged_steps_are_time_to_a_drift(tmp_path):
+    """Steps logged a hundred apart remember nothing: the null must know, or it is too wide."""
+    truth = Spread(white=0.005, drift=0.01, tau_s=20.0)
+    model = fit_step_times(as_times(made(truth, (600, 4))), repeats=0)
+    places = np.arange(0, 600, 5)
+    close = draw_steps(model, places, 400, 1)
+    apart = draw_steps(model, places, 400, 1, elapsed=100.0 * np.arange(places.size))
+    near, far = (np.corrcoef(s[:, 0], s[:, 1])[0, 1] for s in (close, apart))
+    assert near > 0.3 and abs(far) < 0.15
+
+
 def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
     _, _, path = files
     result = estimate_steps(path, replicates=2_000, run_replicates=500, seed=1, steps=900)

@@ -79,11 +79,23 @@ def test_a_stall_that_all_workers_wait_for_is_possible():
     kind[last] = 1
     duration[last] = 500.0
     assert not impossible_durations(step, start, duration, kind).any()
-    # negative control: only one of many of its kind
-    duration[last] = 1.0
-    duration[np.flatnonzero(last)[0]] = 500.0
-    kind[:] = 0
+
+
+def test_a_stall_at_the_end_of_a_step_is_kept_and_a_broken_clock_is_not():
+    step, start, duration, kind = regular()
+    last = np.flatnonzero(start == 99)[0]
+    duration[last] = 500.0
+    assert not impossible_durations(step, start, duration, kind).any()
+    # on one clock the next step begins after it, or shows that it cannot be true
+    common = start + 1000.0 * step
+    assert not impossible_durations(step, common, duration, kind).any()
+    early = start + 100.0 * step
+    assert np.flatnonzero(impossible_durations(step, early, duration, kind)).tolist() == [last]
+    duration[last] = 2.0**32 * 1e-6  # a counter of microseconds that came round
     assert impossible_durations(step, start, duration, kind).sum() == 1
+    # another worker's ops say nothing of this one's
+    duration[last], worker = 500.0, np.arange(step.size)
+    assert not impossible_durations(step, early, duration, kind, [worker]).any()
 
 
 def test_without_starts_nothing_is_impossible():

@@ -45,7 +45,7 @@ def model(tmp_path_factory, trace):
 def test_p_values_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
     p = [
         summarize_validation(
-            validate_trace(write(tmp_path, seed=s), "even", bootstrap=9, replicates=512, seed=s,
+            validate_trace(write(tmp_path, seed=s), "even", bootstrap=9, replicates=64, seed=s,
                            threads=1)
         )["ks_p_value"]
         for s in range(16)

@@ -23,8 +23,6 @@ from prism.texts.causes import short_label
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "front.png"
 LARGE, SMALL, SEED = "llama3-405b-16k", "llama3-70b-fsdp-512", 1
-RUN = ("run.checkpoint={interval: 10min}", "run.deadline=75d",
-       "run.failures={per_1000_node_days: 3.8, restart: 10min}")  # fmt: skip
 MOST_CAUSES = 7
 DAY_S = 86_400.0
 
@@ -38,7 +36,8 @@ def trace_path():
 def compute(folder):
     """Make the four results, or take them from the folder where they are."""
     jobs = {
-        "estimate": lambda: prism.estimate(prism.load_job(LARGE, RUN), seed=SEED),
+        # as README.md's first command
+        "estimate": lambda: prism.estimate(prism.load_job(LARGE), replicates=2048, seed=SEED),
         "rank": lambda: prism.rank(prism.load_job(SMALL), seed=SEED),
         "place": lambda: prism.place(
             prism.load_job(LARGE), slow_nodes=3, slowdown=1.2, seed=SEED
@@ -80,8 +79,6 @@ def draw_estimate(result, ax, beside):
     ideal = float(result["ideal_step_time"])
     ax.annotate(f"{ideal:.2f} s if\nnothing varied", (0.03, 0.15), xycoords="axes fraction",
                 color=GREY, fontsize=10)  # fmt: skip
-    beside.annotate("with failures\nand checkpoints", (0.03, 0.15), xycoords="axes fraction",
-                    color=GREY, fontsize=10)  # fmt: skip
     ax.set(xlabel="step time [s]", ylabel="probability", ylim=(0, 1.02))
     beside.set(xlabel="time to train [days]", ylim=(0, 1.02), yticklabels=[])
     ax.set_title(f"How long will it take?   {LARGE}", loc="left")

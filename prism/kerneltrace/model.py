@@ -17,7 +17,8 @@ from prism.errors import PrismError
 from prism.kerneltrace.graph import NODE_KINDS
 from prism.kerneltrace.groups import NodeGroup, joined, node_groups
 from prism.kerneltrace.laws import StepLaws, kernel_table, step_laws
-from prism.kerneltrace.steps import split_steps
+from prism.kerneltrace.steps import KernelSteps, split_steps
+from prism.text import format_duration
 from prism.tracemodel.graph import Array, TraceNode
 from prism.tracemodel.model import OpGroup, TraceModel, figures, sample_law, synthetic_graph
 from prism.tracemodel.scope import REPLICA, WORKER
@@ -73,9 +74,12 @@ def fit_kernels(trace: Trace) -> TraceModel:
         steps=np.array(laws.steps, np.int64)[order], weight=np.full(order.size, 1.0 / order.size),
         rank=no_ranks, follows=no_ranks, rank_kinds=(), rank_law=none, rank_power=np.zeros(0),
         content=none, rank_step=none, correlation_steps=0.0, correlation_share=0.0,
-        measured_mean=float(measured.mean()), job=_job(laws, len(steps.ranks)),
+        measured_mean=float(measured.mean()), period_ratio=_period_ratio(steps),
+        job=_job(laws, len(steps.ranks)),
     )  # fmt: skip
-    return replace(model, report=_report(trace, laws, measured, _simulated(model)))
+    return replace(
+        model, report=_report(trace, laws, measured, _simulated(model), model.period_ratio)
+    )
 
 
 def _simulated(model: TraceModel) -> Array:
@@ -86,13 +90,26 @@ def _simulated(model: TraceModel) -> Array:
 
 def measured_steps(trace: Trace) -> Array:
     """Measured steps, [step] s: from the first rank's begin to the last device activity's end."""
-    steps = split_steps(trace)
-    out = []
-    for step in steps.steps:
-        views = [steps.views[step, rank] for rank in steps.ranks]
-        begin = min(v.begin for v in views)
-        out.append(max(float(np.nanmax(v.end)) for v in views) - begin)
-    return np.array(out)
+    begin, end = _step_bounds(split_steps(trace))
+    return end - begin
+
+
+def _step_bounds(steps: KernelSteps) -> tuple[Array, Array]:
+    """First begin on a host and last end on a device of each step, [step] s."""
+    views = [[steps.views[step, rank] for rank in steps.ranks] for step in steps.steps]
+    begin = np.array([min(v.begin for v in of_step) for of_step in views])
+    return begin, np.array([max(float(np.nanmax(v.end)) for v in of_step) for of_step in views])
+
+
+def _period_ratio(steps: KernelSteps) -> float:
+    """Mean time from step to step over a step's own [1]; 1 where no two follow each other.
+
+    From end to end on the device: a host that runs ahead begins its first steps faster than the
+    device can follow.
+    """
+    begin, end = _step_bounds(steps)
+    between = np.diff(end)[np.diff(steps.steps) == 1]
+    return float(between.mean() / (end - begin).mean()) if between.sum() > 0.0 else 1.0
 
 
 def _nodes(
@@ -172,7 +189,9 @@ def _label(row: Mapping[Hashable, Any]) -> str:
     return f"{kind}{row['name']}"
 
 
-def _report(trace: Trace, laws: StepLaws, measured: Array, simulated: Array) -> dict[str, Any]:
+def _report(
+    trace: Trace, laws: StepLaws, measured: Array, simulated: Array, period_ratio: float
+) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
     table = kernel_table(trace)
     rows = []
@@ -196,6 +215,13 @@ def _report(trace: Trace, laws: StepLaws, measured: Array, simulated: Array) -> 
             f"the model's mean step is {100 * off:+.1f} % off the measured one: too few steps to "
             "tell which waits bind; take its spread and its what-ifs with care"
         )
+    if round(period_ratio, 2) != 1.0:
+        period = format_duration(period_ratio * float(measured.mean()))
+        warnings.append(
+            f"steps follow each other every {period}, but take {format_duration(measured.mean())} "
+            "each, from the host's begin to the last GPU's end: steps overlap or leave pauses; "
+            "the time of a run counts the first"
+        )
     if any(r["measure"] == "includes waiting" for r in rows):
         warnings.append(
             "ranks that are not here enter through the waiting in collectives, drawn as recorded: "
@@ -205,6 +231,7 @@ def _report(trace: Trace, laws: StepLaws, measured: Array, simulated: Array) -> 
         "inputs": [trace.source], "steps": n, "stages": len(np.unique(trace.ops["rank"])),
         "dp_size": 1, "p2p": "none",
         "step_time": figures(measured),
+        "step_period": {"mean": period_ratio * figures(measured)["mean"], "ratio": period_ratio},
         "cross_check": {"measured": figures(measured), "model": figures(simulated)},
         "kernels": rows, "effects": {"step": {"cv": effect, "ci": [None, None], "share": None}},
         "loadings": {}, "lemons": [], "not_identifiable": list(NOT_IDENTIFIABLE),

@@ -32,7 +32,7 @@ from prism.placements.slack import level, slot_cost, stage_slack
 from prism.placements.slots import Pattern
 from prism.program import Program
 from prism.rankings.target import Target
-from prism.simulate import prepare_variability
+from prism.simulate import period_ratio, prepare_variability
 
 Int = NDArray[np.int64]
 SAMPLES = 8_000_000_000  # op-samples of a selection, about 10 s on two cores
@@ -95,7 +95,10 @@ def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner
     """
     job = problem.step.job
     v = prepare_variability(job)
-    target = Target("time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed)
+    ratio = period_ratio(job)
+    target = Target(
+        "time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed, ratio
+    )
     samples = engine.LANES * max(1, problem.step.program.n_draws)
     n = engine.LANES * int(np.clip(QUIET_SAMPLES // samples, *QUIET_BATCHES))
     now = problem.program(problem.hosts)

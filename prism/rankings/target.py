@@ -53,6 +53,7 @@ class Target:
     drift_cv: float  # of the step effect
     memory_s: float  # its correlation time
     seed: int
+    period_ratio: float = 1.0  # from step to step, over a step's own time
 
     def weigh(
         self, names: Sequence[str], first: Array, variance: Variance, mean: float
@@ -113,7 +114,7 @@ class Target:
             statistics, self.n_steps, size * max(1, RUNS // size), self.seed
         )
         order = np.argsort(which, kind="stable")
-        return np.ascontiguousarray(runs[order].reshape(steps.shape[0], -1))
+        return np.ascontiguousarray(self.period_ratio * runs[order].reshape(steps.shape[0], -1))
 
 
 @dataclass

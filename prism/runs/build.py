@@ -33,7 +33,7 @@ from prism.runs.states import (
     stalls_in,
 )
 from prism.runs.time_to_train import run_model, step_statistics
-from prism.simulate import prepare, prepare_variability
+from prism.simulate import period_ratio, prepare, prepare_variability
 from prism.variability import Variability
 from prism.workload import count_parameters
 
@@ -65,8 +65,9 @@ def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) ->
         Parts of the run do not fit the length of a step.
     """
     effects = prepare_variability(job)
-    times, shared = np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
-    cluster, ideal = np.asarray(dataset.cluster_idx), float(dataset.ideal_step_time)
+    ratio = period_ratio(job)  # a run is made of what lies between steps
+    times, shared = ratio * np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
+    cluster, ideal = np.asarray(dataset.cluster_idx), ratio * float(dataset.ideal_step_time)
     slow = job.variability.effects.fail_slow
     full, keep = effects.dependence == "full", np.ones(times.size, bool)
     congestion, stalls, sim = None, None, None

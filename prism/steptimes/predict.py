@@ -232,7 +232,10 @@ def draw_beginning(
     return np.asarray(rng.choice(early, n_runs))
 
 
-def draw_steps(model: StepModel, positions: NDArray[np.int64], n_runs: int, seed: int) -> Array:
+def draw_steps(
+    model: StepModel, positions: NDArray[np.int64], n_runs: int, seed: int,
+    elapsed: Array | None = None,
+) -> Array:  # fmt: skip
     """Draw steps of runs, [run, position] s.
 
     Parameters
@@ -241,6 +244,9 @@ def draw_steps(model: StepModel, positions: NDArray[np.int64], n_runs: int, seed
     positions : int64 [position]
         Places of the steps in a run, ascending, counted from 0.
     n_runs, seed : int
+    elapsed : float64 [position], optional
+        Steps since the start, where the places leave some out; all steps follow each other where
+        None.
     """
     rng = [generator(seed, 10 + k) for k in range(7)]
     shape = (n_runs, positions.size)
@@ -251,7 +257,8 @@ def draw_steps(model: StepModel, positions: NDArray[np.int64], n_runs: int, seed
     deviation = own * _spread_out(rng[0].choice(model.residuals, shape), model, rng[6])
     deviation += s.run * rng[1].standard_normal((n_runs, 1))
     if s.drift > 0.0:
-        at_memory = positions.astype(np.float64) * (k * model.step_s / s.tau_s)
+        time = positions * float(k) if elapsed is None else elapsed
+        at_memory = time * (model.step_s / s.tau_s)
         deviation += s.drift * ar1_at(at_memory, n_runs, rng[2])
     at = np.minimum(positions, model.work.size - 1)
     base = np.where(positions < model.work.size, model.work[at], after(model))

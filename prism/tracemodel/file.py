@@ -65,7 +65,7 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     scalars = {
         n: getattr(model, n)
         for n in ("n_stages", "n_replicas", "p2p", "correlation_steps", "correlation_share",
-                  "measured_mean")
+                  "measured_mean", "period_ratio")
     }  # fmt: skip
     coords = {"step": model.steps, "op_kind": list(model.rank_kinds)}
     return xr.Dataset(
@@ -113,6 +113,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
         correlation_steps=float(attrs["correlation_steps"]),
         correlation_share=float(attrs["correlation_share"]),
         measured_mean=float(attrs["measured_mean"]),
+        period_ratio=float(attrs.get("period_ratio", 1.0)),  # older files lack it
         lemons=tuple((int(r), int(s), float(x)) for r, s, x in json.loads(attrs["lemons"])),
         report=text["report"], job=json.loads(attrs["job"]),
     )  # fmt: skip

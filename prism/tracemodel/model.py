@@ -89,6 +89,11 @@ class TraceModel:
         Steps over which the step factor is remembered (0: none was found), and the share of its
         variance that is.
     lemons : tuple of (replica, stage, slowdown)
+    measured_mean : float
+        Of the measured steps [s].
+    period_ratio : float
+        Time from one measured step to the next over the step's own time [1]; below 1 where steps
+        overlap, as where the host runs ahead of the GPU.
     report : dict
         What `prism fit` prints.
     job : dict
@@ -116,6 +121,7 @@ class TraceModel:
     correlation_share: float
     lemons: tuple[tuple[int, int, float], ...] = ()
     measured_mean: float = 0.0
+    period_ratio: float = 1.0
     report: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
 

@@ -150,16 +150,20 @@ def drop_impossible(rank: RankTrace) -> list[str]:
     follows = stream[order[1:]] == stream[order[:-1]]
     over = rank.start[order[:-1]] + rank.duration[order[:-1]] - rank.start[order[1:]]
     bad[order[:-1]] = follows & (over > 1e3) & (over > 0.5 * rank.duration[order[:-1]])
-    bad |= impossible_durations(rank.step, rank.start, rank.duration, kinds)
+    bad |= impossible_durations(
+        rank.step, 1e-6 * rank.start, 1e-6 * rank.duration, kinds, [stream], stream >= 0
+    )
     notes = []
     if rank.n_bad:
         notes.append(f"{rank.n_bad:,} device activities without a valid time dropped")
     n_bad = int(bad.sum())
     if n_bad and n_bad < bad.size:
         share = rank.duration[bad].sum() / rank.duration.sum()
+        names = dict.fromkeys(rank.columns["name"][i] for i in np.flatnonzero(bad)[:3])
         notes.append(
             f"{n_bad:,} of {bad.size:,} device activities dropped: their durations "
-            f"({share:.0%} of all time) run over what follows on their stream or over their step"
+            f"({share:.0%} of all time) run over what follows on their stream or over their step: "
+            f"{', '.join(name[:60] for name in names)}{', ...' if n_bad > 3 else ''}"
         )
         _keep(rank, ~bad)
     return notes

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.traces.content import RawTable
-from prism.traces.table import Fault, Trace, impossible_durations, make_trace, sound_rows
+from prism.traces.table import Fault, Trace, impossible_fault, make_trace, sound_rows
 
 Ints = NDArray[np.int64]
 
@@ -149,10 +149,13 @@ def _faults(
         Fault("the start is not finite", ~np.isfinite(start)),
         Fault("the duration is negative or not finite", ~(np.isfinite(duration) & (duration >= 0))),
         Fault("mb_id is missing or negative for a compute op", compute & (index["mb_id"] < 0)),
-        Fault(
-            "the duration is longer than the step",
-            impossible_durations(index["step"], start, duration, optype.codes),
-            limit=1.0,
+        impossible_fault(
+            index["step"],
+            start,
+            duration,
+            optype,
+            [index[name] for name in ("dp_rank", "stage", "rank")],
+            compute,
         ),
     ]
 

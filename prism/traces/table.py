@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.text import format_duration
 
 OP_KINDS = (
     "forward",
@@ -153,6 +154,10 @@ def _categories(values: Any, n: int) -> pd.Categorical:
     return pd.Categorical([str(value) for value in values])
 
 
+LONGEST_WAIT_S = 1800.0
+"""No op of a training job waits longer: torch.distributed's default timeout of a process group."""
+
+
 class Fault(NamedTuple):
     """One thing that can be wrong with a row."""
 
@@ -215,8 +220,10 @@ def impossible_durations(
     start: NDArray[np.float64],
     duration: NDArray[np.float64],
     kind_idx: NDArray[np.integer[Any]],
+    worker: Sequence[NDArray[Any]] = (),
+    compute: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.bool_]:
-    """Find durations that are longer than all else in their step.
+    """Find durations that a worker's own later ops contradict.
 
     Parameters
     ----------
@@ -226,18 +233,23 @@ def impossible_durations(
         [row] as recorded [s]; rows without a start are never impossible.
     kind_idx : array
         [row] a number for what the op is.
+    worker : sequence of array
+        [row] each, columns that together tell who ran it.
+    compute : array of bool, optional
+        [row] ops that a worker runs one after the other, whatever their kind.
 
     Returns
     -------
     array of bool
         [row] True where the duration exceeds the step's span and ten times the median of the
-        ops of its kind in that step.
+        ops of its kind in that step, and either runs over the worker's next op of this kind, or
+        of computing, or over what it does in the next step, or exceeds `LONGEST_WAIT_S`.
 
     Notes
     -----
     The span runs from the step's first start to its last end, the last 1 % of the ends (at
-    least 3, at most a quarter) left out, since the impossible ones are among them. An op that
-    waits for a real stall is spared by the second condition: its peers wait too.
+    least 3, at most a quarter) left out, since the impossible ones are among them. A stall at the
+    end of a step delays what comes after it, and so is kept however long it is.
     """
     result = np.zeros(step.size, dtype=np.bool_)
     rows = np.flatnonzero(np.isfinite(start) & np.isfinite(duration))
@@ -258,6 +270,43 @@ def impossible_durations(
         same_kind = kind_idx == kind
         peers = duration[same_kind & (step == of)]
         usual = np.nanmedian(peers if peers.size > 2 else duration[same_kind])
-        mine = suspects[(step[suspects] == of) & (kind_idx[suspects] == kind)]
-        result[mine] = duration[mine] > 10.0 * usual
+        for row in suspects[(step[suspects] == of) & (kind_idx[suspects] == kind)]:
+            if duration[row] > 10.0 * usual:
+                serial = compute if compute is not None and compute[row] else same_kind
+                until = _next_start(int(row), step, start, serial, worker)
+                result[row] = duration[row] > min(until - start[row], LONGEST_WAIT_S)
     return result
+
+
+def _next_start(
+    row: int, step: NDArray[np.int64], start: NDArray[np.float64], serial: NDArray[np.bool_],
+    worker: Sequence[NDArray[Any]],
+) -> float:  # fmt: skip
+    """When the worker starts the next serial op, or the next step [s]; inf if neither is there."""
+    mine = np.isfinite(start)
+    for column in worker:
+        mine &= column == column[row]
+    later = mine & serial & (step == step[row]) & (start > start[row])
+    until = float(start[later].min(initial=np.inf))
+    after = mine & (step > step[row])
+    if not after.any():
+        return until
+    begins = float(start[after & (step == step[after].min())].min())
+    # clocks that begin anew in every step say nothing of the next one
+    return min(until, begins) if begins > start[row] else until
+
+
+def impossible_fault(
+    step: NDArray[np.int64], start: NDArray[np.float64], duration: NDArray[np.float64],
+    name: pd.Categorical, worker: Sequence[NDArray[Any]], compute: NDArray[np.bool_],
+) -> Fault:  # fmt: skip
+    """Make the fault of rows that `impossible_durations` finds, which it names."""
+    bad = impossible_durations(step, start, duration, name.codes, worker, compute)
+    rows = np.flatnonzero(bad)
+    shown = ", ".join(
+        f"{name[row]} of {format_duration(float(duration[row]))} in step {step[row]}"
+        for row in rows[:3]
+    )
+    more = f" and {rows.size - 3:,} more" if rows.size > 3 else ""
+    what = f"the duration is longer than the step and runs over what follows: {shown}{more}"
+    return Fault(what, bad, limit=1.0)

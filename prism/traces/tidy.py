@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.traces.choose import per_second
 from prism.traces.content import RawTable
+from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.pipeline import OPTYPES
 from prism.traces.table import (
     COLUMNS,
@@ -25,7 +26,7 @@ from prism.traces.table import (
     TEXT_COLUMNS,
     Fault,
     Trace,
-    impossible_durations,
+    impossible_fault,
     make_trace,
     sound_rows,
 )
@@ -190,15 +191,21 @@ def _faults(columns: dict[str, Any], table: RawTable) -> list[Fault]:
     for name in ("rank", "dp_rank", "stage"):
         if name in columns:
             negative |= columns[name] < 0
+    kinds = columns["op_kind"]
+    waits = [kind in COLLECTIVES or kind == "transfer" for kind in kinds.categories]
+    computes = ~np.array(waits, np.bool_)[kinds.codes]
     faults = [
         Fault("the duration is empty, expected a number", np.isnan(duration), spare=1),
         Fault("the duration is negative or not finite", ~(np.isfinite(duration) & (duration >= 0))),
         Fault("the start is not finite", np.isinf(start)),
         Fault("rank, dp_rank or stage is negative", negative),
-        Fault(
-            "the duration is longer than the step",
-            impossible_durations(step, start, duration, columns["name"].codes),
-            limit=1.0,
+        impossible_fault(
+            step,
+            start,
+            duration,
+            columns["name"],
+            [columns[name] for name in ("rank", "dp_rank", "stage") if name in columns],
+            computes,
         ),
     ]
     if np.isfinite(start).any():

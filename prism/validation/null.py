@@ -1,7 +1,9 @@
 """What a KS distance would be where the predicted job is the measured one.
 
 A measured job is one cluster: its steps are drawn from one simulated cluster, its totals from the
-predicted runs. Left out: repetitions that fit anew, of traces (`prism.validation.trace`) and of
+predicted runs. Nothing is refitted: what the job's values rest on is not at hand, so that the
+p-value takes them for exact, but for the mean's error of a calibration. Left out: repetitions that
+fit anew, of traces (`prism.validation.trace`) and of
 step times (`prism.validation.steps`).
 """
 

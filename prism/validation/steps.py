@@ -1,9 +1,10 @@
 """Models of step times against measured steps and totals that they were not fitted on.
 
 Either a fitted model against another file, or one file split by its first steps. Steps are
-predicted at their places in a run, totals for runs of as many steps. The p-value comes from
-repeating fit and comparison in simulation. Left out: jobs (`prism.validate`) and
-traces (`prism.validation.trace`).
+predicted at their places in a run, totals for runs of as many steps. The p-value comes from a
+parametric bootstrap: the fitted model draws what was fitted and what is measured, at their own step
+numbers, and the fit and the comparison are repeated on them. Left out: jobs (`prism.validate`)
+and traces (`prism.validation.trace`).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from prism import measures
 from prism.errors import PrismError
 from prism.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.steptimes.model import StepModel, load_step_model
-from prism.steptimes.predict import draw_runs, draw_steps, independent
+from prism.steptimes.predict import draw_runs, draw_steps, generator, independent
 from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
 from prism.validation.result import compare_all, make_validation, separation
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 _CELLS = 2_000_000  # predicted steps at most
-REPEAT_SAMPLES = 2048  # predicted values of each simulated repetition: KS to 0.02
+_Redraw = Callable[[StepModel, int], tuple[StepTimes, Mapping[str, float] | None, Array]]
 
 
 def validate_step_model(
@@ -89,7 +90,7 @@ def validate_split(
     model = fit_step_times(first, repeats=0)
     return _compare(
         model, rest, None, "step_time", dependence, replicates, bootstrap, seed, facts, progress,
-        first.seconds,
+        first.seconds, _redraw_split(model, times, early),
     )  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:
 def _compare(
     model: StepModel, times: StepTimes, totals: Mapping[str, float] | None, quantity: str,
     dependence: str | None, replicates: int, bootstrap: int, seed: int, facts: dict[str, Any],
-    progress: Progress | None, training: Array | None = None,
+    progress: Progress | None, training: Array | None = None, redraw: _Redraw | None = None,
 ) -> "xr.Dataset":  # fmt: skip
     """Predict, compare, repeat in simulation, and lay out."""
     if times.mean_over != model.mean_over:
@@ -114,18 +115,17 @@ def _compare(
     runs: Any = None
     if quantity == "step_time":
         values, steps, runs = times.seconds, times.step, times.run
-        sampler: _Steps | _Totals = _Steps(_positions(model, times))
-        n_runs = int(np.unique(times.run).size)
+        sampler: _Steps | _Totals = _Steps.of(model, times)
     else:
         per_run, n_steps, said = _totals(model, times, totals)
         notes += said
         values, steps = np.array(list(per_run.values())), np.arange(len(per_run))
         if totals is None:  # sums of the measured steps leave nothing out
             used, alone = _without_offset(used), _without_offset(alone)
-        sampler = _Totals(n_steps)
-        n_runs = len(per_run)
+        sampler = _Totals(n_steps, len(per_run))
     predicted, other = (sampler.predicted(m, replicates, seed) for m in (used, alone))
-    null = _null(used, sampler, n_runs, bootstrap, seed, progress)
+    redraw = _redraw_apart(sampler) if redraw is None else redraw
+    null = _null(used, sampler, redraw, dependence, replicates, bootstrap, seed, progress)
     figures = compare_all(values, predicted, training, other, steps, runs)
     figures |= facts | {
         "quantity": quantity, "dependence": dependence or "full",
@@ -133,7 +133,8 @@ def _compare(
         "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
         "ks_p_value": measures.bootstrap_p_value(separation(values, predicted), null)
         if bootstrap else None,
-        "notes": notes, "warnings": list(model.report.get("warnings", ())),
+        "ks_p_value_refit": True, "notes": notes,
+        "warnings": list(model.report.get("warnings", ())),
     }  # fmt: skip
     return make_validation(figures, values, predicted, other, training, [])
 
@@ -173,34 +174,40 @@ def _totals(
     return known, usual, notes
 
 
-def _positions(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
-    """Places in a run of the measured steps, ascending."""
-    steps = np.unique(times.step)
-    last = int(model.steps[-1])
-    inside = np.searchsorted(model.steps, steps)
-    beyond = model.steps.size - 1 + (steps - last) // max(1, times.mean_over)
-    return np.asarray(np.where(steps <= last, inside, beyond), np.int64)
-
-
 @dataclass(frozen=True)
 class _Steps:
     """Steps at the places of the measured ones."""
 
-    at: NDArray[np.int64]  # [position]
+    at: NDArray[np.int64]  # [place] position in a run of the model, ascending
+    elapsed: Array  # [place] steps since the first, gaps in the log included
+    run: NDArray[np.int64]  # [value]
+    place: NDArray[np.int64]  # [value]
+
+    @classmethod
+    def of(cls, model: StepModel, times: StepTimes) -> "_Steps":
+        """Find the places of measured values."""
+        steps, place = np.unique(times.step, return_inverse=True)
+        last = int(model.steps[-1])
+        inside = np.searchsorted(model.steps, steps)
+        beyond = model.steps.size - 1 + (steps - last) // max(1, times.mean_over)
+        at = np.asarray(np.where(steps <= last, inside, beyond), np.int64)
+        run = np.unique(times.run, return_inverse=True)[1]
+        return cls(at, _elapsed(model, steps), run, place)
 
     def predicted(self, model: StepModel, n: int, seed: int) -> Array:
         """Draw steps of many runs [n; s]."""
         n_runs = int(np.clip(-(-n // self.at.size) * 8, 16, max(16, _CELLS // self.at.size)))
-        steps = draw_steps(model, self.at, n_runs, seed)
+        steps = draw_steps(model, self.at, n_runs, seed, self.elapsed)
         # each place as often as any other, from as many runs as can be
         places = np.random.default_rng([seed, 5]).permutation(self.at.size)
         k = np.arange(n)
         turn = k // np.lcm(n_runs, self.at.size)
         return np.asarray(steps[(k + turn) % n_runs, places[k % self.at.size]])
 
-    def measured(self, model: StepModel, n_runs: int, seed: int) -> Array:
-        """Draw all steps of so many runs [s]."""
-        return draw_steps(model, self.at, n_runs, seed).ravel()
+    def measured(self, model: StepModel, seed: int) -> Array:
+        """Draw one value where each was measured [value; s]."""
+        n_runs = int(self.run.max()) + 1
+        return draw_steps(model, self.at, n_runs, seed, self.elapsed)[self.run, self.place]
 
 
 @dataclass(frozen=True)
@@ -208,36 +215,67 @@ class _Totals:
     """Totals of runs of so many steps."""
 
     n_steps: int
+    n_runs: int
 
     def predicted(self, model: StepModel, n: int, seed: int) -> Array:
         """Draw totals [n; s]."""
         return draw_runs(model, self.n_steps, n, seed).total
 
-    measured = predicted
+    def measured(self, model: StepModel, seed: int) -> Array:
+        """Draw the total of each measured run [run; s]."""
+        return self.predicted(model, self.n_runs, seed)
+
+
+def _elapsed(model: StepModel, steps: NDArray[np.int64]) -> Array:
+    """Count steps since the first of these numbers; means of steps may be numbered one by one."""
+    stride = float(np.median(np.diff(model.steps))) if model.steps.size > 1 else 1.0
+    return (steps - steps[0]) * max(1.0, model.mean_over / stride)
+
+
+def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_]) -> _Redraw:
+    """Draw both parts of a file anew: runs go on from the fitted steps to the measured ones."""
+    places = _Steps.of(fitted, times)
+
+    def redraw(model: StepModel, seed: int) -> tuple[StepTimes, None, Array]:
+        seconds = places.measured(model, seed)
+        return _part(replace(times, seconds=seconds), early), None, seconds[~early]
+
+    return redraw
+
+
+def _redraw_apart(sampler: _Steps | _Totals) -> _Redraw:
+    """Draw other runs than the fitted ones; of those, as many and as long as were fitted."""
+
+    def redraw(model: StepModel, seed: int) -> tuple[StepTimes, Mapping[str, float] | None, Array]:
+        n, n_runs = model.steps.size, model.n_runs
+        elapsed = _elapsed(model, model.steps)
+        seconds = draw_steps(model, np.arange(n), n_runs, seed, elapsed)
+        run = np.repeat(np.arange(n_runs), n).astype(np.str_)
+        steps = np.tile(model.steps, n_runs)
+        times = StepTimes(seconds.ravel(), steps, run, "simulated", "", model.mean_over)
+        measured = sampler.measured(model, seed + 1)
+        if not model.offset_skips and not model.offset_s:
+            return times, None, measured
+        noise = model.offset_std_s * generator(seed, 7).standard_normal(n_runs)
+        totals = seconds[:, model.offset_skips :].sum(axis=1) * model.mean_over
+        totals += model.offset_s + noise
+        return times, dict(zip(map(str, range(n_runs)), totals, strict=True)), measured
+
+    return redraw
 
 
 def _null(
-    model: StepModel, sampler: _Steps | _Totals, n_runs: int, repetitions: int, seed: int,
-    progress: Progress | None,
+    model: StepModel, sampler: _Steps | _Totals, redraw: _Redraw, dependence: str | None,
+    replicates: int, repetitions: int, seed: int, progress: Progress | None,
 ) -> Array:  # fmt: skip
-    """KS where the model is the truth: other runs are measured, and it is fitted anew.
-
-    What a new fit would find is at hand from the repetitions behind its intervals; its mean errs by
-    its own standard error.
-    """
+    """KS where the model is the truth: it draws what is fitted and measured, and is fitted anew."""
     null = np.zeros(repetitions)
-    spreads = model.repeats
-    rng = np.random.default_rng([seed, 6])
     for b in range(repetitions):
-        again = model
-        if spreads.size:
-            parts = dict(zip(model.spread.as_dict(), spreads[b % len(spreads)], strict=True))
-            again = replace(model, spread=replace(model.spread, **parts))
-        scale = 1.0 + model.step_error * rng.standard_normal()
-        again = replace(again, work=model.work * scale)
-        measured = sampler.measured(model, n_runs, seed + 2 * b + 1)
-        predicted = sampler.predicted(again, REPEAT_SAMPLES, seed + 2 * b + 2)
-        null[b] = separation(measured, predicted)
+        training, totals, measured = redraw(model, seed + 3 * b + 1)
+        again = fit_step_times(training, totals, model.n_steps, repeats=0)
+        if dependence == "none":
+            again = independent(again)
+        null[b] = separation(measured, sampler.predicted(again, replicates, seed + 3 * b + 3))
         if progress is not None:
             progress(b + 1, repetitions)
     return null

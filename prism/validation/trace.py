@@ -28,7 +28,7 @@ from prism.tracemodel.graph import Array
 from prism.tracemodel.model import TraceModel, conditioned, independent_graph, synthetic_graph
 from prism.traces import Trace, read_trace
 from prism.traces.kinds import holds_step_times
-from prism.validation.result import compare_all, make_validation
+from prism.validation.result import compare_all, make_validation, separation
 from prism.validation.steps import validate_split
 from prism.variability import Regime, Stall, Variability
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Progress = Callable[[int, int], None]
-REPEAT_SAMPLES = 2048  # predicted steps of each simulated repetition: KS to 0.02
+REPEAT_SAMPLES = 2048  # predicted steps behind the p-value's statistic: KS to 0.02
 MIN_TRAIN = 3  # steps a fit can start from
 
 
@@ -116,14 +116,17 @@ def _validate_ops(
         for name in ("full", "none")
     }
     predicted, alone = predict[dependence], predict["none"]
+    draws = min(replicates, REPEAT_SAMPLES)  # as many for the statistic as in each repetition
     null, curves = _repeat(
-        model, graph.steps, part, held, dependence, bootstrap, seed, threads, progress
+        model, graph.steps, part, held, dependence, draws, bootstrap, seed, threads, progress
     )
     figures = compare_all(test.measured, predicted, training.measured, alone, test.steps)
     figures |= {
         "trace": trace.source, "train": train, "dependence": dependence, "quantity": "step_time",
         "n_train": int(part.size), "bootstrap": bootstrap, "seed": seed,
-        "ks_p_value": measures.bootstrap_p_value(figures["ks"], null) if bootstrap else None,
+        "ks_p_value": measures.bootstrap_p_value(
+            separation(test.measured, predicted[:draws]), null
+        ) if bootstrap else None, "ks_p_value_refit": True,
         "replicates": replicates, "notes": [*trace.notes, *graph.notes],
         "warnings": warnings_of(training, model, parts),
     }  # fmt: skip
@@ -186,7 +189,8 @@ def step_program(model: TraceModel, dependence: str, seed: int) -> Program:
 
 def _repeat(
     model: TraceModel, steps: NDArray[np.int64], part: NDArray[np.int64], held: NDArray[np.int64],
-    dependence: str, repetitions: int, seed: int, threads: int, progress: Progress | None,
+    dependence: str, draws: int, repetitions: int, seed: int, threads: int,
+    progress: Progress | None,
 ) -> tuple[Array, list[Array]]:  # fmt: skip
     """Simulate the whole comparison: a trace, its split, refit, prediction, KS.
 
@@ -206,10 +210,8 @@ def _repeat(
         draw = synthetic_graph if dependence == "full" else independent_graph
         graph = draw(model, steps, rng)
         again = fit_graph(graph.select(part))
-        predicted = predict_steps(
-            again, steps[held], dependence, REPEAT_SAMPLES, seed + b + 1, threads
-        )
-        null[b] = measures.ks_statistic(graph.measured[held], predicted)
+        predicted = predict_steps(again, steps[held], dependence, draws, seed + b + 1, threads)
+        null[b] = separation(graph.measured[held], predicted)
         curves.append(predicted)
         if progress is not None:
             progress(b + 1, repetitions)

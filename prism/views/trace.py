@@ -289,9 +289,10 @@ def _comparison(summary: Json) -> Table:
     table.add_column("")
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
+    refit = summary.get("ks_p_value_refit")
     for key, title in (
         ("ks", "KS distance"),
-        ("ks_p_value", "  p-value, by simulation"),
+        ("ks_p_value", f"  p-value, {'refit' if refit else 'no refit'} in simulation"),
         ("ks_aligned", "  medians aligned"),
         ("wasserstein", "Wasserstein distance"),
         ("mean_error", "error of the mean"),
