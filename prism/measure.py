@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -126,7 +126,7 @@ def measure(
     resume : bool
         Go on with the calls in ``NAME.samples.nc``.
     seed : int, optional
-        Of the order; 0 where None.
+        Of the order; that of the calls gone on with, else fresh, where None.
     threads : int, optional
         Of each process on a CPU; one where None, since several wait for each other where others
         use the cores too.
@@ -150,7 +150,12 @@ def measure(
         raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS[:-1])}")
     where = choose_device(device)
     number = dtype or ("bfloat16" if where == "cuda" else "float32")
-    plan = Plan(repetitions, warm_up, limit_s=limit_s, seed=seed or 0, device=where)
+    from prism.simulate import fresh_seed
+
+    plan = Plan(
+        repetitions, warm_up, limit_s=limit_s, device=where,
+        seed=fresh_seed() if seed is None else seed,
+    )  # fmt: skip
     file = None if output is None else samples_path(output)
     collective = kind == "collective"
     if collective:
@@ -164,6 +169,9 @@ def measure(
     samples = Samples.empty(kind, tuple(cases), about)
     if resume:
         samples = _resumed(samples, file)
+        begun = samples.attrs["plan"]
+        plan = replace(plan, seed=begun["seed"] if seed is None else seed)
+        begun["seed"] = plan.seed
     if collective:
         done = _run_ranks(samples, plan, backend, world, n_threads, file, progress)
         if done is None:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     help="Steps to predict.",
 )
 @output_option()
-@common_options
+@common_options()
 @place_options
 def validate(
     job: str | None,

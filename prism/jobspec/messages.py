@@ -113,7 +113,7 @@ def _meant(word: str, siblings: Iterable[str]) -> list[str]:
         last = foreign.rsplit(".", 1)[1]
         return [last if last in siblings else foreign]
     elsewhere = [leaf for leaf in _leaves() if leaf.rsplit(".", 1)[1] == word]
-    return same or elsewhere[:1] or near(word, siblings, 1)
+    return same or near(word, siblings, 1) or elsewhere[:1]
 
 
 def unknown_key(
