@@ -12,15 +12,23 @@ import numpy as np
 
 from prism.calibration.model import Calibration, load_calibration
 from prism.doubts import job_doubts
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
-from prism.jobspec.values import parse_duration
+from prism.jobspec.values import parse_date, parse_duration
 from prism.results import job_of, make_dataset, provenance, summary
 from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.runs.model import RunModel, Runs, simulate_runs
-from prism.simulate import Progress, default_threads, fresh_seed, prepare_variability, simulate
+from prism.simulate import (
+    MAX_REPLICATES,
+    Progress,
+    check_whole,
+    default_threads,
+    fresh_seed,
+    prepare_variability,
+    simulate,
+)
 from prism.steptimes.estimate import KIND as STEPS_KIND
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.model import is_step_model
@@ -218,7 +226,7 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], exposed: float) -> Un
     if past.done >= call["steps"]:
         raise PrismError(
             f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "
-            "nothing is left to estimate, or --steps (run.steps) is too small"
+            f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
         )
     return past
 
@@ -228,7 +236,9 @@ def _from_step_times(
 ) -> "xr.Dataset":
     """Estimate from a model of step times, which knows neither GPUs nor their price."""
     if price is not None:
-        raise PrismError(f"{path}: a model of step times knows no GPUs, so no cost; drop --price")
+        raise PrismError(
+            f"{path}: a model of step times knows no GPUs, so no cost; drop {named('price')}"
+        )
     start, deadline = options["start"], options["deadline"]
     options["start"] = start.isoformat() if isinstance(start, datetime.datetime) else start
     options["deadline"] = None if deadline is None else parse_deadline(deadline)
@@ -312,27 +322,35 @@ def parse_deadline(value: float | str) -> float:
     try:
         return parse_duration(value)
     except ValueError as error:
-        raise PrismError(f"--deadline {value}: {error}") from error
+        raise PrismError(f"{named('deadline')} {value}: {error}") from error
 
 
 def _check(call: dict[str, Any]) -> None:
+    """Refuse arguments out of range, all at once."""
     problems = []
-    if not 1 <= call["run_replicates"] <= MAX_RUNS:
-        problems.append(
-            f"--run-replicates {call['run_replicates']}: expected between 1 and {MAX_RUNS:.0e}"
-        )
-    if call["steps"] < 1:
-        problems.append(f"--steps {call['steps']}: expected at least 1")
-    probability, price = call["probability"], call["price"]
-    if call["steps"] > MAX_STEPS:
-        problems.append(f"--steps {call['steps']}: expected at most {MAX_STEPS:.0e}")
-    if not 0.0 < probability < 1.0:
-        problems.append(f"--probability {probability:g}: expected between 0 and 1, such as 0.9")
+
+    def check(name: str, value: Any, expected: str, low: float, high: float = np.inf) -> None:
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not number or not low <= value <= high:
+            problems.append(f"{named(name)} {value!r}: expected {expected}")
+
+    for name, most in (("replicates", MAX_REPLICATES), ("run_replicates", MAX_RUNS),
+                       ("steps", MAX_STEPS)):  # fmt: skip
+        try:
+            check_whole(name, call[name], 1, most)
+        except PrismError as error:
+            problems.append(str(error))
+    tiny = float(np.finfo(float).tiny)
+    check("probability", call["probability"], "between 0 and 1, such as 0.9", tiny, 1.0 - 1e-16)
     for t in call["slowdown_thresholds"]:
-        if not t >= 1.0:
-            problems.append(f"--slowdown-thresholds {t:g}: expected 1 or more, times the ideal")
-    if price is not None and not 0.0 <= price < 1e12:
-        problems.append(f"--price {price:g}: expected 0 or more, and finite, per GPU-hour")
+        check("slowdown_thresholds", t, "1 or more, times the ideal", 1.0)
+    if call["price"] is not None:
+        check("price", call["price"], "0 or more, and finite, per GPU-hour", 0.0, 1e12)
+    if call.get("start") is not None:
+        try:
+            parse_date(call["start"])
+        except ValueError as error:
+            problems.append(f"{named('start')}: {error}")
     if problems:
         raise PrismError("\n".join(problems))
 
@@ -353,18 +371,22 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
             out.append("congestion: not applied to context-parallel collectives inside ops")
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
-        out.append(f"step time p99 rests on {replicates} replicates; --replicates {need} or more")
+        out.append(
+            f"step time p99 rests on {replicates} replicates; {named('replicates')} {need} or more"
+        )
     if run_replicates < need:
-        out.append(f"time-to-train p99 rests on {run_replicates} runs; --run-replicates {need}")
+        out.append(
+            f"time-to-train p99 rests on {run_replicates} runs; {named('run_replicates')} {need}"
+        )
     need95, need99 = (round(TAIL_SAMPLES / tail) for tail in (0.05, 0.01))
     if n_clusters < need95:
         out.append(
             f"time-to-train p95 rests on {n_clusters} cluster draws, {need95} would be enough "
-            f"(p99: {need99}): --replicates {64 * need95} ({64 * need99})"
+            f"(p99: {need99}): {named('replicates')} {64 * need95} ({64 * need99})"
         )
     elif n_clusters < need99:
         out.append(
             f"time-to-train p99 rests on {n_clusters} cluster draws, {need99} would be enough: "
-            f"--replicates {64 * need99}"
+            f"{named('replicates')} {64 * need99}"
         )
     return out

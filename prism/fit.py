@@ -17,7 +17,7 @@ import numpy as np
 
 import prism
 from prism.calibration.fit import Progress, calibrate
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.job import Job, load_job
 from prism.kernellaws import ALONE, library_of_table, library_of_trace, why_no_model
 from prism.kerneltrace.model import fit_kernels
@@ -105,11 +105,11 @@ def fit(
     for name, value in (
         ("column", column), ("where", where), ("totals", totals), ("first-steps", first_steps),
     ):  # fmt: skip
-        if value:
+        if value is not None and value != {}:
             raise PrismError(f"--{name}: chooses among step times; a trace has none, leave it out")
     if alone:
         if step_range is not None:
-            raise PrismError(f"--step-range: {paths[0]} has no ranges; leave it out")
+            raise PrismError(f"{named('step_range')}: {paths[0]} has no ranges; leave it out")
         path = str(paths[0])
         return library_of_table(path, alone).assign_attrs(_provenance(path, seed))
     trace = read_trace(inputs, step_range)
@@ -155,13 +155,13 @@ def fit_calibrated(
     seed = fresh_seed() if seed is None else seed
     sizes, seen = [], set()
     for job, source in measured:
-        named = f"{job.name if isinstance(job, Job) else job}={source}"
-        if named in seen:
+        label = f"{job.name if isinstance(job, Job) else job}={source}"
+        if label in seen:
             raise PrismError(
-                f"--calibrate {named}: given twice; the same steps are no new evidence, give them "
+                f"--calibrate {label}: given twice; the same steps are no new evidence, give them "
                 "once"
             )
-        seen.add(named)
+        seen.add(label)
         job = job if isinstance(job, Job) else load_job(job)
         path, rows = rows_in_name(str(source), where or {}, "--calibrate: ")
         times = read_step_times(path, column=column, where=rows)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import prism
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.job import Job, job_from_dict
 from prism.job import provenance as value_sources
 from prism.library import library_path
@@ -364,8 +364,9 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
             start + length  # noqa: B018
         except OverflowError as error:
             raise PrismError(
-                f"--start {call['start']}: the run ends {seconds / 86400.0:.3g} days later, beyond "
-                "the year 9999; leave the start out, or lower --steps"
+                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
+                "days later, beyond "
+                f"the year 9999; leave the start out, or lower {named('steps')}"
             ) from error
         out["finish_date"] = {
             "probability": probability,

@@ -17,14 +17,13 @@ import numpy as np
 
 from prism import engine
 from prism.errors import PrismError
-from prism.job import Job, load_job
+from prism.job import Job, given_values, load_job
 from prism.memory import GIB, estimate_memory, memory_limit
 from prism.results import job_of, provenance
 from prism.simulate import Progress, settle_call
 from prism.sweeps.grid import (
     Setting,
     follow_schedule,
-    given_values,
     grid_of,
     job_at,
     settings,

@@ -12,13 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 import prism
 from prism import cli
 from prism.commands.measure import measure
-from prism.commands.options import NO_EFFECT
+from prism.commands.options import NO_EFFECT, _asked
 from prism.commands.terminal import progress_line
 from prism.files import atomic_files, atomic_write
 
@@ -391,3 +392,11 @@ def test_package_names_are_functions_even_after_their_modules_are_imported():
     assert set(prism.__all__) <= set(dir(prism))
     for name in prism.__all__:
         assert getattr(prism, name) is not None
+
+
+def test_a_price_of_0_is_one_that_was_asked_for():
+    with click.Context(cli.prism, info_name="estimate"):
+        assert _asked({"price": 0.0, "steps": None, "ideal": False, "where": ()}) == {
+            "command": "estimate",
+            "price": 0.0,
+        }

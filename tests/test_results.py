@@ -9,12 +9,15 @@ import xarray as xr
 import prism
 from prism import show
 from prism.data import data_path
-from prism.errors import PrismError
+from prism.errors import PrismError, as_typed
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict, load_job
+from prism.place import place
+from prism.rank import rank
 from prism.resultfiles import KINDS, load, save
 from prism.results import VARIABLES, job_of, make_dataset, spread, summary
 from prism.sweep import sweep
+from prism.validate import validate_steps
 
 RUN = {"steps": 500, "deadline": "17h", "start": "2026-01-05", "price": 2.5}
 
@@ -272,3 +275,32 @@ def test_the_summary_of_another_kind_is_refused():
     swept = sweep("pipeline-8x32", {"parallelism.microbatches": [8, 16]}, replicates=64, seed=1)
     with pytest.raises(PrismError, match="a sweep is no estimate"):
         summary(swept)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replicates": 100.5}, {"replicates": 0}, {"replicates": "64"}, {"run_replicates": 2.5},
+        {"steps": 2.5}, {"probability": "0.9"}, {"probability": 1.0}, {"price": float("nan")},
+        {"start": "tomorrow"}, {"deadline": "soon"}, {"threads": 1.5}, {"threads": 0},
+        {"seed": -1}, {"seed": "a"}, {"slowdown_thresholds": [0.5]},
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named_as_their_caller_names_them(wrong):
+    (name,) = wrong
+    call = {"replicates": 64, "run_replicates": 4, "seed": 1} | wrong
+    with pytest.raises(PrismError, match=f"^{name}\\b"):
+        estimate("pipeline-8x32", **call)
+    with as_typed(), pytest.raises(PrismError, match=f"^--{name.replace('_', '-')}\\b"):
+        estimate("pipeline-8x32", **call)
+
+
+def test_whatever_takes_a_job_takes_a_mapping():
+    values = {"base": "pipeline-8x32", "run": {"steps": 3}}
+    drawn = estimate(values, replicates=64, run_replicates=4, seed=1)
+    named = estimate(load_job("pipeline-8x32", {"run.steps": 3}), replicates=64, run_replicates=4,
+                     seed=1)  # fmt: skip
+    assert np.array_equal(drawn.step_time, named.step_time)
+    for call in (estimate, rank, place, sweep, validate_steps):
+        with pytest.raises(PrismError, match="^job: "):
+            call(3, **({"measured": "x.csv"} if call is validate_steps else {}))

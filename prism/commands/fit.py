@@ -73,7 +73,7 @@ def fit(
 
     with progress_line("fitting", quiet) as report:
         options["where"] = rows_of(where)
-        given = {key: value for key, value in options.items() if value}
+        given = {key: value for key, value in options.items() if value is not None}
         if calibrate:
             from prism.fit import fit_calibrated
 
@@ -100,5 +100,5 @@ def _check_calibration(
             f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
         )
     for name in ("totals", "first_steps", "step_range"):
-        if options[name]:
+        if options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")

@@ -333,7 +333,7 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
 
     asked: dict[str, Any] = {"command": click.get_current_context().info_name}
     for name, value in options.items():
-        if name in _SAME_RESULT or value in (None, (), False):
+        if name in _SAME_RESULT or value is None or value is False or value == ():
             continue
         asked[name] = list(value) if isinstance(value, tuple) else value
         for text in value if isinstance(value, tuple) else (value,):

@@ -115,7 +115,7 @@ def _check_usage(
 
         chosen = () if holds_step_times(trace) else ("column", "where")
         for name in (*chosen, "totals"):
-            if options[name]:
+            if options[name] is not None and options[name] != ():
                 raise click.UsageError(f"--{name} belongs to --measured STEPS, not to --trace")
         if options["quantity"] != "step_time":
             raise PrismError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.comparisons.errors import Pairing, Sample
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.files import read_netcdf
 from prism.steptimes.series import OUTLIER, check_durations, clock_grain, side_by_side
 from prism.traces import StepTimes, read_step_times
@@ -224,7 +224,7 @@ def brought_together(
             a, b = _without_start(a, left_out), _without_start(b, left_out)
             why = "slower than the rest" if skip is None else "as asked"
             what = "step of each run is" if left_out == 1 else f"{left_out} steps of each run are"
-            notes.append(f"the first {what} left out ({why}); --skip N sets it")
+            notes.append(f"the first {what} left out ({why}); {named('skip')} N sets it")
     elif skip is not None:
         a, b = (_without_start(x, skip) if x.source == "measured" else x for x in (a, b))
     if not a.samples.keys() & b.samples.keys():
@@ -257,7 +257,8 @@ def _without_start(side: Input, skip: int) -> Input:
     kept = rank >= skip
     if kept.sum() < LEAST_STEPS:
         raise PrismError(
-            f"--skip {skip}: leaves {int(kept.sum())} steps of {side.name}; expected at least "
+            f"{named('skip')} {skip}: leaves {int(kept.sum())} steps of {side.name}; "
+            "expected at least "
             f"{LEAST_STEPS}"
         )
     return _with(side, kept)

@@ -15,7 +15,7 @@ from prism.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.jobspec.effects import Effects
 from prism.jobspec.othernames import key_of, note_of, value_of
 from prism.jobspec.values import MAX_COUNT
-from prism.jobspec.yaml import KeyPath, Layer, near
+from prism.jobspec.yaml import KeyPath, Layer, is_override, near
 
 
 class Checked(NamedTuple):
@@ -190,7 +190,7 @@ def _shown(value: Any) -> str:
 def message(layer: Layer, source: str, keys: list[KeyPath], label: str, text: str) -> str:
     """Write "place: label: text", the place being an override if one had a hand in it."""
     places = [layer.places[key] for key in keys if key in layer.places]
-    overrides = [place for place in places if place.startswith("--set ")]
+    overrides = [place for place in places if is_override(place)]
     place = next(iter(overrides or places), None)
     if place is None:
         below = (p for key, p in layer.places.items() if key[: len(keys[0])] == keys[0])
@@ -205,6 +205,6 @@ def message(layer: Layer, source: str, keys: list[KeyPath], label: str, text: st
 def by_line(text: str) -> tuple[bool, str, int]:
     """Order messages by file and line, those without a line after, overrides last."""
     found = re.match(r"(.*?)(?::(\d+))?: ", text)
-    if text.startswith("--set ") or found is None:
+    if is_override(text) or found is None:
         return True, "", 0
     return False, found[1], int(found[2] or MAX_COUNT)

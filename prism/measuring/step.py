@@ -21,7 +21,7 @@ from prism.errors import PrismError
 from prism.measures import effective_n
 from prism.measuring.figures import lag_one, session_drift, state_spans
 from prism.measuring.machine import describe_machine, read_state
-from prism.measuring.session import Progress
+from prism.measuring.session import Progress, check_threads
 from prism.measuring.tinymodel import Sizes
 from prism.measuring.torchlib import choose_device
 
@@ -117,7 +117,7 @@ def measure_step(
             "measure step starts its ranks itself, whose clocks have to be one machine's; run it "
             "without a launcher, or profile the job and give its traces to prism fit"
         )
-    threads = threads or 1
+    threads = check_threads(threads)
     backend = choose_backend(where, job.ranks)
     states = [read_state(where)]
     with tempfile.TemporaryDirectory(prefix="prism-step-") as folder:
