@@ -60,6 +60,27 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
         return Checked(None, found, doubtful)
 
 
+def never_legal(layer: Layer) -> list[str]:
+    """Say what is wrong with the keys that a layer sets, whatever else a job says."""
+    if layer.problems:
+        return layer.problems
+    wrong = []
+    for block, data in layer.values.items():
+        if block not in BLOCKS:
+            wrong.append(unknown_key(block, BLOCKS, ("base", *BLOCKS)))
+            continue
+        given = [path[1:] for path in layer.places if path[0] == block]
+        for path, text in validate_block(BLOCKS[block], data).found:
+            # what is missing may be given elsewhere
+            if path in given:
+                wrong.append(text)
+        for key, values in UNMODELLED.items():
+            value = data.get(key) if block == "parallelism" and isinstance(data, Mapping) else None
+            if isinstance(value, str) and value in values:
+                wrong.append(f"{value} is not modelled yet; take {values[value]}")
+    return wrong
+
+
 def _drop(tree: Any, path: KeyPath) -> None:
     """Remove a key, or the list it is an item of, from nested dicts."""
     for i, key in enumerate(path):

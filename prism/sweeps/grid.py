@@ -17,6 +17,7 @@ from typing import Any
 from prism.errors import PrismError, named
 from prism.job import Job, job_from_dict
 from prism.jobspec.layers import merge
+from prism.jobspec.messages import never_legal
 from prism.jobspec.yaml import Layer, override_layer
 from prism.pipelineshape import TRAITS
 
@@ -131,6 +132,23 @@ def _expand(value: str, text: str) -> list[str]:
     if (last - first) // step >= MOST_POINTS:
         raise PrismError(f"{named('vary')} {text}: {value} has more than {MOST_POINTS:,} values")
     return [str(n) for n in range(first, last + 1, step)]
+
+
+def check_values(grid: Mapping[str, Sequence[str]]) -> None:
+    """Refuse values that no setting could have, whatever the other keys say.
+
+    Raises
+    ------
+    PrismError
+        With a line for each.
+    """
+    wrong = []
+    for key, values in grid.items():
+        for value in values:
+            found = never_legal(override_layer(f"{key}={value}"))
+            wrong += [f"{named('vary')} {key}={value}: {text}" for text in found]
+    if wrong:
+        raise PrismError("\n".join(dict.fromkeys(wrong)))
 
 
 def settings(grid: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
