@@ -16,7 +16,7 @@ from prism.errors import PrismError, named
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
 from prism.jobspec.values import parse_date, parse_duration
-from prism.results import job_of, make_dataset, provenance, summary
+from prism.results import job_of, make_dataset, provenance, summarize_simulation
 from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.runs.model import RunModel, Runs, simulate_runs
@@ -125,7 +125,8 @@ def estimate(
     _check(call)
     dataset = simulate(job, replicates, call["seed"], threads, progress, engine)
     drawn = _run(job, dataset, call, threads, progress)
-    attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"steps": call["steps"]}
+    attrs = dataset.attrs | provenance(job, call) | drawn.attrs
+    attrs |= {"kind": "estimate", "steps": call["steps"]}
     replicas = json.loads(dataset.attrs["replicas"])
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas),
@@ -254,7 +255,7 @@ def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
     """Return the figures of an estimate, of a job or of a model of step times."""
     if dataset.attrs.get("kind") == STEPS_KIND:
         return summarize_steps(dataset)
-    return summary(dataset)
+    return summarize_simulation(dataset)
 
 
 def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:

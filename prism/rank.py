@@ -119,7 +119,7 @@ def rank(
     call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
             "pairs": pairs, "seed": seed}  # fmt: skip
     attrs = provenance(job, call)
-    attrs["wall_seconds"] = time.perf_counter() - begin
+    attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
 
 

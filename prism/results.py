@@ -244,19 +244,8 @@ def _p95_interval(
     return [float(low), float(high)]
 
 
-def summary(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise an `estimate` result as the JSON object the command prints; times in seconds.
-
-    Raises
-    ------
-    PrismError
-        It is another kind of result.
-    """
-    if "kind" in dataset.attrs:
-        raise PrismError(
-            f"a {dataset.attrs['kind']} is no estimate of a job; its own summarize_... function "
-            "gives its figures"
-        )
+def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise what `simulate` returned, and `estimate` of a job; times in seconds."""
     job = job_of(dataset)
     call = json.loads(dataset.attrs["call"])
     steps = np.asarray(dataset.step_time, np.float64)
@@ -267,14 +256,11 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
         "world_size": job.world_size,
         "ideal_step_time": float(dataset.ideal_step_time),
         "step_time": spread(steps, np.asarray(dataset.cluster_idx)),
-        "slowdown": {
-            f"{t:.10g}": float(p)
-            for t, p in zip(
-                dataset.threshold.values, dataset.slowdown_probability.values, strict=True
-            )
-        },
         "exposed_communication": float(dataset.exposed_communication),
     }
+    if "slowdown_probability" in dataset:
+        pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
+        out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)

@@ -327,7 +327,7 @@ def simulate(
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
     attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
-    attrs["wall_seconds"] = time.perf_counter() - begin
+    attrs |= {"kind": "simulation", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
 
 

@@ -1,21 +1,21 @@
 """Results: units, files, provenance, summaries, and the two kinds of spread."""
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
 import xarray as xr
 
 import prism
-from prism import show
 from prism.data import data_path
 from prism.errors import PrismError, as_typed
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict, load_job
 from prism.place import place
 from prism.rank import rank
-from prism.resultfiles import KINDS, load, save
-from prism.results import VARIABLES, job_of, make_dataset, spread, summary
+from prism.resultfiles import KINDS, kind_of, load, save, summary
+from prism.results import VARIABLES, job_of, make_dataset, spread
 from prism.sweep import sweep
 from prism.validate import validate_steps
 
@@ -94,7 +94,6 @@ def test_loading_what_is_no_result(tmp_path):
 
 
 def test_whatever_a_command_writes_is_loaded(tmp_path):
-    assert set(KINDS) == set(show._MODELS) | set(show._RESULTS) - {"ranking"}
     for kind in KINDS:
         made = xr.Dataset({"x": 1.0}, attrs={"kind": kind})
         save(made, tmp_path / "result.nc")
@@ -271,10 +270,54 @@ def test_spread_of_one_cluster_and_one_value():
     assert (one["mean"], one["std"], one["mean_se"], one["p99"]) == (2.0, 0.0, 0.0, 2.0)
 
 
-def test_the_summary_of_another_kind_is_refused():
-    swept = sweep("pipeline-8x32", {"parallelism.microbatches": [8, 16]}, replicates=64, seed=1)
-    with pytest.raises(PrismError, match="a sweep is no estimate"):
-        summary(swept)
+def made(kind):
+    """A small result of a kind of simulated result."""
+    job, small = "pipeline-8x32", {"parallelism": {"pp": 2, "microbatches": 2, "dp": 2}}
+    varied = {"base": job, **small, "variability": {"effects": {"rank": {"cv": 0.01}}}}
+    return {
+        "simulation": lambda: prism.simulate(job, 64, seed=1),
+        "estimate": lambda: estimate(job, replicates=64, run_replicates=4, seed=1),
+        "ranking": lambda: rank(load_job(varied), quick=True, seed=1),
+        "sweep": lambda: sweep(job, {"run.steps": [1, 2]}, replicates=64, seed=1),
+        "timeline": lambda: prism.timeline(job, replicates=64, seed=1),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["simulation", "estimate", "ranking", "sweep", "timeline"])
+def test_every_result_says_its_kind_and_has_a_summary(run, tmp_path, kind):
+    result = made(kind)
+    assert result.attrs["kind"] == kind and kind_of(result) == kind
+    figures = summary(result)
+    assert prism.summary(result) == figures and figures["seed"] == 1
+    save(result, tmp_path / "result.nc")
+    status, out, _ = run("show", tmp_path / "result.nc", "--json")
+    shown = json.loads(out)
+    assert status == 0 and shown["kind"] == {"simulation": "result", "estimate": "result"}.get(
+        kind, kind
+    )
+    assert shown["summary"].keys() == figures.keys()
+    assert run("show", tmp_path / "result.nc")[0] == 0
+    old = result.drop_attrs(deep=False).assign_attrs(
+        {k: v for k, v in result.attrs.items() if k != "kind"}
+    )
+    assert kind_of(old) == (kind if kind in ("simulation", "estimate", "ranking") else None)
+
+
+def test_a_result_is_no_job_and_what_is_no_result_has_no_summary(result, tmp_path):
+    save(result, tmp_path / "result.nc")
+    with pytest.raises(PrismError, match="neither a job nor a fitted model"):
+        load_job(tmp_path / "result.nc")
+    for other in (xr.Dataset({"x": 1.0}), xr.Dataset(attrs={"kind": "weather"})):
+        with pytest.raises(PrismError, match="no result of prism"):
+            summary(other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_its_functions(kind):
+    known = KINDS[kind]
+    for function in (known.summarize, known.view, known.section, known.words):
+        module, _, name = function.partition(":")
+        assert not function or callable(getattr(import_module(f"prism.{module}"), name))
 
 
 @pytest.mark.parametrize(

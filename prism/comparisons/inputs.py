@@ -123,7 +123,8 @@ def _open_result(path: Path) -> "xr.Dataset":
             f"{path}: a model of prism fit, not a result; run prism estimate {path} -o DIR on each "
             "and compare the folders"
         )
-    if kind not in ("", "steps_estimate") or STEPS not in found or "seed" not in found.attrs:
+    simulated = kind in ("", "simulation", "estimate", "steps_estimate")
+    if not simulated or STEPS not in found or "seed" not in found.attrs:
         what = f"a {kind}" if kind else "a netCDF file without simulated steps"
         raise PrismError(f"{path}: {what}; expected a result of prism estimate, or step times")
     return found

@@ -14,6 +14,7 @@ from prism.errors import PrismError
 from prism.jobspec.yaml import KeyPath, Layer, display_path
 
 CALIBRATED = "calibrated"
+MODELS = "trace", CALIBRATED
 
 
 def model_attrs(path: str | Path) -> dict[str, str]:
@@ -53,7 +54,7 @@ def job_of_model(path: Path) -> Layer:
             f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
             "prism validate take it, all else needs a job, or a trace: prism fit TRACE -o MODEL.nc"
         )
-    if "kind" not in attrs or "job" not in attrs:
+    if attrs.get("kind") not in MODELS or "job" not in attrs:
         raise PrismError(
             f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "
             "or MODEL.nc from prism fit TRACE -o MODEL.nc"
