@@ -26,7 +26,7 @@ from .replay import summarize_replay as summarize_replay
 from .reports.page import report as report
 from .resultfiles import load as load
 from .resultfiles import save as save
-from .results import summary as summary
+from .resultfiles import summary as summary
 from .schedule import make_schedule as make_schedule
 from .simulate import simulate as simulate
 from .sweep import summarize_sweep as summarize_sweep

@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from prism.errors import PrismError
+from prism.errors import PrismError, as_typed
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         from prism.cli import prism
 
-        status = prism.main(arguments, prog_name="prism", standalone_mode=False)
+        with as_typed():
+            status = prism.main(arguments, prog_name="prism", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except PrismError as error:

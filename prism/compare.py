@@ -17,6 +17,7 @@ from prism.comparisons.inputs import RUNS, STEPS, Input, brought_together, descr
 from prism.comparisons.power import LEVEL
 from prism.comparisons.quantity import Quantity, compare_quantity, holm, shared_variance
 from prism.errors import PrismError
+from prism.simulate import fresh_seed
 from prism.texts.compare import in_words
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def compare(
     skip : int, optional
         First steps of each measured run to leave out; those that stick out where None.
     seed : int, optional
-        Of permutations and of the band; 0 where None, so that the same files give the same answer.
+        Of permutations and of the band; fresh where None.
     progress : callable, optional
         Called with quantities done and in all.
 
@@ -73,7 +74,7 @@ def compare(
     """
     if not 0.0 < effect < 1.0:
         raise PrismError(f"effect {effect:g}: expected a share between 0 and 1, such as 1% or 0.01")
-    seed = 0 if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     first, second = (read_input(source, column, where, seed) for source in (a, b))
     first, second, pairing, notes = brought_together(first, second, skip)
     names = [name for name in (STEPS, RUNS) if name in first.samples and name in second.samples]

@@ -1,5 +1,38 @@
-"""The one exception a user can cause."""
+"""The one exception a user can cause, and how it names what the user gave."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_TYPED = ContextVar("typed", default=False)
+_OPTIONS = {"overrides": "set", "under_way": "progress", "limit_s": "limit"}
 
 
 class PrismError(Exception):
     """Bad input, with a message that says where, what was expected, and a way out."""
+
+
+@contextmanager
+def as_typed() -> Iterator[None]:
+    """Have messages name options of the command line rather than arguments of Python."""
+    token = _TYPED.set(True)
+    try:
+        yield
+    finally:
+        _TYPED.reset(token)
+
+
+def named(argument: str) -> str:
+    """Name an argument as the caller gave it.
+
+    Examples
+    --------
+    >>> named("run_replicates")
+    'run_replicates'
+    >>> with as_typed():
+    ...     named("run_replicates"), named("under_way")
+    ('--run-replicates', '--progress')
+    """
+    if not _TYPED.get():
+        return argument
+    return "--" + _OPTIONS.get(argument, argument).replace("_", "-")

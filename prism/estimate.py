@@ -14,17 +14,19 @@ import numpy as np
 from prism.calibration.model import Calibration, communication_share, load_calibration
 from prism.doubts import job_doubts
 from prism.engine import LANES
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
-from prism.jobspec.values import parse_duration
-from prism.results import TAIL_SAMPLES, job_of, make_dataset, provenance, summary
+from prism.jobspec.values import parse_date, parse_duration
+from prism.results import TAIL_SAMPLES, job_of, make_dataset, provenance, summarize_simulation
 from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.runs.model import RunModel, Runs, simulate_runs
 from prism.simulate import (
+    MAX_REPLICATES,
     REPLICATES,
     Progress,
+    check_whole,
     default_threads,
     fresh_seed,
     period_ratio,
@@ -134,6 +136,7 @@ def estimate(
     dataset = simulate(job, replicates, call["seed"], threads, progress, engine)
     drawn = _run(job, dataset, call, threads, progress) if has_run else _Run({}, {}, {}, 0, ())
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs
+    attrs |= {"kind": "estimate"}
     replicas = json.loads(dataset.attrs["replicas"])
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas),
@@ -234,7 +237,7 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> Unde
     if past.done >= call["steps"]:
         raise PrismError(
             f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "
-            "nothing is left to estimate, or --steps (run.steps) is too small"
+            f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
         )
     return past
 
@@ -244,7 +247,9 @@ def _from_step_times(
 ) -> "xr.Dataset":
     """Estimate from a model of step times, which knows neither GPUs nor their price."""
     if price is not None:
-        raise PrismError(f"{path}: a model of step times knows no GPUs, so no cost; drop --price")
+        raise PrismError(
+            f"{path}: a model of step times knows no GPUs, so no cost; drop {named('price')}"
+        )
     start, deadline = options["start"], options["deadline"]
     options["start"] = start.isoformat() if isinstance(start, datetime.datetime) else start
     options["deadline"] = None if deadline is None else parse_deadline(deadline)
@@ -262,7 +267,7 @@ def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
     """Return the figures of an estimate, of a job or of a model of step times."""
     if dataset.attrs.get("kind") == STEPS_KIND:
         return summarize_steps(dataset)
-    return summary(dataset)
+    return summarize_simulation(dataset)
 
 
 def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
@@ -330,26 +335,36 @@ def parse_deadline(value: float | str) -> float:
     try:
         return parse_duration(value)
     except ValueError as error:
-        raise PrismError(f"--deadline {value}: {error}") from error
+        raise PrismError(f"{named('deadline')} {value}: {error}") from error
 
 
 def _check(call: dict[str, Any]) -> None:
+    """Refuse arguments out of range, all at once."""
     problems = []
-    runs, steps = call["run_replicates"], call["steps"]
-    if runs is not None and not 1 <= runs <= MAX_RUNS:
-        problems.append(f"--run-replicates {runs}: expected between 1 and {MAX_RUNS:.0e}")
-    if steps is not None and steps < 1:
-        problems.append(f"--steps {steps}: expected at least 1")
-    probability, price = call["probability"], call["price"]
-    if steps is not None and steps > MAX_STEPS:
-        problems.append(f"--steps {steps}: expected at most {MAX_STEPS:.0e}")
-    if not 0.0 < probability < 1.0:
-        problems.append(f"--probability {probability:g}: expected between 0 and 1, such as 0.9")
+
+    def check(name: str, value: Any, expected: str, low: float, high: float = np.inf) -> None:
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not number or not low <= value <= high:
+            problems.append(f"{named(name)} {value!r}: expected {expected}")
+
+    for name, most in (("replicates", MAX_REPLICATES), ("run_replicates", MAX_RUNS),
+                       ("steps", MAX_STEPS)):  # fmt: skip
+        try:
+            if call[name] is not None:
+                check_whole(name, call[name], 1, most)
+        except PrismError as error:
+            problems.append(str(error))
+    tiny = float(np.finfo(float).tiny)
+    check("probability", call["probability"], "between 0 and 1, such as 0.9", tiny, 1.0 - 1e-16)
     for t in call["slowdown_thresholds"]:
-        if not t >= 1.0:
-            problems.append(f"--slowdown-thresholds {t:g}: expected 1 or more, times the ideal")
-    if price is not None and not 0.0 <= price < 1e12:
-        problems.append(f"--price {price:g}: expected 0 or more, and finite, per GPU-hour")
+        check("slowdown_thresholds", t, "1 or more, times the ideal", 1.0)
+    if call["price"] is not None:
+        check("price", call["price"], "0 or more, and finite, per GPU-hour", 0.0, 1e12)
+    if call.get("start") is not None:
+        try:
+            parse_date(call["start"])
+        except ValueError as error:
+            problems.append(f"{named('start')}: {error}")
     if problems:
         raise PrismError("\n".join(problems))
 
@@ -376,11 +391,15 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
             out.append("congestion: not applied to context-parallel collectives inside ops")
     need = round(TAIL_SAMPLES / 0.01)
     if replicates < need:
-        out.append(f"step time p99 rests on {replicates} replicates; --replicates {need} or more")
+        out.append(
+            f"step time p99 rests on {replicates} replicates; {named('replicates')} {need} or more"
+        )
     if run_replicates is None:
         return out
     if run_replicates < need:
-        out.append(f"time-to-train p99 rests on {run_replicates} runs; --run-replicates {need}")
+        out.append(
+            f"time-to-train p99 rests on {run_replicates} runs; {named('run_replicates')} {need}"
+        )
     # p99 is printed with enough draws alone; a finish date may ask for more than p95
     asked = max(0.95, call["probability"]) if call["start"] else 0.95
     need = math.ceil(TAIL_SAMPLES / (1.0 - asked) - 1e-9)
@@ -388,6 +407,6 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
         out.append(
             f"time-to-train p{100.0 * asked:g} rests on {n_clusters} cluster "
             f"draw{'s' if n_clusters != 1 else ''}, {need} would be enough: "
-            f"--replicates {LANES * need}"
+            f"{named('replicates')} {LANES * need}"
         )
     return out

@@ -17,13 +17,14 @@ import numpy as np
 
 import prism
 from prism.calibration.fit import Progress, calibrate
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.job import Job, load_job
 from prism.kernellaws import ALONE, library_of_table, library_of_trace, why_no_model
 from prism.kerneltrace.model import fit_kernels
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
 from prism.pipelinetrace.reduce import resample
+from prism.simulate import fresh_seed
 from prism.steptimes.fit import fit_step_times
 from prism.steptimes.model import model_to_dataset as step_model_to_dataset
 from prism.tracemodel.file import model_to_dataset
@@ -70,7 +71,7 @@ def fit(
         A trace: a file, several files of one job's ranks, or their folder. Or one file of step
         times, of one or several runs; a table of kernels by HTA; output of nccl-tests.
     seed : int, optional
-        Of the cross-check; 0 where None, so that the same trace gives the same model.
+        Of the bootstraps and of the cross-check; fresh where None.
     column, where, totals, first_steps
         Of step times only: the duration's column, the rows to keep, "FILE:COLUMN" with measured
         totals per run, and how many first steps of each run the variation is learnt from.
@@ -89,7 +90,7 @@ def fit(
     PrismError
         The input cannot be read, or has too little to learn from.
     """
-    seed = 0 if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     kinds = {recording_kind(str(path)): path for path in reversed(paths)}
     alone = next((kind for kind in ALONE if kind in kinds), None)
@@ -104,11 +105,11 @@ def fit(
     for name, value in (
         ("column", column), ("where", where), ("totals", totals), ("first-steps", first_steps),
     ):  # fmt: skip
-        if value:
+        if value is not None and value != {}:
             raise PrismError(f"--{name}: chooses among step times; a trace has none, leave it out")
     if alone:
         if step_range is not None:
-            raise PrismError(f"--step-range: {paths[0]} has no ranges; leave it out")
+            raise PrismError(f"{named('step_range')}: {paths[0]} has no ranges; leave it out")
         path = str(paths[0])
         return library_of_table(path, alone).assign_attrs(_provenance(path, seed))
     trace = read_trace(inputs, step_range)
@@ -136,7 +137,7 @@ def fit_calibrated(
         Each size with its step times. ``FILE[key=value,...]`` keeps the rows of a wider table in
         which these columns have these values, beside those of `where`.
     seed, threads, progress
-        As in `prism.simulate`; 0 where None, so that the same steps give the same model.
+        As in `prism.simulate`.
     column, where
         Choose from a wider table.
 
@@ -151,16 +152,16 @@ def fit_calibrated(
     PrismError
         Bad input.
     """
-    seed = 0 if seed is None else seed
+    seed = fresh_seed() if seed is None else seed
     sizes, seen = [], set()
     for job, source in measured:
-        named = f"{job.name if isinstance(job, Job) else job}={source}"
-        if named in seen:
+        label = f"{job.name if isinstance(job, Job) else job}={source}"
+        if label in seen:
             raise PrismError(
-                f"--calibrate {named}: given twice; the same steps are no new evidence, give them "
+                f"--calibrate {label}: given twice; the same steps are no new evidence, give them "
                 "once"
             )
-        seen.add(named)
+        seen.add(label)
         job = job if isinstance(job, Job) else load_job(job)
         path, rows = rows_in_name(str(source), where or {}, "--calibrate: ")
         times = read_step_times(path, column=column, where=rows)
@@ -180,8 +181,10 @@ def _fit_pipeline(trace: Trace, seed: int) -> TraceModel:
 
 def summarize_fit(model: "xr.Dataset") -> dict[str, Any]:
     """Figures of a model, as `prism fit --json` prints them."""
-    report: dict[str, Any] = json.loads(str(model["report"].values))
-    return {"kind": str(model.attrs["kind"]), **report}
+    kind, report = str(model.attrs["kind"]), json.loads(str(model["report"].values))
+    # of a library nothing was drawn
+    drawn = {} if kind == "library" else {"seed": int(model.attrs["seed"])}
+    return {"kind": kind, **drawn, **report}
 
 
 # ------------------------------------------------------------------------------------- report

@@ -6,12 +6,19 @@ a shipped job by name, its `base:` chain and `--set` overrides; `provenance` say
 value came from. Nothing is simulated here, and no device or distribution is looked up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from prism.errors import PrismError
 from prism.jobspec.blocks import (
@@ -25,12 +32,19 @@ from prism.jobspec.blocks import (
 )
 from prism.jobspec.check import find_problems
 from prism.jobspec.effects import Effects
-from prism.jobspec.layers import load_layers, resolve_path
+from prism.jobspec.layers import (
+    MAPPING,
+    Overrides,
+    layer_of,
+    load_chain,
+    put_over,
+    resolve_path,
+)
 from prism.jobspec.messages import by_line, concludes_from, message, unknown_key, validate_block
 from prism.jobspec.presets import PRESETS
 from prism.jobspec.problem import Blocks
 from prism.jobspec.values import parse_duration
-from prism.jobspec.yaml import KeyPath, Layer, display_path, shipped_jobs
+from prism.jobspec.yaml import KeyPath, Layer, display_path, is_override, shipped_jobs
 from prism.layersplit import auto_split
 
 __all__ = [
@@ -81,6 +95,35 @@ class Job(BaseModel):
     run: RunBlock = Field(description="How long, by when, at what price.")
 
     _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, **blocks: Any) -> None:
+        try:
+            super().__init__(**blocks)
+        except ValidationError as error:
+            name = blocks.pop("name", MAPPING)
+            blocks.pop("source", None)
+            job_from_dict(blocks, str(name))  # says what is wrong as for a file
+            wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise PrismError("\n".join(wrong)) from None
+
+    def replace(self, *overrides: str | Mapping[str, Any]) -> "Job":
+        """Return the job with other values of some keys; what follows from them follows anew.
+
+        Parameters
+        ----------
+        *overrides : str or mapping
+            "run.deadline=28d", as given to `--set`, or values by dotted key.
+
+        Raises
+        ------
+        PrismError
+            As `load_job`.
+        """
+        places = {tuple(key.split(".")): place for key, place in self._places.items()}
+        layer = Layer(given_values(self), places)
+        for upper in overrides:
+            layer = put_over(layer, upper)
+        return _build(layer, self.name, Path(self.source or self.name))
 
     @model_validator(mode="before")
     @classmethod
@@ -157,16 +200,17 @@ def _fill_blocks(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------- loading
-def load_job(job: str | Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> Job:
     """Load a job file, or a shipped job by its name.
 
     Parameters
     ----------
-    job : str or pathlib.Path
-        A YAML file, the name of a shipped job, or a fitted model (the job it describes).
-    overrides : sequence of str, optional
-        "key=value" as given to `--set`, for example "parallelism.dp=64"; the value is YAML.
-        They are put over the file, in order, before anything is checked.
+    job : str, pathlib.Path or mapping
+        A YAML file, the name of a shipped job, or a fitted model (the job it describes); or what
+        such a file holds, blocks by name and `base`.
+    overrides : sequence of str, or mapping, optional
+        "key=value" as given to `--set`, for example "parallelism.dp=64", where the value is YAML;
+        or values by dotted key. They are put over the file, in order, before anything is checked.
 
     Returns
     -------
@@ -178,9 +222,12 @@ def load_job(job: str | Path, overrides: Sequence[str] = ()) -> Job:
     PrismError
         With every mistake of the file and the overrides, one per line, each with its place.
     """
+    if isinstance(job, Mapping):
+        return _build(put_over(layer_of(job), overrides), MAPPING, Path(MAPPING))
+    if not isinstance(job, str | Path):
+        raise PrismError(f"job: expected a file, a name or a mapping, got {type(job).__name__}")
     path = resolve_path(job)
-    layer = load_layers(path, [overrides] if isinstance(overrides, str) else overrides)
-    return _build(layer, path.stem, path)
+    return _build(put_over(load_chain(path), overrides), path.stem, path)
 
 
 def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
@@ -282,11 +329,37 @@ def provenance(job: Job) -> dict[str, str]:
             place = job._places.get(".".join(here))
             if place is None or (value is None and name != "library"):
                 place = "preset" if path == ("model",) and name in preset else "default"
-            out[".".join(here)] = "--set" if place.startswith("--set ") else place
+            out[".".join(here)] = "--set" if is_override(place) else place
 
     for block in BLOCKS:
         visit(getattr(job, block), (block,))
     return out
+
+
+def given_values(job: Job) -> dict[str, Any]:
+    """Return what a job was given, as a file would have it; what follows from it is left out.
+
+    A job rebuilt from a result does not know what it was given, and gives all.
+    """
+    values = job.model_dump(mode="json", exclude={"name", "source"})
+    sources = provenance(job)
+    if all(source in ("default", "preset") for source in sources.values()):
+        return values
+
+    def keep(tree: dict[str, Any], path: str) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name, value in tree.items():
+            here = f"{path}.{name}" if path else name
+            if here in sources:
+                if sources[here] not in ("default", "preset"):
+                    out[name] = value
+            elif isinstance(value, dict):
+                inner = keep(value, here)
+                if inner or path:  # an effect that is there with nothing set is not one left out
+                    out[name] = inner
+        return out
+
+    return keep(values, "")
 
 
 def job_schema() -> dict[str, Any]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.measuring.collectives import OPS, SIZES, collective_cases, parse_size
 from prism.measuring.entries import FEWEST, base_library, build_library
 from prism.measuring.figures import summarize_samples
@@ -39,7 +39,7 @@ from prism.measuring.samples import (
     save_samples,
     to_dataset,
 )
-from prism.measuring.session import Plan, Progress, run_session
+from prism.measuring.session import Plan, Progress, check_threads, run_session
 from prism.measuring.timers import Block, Timer, make_timer
 from prism.measuring.torchlib import choose_device, load_torch
 from prism.text import format_duration
@@ -126,7 +126,7 @@ def measure(
     resume : bool
         Go on with the calls in ``NAME.samples.nc``.
     seed : int, optional
-        Of the order; 0 where None.
+        Of the order; that of the calls gone on with, else fresh, where None.
     threads : int, optional
         Of each process on a CPU; one where None, since several wait for each other where others
         use the cores too.
@@ -150,7 +150,12 @@ def measure(
         raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS[:-1])}")
     where = choose_device(device)
     number = dtype or ("bfloat16" if where == "cuda" else "float32")
-    plan = Plan(repetitions, warm_up, limit_s=limit_s, seed=seed or 0, device=where)
+    from prism.simulate import fresh_seed
+
+    plan = Plan(
+        repetitions, warm_up, limit_s=limit_s, device=where,
+        seed=fresh_seed() if seed is None else seed,
+    )  # fmt: skip
     file = None if output is None else samples_path(output)
     collective = kind == "collective"
     if collective:
@@ -159,11 +164,14 @@ def measure(
         cases = collective_cases(messages, world, backend, number, tier)
     else:
         cases = _MAKE_CASES[kind](_shapes(kind, shapes, job, where), number)
-    n_threads = threads or 1
+    n_threads = check_threads(threads)
     about = _about(where, n_threads, flush_l2, plan)
     samples = Samples.empty(kind, tuple(cases), about)
     if resume:
         samples = _resumed(samples, file)
+        begun = samples.attrs["plan"]
+        plan = replace(plan, seed=begun["seed"] if seed is None else seed)
+        begun["seed"] = plan.seed
     if collective:
         done = _run_ranks(samples, plan, backend, world, n_threads, file, progress)
         if done is None:
@@ -217,7 +225,7 @@ def _messages(
     """List the collectives and message sizes that were asked for."""
     for op in ops:
         if op not in OPS:
-            raise PrismError(f"--op {op}: expected one of {', '.join(OPS)}")
+            raise PrismError(f"{named('ops')} {op}: expected one of {', '.join(OPS)}")
     if job is not None:
         from prism.measuring.jobshapes import job_messages
 
@@ -240,19 +248,20 @@ def _about(device: str, threads: int, flush_l2: bool, plan: Plan) -> dict[str, A
 def _resumed(samples: Samples, file: Path | None) -> Samples:
     """Return the samples to go on with: those of the file, if they are of the same cases."""
     if file is None:
-        raise PrismError("--resume goes on with NAME.samples.nc; give -o NAME.nc")
+        raise PrismError(f"{named('resume')} goes on with NAME.samples.nc; give -o NAME.nc")
     if not file.is_file():
         return samples
     found = load_samples(file)
     if [case.label for case in found.cases] != [case.label for case in samples.cases]:
         raise PrismError(
             f"{file}: holds {len(found.cases)} other cases ({found.cases[0].label}, ...); expected "
-            "those of this command; give the same options, or leave --resume out"
+            f"those of this command; give the same options, or leave {named('resume')} out"
         )
     if found.attrs["machine"]["device"] != samples.attrs["machine"]["device"]:
         raise PrismError(
             f"{file}: was measured on {found.attrs['machine']['device']}, not on "
-            f"{samples.attrs['machine']['device']}; leave --resume out, or choose another -o"
+            f"{samples.attrs['machine']['device']}; leave {named('resume')} out, or choose "
+            "another -o"
         )
     found.attrs.pop("stopped", None)
     return found
@@ -318,20 +327,23 @@ def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> s
     )
     if plan.limit_s is not None and once > plan.limit_s:
         raise PrismError(
-            f"--limit {plan.limit_s:g}s: {what}, of each of {sizes} {_about_s(once)}; give "
-            f"--limit {20 * max(1, round(once))}s or more for a law of each, or smaller sizes with "
+            f"{named('limit_s')} {plan.limit_s:g}s: {what}, of each of {sizes} "
+            f"{_about_s(once)}; give "
+            f"{named('limit_s')} {20 * max(1, round(once))}s or more for a law of each, or "
+            "smaller sizes with "
             "--shape"
         )
     if plan.limit_s is not None and FEWEST * once > plan.limit_s:
         return (
-            f"{what}: --limit {plan.limit_s:g}s ends before every size has the {FEWEST} calls of a "
+            f"{what}: {named('limit_s')} {plan.limit_s:g}s ends before every size has the "
+            f"{FEWEST} calls of a "
             f"law, which take {_about_s(FEWEST * once)}"
         )
     whole = plan.repetitions * once
     if plan.limit_s is None and whole > _LONG_S:
         return (
             f"{plan.repetitions:,} calls of each of {sizes} are expected to take "
-            f"{_about_s(whole)}; --limit 5m ends earlier with what there is"
+            f"{_about_s(whole)}; {named('limit_s')} 5m ends earlier with what there is"
         )
     return ""
 

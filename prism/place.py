@@ -86,7 +86,7 @@ def place(
         The job cannot be built, or a number or node is out of range.
     """
     begin = time.perf_counter()
-    job = load_job(job) if isinstance(job, str) else job
+    job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(1, seed, threads)
     _check(job, objective, tolerance, spares)
     notes: list[str] = []

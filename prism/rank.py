@@ -107,7 +107,7 @@ def rank(
         The job cannot be built, or a number or name is out of range.
     """
     begin = time.perf_counter()
-    job = load_job(job) if isinstance(job, str) else job
+    job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(1, seed, threads)
     _check(target, interventions, speed_up, pairs, quick)
     case = _prepare(job, target, seed, threads, progress)
@@ -129,7 +129,7 @@ def rank(
     call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
             "pairs": pairs, "seed": seed}  # fmt: skip
     attrs = provenance(job, call)
-    attrs["wall_seconds"] = time.perf_counter() - begin
+    attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
 
 

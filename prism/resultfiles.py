@@ -5,8 +5,9 @@ Left out: libraries (`prism.library`).
 """
 
 import os
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.errors import PrismError
 from prism.files import atomic_write, read_netcdf
@@ -14,9 +15,104 @@ from prism.files import atomic_write, read_netcdf
 if TYPE_CHECKING:
     import xarray as xr
 
-KINDS = ("comparison", "measurement", "placement", "replay", "steps_estimate", "sweep", "timeline",
-         "validation", "calibrated", "steps", "trace")  # fmt: skip
-"""What ``kind`` says in a result or a model of `prism fit`; estimates and rankings have none."""
+
+class Kind(NamedTuple):
+    """A kind of result: the command that writes it, and what makes figures and words of it.
+
+    Functions are named ``module:function`` of prism, and imported when they are called.
+    """
+
+    command: str
+    summarize: str
+    view: str
+    section: str = ""  # of a report's page; none where empty
+    words: str = ""  # adds sentences to the summary; none where empty
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model that `prism fit` wrote."""
+        return self.command == "fit"
+
+    def call(self, function: str, dataset: Any) -> Any:
+        """Call one of its functions."""
+        module, _, name = getattr(self, function).partition(":")
+        return getattr(import_module(f"prism.{module}"), name)(dataset)
+
+    def figures(self, dataset: "xr.Dataset") -> dict[str, Any]:
+        """Give the figures that the command prints as JSON."""
+        numbers = self.call("summarize", dataset)
+        return dict(self.call("words", numbers) if self.words else numbers)
+
+
+_ESTIMATE = Kind(
+    "estimate", "estimate:summarize_estimate", "views.estimate:estimate_view",
+    "reports.estimates:estimate_section",
+)  # fmt: skip
+_MODEL = Kind(
+    "fit", "fit:summarize_fit", "views.model:model_view", "reports.measured:model_section"
+)
+KINDS = {
+    "simulation": _ESTIMATE._replace(section=""),
+    "estimate": _ESTIMATE,
+    "steps_estimate": _ESTIMATE,
+    "ranking": Kind(
+        "rank", "rank:summarize_rank", "views.rank:rank_view",
+        "reports.analyses:ranking_section", "texts.rank:in_words",
+    ),
+    "placement": Kind(
+        "place", "place:summarize_place", "views.place:place_view",
+        "reports.analyses:placement_section", "texts.place:in_words",
+    ),
+    "sweep": Kind(
+        "sweep", "sweep:summarize_sweep", "views.sweep:sweep_view",
+        "reports.analyses:sweep_section", "texts.sweep:in_words",
+    ),
+    "validation": Kind(
+        "validate", "validate:summarize_validation", "views.trace:validation_view",
+        "reports.measured:validation_section",
+    ),
+    "comparison": Kind(
+        "compare", "compare:summarize_compare", "views.compare:compare_view",
+        "reports.compared:comparison_section",
+    ),
+    "replay": Kind(
+        "replay", "replay:summarize_replay", "views.trace:replay_view",
+        "reports.measured:replay_section",
+    ),
+    "timeline": Kind("timeline", "timeline:summarize_timeline", "views.timeline:timeline_view"),
+    "measurement": Kind("measure", "measure:summarize_measurement", "views.measure:measure_view"),
+    "measured_step": Kind(
+        "measure", "measuring.step:summarize_step", "views.measure:step_view"
+    ),
+    "trace": _MODEL,
+    "calibrated": _MODEL,
+    "steps": _MODEL,
+}  # fmt: skip
+"""Every kind of result and model, by the attribute ``kind`` of its dataset."""
+
+
+def kind_of(dataset: "xr.Dataset") -> str | None:
+    """Tell the kind of a result or model; None where it is none of `KINDS`."""
+    kind = dataset.attrs.get("kind")
+    if kind is None and "job" in dataset.attrs:  # a file of the first versions, without a kind
+        of_variable = ("total_order", "ranking"), ("time_to_train", "estimate"), (
+            "step_time", "simulation")  # fmt: skip
+        kind = next((k for variable, k in of_variable if variable in dataset), None)
+    return str(kind) if str(kind) in KINDS else None
+
+
+def summary(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise any result as the JSON object that its command prints; times in seconds.
+
+    Raises
+    ------
+    PrismError
+        It is no result of prism.
+    """
+    kind = kind_of(dataset)
+    if kind is None:
+        raise PrismError("no result of prism; expected what one of its functions returned")
+    return KINDS[kind].figures(dataset)
 
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
@@ -38,8 +134,7 @@ def load(path: str | os.PathLike[str]) -> "xr.Dataset":
     if not file.is_file():
         raise PrismError(f"{file}: no such result; prism estimate JOB -o DIR writes result.nc")
     loaded = read_netcdf(file, "a result.nc, which prism estimate JOB -o DIR writes")
-    kind = loaded.attrs.get("kind")
-    if kind in KINDS or (kind is None and "job" in loaded.attrs):
+    if kind_of(loaded) is not None:
         return loaded
     way = "; prism.load_library opens it" if "prism_schema" in loaded.attrs else ""
     raise PrismError(f"{file}: a netCDF file, but not a prism result (no kind, no job){way}")

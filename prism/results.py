@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import prism
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.job import Job, job_from_dict
 from prism.job import provenance as value_sources
 from prism.library import library_path
@@ -289,19 +289,8 @@ def _p95_interval(
     return [float(low), float(high)]
 
 
-def summary(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Summarise an `estimate` result as the JSON object the command prints; times in seconds.
-
-    Raises
-    ------
-    PrismError
-        It is another kind of result.
-    """
-    if "kind" in dataset.attrs:
-        raise PrismError(
-            f"a {dataset.attrs['kind']} is no estimate of a job; its own summarize_... function "
-            "gives its figures"
-        )
+def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise what `simulate` returned, and `estimate` of a job; times in seconds."""
     job = job_of(dataset)
     call = json.loads(dataset.attrs["call"])
     out: dict[str, Any] = {
@@ -311,15 +300,12 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
         "world_size": job.world_size,
         "ideal_step_time": float(dataset.ideal_step_time),
         "step_time": _step_spread(dataset),
-        "slowdown": {
-            f"{t:.10g}": float(p)
-            for t, p in zip(
-                dataset.threshold.values, dataset.slowdown_probability.values, strict=True
-            )
-        },
         "exposed_communication": float(dataset.exposed_communication),
         "exposed_communication_se": _known(float(dataset.exposed_communication_se)),
     }
+    if "slowdown_probability" in dataset:
+        pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
+        out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
@@ -443,8 +429,9 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
             start + length  # noqa: B018
         except OverflowError as error:
             raise PrismError(
-                f"--start {call['start']}: the run ends {seconds / 86400.0:.3g} days later, beyond "
-                "the year 9999; leave the start out, or lower --steps"
+                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
+                "days later, beyond "
+                f"the year 9999; leave the start out, or lower {named('steps')}"
             ) from error
         out["finish_date"] = {
             "probability": probability,

@@ -7,17 +7,17 @@ Nothing is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from prism.errors import PrismError
 from prism.files import read_netcdf
+from prism.resultfiles import KINDS, kind_of
 from prism.text import format_share
 from prism.views.estimate import estimate_view
 from prism.views.job import job_view
@@ -180,125 +180,49 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _describe_netcdf(what: str) -> Description:
-    """Describe a result or a library."""
-    import h5py
-
+    """Describe a result, a model or a library."""
     from prism.data import data_path
     from prism.library import library_names
 
     path = Path(what)
     if not path.exists() and what in library_names():
         path = data_path("distributions") / f"{what}.nc"
-    try:
-        with h5py.File(path) as file:
-            variables, kind = set(file), file.attrs.get("kind", "")
-            kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-    except OSError as error:
-        if not path.exists():
-            raise PrismError(f"{what}: no such file; prism show --libraries lists names") from error
-        raise PrismError(f"{what}: not a netCDF file; expected a library or a result") from error
-    if kind in _MODELS:
-        return _describe_model(path)
-    if kind in _RESULTS:
-        return _describe_kind(path, _RESULTS[kind])
-    if "step_time" in variables:
-        return _describe_result(path)
-    if "total_order" in variables:
-        return _describe_kind(path, _RESULTS["ranking"])
-    if "family" in variables:
+    if not path.exists():
+        raise PrismError(f"{what}: no such file; prism show --libraries lists names")
+    dataset = read_netcdf(path, "a library or a result, whole")
+    kind = kind_of(dataset)
+    if kind is not None:
+        return _describe_result(path, kind, dataset)
+    if "family" in dataset:
         return _describe_library(path)
     raise PrismError(
-        f"{what}: holds {', '.join(sorted(variables)[:5]) or 'nothing'}; expected a result, "
-        "a model of prism fit, or a library of distributions"
+        f"{what}: holds {', '.join(sorted(map(str, dataset.variables))[:5]) or 'nothing'}; "
+        "expected a result, a model of prism fit, or a library of distributions"
     )
 
 
-def _describe_model(path: Path) -> Description:
-    """Describe what `prism fit` wrote."""
-    from prism.fit import summarize_fit
-    from prism.views.model import model_view
-
-    model = _open(path)
-    kind = str(model.attrs["kind"])
+def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Description:
+    """Describe a result or a model as the command that wrote it does."""
+    known = KINDS[kind]
     try:
-        numbers = summarize_fit(model)
-    except (KeyError, ValueError) as error:
-        raise PrismError(f"{path}: not a whole model; write it again by prism fit") from error
-    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", model_view(numbers))
-    return {"kind": "model", "model_kind": kind, "summary": numbers}, view
-
-
-class _Kind(NamedTuple):
-    """A kind of result: what it is called, who writes it, and what turns it into figures and words.
-
-    Functions are named ``module:function`` of prism and imported when they are needed.
-    """
-
-    name: str
-    command: str
-    summarize: str
-    view: str
-    words: str = ""  # adds sentences to the summary; none where empty
-
-
-_RESULTS = {
-    "comparison": _Kind(
-        "comparison", "compare", "compare:summarize_compare", "views.compare:compare_view"
-    ),
-    "measurement": _Kind(
-        "measurement", "measure", "measure:summarize_measurement", "views.measure:measure_view"
-    ),
-    "placement": _Kind(
-        "placement", "place", "place:summarize_place", "views.place:place_view",
-        "texts.place:in_words",
-    ),
-    "ranking": _Kind(
-        "ranking", "rank", "rank:summarize_rank", "views.rank:rank_view", "texts.rank:in_words"
-    ),
-    "replay": _Kind("replay", "replay", "replay:summarize_replay", "views.trace:replay_view"),
-    "steps_estimate": _Kind(
-        "result", "estimate", "steptimes.estimate:summarize_steps", "views.estimate:estimate_view"
-    ),
-    "sweep": _Kind(
-        "sweep", "sweep", "sweep:summarize_sweep", "views.sweep:sweep_view", "texts.sweep:in_words"
-    ),
-    "timeline": _Kind(
-        "timeline", "timeline", "timeline:summarize_timeline", "views.timeline:timeline_view"
-    ),
-    "validation": _Kind(
-        "validation", "validate", "validate:summarize_validation", "views.trace:validation_view"
-    ),
-}  # fmt: skip
-"""What the attribute ``kind`` of a netCDF file says; estimates, rankings and libraries have none,
-and are told by what they hold."""
-
-_MODELS = ("trace", "calibrated", "steps")
-"""The same of models that `prism fit` writes."""
-
-
-def _describe_kind(path: Path, kind: _Kind) -> Description:
-    """Describe a result by the functions of the command that wrote it."""
-
-    def named(function: str) -> Callable[[Any], Any]:
-        module, _, name = function.partition(":")
-        found: Callable[[Any], Any] = getattr(import_module(f"prism.{module}"), name)
-        return found
-
-    result = _open(path)
-    try:
-        numbers = named(kind.summarize)(result)
-        if kind.words:
-            numbers = named(kind.words)(numbers)
+        numbers = known.figures(result)
     except (AttributeError, KeyError, ValueError) as error:
+        what = "model" if known.is_model else kind.replace("_", " ")
         raise PrismError(
-            f"{path}: not a whole {kind.name}; write it again by prism {kind.command}"
+            f"{path}: not a whole {what}; write it again by prism {known.command}"
         ) from error
-    return {"kind": kind.name, "summary": numbers}, named(kind.view)(numbers)
-
-
-def _open(path: Path) -> xr.Dataset:
-    """Read a file of prism whole."""
-    return read_netcdf(path, "what a command of prism wrote; write it again")
+    view = known.call("view", numbers)
+    if known.is_model:
+        title = f"[bold]{escape(str(path))}[/bold]: {kind} model"
+        found = {"kind": "model", "model_kind": kind, "summary": numbers}
+        return found, Group(title, view)
+    if kind not in ("simulation", "estimate"):
+        return {"kind": "result" if kind == "steps_estimate" else kind, "summary": numbers}, view
+    shown = ("kind", "job", "job_sources", "engine", "warnings", "wall_seconds")
+    provenance = {key: value for key, value in result.attrs.items() if key not in shown}
+    rows = [{"attribute": key, "value": str(value)} for key, value in provenance.items()]
+    view = Group(estimate_view(numbers, result), "", table_view("Provenance", rows))
+    return {"kind": "result", "summary": numbers, "provenance": provenance}, view
 
 
 def _describe_library(path: Path) -> Description:
@@ -333,17 +257,3 @@ def _library_row(row: Mapping[str, Any]) -> dict[str, Any]:
         value = f"CV {format_share(row['cv'])}, p99/p50 {row['p99_p50']:.3f}"
     what = {"entry": row["entry"], "law": row["law"] or "figure", "value": value}
     return {**what, "n": row["n"], "source": row["source"]}
-
-
-def _describe_result(path: Path) -> Description:
-    """Describe a result: its summary and where it came from."""
-    from prism.resultfiles import load
-    from prism.results import summary
-
-    result = load(path)
-    numbers = summary(result)
-    shown = ("job", "job_sources", "engine", "warnings", "wall_seconds")
-    provenance = {key: value for key, value in result.attrs.items() if key not in shown}
-    rows = [{"attribute": key, "value": str(value)} for key, value in provenance.items()]
-    view = Group(estimate_view(numbers, result), "", table_view("Provenance", rows))
-    return {"kind": "result", "summary": numbers, "provenance": provenance}, view

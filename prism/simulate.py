@@ -20,7 +20,7 @@ from prism.assembly import build_program
 from prism.devices import DEVICES
 from prism.distributions import constant, lognormal
 from prism.engine import LANES
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.exchangeable import (
     Choice,
     choose_engine,
@@ -270,6 +270,15 @@ def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple
     return seed, threads
 
 
+def check_whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Refuse an argument that is no whole number within its bounds."""
+    text = f"at least {low}" if high is None else f"between {low} and {high:.0e}"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise PrismError(f"{named(name)} = {value!r}: expected a whole number, {text}")
+    if value < low or (high is not None and value > high):
+        raise PrismError(f"{named(name)} = {value}: expected {text}")
+
+
 def check_counts(replicates: int, seed: int, threads: int) -> None:
     """Refuse numbers that cannot be run.
 
@@ -278,12 +287,9 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
     PrismError
         Naming the number and its range.
     """
-    if not 1 <= replicates <= MAX_REPLICATES:
-        raise PrismError(f"replicates = {replicates}, expected between 1 and {MAX_REPLICATES:.0e}")
-    if not 0 <= seed < MAX_SEED:
-        raise PrismError(f"seed = {seed}, expected 0 <= seed < 2**63")
-    if threads < 1:
-        raise PrismError(f"threads = {threads}, expected at least 1")
+    check_whole("replicates", replicates, 1, MAX_REPLICATES)
+    check_whole("seed", seed, 0, MAX_SEED - 1)
+    check_whole("threads", threads, 1)
 
 
 def simulate(
@@ -357,7 +363,7 @@ def simulate(
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
     attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
-    attrs["wall_seconds"] = time.perf_counter() - begin
+    attrs |= {"kind": "simulation", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
 
 

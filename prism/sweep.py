@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism import engine
-from prism.errors import PrismError
-from prism.job import Job, load_job
+from prism.errors import PrismError, named
+from prism.job import Job, given_values, load_job
 from prism.memory import GIB, estimate_memory, memory_limit
 from prism.results import job_of, provenance
 from prism.simulate import Progress, settle_call
 from prism.sweeps.grid import (
     Setting,
+    check_values,
     follow_schedule,
-    given_values,
     grid_of,
     job_at,
     settings,
@@ -103,10 +103,13 @@ def sweep(
     job = job if isinstance(job, Job) else load_job(job)
     grid = grid_of(vary or {})
     if not grid and not layouts:
-        raise PrismError("nothing to vary; give --vary key=value,value,... or --layouts")
+        raise PrismError(
+            f"nothing to vary; give {named('vary')} (key and values) or {named('layouts')}"
+        )
     if objective not in MEASURES:
         raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
     seed, threads = settle_call(replicates, seed, threads)
+    check_values(grid)
     libraries = Libraries()
     points, refused = _points(job, grid, layouts, libraries)
     if not points:
@@ -127,7 +130,8 @@ def sweep(
         "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
         "varied": list(points[0].setting), "world_size": job.world_size,
         "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
-        **choose(points, objective), "notes": _notes(points, rows), "warnings": [],
+        **choose(points, objective), "notes": _notes(points, rows),
+        "warnings": [] if layouts else _refusals(len(refused), len(rows) + len(refused)),
         "clusters": bench.simulated, "rank_clusters": bench.n_quiet,
         "wall_seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
     }  # fmt: skip
@@ -249,6 +253,10 @@ def _notes(points: Sequence[Point], rows: Sequence[Mapping[str, Any]]) -> list[s
     elif unequal:
         notes.append("steps have different numbers of tokens; they are compared per token")
     return notes
+
+
+def _refusals(refused: int, asked: int) -> list[str]:
+    return [f"{refused:,} of {asked:,} settings were refused; the answer says why"] * bool(refused)
 
 
 def _by_setting(points: Sequence[Point], keys: Sequence[str], objective: str) -> list[Any]:

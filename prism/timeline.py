@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import prism
 from prism.engine import LANES
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.job import Job, load_job, shipped_jobs
 from prism.jobspec.frommodel import model_attrs
 from prism.placement import Placement
@@ -111,17 +111,16 @@ def timeline(
     trace = _read(what, step_range)
     if trace is not None:
         given = {
-            "--percentiles": percentiles, "--replicates": replicates, "--ideal": ideal,
-            "--set": tuple(overrides),
+            "percentiles": percentiles if percentiles is None else tuple(percentiles),
+            "replicates": replicates, "ideal": ideal,
+            "overrides": tuple(overrides),
         }  # fmt: skip
         _refuse(trace.source, "a trace, whose steps were measured", given)
         played = play_trace(trace, step)
         return _lay_trace(trace, played, wanted)
-    _refuse(
-        str(what), "a job, whose steps are simulated", {"--step": step, "--step-range": step_range}
-    )
+    _refuse(str(what), "a job, whose steps are simulated", {"step": step, "step_range": step_range})
     sampled = _sample(what, replicates, seed, threads, overrides, progress)
-    return _lay_job(sampled, percentiles or PERCENTILES, ideal, wanted)
+    return _lay_job(sampled, PERCENTILES if percentiles is None else percentiles, ideal, wanted)
 
 
 def summarize_timeline(timeline: xr.Dataset) -> dict[str, Any]:
@@ -158,9 +157,11 @@ def summarize_timeline(timeline: xr.Dataset) -> dict[str, Any]:
 
 def _refuse(source: str, kind: str, given: dict[str, Any]) -> None:
     """Refuse options that say nothing about what is at hand."""
-    for option, value in given.items():
-        if value not in (None, False, ()):
-            raise PrismError(f"{source}: is {kind}: {option} does not apply to it; leave it out")
+    for argument, value in given.items():
+        if value is not None and value is not False and value != ():  # 0 is a choice
+            raise PrismError(
+                f"{source}: is {kind}: {named(argument)} does not apply to it; leave it out"
+            )
 
 
 # ------------------------------------------------------------------------------------------ traces
@@ -222,7 +223,7 @@ def _sample(
         what = what[0]
     if isinstance(what, str | Path) and Path(what).suffix == ".nc" and Path(what).is_file():
         if model_attrs(what).get("kind") not in MODELS:
-            given = {"--replicates": replicates, "--seed": seed, "--set": tuple(overrides)}
+            given = {"replicates": replicates, "seed": seed, "overrides": tuple(overrides)}
             return _of_result(what, given, threads, progress)
     job = what if isinstance(what, Job) else load_job(what, overrides)
     n = REPLICATES if replicates is None else replicates

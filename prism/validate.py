@@ -177,7 +177,7 @@ def validate_steps(
     if quantity == "step_time":
         held = _steps_held(draws, times)
     else:
-        known = read_totals(totals, where=where) if totals else total_per_run(times)
+        known = total_per_run(times) if totals is None else read_totals(totals, where=where)
         held = _totals_held(draws, times, known)
     figures = _compare(draws, held) | {
         "measured": str(measured), "quantity": quantity, "notes": [*times.notes, *held.notes],

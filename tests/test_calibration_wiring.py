@@ -50,7 +50,7 @@ def made(tmp_path_factory):
         job = small_job(tp, 2, dp, 4)
         write_steps(folder / f"{name}.csv", steps_of(truth, job, rng, 8)[0])
     model = fit_calibrated([(folder / "a.yaml", folder / "a.csv"),
-                            (folder / "b.yaml", folder / "b.csv")])  # fmt: skip
+                            (folder / "b.yaml", folder / "b.csv")], 0)  # fmt: skip
     save(model, folder / "m.nc")
     return folder
 
@@ -222,7 +222,7 @@ def test_bad_input_is_refused_in_one_message(run, bad, tmp_path, monkeypatch, ca
 def test_a_job_over_a_fitted_trace_is_refused(run, made, tmp_path):
     frame, _ = make_trace(Layout(2, 2, 4, 24), Effects(content_sd=0.05, step_sd=0.02), 1)
     as_production(frame).to_csv(tmp_path / "ops.csv", index=False)
-    save(fit(tmp_path / "ops.csv"), tmp_path / "trace.nc")
+    save(fit(tmp_path / "ops.csv", 0), tmp_path / "trace.nc")
     status, out, err = run("fit", argument(tmp_path / "trace.nc", made / "a.csv"), "-o",
                            tmp_path / "m.nc")  # fmt: skip
     assert (status, out) == (2, "")

@@ -1,7 +1,10 @@
 """The command line: exit statuses, messages, JSON on stdout and nothing else, files or none."""
 
+import dis
+import inspect
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -9,9 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import click
+import numpy as np
 import pytest
 
 import prism
+from prism import cli
+from prism.commands.measure import measure
+from prism.commands.options import NO_EFFECT, _asked
 from prism.commands.terminal import progress_line
 from prism.files import atomic_files, atomic_write
 
@@ -51,12 +59,34 @@ def test_help_loads_nothing_slow():
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["estimate", "rank", "schedule", "show"])
-def test_every_command_takes_the_common_options(run, command):
-    status, out, _ = run(command, "--help")
-    assert status == 0
-    for option in ("--json", "--seed", "--threads", "-q, --quiet"):
-        assert option in out
+COMMANDS = {
+    **{name: command for name, command in cli.prism.commands.items() if name != "measure"},
+    **{f"measure {name}": command for name, command in measure.commands.items()},
+}
+
+
+def reads(command, name):
+    """Whether a command's function does anything with an option."""
+    code = inspect.unwrap(command.callback).__code__
+    if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return True  # among options that are handed on
+    loads = (i for i in dis.get_instructions(code) if i.opname.startswith("LOAD"))
+    return any(name == i.argval or (type(i.argval) is tuple and name in i.argval) for i in loads)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_which_common_options_have_an_effect(name):
+    options = {option.name: option for option in COMMANDS[name].params}
+    assert {"as_json", "seed", "threads", "quiet"} <= options.keys()
+    for option in ("seed", "threads"):
+        assert (options[option].help == NO_EFFECT) == (not reads(COMMANDS[name], option))
+    one = "default: 1]" in options["threads"].help
+    assert one == name.startswith("measure")
+
+
+def test_commands_that_draw_nothing_say_so():
+    silent = {name for name, c in COMMANDS.items() if not reads(c, "seed")}
+    assert silent == {"replay", "report", "schedule", "show"}
 
 
 def test_version(run):
@@ -89,9 +119,41 @@ def test_same_seed_same_answer_for_any_number_of_threads(run):
         assert answers[0][name] == answers[1][name]
 
 
-def test_fresh_seed_is_reported(run):
-    seeds = {json.loads(run(*SMALL, "--json")[1])["seed"] for _ in range(2)}
-    assert len(seeds) == 2
+def drawing(folder):
+    """Every command that draws, as short as it can be, by name."""
+    rng = np.random.default_rng(1)
+    for name in "ab":
+        rows = [f"{i},{x:.6f}" for i, x in enumerate(rng.normal(1.0, 0.01, 20))]
+        (folder / f"{name}.csv").write_text("\n".join(["step,step_s", *rows]) + "\n")
+    a, b = folder / "a.csv", folder / "b.csv"
+    pipeline = ("pipeline-8x32", "--set", "parallelism={pp: 2, microbatches: 2}")
+    effects = "variability.effects.rank={cv: 0.01}"
+    return {
+        "estimate": SMALL,
+        "rank": ("rank", *pipeline, "--quick", "--set", effects),
+        "place": ("place", *pipeline, "--set", "cluster={gpus_per_node: 1, nodes: 2}",
+                  "--slow-nodes", "1", "--slowdown", "1.2"),
+        "sweep": ("sweep", *pipeline, "--vary", "run.steps=1,2", "--replicates", "64"),
+        "timeline": ("timeline", *pipeline, "--replicates", "64"),
+        "fit": ("fit", a),
+        "validate": ("validate", *pipeline[:1], "--measured", a, "--replicates", "64",
+                     "--bootstrap", "1"),
+        "compare": ("compare", a, b),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["estimate", "rank", "place", "sweep", "timeline", "fit", "validate", "compare"]
+)
+def test_a_fresh_seed_is_reported_and_repeats_the_answer(run, tmp_path, name):
+    arguments = drawing(tmp_path)[name]
+    shown = re.search(r"seed (\d+)", " ".join(run(*arguments, "-q")[1].split()))[1]
+    first = json.loads(run(*arguments, "--json", "-q")[1])
+    assert first["seed"] != int(shown)
+    again = json.loads(run(*arguments, "--json", "-q", "--seed", first["seed"])[1])
+    for of_machine in ("wall_seconds", "cpu_seconds", "engine"):
+        first.pop(of_machine, None), again.pop(of_machine, None)
+    assert first == again
 
 
 def test_estimate_table_has_units(run):
@@ -330,3 +392,11 @@ def test_package_names_are_functions_even_after_their_modules_are_imported():
     assert set(prism.__all__) <= set(dir(prism))
     for name in prism.__all__:
         assert getattr(prism, name) is not None
+
+
+def test_a_price_of_0_is_one_that_was_asked_for():
+    with click.Context(cli.prism, info_name="estimate"):
+        assert _asked({"price": 0.0, "steps": None, "ideal": False, "where": ()}) == {
+            "command": "estimate",
+            "price": 0.0,
+        }

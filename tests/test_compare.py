@@ -179,8 +179,8 @@ def results():
 
 def test_same_random_numbers_are_paired_and_see_more(results):
     a, paired, other = results
-    sharp = summarize_compare(compare(a, paired))["quantities"]["step_time"]
-    blunt = summarize_compare(compare(a, other))
+    sharp = summarize_compare(compare(a, paired, seed=0))["quantities"]["step_time"]
+    blunt = summarize_compare(compare(a, other, seed=0))
     assert sharp["paired_by"] == "cluster"
     assert sharp["figures"]["p50"]["verdict"] == "different"
     loose = blunt["quantities"]["step_time"]
@@ -190,7 +190,7 @@ def test_same_random_numbers_are_paired_and_see_more(results):
 
 
 def test_the_same_result_twice_does_not_differ(results):
-    found = summarize_compare(compare(results[0], results[0]))["quantities"]["step_time"]
+    found = summarize_compare(compare(results[0], results[0], seed=0))["quantities"]["step_time"]
     p_values = {name: found["figures"][name]["p_value"] for name in FIGURES}
     assert p_values.pop("p99") is None  # 10 of 960 steps lie beyond it, and clusters cluster
     assert set(p_values.values()) == {1.0}
@@ -218,7 +218,7 @@ def test_work_by_step_is_no_noise_between_runs(tmp_path):
         for k, n in enumerate((5, 5, 1, 1))
     ]
     for pair in (files[:2], files[2:]):
-        found = summarize_compare(compare(*pair))["quantities"]["step_time"]
+        found = summarize_compare(compare(*pair, seed=0))["quantities"]["step_time"]
         assert found["figures"]["mean"]["detectable"] < 0.004
     assert found["paired_by"] == "step"
 
@@ -263,7 +263,7 @@ def test_totals_of_runs(tmp_path):
         lines = [f"{i},{x}" for i, x in enumerate(totals)]
         file.write_text("\n".join(["run,train_time_s", *lines]))
         files.append(file)
-    found = summarize_compare(compare(*files))["quantities"]
+    found = summarize_compare(compare(*files, seed=0))["quantities"]
     assert list(found) == ["time_to_train"]
     assert found["time_to_train"]["figures"]["mean"]["verdict"] == "different"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.errors import PrismError
+from prism.errors import PrismError, as_typed
 from prism.job import (
     Job,
     job_from_dict,
@@ -49,7 +49,7 @@ def write(folder: Path, text: str, name: str = "job.yaml") -> Path:
 
 
 def mistakes(path: Path | str, *overrides: str) -> list[str]:
-    with pytest.raises(PrismError) as caught:
+    with as_typed(), pytest.raises(PrismError) as caught:
         load_job(path, overrides)
     return str(caught.value).splitlines()
 
@@ -176,7 +176,7 @@ def test_a_mapping_gets_the_same_checks() -> None:
         PrismError, match=r"^mine: parallelism: tp\*cp\*pp\*dp = 1\*1\*1\*4 = 4, but"
     ):
         job_from_dict({**blocks, "parallelism": {"dp": 4}}, "mine")
-    with pytest.raises(ValueError, match="GPUs"):
+    with pytest.raises(PrismError, match="GPUs"):
         Job.model_validate({**blocks, "parallelism": {"dp": 4}})
 
 
@@ -664,6 +664,58 @@ def test_overrides_are_yaml_and_come_before_validation(
 ) -> None:
     job = load_job(write(here, GOOD), [override])
     assert getattr(getattr(job, block), key) == value
+
+
+def test_overrides_are_values_too_and_named_as_python_names_them(here: Path) -> None:
+    path = write(here, GOOD)
+    values = {"parallelism.microbatches": 16, "variability.effects": {"residual": {"cv": 0.03}}}
+    texts = ["parallelism.microbatches=16", "variability.effects={residual: {cv: 0.03}}"]
+    assert load_job(path, values) == load_job(path, texts)
+    assert provenance(load_job(path, values))["parallelism.microbatches"] == "--set"
+    for wrong in ({"parallelism.tpp": 3}, ["parallelism.tpp=3"]):
+        with pytest.raises(PrismError, match="^overrides parallelism.tpp=3: parallelism.tpp: "):
+            load_job(path, wrong)
+    for wrong in ([3], {"": 3}, {"base": "x"}):
+        with pytest.raises(PrismError, match="^overrides "):
+            load_job(path, wrong)
+
+
+def test_a_mapping_is_a_job_as_its_file_is(here: Path) -> None:
+    write(here, GOOD)
+    own = {"base": "job", "parallelism": {"microbatches": 16}, "run": {"deadline": None}}
+    job = load_job(own, {"run.steps": 7})
+    assert (job.name, job.parallelism.microbatches, job.run.steps, job.n_nodes) == ("job", 16, 7, 2)
+    assert provenance(job)["parallelism.tp"] == "job.yaml:3"
+    assert own["parallelism"] == {"microbatches": 16}
+    for wrong in ({"modell": {}}, {"base": "job", "run": {"step": 3}}, {}, 42, None):
+        with pytest.raises(PrismError):
+            load_job(wrong)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "key"),
+    [
+        ({"modell": {}}, "modell: unknown key"),
+        ({"model": {"name": "llama3-8b"}, "parallelism": {"tpp": 3}}, "parallelism.tpp: unknown"),
+        ({"model": {"name": "llama3-8b"}, "cluster": {"nodes": 3}}, "parallelism: tp"),
+        ({"name": 3, "model": {"durations": {"forward_s": 1, "backward_s": 1}}}, "name: "),
+    ],
+)
+def test_a_job_made_by_hand_has_the_messages_of_a_file(blocks: dict, key: str) -> None:
+    with pytest.raises(PrismError) as caught:
+        Job(**blocks)
+    assert any(key in line for line in str(caught.value).splitlines())
+
+
+def test_replace_gives_a_job_with_other_values(here: Path) -> None:
+    path = write(here, GOOD)
+    job = load_job(path)
+    other = job.replace("run.deadline=28d", {"parallelism.vpp": 2})
+    assert other == load_job(path, ["run.deadline=28d", "parallelism.vpp=2"])
+    assert (other.parallelism.schedule, job.parallelism.schedule) == ("interleaved", "1f1b")
+    assert other.name == job.name and provenance(other)["cluster.nodes"] == "job.yaml:8"
+    with pytest.raises(PrismError, match="cluster.nodez: unknown"):
+        job.replace({"cluster.nodez": 3})
 
 
 def test_the_last_override_wins_and_may_repair_the_file(here: Path) -> None:

@@ -117,7 +117,7 @@ def test_the_engine_simulates_the_same_model(tmp_path):
     trace.mkdir()
     for path in tmp_path.glob("*.json"):
         path.rename(trace / path.name)
-    save(fit(trace), tmp_path / "model.nc")
+    save(fit(trace, 0), tmp_path / "model.nc")
     found = estimate(load_job(tmp_path / "model.nc"), replicates=6_400, seed=1)
     drawn = simulated(fit_kernels(read_kineto(sorted(trace.iterdir()))))
     step = found.step_time.values
@@ -223,7 +223,7 @@ def test_launch_shapes_that_follow_the_data_are_the_same_kernel(tmp_path):
 def test_a_fit_tells_its_kernels_and_who_is_missing(tmp_path):
     times = job(DEVICE_BOUND, 2, "none", seed=3, n_steps=5)
     paths = synth.write(tmp_path, DEVICE_BOUND, times)
-    both, lone = summarize_fit(fit(paths)), summarize_fit(fit(paths[0]))
+    both, lone = summarize_fit(fit(paths, 0)), summarize_fit(fit(paths[0], 0))
     for summary in (both, lone):
         json.dumps(summary, allow_nan=False)
         rows = {row["name"]: row for row in summary["kernels"]}

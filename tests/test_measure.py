@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -255,3 +256,20 @@ def test_step_command_writes_a_trace_that_replays(tmp_path, parallel):
     # between two ops, which a busy machine makes
     assert -0.01 < replayed["mean_error"] < 1e-6
     assert replayed["measured_mean"] == pytest.approx(numbers["step_time"]["mean"])
+
+
+def test_the_seed_of_the_order_is_fresh_and_kept_when_gone_on_with(monkeypatch, tmp_path):
+    def no_calls(samples, plan, threads, flush_l2, file, *rest):
+        samples.attrs["timer_overhead_s"] = 0.0
+        seeds.append(plan.seed)
+        save_samples(samples, file)
+
+    seeds, library, module = [], tmp_path / "here.nc", sys.modules["prism.measure"]
+    monkeypatch.setattr(module, "_run_kernels", no_calls)
+    monkeypatch.setattr(module, "write_library", lambda *a: None)
+    monkeypatch.setattr(module, "choose_device", lambda device: "cpu")
+    monkeypatch.setattr(module, "describe_machine", lambda device: MACHINE)
+    for options in ({}, {}, {"resume": True}, {"resume": True, "seed": 0}):
+        found = module.measure("gemm", library, shapes=["8x8x8"], **options)
+        assert module.summarize_measurement(found)["seed"] == seeds[-1]
+    assert seeds[0] != seeds[1] == seeds[2] and seeds[3] == 0

@@ -331,7 +331,7 @@ def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
     effects = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, lemons={(1, 0): 2.0})
     trace, path = tmp_path / "trace.csv", tmp_path / "lemon.nc"
     as_production(make_trace(Layout(4, 2, 4, 12), effects, 1)[0]).to_csv(trace, index=False)
-    save(prism.fit(trace), path)
+    save(prism.fit(trace, 0), path)
     found = summarize_place(place(str(path), seed=1))
     (slow,) = found["slow_nodes"]
     assert slow["before"]["stages"] == [0]

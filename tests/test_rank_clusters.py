@@ -24,7 +24,7 @@ from prism.variability import Treatment
 def fitted_job(folder, seed=1, layout=None, **effects):
     frame, _ = make_trace(layout or Layout(2, 2, 4, 24), Effects(**effects), seed)
     as_production(frame).to_csv(folder / "ops.csv", index=False)
-    save(fit(folder / "ops.csv"), folder / "m.nc")
+    save(fit(folder / "ops.csv", 0), folder / "m.nc")
     return load_job(str(folder / "m.nc"))
 
 

@@ -19,7 +19,6 @@ from prism.plots.estimate import plot_step_time
 from prism.reports.blocks import Block, blocks_of, leave_out
 from prism.reports.figures import COLOURS, Errors, Picture, to_svg
 from prism.reports.read import read_results
-from prism.reports.sections import KINDS
 from prism.text import format_share
 from prism.validation.result import compare_all, make_validation
 
@@ -227,12 +226,6 @@ def test_models_of_step_times_have_a_section(tmp_path):
     parsed(html)
     assert "Model of step times" in html
     assert "of what was measured" in html  # its data error
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_its_maker(kind):
-    module, _, name = KINDS[kind].maker.partition(":")
-    assert callable(getattr(__import__(module, fromlist=[name]), name))
 
 
 def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -10,17 +11,19 @@ import xarray as xr
 from rich.console import Console
 
 import prism
-from prism import show
 from prism.commands.estimate import estimate as command
 from prism.data import data_path
-from prism.errors import PrismError
+from prism.errors import PrismError, as_typed
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict, load_job
+from prism.place import place
+from prism.rank import rank
 from prism.reports.estimates import estimate_section, summary_table
-from prism.resultfiles import KINDS, load, save
-from prism.results import VARIABLES, job_of, make_dataset, spread, summary
+from prism.resultfiles import KINDS, kind_of, load, save, summary
+from prism.results import VARIABLES, job_of, make_dataset, spread
 from prism.simulate import simulate
 from prism.sweep import sweep
+from prism.validate import validate_steps
 from prism.variability import is_communication
 from prism.views.estimate import estimate_view
 from prism.views.run import term_table
@@ -100,7 +103,6 @@ def test_loading_what_is_no_result(tmp_path):
 
 
 def test_whatever_a_command_writes_is_loaded(tmp_path):
-    assert set(KINDS) == set(show._MODELS) | set(show._RESULTS) - {"ranking"}
     for kind in KINDS:
         made = xr.Dataset({"x": 1.0}, attrs={"kind": kind})
         save(made, tmp_path / "result.nc")
@@ -452,7 +454,80 @@ def test_terms_that_do_not_matter_have_no_row():
     assert term_table(numbers | {"delay_by_term": {}}) is None
 
 
-def test_the_summary_of_another_kind_is_refused():
-    swept = sweep("pipeline-8x32", {"parallelism.microbatches": [8, 16]}, replicates=64, seed=1)
-    with pytest.raises(PrismError, match="a sweep is no estimate"):
-        summary(swept)
+def made(kind):
+    """A small result of a kind of simulated result."""
+    job, small = "pipeline-8x32", {"parallelism": {"pp": 2, "microbatches": 2, "dp": 2}}
+    varied = {"base": job, **small, "variability": {"effects": {"rank": {"cv": 0.01}}}}
+    return {
+        "simulation": lambda: prism.simulate(job, 64, seed=1),
+        "estimate": lambda: estimate(job, replicates=64, run_replicates=4, seed=1),
+        "ranking": lambda: rank(load_job(varied), quick=True, seed=1),
+        "sweep": lambda: sweep(job, {"run.steps": [1, 2]}, replicates=64, seed=1),
+        "timeline": lambda: prism.timeline(job, replicates=64, seed=1),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["simulation", "estimate", "ranking", "sweep", "timeline"])
+def test_every_result_says_its_kind_and_has_a_summary(run, tmp_path, kind):
+    result = made(kind)
+    assert result.attrs["kind"] == kind and kind_of(result) == kind
+    figures = summary(result)
+    assert prism.summary(result) == figures and figures["seed"] == 1
+    save(result, tmp_path / "result.nc")
+    status, out, _ = run("show", tmp_path / "result.nc", "--json")
+    shown = json.loads(out)
+    assert status == 0 and shown["kind"] == {"simulation": "result", "estimate": "result"}.get(
+        kind, kind
+    )
+    assert shown["summary"].keys() == figures.keys()
+    assert run("show", tmp_path / "result.nc")[0] == 0
+    old = result.drop_attrs(deep=False).assign_attrs(
+        {k: v for k, v in result.attrs.items() if k != "kind"}
+    )
+    assert kind_of(old) == (kind if kind in ("simulation", "estimate", "ranking") else None)
+
+
+def test_a_result_is_no_job_and_what_is_no_result_has_no_summary(result, tmp_path):
+    save(result, tmp_path / "result.nc")
+    with pytest.raises(PrismError, match="neither a job nor a fitted model"):
+        load_job(tmp_path / "result.nc")
+    for other in (xr.Dataset({"x": 1.0}), xr.Dataset(attrs={"kind": "weather"})):
+        with pytest.raises(PrismError, match="no result of prism"):
+            summary(other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_its_functions(kind):
+    known = KINDS[kind]
+    for function in (known.summarize, known.view, known.section, known.words):
+        module, _, name = function.partition(":")
+        assert not function or callable(getattr(import_module(f"prism.{module}"), name))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replicates": 100.5}, {"replicates": 0}, {"replicates": "64"}, {"run_replicates": 2.5},
+        {"steps": 2.5}, {"probability": "0.9"}, {"probability": 1.0}, {"price": float("nan")},
+        {"start": "tomorrow"}, {"deadline": "soon"}, {"threads": 1.5}, {"threads": 0},
+        {"seed": -1}, {"seed": "a"}, {"slowdown_thresholds": [0.5]},
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named_as_their_caller_names_them(wrong):
+    (name,) = wrong
+    call = {"replicates": 64, "run_replicates": 4, "seed": 1} | wrong
+    with pytest.raises(PrismError, match=f"^{name}\\b"):
+        estimate("pipeline-8x32", **call)
+    with as_typed(), pytest.raises(PrismError, match=f"^--{name.replace('_', '-')}\\b"):
+        estimate("pipeline-8x32", **call)
+
+
+def test_whatever_takes_a_job_takes_a_mapping():
+    values = {"base": "pipeline-8x32", "run": {"steps": 3}}
+    drawn = estimate(values, replicates=64, run_replicates=4, seed=1)
+    named = estimate(load_job("pipeline-8x32", {"run.steps": 3}), replicates=64, run_replicates=4,
+                     seed=1)  # fmt: skip
+    assert np.array_equal(drawn.step_time, named.step_time)
+    for call in (estimate, rank, place, sweep, validate_steps):
+        with pytest.raises(PrismError, match="^job: "):
+            call(3, **({"measured": "x.csv"} if call is validate_steps else {}))

@@ -11,7 +11,7 @@ from prism.errors import PrismError
 from prism.estimate import estimate, reproduce
 from prism.job import job_from_dict
 from prism.plots.run import plot_progress
-from prism.results import summary
+from prism.resultfiles import summary
 from prism.runs.build import build_run_model, mean_step
 from prism.runs.states import (
     Simulator,

@@ -189,7 +189,7 @@ def files(tmp_path_factory):
     train = write(folder / "train.csv", made(stalls=0.001))
     test = write(folder / "test.csv", made(seed=2, stalls=0.001))
     model = folder / "m.nc"
-    save(fit(train), model)
+    save(fit(train, 0), model)
     return train, test, model
 
 
@@ -326,5 +326,5 @@ def test_more_than_one_duration_is_an_error_that_lists_them(tmp_path):
     table.to_csv(tmp_path / "two.csv", index=False)
     with pytest.raises(PrismError, match="step_s, dt_s"):
         fit(tmp_path / "two.csv")
-    model = fit(tmp_path / "two.csv", column="dt_s")
+    model = fit(tmp_path / "two.csv", 0, column="dt_s")
     assert summarize_fit(model)["step_time"]["std"] == 0.0

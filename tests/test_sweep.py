@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import prism
 from prism.errors import PrismError
-from prism.job import job_from_dict, load_job
+from prism.job import given_values, job_from_dict, load_job
 from prism.layersplit import auto_split
 from prism.memory import estimate_memory, memory_limit
 from prism.resultfiles import load, save
 from prism.simulate import simulate
 from prism.sweep import reproduce, summarize_sweep, sweep
-from prism.sweeps.grid import given_values, job_at, parse_vary
+from prism.sweeps.grid import job_at, parse_vary
 from prism.sweeps.layouts import KEYS, layouts
 from prism.sweeps.points import Bench, Point, difference, least_seconds, probability_best
 from prism.sweeps.rows import choose, make_rows
@@ -399,20 +399,34 @@ def test_how_sure_a_choice_is(pipeline):
 
 # ------------------------------------------------------------------------------ what is wrong
 def test_one_bad_setting_is_refused_and_the_others_run(pipeline):
-    vary = {"parallelism.microbatches": [4, 0], "parallelism.data_parallel": ["ddp", "zero2"]}
+    vary = {"parallelism.microbatches": [4, 6], "parallelism.schedule": ["1f1b", "interleaved"]}
     numbers = summarize_sweep(sweep(pipeline, vary, replicates=BLOCK, seed=1))
-    assert len(numbers["rows"]) == 1
-    assert len(numbers["refused"]) == 3
-    reason = next(r["reason"] for r in numbers["refused"] if r["parallelism.microbatches"] == "4")
-    assert "zero2 is not modelled yet" in reason
+    assert len(numbers["rows"]) + len(numbers["refused"]) == 4 and numbers["refused"]
+    (told,) = numbers["warnings"]
+    assert f"{len(numbers['refused'])} of 4" in told
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "wrong"),
+    [
+        ("parallelism.recompute", ["none", "attention"], "attention"),
+        ("parallelism.data_parallel", ["ddp", "zero2"], "zero2"),
+        ("parallelism.microbatches", [4, 0], "0"),
+        ("parallelism.tpp", [1, 2], "1"),
+        ("cluster.links.network.efficiency", [0.5, 1.5], "1.5"),
+    ],
+)
+def test_a_value_that_is_never_legal_ends_the_sweep(pipeline, key, values, wrong):
+    with pytest.raises(PrismError, match=f"^vary {key}={wrong}: "):
+        sweep(pipeline, {key: values, "run.steps": [1, 2]}, replicates=BLOCK, seed=1)
 
 
 @pytest.mark.parametrize(
     ("vary", "words"),
     [
         ({}, "nothing to vary"),
-        ({"parallelism.dq": [1, 2]}, r"(?s)no setting of 2.*parallelism.dq"),
-        ({"dp": [1]}, "no setting of 1"),
+        ({"parallelism.dq": [1, 2]}, r"(?s)vary parallelism.dq="),
+        ({"dp": [1]}, "vary dp="),
         ({"parallelism.dp": "1,2"}, "expected a list"),
         ({"parallelism.dp": []}, "no values"),
     ],

@@ -106,6 +106,7 @@ def test_a_folder_is_whole_and_show_tells_it(run, job, tmp_path):
         ((), "nothing to vary"),
         (("--vary", "parallelism.dp"), "expected key=value"),
         (("--vary", "parallelism.dq=1,2"), "dq"),
+        (("--vary", "parallelism.recompute=none,attention"), "attention"),
         (("--layouts",), "--layouts needs a model's sizes"),
         (("--vary", "parallelism.pp=4", "--objective", "p42"), "p42"),
         (("--vary", "parallelism.pp=4", "--set", "parallelism.pp=x"), "parallelism.pp"),

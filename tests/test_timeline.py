@@ -249,7 +249,7 @@ def test_what_is_shown_can_be_chosen():
     ):
         with pytest.raises(PrismError, match="there are|no rank is in all"):
             timeline(job, replicates=64, seed=1, **wrong)
-    with pytest.raises(PrismError, match="--step does not apply"):
+    with pytest.raises(PrismError, match=": step does not apply"):
         timeline(job, step=3)
 
 
@@ -280,6 +280,9 @@ def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):
     assert again["steps"] == first["steps"]
     shown = json.loads(run("show", tmp_path / "out" / "result.nc", "--json")[1])
     assert shown == {"kind": "timeline", "summary": first}
+    for option in ("--seed", "--replicates"):
+        status, _, err = run("timeline", result, option, 0 if option == "--seed" else 64)
+        assert status == 2 and f"{option} does not apply" in err
     status, _, err = run("timeline", tmp_path / "out" / "result.nc")
     assert status == 2 and "holds no simulated steps of a job" in err
     file = tmp_path / "t.json"
@@ -294,6 +297,7 @@ def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):
     [
         (("nothing.yaml",), "nothing.yaml"),
         (("pipeline-8x32", "--step", 3), "--step does not apply"),
+        (("pipeline-8x32", "--step", 0), "--step does not apply"),
         (("pipeline-8x32", "--percentiles", "101"), "between 0 and 100"),
         (("pipeline-8x32", "--stages", "8"), "there are 8, 0 to 7"),
         (("pipeline-8x32", "--ranks", "1-3"), "0,3 or 0:7"),

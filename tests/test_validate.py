@@ -37,7 +37,7 @@ def trace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("model") / "model.nc"
-    save(fit(trace), path)
+    save(fit(trace, 0), path)
     return path
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from prism.commands.options import (
+    NO_EFFECT,
     Share,
     choose_options,
     common_options,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     help="First steps of each measured run to leave out.  [default: those that stick out]",
 )
 @output_option()
-@common_options
+@common_options(threads=NO_EFFECT)
 def compare(
     a: str,
     b: str,
@@ -58,8 +59,7 @@ def compare(
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
     Megatron or MLPerf log); FILE[column=value,...] chooses rows, so that both can be of one file.
-    Differences are those of B against A. The number of threads changes nothing; the seed is 0
-    unless given.
+    Differences are those of B against A.
     """
     from prism.compare import compare as compare_two
     from prism.compare import summarize_compare

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 )
 @set_option
 @output_option()
-@common_options
+@common_options()
 @place_options
 def estimate(
     job: str,
@@ -110,7 +110,7 @@ def estimate(
     from prism.steptimes.model import is_step_model
     from prism.views.estimate import estimate_view
 
-    if under_way is None and (where or options["column"]):
+    if under_way is None and (where or options["column"] is not None):
         raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
     if output is not None:
         check_directory(output)

@@ -39,7 +39,7 @@ from prism.commands.terminal import answer, progress_line
     help="Learn the variation from the first N steps of each run; work by step from all.",
 )
 @step_range_option
-@common_options
+@common_options(threads="Threads of --calibrate.  [default: all cores]")
 def fit(
     inputs: tuple[str, ...],
     output: str | None,
@@ -58,7 +58,7 @@ def fit(
     Without steps, or of HTA's kernel tables and of nccl-tests, it is a library of distributions.
     Or INPUT is step times (CSV, parquet, a Megatron or MLPerf log); estimate and validate take the
     model. Or, without INPUT, jobs and the step times they took (--calibrate): the model predicts
-    other sizes and layouts. The number of threads changes nothing.
+    other sizes and layouts.
     """
     if calibrate:
         _check_calibration(inputs, calibrate, options)
@@ -73,7 +73,7 @@ def fit(
 
     with progress_line("fitting", quiet) as report:
         options["where"] = rows_of(where)
-        given = {key: value for key, value in options.items() if value}
+        given = {key: value for key, value in options.items() if value is not None}
         if calibrate:
             from prism.fit import fit_calibrated
 
@@ -100,5 +100,5 @@ def _check_calibration(
             f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
         )
     for name in ("totals", "first_steps", "step_range"):
-        if options[name]:
+        if options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")

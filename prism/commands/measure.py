@@ -18,6 +18,7 @@ DEVICE = click.option(
 LIMIT = click.option(
     "--limit", "limit_s", type=Duration(), help="Stop after this long, with what there is: 60s, ..."
 )
+THREADS = "Threads of each process on a CPU.  [default: 1]"
 JOB = click.option("--job", metavar="JOB", help="What the ranks of this job run.")
 
 
@@ -84,12 +85,9 @@ def _shape(form: str) -> Callable[[Command], Command]:
 @_shape("MxNxK")
 @_library_options
 @_flush
-@common_options
+@common_options(threads=THREADS)
 def gemm(**options: Any) -> None:
-    """Matrix products: [M, K] by [K, N].
-
-    On a CPU one thread works, unless --threads says otherwise.
-    """
+    """Matrix products: [M, K] by [K, N]."""
     _measure("gemm", options)
 
 
@@ -97,7 +95,7 @@ def gemm(**options: Any) -> None:
 @_shape("BxHxSxD")
 @_library_options
 @_flush
-@common_options
+@common_options(threads=THREADS)
 def attention(**options: Any) -> None:
     """Causal attention, forward and backward: batch x heads x sequence x head size."""
     _measure("attention", options)
@@ -107,7 +105,7 @@ def attention(**options: Any) -> None:
 @_shape("ROWSxWIDTH")
 @_library_options
 @_flush
-@common_options
+@common_options(threads=THREADS)
 def memory(**options: Any) -> None:
     """Memory-bound kernels: layer norm, sum, softmax, copy."""
     _measure("memory", options)
@@ -140,7 +138,7 @@ def memory(**options: Any) -> None:
     help="What joins the ranks: links inside a node, or the network.",
 )
 @_library_options
-@common_options
+@common_options(threads=THREADS)
 def collective(**options: Any) -> None:
     """Time collectives and transfers between processes: NCCL on GPUs, else gloo."""
     _measure("collective", options)
@@ -221,7 +219,7 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True)
 @DEVICE
 @LIMIT
-@common_options
+@common_options(threads=THREADS)
 def step(
     output: str | None,
     as_json: bool,
@@ -231,7 +229,7 @@ def step(
     """Train a small transformer over several processes, each op timed.
 
     DIR/trace.csv is a trace for prism fit, replay and validate --trace; DIR/steps.csv the step
-    times. Each rank has one thread, unless --threads says otherwise.
+    times.
     """
     from prism.files import check_directory
     from prism.measuring.step import StepJob, measure_step, summarize_step

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+NO_EFFECT = "Taken as by every command; without effect here."
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 
 
@@ -223,22 +224,23 @@ def choose_options(
     return choosing
 
 
-def common_options(command: Command) -> Command:
-    """Add the options that every command takes."""
-    for option in (
-        click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
-        click.option(
-            "--threads", type=click.IntRange(min=1), help="Threads to use.  [default: all cores]"
-        ),
-        click.option(
-            "--seed",
-            type=click.IntRange(min=0),
-            help="Seed of all random draws; the same seed gives the same bits.  [default: fresh]",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-    ):
-        command = option(command)
-    return command
+def common_options(
+    draws: bool = True, threads: str = "Threads to use.  [default: all cores]"
+) -> Callable[[Command], Command]:
+    """Add the options that every command takes, and say which have no effect on this one."""
+    seed = "Seed of all random draws; the same seed gives the same bits.  [default: fresh]"
+
+    def adding(command: Command) -> Command:
+        for option in (
+            click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+            click.option("--threads", type=click.IntRange(min=1), help=threads),
+            click.option("--seed", type=click.IntRange(min=0), help=seed if draws else NO_EFFECT),
+            click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        ):
+            command = option(command)
+        return command
+
+    return adding
 
 
 def place_options(command: Command) -> Command:
@@ -331,7 +333,7 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
 
     asked: dict[str, Any] = {"command": click.get_current_context().info_name}
     for name, value in options.items():
-        if name in _SAME_RESULT or value in (None, (), False):
+        if name in _SAME_RESULT or value is None or value is False or value == ():
             continue
         asked[name] = list(value) if isinstance(value, tuple) else value
         for text in value if isinstance(value, tuple) else (value,):

@@ -77,7 +77,7 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 )
 @set_option
 @output_option("Result, summary, plots, host lists.")
-@common_options
+@common_options()
 @place_options
 def place(
     job: str,

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )
 @set_option
 @output_option()
-@common_options
+@common_options()
 @place_options
 def rank(
     job: str,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from prism.commands.options import (
+    NO_EFFECT,
     common_options,
     output_option,
     step_range_option,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("trace", metavar="TRACE...", nargs=-1, required=True)
 @output_option()
 @step_range_option
-@common_options
+@common_options(draws=False, threads=NO_EFFECT)
 def replay(
     trace: tuple[str, ...],
     output: str | None,
@@ -39,7 +40,7 @@ def replay(
 
     It tells how well the graph reproduces the measured steps, and what stragglers cost. TRACE is a
     table of ops, what a profiler wrote (PyTorch's JSON, Nsight Systems SQLite, Chakra), or a folder
-    of these, one file per rank. Seed and threads change nothing.
+    of these, one file per rank.
     """
     from prism.files import check_directory
     from prism.replay import replay as replay_trace

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from prism.commands.options import common_options
+from prism.commands.options import NO_EFFECT, common_options
 from prism.commands.outputs import tell_warnings
 from prism.commands.terminal import answer, progress_line
 
@@ -24,7 +24,7 @@ from prism.commands.terminal import answer, progress_line
     help="The page.",
 )
 @click.option("--title", metavar="TEXT", help="Of the page.  [default: made of its jobs]")
-@common_options
+@common_options(draws=False, threads=NO_EFFECT)
 def report(
     results: tuple[str, ...],
     output: str,
@@ -37,8 +37,7 @@ def report(
     """Make one self-contained HTML page of results.
 
     RESULT is what -o of estimate, rank, place, sweep, validate, compare, replay or fit wrote: a
-    folder, its result.nc, or a model. The page needs no network and no scripts. Seed and threads
-    change nothing.
+    folder, its result.nc, or a model. The page needs no network and no scripts.
     """
     from prism.reports.page import MOST_BYTES, check_page, make_page
     from prism.reports.read import read_results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.commands.options import common_options
+from prism.commands.options import NO_EFFECT, common_options
 from prism.commands.outputs import check_picture_path
 from prism.commands.terminal import answer
 from prism.errors import PrismError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--csv", "csv_file", metavar="FILE", type=click.Path(), help="Write it as CSV.")
 @click.option("--plot", "plot_file", metavar="FILE", type=click.Path(), help="Draw it (png, svg).")
-@common_options
+@common_options(draws=False, threads=NO_EFFECT)
 def schedule(
     name: str,
     stages: int | None,
@@ -42,8 +42,7 @@ def schedule(
 ) -> None:
     """Print a pipeline schedule, write it as CSV, or draw it.
 
-    NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a CSV file of actions. Seed and
-    threads change nothing.
+    NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a CSV file of actions.
     """
     from prism.files import atomic_write
     from prism.schedule import format_schedule, make_schedule, schedule_to_csv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from prism.commands.options import (
+    NO_EFFECT,
     choose_options,
     common_options,
     rows_of,
@@ -22,7 +23,7 @@ from prism.commands.terminal import answer
 @choose_options()
 @step_range_option
 @click.option("--yaml", "as_yaml", is_flag=True, help="A job as a commented file to start from.")
-@common_options
+@common_options(draws=False, threads=NO_EFFECT)
 def show(
     what: str | None,
     jobs: bool,
@@ -41,8 +42,7 @@ def show(
 
     WHAT is a file or the name of a shipped job or library. A job is shown resolved, each value
     with where it came from; a trace by its kinds of ops, step times by their spread. With --yaml a
-    job is a file to start from: prism show NAME --yaml > my-job.yaml. Seed, threads and quiet
-    change nothing.
+    job is a file to start from: prism show NAME --yaml > my-job.yaml.
     """
     from prism.show import describe, describe_jobs, describe_libraries
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )
 @set_option
 @output_option("Result, summary and plot.")
-@common_options
+@common_options()
 @place_options
 def sweep(
     job: str,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @output_option(
     "timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone."
 )
-@common_options
+@common_options()
 def timeline(
     what: tuple[str, ...], output: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:

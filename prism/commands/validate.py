@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     help="Steps to predict.",
 )
 @output_option()
-@common_options
+@common_options()
 @place_options
 def validate(
     job: str | None,
@@ -115,7 +115,7 @@ def _check_usage(
 
         chosen = () if holds_step_times(trace) else ("column", "where")
         for name in (*chosen, "totals"):
-            if options[name]:
+            if options[name] is not None and options[name] != ():
                 raise click.UsageError(f"--{name} belongs to --measured STEPS, not to --trace")
         if options["quantity"] != "step_time":
             raise PrismError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.comparisons.errors import Pairing, Sample
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.files import read_netcdf
 from prism.steptimes.series import OUTLIER, check_durations, clock_grain, side_by_side
 from prism.traces import StepTimes, read_step_times
@@ -123,7 +123,8 @@ def _open_result(path: Path) -> "xr.Dataset":
             f"{path}: a model of prism fit, not a result; run prism estimate {path} -o DIR on each "
             "and compare the folders"
         )
-    if kind not in ("", "steps_estimate") or STEPS not in found or "seed" not in found.attrs:
+    simulated = kind in ("", "simulation", "estimate", "steps_estimate")
+    if not simulated or STEPS not in found or "seed" not in found.attrs:
         what = f"a {kind}" if kind else "a netCDF file without simulated steps"
         raise PrismError(f"{path}: {what}; expected a result of prism estimate, or step times")
     return found
@@ -224,7 +225,7 @@ def brought_together(
             a, b = _without_start(a, left_out), _without_start(b, left_out)
             why = "slower than the rest" if skip is None else "as asked"
             what = "step of each run is" if left_out == 1 else f"{left_out} steps of each run are"
-            notes.append(f"the first {what} left out ({why}); --skip N sets it")
+            notes.append(f"the first {what} left out ({why}); {named('skip')} N sets it")
     elif skip is not None:
         a, b = (_without_start(x, skip) if x.source == "measured" else x for x in (a, b))
     if not a.samples.keys() & b.samples.keys():
@@ -257,7 +258,8 @@ def _without_start(side: Input, skip: int) -> Input:
     kept = rank >= skip
     if kept.sum() < LEAST_STEPS:
         raise PrismError(
-            f"--skip {skip}: leaves {int(kept.sum())} steps of {side.name}; expected at least "
+            f"{named('skip')} {skip}: leaves {int(kept.sum())} steps of {side.name}; "
+            "expected at least "
             f"{LEAST_STEPS}"
         )
     return _with(side, kept)

@@ -14,11 +14,12 @@ from prism.errors import PrismError
 from prism.jobspec.yaml import KeyPath, Layer, display_path
 
 CALIBRATED = "calibrated"
+MODELS = "trace", CALIBRATED
 
 
 def model_attrs(path: str | Path) -> dict[str, str]:
     """Kind, job and base library of a fitted model's file; empty for anything else."""
-    if Path(path).suffix != ".nc" or not Path(path).is_file():
+    if not isinstance(path, str | Path) or Path(path).suffix != ".nc" or not Path(path).is_file():
         return {}
     try:
         return _read_attrs(path)
@@ -53,7 +54,7 @@ def job_of_model(path: Path) -> Layer:
             f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
             "prism validate take it, all else needs a job, or a trace: prism fit TRACE -o MODEL.nc"
         )
-    if "kind" not in attrs or "job" not in attrs:
+    if attrs.get("kind") not in MODELS or "job" not in attrs:
         raise PrismError(
             f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "
             "or MODEL.nc from prism fit TRACE -o MODEL.nc"
@@ -65,7 +66,7 @@ def job_of_model(path: Path) -> Layer:
     else:
         library = own.get("library") or "none"  # a model's file writes no library as null
         values["variability"] = {**own, "library": library, "model": str(path)}
-    return Layer(values, dict.fromkeys(_paths(values), shown))
+    return Layer(values, dict.fromkeys(key_paths(values), shown))
 
 
 def settle_calibrated(layer: Layer) -> None:
@@ -87,10 +88,10 @@ def settle_calibrated(layer: Layer) -> None:
     layer.places[("variability", "library")] = place
 
 
-def _paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Key paths of everything in a tree."""
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in pairs:
         yield (*path, str(key))
         if isinstance(value, dict | list):
-            yield from _paths(value, (*path, str(key)))
+            yield from key_paths(value, (*path, str(key)))

@@ -5,6 +5,7 @@ overrides of `--set` on top. Nothing here knows which keys are legal in a block 
 that is `prism.jobspec.blocks` (types) and `prism.jobspec.check` (sizes, what is modelled).
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from prism.data import data_path
 from prism.errors import PrismError
 from prism.jobspec.blocks import BLOCKS
-from prism.jobspec.frommodel import job_of_model, settle_calibrated
+from prism.jobspec.frommodel import job_of_model, key_paths, settle_calibrated
 from prism.jobspec.yaml import (
     KeyPath,
     Layer,
@@ -21,9 +22,12 @@ from prism.jobspec.yaml import (
     override_layer,
     parse_yaml,
     read_text,
+    set_layer,
     shipped_jobs,
 )
 
+MAPPING = "job"  # what a job is called that comes as a mapping
+Overrides = Sequence[str] | Mapping[str, Any]
 # Keys that answer the same question: a later layer's answer replaces an earlier one's.
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "steps"), ("run", "tokens")),
@@ -128,8 +132,10 @@ def merge(lower: Layer, upper: Layer) -> Layer:
                 put(old[key], value, here)
                 # The block keeps the place of its own file, each key the place that set it.
                 continue
+            there = key in old
             _drop(lower, here)
-            old[key] = value
+            if value is not None or not there:  # a key without a value takes the lower one's away
+                old[key] = value
 
     put(lower.values, upper.values, ())
     lower.places.update(upper.places)
@@ -178,7 +184,17 @@ def load_chain(path: Path, above: Sequence[Path] = ()) -> Layer:
     """Read a job file and the jobs its `base:` names, the file itself on top."""
     if is_hdf5(path):
         return job_of_model(path)
-    layer = _read_job(path)
+    return _on_base(_read_job(path), path, above)
+
+
+def layer_of(values: Mapping[str, Any]) -> Layer:
+    """Make a layer of a job's blocks by name, on the job that their `base` names."""
+    copied = copy.deepcopy(dict(values))
+    return _on_base(Layer(copied, dict.fromkeys(key_paths(copied), MAPPING)), Path(MAPPING), ())
+
+
+def _on_base(layer: Layer, path: Path, above: Sequence[Path]) -> Layer:
+    """Put a layer on the job that its `base:` names."""
     for block, key, suffix in _FILE_KEYS:
         # A library given by file is meant relative to the file that names it.
         tree = layer.values.get(block)
@@ -204,11 +220,15 @@ def load_chain(path: Path, above: Sequence[Path] = ()) -> Layer:
     return merge(load_chain(base, chain), layer)
 
 
-def load_layers(path: Path, overrides: Sequence[str] = ()) -> Layer:
-    """Read a job with its bases and put the overrides on top, in order."""
-    layer = load_chain(path)
-    for text in overrides:
-        layer = merge(layer, override_layer(text))
+def put_over(layer: Layer, overrides: Overrides) -> Layer:
+    """Put overrides on top, in order, and settle what they leave open."""
+    if isinstance(overrides, Mapping):
+        uppers = [set_layer(str(key), value) for key, value in overrides.items()]
+    else:
+        texts = [overrides] if isinstance(overrides, str) else overrides
+        uppers = [override_layer(text) for text in texts]
+    for upper in uppers:
+        layer = merge(layer, upper)
     settle_calibrated(layer)
     tree = layer.values.get("variability")
     if isinstance(tree, dict) and tree.get("library", "") is None:

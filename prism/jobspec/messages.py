@@ -15,7 +15,7 @@ from prism.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.jobspec.effects import Effects
 from prism.jobspec.othernames import key_of, note_of, value_of
 from prism.jobspec.values import MAX_COUNT
-from prism.jobspec.yaml import KeyPath, Layer, near
+from prism.jobspec.yaml import KeyPath, Layer, is_override, near
 
 
 class Checked(NamedTuple):
@@ -58,6 +58,27 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
         return Checked(kind.model_validate(data), found, doubtful)
     except ValidationError:
         return Checked(None, found, doubtful)
+
+
+def never_legal(layer: Layer) -> list[str]:
+    """Say what is wrong with the keys that a layer sets, whatever else a job says."""
+    if layer.problems:
+        return layer.problems
+    wrong = []
+    for block, data in layer.values.items():
+        if block not in BLOCKS:
+            wrong.append(unknown_key(block, BLOCKS, ("base", *BLOCKS)))
+            continue
+        given = [path[1:] for path in layer.places if path[0] == block]
+        for path, text in validate_block(BLOCKS[block], data).found:
+            # what is missing may be given elsewhere
+            if path in given:
+                wrong.append(text)
+        for key, values in UNMODELLED.items():
+            value = data.get(key) if block == "parallelism" and isinstance(data, Mapping) else None
+            if isinstance(value, str) and value in values:
+                wrong.append(f"{value} is not modelled yet; take {values[value]}")
+    return wrong
 
 
 def _drop(tree: Any, path: KeyPath) -> None:
@@ -113,7 +134,7 @@ def _meant(word: str, siblings: Iterable[str]) -> list[str]:
         last = foreign.rsplit(".", 1)[1]
         return [last if last in siblings else foreign]
     elsewhere = [leaf for leaf in _leaves() if leaf.rsplit(".", 1)[1] == word]
-    return same or elsewhere[:1] or near(word, siblings, 1)
+    return same or near(word, siblings, 1) or elsewhere[:1]
 
 
 def unknown_key(
@@ -190,7 +211,7 @@ def _shown(value: Any) -> str:
 def message(layer: Layer, source: str, keys: list[KeyPath], label: str, text: str) -> str:
     """Write "place: label: text", the place being an override if one had a hand in it."""
     places = [layer.places[key] for key in keys if key in layer.places]
-    overrides = [place for place in places if place.startswith("--set ")]
+    overrides = [place for place in places if is_override(place)]
     place = next(iter(overrides or places), None)
     if place is None:
         below = (p for key, p in layer.places.items() if key[: len(keys[0])] == keys[0])
@@ -205,6 +226,6 @@ def message(layer: Layer, source: str, keys: list[KeyPath], label: str, text: st
 def by_line(text: str) -> tuple[bool, str, int]:
     """Order messages by file and line, those without a line after, overrides last."""
     found = re.match(r"(.*?)(?::(\d+))?: ", text)
-    if text.startswith("--set ") or found is None:
+    if is_override(text) or found is None:
         return True, "", 0
     return False, found[1], int(found[2] or MAX_COUNT)

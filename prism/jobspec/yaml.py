@@ -5,6 +5,7 @@ What comes out is a `Layer`: keys and, for each key path, the place it came from
 mistake. Left out: which file is read, and layers upon each other (`prism.jobspec.layers`).
 """
 
+import copy
 import difflib
 import os
 from collections.abc import Iterable
@@ -17,10 +18,11 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from prism.data import data_path
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 
 KeyPath = tuple[str, ...]
 
+OVERRIDES = "--set ", "overrides "  # how places of overrides begin, typed or from Python
 # The shipped jobs are about 2 kB; a megabyte is some other file, and YAML is slow to say so.
 MAX_BYTES = 1_000_000
 # Aliases may repeat a node without end: stop long before memory does.
@@ -92,7 +94,7 @@ def _compose(text: str, shown: str) -> Node | None:
         node: Node | None = YAML(typ="safe", pure=True).compose(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = shown if mark is None or shown.startswith("--set") else f"{shown}:{mark.line + 1}"
+        place = shown if mark is None or is_override(shown) else f"{shown}:{mark.line + 1}"
         lines = (getattr(error, "problem", None) or str(error)).splitlines()
         reason = (lines[0] if lines else "cannot be parsed")[:200]
         raise PrismError(
@@ -199,22 +201,52 @@ def parse_yaml(text: str, shown: str) -> Layer:
 
 def override_layer(text: str) -> Layer:
     """Turn one `key=value` of `--set` into a Layer; mistakes are in its `problems`."""
-    shown = f"--set {text if len(text) <= 100 else text[:97] + '...'}"
+    if not isinstance(text, str):
+        raise PrismError(f"{named('overrides')} {text!r}: expected text such as parallelism.dp=64")
+    shown = _shown(text)
     key, equals, value = text.partition("=")
-    path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
-        way_out = "write for example --set parallelism.dp=64"
-        return Layer(problems=[f"{shown}: expected block.key=value; {way_out}"])
-    if path == ("base",):
-        way_out = "load that job, or write a file with `base:`"
-        return Layer(problems=[f"{shown}: a base cannot be set here; {way_out}"])
     walker = _Walker(shown, fixed_place=True)
     try:
         node = _compose(value, shown)
+        path = _key_path(key if equals else "", shown)
         inner = None if node is None else walker.walk(node, path)
     except PrismError as error:
         return Layer(problems=[str(error)])
-    layer = walker.layer
+    return _at(path, inner, shown, walker.layer)
+
+
+def set_layer(key: str, value: Any) -> Layer:
+    """Turn a dotted key and its value into a Layer; mistakes are in its `problems`."""
+    shown = _shown(f"{key}={value}")
+    try:
+        path = _key_path(key, shown)
+    except PrismError as error:
+        return Layer(problems=[str(error)])
+    return _at(path, copy.deepcopy(value), shown, Layer())
+
+
+def is_override(place: str) -> bool:
+    """Tell the place of a value that was set over a job."""
+    return place.startswith(OVERRIDES)
+
+
+def _shown(text: str) -> str:
+    return f"{named('overrides')} {text if len(text) <= 100 else text[:97] + '...'}"
+
+
+def _key_path(key: str, shown: str) -> KeyPath:
+    path = tuple(part.strip() for part in key.split("."))
+    if not all(path):
+        way_out = f"write for example {_shown('parallelism.dp=64')}"
+        raise PrismError(f"{shown}: expected block.key=value; {way_out}")
+    if path == ("base",):
+        way_out = "load that job, or write a file with `base:`"
+        raise PrismError(f"{shown}: a base cannot be set here; {way_out}")
+    return path
+
+
+def _at(path: KeyPath, inner: Any, shown: str, layer: Layer) -> Layer:
+    """Put a value at a key, the place of all keys on the way to it."""
     for i in range(2, len(path) + 1):
         layer.places[path[:i]] = shown
     if len(path) == 1:

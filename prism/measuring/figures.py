@@ -46,6 +46,7 @@ def summarize_samples(samples: Samples) -> dict[str, Any]:
     about = samples.attrs
     return {
         "kind": samples.kind,
+        "seed": about.get("plan", {}).get("seed"),
         "machine": about.get("machine", {}),
         "cases": cases,
         "states": state_spans(about.get("states", [])),

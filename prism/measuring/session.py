@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from prism.errors import PrismError, named
 from prism.measuring.machine import read_state
 from prism.measuring.samples import Array, Samples
 from prism.measuring.timers import Block
@@ -70,6 +71,13 @@ class Bench(Protocol):
 
 
 Progress = Callable[[int, int], None]
+
+
+def check_threads(threads: int | None) -> int:
+    """Return the threads of each process, one where None; raises PrismError below one."""
+    if threads is not None and threads < 1:
+        raise PrismError(f"{named('threads')} {threads}: expected 1 or more")
+    return 1 if threads is None else threads
 
 
 def run_session(

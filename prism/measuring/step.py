@@ -21,7 +21,7 @@ from prism.errors import PrismError
 from prism.measures import effective_n
 from prism.measuring.figures import lag_one, session_drift, state_spans
 from prism.measuring.machine import describe_machine, read_state
-from prism.measuring.session import Progress
+from prism.measuring.session import Progress, check_threads
 from prism.measuring.tinymodel import Sizes
 from prism.measuring.torchlib import choose_device
 
@@ -107,6 +107,7 @@ def measure_step(
     """
     from prism.measuring.ranks import choose_backend, launch, under_launcher
     from prism.measuring.steptrace import read_ops
+    from prism.simulate import fresh_seed
 
     job = job or StepJob()
     check_job(job)
@@ -116,7 +117,7 @@ def measure_step(
             "measure step starts its ranks itself, whose clocks have to be one machine's; run it "
             "without a launcher, or profile the job and give its traces to prism fit"
         )
-    threads = threads or 1
+    threads = check_threads(threads)
     backend = choose_backend(where, job.ranks)
     states = [read_state(where)]
     with tempfile.TemporaryDirectory(prefix="prism-step-") as folder:
@@ -125,14 +126,15 @@ def measure_step(
             "threads": threads, "parallel": job.parallel, "microbatches": job.microbatches,
             "sizes": job.sizes._asdict(), "schedule": job.schedule, "dtype": job.dtype,
             "bucket_bytes": job.bucket_bytes, "steps": steps + profile, "warm_up": warm_up,
-            "profile": profile, "limit_s": limit_s, "seed": seed or 0, "folder": folder,
+            "profile": profile, "limit_s": limit_s, "folder": folder,
+            "seed": fresh_seed() if seed is None else seed,
         }  # fmt: skip
         launch(spec, progress)
         states.append(read_state(where))
         table = read_ops(Path(folder), job.ranks, job.parallel == "pipeline")
         about = {
             "machine": describe_machine(where), "date": date.today().isoformat(),
-            "threads": threads, "backend": backend, "states": states,
+            "threads": threads, "backend": backend, "states": states, "seed": spec["seed"],
             "job": {**spec["sizes"], "ranks": job.ranks, "parallel": job.parallel,
                     "microbatches": job.microbatches, "schedule": job.schedule,
                     "dtype": job.dtype, "bucket_bytes": job.bucket_bytes,
@@ -213,6 +215,7 @@ def summarize_step(dataset: xr.Dataset) -> dict[str, Any]:
         )
     return {
         "kind": "step",
+        "seed": about["seed"],
         "machine": about["machine"],
         "job": about["job"],
         "step_time": figures,

@@ -21,7 +21,7 @@ from prism.reports.estimates import overlays, summary_table
 from prism.reports.figures import Picture, to_svg
 from prism.reports.inputs import differences, inputs_of, job_values, made_by
 from prism.reports.read import Found, read_results
-from prism.reports.sections import KINDS
+from prism.resultfiles import KINDS
 
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
@@ -164,7 +164,10 @@ def _parts(found: Sequence[Found]) -> list[Part]:
                 blocks=leave_out(view, section.answers),
                 pictures=_drawn(section.pictures, name, item.file),
                 made_by=made_by(
-                    item.result, section.numbers or {}, item.file, KINDS[item.kind].command
+                    item.result,
+                    section.numbers or {},
+                    item.file,
+                    f"prism {KINDS[item.kind].command}",
                 ),
             )
         )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from prism.errors import PrismError
 from prism.files import read_netcdf
-from prism.reports.sections import KINDS, Section, kind_of
+from prism.reports.sections import Section
+from prism.resultfiles import KINDS, kind_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -94,18 +95,18 @@ def _file(name: str) -> Path:
 def _found(file: str, result: xr.Dataset) -> Found:
     """Make the section of a result."""
     kind = kind_of(result)
-    if kind is None:
-        known = ", ".join(dict.fromkeys(kind.command for kind in KINDS.values()))
+    if kind is None or not KINDS[kind].section:
+        known = ", ".join(dict.fromkeys(f"prism {k.command}" for k in KINDS.values() if k.section))
         own = result.attrs.get("kind")
         what = f"a file of kind {own}" if own else f"holds {_some(result)}"
         raise PrismError(f"{file}: {what}; expected what one of these writes by -o: {known}")
     try:
-        return Found(file, kind, result, KINDS[kind].make(result))
+        return Found(file, kind, result, KINDS[kind].call("section", result))
     except PrismError as error:
         raise PrismError(f"{file}: {error}") from error
     except (AttributeError, KeyError, ValueError, TypeError, IndexError) as error:
         raise PrismError(
-            f"{file}: not a whole result; write it again by {KINDS[kind].command}"
+            f"{file}: not a whole result; write it again by prism {KINDS[kind].command}"
         ) from error
 
 

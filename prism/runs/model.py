@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.execution.task import Arrays, Shared, Task
 from prism.execution.tasks import run_tasks
 from prism.runs.events import CHUNK, Chunk, EventLoop, term_names
@@ -176,7 +176,7 @@ def _check_end(model: RunModel, n_steps: int) -> None:
     if events > MAX_EVENTS:
         raise PrismError(
             f"a run of {n_steps} steps has about {events:.2g} failures and fail-slow episodes, at "
-            f"most {MAX_EVENTS:.0e} can be followed; lower their rates, or --steps"
+            f"most {MAX_EVENTS:.0e} can be followed; lower their rates, or {named('steps')}"
         )
 
 

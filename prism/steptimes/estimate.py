@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import prism
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.results import SCHEMA, make_dataset, spread
 from prism.steptimes.model import StepModel, load_step_model
 from prism.steptimes.predict import (
@@ -86,7 +86,7 @@ def estimate_steps(
     n_steps = model.n_steps * model.mean_over if steps is None else steps
     if n_steps < 1:
         raise PrismError(
-            f"--steps {n_steps}: expected at least 1; leave it out for as many as seen"
+            f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
     notes, warnings = [], _warnings(model, n_steps)
     if under_way is None:
@@ -232,8 +232,9 @@ def summarize_steps(dataset: "xr.Dataset") -> dict[str, Any]:
             date = begin + datetime.timedelta(seconds=seconds)
         except OverflowError as error:
             raise PrismError(
-                f"--start {call['start']}: the run ends {seconds / 86400.0:.3g} days later, beyond "
-                "the year 9999; leave the start out, or lower --steps"
+                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
+                "days later, beyond "
+                f"the year 9999; leave the start out, or lower {named('steps')}"
             ) from error
         out["finish_date"] = {
             "probability": call["probability"], "date": date.isoformat(timespec="seconds"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.signal import lfilter
 
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.steptimes.model import StepModel
 from prism.steptimes.predict import (
     Drawn,
@@ -264,7 +264,9 @@ def finish(
     k = model.mean_over
     done = past.seconds.size * k
     if done >= n_steps:
-        raise PrismError(f"{done} steps are done of {n_steps}; nothing is left; set --steps higher")
+        raise PrismError(
+            f"{done} steps are done of {n_steps}; nothing is left; set {named('steps')} higher"
+        )
     rng = [generator(seed, 20 + i) for i in range(6)]
     first = min(max(done, model.offset_skips * k), n_steps)
     rest = _scaled(work_of(model, n_steps, first), past.scale)

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from prism.errors import PrismError
-from prism.job import Job, job_from_dict, provenance
+from prism.errors import PrismError, named
+from prism.job import Job, job_from_dict
 from prism.jobspec.layers import merge
+from prism.jobspec.messages import never_legal
 from prism.jobspec.yaml import Layer, override_layer
 from prism.pipelineshape import TRAITS
 
@@ -58,10 +59,13 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not (key and equals and values):
             raise PrismError(
-                f"--vary {text}: expected key=value,value,..., for example parallelism.dp=64,128"
+                f"{named('vary')} {text}: expected key=value,value,..., for example "
+                "parallelism.dp=64,128"
             )
         if key in grid:
-            raise PrismError(f"--vary {text}: {key} is varied twice; put its values together")
+            raise PrismError(
+                f"{named('vary')} {text}: {key} is varied twice; put its values together"
+            )
         grid[key] = [each for value in _split(values) for each in _expand(value, text)]
     return _checked(grid)
 
@@ -86,13 +90,15 @@ def _checked(grid: dict[str, list[str]]) -> dict[str, list[str]]:
     n = 1
     for key, values in grid.items():
         if not values:
-            raise PrismError(f"--vary {key}: no values; expected one or more")
+            raise PrismError(f"{named('vary')} {key}: no values; expected one or more")
         twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
         if twice is not None:
-            raise PrismError(f"--vary {key}: the value {twice} is there twice; keep one")
+            raise PrismError(f"{named('vary')} {key}: the value {twice} is there twice; keep one")
         n *= len(values)
     if n > MOST_POINTS:
-        raise PrismError(f"--vary: {n:,} settings, at most {MOST_POINTS:,}; vary fewer keys")
+        raise PrismError(
+            f"{named('vary')}: {n:,} settings, at most {MOST_POINTS:,}; vary fewer keys"
+        )
     return grid
 
 
@@ -115,47 +121,40 @@ def _expand(value: str, text: str) -> list[str]:
     found = _RANGE.fullmatch(value)
     if found is None:
         if not value:
-            raise PrismError(f"--vary {text}: an empty value; take a comma out")
+            raise PrismError(f"{named('vary')} {text}: an empty value; take a comma out")
         return [value]
     first, last = int(found[1]), int(found[2])
     step = int(found[3]) if found[3] else 1
     if step < 1 or last < first:
-        raise PrismError(f"--vary {text}: {value} has no end; expected first:last:step, upwards")
+        raise PrismError(
+            f"{named('vary')} {text}: {value} has no end; expected first:last:step, upwards"
+        )
     if (last - first) // step >= MOST_POINTS:
-        raise PrismError(f"--vary {text}: {value} has more than {MOST_POINTS:,} values")
+        raise PrismError(f"{named('vary')} {text}: {value} has more than {MOST_POINTS:,} values")
     return [str(n) for n in range(first, last + 1, step)]
+
+
+def check_values(grid: Mapping[str, Sequence[str]]) -> None:
+    """Refuse values that no setting could have, whatever the other keys say.
+
+    Raises
+    ------
+    PrismError
+        With a line for each.
+    """
+    wrong = []
+    for key, values in grid.items():
+        for value in values:
+            found = never_legal(override_layer(f"{key}={value}"))
+            wrong += [f"{named('vary')} {key}={value}: {text}" for text in found]
+    if wrong:
+        raise PrismError("\n".join(dict.fromkeys(wrong)))
 
 
 def settings(grid: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
     """Give every combination of the values of a grid, the last key fastest."""
     for values in product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
-
-
-def given_values(job: Job) -> dict[str, Any]:
-    """Return what a job was given, as a file would have it; what follows from it is left out.
-
-    A job rebuilt from a result does not know what it was given, and gives all.
-    """
-    values = job.model_dump(mode="json", exclude={"name", "source"})
-    sources = provenance(job)
-    if all(source in ("default", "preset") for source in sources.values()):
-        return values
-
-    def keep(tree: dict[str, Any], path: str) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for name, value in tree.items():
-            here = f"{path}.{name}" if path else name
-            if here in sources:
-                if sources[here] not in ("default", "preset"):
-                    out[name] = value
-            elif isinstance(value, dict):
-                inner = keep(value, here)
-                if inner or path:  # an effect that is there with nothing set is not one left out
-                    out[name] = inner
-        return out
-
-    return keep(values, "")
 
 
 def job_at(
@@ -166,7 +165,7 @@ def job_at(
     Parameters
     ----------
     values : mapping
-        What the job is given, see `given_values`.
+        What the job is given, see `prism.job.given_values`.
     setting : mapping of str to str
         Keys that differ.
     drop : sequence of str

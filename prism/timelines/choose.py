@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.timelines.played import COMPUTE, JOIN, TRANSFER, PlayedStep, Row
 
 MOST_ROWS = 64
@@ -63,7 +63,8 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
     if wanted.ranks is not None:
         if of_rank is None:
             raise PrismError(
-                "a trace without numbers of ranks; choose with --replicas and --stages"
+                f"a trace without numbers of ranks; choose with {named('replicas')} and "
+                f"{named('stages')}"
             )
         _check("ranks", wanted.ranks, max(of_rank, default=-1) + 1, set(of_rank))
         asked = {of_rank[rank] for rank in wanted.ranks}
@@ -80,7 +81,10 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
     place = {replica: i for i, replica in enumerate(roles)}  # those with a role come first
     rows.sort(key=lambda row: (place.get(row.replica, len(place)), row))
     if not rows:
-        raise PrismError("no rank is in all of --ranks, --replicas and --stages; widen one of them")
+        raise PrismError(
+            f"no rank is in all of {named('ranks')}, {named('replicas')} and "
+            f"{named('stages')}; widen one of them"
+        )
     left = len(step.rows()) - len(rows)
     of = "ranks" if step.between == "rank" else "rows"
     note = f"{left:,} of {left + len(rows):,} {of} are left out" if left else ""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.kerneltrace.graph import NODE_KINDS, KernelGraph
 from prism.kerneltrace.graph import replay as replay_kernels
 from prism.kerneltrace.replay import step_graphs, typical_step
@@ -47,7 +47,7 @@ def _choose(source: str, steps: list[int], step: int) -> int:
     """Position of a step among those of a trace."""
     if step not in steps:
         shown = ", ".join(map(str, steps[:8])) + (f", ... {steps[-1]}" if len(steps) > 8 else "")
-        raise PrismError(f"{source}: no step {step}; --step takes one of {shown}")
+        raise PrismError(f"{source}: no step {step}; {named('step')} takes one of {shown}")
     return steps.index(step)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,8 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except re.error as error:
         raise PrismError(
-            f"--step-range {pattern}: is no regular expression ({error}); give the name of the "
+            f"{named('step_range')} {pattern}: is no regular expression ({error}); give the "
+            "name of the "
             "range that is one step, such as 'train_step', or 'step (\\d+)' with its number"
         ) from error
 
@@ -158,7 +159,7 @@ def no_such_step(
     there = candidates(ranges)
     names = ", ".join(label[:40] for label in ranges.labels[:3])
     return PrismError(
-        f"{source}: --step-range {pattern.pattern}: no {what} is called so; "
+        f"{source}: {named('step_range')} {pattern.pattern}: no {what} is called so; "
         + (
             f"those that repeat: {there}"
             if there

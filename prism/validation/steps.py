@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import measures
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.steptimes.model import StepModel, load_step_model
 from prism.steptimes.predict import draw_runs, draw_steps, generator, independent
@@ -75,13 +75,15 @@ def validate_split(
     steps = np.unique(times.step)
     if train == "even":
         raise PrismError(
-            f"--train even: steps of one run remember each other; of step times {source}, take "
+            f"{named('train')} even: steps of one run remember each other; of step times "
+            f"{source}, take "
             "first-half or a number of steps"
         )
     n = steps.size // 2 if train == "first-half" else int(train)
     if n < MIN_VALUES or n >= steps.size:
         raise PrismError(
-            f"{source}: --train {train} takes {n} of {steps.size} steps; at least {MIN_VALUES} are "
+            f"{source}: {named('train')} {train} takes {n} of {steps.size} steps; at least "
+            f"{MIN_VALUES} are "
             "needed to fit, and 1 to predict"
         )
     early = times.step < steps[n]

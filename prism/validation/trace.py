@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prism import measures
 from prism.distributions import constant
 from prism.engine import LANES
-from prism.errors import PrismError
+from prism.errors import PrismError, named
 from prism.fit import warnings_of
 from prism.pipelinetrace.build import build_trace_graph
 from prism.pipelinetrace.fit import fit_graph, fit_with_components
@@ -89,7 +89,10 @@ def validate_trace(
             replicates=replicates, bootstrap=bootstrap, seed=seed, progress=progress,
         )  # fmt: skip
     if column is not None or where:
-        raise PrismError("--column and --where choose among step times; a trace of ops has none")
+        raise PrismError(
+            f"{named('column')} and {named('where')} choose among step times; a trace of "
+            "ops has none"
+        )
     read = read_trace(trace)
     if read.has_kernels:
         raise PrismError(
@@ -156,10 +159,13 @@ def split_steps(n: int, train: str, source: str) -> NDArray[np.int64]:
     elif re.fullmatch(r"[0-9]+", train):
         part = np.arange(min(int(train), n))
     else:
-        raise PrismError(f"--train {train}: expected first-half, even, or a number of steps")
+        raise PrismError(
+            f"{named('train')} {train}: expected first-half, even, or a number of steps"
+        )
     if part.size < MIN_TRAIN or n - part.size < 1:
         raise PrismError(
-            f"{source}: --train {train} takes {part.size} of {n} steps; at least {MIN_TRAIN} are "
+            f"{source}: {named('train')} {train} takes {part.size} of {n} steps; at least "
+            f"{MIN_TRAIN} are "
             "needed to fit, and 1 to predict"
         )
     return part

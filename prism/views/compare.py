@@ -37,7 +37,7 @@ def compare_view(summary: Json) -> RenderableType:
     parts: list[RenderableType] = []
     for side in "ab":
         parts.append(Text(f"{side.upper()}  {_side(summary[side])}", style="bold"))
-    parts.append("")
+    parts += [f"seed {summary['seed']}", ""]
     parts += [Text(line[:1].upper() + line[1:] + ".") for line in summary["verdict"]]
     for name, quantity in summary["quantities"].items():
         parts += ["", _table(name, quantity), Text(_method(quantity))]

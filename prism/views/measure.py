@@ -31,6 +31,7 @@ def measure_view(numbers: Mapping[str, Any]) -> RenderableType:
     right = tuple(name for name in (rows[0] if rows else {}) if name != "kernel")
     machine = numbers["machine"]
     title = f"{numbers['kind']} on {machine['device']}, torch {machine['torch']}"
+    title += f", seed {numbers['seed']}"
     parts: list[RenderableType] = [table_view(title, rows, right=right), "", *_machine(numbers)]
     calls = [warm["calls"] for warm in numbers["warm_up"]]
     if calls:
@@ -100,6 +101,7 @@ def step_view(numbers: Mapping[str, Any]) -> RenderableType:
         for op in numbers["ops"]
     ]
     title = f"{layout}, {job['microbatches']} microbatches, {job['parameters']:,} parameters"
+    title += f", seed {numbers['seed']}"
     table = table_view(title, rows, right=("n", "p50", "p99", "CV", "of the step"))
     lag = time["autocorrelation"]
     whole = (

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from prism.text import format_count, format_duration, format_share
 from prism.views.library import library_view
 from prism.views.steps import step_fit_view
-from prism.views.tables import lines_view, rows_view, table_view
+from prism.views.tables import inputs_line, lines_view, rows_view, table_view
 from prism.views.trace import fit_view
 
 Json = Mapping[str, Any]
@@ -44,7 +43,7 @@ def calibration_view(summary: Json) -> RenderableType:
     """
     factors = [_factor(name, summary["factors"][name]) for name in _FACTORS]
     parts: list[RenderableType] = [
-        Text(", ".join(dict.fromkeys(map(str, summary["inputs"]))), style="bold"), "",
+        inputs_line({**summary, "inputs": dict.fromkeys(summary["inputs"])}), "",
         table_view(
             "Sizes it was brought to: measured steps, and what the calibrated job gives",
             [_size(row) for row in summary["sizes"]],

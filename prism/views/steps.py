@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from prism.text import format_count, format_duration, format_share
-from prism.views.tables import lines_view, rows_view, table_view
+from prism.views.tables import inputs_line, lines_view, rows_view, table_view
 
 Json = Mapping[str, Any]
 
@@ -49,7 +48,7 @@ def step_fit_view(summary: Json) -> RenderableType:
     if summary["mean_over"] > 1:
         rows.insert(1, ("each the mean of", f"{summary['mean_over']} steps"))
     parts: list[RenderableType] = [
-        Text(", ".join(map(str, summary["inputs"])), style="bold"), "", rows_view(rows), "",
+        inputs_line(summary), "", rows_view(rows), "",
         table_view(
             "What makes steps and runs differ: CV, its 90 % interval, share of variance",
             [_effect(name, value) for name, value in summary["effects"].items()],

@@ -45,7 +45,9 @@ def sweep_view(numbers: Json) -> RenderableType:
     parts += ["", _table(numbers)]
     parts += [_wrapped(line) for line in _legend(numbers, levels)]
     if numbers["refused"]:
-        parts += ["", "[bold]Refused[/bold]"]
+        n_refused = len(numbers["refused"])
+        asked = f"{format_count(n_refused)} of {format_count(n_refused + len(rows))} settings"
+        parts += ["", f"[bold]Refused: {asked}[/bold]"]
         parts += [_wrapped(f"- {line}") for line in refusals(numbers)]
     if numbers["notes"]:
         parts += ["", "[bold]Taken for granted[/bold]"]

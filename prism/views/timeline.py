@@ -30,6 +30,9 @@ def timeline_view(summary: Json) -> RenderableType:
         What ``summarize_timeline`` returns.
     """
     parts: list[RenderableType] = []
+    if "seed" in summary:  # of a trace nothing is drawn
+        replicates = format_count(summary["replicates"])
+        parts += [f"{summary['source']}, {replicates} step replicates, seed {summary['seed']}", ""]
     for step in summary["steps"]:
         parts += [Text(step["title"], style="bold"), "", rows_view(_about(step)), ""]
         parts += [_rows(step), ""]

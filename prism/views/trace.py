@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prism.text import format_count, format_duration, format_like, format_share
-from prism.views.tables import lines_view, rows_view, table_view
+from prism.views.tables import inputs_line, lines_view, rows_view, table_view
 
 Json = Mapping[str, Any]
 
@@ -44,8 +44,7 @@ def fit_view(summary: Json) -> RenderableType:
     rich.console.RenderableType
         Kernels, components of the spread, lemons, and what a trace cannot tell.
     """
-    inputs = [str(item) for item in summary.get("inputs") or ()]
-    parts: list[RenderableType] = [Text(", ".join(inputs), style="bold")] if inputs else []
+    parts: list[RenderableType] = [inputs_line(summary)]
     kernels = list(summary.get("kernels") or ())
     if kernels:
         rows = [_kernel_row(kernel) for kernel in kernels[:MOST_KERNELS]]
@@ -272,6 +271,8 @@ def validation_view(summary: Json) -> RenderableType:
         head += f"; {format_count(summary['n_train'])} to train on"
     if summary.get("dependence"):
         head += f"; dependence: {summary['dependence']}"
+    if summary.get("seed") is not None:
+        head += f"; seed {summary['seed']}"
     parts: list[RenderableType] = [head, "", _comparison(summary), ""]
     parts += [Text(line) for line in verdict(summary)]
     parts += lines_view("Notes", summary.get("notes"))
