@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism.errors import PrismError
-from prism.files import atomic_write, read_netcdf
+from prism.files import read_netcdf, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,9 +21,7 @@ KINDS = ("comparison", "measurement", "placement", "replay", "steps_estimate", "
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
     """Write a result as netCDF: to a temporary name first, then renamed."""
-    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
+    write_netcdf(dataset, path)
 
 
 def load(path: str | os.PathLike[str]) -> "xr.Dataset":

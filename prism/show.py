@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from prism.errors import PrismError
-from prism.files import read_netcdf
+from prism.files import check_sealed, read_netcdf, told_broken
 from prism.text import format_share
 from prism.views.estimate import estimate_view
 from prism.views.job import job_view
@@ -189,14 +189,19 @@ def _describe_netcdf(what: str) -> Description:
     path = Path(what)
     if not path.exists() and what in library_names():
         path = data_path("distributions") / f"{what}.nc"
-    try:
-        with h5py.File(path) as file:
-            variables, kind = set(file), file.attrs.get("kind", "")
-            kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-    except OSError as error:
-        if not path.exists():
-            raise PrismError(f"{what}: no such file; prism show --libraries lists names") from error
-        raise PrismError(f"{what}: not a netCDF file; expected a library or a result") from error
+    if not path.exists():
+        raise PrismError(f"{what}: no such file; prism show --libraries lists names")
+    expected = "what a command of prism wrote; write it again"
+    check_sealed(path, expected)
+    with told_broken(path, expected), h5py.File(path) as file:
+        variables, kind = set(file), file.attrs.get("kind", "")
+        kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+    with told_broken(path, expected):
+        return _describe_content(path, kind, variables)
+
+
+def _describe_content(path: Path, kind: str, variables: set[str]) -> Description:
+    """Describe a netCDF file of a kind; what fails on the way is the file's fault."""
     if kind in _MODELS:
         return _describe_model(path)
     if kind in _RESULTS:
@@ -208,7 +213,7 @@ def _describe_netcdf(what: str) -> Description:
     if "family" in variables:
         return _describe_library(path)
     raise PrismError(
-        f"{what}: holds {', '.join(sorted(variables)[:5]) or 'nothing'}; expected a result, "
+        f"{path}: holds {', '.join(sorted(variables)[:5]) or 'nothing'}; expected a result, "
         "a model of prism fit, or a library of distributions"
     )
 
@@ -220,10 +225,7 @@ def _describe_model(path: Path) -> Description:
 
     model = _open(path)
     kind = str(model.attrs["kind"])
-    try:
-        numbers = summarize_fit(model)
-    except (KeyError, ValueError) as error:
-        raise PrismError(f"{path}: not a whole model; write it again by prism fit") from error
+    numbers = summarize_fit(model)
     view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", model_view(numbers))
     return {"kind": "model", "model_kind": kind, "summary": numbers}, view
 
@@ -285,14 +287,10 @@ def _describe_kind(path: Path, kind: _Kind) -> Description:
         return found
 
     result = _open(path)
-    try:
+    with told_broken(path, f"a {kind.name}; write it again by prism {kind.command}"):
         numbers = named(kind.summarize)(result)
         if kind.words:
             numbers = named(kind.words)(numbers)
-    except (AttributeError, KeyError, ValueError) as error:
-        raise PrismError(
-            f"{path}: not a whole {kind.name}; write it again by prism {kind.command}"
-        ) from error
     return {"kind": kind.name, "summary": numbers}, named(kind.view)(numbers)
 
 

@@ -336,6 +336,7 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
         asked[name] = list(value) if isinstance(value, tuple) else value
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and Path(text).is_file():
-                content = hashlib.sha256(Path(text).read_bytes()).hexdigest()
+                with open(text, "rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
                 asked[f"content of {text}"] = content[:16]
     return asked

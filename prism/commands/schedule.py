@@ -102,13 +102,13 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
 
 def _read_schedule(name: str) -> Schedule:
     """Read a schedule from a CSV file."""
+    from prism.files import read_bytes
     from prism.schedule import schedule_from_csv
 
     try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise PrismError(f"{name}: {reason}; expected a CSV of actions such as 0F0") from error
+        text = read_bytes(Path(name), name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PrismError(f"{name}: no text; expected a CSV of actions such as 0F0") from error
     return schedule_from_csv(text, name)
 
 
