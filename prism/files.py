@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -55,15 +56,14 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         If the place cannot be written.
     """
     path = Path(path)
+    temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
     try:
-        descriptor, name = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
-        os.close(descriptor)
+        # the system itself applies the umask, which belongs to the whole process
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as error:
         raise PrismError(_cannot_write(path, error)) from error
-    temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         _to_disk(temporary)
         temporary.replace(path)
     except OSError as error:
@@ -210,13 +210,6 @@ def _cannot_write(path: Path, error: OSError) -> str:
     """Message for a failed write, under the name that a file was to get in the end."""
     path = Path(*(part for part in path.parts if not (part[0] == "." and part.endswith(PART))))
     return f"{path}: cannot write: {error.strerror or error}; choose another place, or make room"
-
-
-def _umask() -> int:
-    """Return the file mode mask of the process; the system only tells it by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def check_file(path: Path, source: str) -> int:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from prism.errors import PrismError
 from prism.files import check_sealed, read_netcdf, told_broken
 from prism.text import format_share
 from prism.views.estimate import estimate_view
 from prism.views.job import job_view
-from prism.views.tables import table_view
+from prism.views.tables import bold, table_view
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -226,7 +225,7 @@ def _describe_model(path: Path) -> Description:
     model = _open(path)
     kind = str(model.attrs["kind"])
     numbers = summarize_fit(model)
-    view = Group(f"[bold]{escape(str(path))}[/bold]: {kind} model", model_view(numbers))
+    view = Group(bold(str(path), f": {kind} model"), model_view(numbers))
     return {"kind": "model", "model_kind": kind, "summary": numbers}, view
 
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from prism.commands.terminal import say
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 
@@ -305,7 +307,7 @@ def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dic
 
     def tell(text: str) -> None:
         if not options["quiet"]:
-            click.echo(f"prism: {text}", err=True)
+            say(f"prism: {text}")
 
     with run_on(
         **where, timeout_s=TIMEOUT_S if timeout_s is None else timeout_s, command=_asked(options),

@@ -9,7 +9,7 @@ import click
 
 from prism.commands.options import common_options
 from prism.commands.outputs import check_picture_path
-from prism.commands.terminal import answer
+from prism.commands.terminal import answer, say
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def schedule(
     answer(_numbers(name, actions), as_json, lambda _: format_schedule(actions))
     for path in (csv_file, plot_file):
         if path is not None and not quiet:
-            click.echo(f"wrote {path}", err=True)
+            say(f"wrote {path}")
 
 
 def _numbers(name: str, actions: Schedule) -> dict[str, Any]:

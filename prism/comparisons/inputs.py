@@ -155,7 +155,7 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
 
 def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
     seconds = np.asarray(values, np.float64)
-    unit = np.asarray(cluster, np.int64)
+    unit = np.unique(np.asarray(cluster, np.int64), return_inverse=True)[1]
     order = np.argsort(unit, kind="stable")
     return Sample(seconds[order], unit[order], np.arange(seconds.size)[order], "clusters")
 

@@ -45,7 +45,7 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     ----------
     model : TraceModel
     attrs : dict
-        Provenance: version, commit, seed, inputs.
+        Provenance: version, hash of the source files, seed, inputs.
     """
     import xarray as xr
 
