@@ -5,12 +5,14 @@
 """
 
 import errno
+import io
 import os
 import sys
 
 import click
 
 from prism.errors import PrismError, as_typed
+from prism.text import visible
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
@@ -39,10 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     except PrismError as error:
         if debug:
             raise
-        click.echo(f"prism: {error}", err=True)
+        click.echo(f"prism: {visible(str(error))}", err=True)
         return 2
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(visible(said.getvalue()), err=True, nl=False)
         return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("prism: interrupted; no result was written", err=True)
@@ -59,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             click.echo(f"prism: cannot write the answer: {error.strerror}; make room", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint
             return 1
-        text = " ".join(str(error).split())
+        text = visible(" ".join(str(error).split()))
         click.echo(
             f"prism: internal error: {type(error).__name__}: {text}\n"
             "set PRISM_DEBUG=1 for the traceback",

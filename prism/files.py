@@ -1,12 +1,16 @@
-"""Output files that are either complete or not there, and netCDF files read whole."""
+"""Output files that are either complete or not there, and inputs read within stated bounds."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import secrets
 import shutil
+import stat
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +23,17 @@ if TYPE_CHECKING:
 
 PART = ".part"
 """Ending of temporary folders."""
+GZIP = b"\x1f\x8b"
+MOST_TRACE = 2 << 30
+"""Bytes of a profiler's file, unpacked, at most: reading takes three times as much memory."""
+MOST_TEXT = 512 << 20
+"""The same of a table or log: a million steps with 500 characters each."""
+MOST_ARRAYS = 4 << 30
+"""The same of a netCDF file, as it declares its arrays."""
+SEAL = b"\nprism sha256 "
+"""What stands behind a netCDF file that prism wrote, before the hash of all in front of it."""
+_DEFLATE = 1032  # the most that deflate packs into a byte: no sound file declares more
+_PIECE = 1 << 16  # packed bytes at a time
 
 
 @contextmanager
@@ -41,15 +56,14 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         If the place cannot be written.
     """
     path = Path(path)
+    temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
     try:
-        descriptor, name = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
-        os.close(descriptor)
+        # the system itself applies the umask, which belongs to the whole process
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as error:
         raise PrismError(_cannot_write(path, error)) from error
-    temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         _to_disk(temporary)
         temporary.replace(path)
     except OSError as error:
@@ -198,11 +212,128 @@ def _cannot_write(path: Path, error: OSError) -> str:
     return f"{path}: cannot write: {error.strerror or error}; choose another place, or make room"
 
 
-def _umask() -> int:
-    """Return the file mode mask of the process; the system only tells it by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def check_file(path: Path, source: str) -> int:
+    """Size of a regular file; anything else is refused, since opening a pipe or device may hang.
+
+    Raises
+    ------
+    PrismError
+        It is missing, a folder, a pipe, a socket or a device.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise PrismError(f"{source}: there is no such file; check the name") from error
+    except (OSError, ValueError) as error:
+        raise PrismError(f"{source}: cannot be read: {error}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise PrismError(f"{source}: is a folder; expected a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise PrismError(f"{source}: is a pipe, socket or device; expected a file, save it as one")
+    return found.st_size
+
+
+def read_bytes(path: Path, source: str, most: int = MOST_TEXT) -> bytes:
+    """Read a regular file of at most so many bytes, as it stands.
+
+    Raises
+    ------
+    PrismError
+        It is no regular file, too large, or cannot be read.
+    """
+    if check_file(path, source) > most:
+        raise _too_large(source, most)
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
+    if len(data) > most:  # it grew, or a file of the system that tells no size
+        raise _too_large(source, most)
+    return data
+
+
+def unpack(data: bytes, source: str, most: int = MOST_TEXT) -> tuple[bytes, str]:
+    """Unpack what is gzipped, as far as it is sound; the second value says what is damaged.
+
+    Raises
+    ------
+    PrismError
+        It unpacks to more than ``most`` bytes.
+    """
+    if not data.startswith(GZIP):
+        return data, ""
+    parts: list[bytes] = []
+    size, at, damage = 0, 0, ""
+    while data.startswith(GZIP, at) and not damage:
+        stream = zlib.decompressobj(31)
+        try:
+            while at < len(data) and not stream.eof:
+                # in pieces, so that what comes before a damage is kept
+                piece = data[at : at + _PIECE]
+                parts.append(stream.decompress(piece))
+                at += len(piece) - len(stream.unused_data)
+                size += len(parts[-1])
+                if size > most:
+                    raise _too_large(source, most, unpacked=True)
+            damage = "" if stream.eof else "is cut short"
+        except zlib.error:
+            damage = "is damaged"
+    return b"".join(parts), damage
+
+
+def _too_large(source: str, most: int, unpacked: bool = False) -> PrismError:
+    what = "unpacks to" if unpacked else "has"
+    return PrismError(
+        f"{source}: {what} more than {most >> 20:,} MiB, the most that is read of such a file; "
+        "cut it, or record less"
+    )
+
+
+@contextmanager
+def told_broken(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
+    """Say of whatever fails while a netCDF file is read or understood that the file is broken."""
+    try:
+        yield
+    except PrismError:
+        raise
+    except Exception as error:  # h5py, xarray and what is in the attributes raise almost anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise PrismError(
+            f"{path}: cannot be read as netCDF of prism ({reason}); expected {expected}"
+        ) from error
+
+
+def write_netcdf(dataset: xr.Dataset, path: str | os.PathLike[str]) -> None:
+    """Write a dataset with the hash of the file behind it, whole or not at all."""
+    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
+    with atomic_write(path) as temporary:
+        # HDF5 passes over what is behind its end, and drops it from a file that it changes
+        temporary.write_bytes(content + SEAL + hashlib.sha256(content).hexdigest().encode())
+
+
+def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
+    """Size of a netCDF file; one that is not what `write_netcdf` wrote any more is refused.
+
+    Raises
+    ------
+    PrismError
+        It is no regular file, or its hash is not the one behind it.
+    """
+    size = check_file(Path(path), str(path))
+    with told_broken(path, expected), open(path, "rb") as file:
+        end = max(size - len(SEAL) - 64, 0)
+        file.seek(end)
+        seal, digest = file.read(len(SEAL)), file.read()
+        if seal != SEAL:
+            return size
+        file.seek(0)
+        found = hashlib.sha256()
+        while file.tell() < end:
+            found.update(file.read(min(_PIECE, end - file.tell())))
+        if found.hexdigest().encode() != digest:
+            raise ValueError("the hash is another")
+    return size
 
 
 def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
@@ -218,14 +349,12 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     Raises
     ------
     PrismError
-        It is no netCDF file, or is cut short.
+        It is no netCDF file, or is damaged.
     """
     import xarray as xr
 
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return dataset.load()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise PrismError(
-            f"{path}: not a netCDF file, or not a whole one; expected {expected}"
-        ) from error
+    most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
+    with told_broken(path, expected), xr.open_dataset(path, engine="h5netcdf") as dataset:
+        if dataset.nbytes > most:
+            raise ValueError(f"{dataset.nbytes} bytes declared, {most} possible")
+        return dataset.load()

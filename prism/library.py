@@ -31,7 +31,7 @@ from prism.distributions import (
     mixture,
 )
 from prism.errors import PrismError
-from prism.files import read_netcdf
+from prism.files import read_netcdf, told_broken, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,6 +40,7 @@ Array = NDArray[np.float64]
 
 SCHEMA = 1  # of the file; raised when a reader of an older file would go wrong
 MIXTURE = "lognormal_mixture"  # how a mixture is named in a file
+_EXPECTED = "a library of distributions"
 MAX_BYTES = 16 * 2**20  # a set is far below 1 MB: anything larger is not one
 
 
@@ -155,14 +156,15 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
 @lru_cache(maxsize=8)
 def _read_library(path: Path, version: tuple[int, int, int]) -> Library:
     """Read a file once for as long as it stays the same."""
-    dataset = read_netcdf(path, "a library of distributions")
+    dataset = read_netcdf(path, _EXPECTED)
     if dataset.attrs.get("prism_schema") != f"library-{SCHEMA}":
         found = dataset.attrs.get("prism_schema", "none")
         raise PrismError(
             f"{path}: expected a prism library (schema library-{SCHEMA}), got schema {found}; "
             "shipped sets: " + ", ".join(library_names())
         )
-    return from_dataset(dataset, path.stem)
+    with told_broken(path, _EXPECTED):
+        return from_dataset(dataset, path.stem)
 
 
 def library_path(text: str) -> Path:
@@ -323,13 +325,7 @@ def _add_gemm(dataset: xr.Dataset, gemm: GemmTable) -> None:
 
 def save_library(library: Library, path: str | os.PathLike[str]) -> None:
     """Write a library to netCDF; a file of that name is replaced only once the new one is whole."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        to_dataset(library).to_netcdf(temporary, engine="h5netcdf")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_netcdf(to_dataset(library), path)
 
 
 def format_library(library: Library) -> str:

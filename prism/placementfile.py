@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prism.errors import PrismError
+from prism.files import read_bytes
 from prism.hostlists import read_hosts_text
 
 COLUMNS = ("slot", "node", "host", "first_rank", "stages", "replicas")
 """Columns of ``hosts.csv``."""
 
-MAX_BYTES = 64_000_000
+MAX_BYTES = 64 << 20
 """Larger files are no placement; a million nodes need less [byte]."""
 
 
@@ -169,15 +170,10 @@ def _listed(text: str, source: str) -> list[int]:
 def _read(path: Path, source: str) -> str:
     """Read the file as text."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        text = raw.decode("utf-8-sig")
+        text = read_bytes(path, source, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PrismError(f"{source}: is not UTF-8 text; expected a placement's CSV") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise PrismError(f"{source}: cannot be read: {reason}; check the name") from error
-    if len(raw) > MAX_BYTES or "\0" in text:
+    if "\0" in text:
         raise PrismError(f"{source}: is no placement; expected a CSV of slots and nodes")
     return text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.errors import PrismError
-from prism.files import atomic_write, read_netcdf
+from prism.files import read_netcdf, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -117,9 +117,7 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
     """Write a result as netCDF: to a temporary name first, then renamed."""
-    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
+    write_netcdf(dataset, path)
 
 
 def load(path: str | os.PathLike[str]) -> "xr.Dataset":

@@ -9,7 +9,6 @@ import json
 import math
 import platform
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from scipy import stats
 
 import prism
 from prism.errors import PrismError, named
+from prism.execution.content import identity
 from prism.job import Job, job_from_dict
 from prism.job import provenance as value_sources
 from prism.library import library_path
@@ -142,7 +142,7 @@ def made_with() -> dict[str, str]:
     versions = {"python": platform.python_version()} | {n: version(n) for n in libraries}
     return {
         "prism_version": prism.__version__,
-        "commit": _commit(),
+        "source_sha256": identity().source,
         "versions": json.dumps(versions),
     }
 
@@ -154,18 +154,6 @@ def _sources(job: Job) -> dict[str, str]:
     """
     given = {key: source for key, source in value_sources(job).items() if source != "default"}
     return {"job_sources": json.dumps(given)} if set(given.values()) - {"preset"} else {}
-
-
-def _commit() -> str:
-    """Commit of the checkout that prism runs from; empty where it is installed."""
-    root = Path(prism.__file__).resolve().parents[1]
-    try:
-        head = (root / ".git" / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head
-        return (root / ".git" / head.removeprefix("ref: ")).read_text().strip()
-    except OSError:
-        return ""
 
 
 def library_hash(job: Job) -> str:

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from prism.errors import PrismError
-from prism.files import read_netcdf
+from prism.files import read_netcdf, told_broken
 from prism.resultfiles import KINDS, kind_of
 from prism.text import format_share
 from prism.views.estimate import estimate_view
 from prism.views.job import job_view
-from prism.views.tables import table_view
+from prism.views.tables import bold, table_view
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -189,12 +188,14 @@ def _describe_netcdf(what: str) -> Description:
         path = data_path("distributions") / f"{what}.nc"
     if not path.exists():
         raise PrismError(f"{what}: no such file; prism show --libraries lists names")
-    dataset = read_netcdf(path, "a library or a result, whole")
+    expected = "what a command of prism wrote; write it again"
+    dataset = read_netcdf(path, expected)
     kind = kind_of(dataset)
-    if kind is not None:
-        return _describe_result(path, kind, dataset)
-    if "family" in dataset:
-        return _describe_library(path)
+    with told_broken(path, expected):
+        if kind is not None:
+            return _describe_result(path, kind, dataset)
+        if "family" in dataset:
+            return _describe_library(path)
     raise PrismError(
         f"{what}: holds {', '.join(sorted(map(str, dataset.variables))[:5]) or 'nothing'}; "
         "expected a result, a model of prism fit, or a library of distributions"
@@ -204,18 +205,11 @@ def _describe_netcdf(what: str) -> Description:
 def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Description:
     """Describe a result or a model as the command that wrote it does."""
     known = KINDS[kind]
-    try:
-        numbers = known.figures(result)
-    except (AttributeError, KeyError, ValueError) as error:
-        what = "model" if known.is_model else kind.replace("_", " ")
-        raise PrismError(
-            f"{path}: not a whole {what}; write it again by prism {known.command}"
-        ) from error
+    numbers = known.figures(result)
     view = known.call("view", numbers)
     if known.is_model:
-        title = f"[bold]{escape(str(path))}[/bold]: {kind} model"
         found = {"kind": "model", "model_kind": kind, "summary": numbers}
-        return found, Group(title, view)
+        return found, Group(bold(str(path), f": {kind} model"), view)
     if kind not in ("simulation", "estimate"):
         return {"kind": "result" if kind == "steps_estimate" else kind, "summary": numbers}, view
     shown = ("kind", "job", "job_sources", "engine", "warnings", "wall_seconds")

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, counts, shares, and the unit of an axis.
+"""Text for people: durations, counts, shares, the unit of an axis, and names made harmless.
 
 Nothing here is used in a calculation; inside prism every duration is a float in seconds.
 """
@@ -6,12 +6,29 @@ Nothing here is used in a calculation; inside prism every duration is a float in
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 NO_CHANGE = 5e-5
 """Relative changes below this are none [1]."""
 _AGES = 1e6 * 86_400.0  # beyond, digits are no longer read
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
+
+
+def visible(text: str) -> str:
+    r"""Write what steers a terminal or turns the direction of reading as its code, as JSON does.
+
+    Names of files, jobs and kernels may hold anything; line ends and tabs stay.
+
+    Examples
+    --------
+    >>> visible("a\x1b]0;b\x07\u202ec"), visible("x\n[/y]")
+    ('a\\u001b]0;b\\u0007\\u202ec', 'x\n[/y]')
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def format_duration(seconds: float, resolution: float | None = None) -> str:

@@ -18,7 +18,7 @@ from prism.measures import effective_n
 from prism.text import format_count, format_duration, format_share
 from prism.traces import read_step_times, read_trace
 from prism.traces.table import Trace
-from prism.views.tables import rows_view, table_view
+from prism.views.tables import bold, rows_view, table_view
 
 Description = tuple[dict[str, Any], RenderableType]
 
@@ -184,4 +184,4 @@ def _notes(notes: list[str]) -> list[RenderableType]:
     """List what was dropped, repaired or counted."""
     if not notes:
         return []
-    return ["", "[bold]Notes[/bold]", *(Text(f"- {note}") for note in notes)]
+    return ["", bold("Notes"), *(Text(f"- {note}") for note in notes)]

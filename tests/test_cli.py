@@ -20,8 +20,9 @@ import prism
 from prism import cli
 from prism.commands.measure import measure
 from prism.commands.options import NO_EFFECT, _asked
-from prism.commands.terminal import progress_line
+from prism.commands.terminal import answer, progress_line
 from prism.files import atomic_files, atomic_write
+from prism.views.tables import table_view
 
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
 
@@ -400,3 +401,39 @@ def test_a_price_of_0_is_one_that_was_asked_for():
             "command": "estimate",
             "price": 0.0,
         }
+
+
+EVIL = "[bold]a[link] :smile: \x1b]0;x\x07\x9b\u202ez"
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+
+def test_names_are_data_and_steer_nothing(tmp_path, run):
+    """No markup, no emoji, no control sequences, no change of direction; JSON keeps the name."""
+    folder = tmp_path / "[old]" / "[y]"
+    folder.mkdir(parents=True)
+    job = folder / f"{EVIL}.yaml"
+    job.write_text("base: pipeline-8x32\nparallelism: {dp: 2, pp: 2, microbatches: 2}\n")
+    out = folder / "out"
+    small = ("--replicates", "128", "--seed", "1", "-o", out)
+    status, answer, said = run("estimate", job, *small)
+    assert status == 0, said
+    assert "[bold]a[link] :smile: \\u001b]0;x\\u0007\\u009b\\u202ez" in answer.splitlines()[0]
+    assert "/[old]/[y]/out" in said
+    status, shown, told = run("show", out / "result.nc")
+    assert status == 0 and "[bold]a[link] :smile: " in shown
+    status, numbers, _ = run("show", out / "result.nc", "--json")
+    assert status == 0 and json.loads(numbers)["summary"]["job"] == EVIL
+    status, _, refused = run("estimate", folder / f"[/y]{EVIL}no.yaml")
+    assert status == 2 and "/[old]/[y]/[/y][bold]a[link] :smile: " in refused
+    status, _, usage = run("estimate", f"--{EVIL}")
+    assert status == 2
+    page = prism.report(out)
+    for text in (answer, said, shown, told, numbers, refused, usage, page):
+        assert not STEERING.search(text)
+
+
+def test_nothing_in_a_view_is_markup(capsys):
+    answer({"name": "[/y] [red]x"}, False, lambda numbers: table_view("[old]", [numbers]))
+    assert [line for line in capsys.readouterr().out.splitlines() if line] == [
+        "[old]", "name", "[/y] [red]x",
+    ]  # fmt: skip

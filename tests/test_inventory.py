@@ -381,5 +381,5 @@ def test_what_is_no_placement_is_an_error(tmp_path, text, part):
     with pytest.raises(PrismError) as caught:
         read_hosts(write(tmp_path, text, "hosts.csv"))
     assert part in str(caught.value), str(caught.value)
-    with pytest.raises(PrismError, match="cannot be read"):
+    with pytest.raises(PrismError, match="no such file"):
         read_hosts(tmp_path / "none.csv")

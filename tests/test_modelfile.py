@@ -70,7 +70,7 @@ def test_files_that_are_no_models_say_so(model, tmp_path):
     for name, part in (("half.nc", content[: len(content) // 2]), ("head.nc", content[:600])):
         (tmp_path / name).write_bytes(part)
     for name in ("text.nc", "empty.nc", "half.nc", "head.nc"):
-        with pytest.raises(PrismError, match=f"{name}: not a model that can be read"):
+        with pytest.raises(PrismError, match=f"{name}: cannot be read"):
             load_model(tmp_path / name)
     other = tmp_path / "other.nc"
     xr.Dataset({"step_time": ("replicate", np.ones(3))}, attrs={"kind": "simulation"}).to_netcdf(
@@ -125,7 +125,7 @@ DAMAGE = {
 def test_damaged_models_are_refused(model, tmp_path, change):
     path = tmp_path / "damaged.nc"
     change(model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
-    with pytest.raises(PrismError, match="damaged.nc: not a model that can be read"):
+    with pytest.raises(PrismError, match="damaged.nc: cannot be read"):
         load_model(path)
 
 

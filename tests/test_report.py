@@ -21,6 +21,7 @@ from prism.reports.figures import COLOURS, Errors, Picture, to_svg
 from prism.reports.read import read_results
 from prism.text import format_share
 from prism.validation.result import compare_all, make_validation
+from prism.views.tables import bold
 
 NAME = "<script>alert('x')</script> & $co$"
 JOB = """base: pipeline-8x32
@@ -283,7 +284,7 @@ def test_views_become_blocks():
     for title, side in (("what", "left"), ("share\nalone", "right"), ("\nin all", "right")):
         table.add_column(title, justify=side)
     table.add_row("a[b]".replace("[", "\\["), "1", "2")
-    view = Group("[bold]Title[/bold]", "", table, "[bold]Rest[/bold]", "- one", Text("- two\n  x"))
+    view = Group(bold("Title"), "", table, bold("Rest"), "- one", Text("- two\n  x"))
     first, second, third = blocks_of(view)
     assert (first.kind, first.text, first.rows) == ("table", "Title", (("a[b]", "1", "2"),))
     top, below = first.head

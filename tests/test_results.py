@@ -86,7 +86,7 @@ def test_loading_what_is_no_result(tmp_path):
     with pytest.raises(PrismError, match="no such result"):
         load(tmp_path / "nothing.nc")
     (tmp_path / "text.nc").write_text("step_time\n1.0\n")
-    with pytest.raises(PrismError, match="not a netCDF file"):
+    with pytest.raises(PrismError, match="cannot be read"):
         load(tmp_path / "text.nc")
     xr.Dataset({"x": 1.0}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     with pytest.raises(PrismError, match="not a prism result"):

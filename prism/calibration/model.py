@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.distributions import Law, constant, empirical
-from prism.errors import PrismError
+from prism.files import read_netcdf, told_broken
 from prism.jobspec.frommodel import CALIBRATED as KIND
 from prism.jobspec.frommodel import model_attrs
 from prism.library import Entry, Library, to_dataset
@@ -226,13 +226,11 @@ def load_calibration(path: str | Path) -> Calibration | None:
     PrismError
         The file is calibrated, but not whole.
     """
-    import xarray as xr
-
     if not is_calibrated(path):
         return None
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            dataset.load()
+    expected = "a calibrated model, which prism fit --calibrate JOB=STEPS -o MODEL.nc makes"
+    with told_broken(path, expected):
+        dataset = read_netcdf(path, expected)
         steps = np.asarray(dataset["measured_steps"].values, np.float64)
         gpus, microbatches, n = (
             np.asarray(dataset[f"size_{k}"]) for k in ("world_size", "microbatches", "n")
@@ -244,11 +242,6 @@ def load_calibration(path: str | Path) -> Calibration | None:
             for i, (label, row) in enumerate(zip(dataset["size"].values, steps, strict=True))
         )
         return Calibration(sizes, json.loads(str(dataset["report"].values)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrismError(
-            f"{path}: a calibrated model that cannot be read ({error}); prism fit --calibrate "
-            "JOB=STEPS -o MODEL.nc makes one"
-        ) from error
 
 
 def is_calibrated(path: str | Path) -> bool:

@@ -16,7 +16,7 @@ from prism.commands.options import (
     step_range_option,
 )
 from prism.commands.outputs import check_model_path, tell_warnings
-from prism.commands.terminal import answer, progress_line
+from prism.commands.terminal import answer, progress_line, say
 
 
 @click.command()
@@ -84,9 +84,9 @@ def fit(
     if output is not None:
         save(model, output)
         if not quiet:
-            click.echo(f"wrote {output}", err=True)
+            say(f"wrote {output}")
     elif not quiet:
-        click.echo("the model is not kept; -o MODEL.nc writes it", err=True)
+        say("the model is not kept; -o MODEL.nc writes it")
     tell_warnings(numbers)
     answer(numbers, as_json, model_view)
 

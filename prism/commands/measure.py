@@ -9,7 +9,7 @@ import click
 
 from prism.commands.options import Command, Duration, common_options, output_option
 from prism.commands.outputs import check_model_path, check_picture_path, tell_warnings
-from prism.commands.terminal import answer, progress_line
+from prism.commands.terminal import answer, progress_line, say
 
 DTYPES = click.Choice(["float64", "float32", "bfloat16", "float16"])
 DEVICE = click.option(
@@ -159,26 +159,25 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
 
     def tell(text: str) -> None:
         if not quiet:
-            click.echo(f"prism: warning: {text}", err=True)
+            say(f"prism: warning: {text}")
 
     try:
         with progress_line(f"measuring {kind}", quiet) as report:
             result = run(kind, output, progress=report, tell=tell, **options)
     except KeyboardInterrupt:
         if output is not None and samples_path(output).is_file() and not quiet:
-            click.echo(
+            say(
                 f"prism: calls so far are kept in {samples_path(output)}; the same command with "
-                "--resume goes on from there",
-                err=True,
+                "--resume goes on from there"
             )
         raise
     if result is None:
         return  # a launcher's other ranks
     numbers = summarize_measurement(result)
     if output is not None and not quiet:
-        click.echo(f"wrote {output}, {samples_path(output)}", err=True)
+        say(f"wrote {output}, {samples_path(output)}")
     elif output is None and not quiet:
-        click.echo("the library is not kept; -o LIBRARY.nc writes it", err=True)
+        say("the library is not kept; -o LIBRARY.nc writes it")
     if plot is not None:
         from prism.plots.base import save_figure
         from prism.plots.measure import plot_measurement
@@ -247,11 +246,10 @@ def step(
         result = measure_step(output, job, progress=report, **options)
     numbers = summarize_step(result)
     if not quiet:
-        click.echo(
+        say(
             f"wrote {output}: trace.csv, steps.csv, summary.json"
             if output is not None
-            else "the trace is not kept; -o DIR writes it",
-            err=True,
+            else "the trace is not kept; -o DIR writes it"
         )
     tell_warnings(numbers)
     answer(numbers, as_json, step_view)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from prism.commands.terminal import say
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_EFFECT = "Taken as by every command; without effect here."
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
@@ -307,7 +309,7 @@ def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dic
 
     def tell(text: str) -> None:
         if not options["quiet"]:
-            click.echo(f"prism: {text}", err=True)
+            say(f"prism: {text}")
 
     with run_on(
         **where, timeout_s=TIMEOUT_S if timeout_s is None else timeout_s, command=_asked(options),
@@ -338,6 +340,7 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
         asked[name] = list(value) if isinstance(value, tuple) else value
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and Path(text).is_file():
-                content = hashlib.sha256(Path(text).read_bytes()).hexdigest()
+                with open(text, "rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
                 asked[f"content of {text}"] = content[:16]
     return asked

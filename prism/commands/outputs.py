@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from prism.commands.terminal import answer, to_json
+from prism.commands.terminal import answer, say, to_json
 from prism.errors import PrismError
 from prism.files import atomic_files, check_directory
 
@@ -72,7 +70,7 @@ def write_folder(
             plots.save_figure(ax, folder / f"{stem}.svg")
         names = ", ".join(sorted(file.name for file in folder.iterdir()))
     if not quiet:
-        click.echo(f"wrote {directory}: {names}", err=True)
+        say(f"wrote {directory}: {names}")
 
 
 def conclude(
@@ -140,4 +138,4 @@ def check_picture_path(path: str | os.PathLike[str]) -> None:
 def tell_warnings(numbers: Mapping[str, Any]) -> None:
     """Write a summary's warnings to stderr; they stay when a command is quiet."""
     for warning in numbers.get("warnings") or ():
-        click.echo(f"prism: warning: {warning}", err=True)
+        say(f"prism: warning: {warning}")

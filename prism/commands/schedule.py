@@ -9,7 +9,7 @@ import click
 
 from prism.commands.options import NO_EFFECT, common_options
 from prism.commands.outputs import check_picture_path
-from prism.commands.terminal import answer
+from prism.commands.terminal import answer, say
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def schedule(
     answer(_numbers(name, actions), as_json, lambda _: format_schedule(actions))
     for path in (csv_file, plot_file):
         if path is not None and not quiet:
-            click.echo(f"wrote {path}", err=True)
+            say(f"wrote {path}")
 
 
 def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
@@ -101,13 +101,13 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
 
 def _read_schedule(name: str) -> Schedule:
     """Read a schedule from a CSV file."""
+    from prism.files import read_bytes
     from prism.schedule import schedule_from_csv
 
     try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise PrismError(f"{name}: {reason}; expected a CSV of actions such as 0F0") from error
+        text = read_bytes(Path(name), name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PrismError(f"{name}: no text; expected a CSV of actions such as 0F0") from error
     return schedule_from_csv(text, name)
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from prism.text import visible
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -72,6 +74,11 @@ def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int
             bar.stop()
 
 
+def say(text: str) -> None:
+    """Write a line to stderr; nothing in it steers the terminal."""
+    click.echo(visible(text), err=True)
+
+
 def answer(
     numbers: Mapping[str, Any],
     as_json: bool,
@@ -93,14 +100,18 @@ def answer(
         return
     rendered = view(numbers)
     if isinstance(rendered, str):
-        click.echo(rendered)
+        click.echo(visible(rendered))
         return
     from rich.console import Console
+    from rich.segment import Segments
 
     # a pipe has no width; 120 keeps tables whole and still fits a wide terminal
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = Console(
+        width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False
+    )
+    segments = [part._replace(text=visible(part.text)) for part in console.render(rendered)]
     with console.capture() as capture:
-        console.print(rendered)
+        console.print(Segments(segments), soft_wrap=True, end="")
     # through click, so that a closed pipe ends here as it does for every other output
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
@@ -113,7 +124,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
     >>> to_json({"a": float("nan"), "b": (1, 2.5)})
     '{"a": null, "b": [1, 2.5]}'
     """
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return visible(json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

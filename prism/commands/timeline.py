@@ -15,7 +15,7 @@ from prism.commands.options import (
     step_range_option,
 )
 from prism.commands.outputs import conclude
-from prism.commands.terminal import progress_line
+from prism.commands.terminal import progress_line, say
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -73,11 +73,11 @@ def timeline(
     if output is None:
         if not quiet:
             text = "the timeline is not kept; -o DIR writes it for Perfetto, with pictures"
-            click.echo(text, err=True)
+            say(text)
     elif alone:
         write_chrome(result, output)
         if not quiet:
-            click.echo(f"wrote {output}", err=True)
+            say(f"wrote {output}")
     else:
         texts = {"timeline.json.gz": chrome_bytes(result)}
     conclude(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prism.comparisons.errors import Pairing, Sample
 from prism.errors import PrismError, named
-from prism.files import read_netcdf
+from prism.files import read_netcdf, told_broken
 from prism.steptimes.series import OUTLIER, check_durations, clock_grain, side_by_side
 from prism.traces import StepTimes, read_step_times
 from prism.traces.choose import rows_in_name
@@ -30,6 +30,7 @@ LEAST_STEPS = 20  # of a single run
 _LONGEST_START = 0.1  # of a run; what lasts longer is no start
 _COMMON = 0.8  # of the steps of either run that both must have to be paired
 _FEW_REPLICATES = 2  # clusters
+_EXPECTED = "a result.nc, which prism estimate JOB -o DIR writes"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def read_input(
                 "DIR wrote, its result.nc, or a file of step times"
             )
     if path.suffix == ".nc":
-        return _simulated(_open_result(path), str(source))
+        with told_broken(path, _EXPECTED):
+            return _simulated(_open_result(path), str(source))
     if not path.exists() and path.suffix in ("", ".yaml", ".yml") and "[" not in str(source):
         raise PrismError(
             f"{source}: no such file or folder; compare takes results and step times: to compare "
@@ -116,7 +118,7 @@ def _open_result(path: Path) -> "xr.Dataset":
     """Read a result of prism estimate."""
     if not path.is_file():
         raise PrismError(f"{path}: no such file; prism estimate JOB -o DIR writes result.nc")
-    found = read_netcdf(path, "a result.nc, which prism estimate JOB -o DIR writes")
+    found = read_netcdf(path, _EXPECTED)
     kind = str(found.attrs.get("kind", ""))
     if kind in ("trace", "calibrated", "steps"):
         raise PrismError(
@@ -154,7 +156,7 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
 
 def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
     seconds = np.asarray(values, np.float64)
-    unit = np.asarray(cluster, np.int64)
+    unit = np.unique(np.asarray(cluster, np.int64), return_inverse=True)[1]
     order = np.argsort(unit, kind="stable")
     return Sample(seconds[order], unit[order], np.arange(seconds.size)[order], "clusters")
 

@@ -213,6 +213,13 @@ class Remote:
             "and give the same command once more (with --resume it goes on where it was)"
         )
 
+    def deserted(self) -> PrismError:
+        """Return the error of a scheduler that has no workers any more."""
+        return PrismError(
+            f"{self.address}: no worker is left, for {self.timeout_s:g} s; start some, or wait "
+            "longer with --scheduler-timeout"
+        )
+
 
 class _Sent(NamedTuple):
     """A task under way: its number, its key, its shared data, and how often it was sent before."""
@@ -253,10 +260,7 @@ class _Batch:
         task, name = self.tasks[sent.number], f"prism-task-{sent.key[:32]}-{uuid.uuid4().hex[:8]}"
         work = pickle.dumps((_kind(task), task.args), protocol=5)  # as bytes, see `Shared.packed`
         where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
-        try:
-            data = self.remote.send(sent.shared)
-        except (OSError, CancelledError) as error:
-            raise self.remote.lost() from error
+        data = self._send(sent.shared)
         future = self.remote.client.submit(
             call, data, sent.shared.content, work, tuple(identity()),
             key=name, pure=False, **where,
@@ -265,6 +269,20 @@ class _Batch:
         if worker is not None:
             self._first.add(name)
         future.add_done_callback(lambda done: self._done.put(done.key))
+
+    def _send(self, shared: Shared) -> Any:
+        """Bring shared data to the cluster; where a worker dies with it, to another one."""
+        end = time.monotonic() + self.remote.timeout_s
+        while True:
+            try:
+                return self.remote.send(shared)
+            except (OSError, CancelledError) as error:
+                # the scheduler sends to a worker that died until it has taken note of that
+                if self.remote.client.status != "running":
+                    raise self.remote.lost() from error
+                if time.monotonic() > end:
+                    raise self.remote.deserted() from error
+            time.sleep(BEAT_S)
 
     def collect(self, wait: bool) -> None:
         """Take what is done; wait a moment for it if asked to."""
@@ -331,10 +349,7 @@ class _Batch:
         elif now - self._seen > self.remote.timeout_s:
             if client.status != "running":
                 raise self.remote.lost()
-            raise PrismError(
-                f"{self.remote.address}: no worker is left, for {self.remote.timeout_s:g} s; start "
-                "some, or wait longer with --scheduler-timeout"
-            )
+            raise self.remote.deserted()
 
     def cancel(self) -> None:
         """Stop everything under way."""

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prism.errors import PrismError
+from prism.files import check_sealed, told_broken
 from prism.jobspec.yaml import KeyPath, Layer, display_path
 
 CALIBRATED = "calibrated"
 MODELS = "trace", CALIBRATED
+_EXPECTED = "a model, which prism fit TRACE -o MODEL.nc makes"
 
 
 def model_attrs(path: str | Path) -> dict[str, str]:
@@ -23,17 +25,18 @@ def model_attrs(path: str | Path) -> dict[str, str]:
         return {}
     try:
         return _read_attrs(path)
-    except OSError:
+    except PrismError:
         return {}
 
 
 def _read_attrs(path: str | Path) -> dict[str, str]:
-    """Attributes that say what a model is; raises OSError."""
+    """Attributes that say what a model is."""
     import h5py
 
-    with h5py.File(path) as file:
+    check_sealed(path, _EXPECTED)
+    with told_broken(path, _EXPECTED), h5py.File(path) as file:
         found = {k: file.attrs[k] for k in ("kind", "job", "base_library") if k in file.attrs}
-    return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in found.items()}
+        return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in found.items()}
 
 
 def job_of_model(path: Path) -> Layer:
@@ -45,10 +48,7 @@ def job_of_model(path: Path) -> Layer:
         The file cannot be read, or is no model of a job.
     """
     shown = display_path(path)
-    try:
-        attrs = _read_attrs(path)
-    except OSError as error:
-        raise PrismError(f"{shown}: a netCDF file that cannot be read ({error})") from error
+    attrs = _read_attrs(path)
     if attrs.get("kind") == "steps":
         raise PrismError(
             f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
@@ -59,14 +59,15 @@ def job_of_model(path: Path) -> Layer:
             f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "
             "or MODEL.nc from prism fit TRACE -o MODEL.nc"
         )
-    values: dict[str, Any] = json.loads(attrs["job"])
-    own = values.get("variability", {})
-    if attrs["kind"] == CALIBRATED:
-        values["variability"] = {**own, "library": str(path)}
-    else:
-        library = own.get("library") or "none"  # a model's file writes no library as null
-        values["variability"] = {**own, "library": library, "model": str(path)}
-    return Layer(values, dict.fromkeys(key_paths(values), shown))
+    with told_broken(path, _EXPECTED):
+        values: dict[str, Any] = json.loads(attrs["job"])
+        own = values.get("variability", {})
+        if attrs["kind"] == CALIBRATED:
+            values["variability"] = {**own, "library": str(path)}
+        else:
+            library = own.get("library") or "none"  # a model's file writes no library as null
+            values["variability"] = {**own, "library": library, "model": str(path)}
+        return Layer(values, dict.fromkeys(key_paths(values), shown))
 
 
 def settle_calibrated(layer: Layer) -> None:

@@ -41,8 +41,7 @@ _FILE_KEYS = (
 # --------------------------------------------------------------------------- names and files
 def _is_file(path: Path) -> bool:
     try:
-        # A pipe (`<(...)`, /dev/stdin) is a legal job file too.
-        return path.exists() and not path.is_dir()
+        return path.is_file()  # nothing that is read once only: its kind is told by its head
     except (OSError, ValueError):  # a name too long, or with a NUL in it
         return False
 
@@ -66,7 +65,7 @@ def resolve_path(name: str | Path) -> Path:
     shipped = _shipped_path(str(name))
     if shipped is not None:
         return shipped
-    what = "is a folder, expected a job file" if _is_folder(path) else "no such job file"
+    what = "is no regular file, expected a job file" if _exists(path) else "no such job file"
     raise PrismError(f"{str(name)[:200] or repr('')}: {what}; {_way_out(path)}")
 
 
@@ -76,9 +75,9 @@ def is_hdf5(path: Path) -> bool:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
 
 
-def _is_folder(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
-        return path.is_dir()
+        return path.exists()
     except (OSError, ValueError):
         return False
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.files import atomic_write, read_netcdf
+from prism.files import read_netcdf, told_broken, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -136,8 +136,7 @@ def from_dataset(dataset: xr.Dataset) -> Samples:
 
 def save_samples(samples: Samples, path: str | os.PathLike[str]) -> None:
     """Write samples to netCDF, whole or not at all."""
-    with atomic_write(path) as temporary:
-        to_dataset(samples).to_netcdf(temporary, engine="h5netcdf")
+    write_netcdf(to_dataset(samples), path)
 
 
 def load_samples(path: str | os.PathLike[str]) -> Samples:
@@ -148,7 +147,9 @@ def load_samples(path: str | os.PathLike[str]) -> Samples:
     PrismError
         The file is not there, or is none.
     """
-    dataset = read_netcdf(path, "the samples that prism measure wrote (NAME.samples.nc)")
+    expected = "the samples that prism measure wrote (NAME.samples.nc)"
+    dataset = read_netcdf(path, expected)
     if dataset.attrs.get("kind") != KIND:
         raise PrismError(f"{path}: holds no samples of prism measure; expected NAME.samples.nc")
-    return from_dataset(dataset)
+    with told_broken(path, expected):
+        return from_dataset(dataset)

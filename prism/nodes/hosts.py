@@ -18,6 +18,9 @@ from prism.traces.content import find_kind, read_text
 
 _SHOWN = 4
 
+MOST_BYTES = 64 << 20
+"""Of a list of hosts: the 2 million that a list may have, with 32 characters each."""
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -71,7 +74,7 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
     elif find_kind(Path(path), path) != "text":
         raise PrismError(f"{path}: is no text; expected a list of hosts, one name per line")
     else:
-        text = read_text(Path(path), path).decode("utf-8", "replace")
+        text = read_text(Path(path), path, MOST_BYTES).decode("utf-8", "replace")
     names = read_hosts_text(text, path)
     if len(names) not in (n_nodes, n_nodes + spares):
         more = len(names) - n_nodes

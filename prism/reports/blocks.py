@@ -130,7 +130,7 @@ def _block(part: RenderableType) -> Block | None:
     """Turn one text or table into a part of a page; None where it is empty."""
     if isinstance(part, RichTable):
         return _table(part)
-    text = part if isinstance(part, Text) else Text.from_markup(str(part))
+    text = part if isinstance(part, Text) else Text(str(part))
     plain = tidy(text.plain)
     if not plain:
         return None
@@ -154,7 +154,7 @@ def tidy(text: str) -> str:
 
 
 def _text(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    return cell.plain if isinstance(cell, Text) else str(cell)
 
 
 def _cell(text: object) -> str:

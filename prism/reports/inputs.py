@@ -165,9 +165,9 @@ def made_by(result: xr.Dataset, numbers: Json, file: str, command: str) -> list[
     """
     attrs = result.attrs
     rows = [("file", file), ("made by", f"{command}, prism {attrs.get('prism_version', '')}")]
-    commit, versions = str(attrs.get("commit") or ""), attrs.get("versions")
-    if commit:
-        rows.append(("commit", commit))
+    source, versions = str(attrs.get("source_sha256") or ""), attrs.get("versions")
+    if source:
+        rows.append(("hash of prism's source files", source))
     seed = attrs.get("seed", numbers.get("seed"))
     if seed is not None:
         rows.append(("seed", str(seed)))

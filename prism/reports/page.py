@@ -22,6 +22,7 @@ from prism.reports.figures import Picture, to_svg
 from prism.reports.inputs import differences, inputs_of, job_values, made_by
 from prism.reports.read import Found, read_results
 from prism.resultfiles import KINDS
+from prism.text import visible
 
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
@@ -141,7 +142,7 @@ def make_page(
         warnings=sum(len(part.section.warnings) for part in parts),
         version=prism.__version__,
     )
-    html = re.sub(r"\n\s*\n+", "\n", html)
+    html = visible(re.sub(r"\n\s*\n+", "\n", html))
     if path is not None:
         with atomic_write(path) as temporary:
             temporary.write_text(html, encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism.errors import PrismError
-from prism.files import read_netcdf
+from prism.files import read_netcdf, told_broken
 from prism.reports.sections import Section
 from prism.resultfiles import KINDS, kind_of
 
@@ -100,14 +100,11 @@ def _found(file: str, result: xr.Dataset) -> Found:
         own = result.attrs.get("kind")
         what = f"a file of kind {own}" if own else f"holds {_some(result)}"
         raise PrismError(f"{file}: {what}; expected what one of these writes by -o: {known}")
-    try:
-        return Found(file, kind, result, KINDS[kind].call("section", result))
-    except PrismError as error:
-        raise PrismError(f"{file}: {error}") from error
-    except (AttributeError, KeyError, ValueError, TypeError, IndexError) as error:
-        raise PrismError(
-            f"{file}: not a whole result; write it again by prism {KINDS[kind].command}"
-        ) from error
+    with told_broken(file, f"a result; write it again by prism {KINDS[kind].command}"):
+        try:
+            return Found(file, kind, result, KINDS[kind].call("section", result))
+        except PrismError as error:
+            raise PrismError(f"{file}: {error}") from error
 
 
 def _some(result: xr.Dataset) -> str:

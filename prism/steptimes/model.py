@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from prism.errors import PrismError
+from prism.files import read_netcdf, told_broken
 from prism.jobspec.frommodel import model_attrs
 from prism.steptimes.spread import Spread
 
@@ -238,17 +239,11 @@ def load_step_model(path: str | Path) -> StepModel:
     PrismError
         The file is missing, or holds something else.
     """
-    import xarray as xr
-
     if not Path(path).is_file():
         raise PrismError(f"{path}: no such model; prism fit STEPS -o MODEL.nc makes one")
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return model_from_dataset(dataset.load(), str(path))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise PrismError(
-            f"{path}: not a model that can be read ({error}); prism fit STEPS -o MODEL.nc makes one"
-        ) from error
+    expected = "a model, which prism fit STEPS -o MODEL.nc makes"
+    with told_broken(path, expected):
+        return model_from_dataset(read_netcdf(path, expected), str(path))
 
 
 def is_step_model(path: str | Path) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from prism.distributions import Law, constant
 from prism.errors import PrismError
+from prism.files import read_netcdf, told_broken
 from prism.tracemodel.graph import TraceNode
 from prism.tracemodel.model import OpGroup, TraceModel
 from prism.tracemodel.scope import Scope
@@ -44,7 +45,7 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     ----------
     model : TraceModel
     attrs : dict
-        Provenance: version, commit, seed, inputs.
+        Provenance: version, hash of the source files, seed, inputs.
     """
     import xarray as xr
 
@@ -166,18 +167,11 @@ def load_model(path: str | Path) -> TraceModel:
     PrismError
         The file is missing, or holds something else.
     """
-    import xarray as xr
-
     if not Path(path).is_file():
         raise PrismError(f"{path}: no such model; prism fit TRACE -o MODEL.nc makes one")
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            loaded = dataset.load()
-        return model_from_dataset(loaded, str(path))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise PrismError(
-            f"{path}: not a model that can be read ({error}); prism fit TRACE -o MODEL.nc makes one"
-        ) from error
+    expected = "a model, which prism fit TRACE -o MODEL.nc makes"
+    with told_broken(path, expected):
+        return model_from_dataset(read_netcdf(path, expected), str(path))
 
 
 def _law_to(law: Law) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from prism.errors import PrismError
+from prism.files import MOST_TRACE
 from prism.traces.chakraproto import COLLECTIVES, NODE_TYPES, decode
 from prism.traces.content import find_kind, read_text
 from prism.traces.kernelnames import COLLECTIVES as COLLECTIVE_KINDS
@@ -78,7 +79,7 @@ def read_chakra(
 def _read_file(path: Path, pattern: re.Pattern[str] | None) -> RankTrace:
     """Read the nodes of one file."""
     source = str(path)
-    data = read_text(path, source)
+    data = read_text(path, source, MOST_TRACE)
     as_json = find_kind(path, source) == "json"
     read = _json_nodes(data, source) if as_json else _proto_nodes(data, source)
     nodes, about, notes = read

@@ -8,7 +8,6 @@ columns mean (pipeline.py, tidy.py, steps.py) and everything inside JSON (kineto
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
 import warnings
@@ -22,12 +21,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
 from prism.traces.protosniff import is_chakra
 
 Kind = Literal["parquet", "json", "text", "sqlite", "chakra"]
 
 _HEAD = 1 << 16  # enough for what tells the kinds apart
-_GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _SQLITE = b"SQLite format 3\x00"
 KIND_NAMES = {
@@ -78,7 +77,7 @@ def find_kind(path: Path, source: str) -> Kind:
     PrismError
         If there is no such file, or it is empty or binary.
     """
-    head = _read(path, source, _HEAD)
+    head = _head(path, source)
     text = head.removeprefix(_BOM)
     for magic, what in _ALIEN.items():
         if head.startswith(magic):
@@ -101,20 +100,36 @@ def find_kind(path: Path, source: str) -> Kind:
     return "text"
 
 
-def read_text(path: Path, source: str) -> bytes:
+def read_text(path: Path, source: str, most: int = MOST_TEXT) -> bytes:
     """Read a text file, unpacked where it is gzipped, without a byte-order mark.
 
     Raises
     ------
     PrismError
-        If it cannot be read, or its gzip stream is broken.
+        If it cannot be read, has more than ``most`` bytes, or its gzip stream is broken.
     """
-    return _read(path, source).removeprefix(_BOM)
+    data, damage = unpack(read_bytes(path, source, most), source, most)
+    if damage:
+        raise PrismError(f"{source}: the gzip stream {damage}; copy the file again")
+    return data.removeprefix(_BOM)
 
 
 def read_head(path: Path, source: str) -> bytes:
     """Read the first bytes of a file, unpacked where it is gzipped."""
-    return _read(path, source, _HEAD).removeprefix(_BOM)
+    return _head(path, source).removeprefix(_BOM)
+
+
+def _head(path: Path, source: str) -> bytes:
+    check_file(path, source)
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+        # what can be had: a stream that is cut short may still be salvaged
+        return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(GZIP) else head
+    except zlib.error as error:
+        raise PrismError(f"{source}: the gzip stream is damaged; copy the file again") from error
+    except OSError as error:
+        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
 
 
 def is_chakra_json(path: Path) -> bool:
@@ -135,30 +150,6 @@ def _check_text(data: bytes, source: str) -> None:
     if b"\0" in data:
         line = data.count(b"\n", 0, data.index(b"\0")) + 1
         raise PrismError(f"{source}:{line}: holds a NUL character; expected text")
-
-
-def _read(path: Path, source: str, size: int = -1) -> bytes:
-    """Read the first bytes of a file, or all, unpacked where it is gzipped."""
-    try:
-        if path.is_dir():
-            raise PrismError(f"{source}: is a folder; expected a file")
-        with path.open("rb") as file:
-            packed = file.read(2) == _GZIP
-            file.seek(0)
-            if not packed:
-                return file.read(size)
-            if size >= 0:  # what can be had: a stream that is cut short may still be salvaged
-                return zlib.decompressobj(wbits=31).decompress(file.read(size), size)
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                return unpacked.read()
-    except FileNotFoundError as error:
-        raise PrismError(f"{source}: there is no such file; check the name") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise PrismError(
-            f"{source}: the gzip stream is broken or cut short ({error}); copy the file again"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise PrismError(f"{source}: cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -337,7 +328,8 @@ def _read_parquet(path: Path, source: str) -> RawTable:
 def _read_csv(data: bytes, source: str) -> RawTable:
     """Read a CSV with commas, semicolons or tabs; its first line names the columns."""
     _check_text(data, source)
-    header = next((line for line in data.splitlines() if line.strip()), b"").decode("utf-8")
+    parts = (line for part in io.BytesIO(data) for line in part.splitlines())
+    header = next((line for line in parts if line.strip()), b"").decode("utf-8")
     delimiter = max(",;\t", key=header.count)  # the first where none occurs
     try:
         names = next(csv.reader([header], delimiter=delimiter), [])

@@ -43,11 +43,14 @@ def recording_kind(what: str) -> Recording | None:
             # mpirun's prefix starts as JSON does
             is_test = kind == "json" and is_nccl_tests(read_head(path, what))
             return "collectives" if is_test else "trace"
-        text = read_text(path, what) if kind == "text" else None
-        if text is not None and is_log(text):
-            return "step_times"
-        if text is not None and is_nccl_tests(text):
-            return "collectives"
+    except PrismError:
+        return None
+    text = read_text(path, what) if kind == "text" else None
+    if text is not None and is_log(text):
+        return "step_times"
+    if text is not None and is_nccl_tests(text):
+        return "collectives"
+    try:
         columns = read_table(path, what, kind, text).columns
     except PrismError:
         if kind == "parquet":

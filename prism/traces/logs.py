@@ -8,6 +8,7 @@ every other time in a log.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def read_log(text: bytes, source: str) -> LogTimes:
 
 def _lines(text: bytes, marks: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
     """Go through the lines that hold one of the marks, with their numbers."""
-    for number, line in enumerate(text.split(b"\n"), start=1):
+    for number, line in enumerate(io.BytesIO(text), start=1):
         if any(mark in line for mark in marks):
             yield number, line.decode("utf-8", errors="replace")
 

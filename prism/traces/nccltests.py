@@ -8,6 +8,7 @@ print, else from the prefix, else from the file's name. Left out: what a bandwid
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ def read_nccl_tests(path: Path, source: str) -> tuple[list[BandwidthTest], list[
                 raise
             notes.append(f"left out: {error}")
             continue
-        found = _parse(text.decode("utf-8", "replace"), shown, file.name)
+        found = _parse(text, shown, file.name)
         if not found and not is_nccl_tests(text):
             notes.append(f"left out: {shown}: is no output of nccl-tests")
         for test in found:
@@ -139,7 +140,7 @@ class _Run:
     time: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
-def _parse(text: str, source: str, file_name: str) -> list[BandwidthTest]:
+def _parse(text: bytes, source: str, file_name: str) -> list[BandwidthTest]:
     """Find the runs in a text; each prefix is a stream of its own."""
     streams: dict[str, list[_Run]] = {}
     names: dict[str, str] = {}
@@ -175,10 +176,10 @@ def _parse(text: str, source: str, file_name: str) -> list[BandwidthTest]:
     ]  # fmt: skip
 
 
-def _lines(text: str, source: str) -> Iterator[tuple[str, str, str]]:
+def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
     """Give each line's prefix, the rest of it, and where it stands."""
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = _MPI.sub("", raw)
+    for number, raw in enumerate(io.BytesIO(text), start=1):
+        line = _MPI.sub("", raw.decode("utf-8", "replace").rstrip("\r\n"))
         found = _PREFIX.match(line)
         prefix = found.group(1) if found else ""
         yield prefix, line[found.end() :] if found else line, f"{source}:{number}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from prism.errors import PrismError
+from prism.files import MOST_TRACE, read_bytes, unpack
 
 Scalar = str | int | float | None
 
@@ -153,13 +153,7 @@ def read_events(path: Path) -> RawTrace:
     PrismError
         If the file cannot be read, or holds no trace events at all.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise PrismError(
-            f"{path}: cannot read: {error.strerror or error}; expected a profiler's JSON file"
-        ) from error
-    return decode_events(data, str(path))
+    return decode_events(read_bytes(path, str(path), MOST_TRACE), str(path))
 
 
 def decode_events(data: bytes, where: str) -> RawTrace:
@@ -171,7 +165,9 @@ def decode_events(data: bytes, where: str) -> RawTrace:
         If no event can be read from it.
     """
     notes: list[str] = []
-    data = _decompress(data, notes)
+    data, damage = unpack(data, where, MOST_TRACE)
+    if damage:
+        notes.append(f"the gzip stream {damage}; what came before was read")
     if data.startswith(b"\xef\xbb\xbf"):
         data = data[3:]
         notes.append("a byte order mark was skipped")
@@ -248,31 +244,6 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _decompress(data: bytes, notes: list[str]) -> bytes:
-    """Content of a gzip stream, or as much of it as comes before the damage."""
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    parts: list[bytes] = []
-    while data:
-        stream = zlib.decompressobj(31)
-        try:
-            # in pieces, so that what comes before a damage is kept
-            for start in range(0, len(data), 1 << 20):
-                parts.append(stream.decompress(data[start : start + (1 << 20)]))
-                if stream.eof:
-                    break
-            parts.append(stream.flush())
-        except zlib.error:
-            notes.append("the gzip stream is damaged; what came before the damage was read")
-            break
-        if not stream.eof:
-            notes.append("the gzip stream ends early; what is there was read")
-            break
-        rest = stream.unused_data + data[start + (1 << 20) :]
-        data = rest if rest.startswith(b"\x1f\x8b") else b""
-    return b"".join(parts)
 
 
 _BOUNDARY = re.compile(rb'[\[,]\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s)"\s*:)')

@@ -15,7 +15,7 @@ from rich.table import Table
 from prism.results import TAIL_SAMPLES
 from prism.text import format_count, format_duration, format_like, format_share
 from prism.views.run import run_rows, term_table
-from prism.views.tables import rows_view
+from prism.views.tables import bold, rows_view
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,7 +39,7 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
     rich.console.RenderableType
         Step time and time-to-train side by side, then the rest, every number with its unit.
     """
-    head = [f"[bold]{summary['job']}[/bold]"]
+    head = [""]  # after the job's name
     if "world_size" in summary:
         head.append(f"{format_count(summary['world_size'])} GPUs")
     head.append(f"{format_count(summary['replicates'])} step replicates")
@@ -47,7 +47,9 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
         steps = f" of {format_count(summary['steps'])} steps" if "steps" in summary else ""
         head.append(f"{format_count(summary['run_replicates'])} run replicates{steps}")
     head.append(f"seed {summary['seed']}")
-    parts: list[RenderableType] = [", ".join(head), "", _times(summary)]
+    parts: list[RenderableType] = [
+        bold(str(summary["job"]), ", ".join(head)), "", _times(summary),
+    ]  # fmt: skip
     for title, rows in (
         ("Slowdown", _slowdown_rows(summary)),
         ("Run", run_rows(summary)),
@@ -57,10 +59,10 @@ def estimate_view(summary: Json, result: xr.Dataset | None = None) -> Renderable
         ("Engine", _engine_rows(summary)),
     ):
         if rows:
-            parts += ["", f"[bold]{title}[/bold]", rows_view(rows)]
+            parts += ["", bold(title), rows_view(rows)]
         terms = term_table(summary) if title == "Run" else None
         if terms is not None:
-            parts += ["", "[bold]What delays the run, and what makes it vary[/bold]", terms]
+            parts += ["", bold("What delays the run, and what makes it vary"), terms]
     return Group(*parts)
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from prism.text import format_duration
-from prism.views.tables import plain_text
+from prism.views.tables import bold, plain_text
 
 Json = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableT
         block = key.split(".")[0]
         text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
         table.add_row(key, text, _source(key, sources))
-    return Group(f"[bold]{name}[/bold]", "", table)
+    return Group(bold(name), "", table)
 
 
 def flatten(values: Json, above: str = "") -> Iterator[tuple[str, Any]]:

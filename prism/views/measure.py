@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from prism.text import format_duration, format_share, percent_change
 from prism.views.tables import table_view
@@ -41,7 +40,7 @@ def measure_view(numbers: Mapping[str, Any]) -> RenderableType:
         parts.append(f"reading the clock costs {cost:.0f} ns, subtracted from every call")
     if numbers.get("stopped"):
         parts.append(f"stopped {numbers['stopped']}")
-    return Group(*parts, *(escape(f"- {note}") for note in numbers["notes"]))
+    return Group(*parts, *(f"- {note}" for note in numbers["notes"]))
 
 
 def _row(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from prism.texts.place import (
     objective_name,
     rows,
 )
+from prism.views.tables import bold
 
 Json = Mapping[str, Any]
 
@@ -53,10 +53,10 @@ def place_view(numbers: Json) -> RenderableType:
     parts += [_wrapped(line) for line in _legend(found, objective)]
     impossible = [row for row in found if row.get("impossible")]
     if impossible:
-        parts += ["", "[bold]Not possible[/bold]"]
+        parts += ["", bold("Not possible")]
         parts += [_wrapped(f"- {row['label']}: {row['impossible']}") for row in impossible]
     if numbers.get("notes"):
-        parts += ["", "[bold]Taken for granted[/bold]"]
+        parts += ["", bold("Taken for granted")]
         parts += [_wrapped(f"- {note}") for note in numbers["notes"]]
     if numbers.get("wall_seconds") is not None:
         parts += ["", f"in all {format_duration(numbers['wall_seconds'], 0.1)}"]
@@ -65,10 +65,10 @@ def place_view(numbers: Json) -> RenderableType:
 
 def _head(numbers: Json) -> list[RenderableType]:
     """Say which nodes are slow, and what is sought."""
-    head = f"[bold]{escape(str(numbers['job']))}[/bold]: where slow nodes should go"
+    head = ": where slow nodes should go"
     if numbers.get("seed") is not None:
         head += f", seed {numbers['seed']}"
-    lines: list[RenderableType] = [head]
+    lines: list[RenderableType] = [bold(str(numbers["job"]), head)]
     lines += [_wrapped(line) for line in assumed(numbers)]
     return lines
 
@@ -93,7 +93,7 @@ def _table(found: Sequence[Json], numbers: Json) -> Table:
     fine = {name: _resolution(shown, name) for name in keys}
     for row in shown:
         cells = [_time(row, name, fine[name], now) for name in keys]
-        table.add_row(escape(_cut(str(row["label"]))), *cells, _change(row, now))
+        table.add_row(_cut(str(row["label"])), *cells, _change(row, now))
     return table
 
 

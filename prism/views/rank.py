@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from prism.texts.rank import (
     half_width,
     pair_label,
 )
+from prism.views.tables import bold
 
 Json = Mapping[str, Any]
 
@@ -69,12 +69,12 @@ def rank_view(numbers: Json) -> RenderableType:
         tried = [row for row in rows if row.get(made) is not None]
         if tried:
             title = title.format(faster=faster_text(numbers))
-            parts += ["", f"[bold]{title}[/bold]", _changes(tried, suffix)]
+            parts += ["", bold(title), _changes(tried, suffix)]
     parts += _together(numbers)
     parts += ["", *(_wrapped(line) for line in _legend(numbers))]
     lines = findings(numbers)
     if lines:
-        parts += ["", "[bold]In words[/bold]", *(_wrapped(f"- {line}") for line in lines)]
+        parts += ["", bold("In words"), *(_wrapped(f"- {line}") for line in lines)]
     if numbers.get("wall_seconds") is not None:
         parts += ["", f"in all {format_duration(numbers['wall_seconds'], 0.1)}"]
     return Group(*parts)
@@ -83,7 +83,7 @@ def rank_view(numbers: Json) -> RenderableType:
 def _head(numbers: Json) -> list[RenderableType]:
     """Say what is ranked, and how much there is to explain."""
     what = TARGETS[numbers["target"]]
-    head = f"[bold]{escape(str(numbers['job']))}[/bold]: what makes the {what} vary"
+    head = f": what makes the {what} vary"
     if numbers.get("seed") is not None:
         head += f", seed {numbers['seed']}"
     mean, std = numbers["mean"], numbers["std"]
@@ -99,7 +99,7 @@ def _head(numbers: Json) -> list[RenderableType]:
             f": {small(numbers['within_cluster_std'])} within a cluster draw, "
             f"{small(numbers['between_cluster_std'])} between cluster draws"
         )
-    return [head, _wrapped(text)]
+    return [bold(str(numbers["job"]), head), _wrapped(text)]
 
 
 def _matters(row: Json) -> bool:
@@ -138,7 +138,7 @@ def _table(rows: Sequence[Json], quick: bool) -> Table:
         if frozen:
             cells += [_change(row, "mean_reduction", error=False)] if means else []
             cells += [_change(row, "std_reduction"), _change(row, "p95_reduction")]
-        table.add_row(escape(_cut(row["label"])), *cells)
+        table.add_row(_cut(row["label"]), *cells)
     return table
 
 
@@ -189,7 +189,7 @@ def _changes(rows: Sequence[Json], suffix: str) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     first = next(iter(keys))
     for row in sorted(rows, key=lambda row: -abs(row.get(first) or 0.0))[:8]:
-        table.add_row(escape(_cut(row["label"])), *(_change(row, key) for key in keys))
+        table.add_row(_cut(row["label"]), *(_change(row, key) for key in keys))
     return table
 
 
@@ -204,7 +204,7 @@ def _together(numbers: Json) -> list[RenderableType]:
     shown = [pair for pair in numbers["pairs"] if pair["joint"] >= SMALL][:MOST_PAIRS]
     for pair in shown:
         interval = _interval({"total_order_ci": pair["joint_ci"]})
-        table.add_row(escape(pair_label(pair)), _figure(pair["second_order"]),
+        table.add_row(pair_label(pair), _figure(pair["second_order"]),
                       _figure(pair["joint"]), interval)  # fmt: skip
     lines: list[RenderableType] = []
     for effect, classes in numbers["through_class"].items():
@@ -214,9 +214,9 @@ def _together(numbers: Json) -> list[RenderableType]:
         lines.append(_wrapped(f"- {short_label(effect, 'effects')}: {', '.join(told)}"))
     rest = len(numbers["pairs"]) - len(shown)
     return [
-        "", "[bold]Only where both meet, % of the variance[/bold]",
+        "", bold("Only where both meet, % of the variance"),
         *([table] if shown else []), *([f"and {rest} more of no weight"] if rest else []), "",
-        "[bold]The classes whose time an effect acts through, % of what it makes[/bold]", *lines,
+        bold("The classes whose time an effect acts through, % of what it makes"), *lines,
     ]  # fmt: skip
 
 

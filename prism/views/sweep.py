@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from prism.text import format_count, format_duration, format_like, format_share
 from prism.texts.sweep import change_text, findings, refusals, same_work_differs
+from prism.views.tables import bold
 
 Json = Mapping[str, Any]
 
@@ -37,20 +37,22 @@ def sweep_view(numbers: Json) -> RenderableType:
     rows = numbers["rows"]
     levels = Counter(row["figures"] for row in rows)
     run = levels["full"] + levels["screen"]
-    head = f"[bold]{escape(str(numbers['job']))}[/bold], {format_count(len(rows))} setting"
+    head = f", {format_count(len(rows))} setting"
     head += "s" * (len(rows) != 1)
     head += f" ({format_count(run)} simulated)" if run < len(rows) else ""
-    parts: list[RenderableType] = [f"{head}, seed {numbers['seed']}", ""]
+    parts: list[RenderableType] = [
+        bold(str(numbers["job"]), f"{head}, seed {numbers['seed']}"), "",
+    ]  # fmt: skip
     parts += [_wrapped(f"- {line}") for line in numbers.get("findings") or findings(numbers)]
     parts += ["", _table(numbers)]
     parts += [_wrapped(line) for line in _legend(numbers, levels)]
     if numbers["refused"]:
         n_refused = len(numbers["refused"])
         asked = f"{format_count(n_refused)} of {format_count(n_refused + len(rows))} settings"
-        parts += ["", f"[bold]Refused: {asked}[/bold]"]
+        parts += ["", bold(f"Refused: {asked}")]
         parts += [_wrapped(f"- {line}") for line in refusals(numbers)]
     if numbers["notes"]:
-        parts += ["", "[bold]Taken for granted[/bold]"]
+        parts += ["", bold("Taken for granted")]
         parts += [_wrapped(f"- {note}") for note in numbers["notes"]]
     parts += ["", f"in all {format_duration(numbers['wall_seconds'], 0.1)}"]
     return Group(*parts)
@@ -89,7 +91,7 @@ def _table(numbers: Json) -> Table:
         cells += ["" if row["memory_gib"] is None else f"{row['memory_gib']:.0f}"] * memory
         cells += _times(row) + [change_text(row, "p95")] * changes
         cells.append(format_share(row["exposed_communication"] or 0.0, 2))
-        table.add_row(*map(escape, cells), escape(_marks(i, row, numbers)))
+        table.add_row(*cells, _marks(i, row, numbers))
     return table
 
 

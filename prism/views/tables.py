@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -30,11 +29,13 @@ def table_view(title: str, rows: Sequence[Json], right: Sequence[str] = ()) -> R
         name = key.replace("_", " ")
         table.add_column(name, justify="right" if key in right else "left", overflow="fold")
     for row in rows:
-        # kernels have names with brackets, which are no markup
-        table.add_row(
-            *("" if value is None else escape(plain_text(value)) for value in row.values())
-        )
-    return Group(f"[bold]{escape(title)}[/bold]", "", table)
+        table.add_row(*("" if value is None else plain_text(value) for value in row.values()))
+    return Group(bold(title), "", table)
+
+
+def bold(title: str, rest: str = "") -> Text:
+    """Write a title, and what follows it; nothing in either is markup."""
+    return Text.assemble((title, "bold"), rest)
 
 
 def rows_view(rows: Sequence[tuple[str, str]]) -> Table:
@@ -47,13 +48,13 @@ def rows_view(rows: Sequence[tuple[str, str]]) -> Table:
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     for label, text in rows:
-        table.add_row(escape(label), escape(text))
+        table.add_row(label, text)
     return table
 
 
 def lines_view(title: str, lines: Sequence[str] | None) -> list[RenderableType]:
     """List remarks under a title; nothing where there are none."""
-    return ["", f"[bold]{title}[/bold]", *(Text(f"- {line}") for line in lines)] if lines else []
+    return ["", bold(title), *(Text(f"- {line}") for line in lines)] if lines else []
 
 
 def inputs_line(summary: Json) -> Text:

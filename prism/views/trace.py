@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prism.text import format_count, format_duration, format_like, format_share
-from prism.views.tables import inputs_line, lines_view, rows_view, table_view
+from prism.views.tables import bold, inputs_line, lines_view, rows_view, table_view
 
 Json = Mapping[str, Any]
 
@@ -138,7 +138,7 @@ def _lemons(lemons: Any) -> list[RenderableType]:
         )
         for lemon in lemons
     ]
-    return ["", "[bold]Slow workers, apart from the law of the others[/bold]", rows_view(rows)]
+    return ["", bold("Slow workers, apart from the law of the others"), rows_view(rows)]
 
 
 def _cross_check(found: Any) -> list[RenderableType]:
@@ -199,7 +199,7 @@ def replay_view(summary: Json) -> RenderableType:
         rows.append(("edges of the graph", text))
     n_steps = summary.get("steps")
     title = f"Replay of {n_steps} step{'s' if n_steps != 1 else ''}"
-    parts: list[RenderableType] = [f"[bold]{title}[/bold]", "", rows_view(rows)]
+    parts: list[RenderableType] = [bold(title), "", rows_view(rows)]
     for key, title, word in (
         ("by_op_kind", "Slowdown that goes with one kind of op at its mean", ""),
         ("by_stage", "... with one stage at its mean", "stage"),
@@ -225,7 +225,7 @@ def _parts_of_slowdown(title: str, found: Any, word: str = "") -> list[Renderabl
         n_others = len(pairs) - n_shown
         name = f"{n_others} other{'s' if n_others > 1 else ''}"
         rows.append((name, f"up to {pairs[n_shown][1]:.4f}"))
-    return ["", f"[bold]{title}[/bold]", rows_view(rows)]
+    return ["", bold(title), rows_view(rows)]
 
 
 def _named_values(found: Any, word: str) -> Iterator[tuple[str, float | None]]:
@@ -264,7 +264,7 @@ def validation_view(summary: Json) -> RenderableType:
     rich.console.RenderableType
         The prediction beside the baselines and the floor, and a verdict in words.
     """
-    head = f"[bold]{format_count(summary['n_measured'])} measured[/bold]"
+    n, head = f"{format_count(summary['n_measured'])} measured", ""
     if summary.get("n_effective") is not None:
         head += f", worth {summary['n_effective']:.1f} independent ones"
     if summary.get("n_train"):
@@ -273,7 +273,7 @@ def validation_view(summary: Json) -> RenderableType:
         head += f"; dependence: {summary['dependence']}"
     if summary.get("seed") is not None:
         head += f"; seed {summary['seed']}"
-    parts: list[RenderableType] = [head, "", _comparison(summary), ""]
+    parts: list[RenderableType] = [bold(n, head), "", _comparison(summary), ""]
     parts += [Text(line) for line in verdict(summary)]
     parts += lines_view("Notes", summary.get("notes"))
     return Group(*parts)

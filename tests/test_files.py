@@ -1,0 +1,216 @@
+"""Files as inputs: bounds on what is read, regular files alone, netCDF that is whole or refused."""
+
+import gzip
+import os
+import random
+import signal
+import stat
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import prism
+from prism import files
+from prism.errors import PrismError
+from prism.nodes.hosts import read_host_list
+from prism.placementfile import read_hosts
+from prism.resultfiles import KINDS
+from prism.traces.chakra import read_chakra
+from prism.traces.nccltests import read_nccl_tests
+from prism.traces.salvage import read_events
+from prism.traces.steps import read_step_times
+
+MIB = 1 << 20
+FILE = "file"
+READERS = {
+    "steps": read_step_times,
+    "profiler": read_events,
+    "chakra": lambda path: read_chakra([path]),
+    "hosts": lambda path: read_host_list(str(path), 4),
+    "nccl": lambda path: read_nccl_tests(path, str(path)),
+    "placement": read_hosts,
+}
+HEADS = {
+    "steps": b"step_s\n" + b"1\n" * 40_000,
+    "profiler": b'{"traceEvents":[',
+    "chakra": b'{"schema": "1.1.0-chakra.0.0.4", "nodes": [',
+    "hosts": b"node1\n" * 20_000,
+    "nccl": b"# size count type redop root time algbw busbw\n" * 2000,
+    "placement": b"slot,node\n",
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_sparse_file_is_refused_by_its_size(tmp_path, name):
+    file = tmp_path / "sparse"
+    file.write_bytes(HEADS[name])
+    os.truncate(file, 20 << 30)
+    with pytest.raises(PrismError, match=r"sparse: has more than [\d,]+ MiB"):
+        READERS[name](file)
+
+
+@pytest.mark.parametrize("name", ["steps", "hosts", "nccl"])
+def test_gzip_is_refused_by_what_it_unpacks_to(tmp_path, name):
+    """Members of 32 MiB of blanks each, 1 : 1000."""
+    file = tmp_path / "bomb.gz"
+    file.write_bytes(gzip.compress(HEADS[name]) + 17 * gzip.compress(b" " * (32 * MIB)))
+    assert file.stat().st_size < MIB
+    with pytest.raises(PrismError, match=r"bomb.gz: unpacks to more than [\d,]+ MiB"):
+        READERS[name](file)
+
+
+def test_unpacking_stops_at_its_bound():
+    packed = gzip.compress(b" " * (8 * MIB))
+    assert files.unpack(packed, "x", 8 * MIB) == (b" " * (8 * MIB), "")
+    with pytest.raises(PrismError, match="7 MiB"):
+        files.unpack(packed, "x", 7 * MIB)
+    both, damage = files.unpack(gzip.compress(b"a") + gzip.compress(b"b") + b"\0" * 9, "x")
+    assert (both, damage) == (b"ab", "")
+    cut, damage = files.unpack(packed[:-3000], "x")
+    assert 0 < len(cut) < 8 * MIB and damage
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("show",), ("estimate",), ("fit",), ("timeline",), ("report",),
+        ("validate", "pipeline-8x32", "--measured"), ("compare", FILE),
+        ("place", "pipeline-8x32", "--slow-nodes", "1", "--slowdown", "2", "--hosts"),
+        ("place", "pipeline-8x32", "--measured-nodes"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["pipe", "pipe.nc", "pipe.yaml", "/dev/zero"])
+def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path, run, command, name):
+    file = tmp_path / name
+    if not file.exists():
+        os.mkfifo(file)
+
+    def hangs(*_):
+        raise TimeoutError(str(file))
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(20)
+    try:
+        status, _, said = run(*(file if x == FILE else x for x in command), file)
+    finally:
+        signal.alarm(0)
+    assert status == 2, said
+    assert str(file) in said
+
+
+def dataset(kind):
+    values = np.linspace(0.0, 1.0, 500)
+    attrs = {"kind": kind, "summary": "{}", "job_name": "a"} if kind else {"job": "{}"}
+    return xr.Dataset({"step_time": ("replicate", values)}, attrs=attrs)
+
+
+@pytest.mark.parametrize("kind", ["", *KINDS])
+def test_every_flipped_bit_and_cut_is_told(tmp_path, kind):
+    file = tmp_path / "whole.nc"
+    prism.save(dataset(kind), file)
+    prism.load(file)
+    content, draw = file.read_bytes(), random.Random(1)
+    end = content.rindex(files.SEAL)
+    for _ in range(40):
+        broken, bit = bytearray(content), draw.randrange(8 * end)
+        broken[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(broken)
+        with pytest.raises(PrismError, match="whole.nc: cannot be read"):
+            prism.load(file)
+    for size in (0, 1, 96, end // 2, end - 1):
+        file.write_bytes(content[:size])
+        with pytest.raises(PrismError, match="whole.nc: cannot be read"):
+            prism.load(file)
+
+
+def test_a_file_that_another_program_wrote_needs_no_hash(tmp_path):
+    prism.save(dataset("sweep"), tmp_path / "ours.nc")
+    loaded = xr.load_dataset(tmp_path / "ours.nc", engine="h5netcdf")
+    loaded.assign_attrs(note="kept").to_netcdf(tmp_path / "theirs.nc", engine="h5netcdf")
+    assert files.SEAL not in (tmp_path / "theirs.nc").read_bytes()
+    assert prism.load(tmp_path / "theirs.nc").attrs["note"] == "kept"
+
+
+def test_declared_sizes_beyond_what_a_file_can_hold_are_refused(tmp_path):
+    import h5netcdf
+
+    with h5netcdf.File(tmp_path / "huge.nc", "w") as file:
+        file.dimensions = {"x": 1 << 40}
+        file.create_variable("step_time", ("x",), "f8", chunks=(1 << 20,))
+        file.attrs["kind"] = "sweep"
+    with pytest.raises(PrismError, match="huge.nc: cannot be read.*declared"):
+        prism.load(tmp_path / "huge.nc")
+
+
+def test_writing_leaves_the_umask_of_the_process_alone(tmp_path, monkeypatch):
+    mask = os.umask(0o027)
+    try:
+
+        def touched(_):
+            raise AssertionError("the umask belongs to all threads")
+
+        monkeypatch.setattr(os, "umask", touched)
+        with files.atomic_write(tmp_path / "a.txt") as temporary:
+            temporary.write_text("x")
+    finally:
+        monkeypatch.undo()
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+
+
+@pytest.fixture
+def temp(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / f"prism-{prism.__version__}-{os.getuid()}"
+
+
+def test_compiled_code_in_temp_is_kept_in_a_folder_that_is_ours_alone(temp):
+    assert prism._cache_in_temp() == str(temp) == prism._cache_in_temp()
+    assert stat.S_IMODE(temp.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("what", ["open to others", "another's", "a link", "a file"])
+def test_compiled_code_never_goes_where_another_may_write(temp, what, monkeypatch):
+    if what == "a link":
+        (temp.parent / "elsewhere").mkdir(mode=0o700)
+        temp.symlink_to(temp.parent / "elsewhere")
+    elif what == "a file":
+        temp.touch(0o700)
+    else:
+        temp.mkdir(0o700)
+    if what == "open to others":
+        temp.chmod(0o770)
+    if what == "another's":
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+        temp.rename(temp.parent / f"prism-{prism.__version__}-{uid + 1}")
+    private = prism._cache_in_temp()
+    assert private != str(temp) and stat.S_IMODE(os.stat(private).st_mode) == 0o700
+    assert os.path.dirname(private) == str(temp.parent)
+    assert os.path.basename(private) != f"prism-{prism.__version__}-{os.getuid()}"
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_and_replaced(temp, monkeypatch, capsys):
+    monkeypatch.setattr(prism, "_can_write", lambda path: False)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/none")
+    prism._place_cache()
+    assert os.environ["NUMBA_CACHE_DIR"] == str(temp)
+    assert "/proc/none" in capsys.readouterr().err
+    monkeypatch.setattr(prism, "_can_write", lambda path: path == "/proc/none")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/none")
+    prism._place_cache()
+    assert os.environ["NUMBA_CACHE_DIR"] == "/proc/none"
+
+
+def test_a_folder_can_be_written_where_it_or_what_is_above_can(tmp_path):
+    assert prism._can_write(str(tmp_path / "a" / "b"))
+    (tmp_path / "file").touch()
+    assert not prism._can_write(str(tmp_path / "file"))
+    assert not prism._can_write(str(tmp_path / "file" / "below"))
+
+
+def test_a_schedule_is_read_from_a_regular_file(tmp_path, run):
+    os.mkfifo(tmp_path / "pipe.csv")
+    status, _, said = run("schedule", tmp_path / "pipe.csv")
+    assert status == 2 and "pipe.csv" in said
