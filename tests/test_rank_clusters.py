@@ -31,6 +31,7 @@ def fitted_job(folder, seed=1, layout=None, **effects):
 def test_a_fitted_trace_is_ranked(tmp_path):
     """A slow worker, as it was measured, explains the mean but not the variance."""
     job = fitted_job(tmp_path, residual_sd=0.01, step_sd=0.01, lemons={(1, 1): 1.7})
+    assert not job.has_run  # a trace says nothing of the run that follows
     values = summarize_rank(rank(job, seed=1))
     assert {"forward", "backward", "p2p"} <= {r["name"] for r in values["kernels"]}
     assert sum(r["covariance_share"] for r in values["kernels"]) == pytest.approx(1.0)

@@ -177,7 +177,7 @@ def _path_rows(result: xr.Dataset | None) -> list[tuple[str, str]]:
 
 def _error_rows(summary: Json) -> list[tuple[str, str]]:
     """How far the numbers above may be off."""
-    rows = []
+    rows: list[tuple[str, str]] = []
     for name, title in (("step_time", "step time"), ("time_to_train", "time-to-train")):
         if summary.get(name):
             rows += _monte_carlo_rows(summary[name], title)
