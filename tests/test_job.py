@@ -449,9 +449,9 @@ def test_a_known_key_without_a_value_has_its_default_whatever_the_base_says(here
     upper = "base: job\nrun: {deadline: }\nvariability: {library: , effects: {residual: null}}\n"
     job = load_job(write(here, upper, "upper.yaml"))
     assert (job.run.deadline, job.run.price_per_gpu_hour, job.run.steps) == (None, 2, 10)
-    assert (job.variability.library, job.variability.effects.residual) == ("h100-healthy", None)
+    assert (job.variability.library, job.variability.effects.residual) == (None, None)
     job = load_job(write(here, "base: job\nrun:\n", "block.yaml"))
-    assert (job.run.price_per_gpu_hour, job.run.steps) == (None, 1000)
+    assert (job.run.price_per_gpu_hour, job.run.steps) == (None, None)
     dumped = load_job("pipeline-8x32").model_dump(mode="json")
     assert dumped["variability"]["library"] == "none"
 
@@ -653,7 +653,7 @@ def test_a_library_file_is_found_beside_the_job_that_names_it(here: Path) -> Non
         ("run.steps=1e6", "run", "steps", 1_000_000),
         ("run.steps=", "run", "steps", None),
         ("variability.library=none", "variability", "library", None),
-        ("variability.library=null", "variability", "library", "h100-healthy"),
+        ("variability.library=null", "variability", "library", None),
         ("variability.library=h100-stressed", "variability", "library", "h100-stressed"),
         ("cluster.node_slowdowns.1=1.5", "cluster", "node_slowdowns", {1: 1.5}),
         ("cluster.node_slowdowns={0: 2, 1: 1.5}", "cluster", "node_slowdowns", {0: 2.0, 1: 1.5}),

@@ -127,6 +127,8 @@ def merge(lower: Layer, upper: Layer) -> Layer:
     def put(old: dict[str, Any], new: Mapping[str, Any], path: KeyPath) -> None:
         for key, value in new.items():
             here = (*path, key)
+            if here == ("variability", "library") and value is None:
+                value = "none"  # it can be none, which is not its default
             if isinstance(value, dict) and isinstance(old.get(key), dict):
                 put(old[key], value, here)
                 # The block keeps the place of its own file, each key the place that set it.
@@ -229,7 +231,4 @@ def put_over(layer: Layer, overrides: Overrides) -> Layer:
     for upper in uppers:
         layer = merge(layer, upper)
     settle_calibrated(layer)
-    tree = layer.values.get("variability")
-    if isinstance(tree, dict) and tree.get("library", "") is None:
-        del tree["library"]  # as any key without a value: its default, the device's
     return layer
