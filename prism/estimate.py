@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from prism import sizes
 from prism.calibration.model import Calibration, load_calibration
 from prism.doubts import job_doubts
 from prism.errors import PrismError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 MAX_STEPS = 10**15
-MAX_RUNS = 10**7  # a run is some 20 numbers of 8 bytes
 CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
 # Terms of a run in which nothing is learnt for good.
@@ -317,10 +317,8 @@ def parse_deadline(value: float | str) -> float:
 
 def _check(call: dict[str, Any]) -> None:
     problems = []
-    if not 1 <= call["run_replicates"] <= MAX_RUNS:
-        problems.append(
-            f"--run-replicates {call['run_replicates']}: expected between 1 and {MAX_RUNS:.0e}"
-        )
+    if call["run_replicates"] < 1:
+        problems.append(f"--run-replicates {call['run_replicates']}: expected at least 1")
     if call["steps"] < 1:
         problems.append(f"--steps {call['steps']}: expected at least 1")
     probability, price = call["probability"], call["price"]
@@ -335,6 +333,11 @@ def _check(call: dict[str, Any]) -> None:
         problems.append(f"--price {price:g}: expected 0 or more, and finite, per GPU-hour")
     if problems:
         raise PrismError("\n".join(problems))
+    counts = {
+        "replicates": (call["replicates"], sizes.REPLICATE),
+        "runs": (call["run_replicates"], sizes.RUN),
+    }
+    sizes.check_size("estimate", counts, "--replicates or --run-replicates")
 
 
 def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:

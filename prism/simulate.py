@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism import engine
+from prism import engine, sizes
 from prism.assembly import build_program
 from prism.devices import DEVICES
 from prism.distributions import constant, lognormal
@@ -40,6 +40,7 @@ from prism.pooling import pool_program
 from prism.program import Program, ideal_program, make_keys, make_room, run_chunk
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
+from prism.sizes import check_size
 from prism.stepgraph import GraphOptions, build_step_graph
 from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program, step_profile
 from prism.tracemodel.file import load_model
@@ -55,9 +56,6 @@ PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
-MAX_REPLICATES = 10**9
-MAX_OPS = 4_000_000  # ops of one replica: minutes of building and gigabytes
-MAX_GPUS = 4_000_000
 MAX_SEED = 1 << 63
 
 
@@ -137,22 +135,20 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
 
 
 def _check_size(job: Job) -> None:
-    """Refuse a job whose graph could not be built in minutes."""
+    """Refuse a job whose graph and arrays would take too much memory or time to build."""
     p = job.parallelism
     chunks = p.pp * p.vpp if p.pp > 1 else max(1, job.model.n_layers)
     ops = (3 if p.splits else 2) * p.microbatches * chunks
     if job.variability.resolution == "kernel":
-        ops *= p.tp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
-    if ops > MAX_OPS or job.model.n_layers > MAX_OPS // 40:
-        raise PrismError(
-            f"{job.source}: about {ops:.1e} ops per replica, at most {MAX_OPS:.0e} can be built; "
-            "lower parallelism.microbatches, pp, vpp or model.n_layers, or take resolution op"
-        )
-    if job.n_nodes * job.cluster.gpus_per_node > MAX_GPUS:
-        raise PrismError(
-            f"{job.source}: {job.n_nodes * job.cluster.gpus_per_node} GPUs, at most "
-            f"{MAX_GPUS:.0e} are supported; lower parallelism.dp or cluster.nodes"
-        )
+        ops *= p.tp * p.cp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
+    gpus = job.n_nodes * job.cluster.gpus_per_node
+    check_size(
+        job.source,
+        # a layer's kernels cost about as much as an op
+        {"ops": (ops + job.model.n_layers, sizes.COMPUTE_OP), "GPUs": (gpus, sizes.GPU)},
+        "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes, or take "
+        "resolution op",
+    )
 
 
 def prepare_variability(job: Job) -> Variability:
@@ -244,8 +240,9 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
     PrismError
         Naming the number and its range.
     """
-    if not 1 <= replicates <= MAX_REPLICATES:
-        raise PrismError(f"replicates = {replicates}, expected between 1 and {MAX_REPLICATES:.0e}")
+    if replicates < 1:
+        raise PrismError(f"replicates = {replicates}, expected at least 1")
+    check_size("--replicates", {"replicates": (replicates, sizes.REPLICATE)}, "--replicates")
     if not 0 <= seed < MAX_SEED:
         raise PrismError(f"seed = {seed}, expected 0 <= seed < 2**63")
     if threads < 1:

@@ -73,7 +73,7 @@ def run_child(originals, seed, index, folder):
 def judge(folder, status, usage):
     """Read what a child left: its kind, the command, its faults, what it said."""
     if not (folder / "words").exists():
-        return "?", [], ["died"], (folder / "crash").read_text() if folder.exists() else "", 0, 0
+        return "?", [], ["died"], _text(folder / "crash"), 0, 0
     kind, *words = (folder / "words").read_text().split("\0")
     out, err = (
         (folder / name).read_text(errors="replace") if (folder / name).exists() else ""
@@ -96,6 +96,10 @@ def judge(folder, status, usage):
     if seconds > MOST_SECONDS and "time" not in faults:
         faults.append("time")
     return kind, words, faults, err, seconds, memory
+
+
+def _text(path):
+    return path.read_text() if path.exists() else ""
 
 
 def run_all(originals, seed, indices, folder, workers, report):
