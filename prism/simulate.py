@@ -37,7 +37,7 @@ from prism.library import Library, load_library
 from prism.opgraph import StepGraph
 from prism.placement import count_replicas
 from prism.pooling import pool_program
-from prism.program import Program, ideal_program, make_keys, make_room, run_chunk
+from prism.program import Program, ideal_program, make_keys, make_room, run_chunk, thread_bytes
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
 from prism.sizes import check_size
@@ -96,7 +96,9 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)
     program = build_program(job, graph, variability, seed)
-    return Step(job, workload, graph, *choose_engine(program, engine))
+    step = Step(job, workload, graph, *choose_engine(program, engine))
+    _check_threads(step, 1)
+    return step
 
 
 def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
@@ -148,6 +150,16 @@ def _check_size(job: Job) -> None:
         {"ops": (ops + job.model.n_layers, sizes.COMPUTE_OP), "GPUs": (gpus, sizes.GPU)},
         "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes, or take "
         "resolution op",
+    )
+
+
+def _check_threads(step: Step, threads: int) -> None:
+    """Refuse a step whose buffers, one set for each thread, take too much memory."""
+    n_bytes = thread_bytes(step.program) * threads
+    check_size(
+        step.job.source,
+        {f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE)},
+        "parallelism.dp or microbatches, or --threads",
     )
 
 
@@ -289,8 +301,10 @@ def simulate(
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(replicates, seed, threads)
     step = prepare(job, seed, engine=engine)
-    ideal_time, ideal_path = _ideal(step.program, seed)
     n_blocks = -(-replicates // LANES)
+    if not is_remote():
+        _check_threads(step, min(threads, n_blocks))
+    ideal_time, ideal_path = _ideal(step.program, seed)
     warm_up(step.program, seed)
     started = time.perf_counter()
     unseen = fit_unseen(step.program, seed, threads) if needs_fit(step.program) else None

@@ -1,8 +1,9 @@
 """What work needs, estimated from the job's numbers before it begins, and refused where too much.
 
-The figures are slopes of peak memory and processor time between two sizes of one job, one process
-each (Python 3.11, numpy 2, one x86 core at some 3 GHz): ``experiments/verification/sizes.py`` takes
-them again and prints them beside these.
+The figures are slopes of peak memory and processor time between two sizes of one job, a process and
+a thread each (Python 3.11, numpy 2, a shared core): gpt3-175b-512 with 128 and 512 microbatches,
+llama3-405b-1m with 1 and 4 million GPUs, pipeline-8x32 with 64 and 2 million replicates, schedules
+of 96,000 to 164,000 actions.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Cost:
     seconds: float
 
 
-COMPUTE_OP = Cost(1900.0, 60e-6)
+COMPUTE_OP = Cost(1600.0, 70e-6)
 """Of a graph's forward, backward or weight gradient, with the transfers and joins beside it."""
-GPU = Cost(170.0, 2.5e-6)
+GPU = Cost(200.0, 6e-6)
 """Of a job: its links, rings and effects."""
 REPLICATE = Cost(80.0, 0.0)
 """Of an estimate's steps: arrays of the engine and of the result; they are shown as they run."""
+BYTE = Cost(1.0, 0.0)
+"""Of arrays whose shapes are known."""
 RUN = Cost(400.0, 0.0)
 """Of an estimate's runs: their terms, and times of progress."""
 ACTION = Cost(450.0, 30e-6)

@@ -82,8 +82,8 @@ class Original:
 
 
 # --------------------------------------------------------------------------------- whole files
-def make_originals(folder: Path, call: Call) -> list[Original]:
-    """Write whole files of every kind; `call` runs a command in this process."""
+def make_originals(folder: Path, call: Call | None, netcdf: bool = True) -> list[Original]:
+    """Write whole files of every kind; `call`, which netCDF needs, runs a command here."""
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.yaml"
     job.write_text(DURATIONS)
@@ -95,7 +95,7 @@ def make_originals(folder: Path, call: Call) -> list[Original]:
     }
     found = [Original(*name.split("/")[:1], path, tuple(commands))
              for name, (path, commands) in texts.items()]  # fmt: skip
-    return found + _netcdf(folder, call, str(job))
+    return found + (_netcdf(folder, call, str(job)) if netcdf and call is not None else [])
 
 
 def _jobs(folder: Path) -> dict[str, Any]:
@@ -280,7 +280,9 @@ TOKEN = re.compile(rb"-?\d+\.?\d*(?:[eE][+-]?\d+)?")
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
     """Break a file as a disk or an editor would."""
-    how = rng.choice(("cut", "flip", "flip", "drop", "repeat", "noise", "encode", "control", "empty"))
+    how = rng.choice(
+        ("cut", "flip", "flip", "drop", "repeat", "noise", "encode", "control", "empty")
+    )
     at = rng.randrange(len(data) + 1)
     if how == "cut":
         return data[:at]
@@ -290,9 +292,9 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
             out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
         return bytes(out)
     if how == "drop":
-        return data[:at] + data[at + rng.choice((1, 7, 100)):]
+        return data[:at] + data[at + rng.choice((1, 7, 100)) :]
     if how == "repeat":
-        return data[:at] + data[max(0, at - rng.choice((1, 50, 5000))):]
+        return data[:at] + data[max(0, at - rng.choice((1, 50, 5000))) :]
     if how == "noise":
         return data[:at] + rng.randbytes(rng.choice((1, 8, 300))) + data[at:]
     if how == "encode":
@@ -311,12 +313,19 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
         how = rng.choice(("number", "number", "number", "line", "column", "all"))
         if how == "number" and tokens:
             token = rng.choice(tokens)
-            data = data[: token.start()] + rng.choice(NUMBERS).encode() + data[token.end():]
+            data = data[: token.start()] + rng.choice(NUMBERS).encode() + data[token.end() :]
         elif how == "line" and len(lines) > 1:
             i = rng.randrange(len(lines))
             j = rng.randrange(len(lines))
-            lines = rng.choice((lines[:i], lines[:i] + lines[i + 1:], lines + [lines[i]],
-                                lines[:1] + lines[-1:], [*lines[:i], lines[j], *lines[i:]]))
+            lines = rng.choice(
+                (
+                    lines[:i],
+                    lines[:i] + lines[i + 1 :],
+                    lines + [lines[i]],
+                    lines[:1] + lines[-1:],
+                    [*lines[:i], lines[j], *lines[i:]],
+                )
+            )
             data = b"\n".join(lines)
         elif how in ("column", "all") and b"," in lines[0]:
             column = rng.randrange(lines[0].count(b",") + 1)
@@ -325,7 +334,7 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
             rows = [line.split(b",") for line in lines]
             for row in rows[1:]:
                 if len(row) > column:
-                    row[column: column + 1] = [] if keep else [value]
+                    row[column : column + 1] = [] if keep else [value]
             if keep:
                 del rows[0][column]
             data = b"\n".join(b",".join(row) for row in rows)
@@ -583,7 +592,9 @@ def _refuse(word: str) -> float:
 
 
 def _check_finite(tree: Any) -> None:
-    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+    for value in (
+        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    ):
         _check_finite(value)
     if isinstance(tree, float) and not math.isfinite(tree):
         raise ArithmeticError(tree)

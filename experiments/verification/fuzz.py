@@ -152,7 +152,9 @@ def main():
         faults[kind].update(found)
         slowest[index], largest[index] = seconds, memory
         if asked.times:
-            print(f"{index} {seconds:.1f} s {memory / 1e9:.2f} GB {' '.join(words)[:150]}", flush=True)
+            print(
+                f"{index} {seconds:.1f} s {memory / 1e9:.2f} GB {' '.join(words)[:150]}", flush=True
+            )
         if found or asked.only is not None:
             last = err.strip().splitlines()[:3]
             print(f"{index} {kind}: {', '.join(found)}: prism {' '.join(words)}\n    "
