@@ -278,7 +278,7 @@ def thread_bytes(program: Program) -> float:
     lanes = rows * (1 + len(program.classes)) + graph.n_state * step.bank.mb.shape[0]
     simulated = graph.n_replicas if program.sample is None else engine.count_rows(program.sample)
     loads = step.ranks.tables.shape[0] * step.ranks.n_gpus
-    return 4.0 * (engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads)
+    return 4.0 * float(engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads)
 
 
 def make_room(step: engine.Step, n: int) -> Arrays:
