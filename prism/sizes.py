@@ -39,7 +39,7 @@ REPLICATE = Cost(80.0, 0.0)
 BYTE = Cost(1.0, 0.0)
 """Of arrays whose shapes are known."""
 RUN = Cost(400.0, 0.0)
-"""Of an estimate's runs: their terms, and times of progress."""
+"""Of an estimate's runs: some 20 numbers and as many on the way; counted, not measured."""
 ACTION = Cost(450.0, 30e-6)
 """Of a printed schedule: made, played, and written as text or JSON."""
 
