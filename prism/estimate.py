@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from prism import sizes
 from prism.calibration.model import Calibration, communication_share, load_calibration
 from prism.doubts import job_doubts
 from prism.engine import LANES
@@ -23,7 +24,6 @@ from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.runs.model import RunModel, Runs, simulate_runs
 from prism.simulate import (
-    MAX_REPLICATES,
     REPLICATES,
     Progress,
     check_whole,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 MAX_STEPS = 10**15
-MAX_RUNS = 10**7  # a run is some 20 numbers of 8 bytes
 CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
 RUN_REPLICATES = 1_000
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
@@ -347,11 +346,10 @@ def _check(call: dict[str, Any]) -> None:
         if not number or not low <= value <= high:
             problems.append(f"{named(name)} {value!r}: expected {expected}")
 
-    for name, most in (("replicates", MAX_REPLICATES), ("run_replicates", MAX_RUNS),
-                       ("steps", MAX_STEPS)):  # fmt: skip
+    for name in ("replicates", "run_replicates", "steps"):
         try:
             if call[name] is not None:
-                check_whole(name, call[name], 1, most)
+                check_whole(name, call[name], 1, MAX_STEPS)
         except PrismError as error:
             problems.append(str(error))
     tiny = float(np.finfo(float).tiny)
@@ -367,6 +365,11 @@ def _check(call: dict[str, Any]) -> None:
             problems.append(f"{named('start')}: {error}")
     if problems:
         raise PrismError("\n".join(problems))
+    counts = {
+        "replicates": (call["replicates"], sizes.REPLICATE),
+        "runs": (call["run_replicates"] or 0, sizes.RUN),
+    }
+    sizes.check_size("estimate", counts, f"{named('replicates')} or {named('run_replicates')}")
 
 
 def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:

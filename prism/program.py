@@ -269,6 +269,18 @@ def run_chunk(
     return out if step.share.shape[1] else out[:2]
 
 
+def thread_bytes(program: Program) -> float:
+    """Bytes of the buffers that each thread of the engine holds, the critical path followed."""
+    step = program.work(track=True)
+    step = step.step if isinstance(step, engine.SampledStep) else step
+    graph, (n_coefs, n_terms) = step.graph, step.low.call_cv.shape
+    rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    lanes = rows * (1 + len(program.classes)) + graph.n_state * step.bank.mb.shape[0]
+    simulated = graph.n_replicas if program.sample is None else engine.count_rows(program.sample)
+    loads = step.ranks.tables.shape[0] * step.ranks.n_gpus
+    return 4.0 * float(engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads)
+
+
 def make_room(step: engine.Step, n: int) -> Arrays:
     """Zeros for what n blocks give, as `prism.simulate.run_blocks` says."""
     shapes = ((), (), (step.share.shape[1],), (step.graph.n_stages,))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism import engine
+from prism import engine, sizes
 from prism.assembly import build_program
 from prism.devices import DEVICES
 from prism.distributions import constant, lognormal
@@ -38,9 +38,10 @@ from prism.library import Library, load_library
 from prism.opgraph import StepGraph
 from prism.placement import count_replicas
 from prism.pooling import pool_program
-from prism.program import Program, ideal_program, make_keys, make_room, run_chunk
+from prism.program import Program, ideal_program, make_keys, make_room, run_chunk, thread_bytes
 from prism.results import make_dataset, provenance
 from prism.schedule import make_schedule
+from prism.sizes import check_size
 from prism.stepgraph import GraphOptions, build_step_graph
 from prism.tracemodel.arrays import (
     build_trace_graph_arrays,
@@ -70,9 +71,6 @@ SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one 
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
 REPLICATES = 12_800  # 200 cluster draws: ten beyond p95 of the time-to-train
-MAX_REPLICATES = 10**9
-MAX_OPS = 4_000_000  # ops of one replica: minutes of building and gigabytes
-MAX_GPUS = 4_000_000
 MAX_SEED = 1 << 63
 
 
@@ -121,7 +119,9 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library)
     program = build_program(job, graph, variability, seed)
-    return Step(job, workload, graph, *choose_engine(program, engine), variability)
+    step = Step(job, workload, graph, *choose_engine(program, engine), variability)
+    _check_threads(step, 1)
+    return step
 
 
 def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
@@ -165,22 +165,30 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
 
 
 def _check_size(job: Job) -> None:
-    """Refuse a job whose graph could not be built in minutes."""
+    """Refuse a job whose graph and arrays would take too much memory or time to build."""
     p = job.parallelism
     chunks = p.pp * p.vpp if p.pp > 1 else max(1, job.model.n_layers)
     ops = (3 if p.splits else 2) * p.microbatches * chunks
     if job.variability.resolution == "kernel":
-        ops *= p.tp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
-    if ops > MAX_OPS or job.model.n_layers > MAX_OPS // 40:
-        raise PrismError(
-            f"{job.source}: about {ops:.1e} ops per replica, at most {MAX_OPS:.0e} can be built; "
-            "lower parallelism.microbatches, pp, vpp or model.n_layers, or take resolution op"
-        )
-    if job.n_nodes * job.cluster.gpus_per_node > MAX_GPUS:
-        raise PrismError(
-            f"{job.source}: {job.n_nodes * job.cluster.gpus_per_node} GPUs, at most "
-            f"{MAX_GPUS:.0e} are supported; lower parallelism.dp or cluster.nodes"
-        )
+        ops *= p.tp * p.cp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
+    gpus = job.n_nodes * job.cluster.gpus_per_node
+    check_size(
+        job.source,
+        # a layer's kernels cost about as much as an op
+        {"ops": (ops + job.model.n_layers, sizes.COMPUTE_OP), "GPUs": (gpus, sizes.GPU)},
+        "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes, or take "
+        "resolution op",
+    )
+
+
+def _check_threads(step: Step, threads: int) -> None:
+    """Refuse a step whose buffers, one set for each thread, take too much memory."""
+    n_bytes = thread_bytes(step.program) * threads
+    check_size(
+        step.job.source,
+        {f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE)},
+        "parallelism.dp or microbatches, or --threads",
+    )
 
 
 def prepare_variability(job: Job) -> Variability:
@@ -287,9 +295,10 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
     PrismError
         Naming the number and its range.
     """
-    check_whole("replicates", replicates, 1, MAX_REPLICATES)
+    check_whole("replicates", replicates, 1)
     check_whole("seed", seed, 0, MAX_SEED - 1)
     check_whole("threads", threads, 1)
+    check_size("replicates", {"replicates": (replicates, sizes.REPLICATE)}, "--replicates")
 
 
 def simulate(
@@ -332,8 +341,10 @@ def simulate(
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(replicates, seed, threads)
     step = prepare(job, seed, engine=engine)
-    ideal_time, ideal_path = _ideal(step.program, seed)
     n_blocks = -(-replicates // LANES)
+    if not is_remote():
+        _check_threads(step, min(threads, n_blocks))
+    ideal_time, ideal_path = _ideal(step.program, seed)
     warm_up(step.program, seed)
     started = time.perf_counter()
     unseen = fit_unseen(step.program, seed, threads) if needs_fit(step.program) else None

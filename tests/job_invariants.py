@@ -33,6 +33,8 @@ BUDGETS = {
     "prism.placements.search.LIMIT": 200,
     "prism.placements.search.LEAST": 50,
     "prism.runs.states.BLOCKS": 8,
+    "prism.steptimes.spreadfit.N_REPEATS": 20,
+    "prism.steptimes.spreadfit._NULLS": 50,
 }
 """Fewer samples and placements for the many jobs of a test; the code is the same."""
 

@@ -44,6 +44,7 @@ def schedule(
 
     NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a CSV file of actions.
     """
+    from prism import sizes
     from prism.files import atomic_write
     from prism.schedule import format_schedule, make_schedule, schedule_to_csv
 
@@ -57,6 +58,8 @@ def schedule(
     else:
         if stages is None or microbatches is None:
             raise click.UsageError("a generated schedule needs --stages and --microbatches")
+        counts = {"actions": (3 * stages * microbatches * (chunks or 2), sizes.ACTION)}
+        sizes.check_size(f"schedule {name}", counts, "--stages, --microbatches or --chunks")
         actions = make_schedule(name, stages, microbatches, chunks)
     if plot_file is not None:
         check_picture_path(plot_file)
@@ -93,8 +96,8 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
         },
         "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
         "actions": [
-            [[action_letter(a, actions.split_of(stage)), a.chunk, a.microbatch] for a in row]
-            for stage, row in enumerate(actions)
+            [[action_letter(a, split), a.chunk, a.microbatch] for a in row]
+            for row, split in zip(actions, map(actions.split_of, range(len(actions))), strict=True)
         ],
     }
 

@@ -156,6 +156,7 @@ def _check(table: RawTable, values: dict[str, Floats]) -> None:
         "a duration is negative": (low < 0.0) | (values["std"] < 0.0) | ~(mean > 0.0),
         "min, mean and max are not in order": (low > mean * near) | (mean > high * near),
         "the sum is less than the mean": values["sum"] * near < mean,
+        "the sum is of more kernels than can be counted": values["sum"] > 2.0**53 * mean,
     }
     for what, rows in faults.items():
         bad = np.flatnonzero(rows)

@@ -1,0 +1,74 @@
+"""Sizes are refused before any work, with the figure, and large jobs that fit are not."""
+
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from prism import sizes
+from prism.errors import PrismError
+from prism.job import load_job
+from prism.simulate import check_counts, prepare
+
+REFUSED = [
+    ("schedule", "1f1b", "--stages", "1000", "--microbatches", "100000"),
+    ("estimate", "pipeline-8x32", "--replicates", "1000000000"),
+    ("estimate", "pipeline-8x32", "--run-replicates", "1000000000"),
+    ("estimate", "gpt3-175b-512", "--set", "parallelism.microbatches=100000"),
+    ("estimate", "llama3-405b-1m", "--set", "parallelism.dp=131072", "--set",
+     "cluster.nodes=2097152"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words[:4]))
+def test_what_is_too_large_is_refused_at_once(run, monkeypatch, words):
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 8e9)
+    begin = time.process_time()
+    status, out, err = run(*words, "--json")
+    assert (status, out) == (2, "")
+    assert "GB" in err and "lower" in err
+    assert time.process_time() - begin < 3.0
+
+
+def test_little_memory_refuses_what_much_takes(monkeypatch):
+    check_counts(10_000, 1, 1)
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 1e5)
+    with pytest.raises(PrismError, match="--replicates"):
+        check_counts(10_000, 1, 1)
+
+
+def test_buffers_of_threads_are_counted(monkeypatch):
+    job = load_job("llama3-70b-fsdp-512")
+    prepare(job, 1)
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 8e6)  # half is less than 6.3 MB
+    with pytest.raises(PrismError, match="buffers"):
+        prepare(job, 1)
+
+
+def test_the_largest_shipped_job_needs_less_than_a_gigabyte():
+    job = load_job("llama3-405b-1m")
+    counts = {"GPUs": (job.world_size, sizes.GPU)}
+    sizes.check_size("job", counts, "dp")
+    assert job.world_size * sizes.GPU.n_bytes < 1e9
+
+
+def test_a_limit_of_the_process_is_what_is_free():
+    text = (
+        "import resource; from prism.sizes import free_bytes; a = free_bytes();"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); print(free_bytes())"
+    )
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert 0.0 < float(found.stdout) < 1 << 30
+    assert resource.RLIM_INFINITY == resource.getrlimit(resource.RLIMIT_AS)[0]
+
+
+def test_printing_a_schedule_takes_time_in_proportion(run):
+    def seconds(n):
+        begin = time.process_time()
+        assert run("schedule", "1f1b", "--stages", 4, "--microbatches", n, "--json")[0] == 0
+        return time.process_time() - begin
+
+    seconds(10)
+    assert seconds(8000) < 10.0 * max(seconds(2000), 0.02)
