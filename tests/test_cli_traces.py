@@ -129,7 +129,7 @@ def test_fit_writes_a_model_that_can_be_shown(run, calls, table, tmp_path):
     status, out, err = run("fit", table, "-o", model, "--seed", "3", "--json")
     assert (status, out.count("\n")) == (0, 1)
     assert json.loads(out) == FIT
-    assert calls == [("fit", ((str(table),),), {"seed": 3})]
+    assert calls == [("fit", ((str(table),),), {"seed": 3, "where": {}})]
     assert "warning: few steps" in err and str(model) in err
     status, out, _ = run("show", model, "--json")
     assert status == 0

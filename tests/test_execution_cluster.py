@@ -122,7 +122,10 @@ def test_data_sent_to_a_worker_that_just_died_are_sent_again(cluster, program, h
 def test_analyses_are_those_of_one_machine(cluster):
     events = ("failures.per_1000_node_days=50", "checkpoint.interval=20min", "checkpoint.write_s=9")
     job = prism.load_job("pipeline-8x32", [f"run.{event}" for event in events])
-    vary = {"parallelism.microbatches": [16, 32], "parallelism.schedule": ["1f1b", "gpipe", "no"]}
+    vary = {
+        "parallelism.microbatches": [16, 32],
+        "parallelism.schedule": ["1f1b", "gpipe", "interleaved"],
+    }
 
     def figures(dataset):
         numbers = prism.summarize_sweep(dataset)

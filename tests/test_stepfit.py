@@ -282,9 +282,9 @@ def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"steps": 10**21}, "--steps"),
-        ({"run_replicates": 10**9}, "--run-replicates"),
-        ({"slowdown_thresholds": [0.5]}, "--slowdown-thresholds"),
+        ({"steps": 10**21}, "steps"),
+        ({"run_replicates": 10**9}, "run_replicates"),
+        ({"slowdown_thresholds": [0.5]}, "slowdown_thresholds"),
     ],
 )
 def test_senseless_options_are_refused(files, options, match):
