@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Group
 
 import prism
 from prism.commands.terminal import answer, progress_line
@@ -345,7 +346,7 @@ def test_names_are_data_and_steer_nothing(tmp_path, run):
     job = folder / f"{EVIL}.yaml"
     job.write_text("base: pipeline-8x32\nparallelism: {dp: 2, pp: 2, microbatches: 2}\n")
     out = folder / "out"
-    small = ("--replicates", "128", "--seed", "1", "-o", out)
+    small = ("--replicates", "128", "--run-replicates", "20", "--seed", "1", "-o", out)
     status, answer, said = run("estimate", job, *small)
     assert status == 0, said
     assert "[bold]a[link] :smile: \\u001b]0;x\\u009b\\u202ez" in answer.splitlines()[0]
@@ -364,7 +365,8 @@ def test_names_are_data_and_steer_nothing(tmp_path, run):
 
 
 def test_nothing_in_a_view_is_markup(capsys):
-    answer({"name": "[/y] [red]x"}, False, lambda numbers: table_view("[old]", [numbers]))
+    row = {"name": "[/y] [red]x"}
+    answer(row, False, lambda numbers: Group(table_view("[old]", [numbers]), "[/z] :smile:"))
     assert [line for line in capsys.readouterr().out.splitlines() if line] == [
-        "[old]", "name", "[/y] [red]x",
+        "[old]", "name", "[/y] [red]x", "[/z] :smile:",
     ]  # fmt: skip
