@@ -53,7 +53,8 @@ def show_names(figure: Figure) -> None:
             if isinstance(formatter, FixedFormatter):  # it writes the labels again
                 formatter.seq = [visible(str(name)) for name in formatter.seq]
     for text in figure.findobj(Text):
-        text.set_text(visible(text.get_text()))
+        if isinstance(text, Text):
+            text.set_text(visible(text.get_text()))
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float] = (7.2, 4.4)) -> Axes:
