@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from rich.console import Group
 
 import prism
 from prism import cli
@@ -403,7 +404,7 @@ def test_a_price_of_0_is_one_that_was_asked_for():
         }
 
 
-EVIL = "[bold]a[link] :smile: \x1b]0;x\x07\x9b\u202ez"
+EVIL = "[bold]a[link] :smile: \x1b]0;x\x9b\u202ez"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
@@ -414,10 +415,10 @@ def test_names_are_data_and_steer_nothing(tmp_path, run):
     job = folder / f"{EVIL}.yaml"
     job.write_text("base: pipeline-8x32\nparallelism: {dp: 2, pp: 2, microbatches: 2}\n")
     out = folder / "out"
-    small = ("--replicates", "128", "--seed", "1", "-o", out)
+    small = ("--replicates", "128", "--run-replicates", "20", "--seed", "1", "-o", out)
     status, answer, said = run("estimate", job, *small)
     assert status == 0, said
-    assert "[bold]a[link] :smile: \\u001b]0;x\\u0007\\u009b\\u202ez" in answer.splitlines()[0]
+    assert "[bold]a[link] :smile: \\u001b]0;x\\u009b\\u202ez" in answer.splitlines()[0]
     assert "/[old]/[y]/out" in said
     status, shown, told = run("show", out / "result.nc")
     assert status == 0 and "[bold]a[link] :smile: " in shown
@@ -433,7 +434,8 @@ def test_names_are_data_and_steer_nothing(tmp_path, run):
 
 
 def test_nothing_in_a_view_is_markup(capsys):
-    answer({"name": "[/y] [red]x"}, False, lambda numbers: table_view("[old]", [numbers]))
+    row = {"name": "[/y] [red]x"}
+    answer(row, False, lambda numbers: Group(table_view("[old]", [numbers]), "[/z] :smile:"))
     assert [line for line in capsys.readouterr().out.splitlines() if line] == [
-        "[old]", "name", "[/y] [red]x",
+        "[old]", "name", "[/y] [red]x", "[/z] :smile:",
     ]  # fmt: skip

@@ -85,7 +85,8 @@ def test_workers_killed_in_mid_run_take_nothing_with_them(
     cluster, program, here, short_tasks, victims
 ):
     killed, at = [], []
-    with run_on(cluster.scheduler_address) as place:
+    # a nanny may need more than the default 30 s to start a worker on a machine under load
+    with run_on(cluster.scheduler_address, timeout_s=300.0) as place:
 
         def kill(done, n):
             if 0 < done and not killed:
@@ -113,7 +114,7 @@ def test_data_sent_to_a_worker_that_just_died_are_sent_again(cluster, program, h
         return send(self, shared)
 
     monkeypatch.setattr(remote.Remote, "send", fail_first)
-    with run_on(cluster.scheduler_address):
+    with run_on(cluster.scheduler_address, timeout_s=300.0):
         there = simulate.run_blocks(program, range(BLOCKS), 4)
     assert len(failed) == 2
     np.testing.assert_array_equal(there[0], here[0])

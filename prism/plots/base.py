@@ -13,11 +13,12 @@ import xarray as xr
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from prism.cdf import Cdf
-from prism.text import format_duration, time_unit
+from prism.text import format_duration, time_unit, visible
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
     "#0072B2",
@@ -39,8 +40,21 @@ def save_figure(ax: Axes, path: str | Path) -> None:
     assert figure is not None
     # no date in the file: the same result gives the same bytes
     clean = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    show_names(figure)
     with rc_context({"svg.hashsalt": "prism"}):
         figure.savefig(path, metadata=clean.get(Path(path).suffix))
+
+
+def show_names(figure: Figure) -> None:
+    """Make the names in a figure visible text: XML takes no control characters."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            formatter = axis.get_major_formatter()
+            if isinstance(formatter, FixedFormatter):  # it writes the labels again
+                formatter.seq = [visible(str(name)) for name in formatter.seq]
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):
+            text.set_text(visible(text.get_text()))
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float] = (7.2, 4.4)) -> Axes:

@@ -17,6 +17,8 @@ from xml.etree import ElementTree as ET
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
+from prism.plots.base import show_names
+
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
 
@@ -98,6 +100,7 @@ def to_svg(picture: Picture, name: str) -> tuple[str, bool]:
     with rc_context(_STYLE):
         figure = picture.draw().get_figure(root=True)
         assert figure is not None
+        show_names(figure)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ET.fromstring(buffer.getvalue())
     bitmap = root.find(f".//{SVG}image") is not None
