@@ -201,7 +201,7 @@ def build_rates(cluster: Cluster, library: Library) -> Rates:
 
     A table that `prism measure` wrote is used by jobs on its device, however that is spelt, or on
     one of the same bfloat16 rate (H100 and H200); so is that of a set whose device is a job's name
-    for it. The shipped sets' tables are not: their efficiencies were fitted to these and then
+    for it. The shipped sets have none: their efficiencies were fitted to measured sizes and then
     calibrated on training. Jobs on other devices take the library's efficiencies only.
     """
     device = cluster.device

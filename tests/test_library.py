@@ -104,15 +104,9 @@ def test_healthy_h100_is_as_documented():
     assert library.value("nominal/gemm_efficiency_max") == pytest.approx(0.70, abs=0.01)
 
 
-def test_measured_gemm_table_agrees_with_its_fit():
-    for name, peak in (("h100-healthy", 989e12), ("a100-healthy", 312e12)):
-        library = load_library(name)
-        assert library.gemm is not None
-        top = library.value("nominal/gemm_efficiency_max")
-        half = library.value("nominal/gemm_half_flop")
-        fitted = top * peak * library.gemm.flop / (library.gemm.flop + half)
-        np.testing.assert_allclose(fitted, library.gemm.throughput, rtol=0.05)
-    assert load_library("gb200-healthy").gemm is None
+@pytest.mark.parametrize("name", library_names())
+def test_no_shipped_set_holds_a_table_that_no_job_reads(name):
+    assert load_library(name).gemm is None
 
 
 def test_stressed_varies_more():

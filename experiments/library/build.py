@@ -32,7 +32,7 @@ from fits import (
 )
 
 from prism.distributions import Law, bounded_body_lemons, lognormal, mixture
-from prism.library import Entry, GemmTable, Library, format_library, save_library
+from prism.library import Entry, Library, format_library, save_library
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"
@@ -279,10 +279,10 @@ def regime_entries(probability: float) -> list[Entry]:
     ]
 
 
-def nominal_entries(data: Data, gpu: str) -> tuple[list[Entry], GemmTable | None]:
-    """Efficiencies behind nominal durations, and the measured GEMM table if there is one."""
+def nominal_entries(data: Data, gpu: str) -> list[Entry]:
+    """Efficiencies behind nominal durations."""
     base = "h100" if gpu == "gb200" else gpu
-    top, half, table = gemm_efficiency(data.gemm, base, PEAK_BF16[base])
+    top, half = gemm_efficiency(data.gemm, base, PEAK_BF16[base])
     ratio = PEAK_BF16[gpu] / PEAK_BF16[base]
     carried = "" if base == gpu else "assumption, H100's share and fixed time carried over; "
     forward, backward, attention = ATTENTION[gpu]
@@ -307,8 +307,7 @@ def nominal_entries(data: Data, gpu: str) -> tuple[list[Entry], GemmTable | None
         ("network_efficiency", 0.8, "1", peak_share, "share of the network bandwidth"),
         ("kernel_launch_s", round(data.gap.number, 7), "s", data.gap.source, "gap per kernel"),
     ]
-    entries = [figure(f"nominal/{name}", *rest) for name, *rest in rows]
-    return entries, (table if base == gpu else None)
+    return [figure(f"nominal/{name}", *rest) for name, *rest in rows]
 
 
 def stressed(entry: Entry, data: Data) -> Entry:
@@ -364,8 +363,7 @@ def build_set(data: Data, gpu: str, state: str) -> Library:
             for e in entries
         ]
     entries += regime_entries(0.0 if state == "healthy" else 0.4)
-    nominal, table = nominal_entries(data, gpu)
-    entries += nominal
+    entries += nominal_entries(data, gpu)
     if state == "stressed":
         entries = [stressed(entry, data) for entry in entries]
     title = f"{NAMES[gpu]}, {state} cluster"
@@ -374,8 +372,7 @@ def build_set(data: Data, gpu: str, state: str) -> Library:
         NAMES[gpu],
         {entry.name: entry for entry in entries},
         DATE,
-        table,
-        {"title": title, "generator": "experiments/library/build.py"},
+        attrs={"title": title, "generator": "experiments/library/build.py"},
     )
 
 

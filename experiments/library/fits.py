@@ -14,7 +14,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from prism.distributions import Law, empirical
-from prism.library import GemmTable
 
 Array = NDArray[np.float64]
 
@@ -143,8 +142,8 @@ def gemm_points(data: Path) -> pd.DataFrame:
     return gemm
 
 
-def gemm_efficiency(gemm: pd.DataFrame, gpu: str, peak: float) -> tuple[Fit, Fit, GemmTable]:
-    """Fit eff = max * flop / (flop + half) on medians per size bin, and the measured table.
+def gemm_efficiency(gemm: pd.DataFrame, gpu: str, peak: float) -> tuple[Fit, Fit]:
+    """Fit eff = max * flop / (flop + half) on medians per size bin.
 
     Bins are a third of a decade; a bin counts with 8 points or more, from 1e9 flop up: smaller
     products are limited by launch and memory, not by the tensor cores.
@@ -170,8 +169,7 @@ def gemm_efficiency(gemm: pd.DataFrame, gpu: str, peak: float) -> tuple[Fit, Fit
         f"fitted: {len(points)} profiled FP16 GEMM points on {gpu.upper()} (kernel_profiles), "
         f"medians of {len(flop)} size bins, rms error {100 * rms:.1f} %"
     )
-    table = GemmTable(flop, rate, source.replace("fitted", "measured"))
-    return Fit(float(top), len(points), source), Fit(float(half), len(points), source), table
+    return Fit(float(top), len(points), source), Fit(float(half), len(points), source)
 
 
 def gemm_cv(gemm: pd.DataFrame, gpu: str, low_ms: float, high_ms: float) -> Fit:

@@ -67,7 +67,6 @@ def base_library(output: str | os.PathLike[str] | None, base: str | None, device
         else replace(entry, source=f"{CARRIED}{library.name}: {entry.source}")
         for name, entry in library.entries.items()
     }
-    # a shipped set's table is what its efficiencies were fitted to, and is not used beside them
     same = MEASURED_GEMM in library.attrs and device_key(library.device) == device_key(device)
     return replace(library, entries=carried, gemm=library.gemm if same else None)
 

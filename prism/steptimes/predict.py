@@ -257,7 +257,7 @@ def draw_steps(
     deviation = own * _spread_out(rng[0].choice(model.residuals, shape), model, rng[6])
     deviation += s.run * rng[1].standard_normal((n_runs, 1))
     if s.drift > 0.0:
-        time = np.asarray(positions * float(k) if elapsed is None else elapsed, np.float64)
+        time = np.asarray(positions, np.float64) * k if elapsed is None else elapsed
         at_memory = time * (model.step_s / s.tau_s)
         deviation += s.drift * ar1_at(at_memory, n_runs, rng[2])
     at = np.minimum(positions, model.work.size - 1)

@@ -231,8 +231,7 @@ class _Totals:
 def _elapsed(model: StepModel, steps: NDArray[np.int64]) -> Array:
     """Count steps since the first of these numbers; means of steps may be numbered one by one."""
     stride = float(np.median(np.diff(model.steps))) if model.steps.size > 1 else 1.0
-    elapsed: Array = (steps - steps[0]) * max(1.0, model.mean_over / stride)
-    return elapsed
+    return np.asarray((steps - steps[0]) * max(1.0, model.mean_over / stride))
 
 
 def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_]) -> _Redraw:
