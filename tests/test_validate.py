@@ -116,7 +116,7 @@ def test_splits():
     assert split_steps(7, "even", "t").tolist() == [0, 2, 4, 6]
     assert split_steps(7, "5", "t").tolist() == [0, 1, 2, 3, 4]
     for train in ("7", "0", "2", "99"):
-        with pytest.raises(PrismError, match=f"t: --train {train} takes .* of 7 steps"):
+        with pytest.raises(PrismError, match=f"t: train {train} takes .* of 7 steps"):
             split_steps(7, train, "t")
     with pytest.raises(PrismError, match="takes 2 of 5 steps; at least 3"):
         split_steps(5, "first-half", "t")
