@@ -204,7 +204,7 @@ def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str,
     std = float(values.std(ddof=1)) if values.size > 1 else 0.0
     error = _mean_error(counts, means, mean)
     between, at_most = _between(counts, means, mean, within)
-    return {
+    found = {
         "mean": mean, "std": std, "cv": std / mean if mean else 0.0,
         **dict(zip(("p5", "p50", "p90", "p95", "p99"), map(float, quantiles), strict=True)),
         "mean_se": error, "mean_ci90": _mean_interval(mean, error, n),
@@ -213,6 +213,15 @@ def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str,
         "between_cluster_std": between, "between_cluster_at_most": at_most,
         "cluster_draws": n,
     }  # fmt: skip
+    return _add_up(found)
+
+
+def _add_up(found: dict[str, Any]) -> dict[str, Any]:
+    """Make the spread that of its parts: a sample's own is too small by the few draws in it."""
+    if found["between_cluster_std"] is not None:
+        found["std"] = math.hypot(found["within_cluster_std"], found["between_cluster_std"])
+        found["cv"] = found["std"] / found["mean"] if found["mean"] else 0.0
+    return found
 
 
 def _between(
@@ -326,7 +335,7 @@ def _step_spread(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise steps; what all GPUs share in a step says nothing of how clusters differ."""
     steps = np.asarray(dataset.step_time, np.float64)
     found, steady = spread(steps, np.asarray(dataset.cluster_idx)), _steady(dataset)
-    return found | {key: steady[key] for key in _BETWEEN}
+    return _add_up(found | {key: steady[key] for key in _BETWEEN})
 
 
 def _known(value: float) -> float | None:
@@ -360,7 +369,7 @@ def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, A
         out["p95_ci"] = [
             p95 - float(np.hypot(p95 - low, noise)), p95 + float(np.hypot(high - p95, noise))
         ]  # fmt: skip
-    return out
+    return _add_up(out)
 
 
 def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
