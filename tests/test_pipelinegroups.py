@@ -11,7 +11,6 @@ from prism.pipelinetrace.groups import (
     Barrier,
     find_scope,
     hidden_barriers,
-    joint_arrival,
     named_scope,
     release,
 )
@@ -111,13 +110,25 @@ def test_named_scope():
     assert named_scope(alone, STAGE) == STAGE and named_scope(alone, None) == STAGE
 
 
-def test_joint_arrival_counts_from_the_last_where_all_end_together():
-    arrived = np.array([[[1.0, 1.0], [3.0, 3.0]]])
-    left = np.array([[[3.1, 1.1], [3.1, 3.1]]])
-    expected = np.array([[[3.0, 1.0], [3.0, 3.0]]])  # in the first step only
-    assert np.array_equal(joint_arrival(arrived, left, 10.0), expected)
-    missing = np.full_like(arrived, np.nan)
-    assert np.isnan(joint_arrival(missing, missing, 10.0)).all()
+@pytest.mark.parametrize(("n_steps", "found"), [(4, (REPLICA, False)), (5, (WORLD, False))])
+def test_a_class_holds_against_what_a_few_steps_may_do_by_chance(n_steps, found):
+    starts, ends = meeting(WORLD, shape=(3, 4, n_steps))
+    assert find_scope(starts, ends, REPLICA, 10.0) == found
+    ends[:, 0, : n_steps // 2] += 0.3  # not always
+    starts[:, 0, : n_steps // 2] += 0.3
+    assert find_scope(starts, ends, REPLICA, 10.0) == (REPLICA, True)
+
+
+@pytest.mark.parametrize(("n_steps", "scope"), [(4, REPLICA), (5, WORLD)])
+def test_what_a_few_steps_leave_open_is_inferred_and_noted(n_steps, scope):
+    effects = replace(EFFECTS, joint_embedding=True, lemons={(1, 0): 1.5})
+    frame, truth = make_trace(Layout(4, 4, 4, n_steps), effects)
+    graph = build_trace_graph(as_trace(frame))
+    (i,) = graph.where(name="embedding-grads-all-reduce")
+    assert graph.nodes[i].scope == scope and graph.edges_inferred == 1
+    (note,) = graph.notes
+    assert f"({scope.name})" in note
+    np.testing.assert_allclose(replay(graph), truth.step_times, rtol=1e-6)
 
 
 def test_joint_embedding_holds_no_wait():

@@ -63,7 +63,7 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
     if transfers.blocking or not transfers.pairs:  # else the next op may have waited for a message
         times = bridge(times, chains)
     plan = _Plan(times, chains, transfers, step_s, notes)
-    laying = Laying(trace.source, times, plan.lay_out(), step_s, transfers.blocking)
+    laying = Laying(trace.source, times, plan.lay_out(), transfers.blocking)
     laying.walk()
     nodes, durations = number_microbatches(laying.nodes, notes), np.stack(laying.rows)
     placed = np.zeros(durations.shape, bool)
@@ -160,7 +160,8 @@ class _Plan:
         self.recorded += known and scope is not WORKER
         self.inferred += not known and scope is not WORKER
         if not as_expected:
-            self._note(f"{name}: who waits for whom ({scope.name}) from coinciding ends")
+            how = "from its class, too few steps to go by" if scope == expected else "from"
+            self._note(f"{name}: who waits for whom ({scope.name}) {how} coinciding ends")
         return scope
 
     def _note(self, text: str) -> None:

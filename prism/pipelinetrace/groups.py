@@ -19,7 +19,7 @@ COINCIDE_SHARE = 0.1  # of the spread of starts, within which ends coincide
 COINCIDE_STEP = 2e-4  # of the step, ends closer than this coincide whatever the starts do
 HIDDEN_STEP = 2e-3  # of the step: gaps varying more than this between workers ask for a reason
 CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
-FEW = 5  # steps below which workers may resume together by chance
+FEW = 5  # steps below which workers may resume, or meetings end, together by chance
 ALWAYS = 0.9  # of the steps: what holds in so many is how the job works
 # What a collective of this class joins where the trace does not contradict it.
 EXPECTED = {
@@ -62,12 +62,16 @@ def find_scope(
     -------
     scope : Scope
     as_expected : bool
-        False where the ends had to decide, which is worth a word to the user.
+        False where the ends had to decide, or fewer than `FEW` steps fit a wider scope as well,
+        which is worth a word to the user.
     """
     if expected is not None and coincide(starts, ends, expected, step_s):
-        arrived, left = expected.latest(starts), expected.earliest(ends)
-        if expected in (WORKER, WORLD) or _together(arrived, left, step_s).mean() < ALWAYS:
+        if expected in (WORKER, WORLD):
             return expected, True
+        together = _together(expected.latest(starts), expected.earliest(ends), step_s)
+        always = bool(together.mean() >= ALWAYS)
+        if not always or together.size < FEW:
+            return expected, not always
     for scope in (WORLD, STAGE, REPLICA):
         if coincide(starts, ends, scope, step_s) and stays(starts, ends, scope):
             return scope, scope == expected
@@ -108,23 +112,6 @@ def named_scope(group: NDArray[np.int64], expected: Scope | None) -> Scope | Non
         if len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
             return scope
     return None
-
-
-def joint_arrival(arrived: Array, left: Array, step_s: float) -> Array:
-    """Count from the last arrival of all in those steps in which all meetings end together.
-
-    Meetings of single replicas that arrive apart and end at one moment waited for one event: what
-    the early ones recorded holds the wait for the late one, and is no transfer.
-
-    Parameters
-    ----------
-    arrived, left : float64 [stage, replica, step]
-        Last arrival and end of every replica's meeting [s]; NaN where a stage has no part.
-    step_s : float
-        Mean length of a step [s].
-    """
-    together = _together(arrived, left, step_s)
-    return np.where(together, np.fmax.reduce(arrived, axis=(0, 1)), arrived)
 
 
 def _together(arrived: Array, left: Array, step_s: float) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.pipelinetrace.groups import CLOCK_S, Barrier, joint_arrival, release
+from prism.pipelinetrace.groups import CLOCK_S, Barrier, release
 from prism.pipelinetrace.times import Key, Times
 from prism.pipelinetrace.transfers import Pair
 from prism.tracemodel.graph import COMPUTE, Array, TraceNode
@@ -38,7 +38,6 @@ class Laying:
     source: str
     times: Times
     chains: list[list[Item]]
-    step_s: float
     blocking: bool
     nodes: list[TraceNode] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
@@ -91,8 +90,6 @@ class Laying:
         preds = [self._gap(s, start[s], info.op_kind) for s in item.stages]
         arrived, left = item.scope.latest(start), item.scope.earliest(end)
         first = item.stages[0]
-        if item.scope == REPLICA and info.op_kind != "transfer":
-            arrived = joint_arrival(arrived, left, self.step_s)
         unknown = item.scope.latest(self._lost(item, start))[first] > 0
         duration = np.where(unknown, np.nan, np.maximum(left[first] - arrived[first], 0.0))
         name = "+".join(sorted({k[1] for k in item.keys}))
