@@ -165,7 +165,8 @@ def _points(
     progress: Progress | None,
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """Build every setting; those that break a rule or do not fit are refused, with the reason."""
-    values, points = given_values(job), []
+    values = given_values(job)
+    points: list[Point] = []
     refused: list[dict[str, Any]] = []
 
     def add(setting: Setting, follows: Sequence[str], group: tuple[str, ...], own: bool) -> None:
