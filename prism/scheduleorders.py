@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from prism import sizes
 from prism.errors import PrismError
 from prism.pipelineshape import TRAITS, Action, Kind, Schedule
 
@@ -40,7 +41,8 @@ def make_schedule(
     Raises
     ------
     PrismError
-        If the name is unknown, a count is below one, or the schedule forbids the counts.
+        If the name is unknown, a count is below one, the schedule forbids the counts, or it has
+        more actions than there is memory or time for.
 
     Notes
     -----
@@ -71,6 +73,7 @@ def make_schedule(
     if n_chunks is None:
         n_chunks = (TRAITS[name].chunks or 1) if name in TRAITS else 1
     _check_counts(name, n_stages, n_microbatches, n_chunks)
+    _check_size(name, n_stages, n_microbatches, n_chunks)
     if n_stages == 1:
         return Schedule((_sequential(n_microbatches, n_chunks),))
     return Schedule(
@@ -149,6 +152,15 @@ def _check_counts(name: str, n_stages: int, n_microbatches: int, n_chunks: int) 
             f"schedule interleaved: microbatches = {n_microbatches} is not a multiple of the "
             f"{n_stages} stages; use {valid} microbatches, or 1f1b with vpp: 1"
         )
+
+
+def _check_size(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> None:
+    """Refuse a schedule of more actions than can be put in order."""
+    if name == "zb-v" and n_stages > 1:  # made as long as that, and cut
+        n_microbatches = max(n_microbatches, 2 * n_stages - 1)
+    halves = 3 if n_stages > 1 and TRAITS[name].splits else 2
+    counts = {"actions": (halves * n_stages * n_microbatches * n_chunks, sizes.ORDERED)}
+    sizes.check_size(f"schedule {name}", counts, "stages (pp), microbatches or chunks (vpp)")
 
 
 def _sequential(n_microbatches: int, n_chunks: int) -> tuple[Action, ...]:

@@ -175,7 +175,12 @@ def _check_size(job: Job) -> None:
     check_size(
         job.source,
         # a layer's kernels cost about as much as an op
-        {"ops": (ops + job.model.n_layers, sizes.COMPUTE_OP), "GPUs": (gpus, sizes.GPU)},
+        {
+            "ops": (ops + job.model.n_layers, sizes.COMPUTE_OP),
+            "pairs of stages": (p.pp**2, sizes.STAGE_PAIR),
+            "ops by stage": (p.pp * ops, sizes.OP_OF_STAGE),
+            "GPUs": (gpus, sizes.GPU),
+        },
         "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes, or take "
         "resolution op",
     )

@@ -18,9 +18,9 @@ from prism.errors import PrismError
 
 GIGA = 1e9
 MOST_SECONDS = 60.0
-"""Work on one core that cannot show how far it is lasts no longer [s]."""
+"""Work on one core that cannot show how far it is lasts no longer [s]; a choice."""
 SHARE = 0.5
-"""Of the free memory that a command may take; the rest is for its answer and for others [1]."""
+"""Of the free memory that a command may take; the rest is for others [1]; a choice."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,22 @@ class Cost:
 
 COMPUTE_OP = Cost(1600.0, 70e-6)
 """Of a graph's forward, backward or weight gradient, with the transfers and joins beside it."""
-GPU = Cost(200.0, 6e-6)
-"""Of a job: its links, rings and effects."""
+STAGE_PAIR = Cost(0.0, 2e-6)
+"""Of stages that wait for each other while a graph is laid out."""
+OP_OF_STAGE = Cost(0.0, 20e-9)
+"""Of ops, each looked at for every stage."""
+GPU = Cost(200.0, 11e-6)
+"""Of a job: its links, rings and effects, and of a sample of its replicas what the others take."""
 REPLICATE = Cost(80.0, 0.0)
 """Of an estimate's steps: arrays of the engine and of the result; they are shown as they run."""
 BYTE = Cost(1.0, 0.0)
 """Of arrays whose shapes are known."""
 RUN = Cost(400.0, 0.0)
 """Of an estimate's runs: some 20 numbers and as many on the way; counted, not measured."""
+SETTING = Cost(40e3, 0.0)
+"""Of a sweep: its job, its row and the answer's; how far a sweep is, is shown."""
+ORDERED = Cost(110.0, 4e-6)
+"""Of a schedule's actions: put in order, and walked for the memory."""
 ACTION = Cost(450.0, 30e-6)
 """Of a printed schedule: made, played, and written as text or JSON."""
 

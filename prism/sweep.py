@@ -7,6 +7,7 @@ tables and plots.
 """
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism import engine
+from prism import engine, sizes
 from prism.errors import PrismError, named
 from prism.job import Job, given_values, load_job
 from prism.memory import GIB, estimate_memory, memory_limit
@@ -32,7 +33,7 @@ from prism.sweeps.grid import (
 from prism.sweeps.layouts import LAYOUT_KEYS, base_of, global_batch, is_own, layouts
 from prism.sweeps.points import MEASURES, Bench, Libraries, Point, least_seconds
 from prism.sweeps.rows import choose, make_rows, memory_notes, plain_value, same_gpus
-from prism.sweeps.search import search
+from prism.sweeps.search import BUILT, search
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -109,9 +110,10 @@ def sweep(
     if objective not in MEASURES:
         raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
     seed, threads = settle_call(replicates, seed, threads)
+    _check_size(math.prod(map(len, grid.values())), replicates)
     check_values(grid)
     libraries = Libraries()
-    points, refused = _points(job, grid, layouts, libraries)
+    points, refused = _points(job, grid, layouts, libraries, replicates, progress)
     if not points:
         raise PrismError(_all_refused(job, refused))
     clusters = -(-replicates // engine.LANES)
@@ -155,13 +157,21 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
 
 # ----------------------------------------------------------------------------------- the settings
 def _points(
-    job: Job, grid: Mapping[str, Sequence[str]], all_layouts: bool, libraries: Libraries
+    job: Job,
+    grid: Mapping[str, Sequence[str]],
+    all_layouts: bool,
+    libraries: Libraries,
+    replicates: int,
+    progress: Progress | None,
 ) -> tuple[list[Point], list[dict[str, Any]]]:
     """Build every setting; those that break a rule or do not fit are refused, with the reason."""
-    values, points = given_values(job), []
+    values = given_values(job)
+    points: list[Point] = []
     refused: list[dict[str, Any]] = []
 
     def add(setting: Setting, follows: Sequence[str], group: tuple[str, ...], own: bool) -> None:
+        if progress is not None:
+            progress(BUILT * (len(points) + len(refused)) // asked, 1000)
         try:
             made = job_at(values, setting, follows, job.name)
             memory = estimate_memory(made)
@@ -179,6 +189,7 @@ def _points(
 
     held = {key: set(grid[key]) for key in LAYOUT_KEYS if all_layouts and key in grid}
     every = list(settings({key: grid[key] for key in grid if key not in held}))
+    asked = len(every)
     if not all_layouts:
         for setting, follows in follow_schedule(values, every):
             add(setting, follows, (), False)
@@ -191,6 +202,8 @@ def _points(
         except PrismError as error:
             refused.append({**setting, "reason": _reason(error, job)})
             continue
+        asked = len(every) * len(found)
+        _check_size(asked, replicates)
         for layout, follows in found:
             if any(layout[key] not in held[key] for key in held):
                 continue
@@ -199,6 +212,15 @@ def _points(
             group = tuple(setting.values())
             add({**setting, **layout}, () if own else follows, group, own)
     return points, refused
+
+
+def _check_size(settings: int, replicates: int) -> None:
+    """Refuse more settings than their rows and steps have room for."""
+    counts = {
+        "settings": (settings, sizes.SETTING),
+        "bytes of their steps": (8 * settings * replicates, sizes.BYTE),
+    }
+    sizes.check_size("sweep", counts, f"{named('vary')} or {named('replicates')}")
 
 
 def _work(job: Job) -> float:

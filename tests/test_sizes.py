@@ -1,5 +1,6 @@
 """Sizes are refused before any work, with the figure, and large jobs that fit are not."""
 
+import importlib
 import resource
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 from prism import sizes
 from prism.errors import PrismError
 from prism.job import load_job
+from prism.schedule import make_schedule
 from prism.simulate import check_counts, prepare
+from prism.sweep import sweep
 
 REFUSED = [
     ("schedule", "1f1b", "--stages", "1000", "--microbatches", "100000"),
@@ -19,6 +22,9 @@ REFUSED = [
     ("estimate", "gpt3-175b-512", "--set", "parallelism.microbatches=100000"),
     ("estimate", "llama3-405b-1m", "--set", "parallelism.dp=131072", "--set",
      "cluster.nodes=2097152"),
+    ("schedule", "zb-v", "--stages", "10000", "--microbatches", "8"),
+    ("estimate", "pipeline-8x32", "--set", "parallelism.pp=10000"),
+    ("sweep", "pipeline-8x32", "--vary", "run.steps=1:20000", "--replicates", "100000"),
 ]  # fmt: skip
 
 
@@ -72,3 +78,31 @@ def test_printing_a_schedule_takes_time_in_proportion(run):
 
     seconds(10)
     assert seconds(8000) < 10.0 * max(seconds(2000), 0.02)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_schedule_of_too_many_actions_is_refused_before_it_is_made(name):
+    begin = time.process_time()
+    with pytest.raises(PrismError, match="lower stages"):
+        make_schedule(name, 10_000, 40_000)
+    assert time.process_time() - begin < 1.0
+
+
+def test_settings_of_a_sweep_are_counted_before_the_first_is_built(monkeypatch):
+    built = []
+    module = importlib.import_module("prism.sweep")
+    monkeypatch.setattr(module, "job_at", lambda *args: built.append(args))
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 1e6)
+    vary = {"run.steps": list(range(1, 101))}
+    with pytest.raises(PrismError, match="100 settings"):
+        sweep("pipeline-8x32", vary, replicates=64)
+    assert not built
+
+
+def test_a_sweep_tells_how_far_it_is_while_settings_are_built():
+    told = []
+    vary = {"variability.effects.residual.cv": [0.01, 0.02, 0.03, 0.04]}
+    sweep("pipeline-8x32", vary, replicates=64, seed=1, progress=lambda *at: told.append(at))
+    shares = [done / total for done, total in told]
+    assert sum(share < 0.1 for share in shares) == 4
+    assert shares == sorted(shares) and shares[-1] == 1.0

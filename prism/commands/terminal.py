@@ -17,7 +17,7 @@ from prism.text import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SHOW_AFTER_S = 2.0
+SHOW_AFTER_S = 0.5
 """Work shorter than this shows no progress [s]."""
 
 
@@ -52,7 +52,7 @@ def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int
     )
 
     bar = Progress(
-        TextColumn(what),
+        TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
@@ -61,12 +61,12 @@ def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(f"{what}: building and compiling", total=None)
     timer = threading.Timer(SHOW_AFTER_S, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, description=what, completed=done, total=total)
     finally:
         timer.cancel()
         timer.join()

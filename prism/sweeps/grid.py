@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -91,7 +92,7 @@ def _checked(grid: dict[str, list[str]]) -> dict[str, list[str]]:
     for key, values in grid.items():
         if not values:
             raise PrismError(f"{named('vary')} {key}: no values; expected one or more")
-        twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+        twice = next((v for v, times in Counter(values).items() if times > 1), None)
         if twice is not None:
             raise PrismError(f"{named('vary')} {key}: the value {twice} is there twice; keep one")
         n *= len(values)
