@@ -15,12 +15,13 @@ from prism.commands.estimate import estimate as command
 from prism.data import data_path
 from prism.errors import PrismError, as_typed
 from prism.estimate import estimate, reproduce
+from prism.execution.content import identity
 from prism.job import job_from_dict, load_job
 from prism.place import place
 from prism.rank import rank
 from prism.reports.estimates import estimate_section, summary_table
 from prism.resultfiles import KINDS, kind_of, load, save, summary
-from prism.results import VARIABLES, job_of, make_dataset, spread
+from prism.results import VARIABLES, job_of, made_with, make_dataset, spread
 from prism.simulate import simulate
 from prism.sweep import sweep
 from prism.validate import validate_steps
@@ -531,3 +532,19 @@ def test_whatever_takes_a_job_takes_a_mapping():
     for call in (estimate, rank, place, sweep, validate_steps):
         with pytest.raises(PrismError, match="^job: "):
             call(3, **({"measured": "x.csv"} if call is validate_steps else {}))
+
+
+def test_provenance_names_the_sources_in_a_checkout_a_worktree_and_a_wheel(tmp_path, monkeypatch):
+    """A hash of what ran, which needs no repository; it changes with any of the sources."""
+    package = tmp_path / "prism"
+    package.mkdir()
+    (package / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(prism, "__file__", str(package / "__init__.py"))
+    identity.cache_clear()
+    first = made_with()
+    (package / "a.py").write_text("x = 2\n")
+    identity.cache_clear()
+    second = made_with()
+    identity.cache_clear()
+    assert "commit" not in first and len(first["source_sha256"]) == 16
+    assert first["source_sha256"] != second["source_sha256"]
