@@ -140,7 +140,7 @@ def test_analyses_are_those_of_one_machine(cluster):
         )
 
     found, rows, ranks = analyses()
-    assert len(rows["rows"]) == 4 and len(rows["refused"]) == 2
+    assert len(rows["rows"]) == 5 and len(rows["refused"]) == 1
     with run_on(cluster.scheduler_address):
         there, rows_there, ranks_there = analyses()
     assert found.drop_attrs().identical(there.drop_attrs())

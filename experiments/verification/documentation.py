@@ -182,10 +182,22 @@ def _skeleton(line: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[-+]?\d[\d.,e+]*", "#", line)).strip()
 
 
-def renew(shown: list[str], printed: list[str]) -> list[str]:
-    """Shown lines with the figures that were printed, shortened as they were where that is clear.
+def _successor(line: str, printed: list[str], start: int) -> int | None:
+    """Find the printed line that stands where a shown one stood: same label, else most alike."""
 
-    A line of another wording makes the whole output stand, to be shortened anew.
+    def likeness(i: int) -> tuple[bool, float]:
+        labels = (re.split(r"\s{2,}", text.strip())[0] for text in (line, printed[i]))
+        texts = _skeleton(line), _skeleton(printed[i])
+        return len(set(labels)) == 1, difflib.SequenceMatcher(None, *texts).ratio()
+
+    best = max(range(start, len(printed)), key=likeness, default=None)
+    return None if best is None or not (likeness(best)[0] or likeness(best)[1] > 0.7) else best
+
+
+def renew(shown: list[str], printed: list[str]) -> list[str]:
+    """Shown lines with the figures that were printed, shortened as they were.
+
+    Where a shown line has no successor, the lines around it stand for it.
     """
     printed = _trimmed([line.rstrip().replace(f"{ROOT}/", "") for line in printed])
     if ANYTHING not in [line.strip() for line in shown]:
@@ -193,18 +205,17 @@ def renew(shown: list[str], printed: list[str]) -> list[str]:
     new: list[str] = []
     at = 0
     for line in _trimmed(shown):
-        if line.strip() == ANYTHING:
-            new.append(line)
-            continue
-        same = [i for i in range(at, len(printed)) if _skeleton(printed[i]) == _skeleton(line)]
-        if not same:
-            return printed
-        new.append(printed[same[0]])
-        at = same[0] + 1
-    return new if matches(new, printed) else printed
+        found = None if line.strip() == ANYTHING else _successor(line, printed, at)
+        if found is not None:
+            if found > at and ANYTHING not in new[-1:]:
+                new.append(ANYTHING)
+            new.append(printed[found])
+            at = found + 1
+        elif ANYTHING not in new[-1:]:
+            new.append(ANYTHING)
+    return new if matches(new, printed) and {*new} != {ANYTHING} else printed
 
 
-# ----------------------------------------------------------------------------------- running
 def _environment(scratch: Path) -> dict[str, str]:
     """Give what a reader's shell has, the same everywhere."""
     own = {"COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "Agg", "LC_ALL": "C.UTF-8"}
