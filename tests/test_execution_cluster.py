@@ -124,8 +124,8 @@ def test_analyses_are_those_of_one_machine(cluster):
     events = ("failures.per_1000_node_days=50", "checkpoint.interval=20min", "checkpoint.write_s=9")
     job = prism.load_job("pipeline-8x32", [f"run.{event}" for event in events])
     vary = {
-        "parallelism.microbatches": [16, 32],
-        "parallelism.schedule": ["1f1b", "gpipe", "interleaved"],
+        "parallelism.microbatches": [16, 20],
+        "parallelism.schedule": ["1f1b", "gpipe", "interleaved"],  # refused with 20 over 8 stages
     }
 
     def figures(dataset):
@@ -194,7 +194,7 @@ def test_ctrl_c_stops_the_workers_too(cluster, program, short_tasks):
     with run_on(cluster.scheduler_address) as place:
         with pytest.raises(KeyboardInterrupt):
             simulate.run_blocks(program, range(40 * BLOCKS), 4, progress=stop)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while any(place.remote.client.processing().values()) and time.monotonic() < end:
             time.sleep(0.05)
         assert not any(place.remote.client.processing().values())
