@@ -143,6 +143,24 @@ def test_declared_sizes_beyond_what_a_file_can_hold_are_refused(tmp_path):
         prism.load(tmp_path / "huge.nc")
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e300])
+def test_values_that_no_figure_can_be_made_of_are_refused(tmp_path, value):
+    whole = dataset("simulation")
+    for name, broken in (
+        ("step_time", whole.assign(step_time=whole.step_time + value)),
+        ("seconds", whole.assign_attrs(seconds=value)),
+    ):
+        prism.save(broken, tmp_path / "a.nc")
+        with pytest.raises(PrismError, match=f"a.nc: cannot be read.*{name}"):
+            prism.load(tmp_path / "a.nc")
+
+
+def test_what_is_warned_of_while_a_file_is_understood_is_its_fault(tmp_path):
+    with pytest.raises(PrismError, match="a.nc: cannot be read.*divide by zero"):
+        with files.told_broken("a.nc", "a result"):
+            np.ones(2) / np.zeros(2)
+
+
 def test_writing_leaves_the_umask_of_the_process_alone(tmp_path, monkeypatch):
     mask = os.umask(0o027)
     try:
