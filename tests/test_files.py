@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import stat
+import warnings
 
 import numpy as np
 import pytest
@@ -156,7 +157,11 @@ def test_values_that_no_figure_can_be_made_of_are_refused(tmp_path, value):
 
 
 def test_what_is_warned_of_while_a_file_is_understood_is_its_fault(tmp_path):
-    with pytest.raises(PrismError, match="a.nc: cannot be read.*divide by zero"):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(PrismError, match="a.nc: cannot be read.*divide by zero"),
+    ):
+        warnings.simplefilter("default")
         with files.told_broken("a.nc", "a result"):
             np.ones(2) / np.zeros(2)
 
