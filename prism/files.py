@@ -358,8 +358,10 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     PrismError
         It is no netCDF file, or is damaged.
     """
+    import h5netcdf
     import xarray as xr
 
+    h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open
     most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
     with told_broken(path, expected), xr.open_dataset(path, engine="h5netcdf") as dataset:
         if dataset.nbytes > most:

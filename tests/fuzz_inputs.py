@@ -421,7 +421,8 @@ def _mutate_dataset(path: Path, rng: random.Random) -> None:
         elif how < 0.9:
             dataset = dataset.drop_vars(rng.choice(names))
         elif how < 0.95:
-            dataset = dataset.rename({rng.choice(names): "other"})
+            name = rng.choice(names)
+            dataset = dataset.rename({name: f"other_{name}"})
         else:
             name = rng.choice(names)
             values = np.ones(rng.choice(((), (0,), (2,), (3, 2))))
@@ -599,7 +600,7 @@ def make_input(originals: list[Original], seed: int, index: int, folder: Path) -
     kinds = sorted({original.kind for original in originals})
     rng = random.Random(f"{seed}/{index}")
     # a job file can say more than any other: one input in six
-    kind = "job" if index % 6 == 0 else kinds[index % len(kinds)]
+    kind = "job" if index % 6 == 0 else kinds[index * 7 // 6 % len(kinds)]
     original = rng.choice([o for o in originals if o.kind == kind])
     path = folder / original.path.name
     shutil.copyfile(original.path, path)

@@ -168,6 +168,9 @@ def main():
         statuses[kind]["n"] += 1
         faults[kind].update(found)
         slowest[index], largest[index] = seconds, memory
+        if index > 0 and index % 500 == 0:
+            spoilt = sum(sum(row.values()) for row in faults.values())
+            print(f"{index} inputs: {spoilt} faults", flush=True)
         spent[words[0] if words else "?"].update({"n": 1, "s": seconds})
         if asked.times:
             print(
