@@ -110,7 +110,9 @@ def format_like(seconds: float, like: float, resolution: float) -> str:
 
 def _digits(resolution: float) -> int:
     """Count the decimals that show a difference of this size."""
-    return max(0, min(9, -math.floor(math.log10(resolution)))) if resolution > 0 else 9
+    if not 0.0 < resolution < math.inf:
+        return 0 if resolution > 0.0 else 9
+    return max(0, min(9, -math.floor(math.log10(resolution))))
 
 
 def _short(seconds: float, resolution: float | None) -> str:
