@@ -10,11 +10,14 @@ import secrets
 import shutil
 import stat
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from prism.errors import PrismError
 
@@ -26,10 +29,12 @@ PART = ".part"
 GZIP = b"\x1f\x8b"
 MOST_TRACE = 2 << 30
 """Bytes of a profiler's file, unpacked, at most: reading takes three times as much memory."""
-MOST_TEXT = 512 << 20
-"""The same of a table or log: a million steps with 500 characters each."""
-MOST_ARRAYS = 4 << 30
+MOST_TEXT = 256 << 20
+"""The same of a table or log: a million steps with 250 characters each."""
+MOST_ARRAYS = 1 << 30
 """The same of a netCDF file, as it declares its arrays."""
+LARGEST = 1e100
+"""The largest magnitude in a netCDF file: figures are made of its powers up to the third."""
 SEAL = b"\nprism sha256 "
 """What stands behind a netCDF file that prism wrote, before the hash of all in front of it."""
 _DEFLATE = 1032  # the most that deflate packs into a byte: no sound file declares more
@@ -294,7 +299,9 @@ def _too_large(source: str, most: int, unpacked: bool = False) -> PrismError:
 def told_broken(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
     """Say of whatever fails while a netCDF file is read or understood that the file is broken."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of what is whole there is nothing to warn
+            yield
     except PrismError:
         raise
     except Exception as error:  # h5py, xarray and what is in the attributes raise almost anything
@@ -351,10 +358,16 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     PrismError
         It is no netCDF file, or is damaged.
     """
+    import h5netcdf
     import xarray as xr
 
+    h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open
     most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
     with told_broken(path, expected), xr.open_dataset(path, engine="h5netcdf") as dataset:
         if dataset.nbytes > most:
             raise ValueError(f"{dataset.nbytes} bytes declared, {most} possible")
-        return dataset.load()
+        for name, held in {**dataset.load().variables, **dataset.attrs}.items():
+            values = np.asarray(held)
+            if values.dtype.kind == "f" and (np.abs(values) > LARGEST).any():
+                raise ValueError(f"{name} holds a value beyond {LARGEST:g}")
+        return dataset

@@ -55,8 +55,8 @@ def format_duration(seconds: float, resolution: float | None = None) -> str:
     '3 d 4 h 12 min'
     >>> format_duration(11.23456, resolution=0.01)
     '11.23 s'
-    >>> format_duration(0.0123), format_duration(1e20)
-    ('12.3 ms', '1.16e+15 d')
+    >>> format_duration(0.0123), format_duration(1e20), format_duration(11.2, math.inf)
+    ('12.3 ms', '1.16e+15 d', '11 s')
     """
     if not math.isfinite(seconds):
         return "never" if seconds > 0 else "not known"
@@ -110,7 +110,9 @@ def format_like(seconds: float, like: float, resolution: float) -> str:
 
 def _digits(resolution: float) -> int:
     """Count the decimals that show a difference of this size."""
-    return max(0, min(9, -math.floor(math.log10(resolution)))) if resolution > 0 else 9
+    if not 0.0 < resolution < math.inf:
+        return 0 if resolution > 0.0 else 9
+    return max(0, min(9, -math.floor(math.log10(resolution))))
 
 
 def _short(seconds: float, resolution: float | None) -> str:

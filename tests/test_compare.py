@@ -197,6 +197,14 @@ def test_the_same_result_twice_does_not_differ(results):
     assert found["ks"]["distance"] == 0.0 and found["ks"]["p_value"] == 1.0
 
 
+@pytest.mark.parametrize("value", [np.nan, 0.0, -1.0])
+def test_a_result_without_a_time_for_each_step_is_refused(results, value):
+    broken = results[0].copy(deep=True)
+    broken.step_time[7] = value
+    with pytest.raises(prism.PrismError, match="made"):
+        compare(broken, results[1], seed=0)
+
+
 def test_one_run_each_says_nothing_about_versions(run, tmp_path):
     rng = np.random.default_rng(7)
     a = write(tmp_path / "a.csv", series(400, rng))

@@ -1,10 +1,12 @@
 """Files as inputs: bounds on what is read, regular files alone, netCDF that is whole or refused."""
 
+import gc
 import gzip
 import os
 import random
 import signal
 import stat
+import warnings
 
 import numpy as np
 import pytest
@@ -124,6 +126,23 @@ def test_every_flipped_bit_and_cut_is_told(tmp_path, kind):
             prism.load(file)
 
 
+def test_flipped_bits_without_a_hash_are_told_or_read_and_leave_nothing_open(tmp_path):
+    file = tmp_path / "whole.nc"
+    prism.save(dataset("validation"), file)
+    content, draw = file.read_bytes().partition(files.SEAL)[0], random.Random(1)
+    told = 0
+    for _ in range(60):
+        broken, bit = bytearray(content), draw.randrange(8 * len(content))
+        broken[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(broken)
+        try:
+            prism.load(file)
+        except PrismError:
+            told += 1
+    gc.collect()  # what is closed only now complains through pytest's filter
+    assert 5 < told < 60
+
+
 def test_a_file_that_another_program_wrote_needs_no_hash(tmp_path):
     prism.save(dataset("sweep"), tmp_path / "ours.nc")
     loaded = xr.load_dataset(tmp_path / "ours.nc", engine="h5netcdf")
@@ -141,6 +160,28 @@ def test_declared_sizes_beyond_what_a_file_can_hold_are_refused(tmp_path):
         file.attrs["kind"] = "sweep"
     with pytest.raises(PrismError, match="huge.nc: cannot be read.*declared"):
         prism.load(tmp_path / "huge.nc")
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e300])
+def test_values_that_no_figure_can_be_made_of_are_refused(tmp_path, value):
+    whole = dataset("simulation")
+    for name, broken in (
+        ("step_time", whole.assign(step_time=whole.step_time + value)),
+        ("seconds", whole.assign_attrs(seconds=value)),
+    ):
+        prism.save(broken, tmp_path / "a.nc")
+        with pytest.raises(PrismError, match=f"a.nc: cannot be read.*{name}"):
+            prism.load(tmp_path / "a.nc")
+
+
+def test_what_is_warned_of_while_a_file_is_understood_is_its_fault(tmp_path):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(PrismError, match="a.nc: cannot be read.*divide by zero"),
+    ):
+        warnings.simplefilter("default")
+        with files.told_broken("a.nc", "a result"):
+            np.ones(2) / np.zeros(2)
 
 
 def test_writing_leaves_the_umask_of_the_process_alone(tmp_path, monkeypatch):

@@ -47,6 +47,8 @@ def test_tables_that_are_none(tmp_path):
     path = tmp_path / "t.csv"
     table.assign(**{"min (us)": 1e9}).to_csv(path, index=False)
     assert "not in order" in run("fit", path)[2]
+    table.assign(stddev=1e200).to_csv(path, index=False)
+    assert run("fit", path)[0] == 2 and "deviation" in run("show", path)[2]
     table.drop(columns="stddev").to_csv(path, index=False)
     assert "no column std" in run("fit", path)[2]
 

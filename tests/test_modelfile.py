@@ -113,6 +113,7 @@ DAMAGE = {
     "negative durations": lambda d: d.assign(mean=-1.0 - d["mean"]),
     "infinite factors": lambda d: d.assign(profile=d["profile"] * np.inf),
     "unknown groups": lambda d: d.assign(group=d["group"] + 1000),
+    "groups that are no whole numbers": lambda d: d.assign(group=d["group"].astype(float)),
     "replicas that differ": lambda d: d.isel(dp_rank=slice(0, 2)),
     "no replicas named": lambda d: d.assign_attrs(n_replicas="many"),
     "lemons of a kind": lambda d: d.assign_attrs(lemons="[1]"),

@@ -256,6 +256,18 @@ def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
     assert "prism sweep" in run("report", tmp_path / "odd.nc", "-o", page)[2]
 
 
+def test_broken_sources_and_names_in_other_scripts(run, folder, tmp_path):
+    with xr.open_dataset(folder / "first" / "result.nc", engine="h5netcdf") as opened:
+        whole = opened.load()
+    page = tmp_path / "page.html"
+    for name, attrs in (("sources", {"job_sources": '{"run.steps": 1.5}'}),
+                        ("script", {"job_name": "\ud7ff" * 400})):  # fmt: skip
+        prism.save(whole.assign_attrs(attrs), tmp_path / f"{name}.nc")
+    status, _, err = run("report", tmp_path / "sources.nc", "-o", page)
+    assert status == 2 and "sources.nc" in err
+    assert run("report", tmp_path / "script.nc", "-o", page)[0] == 0
+
+
 def test_command_writes_the_same_bytes_and_says_so(run, folder, tmp_path, alone):
     page = tmp_path / "page.html"
     status, out, err = run("report", folder / "first", "-o", page, "--json")

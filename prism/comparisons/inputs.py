@@ -144,6 +144,8 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
             f"{name}: {samples[STEPS].values.size} replicates on one draw of the cluster; expected "
             "two draws at least: run prism estimate with --replicates 128 or more"
         )
+    if not all((sample.values > 0.0).all() for sample in samples.values()):
+        raise PrismError(f"{name}: holds times that are not above 0; run prism estimate again")
     figures = {"replicates": int(samples[STEPS].values.size), "clusters": samples[STEPS].n_units}
     if RUNS in samples:
         figures |= {"run_replicates": int(samples[RUNS].values.size),

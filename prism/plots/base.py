@@ -5,7 +5,9 @@ Colours are Okabe and Ito's, told apart by people who are colour-blind and in gr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,14 @@ LINE_STYLES = ("-", "--", "-.", ":")
 PERCENTILES = (50, 95, 99)
 
 
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """Draw names in any script and of any length, without words on glyphs and room for the axes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
 def save_figure(ax: Axes, path: str | Path) -> None:
     """Write the figure of some axes, in the format that the suffix names."""
     figure = ax.get_figure(root=True)
@@ -41,7 +51,7 @@ def save_figure(ax: Axes, path: str | Path) -> None:
     # no date in the file: the same result gives the same bytes
     clean = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     show_names(figure)
-    with rc_context({"svg.hashsalt": "prism"}):
+    with rc_context({"svg.hashsalt": "prism"}), no_warnings():
         figure.savefig(path, metadata=clean.get(Path(path).suffix))
 
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from prism.plots.base import show_names
+from prism.plots.base import no_warnings, show_names
 
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
@@ -97,7 +97,7 @@ def to_svg(picture: Picture, name: str) -> tuple[str, bool]:
         not to be recoloured, and belongs on white.
     """
     buffer = BytesIO()
-    with rc_context(_STYLE):
+    with rc_context(_STYLE), no_warnings():
         figure = picture.draw().get_figure(root=True)
         assert figure is not None
         show_names(figure)

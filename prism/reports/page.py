@@ -15,7 +15,7 @@ from typing import Any
 
 import prism
 from prism.errors import PrismError
-from prism.files import atomic_write
+from prism.files import atomic_write, told_broken
 from prism.reports.blocks import Block, blocks_of, leave_out, tidy
 from prism.reports.estimates import overlays, summary_table
 from prism.reports.figures import Picture, to_svg
@@ -199,13 +199,8 @@ def _drawn(pictures: Sequence[Picture], name: str, file: str) -> list[dict[str, 
     """Draw pictures, each with ids of its own."""
     out = []
     for i, picture in enumerate(pictures, 1):
-        try:
+        with told_broken(file, f"a whole result: {picture.title.lower()} cannot be drawn"):
             svg, bitmap = to_svg(picture, f"{name}-f{i}")
-        except (AttributeError, KeyError, ValueError, TypeError, IndexError) as error:
-            raise PrismError(
-                f"{file}: not a whole result, {picture.title.lower()} cannot be drawn; write it "
-                "again"
-            ) from error
         wide = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1]) > WIDE  # type: ignore[index]
         out.append({"picture": picture, "svg": svg, "bitmap": bitmap, "wide": wide})
     return out
@@ -223,9 +218,12 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
         if not with_job:
             continue
         first = with_job[0]
-        subject.inputs, subject.first = inputs_of(first.found.result), first
+        subject.first = first
+        with told_broken(first.found.file, "a whole result, with its job"):
+            subject.inputs = inputs_of(first.found.result)
         for part in with_job[1:]:
-            part.differs = differences(part.found.result, first.found.result)
+            with told_broken(part.found.file, "a whole result, with its job"):
+                part.differs = differences(part.found.result, first.found.result)
     return list(known.values())
 
 

@@ -142,6 +142,8 @@ def _check(model: TraceModel) -> None:
     for name, shape in shapes.items():
         if getattr(model, name).shape != shape or steps < 1:
             raise ValueError(f"{name} {getattr(model, name).shape} is not {shape}")
+    if model.group.dtype.kind != "i":
+        raise ValueError("group holds no whole numbers")
     for replica, stage, _ in model.lemons:
         if not (0 <= replica < model.n_replicas and 0 <= stage < model.n_stages):
             raise ValueError(f"lemon (replica {replica}, stage {stage}) is no traced worker")

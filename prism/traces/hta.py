@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.files import LARGEST
 from prism.traces.content import RawTable, find_kind, read_table
 
 Floats = NDArray[np.float64]
@@ -152,9 +153,12 @@ def _check(table: RawTable, values: dict[str, Floats]) -> None:
     low, mean, high = values["min"], values["mean"], values["max"]
     near = 1.0 + 1e-6
     faults = {
-        "sum, mean, min and max are to be numbers": ~np.isfinite(values["sum"] + low + mean + high),
+        "sum, mean, min and max are to be numbers": ~(
+            np.abs(values["sum"] + low + mean + high) <= LARGEST
+        ),
         "a duration is negative": (low < 0.0) | (values["std"] < 0.0) | ~(mean > 0.0),
         "min, mean and max are not in order": (low > mean * near) | (mean > high * near),
+        "the standard deviation is above the maximum": values["std"] > high * near,
         "the sum is less than the mean": values["sum"] * near < mean,
         "the sum is of more kernels than can be counted": values["sum"] > 2.0**53 * mean,
     }
