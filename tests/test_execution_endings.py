@@ -164,7 +164,7 @@ def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
     while not list(parts.glob("[!.]*.chunk")) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    answer, said = process.communicate(timeout=60)
+    answer, said = process.communicate(timeout=300)
     assert process.returncode == 130 and answer == ""
     assert f"finished parts are kept in {parts}; the same command goes on from there" in said
     assert "interrupted; no result was written" in said and "Traceback" not in said

@@ -46,7 +46,7 @@ def test_laws_that_reach_below_zero_are_refused():
     with pytest.raises(
         PrismError, match="effects.call: .* cv 1.5 gives negative.*smaller.*call.cv"
     ):
-        small = ["parallelism={dp: 1, microbatches: 8}", "cluster.nodes=8"]
+        small = ["parallelism={dp: 1, microbatches: 8}", "cluster.nodes=4"]
         prepare(load_job("gpt3-175b-512", [call, "variability.resolution=kernel", *small]), 1)
 
 
