@@ -17,7 +17,7 @@ from pathlib import Path
 from prism.errors import PrismError
 
 GIGA = 1e9
-MOST_SECONDS = 60.0
+MOST_SECONDS = 120.0
 """Work on one core that cannot show how far it is lasts no longer [s]; a choice."""
 SHARE = 0.5
 """Of the free memory that a command may take; the rest is for others [1]; a choice."""
