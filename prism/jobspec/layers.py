@@ -41,7 +41,7 @@ _FILE_KEYS = (
 # --------------------------------------------------------------------------- names and files
 def _is_file(path: Path) -> bool:
     try:
-        return path.is_file()  # nothing that is read once only: its kind is told by its head
+        return path.is_file()  # a pipe could be read once only, and the head is looked at first
     except (OSError, ValueError):  # a name too long, or with a NUL in it
         return False
 
@@ -165,8 +165,8 @@ def _read_job(path: Path) -> Layer:
         wrong = None if {"base", *BLOCKS} & layer.values.keys() else PrismError("")
     except PrismError as error:
         wrong = error
-    # a pipe is read only once, and what is called YAML is meant to be a job
-    if wrong is not None and path.is_file() and path.suffix not in (".yaml", ".yml"):
+    # what is called YAML is meant to be a job
+    if wrong is not None and path.suffix not in (".yaml", ".yml"):
         from prism.traces.kinds import recording_kind  # slow to import
 
         kind = recording_kind(str(path))
