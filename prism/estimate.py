@@ -365,11 +365,8 @@ def _check(call: dict[str, Any]) -> None:
             problems.append(f"{named('start')}: {error}")
     if problems:
         raise PrismError("\n".join(problems))
-    counts = {
-        "replicates": (call["replicates"], sizes.REPLICATE),
-        "runs": (call["run_replicates"] or 0, sizes.RUN),
-    }
-    sizes.check_size("estimate", counts, f"{named('replicates')} or {named('run_replicates')}")
+    runs = {"runs": (call["run_replicates"] or 0, sizes.RUN)}
+    sizes.check_size(named("run_replicates"), runs, named("run_replicates"))
 
 
 def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
@@ -377,7 +374,7 @@ def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
     out = []
     replicates, run_replicates = call["replicates"], call["run_replicates"]
     effects = prepare_variability(job)
-    ratio = period_ratio(job)
+    ratio = 1.0 if run_replicates is None else period_ratio(job)
     if round(ratio, 2) != 1.0:
         out.append(
             f"runs: measured steps follow each other in {ratio:.2f} of a step's own time, host "

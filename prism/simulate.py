@@ -192,7 +192,7 @@ def _check_threads(step: Step, threads: int) -> None:
     check_size(
         step.job.source,
         {f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE)},
-        "parallelism.dp or microbatches, or --threads",
+        f"parallelism.dp or microbatches, or {named('threads')}",
     )
 
 
@@ -303,7 +303,8 @@ def check_counts(replicates: int, seed: int, threads: int) -> None:
     check_whole("replicates", replicates, 1)
     check_whole("seed", seed, 0, MAX_SEED - 1)
     check_whole("threads", threads, 1)
-    check_size("replicates", {"replicates": (replicates, sizes.REPLICATE)}, "--replicates")
+    name = named("replicates")
+    check_size(name, {"replicates": (replicates, sizes.REPLICATE)}, name)
 
 
 def simulate(

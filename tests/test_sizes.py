@@ -41,7 +41,7 @@ def test_what_is_too_large_is_refused_at_once(run, monkeypatch, words):
 def test_little_memory_refuses_what_much_takes(monkeypatch):
     check_counts(10_000, 1, 1)
     monkeypatch.setattr(sizes, "free_bytes", lambda: 1e5)
-    with pytest.raises(PrismError, match="--replicates"):
+    with pytest.raises(PrismError, match="lower replicates"):
         check_counts(10_000, 1, 1)
 
 

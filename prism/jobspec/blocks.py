@@ -7,7 +7,7 @@ defaults that depend on another key are filled in before validation and describe
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, field_serializer
+from pydantic import BaseModel, Field, StrictBool
 
 from prism.jobspec.effects import Effects
 from prism.jobspec.hardware import HardwareScale
@@ -351,10 +351,6 @@ class VariabilityBlock(Block):
         "op", description="One op per forward or backward, or one per kernel and rank."
     )
     effects: Effects = Field(Effects(), description="Effects that differ from the library's.")
-
-    @field_serializer("library")
-    def _named(self, library: str | None) -> str:
-        return library or "none"  # what a file says; null would be the default
 
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:

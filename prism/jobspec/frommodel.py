@@ -65,8 +65,7 @@ def job_of_model(path: Path) -> Layer:
         if attrs["kind"] == CALIBRATED:
             values["variability"] = {**own, "library": str(path)}
         else:
-            library = own.get("library") or "none"  # a model's file writes no library as null
-            values["variability"] = {**own, "library": library, "model": str(path)}
+            values["variability"] = {"library": None, **own, "model": str(path)}
         return Layer(values, dict.fromkeys(key_paths(values), shown))
 
 
