@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
@@ -37,6 +35,9 @@ LARGEST = 1e100
 """The largest magnitude in a netCDF file: figures are made of its powers up to the third."""
 SEAL = b"\nprism sha256 "
 """What stands behind a netCDF file that prism wrote, before the hash of all in front of it."""
+DENSEST = 100
+"""Bytes that a packed one may stand for beyond `SMALL` ones: measured traces have 13 to 23."""
+SMALL = 64 << 20
 _DEFLATE = 1032  # the most that deflate packs into a byte: no sound file declares more
 _PIECE = 1 << 16  # packed bytes at a time
 
@@ -264,10 +265,11 @@ def unpack(data: bytes, source: str, most: int = MOST_TEXT) -> tuple[bytes, str]
     Raises
     ------
     PrismError
-        It unpacks to more than ``most`` bytes.
+        It unpacks to more than ``most`` bytes, or to far more than any recording does.
     """
     if not data.startswith(GZIP):
         return data, ""
+    most = min(most, max(SMALL, DENSEST * len(data)))
     parts: list[bytes] = []
     size, at, damage = 0, 0, ""
     while data.startswith(GZIP, at) and not damage:
@@ -300,9 +302,8 @@ def told_broken(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
     """Say of whatever fails while a netCDF file is read or understood that the file is broken."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", RuntimeWarning
-            )  # arithmetic of what is whole warns of nothing
+            # the arithmetic of what is whole warns of nothing
+            warnings.simplefilter("error", RuntimeWarning)
             yield
     except PrismError:
         raise
@@ -361,6 +362,7 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
         It is no netCDF file, or is damaged.
     """
     import h5netcdf
+    import numpy as np
     import xarray as xr
 
     h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open

@@ -533,15 +533,11 @@ def mutate_parquet(path: Path, rng: random.Random) -> None:
 
 
 def make_bomb(path: Path) -> None:
-    """Pack a text that repeats what the file holds until it is large.
-
-    A text of sound events is a large trace, which takes memory like one: less of it.
-    """
+    """Pack a text that repeats what the file holds until it is large."""
     text = path.read_bytes() or b"\n"
-    size = BOMB >> 4 if text[:1] == b"{" or path.suffix in (".et", ".gz") else BOMB
     part = gzip.compress(text * (1 + (1 << 22) // len(text)), mtime=0)
     with path.open("wb") as file:
-        for _ in range(size >> 22):
+        for _ in range(BOMB >> 22):
             file.write(part)
 
 

@@ -62,6 +62,17 @@ def test_gzip_is_refused_by_what_it_unpacks_to(tmp_path, name):
         READERS[name](file)
 
 
+def test_events_packed_as_no_profiler_packs_them_are_refused(tmp_path):
+    """Gigabytes of sound events in a few megabytes would take three times that in memory."""
+    event = (
+        b'{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7},\n'
+    )
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(17 * gzip.compress(event * (4 * MIB // len(event))))
+    with pytest.raises(PrismError, match="unpacks to more than 64 MiB"):
+        read_events(file)
+
+
 def test_unpacking_stops_at_its_bound():
     packed = gzip.compress(b" " * (8 * MIB))
     assert files.unpack(packed, "x", 8 * MIB) == (b" " * (8 * MIB), "")
