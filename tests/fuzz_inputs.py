@@ -361,7 +361,8 @@ def mutate_tree(tree: Any, rng: random.Random, times: int = 0) -> Any:
         how, number = rng.random(), isinstance(node, int | float) and not isinstance(node, bool)
         if number and how < 0.5:
             scale = rng.choice((-1, 0, 0.5, 2, 4, 10, 1000, 1e6, 1e12, 1e300))
-            parent[key] = int(node * scale) if isinstance(node, int) else node * scale
+            whole = isinstance(node, int) and math.isfinite(node * scale)
+            parent[key] = int(node * scale) if whole else node * scale
         elif how < 0.1 and isinstance(parent, dict):
             parent[rng.choice(("no_such_key", "", 3, "x" * 300))] = rng.choice(VALUES)
         elif how < 0.2:
@@ -490,6 +491,8 @@ def mutate_sqlite(path: Path, rng: random.Random) -> None:
         for _ in range(rng.choice((1, 1, 3))):
             table = rng.choice(tables)
             columns = [row[1] for row in db.execute(f"PRAGMA table_info('{table}')")]
+            if not columns:  # dropped before
+                continue
             column, some = rng.choice(columns), f"rowid % {rng.choice((1, 1, 7, 50))} = 0"
             how = rng.choice(("cell", "cell", "cell", "cell", "drop", "rows", "rename"))
             if how == "cell":

@@ -28,6 +28,7 @@ from prism.calibration.predict import draw_steps
 from prism.calibration.scales import MODEL_ERROR, RATIOS, fit_scales
 from prism.calibration.sizes import measure_size
 from prism.calibration.spreads import Factor, StepSpread, fit_within, memory_s
+from prism.errors import PrismError
 from prism.job import load_job
 from prism.kernels import is_compute
 from prism.library import from_dataset, library_names, load_library, save_library, to_dataset
@@ -350,7 +351,8 @@ def test_what_a_calibration_rests_on_round_trips(tmp_path):
     library = with_steps(with_factors(load_library(BASE), 0.9, 1.1), STEPS)
     sizes = [measured("a (16 GPUs)", 16, 8, 2.0),
              MeasuredSize("b (64 GPUs)", 64, 4, 5, np.linspace(1.0, 1.2, 5))]  # fmt: skip
-    report, path = {"scales": {"model_error": 0.005}}, tmp_path / "m.nc"
+    own = {"covariance": [[0.2, 0.1], [0.1, 0.3]], "prior_covariance": [[0.25, 0.0], [0.0, 0.5]]}
+    report, path = {"scales": {"model_error": 0.005, **own}}, tmp_path / "m.nc"
     dataset = calibrated_to_dataset(library, sizes, report, {"model": {}}, {"seed": "1"})
     dataset.to_netcdf(path, engine="h5netcdf")
     found = load_calibration(path)
@@ -364,6 +366,12 @@ def test_what_a_calibration_rests_on_round_trips(tmp_path):
         assert list(from_dataset(again.load()).entries) == list(library.entries)
     to_dataset(library).to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")
     assert load_calibration(tmp_path / "plain.nc") is None
+    for broken in (1.0, [[0.2, 0.3], [0.3, 0.2]], [[0.2, float("nan")], [0.1, 0.3]], "x"):
+        report["scales"]["covariance"] = broken
+        dataset = calibrated_to_dataset(library, sizes, report, {"model": {}}, {"seed": "1"})
+        dataset.to_netcdf(path, engine="h5netcdf")
+        with pytest.raises(PrismError, match="cannot be read"):
+            load_calibration(path)
 
 
 def test_measured_stalls_add_to_the_mean_step():

@@ -258,6 +258,21 @@ def nccl(hosts, slowdown, devices=True, redop="sum", small=1.0):
     return lines + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 20\n#\n"
 
 
+@pytest.mark.parametrize("spoilt", ["inf", "nan", "1e-308", "1e300", "-1"])
+def test_numbers_that_no_test_measures_are_passed_over(tmp_path, spoilt):
+    """Of the eight times of a test, one."""
+    text = nccl(["n0", "n1"], 1.0)
+    path = Path(write(tmp_path, text.replace("100.00", f"{spoilt:>6s}", 1), "one.txt"))
+    (test,), _ = read_nccl_tests(path, "one.txt")
+    assert len(test.bus) == 8 and list(test.time.values()) == pytest.approx([1e-4] * 7)
+    path = Path(write(tmp_path, text.replace("  48.00", f"{spoilt:>7s}", 1), "one.txt"))
+    (test,), _ = read_nccl_tests(path, "one.txt")
+    assert len(test.bus) == (8 if spoilt == "1e-308" else 7)
+    path = Path(write(tmp_path, text + "9" * 5000 + text.splitlines()[-4][12:], "one.txt"))
+    (test,), _ = read_nccl_tests(path, "one.txt")
+    assert len(test.bus) == 8
+
+
 def test_pairs_tell_which_node_is_slow(tmp_path):
     """Six nodes in a round robin: every pair of a slow node is slow, and only it is found."""
     truth = [1.0, 1.0, 2.5, 1.0, 1.0, 1.3]

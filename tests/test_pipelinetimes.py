@@ -45,6 +45,15 @@ def test_a_lost_row_leaves_a_hole_and_does_not_shift_the_others():
     assert np.array_equal(filled, whole.start)
 
 
+def test_a_stage_without_an_op_of_most_steps_is_told():
+    frame, _ = make_trace(Layout(2, 3, 4, 5), EFFECTS)
+    frame.loc[frame.index[40], "stage"] = 7
+    trace = as_trace(frame)
+    times, measured, notes = read_times(trace)
+    with pytest.raises(PrismError, match=r"stage no\. 3 \(from 0\) has no op"):
+        check_order("a.csv", times, ordered(times), float(measured.mean()), notes)
+
+
 def test_without_microbatches_ops_are_told_by_their_order():
     frame, _ = make_trace(Layout(2, 3, 4, 5), EFFECTS)
     named = tabulate(as_trace(frame), [])

@@ -243,10 +243,13 @@ def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
     xr.Dataset({"x": ("y", [1.0])}).to_netcdf(tmp_path / "foreign.nc", engine="h5netcdf")
     odd = {"odd.nc": {"kind": "novel"}, "broken.nc": {"kind": "sweep", "summary": "{}"},
            "torn.nc": {"kind": "placement", "summary": "{"}}  # fmt: skip
+    xr.load_dataset(folder / "first" / "result.nc", engine="h5netcdf").assign_attrs(
+        warnings="[1.5]"
+    ).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     for name, attrs in odd.items():
         xr.Dataset(attrs=attrs).to_netcdf(tmp_path / name, engine="h5netcdf")
     (tmp_path / "hollow").mkdir()
-    for name in (*files, "foreign.nc", *odd, "hollow"):
+    for name in (*files, "foreign.nc", *odd, "other.nc", "hollow"):
         page = tmp_path / "page.html"
         status, out, err = run("report", tmp_path / name, folder / "first", "-o", page)
         assert (status, out) == (2, ""), name

@@ -13,7 +13,7 @@ from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.measures import ks_statistic
-from prism.resultfiles import save
+from prism.resultfiles import load, save
 from prism.runs.model import Drift, RunModel, Stalls, simulate_runs
 from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.fit import fit_step_times
@@ -21,7 +21,6 @@ from prism.steptimes.model import load_step_model
 from prism.steptimes.predict import draw_runs, draw_steps, independent
 from prism.steptimes.series import take_apart
 from prism.steptimes.spread import Spread, model_variances
-from prism.steptimes.underway import past_of
 from prism.validate import summarize_validation, validate
 
 
@@ -172,16 +171,6 @@ def test_predicted_steps_look_like_the_measured_ones():
     assert drawn.std() == pytest.approx(other.std(), rel=0.15)
 
 
-def test_an_absurd_duration_is_in_another_unit():
-    seconds = made(shape=(20, 2)) * 1e250
-    with pytest.raises(PrismError, match=r"a step of .{3,12} d in column step_s; .*unit") as told:
-        fit_step_times(as_times(seconds))
-    assert len(str(told.value)) < 120
-    model = fit_step_times(as_times(made(shape=(80, 2))), repeats=0)
-    with pytest.raises(PrismError, match="is the unit"):
-        past_of(model, as_times(seconds[:, :1]))
-
-
 # ------------------------------------------------------------------------- files and commands
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
@@ -203,6 +192,14 @@ def test_a_model_survives_its_file(files, tmp_path):
     broken.write_bytes(path.read_bytes()[:2_000])
     with pytest.raises(PrismError, match="prism fit STEPS"):
         load_step_model(broken)
+    whole = load(path)
+    for change in (
+        {"spread_run": np.nan}, {"spread_drift": 0.1, "spread_tau_s": 0.0}, {"stall_counts": 0.0},
+        {"residuals": ("stall", np.ones(whole.sizes["stall"]))},
+    ):  # fmt: skip
+        save(whole.assign(change), broken)
+        with pytest.raises(PrismError, match="cannot be read"):
+            load_step_model(broken)
 
 
 def test_held_out_runs_agree_and_independent_steps_do_not(files):

@@ -124,8 +124,10 @@ def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
         ("step_s\n1\nx\n2\n", r"steps\.csv:3: step_s is 'x', expected a number"),
         (
             "step_s\n1\n-1\n2\n",
-            r"steps\.csv:3: step_s is not a finite number above 0; so in 1 of 3",
+            r"steps\.csv:3: step_s is not within 1e-09 and 1e\+09 s; is its unit right\?; so in 1 ",
         ),
+        ("step_s\n1\n2e9\n2\n", r"steps\.csv:3: step_s is not within"),
+        ("step_us\n1\n1e-4\n2\n", r"steps\.csv:3: step_us is not within"),
         ("step,step_s\n1,1\n1.5,1\n", r"steps\.csv:3: step is 1\.5, expected a whole number"),
         ("a,b\n1,2\n", "no duration among the columns a, b"),
         ("step_s\n", "and no rows"),
@@ -217,7 +219,7 @@ def test_megatron_warm_up_is_noted_and_kept(read):
 
 @pytest.mark.parametrize("value", ["fast", "-1.0", "nan", "inf", ""])
 def test_megatron_bad_number_names_its_line(read, value):
-    with pytest.raises(PrismError, match=r"steps\.csv:3: the step time is '.*', expected a number"):
+    with pytest.raises(PrismError, match=r"steps\.csv:3: the step time is '.*', expected 1e-09 to"):
         read("x\n" + line(1, 10) + line(2, value))
 
 

@@ -2,7 +2,7 @@
 
 ``python experiments/verification/fuzz.py [N [SEED]]`` feeds N (10,000) inputs of
 ``tests/fuzz_inputs.py`` to the commands, each in a process of its own that is forked from this one,
-which has prism imported and its kernels compiled. ``--only I`` makes input I again, keeps its
+which has prism imported and its kernels compiled. ``--only I ...`` makes inputs again, keeps their
 files and prints what the command says; ``--kind KIND`` takes the inputs of one kind alone. It exits
 with 1 where a bound is broken: a traceback, an internal error, a warning of Python, an answer that
 is not one JSON object or holds a figure that is not finite, more than 1.5 GB of memory, more than
@@ -144,7 +144,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("n", nargs="?", type=int, default=10_000)
     parser.add_argument("seed", nargs="?", type=int, default=1)
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=int, nargs="+", default=[])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--keep", type=Path, help="folder of whole files, made where it is not")
@@ -176,11 +176,11 @@ def main():
             print(
                 f"{index} {seconds:.1f} s {memory / 1e9:.2f} GB {' '.join(words)[:150]}", flush=True
             )
-        if found or asked.only is not None:
+        if found or asked.only:
             last = err.strip().splitlines()[:3]
             print(f"{index} {kind}: {', '.join(found)}: prism {' '.join(words)}\n    "
                   + "\n    ".join(line[:300] for line in last), flush=True)  # fmt: skip
-            if asked.only is not None:
+            if asked.only:
                 print(err)
                 with contextlib.suppress(OSError):
                     print((place / "out").read_text()[:3000])
@@ -188,7 +188,7 @@ def main():
             shutil.rmtree(place, ignore_errors=True)
 
     first = asked.first
-    indices = [asked.only] if asked.only is not None else [
+    indices = asked.only or [
         *range(-count_controls(originals) if first == 0 else 0, 0), *range(first, first + asked.n),
     ]  # fmt: skip
     workers = asked.workers

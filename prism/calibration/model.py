@@ -241,7 +241,12 @@ def load_calibration(path: str | Path) -> Calibration | None:
             )
             for i, (label, row) in enumerate(zip(dataset["size"].values, steps, strict=True))
         )
-        return Calibration(sizes, json.loads(str(dataset["report"].values)))
+        report = json.loads(str(dataset["report"].values))
+        for name, bound in (("covariance", -1e-12), ("prior_covariance", 0.0)):
+            matrix = np.array(report["scales"][name], np.float64)
+            if not (np.isfinite(matrix).all() and np.linalg.eigvalsh(matrix).min() > bound):
+                raise ValueError(f"{name} {report['scales'][name]}")
+        return Calibration(sizes, report)
 
 
 def is_calibrated(path: str | Path) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prism.comparisons.errors import Pairing, Sample
 from prism.errors import PrismError, named
 from prism.files import read_netcdf, told_broken
-from prism.steptimes.series import OUTLIER, check_durations, clock_grain, side_by_side
+from prism.steptimes.series import OUTLIER, clock_grain, side_by_side
 from prism.traces import StepTimes, read_step_times
 from prism.traces.choose import rows_in_name
 
@@ -165,7 +165,6 @@ def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
 
 def _measured(times: StepTimes, name: str, seed: int) -> Input:
     """Take measured steps, by run; or the totals of runs, where each has one value."""
-    check_durations(times)
     names, first, unit = np.unique(times.run, return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first, kind="stable"), kind="stable")[unit]
     order = np.lexsort((times.step, place))

@@ -24,6 +24,7 @@ from prism.errors import PrismError
 from prism.placementfile import read_hosts
 
 MAX_COUNT = 2**31 - 1  # the engine indexes with 32-bit integers
+MAX_NUMBER = 1e15  # products of some stay within what 32 bits hold, and cubes within 64
 MAX_SLOWDOWN = 1.25  # GPUs slower than this are culled, where neither job nor library says
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -52,7 +53,7 @@ def parse_duration(value: Any) -> float:
             seconds = float(found[1]) * _SECONDS[found[2]] if found else float(value)
         except ValueError:
             seconds = float("nan")
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds <= MAX_NUMBER:
         raise ValueError(f"expected a length of time, got {value!r}; write 60d, 12h or 3600 (s)")
     return seconds
 
@@ -73,9 +74,9 @@ def per_stage(value: Any) -> float | tuple[float, ...]:
 
     def number(item: Any) -> float:
         good = isinstance(item, (int, float)) and not isinstance(item, bool)
-        if not good or not 0 <= item < float("inf"):
+        if not good or not 0 <= item <= MAX_NUMBER:
             way_out = "write 1.0, or a list with one number per stage"
-            raise ValueError(f"expected seconds, at least 0, got {item!r}; {way_out}")
+            raise ValueError(f"expected seconds, 0 to {MAX_NUMBER:g}, got {item!r}; {way_out}")
         return float(item)
 
     if isinstance(value, (list, tuple)):
@@ -122,10 +123,10 @@ Size = Annotated[
     Field(strict=True, ge=0, le=MAX_COUNT, json_schema_extra={"minimum": 1}),
 ]
 Number = Annotated[int, BeforeValidator(integral), Field(strict=True, ge=0, le=MAX_COUNT)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
-AboveOne = Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=MAX_NUMBER)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, le=MAX_NUMBER)]
+AtLeastOne = Annotated[float, Field(strict=True, ge=1, le=MAX_NUMBER)]
+AboveOne = Annotated[float, Field(strict=True, gt=1, le=MAX_NUMBER)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 _SECONDS_SCHEMA = {"type": ["number", "array"], "items": {"type": "number", "minimum": 0}}
 Seconds = Annotated[
@@ -216,7 +217,7 @@ def parse_slowdown(value: Any) -> float | Slowness:
 
 def _check_factor(value: Any, label: str, least: float | None) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and (value > 0 or value == least) and value < float("inf"):
+    if number and (value > 0 or value == least) and value <= MAX_NUMBER:
         return
     limit = "more than 0" if least is None else "at least 0"
     way_out = "1.2 is a node that takes 20 % longer, {network: 1.5} one with slow links"

@@ -71,7 +71,7 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
         placed[i] = where
     return TraceGraph(
         nodes, durations, times.steps, measured, times.n_stages, times.start.shape[1], plan.p2p,
-        tuple(notes), plan.recorded, plan.inferred, placed if placed.any() else None,
+        tuple(notes), int(plan.recorded), int(plan.inferred), placed if placed.any() else None,
     )  # fmt: skip
 
 

@@ -319,8 +319,14 @@ def check_order(
     Raises
     ------
     PrismError
-        In more than a few cases they do not.
+        In more than a few cases they do not, or a stage has no op.
     """
+    bare = [stage for stage, chain in enumerate(chains) if not chain]
+    if bare:
+        raise PrismError(
+            f"{source}: stage no. {bare[0]} (from 0) has no op that is in most steps; take its "
+            "rows out, or mend their stage"
+        )
     broken, total, beside, twice = 0, 0, 0.0, 0.0
     tolerance = max(1e-5 * step_s, CLOCK_S)
     for chain in chains:

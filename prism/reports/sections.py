@@ -55,3 +55,9 @@ class Section:
     captions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     numbers: Json | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a result whose texts are none; raises TypeError."""
+        for text in (*self.answers, *self.warnings, *sum(self.facts, ())):
+            if not isinstance(text, str):
+                raise TypeError(f"{text!r} where a text belongs")

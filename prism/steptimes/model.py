@@ -193,6 +193,9 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
             f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a model of "
             f"step times of schema {SCHEMA}: prism fit STEPS -o MODEL.nc"
         )
+    for name, (dims, _, _) in ARRAYS.items():
+        if dataset[name].dims != dims:
+            raise ValueError(f"{name} is by {dataset[name].dims}, not by {dims}")
     arrays: dict[str, Any] = {name: np.asarray(dataset[name].values, np.float64) for name in ARRAYS}
     spread = Spread(**{name: float(dataset[f"spread_{name}"]) for name in PARTS})
     scalars = {name: dataset.attrs[name] for name in _SCALARS}
@@ -214,21 +217,16 @@ def _check(model: StepModel) -> None:
     """Refuse what makes no sense; raises ValueError."""
     if model.work.size < 1 or not (model.work > 0.0).all() or not np.isfinite(model.work).all():
         raise ValueError("work holds times that are not above 0")
-    for name in (
-        "residuals",
-        "stall_s",
-        "beginning_s",
-        "repeats",
-        "allowed",
-        "exposure_s",
-        "stall_counts",
-    ):
+    for name in ARRAYS:
         if not np.isfinite(getattr(model, name)).all():
             raise ValueError(f"{name} holds numbers that are not finite")
     if not model.residuals.size or (model.stall_counts.sum() > 0 and not model.stall_s.size):
         raise ValueError("residuals or stalls are missing")
-    if min(model.spread.as_dict().values()) < 0.0 or model.mean_over < 1:
-        raise ValueError("a negative spread")
+    spread = model.spread.as_dict()
+    if not all(0.0 <= value < math.inf for value in spread.values()) or model.mean_over < 1:
+        raise ValueError(f"a spread of {spread}, or values of no step")
+    if spread["drift"] > 0.0 and not spread["tau_s"] > 0.0:
+        raise ValueError("a drift without a memory")
 
 
 def load_step_model(path: str | Path) -> StepModel:

@@ -15,9 +15,7 @@ from scipy.ndimage import median_filter
 from scipy.special import xlogy
 from scipy.stats import binom
 
-from prism.errors import PrismError
 from prism.steptimes.spread import WINDOW, common_part
-from prism.text import format_duration
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
@@ -29,7 +27,6 @@ _JOIN = 2  # steps between outliers of one event: a host's clock catches up in t
 _SHIFTS = 99  # circular shifts behind the test of the work by step: p-value to 0.01
 _EARLY = 5.0  # stalls this many times as frequent early make a beginning
 _LEVEL = 0.001  # chance of a beginning where stalls come evenly
-LONGEST_S = 1e9  # of a step; what is longer is in another unit
 _FLOOR = 1e-9  # relative; what differs by less is rounding
 
 
@@ -95,13 +92,7 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
         runs are repeats of each other.
     seed : int
         Of the shifts that test whether steps differ in work.
-
-    Raises
-    ------
-    PrismError
-        A step takes longer than anyone waits.
     """
-    check_durations(times)
     steps, runs, seconds = side_by_side(times)
     work, has_profile = _work_by_step(seconds, seed)
     ratio = seconds / work[:, None]
@@ -127,16 +118,6 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
         run[delays], position[delays], net[delays], position, beginning, threshold,
         clock_grain(seconds),
     )  # fmt: skip
-
-
-def check_durations(times: StepTimes) -> None:
-    """Refuse steps that take longer than anyone waits; raises PrismError."""
-    longest = float(times.seconds.max(initial=0.0))
-    if longest > LONGEST_S:
-        raise PrismError(
-            f"{times.source}: a step of {format_duration(longest)} in column {times.column}; "
-            f"expected at most {format_duration(LONGEST_S)}; is the unit in its name right?"
-        )
 
 
 def side_by_side(times: StepTimes) -> tuple[NDArray[np.int64], tuple[str, ...], Array]:

@@ -24,7 +24,6 @@ from prism.steptimes.predict import (
     generator,
     work_of,
 )
-from prism.steptimes.series import check_durations
 from prism.steptimes.spread import Spread, drift_mean_variance, model_variances
 from prism.text import format_share
 from prism.traces import StepTimes
@@ -90,7 +89,6 @@ def past_of(model: StepModel, times: StepTimes) -> Past:
         Several runs, other values than the model's, or steps that the model does not know.
     """
     check_one_run(times)
-    check_durations(times)
     if times.mean_over != model.mean_over:
         raise PrismError(
             f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "

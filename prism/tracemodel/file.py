@@ -142,6 +142,8 @@ def _check(model: TraceModel) -> None:
     for name, shape in shapes.items():
         if getattr(model, name).shape != shape or steps < 1:
             raise ValueError(f"{name} {getattr(model, name).shape} is not {shape}")
+    if not (model.weight.sum() > 0.0 and model.mean.max() > 0.0):
+        raise ValueError("no step has a weight, or no op takes time")
     if model.group.dtype.kind != "i":
         raise ValueError("group holds no whole numbers")
     for replica, stage, _ in model.lemons:

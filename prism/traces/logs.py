@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.traces.table import LONGEST_S, SHORTEST_S
 
 _MLLOG = b":::MLLOG"
 _ELAPSED = b"elapsed time per iteration ("
@@ -82,16 +83,16 @@ def _lines(text: bytes, marks: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
             yield number, line.decode("utf-8", errors="replace")
 
 
-def _to_seconds(value: object, source: str, line: int) -> float:
-    """Check one value; a time can be large, but not negative or without end."""
+def _to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
+    """Check one value, which is in so many seconds."""
     try:
-        seconds = float(value) if isinstance(value, str | int | float) else np.nan
+        seconds = unit * float(value) if isinstance(value, str | int | float) else np.nan
     except (ValueError, OverflowError):
         seconds = np.nan
-    if isinstance(value, bool) or not 0.0 < seconds < np.inf:
+    if isinstance(value, bool) or not SHORTEST_S <= seconds <= LONGEST_S:
         raise PrismError(
-            f"{source}:{line}: the step time is {str(value)[:40]!r}, expected a number above 0; "
-            "take the line out if the log was damaged there"
+            f"{source}:{line}: the step time is {str(value)[:40]!r}, expected {SHORTEST_S:g} "
+            f"to {LONGEST_S:g} s; take the line out if the log was damaged there"
         )
     return seconds
 
@@ -106,7 +107,7 @@ def _read_megatron(text: bytes, source: str) -> LogTimes:
             cut += 1
             continue
         step = int(found[1])
-        seconds = _to_seconds(found[3], source, number) * (1e-3 if found[2] == "ms" else 1.0)
+        seconds = _to_seconds(found[3], source, number, 1e-3 if found[2] == "ms" else 1.0)
         if rows and step <= rows[-1][1]:
             if step == rows[-1][1] and seconds == rows[-1][2]:
                 twice += 1

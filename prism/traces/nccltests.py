@@ -16,7 +16,9 @@ from pathlib import Path
 
 from prism.errors import PrismError
 from prism.traces.content import find_kind, read_text
+from prism.traces.table import LONGEST_S, SHORTEST_S
 
+_MOST_BUS = 1e6  # GB/s; no link has as much
 _MPI = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
 _PREFIX = re.compile(r"^([\w.-]+): ?(?=\s*(?:#|\d+\s|$))")
 _DEVICE = re.compile(r"\bRank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\b")
@@ -187,14 +189,18 @@ def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
 
 def _take_row(run: _Run, words: Sequence[str]) -> None:
     """Add a line of numbers; columns are counted from the right, where none is ever blank."""
-    if not run.columns or len(words) < -min(run.columns) or not words[0].isdecimal():
+    if (
+        not run.columns
+        or len(words) < -min(run.columns)
+        or not re.fullmatch(r"[0-9]{1,15}", words[0])
+    ):
         return
     for place, column in enumerate(run.columns):
         try:
             bandwidth = float(words[column])
         except ValueError:
             continue
-        if bandwidth > 0.0:
+        if 0.0 < bandwidth <= _MOST_BUS:
             run.bus[int(words[0]), place] = bandwidth
             _take_time(run, words, place)
 
@@ -206,7 +212,7 @@ def _take_time(run: _Run, words: Sequence[str], place: int) -> None:
             microseconds = float(words[run.times[place]])
         except ValueError:
             return
-        if microseconds > 0.0:
+        if SHORTEST_S <= 1e-6 * microseconds <= LONGEST_S:
             run.time[int(words[0]), place] = 1e-6 * microseconds
 
 

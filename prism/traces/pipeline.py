@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.traces.content import RawTable
-from prism.traces.table import Fault, Trace, impossible_fault, make_trace, sound_rows
+from prism.traces.table import Fault, Trace, impossible_fault, make_trace, sound_rows, time_faults
 
 Ints = NDArray[np.int64]
 
@@ -146,8 +146,7 @@ def _faults(
     return [
         Fault("a cell is empty, expected a number", empty, spare=1),
         Fault("dp_rank, stage, rank or step is negative", negative),
-        Fault("the start is not finite", ~np.isfinite(start)),
-        Fault("the duration is negative or not finite", ~(np.isfinite(duration) & (duration >= 0))),
+        *time_faults(start, duration),
         Fault("mb_id is missing or negative for a compute op", compute & (index["mb_id"] < 0)),
         impossible_fault(
             index["step"],

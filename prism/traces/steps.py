@@ -31,7 +31,7 @@ from prism.traces.choose import (
 )
 from prism.traces.content import RawTable, as_text, find_kind, read_table, read_text
 from prism.traces.logs import is_log, read_log
-from prism.traces.table import FEW, Fault, sound_rows
+from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
 _MEAN_OVER = ("mean_over", "n_avg")
 _NO_STEP = -(2**62)
@@ -215,7 +215,10 @@ def _from_table(
     faults = [
         # the first of a series of differences has none
         Fault(f"{column} is empty", np.isnan(seconds), spare=n_runs),
-        Fault(f"{column} is not a finite number above 0", ~((seconds > 0) & np.isfinite(seconds))),
+        Fault(
+            f"{column} is not within {SHORTEST_S:g} and {LONGEST_S:g} s; is its unit right?",
+            ~((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)),
+        ),
     ]
     if has_step:
         faults.append(Fault("step is empty, expected a number", step == _NO_STEP, spare=1))

@@ -154,6 +154,8 @@ def _categories(values: Any, n: int) -> pd.Categorical:
     return pd.Categorical([str(value) for value in values])
 
 
+SHORTEST_S, LONGEST_S, LATEST_S = 1e-9, 1e9, 1e10
+"""Of a step, of a step or op, of a start [s]: what is beyond was written in another unit."""
 LONGEST_WAIT_S = 1800.0
 """No op of a training job waits longer: torch.distributed's default timeout of a process group."""
 
@@ -294,6 +296,17 @@ def _next_start(
     begins = float(start[after & (step == step[after].min())].min())
     # clocks that begin anew in every step say nothing of the next one
     return min(until, begins) if begins > start[row] else until
+
+
+def time_faults(start: NDArray[np.float64], duration: NDArray[np.float64]) -> list[Fault]:
+    """List starts and durations [row; s] that are no times; an empty cell is another fault."""
+    return [
+        Fault(
+            f"the duration is not between 0 and {LONGEST_S:g} s",
+            (duration < 0.0) | (duration > LONGEST_S),
+        ),
+        Fault(f"the start is more than {LATEST_S:g} s from 0", np.abs(start) > LATEST_S),
+    ]
 
 
 def impossible_fault(

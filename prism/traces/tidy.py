@@ -29,6 +29,7 @@ from prism.traces.table import (
     impossible_fault,
     make_trace,
     sound_rows,
+    time_faults,
 )
 
 UNITS = ("s", "ms", "us", "ns")
@@ -196,8 +197,7 @@ def _faults(columns: dict[str, Any], table: RawTable) -> list[Fault]:
     computes = ~np.array(waits, np.bool_)[kinds.codes]
     faults = [
         Fault("the duration is empty, expected a number", np.isnan(duration), spare=1),
-        Fault("the duration is negative or not finite", ~(np.isfinite(duration) & (duration >= 0))),
-        Fault("the start is not finite", np.isinf(start)),
+        *time_faults(start, duration),
         Fault("rank, dp_rank or stage is negative", negative),
         impossible_fault(
             step,
