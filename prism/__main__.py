@@ -63,6 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
             click.echo(f"prism: cannot write the answer: {error.strerror}; make room", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint
             return 1
+        if isinstance(error, MemoryError):
+            click.echo("prism: there is not enough memory; free some, or ask for less", err=True)
+            return 1
         text = visible(" ".join(str(error).split()))
         click.echo(
             f"prism: internal error: {type(error).__name__}: {text}\n"

@@ -271,16 +271,22 @@ def test_output_that_is_a_file_is_refused_before_the_work(run, tmp_path):
 def test_a_failure_inside_leaves_no_files_and_no_traceback(run, tmp_path, monkeypatch):
     def broken(ax, path):
         Path(path).write_text("half")
-        raise RuntimeError("no ink")
+        raise error
 
+    error = RuntimeError("no ink")
     monkeypatch.setattr("prism.plots.save_figure", broken)
     status, out, err = run(*SMALL, "-o", tmp_path / "out")
     assert (status, out) == (1, "")
     assert "internal error: RuntimeError: no ink" in err
     assert "PRISM_DEBUG=1" in err
     assert not list(tmp_path.iterdir())
+    error = MemoryError()
+    assert run(*SMALL, "-o", tmp_path / "out")[::2] == (
+        1, "prism: there is not enough memory; free some, or ask for less\n"
+    )  # fmt: skip
+    assert not list(tmp_path.iterdir())
     monkeypatch.setenv("PRISM_DEBUG", "1")
-    with pytest.raises(RuntimeError, match="no ink"):
+    with pytest.raises(MemoryError):
         run(*SMALL, "-o", tmp_path / "out")
 
 

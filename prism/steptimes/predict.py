@@ -16,6 +16,7 @@ from scipy.signal import lfilter
 from prism.steptimes.model import PARTS, StepModel
 from prism.steptimes.spread import Spread, drift_mean_variance
 from prism.text import format_duration
+from prism.traces.table import SHORTEST_S
 
 Array = NDArray[np.float64]
 MAX_WALK = 1_000_000  # steps whose weights are held one by one
@@ -262,7 +263,7 @@ def draw_steps(
         deviation += s.drift * ar1_at(at_memory, n_runs, rng[2])
     at = np.minimum(positions, model.work.size - 1)
     base = np.where(positions < model.work.size, model.work[at], after(model))
-    steps = np.maximum(base * (1.0 + deviation), 0.0)
+    steps = np.maximum(base * (1.0 + deviation), SHORTEST_S)
     n_early = model.beginning_s.shape[1]
     late = positions >= n_early
     if model.stall_rate > 0.0:
