@@ -166,32 +166,33 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
 
 def _check_size(job: Job) -> None:
     """Refuse a job whose graph and arrays would take too much memory or time to build."""
-    p = job.parallelism
-    chunks = p.pp * p.vpp if p.pp > 1 else max(1, job.model.n_layers)
-    ops = (3 if p.splits else 2) * p.microbatches * chunks
-    if job.variability.resolution == "kernel":
-        ops *= p.tp * p.cp * max(1, 16 * job.model.n_layers // chunks)  # some 16 kernels a layer
-    gpus = job.n_nodes * job.cluster.gpus_per_node
-    check_size(
-        job.source,
-        # a layer's kernels cost about as much as an op
-        {
-            "ops": (ops + job.model.n_layers, sizes.COMPUTE_OP),
-            "pairs of stages": (p.pp**2, sizes.STAGE_PAIR),
-            "ops by stage": (p.pp * ops, sizes.OP_OF_STAGE),
-            "GPUs": (gpus, sizes.GPU),
-        },
-        "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes, or take "
-        "resolution op",
-    )
+    p, layers = job.parallelism, job.model.n_layers
+    chunks = p.pp * p.vpp if p.pp > 1 else max(1, layers)
+    kinds = 3 if p.splits else 2
+    ops = kinds * p.microbatches * chunks
+    counts: dict[str, tuple[float, sizes.Cost]] = {
+        "pairs of stages": (p.pp**2, sizes.STAGE_PAIR),
+        "ops by stage": (p.pp * ops, sizes.OP_OF_STAGE),
+        "GPUs": (job.n_nodes * job.cluster.gpus_per_node, sizes.GPU),
+    }
+    if job.variability.resolution == "kernel":  # some 16 a layer
+        counts["kernels"] = ops * p.tp * p.cp * max(1, 16 * layers // chunks), sizes.KERNEL
+    else:  # the first chunk, the last, and those between have kinds of ops of their own
+        counts["ops"] = ops, sizes.COMPUTE_OP
+        counts["layers of an op"] = kinds * min(chunks, 3) * layers / chunks, sizes.LAYER
+    way_out = "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes"
+    check_size(job.source, counts, f"{way_out}, or take resolution op")
 
 
 def _check_threads(step: Step, threads: int) -> None:
-    """Refuse a step whose buffers, one set for each thread, take too much memory."""
+    """Refuse a step that takes too much memory, of every thread, or time, of a single block."""
     n_bytes = thread_bytes(step.program) * threads
     check_size(
         step.job.source,
-        {f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE)},
+        {
+            f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE),
+            "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),
+        },
         f"parallelism.dp or microbatches, or {named('threads')}",
     )
 

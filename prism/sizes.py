@@ -1,9 +1,7 @@
 """What work needs, estimated from the job's numbers before it begins, and refused where too much.
 
-The figures are slopes of peak memory and processor time between two sizes of one job, a process and
-a thread each (Python 3.11, numpy 2, a shared core): gpt3-175b-512 with 128 and 512 microbatches,
-llama3-405b-1m with 1 and 4 million GPUs, pipeline-8x32 with 64 and 2 million replicates, schedules
-of 96,000 to 164,000 actions.
+The figures are slopes of peak memory and processor time between two sizes of one job, on a thread
+each (Python 3.11, numpy 2); `experiments/verification/sizes.py` holds them against large jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pathlib import Path
 from prism.errors import PrismError
 
 GIGA = 1e9
-MOST_SECONDS = 120.0
+MOST_SECONDS = 60.0
 """Work on one core that cannot show how far it is lasts no longer [s]; a choice."""
 SHARE = 0.5
 """Of the free memory that a command may take; the rest is for others [1]; a choice."""
@@ -33,6 +31,12 @@ class Cost:
 
 COMPUTE_OP = Cost(1600.0, 70e-6)
 """Of a graph's forward, backward or weight gradient, with the transfers and joins beside it."""
+KERNEL = Cost(750.0, 25e-6)
+"""Of a graph at kernel resolution: one kernel of one rank."""
+LAYER = Cost(500.0, 1e-3)
+"""Of each kind of op that stands for several layers: the kernels of one layer."""
+OP_SAMPLE = Cost(0.0, 10e-9)
+"""Of the block with the critical path that comes before any progress is shown."""
 STAGE_PAIR = Cost(0.0, 2e-6)
 """Of stages that wait for each other while a graph is laid out."""
 OP_OF_STAGE = Cost(0.0, 20e-9)
@@ -47,6 +51,8 @@ RUN = Cost(400.0, 0.0)
 """Of an estimate's runs: some 20 numbers and as many on the way; counted, not measured."""
 SETTING = Cost(40e3, 0.0)
 """Of a sweep: its job, its row and the answer's; how far a sweep is, is shown."""
+EVENT_BYTE = Cost(5.5, 0.0)
+"""Of a profiler's file, unpacked: its text, and what is read of it (2.6 where names are long)."""
 ORDERED = Cost(110.0, 4e-6)
 """Of a schedule's actions: put in order, and walked for the memory."""
 ACTION = Cost(450.0, 30e-6)

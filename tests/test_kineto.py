@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import kineto_synth as synth
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prism import sizes
 from prism.errors import PrismError
 from prism.kerneltrace.laws import kernel_table
 from prism.kerneltrace.replay import replay_trace
@@ -69,6 +71,28 @@ def test_gzip_and_plain_agree_whatever_the_name(tmp_path, text):
     plain = read_bytes(tmp_path, text, "a.gz").ops
     packed = read_bytes(tmp_path, gzip.compress(text), "b.json").ops
     assert plain.equals(packed)
+
+
+def test_copies_of_the_same_events_take_time_in_proportion(tmp_path, document):
+    """All ops of a step in one another, and as many collectives that end at once."""
+
+    def seconds(copies):
+        many = {**document, "traceEvents": document["traceEvents"] * copies}
+        text = json.dumps(many).encode()
+        begin = time.process_time()
+        read_bytes(tmp_path, text)
+        return time.process_time() - begin
+
+    few = seconds(100)
+    assert seconds(800) < 20.0 * max(few, 0.05)
+
+
+def test_a_file_for_which_there_is_no_memory_is_refused(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 10.0 * len(text))
+    with pytest.raises(PrismError, match=r"bytes of events need about .*; lower what is recorded"):
+        read_bytes(tmp_path, text)
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 12.0 * len(text))
+    read_bytes(tmp_path, text)
 
 
 def test_step_is_that_of_the_launch(tmp_path, document):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from prism import sizes
 from prism.errors import PrismError
 from prism.files import MOST_TRACE
 from prism.traces.chakraproto import COLLECTIVES, NODE_TYPES, decode
@@ -26,7 +27,7 @@ from prism.traces.kineto import drop_impossible, join_ranks
 from prism.traces.kinetorank import Calls, RankTrace, step_of
 from prism.traces.messages import number, whole
 from prism.traces.rankfiles import read_each
-from prism.traces.salvage import once
+from prism.traces.salvage import SHORTER, once
 from prism.traces.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
 from prism.traces.table import Trace, make_trace
 
@@ -80,6 +81,7 @@ def _read_file(path: Path, pattern: re.Pattern[str] | None) -> RankTrace:
     """Read the nodes of one file."""
     source = str(path)
     data = read_text(path, source, MOST_TRACE)
+    sizes.check_size(source, {"bytes of nodes": (len(data), sizes.EVENT_BYTE)}, SHORTER)
     as_json = find_kind(path, source) == "json"
     read = _json_nodes(data, source) if as_json else _proto_nodes(data, source)
     nodes, about, notes = read

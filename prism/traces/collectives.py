@@ -145,11 +145,14 @@ def _cluster(
         rows = rows[np.argsort(end[rows], kind="stable")]
         if members.key[rows[0]][0] == "transfer" and not _pairs(members, rows):
             continue
+        present = np.unique(members.rank_idx[rows]).size
         for i, first in enumerate(rows):
             if collective[first] >= 0:
                 continue
             group, ranks = [first], {int(members.rank_idx[first])}
             for row in rows[i + 1 :]:
+                if len(ranks) == present:
+                    break
                 if end[row] - end[first] > max(_WINDOW_S, _SHARE * (end[row] - start[row])):
                     if end[row] - end[first] > _FAR_S:
                         break

@@ -236,6 +236,7 @@ class _Host(NamedTuple):
 
 
 _NO_HOST = _Host()
+_DEEPEST = 64  # host ops in one another; what overlaps more was not recorded by one thread
 
 
 def _enclosing_ops(
@@ -273,7 +274,7 @@ def _enclosing_ops(
                 at += 1
             while stack and stack[-1][0] < time:
                 stack.pop()
-            hosts[i] = _around(stack) if stack else _NO_HOST
+            hosts[i] = _around(stack[-_DEEPEST:]) if stack else _NO_HOST
     return hosts
 
 

@@ -17,10 +17,14 @@ from typing import Any
 
 import msgspec
 
+from prism import sizes
 from prism.errors import PrismError
 from prism.files import MOST_TRACE, read_bytes, unpack
 
 Scalar = str | int | float | None
+
+SHORTER = "what is recorded: fewer steps, or no stacks and shapes"
+"""The way out of a file that takes too much memory."""
 
 _ARGS = {
     "collective": "Collective name",
@@ -166,6 +170,7 @@ def decode_events(data: bytes, where: str) -> RawTrace:
     """
     notes: list[str] = []
     data, damage = unpack(data, where, MOST_TRACE)
+    sizes.check_size(where, {"bytes of events": (len(data), sizes.EVENT_BYTE)}, SHORTER)
     if damage:
         notes.append(f"the gzip stream {damage}; what came before was read")
     if data.startswith(b"\xef\xbb\xbf"):
