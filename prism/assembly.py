@@ -217,11 +217,14 @@ def _vectors(
     for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
         is_global[lo:hi] = g
     congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
+    mb_tables: dict[float, int] = {}
     for i in np.flatnonzero(graph.op_type >= 0):
         op_type, op = graph.op_types[graph.op_type[i]], lowered[graph.op_type[i]]
         n_terms[i] = len(op.terms)
         for t, term in enumerate(op.terms):
-            mb_table = tables.largest(v.microbatch, term.mb_loading, relative)
+            if term.mb_loading not in mb_tables:
+                mb_tables[term.mb_loading] = tables.largest(v.microbatch, term.mb_loading, relative)
+            mb_table = mb_tables[term.mb_loading]
             called, call = call_table if term.compute else -1, int(graph.call[i])
             if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
                 called, call = tables.optional(v.expert, effect="expert"), int(graph.microbatch[i])

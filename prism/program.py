@@ -7,6 +7,7 @@ quantile tables (`Tables`).
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -152,38 +153,11 @@ class Tables:
         power : float
         relative : float64 [draw, n]
             What each of n values is multiplied by, in equally likely cases; at most 1.
-
-        Notes
-        -----
-        X**power has mean 1, and the largest of several another. With F the law of one,
-        ``G(t) = mean over draws of prod_i F(t / relative_i)``, tabulated by logits.
         """
         if relative.shape[1] == 1 or power == 0.0 or law.std == 0.0:
             return self.optional(law, power, "microbatch")
         key = (law, power, relative.tobytes())
-        if key in self.index:
-            return self.index[key]
-        q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))
-        x = law.ppf(q if power > 0.0 else 1.0 - q)
-        one = np.maximum(x, POSITIVE) ** power / law.power_moments(power).norm
-        keep = np.concatenate([[True], np.diff(one) > 0.0])
-        one, logit = one[keep], (np.log(q) - np.log1p(-q))[keep]
-        most = np.empty_like(one)
-        for k, value in enumerate(one):
-            each = -np.logaddexp(0.0, -np.interp(value / relative, one, logit))  # log F
-            whole = each.sum(axis=1)
-            most[k] = np.logaddexp.reduce(whole) - np.log(np.sum(-np.expm1(whole)))
-        most = np.maximum.accumulate(most)
-
-        def top(q: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.asarray(np.interp(np.log(q) - np.log1p(-q), most, one))
-
-        nodes, weights = quadrature(tail_panels(), 8)
-        mean = float(weights @ top(nodes))
-        std = math.sqrt(float(weights @ (top(nodes) - mean) ** 2))
-        table = table_of_quantiles(lambda q: top(q) - mean, std)
-        table[:, 0] += mean - 1.0
-        return self.add_table(key, table)
+        return self.add_table(key, _largest_table(law, power, relative.shape[1], key[2]))
 
     def stack(self) -> NDArray[np.float32]:
         """All tables, [table, row, 2]; at least one, since an array needs an element type."""
@@ -285,3 +259,37 @@ def make_room(step: engine.Step, n: int) -> Arrays:
     """Zeros for what n blocks give, as `prism.simulate.run_blocks` says."""
     shapes = ((), (), (step.share.shape[1],), (step.graph.n_stages,))
     return tuple(np.zeros((n, *shape, engine.LANES), np.float32) for shape in shapes)
+
+
+@lru_cache(maxsize=64)
+def _largest_table(law: Law, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
+    """Table of the largest of n X**power, times the float64 [draw, n] in `cases`.
+
+    Notes
+    -----
+    X**power has mean 1, and the largest of several another. With F the law of one,
+    ``G(t) = mean over draws of prod_i F(t / relative_i)``, tabulated by logits.
+    """
+    relative = np.frombuffer(cases).reshape(-1, n)
+    q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))
+    x = law.ppf(q if power > 0.0 else 1.0 - q)
+    one = np.maximum(x, POSITIVE) ** power / law.power_moments(power).norm
+    keep = np.concatenate([[True], np.diff(one) > 0.0])
+    one, logit = one[keep], (np.log(q) - np.log1p(-q))[keep]
+    most = np.empty_like(one)
+    for k, value in enumerate(one):
+        each = -np.logaddexp(0.0, -np.interp(value / relative, one, logit))  # log F
+        whole = each.sum(axis=1)
+        most[k] = np.logaddexp.reduce(whole) - np.log(np.sum(-np.expm1(whole)))
+    most = np.maximum.accumulate(most)
+
+    def top(q: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.interp(np.log(q) - np.log1p(-q), most, one))
+
+    nodes, weights = quadrature(tail_panels(), 8)
+    mean = float(weights @ top(nodes))
+    std = math.sqrt(float(weights @ (top(nodes) - mean) ** 2))
+    table = table_of_quantiles(lambda q: top(q) - mean, std)
+    table[:, 0] += mean - 1.0
+    table.setflags(write=False)  # others get the same
+    return table

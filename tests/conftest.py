@@ -1,5 +1,7 @@
 """What every test shares: hypothesis settings, and a made-up result for plots and tables."""
 
+import signal
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -8,6 +10,9 @@ from hypothesis import settings
 # the first example of a test may compile the engine
 settings.register_profile("prism", deadline=None)
 settings.load_profile("prism")
+
+# a shell has it ignored in what it starts in the background, and so in the commands of the tests
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

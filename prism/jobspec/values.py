@@ -217,7 +217,7 @@ def parse_slowdown(value: Any) -> float | Slowness:
 
 def _check_factor(value: Any, label: str, least: float | None) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and (value > 0 or value == least) and value <= MAX_NUMBER:
+    if number and (value > 0 or value == least) and value < float("inf"):
         return
     limit = "more than 0" if least is None else "at least 0"
     way_out = "1.2 is a node that takes 20 % longer, {network: 1.5} one with slow links"
