@@ -2,10 +2,10 @@
 
 ``python experiments/verification/sizes.py [NAME ...]`` runs each case, or those named, in a process
 of its own, and prints the estimates that `prism.sizes.check_size` was asked for beside the peak of
-memory above that of a small job and the processor time until it is built, after which progress is
-shown (a sweep and a schedule: the whole). It exits with 1
-where memory is above twice the estimate and a quarter of a GB more (half of the free memory is
-given to a command, so that such a job still fits), or a case ends otherwise than with 0.
+memory above that of a small job, and the processor time until it is built, after which progress is
+shown (a schedule: the whole). It exits with 1 where memory is above twice the estimate and a
+quarter of a GB more (half of the free memory is given to a command, so that such a job still fits),
+or a case ends otherwise than with 0.
 """
 
 import argparse
