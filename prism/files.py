@@ -346,12 +346,6 @@ def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
     return size
 
 
-def _open(path: str | os.PathLike[str]) -> xr.Dataset:
-    import xarray as xr
-
-    return xr.open_dataset(path, engine="h5netcdf", phony_dims="sort")  # else it warns of some
-
-
 def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     """Read a netCDF file whole, and close it.
 
@@ -369,10 +363,15 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     """
     import h5netcdf
     import numpy as np
+    import xarray as xr
 
     h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open
     most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
-    with told_broken(path, expected), _open(path) as dataset:
+    with (
+        told_broken(path, expected),
+        # unnamed dimensions are warned of where nothing says what they are called
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as dataset,
+    ):
         if dataset.nbytes > most:
             raise ValueError(f"{dataset.nbytes} bytes declared, {most} possible")
         for name, held in {**dataset.load().variables, **dataset.attrs}.items():

@@ -170,18 +170,21 @@ def _check_size(job: Job) -> None:
     chunks = p.pp * p.vpp if p.pp > 1 else max(1, layers)
     kinds = 3 if p.splits else 2
     ops = kinds * p.microbatches * chunks
-    counts: dict[str, tuple[float, sizes.Cost]] = {
+    way_out = "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes"
+    counts: dict[str, tuple[float, sizes.Cost]] = {}
+    if job.variability.resolution == "kernel":
+        ops *= p.tp * p.cp * max(1, 16 * layers // chunks)  # some 16 kernels a layer
+        counts["kernels"] = ops, sizes.KERNEL
+        way_out += ", or take resolution op"
+    else:  # the first chunk, the last, and those between have kinds of ops of their own
+        counts["ops"] = ops, sizes.COMPUTE_OP
+        counts["layers of an op"] = kinds * min(chunks, 3) * layers / chunks, sizes.LAYER
+    counts |= {
         "pairs of stages": (p.pp**2, sizes.STAGE_PAIR),
         "ops by stage": (p.pp * ops, sizes.OP_OF_STAGE),
         "GPUs": (job.n_nodes * job.cluster.gpus_per_node, sizes.GPU),
     }
-    if job.variability.resolution == "kernel":  # some 16 a layer
-        counts["kernels"] = ops * p.tp * p.cp * max(1, 16 * layers // chunks), sizes.KERNEL
-    else:  # the first chunk, the last, and those between have kinds of ops of their own
-        counts["ops"] = ops, sizes.COMPUTE_OP
-        counts["layers of an op"] = kinds * min(chunks, 3) * layers / chunks, sizes.LAYER
-    way_out = "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes"
-    check_size(job.source, counts, f"{way_out}, or take resolution op")
+    check_size(job.source, counts, way_out)
 
 
 def _check_threads(step: Step, threads: int) -> None:
