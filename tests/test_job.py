@@ -494,7 +494,7 @@ def test_every_other_name_stands_for_a_key_of_a_job() -> None:
         ("parallelism.data_parallel=ZeRO-3", "fsdp"),
         ("parallelism.data_parallel=FSDP2", "fsdp"),
         ("parallelism.data_parallel=zero", "zero1"),
-        ("parallelism.recompute=attention", "selective"),
+        ("parallelism.recompute=attention", "none"),
         ("parallelism.schedule=ZBVZeroBubble", "zb-v"),
         ("parallelism.precision=fp16", "bf16"),
     ],
@@ -718,6 +718,8 @@ def test_replace_gives_a_job_with_other_values(here: Path) -> None:
     assert other == load_job(path, ["run.deadline=28d", "parallelism.vpp=2"])
     assert (other.parallelism.schedule, job.parallelism.schedule) == ("interleaved", "1f1b")
     assert other.name == job.name and provenance(other)["cluster.nodes"] == "job.yaml:8"
+    nested = job.replace({"parallelism": {"vpp": 2}}).replace("run.deadline=28d")
+    assert nested == other
     with pytest.raises(PrismError, match="cluster.nodez: unknown"):
         job.replace({"cluster.nodez": 3})
 

@@ -6,13 +6,12 @@ fitted trace stays a model, with its own graph. Left out: what is in them
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prism.errors import PrismError
 from prism.files import check_sealed, told_broken
-from prism.jobspec.yaml import KeyPath, Layer, display_path
+from prism.jobspec.yaml import Layer, display_path, key_paths
 
 CALIBRATED = "calibrated"
 MODELS = "trace", CALIBRATED
@@ -86,12 +85,3 @@ def settle_calibrated(layer: Layer) -> None:
     del tree["model"]
     tree["library"] = name
     layer.places[("variability", "library")] = place
-
-
-def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Key paths of everything in a tree."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    for key, value in pairs:
-        yield (*path, str(key))
-        if isinstance(value, dict | list):
-            yield from key_paths(value, (*path, str(key)))

@@ -13,11 +13,12 @@ from typing import Any
 from prism.data import data_path
 from prism.errors import PrismError
 from prism.jobspec.blocks import BLOCKS
-from prism.jobspec.frommodel import job_of_model, key_paths, settle_calibrated
+from prism.jobspec.frommodel import job_of_model, settle_calibrated
 from prism.jobspec.yaml import (
     KeyPath,
     Layer,
     display_path,
+    key_paths,
     near,
     override_layer,
     parse_yaml,

@@ -97,8 +97,7 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "recompute": {
         "full": ("uniform", "block", "all", "true"),
-        "selective": ("attention", "core_attn"),
-        "none": ("false", "off"),
+        "none": ("false", "off", "attention", "core_attn"),
     },
     "schedule": {
         "interleaved": ("interleaved1f1b", "vpp"),

@@ -8,7 +8,7 @@ mistake. Left out: which file is read, and layers upon each other (`prism.jobspe
 import copy
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,19 @@ def set_layer(key: str, value: Any) -> Layer:
         path = _key_path(key, shown)
     except PrismError as error:
         return Layer(problems=[str(error)])
-    return _at(path, copy.deepcopy(value), shown, Layer())
+    layer = _at(path, copy.deepcopy(value), shown, Layer())
+    if isinstance(value, dict):
+        layer.places.update(dict.fromkeys(key_paths(value, path), shown))
+    return layer
+
+
+def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Key paths of everything in a tree."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in pairs:
+        yield (*path, str(key))
+        if isinstance(value, dict | list):
+            yield from key_paths(value, (*path, str(key)))
 
 
 def is_override(place: str) -> bool:
