@@ -79,6 +79,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
         stage=graph.stage, busy=_busy(graph),
     )  # fmt: skip
+    jitter = engine.Jitter(v.jitter_s, tables.add(v.jitter)) if v.jitter_s else engine.NO_JITTER
     all_tables = tables.stack()
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
@@ -87,7 +88,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     program = Program(
         ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
         stalls, all_tables, step_table, shares, classes, graph.n_draws,
-        1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
+        1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin, jitter=jitter,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
 

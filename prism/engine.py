@@ -32,7 +32,9 @@ QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 # Kinds of op.
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
-RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, SLOW, UNSEEN = range(11)
+(
+    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, SLOW, UNSEEN, JITTER,
+) = range(12)  # fmt: skip
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 NEVER = np.float32(-1e30)  # an end that nothing waits for
@@ -169,6 +171,16 @@ class Stalls(NamedTuple):
     op_share: np.ndarray  # float64[entry] cumulative share of the stage's nominal time
 
 
+class Jitter(NamedTuple):
+    """A time added to every step of the job."""
+
+    mean_s: float
+    table: int  # quantile table of its law of mean 1
+
+
+NO_JITTER = Jitter(0.0, 0)
+
+
 class Sample(NamedTuple):
     """Which replicas are simulated, and what the others would take; see `prism.exchangeable`."""
 
@@ -205,6 +217,7 @@ class Step(NamedTuple):
     ranks: Ranks
     low: Lowering
     stalls: Stalls
+    jitter: Jitter
     tables: np.ndarray  # float32[table, row, 2]
     step_table: int  # quantile table of the step effect, -1: none
     share: np.ndarray  # float32[coef, class] share of an op's time in each kernel class
@@ -848,6 +861,15 @@ def _stall_job(step, lane0, k0, k1, words, out_time):
             out_time[lane] += np.float32(stalls.duration * length)
 
 
+@njit(cache=True, nogil=True)
+def _add_jitter(step, lane0, k0, k1, words, out_time):
+    """Add to every step a time that does not depend on its length."""
+    philox_lanes(0, 0, lane0, JITTER, k0, k1, words)
+    for lane in range(LANES):
+        share = 1.0 + lookup(step.tables, step.jitter.table, words[0, lane])
+        out_time[lane] += np.float32(step.jitter.mean_s * share)
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _draw_cluster(block, key, step, words, step_words):
     """Draw how fast the GPUs of a cluster are, x[loading, gpu], and regimes[leaf, lane]."""
@@ -862,9 +884,11 @@ def _draw_cluster(block, key, step, words, step_words):
 
 @njit(cache=True, nogil=True, inline="always")
 def _end_block(step, lane0, key, words, step_words, out_time, out_step):
-    """Add the stalls of the job, and tell the step effect."""
+    """Add stalls and jitter of the job, and tell the step effect."""
     if step.stalls.entity == JOB_STALL:
         _stall_job(step, lane0, key[STALL, 0], key[STALL, 1], words, out_time)
+    if step.jitter.mean_s > 0.0:
+        _add_jitter(step, lane0, key[JITTER, 0], key[JITTER, 1], words, out_time)
     out_step[:] = np.float32(1.0)
     if step.step_table >= 0:
         for lane in range(LANES):

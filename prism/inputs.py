@@ -141,6 +141,7 @@ def partition(program: Program, residuals: Residuals, call_name: str = "call") -
         call_name: ((engine.CALL,), bool((bank.call_table >= 0).any())),
         "regime": ((engine.REGIME,), program.links.n_leaves > 0),
         "stall": ((engine.STALL,), stalls.entity != engine.NO_STALL and stalls.duration > 0.0),
+        "jitter": ((engine.JITTER,), program.jitter.mean_s > 0.0),
     }
     effects = [Input(n, "effects", streams) for n, (streams, varies) in shared.items() if varies]
     if has_fixed_ranks(program):
@@ -220,6 +221,7 @@ def effect_cv(program: Program, name: str) -> float:
         "call": bank.call_table,
         "rank_step": bank.call_table,
         "expert": bank.call_table,
+        "jitter": np.array([program.jitter.table]),
     }.get(name, np.array([-1]))
     words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
     used = set(tables.ravel().tolist()) - {-1}

@@ -39,6 +39,7 @@ def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) 
         quiet=np.ones(n),
     )  # fmt: skip
     stalls = program.stalls._replace(table=tables.add(lognormal(v.stall.duration_cv)))
+    jitter = program.jitter._replace(table=tables.add(v.jitter))
     ranks = program.ranks._replace(
         tables=np.full_like(program.ranks.tables, -1), node_weight=0.0, node_table=0,
         factor=np.ones_like(program.ranks.factor),
@@ -50,7 +51,7 @@ def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) 
     return replace(
         program, ops=ops, low=low, ranks=ranks, stalls=stalls, tables=tables.stack(),
         bank=Bank().arrays(0), links=program.links._replace(n_leaves=0), step_table=-1,
-        shared=program,
+        jitter=jitter, shared=program,
     )  # fmt: skip
 
 

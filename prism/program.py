@@ -68,13 +68,14 @@ class Program:
     alike: NDArray[np.int64] | None = None  # [coef] first coef with the same laws
     origin: Origin | None = None  # what another placement starts from
     sample: engine.Sample | None = None  # None: all replicas are simulated
+    jitter: engine.Jitter = engine.NO_JITTER
 
     def arrays(self, track: bool) -> engine.Step:
         """Arrays of a step of all replicas, with or without tracking of the critical path."""
         shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
         return engine.Step(
             self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
-            self.tables, self.step_table, shares,
+            self.jitter, self.tables, self.step_table, shares,
         )  # fmt: skip
 
     def work(self, track: bool) -> engine.Step | engine.SampledStep:
@@ -206,7 +207,7 @@ def ideal_program(program: Program) -> Program:
             seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
-        stalls=program.stalls._replace(entity=engine.NO_STALL),
+        stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
         links=program.links._replace(n_leaves=0),
         step_table=-1,
         sample=None if program.sample is None else program.sample.alone(),
@@ -220,7 +221,7 @@ def split_seed(seed: int) -> tuple[np.uint32, np.uint32]:
 
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
-    seeds = [(others or {}).get(stream, seed) for stream in range(engine.STALL + 1)]
+    seeds = [(others or {}).get(stream, seed) for stream in range(engine.JITTER + 1)]
     return np.array([split_seed(x) for x in seeds], np.uint32)
 
 

@@ -27,6 +27,7 @@ from prism.workload import build_workload, nominal_step
 LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p",
               "transfer", "send_recv")  # fmt: skip
 LOSS_CLASSES = frozenset({"loss", "embedding"})
+JITTER_CV = 1.0  # of a jitter of which the mean alone is known
 EXPERT_CV = 0.05
 """CV of the busiest expert-parallel rank's load between microbatches, where a library is used and
 neither it nor the job says. An assumption: half of what that rank has over its share by
@@ -73,6 +74,10 @@ class Variability:
     ----------
     rank, step, microbatch, call : Law
         Persistent GPU slowdown, step shock, microbatch content (forward), call.
+    jitter : Law
+        Shape of the time added to every step, of mean 1.
+    jitter_s : float
+        Its mean [s]; the ideal step is without it.
     node_share : float
         Share of the rank effect's variance common to the GPUs of a node [1].
     memory_loading, memory_spread : float
@@ -113,6 +118,8 @@ class Variability:
     one_domain: bool = False
     library: Library | None = None
     expert: Law = field(default_factory=laws.constant)
+    jitter: Law = field(default_factory=laws.constant)
+    jitter_s: float = 0.0
     treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
@@ -234,6 +241,8 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
             where,
         ),
         stall=_stall(job, pick),
+        jitter=pick.law("jitter", effects.jitter, JITTER_CV),
+        jitter_s=pick.value("jitter", effects.jitter, "mean_s", 0.0),
         dependence=job.variability.dependence,
         node_share=pick.value("rank", effects.rank, "node_share", 0.0),
         memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
@@ -288,12 +297,12 @@ class _Pick:
             return self.library.value(entry)
         return default
 
-    def law(self, entry: str, block: object) -> Law:
+    def law(self, entry: str, block: object, default_cv: float = 0.0) -> Law:
         cv = getattr(block, "cv", None)
         if self.library is not None and entry in self.library:
             law = self.library.law(entry)
             return law if cv is None else law.scaled_to(cv)
-        return laws.lognormal(cv or 0.0)
+        return laws.lognormal(default_cv if cv is None else cv)
 
 
 def _step_law(job: Job, pick: _Pick) -> Law:

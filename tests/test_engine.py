@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+import prism
 from prism import distributions as laws
 from prism import engine
 from prism.job import job_from_dict
@@ -201,6 +202,46 @@ def test_float32_lanes_are_close_enough():
     v = prepare_variability(job)
     errors = [abs(times[r] - naive.step_time(job, v, 21, r)) for r in range(0, 64, 16)]
     assert max(errors) < 3e-5
+
+
+@pytest.mark.parametrize("engine_name", ["exact", "exchangeable"])
+def test_jitter_adds_the_same_seconds_to_a_short_step_and_to_a_long_one(engine_name: str) -> None:
+    def steps(forward_s: float, **jitter: float) -> np.ndarray:
+        job = job_from_dict({
+            "model": {"durations": {"forward_s": forward_s, "backward_s": 2.0}},
+            "parallelism": {"dp": 200, "microbatches": 2},
+            "cluster": {"nodes": 200, "gpus_per_node": 1},
+            "variability": {"library": None, "effects": {
+                "rank": {"cv": 0.01}, "jitter": jitter}},
+        })  # fmt: skip
+        result = prism.simulate(job, 12_800, seed=3, engine=engine_name)
+        np.testing.assert_allclose(result.ideal_step_time, 2 * (forward_s + 2.0), rtol=1e-6)
+        return result.step_time.values
+
+    short, long = (steps(f, mean_s=0.5, cv=0.4) - steps(f) for f in (1.0, 3.0))
+    np.testing.assert_allclose(short, long, atol=2e-6)
+    q = np.array([0.05, 0.5, 0.95])
+    quantiles = 0.5 * laws.lognormal(0.4).ppf(q)
+    np.testing.assert_allclose(np.quantile(short, q), quantiles, rtol=0.02)
+    assert abs(short.mean() - 0.5) < 5 * 0.5 * 0.4 / short.size**0.5
+    assert abs(np.corrcoef(short[:-1], short[1:])[0, 1]) < 0.04
+    constant = steps(1.0, mean_s=0.5, cv=0.0) - steps(1.0)
+    np.testing.assert_allclose(constant, 0.5, atol=2e-6)
+
+
+def test_jitter_is_a_row_of_the_ranking_and_a_part_of_runs_that_averages_out() -> None:
+    effects = {"microbatch": {"cv": 0.02}, "residual": {"law": "gamma", "cv": 0.05}}
+    job = explicit_job(variability={"effects": effects})
+    noisy = job.replace("variability.effects.jitter={mean_s: 0.5, cv: 1.0}")
+    rows = {row["name"]: row for row in prism.summary(prism.rank(noisy, seed=1))["effects"]}
+    plain, more = (prism.estimate(j, replicates=6_400, steps=400, seed=1) for j in (job, noisy))
+    var = [float(r.step_time.var()) for r in (plain, more)]
+    assert var[1] - var[0] == pytest.approx(0.25, rel=0.1)
+    assert rows["jitter"]["total_order"] == pytest.approx(0.25 / var[1], abs=0.05)
+    assert rows["jitter"]["std_if_frozen"] == pytest.approx(var[0] ** 0.5, rel=0.1)
+    added = float(more.time_to_train.mean() - plain.time_to_train.mean())
+    assert added == pytest.approx(400 * 0.5, rel=0.03)
+    assert float(more.time_to_train.std()) == pytest.approx(20 * var[1] ** 0.5, rel=0.15)
 
 
 def test_stalls_come_at_their_rate():

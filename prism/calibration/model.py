@@ -95,6 +95,7 @@ def with_steps(library: Library, s: StepSetting) -> Library:
         "step/relative": (s.relative, "1", "spread that is a share of the step"),
         "step/fixed_s": (s.fixed_s, "s", "spread that is a time, whatever the step's length"),
         "step/correlation_time_s": (s.memory_s, "s", "memory of the step effect"),
+        "jitter/mean_s": (0.0, "s", "time added to every step: in the step effect here"),
         "stall/job_rate_per_hour": (s.job_rate, "1/h", "stalls of the job"),
         "stall/node_rate_per_hour": (s.node_rate, "1/h", "stalls of the job, for each node"),
         "stall/duration_s": (mean, "s", "what a stall adds"),

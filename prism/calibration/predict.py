@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from prism.engine import LANES
 from prism.job import Job
-from prism.jobspec.effects import StallEffect, StepEffect
+from prism.jobspec.effects import JitterEffect, StallEffect, StepEffect
 from prism.library import Library
 from prism.simulate import prepare, run_blocks
 
@@ -70,9 +70,12 @@ def draw_steps(job: Job, library: Library, seed: int, threads: int) -> Array:
 
 
 def _quiet(job: Job) -> Job:
-    """Return the job without step effect and stalls."""
+    """Return the job without step effect, stalls and jitter."""
     effects = job.variability.effects
-    off = {"step": StepEffect(cv=0.0), "stall": StallEffect(rate_per_hour=0.0)}
+    off = {
+        "step": StepEffect(cv=0.0), "stall": StallEffect(rate_per_hour=0.0),
+        "jitter": JitterEffect(mean_s=0.0),
+    }  # fmt: skip
     quiet = effects.model_copy(update=off)
     variability = job.variability.model_copy(update={"effects": quiet})
     return job.model_copy(update={"variability": variability})

@@ -104,6 +104,15 @@ class StallEffect(Block):
     duration_cv: NonNegative | None = Field(None, description="CV of that length.")
 
 
+class JitterEffect(Block):
+    """A time added to every step, whatever its length: pauses of hosts, late collectives."""
+
+    mean_s: NonNegative | None = Field(None, description="Mean time added to a step [s].")
+    cv: NonNegative | None = Field(
+        None, description="CV of that time from step to step [1, lognormal]."
+    )
+
+
 class FailSlowEffect(Block):
     """Episodes in which a node, or its links, are slow: they come and go within a run.
 
@@ -142,4 +151,5 @@ class Effects(Block):
     residual: ResidualEffect | None = Field(None, description="What is left per kernel.")
     regime: RegimeEffect | None = Field(None, description="Congestion.")
     stall: StallEffect | None = Field(None, description="Rare, long stops.")
+    jitter: JitterEffect | None = Field(None, description="A time added to every step.")
     fail_slow: FailSlowEffect | None = Field(None, description="Episodes of a slow node.")

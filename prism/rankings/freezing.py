@@ -87,6 +87,7 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
     """
     change, bank, ranks = _Tables(program, cut), program.bank, program.ranks
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
+    jitter = program.jitter
     if name == "rank":
         ranks = ranks._replace(tables=change(ranks.tables))
         if has_fixed_ranks(program):
@@ -103,13 +104,15 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
         low = low._replace(call_cv=np.zeros_like(low.call_cv))
     elif name == "regime":
         links = links._replace(probability=float(links.probability > 0.5))
+    elif name == "jitter":
+        jitter = jitter._replace(table=int(change(np.array([jitter.table], np.int32))[0]))
     elif cut:
         stalls = stalls._replace(table=int(change(np.array([stalls.table], np.int32))[0]))
     else:
         stalls = stalls._replace(duration=0.0)
     return replace(
         program, bank=bank, ranks=ranks, low=low, links=links, stalls=stalls,
-        step_table=step_table, tables=change.stack(),
+        step_table=step_table, jitter=jitter, tables=change.stack(),
     )  # fmt: skip
 
 

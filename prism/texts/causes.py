@@ -23,6 +23,7 @@ _EFFECTS = {
     "rank_step": ("rank-step effect", "one step"),
     "regime": ("congestion", "links"),
     "stall": ("stalls", "rare stops"),
+    "jitter": ("step jitter", "added time"),
 }
 _GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
 

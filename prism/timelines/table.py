@@ -184,7 +184,8 @@ def _op_event(
 def _wait_event(step: PlayedStep, k: int, row: Row, wait: Wait) -> Event:
     what = describe(step, wait.op, wait.replica, row)
     name = {
-        "bubble": "bubble", "replica": f"waiting for replica {wait.replica}", "stall": "stall",
+        "bubble": "bubble", "replica": f"waiting for replica {wait.replica}",
+        "stall": "stall or jitter of the job",
         "transfer": "waiting for transfer", "host": "waiting for the host",
         "group": "waiting for its group", "rank": "waiting for another rank",
         "communication": f"waiting for {step.ops[wait.op].op_kind}" if wait.op >= 0 else "",

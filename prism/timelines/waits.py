@@ -30,7 +30,7 @@ CAUSES = {
     "transfer": "a transfer of its own",
     "communication": "a collective of its own",
     "host": "the host",
-    "stall": "a stall of the whole job",
+    "stall": "a stall or the jitter of the whole job",
 }
 """What is waited for, by cause."""
 
