@@ -19,6 +19,7 @@ from prism.errors import PrismError, named
 from prism.exchangeable import doubts
 from prism.job import Job, load_job
 from prism.jobspec.values import parse_date, parse_duration
+from prism.library import load_library
 from prism.results import TAIL_SAMPLES, job_of, make_dataset, provenance, summarize_simulation
 from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
@@ -183,6 +184,11 @@ def _run(
     done, elapsed_s = 0, 0.0
     notes: tuple[str, ...] = ()
     attrs: dict[str, Any] = {"steps": steps}
+    if model.model_error > 0.0 and "under_way" not in call:
+        source = "variability.model_error"
+        if job.variability.model_error is None:
+            source = load_library(job.variability.library or "").source("run/model_error")
+        attrs["model_error"] = json.dumps({"spread": model.model_error, "source": source})
     if "under_way" in call:
         past = _past(job, model, call, communication_share(dataset))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
@@ -231,7 +237,8 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> Unde
     """
     times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
     found, draws = _calibration(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
-    nominal = NOMINAL_ERROR if found is None else found.mean_error(share)
+    nominal = model.model_error or NOMINAL_ERROR
+    nominal = nominal if found is None else found.mean_error(share)
     past = condition(model, times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(

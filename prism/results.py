@@ -312,6 +312,8 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
                          "stage": memory.stage}  # fmt: skip
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
+    if "model_error" in dataset.attrs:
+        out["model_error"] = json.loads(dataset.attrs["model_error"])
     if "data_error" in dataset.attrs:
         out["data_error"] = json.loads(dataset.attrs["data_error"])
     out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
@@ -344,6 +346,9 @@ def _known(value: float) -> float | None:
 
 def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
     """Summarise runs; their errors hold those of the simulated steps that they rest on."""
+    wrong = model_error_time(dataset)
+    if wrong.any():
+        return _with_model_error(dataset, runs, wrong)
     out = spread(runs, np.asarray(dataset.run_cluster_idx))
     if "under_way" in json.loads(dataset.attrs["call"]):
         return out  # it takes its mean step from its own steps
@@ -370,6 +375,41 @@ def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, A
             p95 - float(np.hypot(p95 - low, noise)), p95 + float(np.hypot(high - p95, noise))
         ]  # fmt: skip
     return _add_up(out)
+
+
+def model_error_time(dataset: "xr.Dataset") -> NDArray[np.float64]:
+    """Return what the model's own error adds to every run [s]."""
+    names = [str(name) for name in dataset.term.values] if "run_term_time" in dataset else []
+    if "model_error" not in names:
+        return np.zeros(dataset.sizes["run_replicate"])
+    return np.asarray(dataset.run_term_time[:, names.index("model_error")], np.float64)
+
+
+def _with_model_error(
+    dataset: "xr.Dataset", runs: NDArray[np.float64], wrong: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Summarise runs the model of which may be wrong: its error apart from the other parts.
+
+    Errors of mean and p95 hold the draws of the model's error, too, which are one per run.
+    """
+    calm = dataset.assign(
+        run_term_time=dataset.run_term_time.where(dataset.term != "model_error", 0.0)
+    )
+    out, whole = _run_spread(calm, runs - wrong), spread(runs, np.arange(runs.size))
+    std = float(wrong.std(ddof=1)) if wrong.size > 1 else 0.0
+    out |= {key: whole[key] for key in ("mean", "p5", "p50", "p90", "p95", "p99")}
+    out |= {"model_error_std": std, "std": math.hypot(out["std"], std)}
+    out["cv"] = out["std"] / out["mean"]
+    if out["mean_se"] is not None:
+        shared = 1.96 * out["mean_se"]  # of the steps behind all runs
+        out["mean_se"] = math.hypot(out["mean_se"], std / math.sqrt(runs.size))
+        out["mean_ci90"] = _mean_interval(out["mean"], out["mean_se"], out["cluster_draws"])
+        if whole["p95_ci"] is not None:
+            p95, (low, high) = out["p95"], whole["p95_ci"]
+            out["p95_ci"] = [
+                p95 - math.hypot(p95 - low, shared), p95 + math.hypot(high - p95, shared)
+            ]  # fmt: skip
+    return out
 
 
 def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
         regime=Regime(),
         stall=Stall(),
         dependence=job.variability.dependence,
+        model_error=job.variability.model_error or 0.0,
         correlation_time_s=model.correlation_steps * model.measured_mean,
     )
 

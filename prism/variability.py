@@ -78,6 +78,8 @@ class Variability:
         Shape of the time added to every step, of mean 1.
     jitter_s : float
         Its mean [s]; the ideal step is without it.
+    model_error : float
+        What a whole run may be wrong by, standard deviation of the logarithm [1].
     node_share : float
         Share of the rank effect's variance common to the GPUs of a node [1].
     memory_loading, memory_spread : float
@@ -120,6 +122,7 @@ class Variability:
     expert: Law = field(default_factory=laws.constant)
     jitter: Law = field(default_factory=laws.constant)
     jitter_s: float = 0.0
+    model_error: float = 0.0
     treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
@@ -243,6 +246,7 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
         stall=_stall(job, pick),
         jitter=pick.law("jitter", effects.jitter, JITTER_CV),
         jitter_s=pick.value("jitter", effects.jitter, "mean_s", 0.0),
+        model_error=pick.value("run", job.variability, "model_error", 0.0),
         dependence=job.variability.dependence,
         node_share=pick.value("rank", effects.rank, "node_share", 0.0),
         memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),

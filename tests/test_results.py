@@ -431,6 +431,28 @@ def test_a_run_that_nobody_asked_for_is_left_out():
         assert "time_to_train" in summary(estimate(whole, replicates=128, seed=1))
 
 
+def test_error_of_the_model_widens_runs_and_not_steps() -> None:
+    job = load_job("llama3-70b-fsdp-512", ["run.steps=10000"])
+    asked = {"replicates": 640, "run_replicates": 4_000, "seed": 1}
+    right, wrong, none = (
+        summary(estimate(job.replace(*sets), **asked, deadline=1e5))
+        for sets in ([], ["variability.model_error=0.06"], ["variability.model_error=0"])
+    )
+    assert right == none | {k: right[k] for k in ("engine", "wall_seconds")}
+    assert wrong["step_time"] == right["step_time"]
+    assert wrong["model_error"] == {"spread": 0.06, "source": "variability.model_error"}
+    run, calm = wrong["time_to_train"], right["time_to_train"]
+    assert run["model_error_std"] == pytest.approx(0.06 * calm["mean"], rel=0.05)
+    parts = ("within_cluster_std", "between_cluster_std", "model_error_std")
+    assert run["std"] ** 2 == pytest.approx(sum(run[k] ** 2 for k in parts))
+    for key in parts[:2]:
+        assert run[key] == pytest.approx(calm[key], rel=0.02)
+    assert run["p95"] / run["p50"] == pytest.approx(np.exp(1.645 * 0.067), rel=0.02)
+    assert run["p95_ci"][0] < run["p95"] < run["p95_ci"][1]
+    assert wrong["variance_by_term"]["model_error"] > 0.7
+    assert 0.2 < wrong["finish_by"]["probability"] < 0.8
+
+
 def test_the_default_is_enough_for_what_is_printed():
     result = estimate("pipeline-8x32", seed=1)
     assert summary(result)["warnings"] == []

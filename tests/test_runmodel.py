@@ -296,6 +296,27 @@ def test_terms_add_up_and_marks_rise():
     assert set(simulate_runs(EVERYTHING, 5000, 10, 1).terms) >= {"compute", "network", "lost_work"}
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"interruptions": FAILING, "checkpoints": Checkpoints(300, 2.0)}]
+)
+@pytest.mark.parametrize("n_steps", [400, 4_000])
+def test_what_the_model_is_wrong_by_is_one_factor_on_a_run(changes, n_steps):
+    right, wrong = (
+        simulate_runs(model(model_error=e, run_cv=0.01, **changes), n_steps, 2_000, 7)
+        for e in (0.0, 0.1)
+    )
+    assert not right.terms["model_error"].any()
+    stepping = wrong.total - sum(wrong.terms[k] for k in ("lost_work", "restarts", "checkpoints"))
+    own = stepping - wrong.terms["model_error"]
+    logs = np.log(stepping / own)
+    assert logs.std() == pytest.approx(0.1, rel=0.05)
+    assert abs(np.median(logs)) < 4 * 1.25 * 0.1 / logs.size**0.5
+    assert abs(np.corrcoef(logs, own)[0, 1]) < 0.1
+    np.testing.assert_allclose(sum(wrong.terms.values()), wrong.total, rtol=1e-9)
+    if not changes:  # nothing else is drawn anew
+        np.testing.assert_allclose(own, right.total, rtol=2e-3)
+
+
 def test_lost_work_is_done_again():
     """Steps that count take what they would without failures: the rest is lost or waited for."""
     runs = simulate_runs(model(**CASES["stalls and failures"]), 5000, 4000, 1)

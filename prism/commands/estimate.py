@@ -75,6 +75,11 @@ if TYPE_CHECKING:
     help="What one draw stands for.  [default: the job's, else op]",
 )
 @click.option(
+    "--no-model-error",
+    is_flag=True,
+    help="Leave out of run times what the model itself may be wrong by (variability.model_error).",
+)
+@click.option(
     "--engine",
     type=click.Choice(["auto", "exact", "exchangeable"]),
     default="auto",
@@ -93,6 +98,7 @@ def estimate(
     where: tuple[tuple[str, str], ...],
     dependence: str | None,
     resolution: str | None,
+    no_model_error: bool,
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
@@ -117,6 +123,8 @@ def estimate(
     for key, value in (("dependence", dependence), ("resolution", resolution)):
         if value is not None:
             overrides = (*overrides, f"variability.{key}={value}")
+    if no_model_error:
+        overrides = (*overrides, "variability.model_error=0")
     if options["start"] is not None:
         options["start"] = options["start"].isoformat()
     from_steps = is_step_model(job)

@@ -26,6 +26,7 @@ from prism.jobspec.values import (
     Number,
     Positive,
     Seconds,
+    Share,
     Size,
     Slowdown,
     Split,
@@ -351,6 +352,11 @@ class VariabilityBlock(Block):
         "op", description="One op per forward or backward, or one per kernel and rank."
     )
     effects: Effects = Field(Effects(), description="Effects that differ from the library's.")
+    model_error: Share | None = Field(
+        None,
+        description="What a predicted run may be wrong by, one draw per run: standard deviation of "
+        "the logarithm; 0 leaves it out [the library's, none so far].",
+    )
 
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from prism.plots.base import (
     new_axes,
     title_of,
 )
+from prism.results import model_error_time
 from prism.text import format_duration, format_share, time_unit
 
 
@@ -81,6 +82,12 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     cluster = result["run_cluster_idx"].to_numpy() if "run_cluster_idx" in result else None
     curve = empirical_cdf(sample / scale, cluster)
     draw_cdf(ax, curve, GREEN, label="time-to-train")
+    wrong = model_error_time(result)
+    if wrong.any():
+        calm = empirical_cdf((sample - wrong) / scale, cluster)
+        label = "without the error of the model"
+        draw_cdf(ax, calm, BLUE, label=label, line_style=LINE_STYLES[1])
+        ax.legend(loc="lower right", frameon=False, fontsize=9)
     mark_percentiles(ax, sample, scale, in_words)
     deadline = float(result["deadline"]) if "deadline" in result else float("nan")
     if np.isfinite(deadline):

@@ -277,7 +277,9 @@ def errors_of(numbers: Json, name: str) -> Errors:
 
 def data_text(numbers: Json) -> str:
     """Write what the data behind a job leave open, as far as a result knows."""
-    found = numbers.get("data_error")
+    found, wrong = numbers.get("data_error"), numbers.get("model_error")
+    if not found and wrong:
+        return f"run times ± {format_share(wrong['spread'])} (error of the model, in them)"
     if not found:
         return NOT_INCLUDED
     text = f"mean ± {format_share(found['mean'], 2)} (one standard error of what was measured)"

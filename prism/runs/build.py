@@ -94,7 +94,10 @@ def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) ->
             model, mean=model.mean * congestion.ratio, std=model.std * congestion.ratio,
             regime=congestion.regime, residuals=np.empty(0),
         )  # fmt: skip
-    model = replace(model, stalls=stalls, n_nodes=job.n_nodes, drift=_drift(job, model.drift, full))
+    model = replace(
+        model, stalls=stalls, n_nodes=job.n_nodes, drift=_drift(job, model.drift, full),
+        model_error=effects.model_error,
+    )  # fmt: skip
     if sim is not None and slow is not None:
         model = replace(model, episodes=(_episodes(job, sim),))
     return _interrupted(job, model)

@@ -25,7 +25,7 @@ Index = NDArray[np.int64]
 CHUNK = 1024  # runs that draw together; the first n runs do not change with their number
 MANY = 1000  # stalls beyond which their sum is as good as normal
 MAX_EVENTS = 300_000  # of one run, minutes of work
-_PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "congestion")
+_PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 _OTHER = ("drift", "stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
 _NEVER = np.inf
 
@@ -33,6 +33,14 @@ _NEVER = np.inf
 def term_names(model: RunModel) -> tuple[str, ...]:
     """Names of the terms a run of this model consists of."""
     return (*_PLAIN, *dict.fromkeys(e.name for e in model.episodes), *_OTHER)
+
+
+def wrong_by(model: RunModel, first: int, seed: int) -> Array:
+    """Draw what the model is wrong by in each run of a chunk: a factor on all of its steps [1]."""
+    if model.model_error == 0.0:
+        return np.ones(CHUNK)
+    rng = np.random.Generator(np.random.Philox(key=[seed, (first // CHUNK << 8) + 20]))
+    return np.asarray(np.exp(model.model_error * rng.standard_normal(CHUNK)))
 
 
 @dataclass
@@ -78,7 +86,8 @@ class EventLoop:
         if model.drift.initial is not None:
             start = model.drift.initial[self.cluster]
         self.drift = start
-        self.effect = 1.0 + model.run_cv * rng.standard_normal(n)
+        self.own = 1.0 + model.run_cv * rng.standard_normal(n)
+        self.effect = self.own * wrong_by(model, first, seed)
         self.ledger = Ledger(len(self.names), n, model.checkpoints)
         self.outages = Outages(model.interruptions, n, rng)
         self.marks = np.asarray(marks, float)
@@ -298,7 +307,8 @@ class EventLoop:
         for name, value in (
             ("ideal_steps", work * ideal),
             ("slow_steps", work * (mean - ideal)),
-            ("run_effect", work * mean * (self.effect - 1.0)),
+            ("run_effect", work * mean * (self.own - 1.0)),
+            ("model_error", work * mean * (self.effect - self.own)),
             ("congestion", work * mean * self.effect * (regime - 1.0)),
             ("step_noise", noise), ("drift", moved), ("stalls", stalls),
             ("checkpoints", checkpoints), ("evaluations", evaluations),

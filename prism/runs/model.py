@@ -14,7 +14,7 @@ import numpy as np
 from prism.errors import PrismError, named
 from prism.execution.task import Arrays, Shared, Task
 from prism.execution.tasks import run_tasks
-from prism.runs.events import CHUNK, Chunk, EventLoop, term_names
+from prism.runs.events import CHUNK, Chunk, EventLoop, term_names, wrong_by
 from prism.runs.parts import (
     DAY_S,
     Array,
@@ -228,6 +228,7 @@ class _Walk:
             np.random.Generator(np.random.Philox(key=[seed, streams + k])) for k in range(3)
         )
         self.cluster = (first + np.arange(CHUNK)) % model.mean.shape[0]
+        self.wrong = wrong_by(model, first, seed)
 
     def run(self) -> Chunk:
         """Walk all runs of the chunk."""
@@ -241,7 +242,8 @@ class _Walk:
             own = model.std[self.cluster, 0] * self.white.standard_normal((n, CHUNK))
         own = np.maximum(own, -mean) * work[:, None]
         drift = self._drift(mean)
-        effect = 1.0 + model.run_cv * self.rest.standard_normal(CHUNK)
+        run = 1.0 + model.run_cv * self.rest.standard_normal(CHUNK)
+        effect = run * self.wrong
         steady = mean * work[:, None] + own
         steps = effect * steady * drift
         stalls = self._stalls(steps)
@@ -249,7 +251,8 @@ class _Walk:
             "ideal_steps": ideal * work.sum(),
             "slow_steps": (mean - ideal) * work.sum(),
             "step_noise": own.sum(axis=0),
-            "run_effect": (effect - 1.0) * steady.sum(axis=0),
+            "run_effect": (run - 1.0) * steady.sum(axis=0),
+            "model_error": (effect - run) * steady.sum(axis=0),
             "drift": (effect * steady * (drift - 1.0)).sum(axis=0),
             "stalls": stalls.sum(axis=0),
         }

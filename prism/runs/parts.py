@@ -204,6 +204,9 @@ class RunModel:
         Relative work by step, mean 1, where a schedule makes steps differ.
     run_cv : float
         Spread between runs that nothing else explains, on all steps of a run [1].
+    model_error : float
+        Standard deviation of the logarithm of what all steps of a run may be wrong by, as the model
+        sees them; the factor's median is 1.
     residuals : float64 [sample]
         Steps less their mean [s], for short runs that are walked step by step.
     n_nodes : int
@@ -215,6 +218,7 @@ class RunModel:
     ideal_s: float | None = None
     profile: Array | None = None
     run_cv: float = 0.0
+    model_error: float = 0.0
     drift: Drift = field(default_factory=lambda: Drift(0.0, 0.0))
     stalls: Stalls | None = None
     regime: Regime | None = None

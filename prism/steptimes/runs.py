@@ -106,7 +106,7 @@ def condition(
         drift = replace(drift, initial=state[:, 1] / drift.cv)
     rest = replace(
         model, mean=level[:, None] * before, std=level[:, None] * _stds(model, spread.white),
-        run_cv=0.0, drift=drift, stalls=_stalls(model, series),
+        run_cv=0.0, model_error=0.0, drift=drift, stalls=_stalls(model, series),
         profile=None if model.profile is None else model.profile[done:],
         residuals=model.residuals * (level.mean() * spread.white / _own_spread(model)),
     )  # fmt: skip

@@ -83,7 +83,7 @@ def _times(summary: Json) -> Table:
         spread = _resolution(summary["step_time"])
         cells["step_time"]["ideal"] = format_like(ideal, ideal, spread)
     labels = ["ideal", "mean", "standard deviation", "  within a cluster draw"]
-    labels += ["  between cluster draws"]
+    labels += ["  between cluster draws", "  error of the model"]
     labels += [f"p{percentile}" for percentile in (5, 50, 90, 95, 99)]
     for label in labels:
         if any(label in column for column in cells.values()):
@@ -100,6 +100,8 @@ def _distribution_rows(numbers: Json) -> Iterator[tuple[str, str]]:
     yield "standard deviation", f"{_small(numbers['std'], mean)} (CV {format_share(numbers['cv'])})"
     yield "  within a cluster draw", _small(numbers["within_cluster_std"], mean)
     yield "  between cluster draws", _between(numbers)
+    if numbers.get("model_error_std"):
+        yield "  error of the model", _small(numbers["model_error_std"], mean)
     for percentile in (5, 50, 90, 95, 99):
         yield f"p{percentile}", format_like(numbers[f"p{percentile}"], mean, fine)
 
@@ -181,13 +183,16 @@ def _error_rows(summary: Json) -> list[tuple[str, str]]:
     for name, title in (("step_time", "step time"), ("time_to_train", "time-to-train")):
         if summary.get(name):
             rows += _monte_carlo_rows(summary[name], title)
-    data = summary.get("data_error")
+    wrong, data = summary.get("model_error"), summary.get("data_error")
+    if wrong:
+        text = f"{format_share(wrong['spread'])} in percentiles and P(done) ({wrong['source']})"
+        rows.append(("error of the model, on run times", text))
     if data:
         what = "what was measured leaves open" if "library_share" not in data else (
             f"calibrated; {format_share(data['library_share'])} of the library's variance is left"
         )  # fmt: skip
         rows.append(("mean step, standard error", f"{format_share(data['mean'], 2)} ({what})"))
-    elif rows:
+    elif rows and not wrong:
         rows.append(
             ("laws and nominal durations", "not included: see prism show for their sources")
         )

@@ -20,6 +20,7 @@ WORDS = {
     "slow_steps": "steps slower than the ideal",
     "step_noise": "steps' own noise",
     "run_effect": "differences between runs",
+    "model_error": "error of the model",
     "congestion": "congestion",
     "fail_slow": "fail-slow episodes",
     "drift": "drift",
