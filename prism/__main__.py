@@ -9,11 +9,6 @@ import io
 import os
 import sys
 
-import click
-
-from prism.errors import PrismError, as_typed
-from prism.text import visible
-
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
@@ -31,13 +26,20 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status.
     """
     debug = os.environ.get("PRISM_DEBUG", "") not in ("", "0")
-    try:
-        from prism.cli import prism
+    try:  # imports too: they take most of the time in which a command can be interrupted early
+        import click
+
+        from prism.errors import PrismError, as_typed
+        from prism.text import visible
+
+        from prism.cli import prism  # isort: skip
 
         with as_typed():
             status = prism.main(arguments, prog_name="prism", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
+    except KeyboardInterrupt:  # first: before the imports the other names are not known
+        return _interrupted()
     except PrismError as error:
         if debug:
             raise
@@ -48,9 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         error.show(said)
         click.echo(visible(said.getvalue()), err=True, nl=False)
         return 2
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("prism: interrupted; no result was written", err=True)
-        return 130
+    except click.Abort:
+        return _interrupted()
     except (BrokenPipeError, SystemExit):
         # the reader (`| head`) has what it wanted, which click turns into an exit with 1; keep the
         # interpreter from complaining when it closes stdout
@@ -73,6 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
             err=True,
         )
         return 1
+
+
+def _interrupted() -> int:
+    print("prism: interrupted; no result was written", file=sys.stderr)
+    return 130
 
 
 def run() -> None:

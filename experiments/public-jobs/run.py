@@ -67,10 +67,11 @@ def simulate(job, overrides):
     }  # fmt: skip
 
 
-def predict(overrides=()):
-    """Predict every published step time."""
+def predict(overrides=(), devices=()):
+    """Predict every published step time, or those of some devices."""
     rows, known = [], {}
-    for i, (row, release, gpus, seconds) in enumerate(entries := published()):
+    entries = [e for e in published() if not devices or e[0]["device"] in devices]
+    for i, (row, release, gpus, seconds) in enumerate(entries):
         key = (row["name"], gpus)
         if key not in known:
             print(f"{i + 1} of {len(entries)}: {row['name']}, {gpus} GPUs", file=sys.stderr)
