@@ -14,7 +14,7 @@ from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.fit import fit, summarize_fit
 from prism.job import load_job
-from prism.resultfiles import save
+from prism.resultfiles import save, summary
 from prism.simulate import prepare_trace, run_blocks, simulate
 from prism.tracemodel.file import load_model
 
@@ -39,6 +39,19 @@ def fitted(tmp_path_factory):
     dataset = fit(path, 0)
     save(dataset, folder / "model.nc")
     return dataset, truth, folder / "model.nc"
+
+
+def test_runs_of_a_fitted_trace_can_hold_an_error_of_the_model(fitted):
+    job = load_job(fitted[2])
+    asked = {"replicates": 640, "steps": 5_000, "seed": 1}
+    wrong, right = (
+        summary(estimate(job.replace(f"variability.model_error={x}"), **asked)) for x in (0.05, 0)
+    )
+    assert right["step_time"] == wrong["step_time"] and "model_error" not in right
+    run = wrong["time_to_train"]
+    assert run["model_error_std"] == pytest.approx(0.05 * run["mean"], rel=0.1)
+    with pytest.raises(PrismError, match="variability.effects"):
+        estimate(job.replace("variability.effects.jitter.mean_s=0.1"), **asked)
 
 
 def test_the_report_is_what_the_trace_was_made_from(fitted):

@@ -123,7 +123,7 @@ def estimate(
     for key, value in (("dependence", dependence), ("resolution", resolution)):
         if value is not None:
             overrides = (*overrides, f"variability.{key}={value}")
-    if no_model_error:
+    if no_model_error and not is_step_model(job):  # which has none
         overrides = (*overrides, "variability.model_error=0")
     if options["start"] is not None:
         options["start"] = options["start"].isoformat()

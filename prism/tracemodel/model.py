@@ -342,7 +342,12 @@ def check_trace_job(job: Job, model: TraceModel) -> None:
         )
     traced = job_from_dict(model.job)
     free = {"parallelism.dp", "variability.model", "variability.ranks", "variability.dependence"}
-    free |= {"cluster.nodes", "cluster.gpus_per_node", "cluster.nvlink_domain_gpus"}
+    free |= {
+        "variability.model_error",
+        "cluster.nodes",
+        "cluster.gpus_per_node",
+        "cluster.nvlink_domain_gpus",
+    }
     changed = []
     for block in ("model", "parallelism", "cluster", "variability"):
         here, there = (getattr(x, block).model_dump() for x in (job, traced))
@@ -351,5 +356,5 @@ def check_trace_job(job: Job, model: TraceModel) -> None:
     if changed:
         raise PrismError(
             f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
-            "parallelism.dp, variability.ranks, variability.dependence and the run block"
+            "parallelism.dp, variability.ranks, dependence and model_error, and the run block"
         )
