@@ -11,6 +11,10 @@ from pydantic import Field, StrictBool
 from prism.jobspec.values import AtLeastOne, Block, Duration, NonNegative, Positive, Share
 
 
+# An exponent of slowdowns, of nodes from 1e-3 to 1e3, which the engine holds in 32 bits.
+Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
+
+
 class RankEffect(Block):
     """Persistent differences between GPUs."""
 
@@ -22,7 +26,7 @@ class RankEffect(Block):
     node_share: Share | None = Field(
         None, description="Share of the variance common to a node's GPUs."
     )
-    memory_loading: NonNegative | None = Field(
+    memory_loading: Loading | None = Field(
         None, description="How far memory-bound kernels follow the effect (compute-bound: 1)."
     )
 
