@@ -298,7 +298,7 @@ def test_measured_ranks_need_a_model(here: Path) -> None:
         ("nodes: 2", "nodes: 2\n  device: h200", "9: variability.library: no distribution set is"),
         ("nodes: 2", "nodes: 2\n  device: h101", "9: cluster.device: expected v100 or a100"),
         ("nodes: 2", "nodes: 2\n  oversubscription: 7", "9: cluster.oversubscription: 7 needs to"),
-        ("residual: {cv: 0.02}", "rank: {memory_loading: 20}", "11: variability.effects.rank.memory"),
+        ("residual: {cv: 0.02}", "rank: {memory_loading: 20}", "11: variability.effects.rank."),
         ("nodes: 2", "nodes: 2\n  links: {nvlnk: {}}", "9: cluster.links.nvlnk: unknown key; did"),
         ("nodes: 2", "nodes: 2\n  nvlink_domain_gpus: 12", "9: cluster.nvlink_domain_gpus: 12 and"),
     ],

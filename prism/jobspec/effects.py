@@ -10,7 +10,6 @@ from pydantic import Field, StrictBool
 
 from prism.jobspec.values import AtLeastOne, Block, Duration, NonNegative, Positive, Share
 
-
 # An exponent of slowdowns, of nodes from 1e-3 to 1e3, which the engine holds in 32 bits.
 Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
 
