@@ -389,4 +389,5 @@ def quantile_table(law: Law, power: float = 1.0) -> NDArray[np.float32]:
         x = law.ppf(q)
         return (np.maximum(x, POSITIVE) ** power if power != 1.0 else x) / moments.norm - 1.0
 
-    return table_of_quantiles(multiplier, moments.std)
+    low = -1.0 if float(law.ppf(np.zeros(1))[0]) > -1e-9 else -math.inf
+    return table_of_quantiles(multiplier, moments.std, low)

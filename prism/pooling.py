@@ -154,4 +154,6 @@ def _empirical(samples: NDArray[np.float64]) -> Law:
     tail = 0.5 ** np.arange(7, 17)
     q = np.unique(np.concatenate([tail, np.linspace(0.0, 1.0, 257), 1.0 - tail]))
     law = empirical(q.tolist(), np.quantile(samples, q).tolist())
-    return law.scaled_to(float(samples.std()))
+    least = float(law.ppf(np.zeros(1))[0])
+    most = law.std / (1.0 - least)  # with more of it the least would be negative
+    return law.scaled_to(min(float(samples.std()), most))

@@ -53,7 +53,9 @@ def _end_cells() -> tuple[Array, Array]:
     return np.concatenate([nodes * 2.0**-10, 1.0 - nodes * 2.0**-30]), weights / weights.sum()
 
 
-def table_of_quantiles(ppf: Callable[[Array], Array], std: float) -> NDArray[np.float32]:
+def table_of_quantiles(
+    ppf: Callable[[Array], Array], std: float, low: float = -math.inf
+) -> NDArray[np.float32]:
     """Table [3072, 2] of (value, slope) from a quantile function of mean 0.
 
     Parameters
@@ -62,6 +64,8 @@ def table_of_quantiles(ppf: Callable[[Array], Array], std: float) -> NDArray[np.
         Quantile function of the quantity, its mean 0.
     std
         Standard deviation that the table shall have.
+    low
+        Least value that the quantity can have; what is scaled to `std` stays above it.
 
     Notes
     -----
@@ -81,7 +85,12 @@ def table_of_quantiles(ppf: Callable[[Array], Array], std: float) -> NDArray[np.
     mean = float(width @ (left + right)) / 2.0
     left, right = left - mean, right - mean
     variance = float(width @ (left**2 + left * right + right**2)) / 3.0
-    return _cells((values - mean) * (std / math.sqrt(variance)))
+    values = values - mean
+    stretch = std / math.sqrt(variance)
+    least = float(values.min())
+    if stretch * least < low:  # two values with a jump inside a cell: rather a smaller spread
+        stretch = low / least
+    return _cells(values * stretch)
 
 
 def _cells(values: Array) -> NDArray[np.float32]:
