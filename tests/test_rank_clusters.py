@@ -15,7 +15,7 @@ from prism.job import job_from_dict, load_job
 from prism.rank import rank, summarize_rank
 from prism.rankings.freezing import treat_ops
 from prism.rankings.rarestalls import find_rare_stalls
-from prism.rankings.shares import Sampler
+from prism.rankings.shares import CONTROL_HALF_WIDTH, Sampler
 from prism.resultfiles import save
 from prism.simulate import prepare, run_blocks
 from prism.variability import Treatment
@@ -85,7 +85,7 @@ def test_rare_slow_ranks_are_told_from_few_clusters():
     for seed in range(12):
         found = Sampler(program, seed, 2)
         found.extend_base(8)
-        control = found.find_control((seed, found.other), (found.a, found.b))
+        control = found.find_control((seed, found.other), (found.a, found.b), CONTROL_HALF_WIDTH)
         for use in errors:
             got = run_variance((found.a, found.b), control if use else None)
             errors[use].append(got.between / exact.between - 1.0)

@@ -16,7 +16,12 @@ from prism.inputs import Residuals, partition
 from prism.job import load_job
 from prism.program import Program
 from prism.rank import rank, summarize_rank
-from prism.rankings.shares import Sampler, measure_residuals, sample_shares
+from prism.rankings.shares import (
+    CONTROL_HALF_WIDTH,
+    Sampler,
+    measure_residuals,
+    sample_shares,
+)
 from prism.simulate import default_threads, prepare, prepare_variability, run_blocks, warm_up
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
@@ -63,7 +68,9 @@ def check_clusters(name: str, seed: int) -> bool:
     threads = default_threads()
     sampler = Sampler(program, seed, threads)
     sampler.extend_base(16)
-    sampler.control = sampler.find_control((seed, sampler.other), (sampler.a, sampler.b))
+    sampler.control = sampler.find_control(
+        (seed, sampler.other), (sampler.a, sampler.b), CONTROL_HALF_WIDTH
+    )
     times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
     plain = cluster_variance(times)
     means = times.mean(axis=1) - times.mean()

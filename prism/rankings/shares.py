@@ -173,10 +173,13 @@ class Sampler:
         args = self.a, self.b, self.seed, self.control, between, self.added
         shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
 
-    def find_control(self, seeds: tuple[int, ...], runs: tuple[Array, ...]) -> ClusterControl:
+    def find_control(
+        self, seeds: tuple[int, ...], runs: tuple[Array, ...], half_width: float
+    ) -> ClusterControl:
         """Return quiet times of as many clusters as the share between clusters asks for.
 
-        Those at hand are of the same seeds.
+        `half_width` is that of this share, as far as the control tells it. Those at hand are of the
+        same seeds.
         """
         times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
         n = max(MIN_CONTROL, len(runs[0]), times[0].size)
@@ -188,7 +191,7 @@ class Sampler:
             variance = run_variance(runs, control)
             share = variance.between / (variance.total or 1.0)
             error = 2.0 * share * (1.0 - share) * control.error
-            if error <= CONTROL_HALF_WIDTH or n >= MAX_CONTROL:
+            if error <= half_width or n >= MAX_CONTROL:
                 return control
             n *= 2
 
@@ -210,7 +213,8 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
         for shares in wide:
             sampler.extend(shares, n)
         seeds = (sampler.seed, sampler.other)
-        sampler.control = sampler.find_control(seeds, (sampler.a, sampler.b))
+        runs = (sampler.a, sampler.b)
+        sampler.control = sampler.find_control(seeds, runs, CONTROL_HALF_WIDTH)
         for shares in alive:
             sampler.estimate(shares)
         wide = [s for s in alive if s.is_wide and len(s.ab) == n]
@@ -240,7 +244,8 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     float64 [input]
     """
     base, rare = sampler.a, sampler.rare
-    control = sampler.control = sampler.find_control((sampler.seed,), (base,))
+    control = sampler.find_control((sampler.seed,), (base,), HALF_WIDTH)
+    sampler.control = control
     if rare is not None:
         rare.measure_once(base, sampler.threads)
         sampler.advance(len(base))
