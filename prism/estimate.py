@@ -24,6 +24,7 @@ from prism.results import TAIL_SAMPLES, job_of, make_dataset, provenance, summar
 from prism.runs.build import build_run_model, marks_of, mean_step
 from prism.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.runs.model import RunModel, Runs, simulate_runs
+from prism.runs.ramp import step_work
 from prism.simulate import (
     REPLICATES,
     Progress,
@@ -39,6 +40,7 @@ from prism.steptimes.estimate import estimate_steps, summarize_steps
 from prism.steptimes.model import is_step_model
 from prism.steptimes.runs import NOMINAL_ERROR, UnderWay, condition
 from prism.traces import read_step_times
+from prism.variability import model_error_kind
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -182,16 +184,14 @@ def _run(
     model = build_run_model(job, dataset, call["seed"], threads)
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
     done, elapsed_s = 0, 0.0
-    notes: tuple[str, ...] = ()
+    work, notes = step_work(job, steps, call["seed"], threads)
+    model = replace(model, profile=work)
     attrs: dict[str, Any] = {"steps": steps}
     if model.model_error > 0.0 and "under_way" not in call:
-        source = "variability.model_error"
-        if job.variability.model_error is None:
-            source = load_library(job.variability.library or "").source("run/model_error")
-        attrs["model_error"] = json.dumps({"spread": model.model_error, "source": source})
+        attrs["model_error"] = json.dumps(_about_error(job, model.model_error))
     if "under_way" in call:
         past = _past(job, model, call, communication_share(dataset))
-        model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, past.notes
+        model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes
         attrs["so_far"] = json.dumps({
             "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
         })  # fmt: skip
@@ -210,7 +210,7 @@ def _run(
     values: dict[str, Any] = {
         "time_to_train": runs.total,
         "run_cluster_idx": runs.cluster,
-        "ideal_time_to_train": steps * ideal * period_ratio(job),
+        "ideal_time_to_train": (steps if work is None else work.sum()) * ideal * period_ratio(job),
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
     }
@@ -225,6 +225,18 @@ def _run(
         "progress": marks / steps,
     }
     return _Run(values, coords, attrs, model.mean.shape[0], notes)
+
+
+def _about_error(job: Job, error: float) -> dict[str, Any]:
+    """Say how large the model's error is, for which class of jobs, and where that comes from."""
+    if job.variability.model_error is not None:
+        return {"spread": error, "class": "", "source": "variability.model_error"}
+    library, kind = load_library(job.variability.library or ""), model_error_kind(job)
+    name = library.device + (", weights gathered layer by layer" if kind else "")
+    source, gpus = library.source(f"run/model_error{kind}"), f"run/largest_gpus{kind}"
+    if gpus in library and job.world_size > library.value(gpus):
+        source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"
+    return {"spread": error, "class": name, "source": source}
 
 
 def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> UnderWay:

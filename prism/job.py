@@ -7,7 +7,7 @@ value came from. Nothing is simulated here, and no device or distribution is loo
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -169,8 +169,25 @@ class Job(BaseModel):
     def n_steps(self) -> int:
         """Steps of the run, from its steps or from its tokens."""
         if self.run.tokens is not None:
-            return max(1, ceil(self.run.tokens / self.tokens_per_step))
+            steps = self.ramp_steps
+            left = self.run.tokens - self._ramp_tokens(steps)
+            return max(1, sum(steps) + max(0, ceil(left / self.tokens_per_step)))
         return DEFAULT_STEPS if self.run.steps is None else self.run.steps
+
+    @property
+    def ramp_steps(self) -> tuple[int, ...]:
+        """Steps of each phase of `run.batch_ramp`, as far as the run has tokens."""
+        counts: tuple[int, ...] = ()
+        for phase in self.run.batch_ramp or ():
+            end = min(phase.tokens, self.run.tokens or inf)
+            left = end - self._ramp_tokens(counts)
+            counts += (max(0, ceil(left / (phase.global_batch * self.model.seq_len))),)
+        return counts
+
+    def _ramp_tokens(self, steps: tuple[int, ...]) -> int:
+        """Tokens of so many steps of the first phases of the ramp."""
+        phases = zip(self.run.batch_ramp or (), steps, strict=False)
+        return sum(n * phase.global_batch for phase, n in phases) * self.model.seq_len
 
     @property
     def has_run(self) -> bool:
@@ -178,7 +195,7 @@ class Job(BaseModel):
         run, effects = self.run, self.variability.effects
         said = (
             run.steps, run.tokens, run.deadline, run.start, run.price_per_gpu_hour,
-            run.checkpoint, run.failures, run.evaluation, effects.fail_slow,
+            run.checkpoint, run.failures, run.evaluation, run.batch_ramp, effects.fail_slow,
         )  # fmt: skip
         diurnal = effects.step is not None and bool(effects.step.diurnal_cv)
         return diurnal or any(value is not None for value in said)

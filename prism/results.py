@@ -337,7 +337,38 @@ def _step_spread(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise steps; what all GPUs share in a step says nothing of how clusters differ."""
     steps = np.asarray(dataset.step_time, np.float64)
     found, steady = spread(steps, np.asarray(dataset.cluster_idx)), _steady(dataset)
-    return _add_up(found | {key: steady[key] for key in _BETWEEN})
+    found = _add_up(found | {key: steady[key] for key in _BETWEEN})
+    one, allocations = apart(dataset)
+    quantiles = [0.05, 0.5, 0.9, 0.95, 0.99]
+    names = ("p5", "p50", "p90", "p95", "p99")
+    found["one_allocation"] = dict(zip(names, map(float, np.quantile(one, quantiles)), strict=True))
+    found["allocations"] = None
+    if allocations.size >= TAIL_SAMPLES / 0.05:  # enough of them for the 5th and the 95th
+        low, middle, high = map(float, np.quantile(allocations, [0.05, 0.5, 0.95]))
+        found["allocations"] = {"p5": low, "p50": middle, "p95": high}
+    return found
+
+
+def apart(dataset: "xr.Dataset") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return steps of a job on one allocation, and the mean steps of allocations [s].
+
+    An allocation is a cluster draw: the nodes that a job gets. Steps are taken about the mean of
+    their own draw; means of draws are without the noise of the few steps behind each.
+
+    Returns
+    -------
+    one : float64 [replicate]
+    allocations : float64 [cluster]
+    """
+    steps = np.asarray(dataset.step_time, np.float64)
+    _, index, counts = np.unique(dataset.cluster_idx, return_inverse=True, return_counts=True)
+    means = np.bincount(index, steps) / counts
+    steady = steps / np.asarray(dataset.step_effect)
+    quiet = np.bincount(index, steady) / counts
+    between, seen = _steady(dataset)[_BETWEEN[0]], float(quiet.std(ddof=1)) if quiet.size > 1 else 0
+    keep = between / seen if between and seen else 0.0
+    middle = float(steps.mean())
+    return steps - means[index] + middle, middle + keep * (quiet - quiet.mean())
 
 
 def _known(value: float) -> float | None:
@@ -456,7 +487,10 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
         out["under_way"] = json.loads(dataset.attrs["so_far"])
     if "deadline" in dataset:
         deadline = float(dataset.deadline)
-        out["finish_by"] = {"deadline": deadline, "probability": float((runs <= deadline).mean())}
+        out["finish_by"] = {
+            "deadline": deadline, "probability": float((runs <= deadline).mean()),
+            "failures_modelled": job_of(dataset).run.failures is not None,
+        }  # fmt: skip
     probability = float(call["probability"])
     if call.get("start"):
         start = datetime.datetime.fromisoformat(call["start"])

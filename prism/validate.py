@@ -27,6 +27,7 @@ from prism.errors import PrismError
 from prism.estimate import estimate
 from prism.job import Job, load_job
 from prism.jobspec.frommodel import model_attrs
+from prism.results import apart
 from prism.simulate import fresh_seed, simulate
 from prism.steptimes.model import is_step_model
 from prism.tracemodel.file import load_model
@@ -254,7 +255,7 @@ def _steps_held(d: _Draws, times: StepTimes) -> _Held:
     null = null_of_clusters(drawn, times.seconds.size, d.bootstrap, d.seed, d.mean_error(drawn))
     held = _Held(
         np.asarray(times.seconds), np.asarray(times.step), times.run, np.asarray(drawn.step_time),
-        np.asarray(alone.step_time), null,
+        np.asarray(alone.step_time), null, notes=_untested(drawn, times),
     )  # fmt: skip
     if d.calibration is None:
         return held
@@ -265,11 +266,23 @@ def _steps_held(d: _Draws, times: StepTimes) -> _Held:
         f"{nearest.label}, the line is straight in microbatches, with that size's tail"
     )
     line = nearest.steps_s * (median_s / float(np.median(nearest.steps_s)))
-    notes = (note, *(
+    notes = (*held.notes, note, *(
         f"{times.source}: these steps are what {s.label} was calibrated on; nothing is held out"
         for s in d.calibration.sizes if measures.ks_statistic(s.steps_s, times.seconds) == 0.0
     ))  # fmt: skip
     return replace(held, copy=nearest.steps_s, line=line, notes=notes)
+
+
+def _untested(drawn: "xr.Dataset", times: StepTimes) -> tuple[str, ...]:
+    """Say that one run does not show how the nodes that jobs get differ."""
+    means = apart(drawn)[1] / float(drawn.step_time.mean()) - 1.0
+    if np.unique(times.run).size > 1 or means.size < 2 or not means.any():
+        return ()
+    low, high = np.quantile(means, [0.05, 0.95])
+    return (
+        "one run is one allocation: what is tested is the steps on it; that means of allocations "
+        f"differ by {low:+.2%} to {high:+.2%} (p5 to p95) is not",
+    )
 
 
 def _totals_held(d: _Draws, times: StepTimes, totals: Mapping[str, float]) -> _Held:

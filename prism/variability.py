@@ -78,6 +78,8 @@ class Variability:
         Shape of the time added to every step, of mean 1.
     jitter_s : float
         Its mean [s]; the ideal step is without it.
+    run_cv : float
+        Spread between runs on the same nodes [1].
     model_error : float
         What a whole run may be wrong by, standard deviation of the logarithm [1].
     node_share : float
@@ -122,6 +124,7 @@ class Variability:
     expert: Law = field(default_factory=laws.constant)
     jitter: Law = field(default_factory=laws.constant)
     jitter_s: float = 0.0
+    run_cv: float = 0.0
     model_error: float = 0.0
     treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
@@ -246,7 +249,8 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
         stall=_stall(job, pick),
         jitter=pick.law("jitter", effects.jitter, JITTER_CV),
         jitter_s=pick.value("jitter", effects.jitter, "mean_s", 0.0),
-        model_error=pick.value("run", job.variability, "model_error", 0.0),
+        run_cv=pick.value("run", effects.run, "cv", 0.0),
+        model_error=_model_error(job, pick),
         dependence=job.variability.dependence,
         node_share=pick.value("rank", effects.rank, "node_share", 0.0),
         memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
@@ -284,6 +288,28 @@ def _stretched_regime(regime: Regime, factor: float, where: str) -> Regime:
             "or set variability.effects.regime"
         )
     return regime._replace(factor=hit / free)
+
+
+def model_error_kind(job: Job) -> str:
+    """Return the suffix of a library's entries on the model's error.
+
+    Where weights are gathered layer by layer, hosts decide more than the model knows.
+    """
+    p = job.parallelism
+    return "_fsdp" if p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward else ""
+
+
+def _model_error(job: Job, pick: "_Pick") -> float:
+    """Error of the model: the job's, else that of the library for jobs of its kind and size."""
+    if job.variability.model_error is not None:
+        return job.variability.model_error
+    kind = model_error_kind(job)
+    error = pick.value("run", None, f"model_error{kind}", 0.0)
+    if error == 0.0:
+        return 0.0
+    largest = pick.value("run", None, f"largest_gpus{kind}", math.inf)
+    beyond = math.log(max(1.0, job.world_size / largest))
+    return math.hypot(error, pick.value("run", None, "model_error_growth", 0.0) * beyond)
 
 
 class _Pick:

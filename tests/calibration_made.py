@@ -36,11 +36,12 @@ class Truth:
     fixed_s: float = 0.0  # of all ranks in a step, a time
     stalls_per_node_hour: float = 0.0
     model_error: float = 0.0  # of a size's durations, drawn anew for each size
+    base: str = BASE
 
     @property
     def library(self):
         """Base library as this machine has it, with the library's step effect."""
-        spread = with_spreads(load_library(BASE), self.between, self.within)
+        spread = with_spreads(load_library(self.base), self.between, self.within)
         return with_factors(spread, self.compute, self.communication)
 
 

@@ -115,8 +115,10 @@ def values(draw: Any, schema: dict[str, Any], path: str) -> Any:
     if "prefixItems" in schema:
         return sorted(draw(values(item, path)) for item in schema["prefixItems"])
     if kind == "array":
-        some = {draw(values(schema["items"], path)) for _ in range(3)}
-        return sorted(some)
+        some = [draw(values(schema["items"], path)) for _ in range(3)]
+        if isinstance(some[0], dict):
+            return sorted(some, key=lambda entry: tuple(entry.values()))
+        return sorted(set(some))
     if entries(schema):
         of = entries(schema)
         return {key: draw(values(of, f"{path}.{key}")) for key in ("gpu", "software")}

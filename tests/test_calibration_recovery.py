@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from calibration_made import BASE, Truth, as_times, small_job, steps_of
+from calibration_made import Truth, as_times, small_job, steps_of
 from scipy.stats import binom, chi2
 
 from prism.calibration.fit import calibrate
@@ -177,13 +177,15 @@ def test_two_factors_cannot_bring_contradictory_sizes_together(alike):
 # ------------------------------------------------------------------------------------- lemons
 def test_a_few_slow_clusters_widen_the_interval_between_runs():
     """Where some clusters have a lemon, a variance of ten means is worth far fewer of them."""
-    jobs = [small_job(*layout) for layout in LAYOUTS[:2]]
+    base = "h100-uncurated"
+    jobs = [small_job(*layout, f"variability.library={base}") for layout in LAYOUTS[:2]]
     kept, naive = [], []
     for seed in range(30):
         rng = np.random.default_rng([13, seed])
-        truth = Truth(between=float(np.exp(rng.uniform(-0.7, 0.7))), relative=RELATIVE)
+        between = float(np.exp(rng.uniform(-0.7, 0.7)))
+        truth = Truth(between=between, relative=RELATIVE, base=base)
         sizes = [measure_size(job, as_times(steps_of(truth, job, rng)[0]), seed) for job in jobs]
-        found = [predict_size(job, load_library(BASE), seed, 1) for job in jobs]
+        found = [predict_size(job, load_library(base), seed, 1) for job in jobs]
         normal = [replace(p, excess=0.0, clusters=10**9) for p in found]
         for rows, predicted in ((kept, found), (naive, normal)):
             factor = fit_between(sizes, predicted)

@@ -296,3 +296,20 @@ def test_bad_input_is_told(run, tmp_path, arguments, said):
     }  # fmt: skip
     status, out, err = run("compare", *(str(a).format(**names) for a in arguments))
     assert status == 2 and not out and said in err.replace("\n", " ")
+
+
+def test_an_error_of_the_model_is_no_difference_between_jobs():
+    job = prism.load_job("gpt3-175b-512", ["run.steps=300"])
+    asked = {"replicates": 640, "run_replicates": 200}
+    plain, wrong = (
+        prism.estimate(job.replace(f"variability.model_error={x}"), seed=1, **asked)
+        for x in (0, 0.2)
+    )
+    other = prism.estimate(job.replace("variability.model_error=0"), seed=2, **asked)
+    found, same = (
+        summarize_compare(compare(a, other, seed=0))["quantities"]["time_to_train"]["figures"]
+        for a in (wrong, plain)
+    )
+    assert float(wrong.time_to_train.std()) > 5.0 * float(plain.time_to_train.std())
+    for name in ("mean", "p50", "std"):
+        assert found[name]["relative"] == pytest.approx(same[name]["relative"], abs=1e-3)

@@ -26,7 +26,10 @@ QUIET = {
     "microbatch": {"cv": 0.006},
     "step": {"cv": 0.002},
 }
-NOISY = {"rank": {"cv": 0.003}, "microbatch": {"cv": 0.15}, "residual": {"law": "gamma", "cv": 0.1}}
+NOISY = {
+    "rank": {"cv": 0.003, "lemon_fraction": 0.0075}, "microbatch": {"cv": 0.15},
+    "residual": {"law": "gamma", "cv": 0.1}, "step": {"cv": 0.0115},
+}  # fmt: skip
 CLUSTERS = 400
 
 

@@ -50,8 +50,8 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 # name: job, hash, mean step time [s]
 GOLDEN = {
     "pipeline-8x32": (load_job("pipeline-8x32"), "29d52c36d500dc2e", 120.62644630670547),
-    "fsdp": (job_from_dict(FSDP), "2ab824a11dfd2534", 0.06473641286720522),
-    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "5251c5d7dbea0f05", 0.06433383241528645),
+    "fsdp": (job_from_dict(FSDP), "d4104fe6f3635f1b", 0.061687587411142886),
+    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "6692d8a212b0e509", 0.06128252393682487),
 }
 
 

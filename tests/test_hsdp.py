@@ -187,7 +187,7 @@ def test_against_a_rank_by_rank_simulation():
         exact = times(prepare(make_job("fsdp", effects=given), 1).program, 60).mean()
         assert abs(lumped / exact - 1.0) < most
         still = times(prepare(make_job("fsdp"), 1).program).mean()
-        assert exact > 1.04 * still  # what is compared is there
+        assert exact > 1.03 * still  # what is compared is there
 
 
 def test_congestion_of_a_shard_group_is_its_own():

@@ -210,7 +210,7 @@ def test_chosen_placement_against_brute_force():
         own = truth[found.patterns.index(problem.pattern(candidates[chosen.best].hosts))]
         assert max(truth) > 1.02 * min(truth)
         assert own <= 1.0015 * min(truth)
-        assert chosen.p_correct > 0.9
+        assert chosen.p_correct > 0.8
 
 
 def test_world_wide_shards_do_not_care_shard_groups_and_pods_do():

@@ -21,7 +21,7 @@ from prism.place import place
 from prism.rank import rank
 from prism.reports.estimates import estimate_section, summary_table
 from prism.resultfiles import KINDS, kind_of, load, save, summary
-from prism.results import VARIABLES, job_of, made_with, make_dataset, spread
+from prism.results import VARIABLES, apart, job_of, made_with, make_dataset, spread
 from prism.simulate import simulate
 from prism.sweep import sweep
 from prism.validate import validate_steps
@@ -181,14 +181,15 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
     }  # fmt: skip
     always |= {"delay_by_term", "variance_by_term", "replicas"}
     assert always | {"finish_by", "finish_date", "cost"} == set(answer)
-    assert set(answer["step_time"]) == set(answer["time_to_train"]) == SPREAD
+    assert set(answer["time_to_train"]) == SPREAD
+    assert set(answer["step_time"]) == SPREAD | {"one_allocation", "allocations"}
     assert set(answer["slowdown"]) == {"1.05", "1.1", "1.2"}
-    assert set(answer["finish_by"]) == {"deadline", "probability"}
+    assert set(answer["finish_by"]) == {"deadline", "probability", "failures_modelled"}
     assert set(answer["finish_date"]) == {"probability", "date"}
     assert set(answer["engine"]) == {"op_samples", "seconds", "ns_per_op_sample", "threads"}
     assert (answer["job"], answer["seed"], answer["world_size"]) == ("pipeline-8x32", 4, 8)
     model = summary(estimate(transformer_job, replicates=64, seed=1))
-    assert always | {"mfu", "model_flops_per_gpu", "memory"} == set(model)
+    assert always | {"mfu", "model_flops_per_gpu", "memory", "model_error"} == set(model)
 
 
 def test_summary_says_what_the_arrays_say(result):
@@ -431,23 +432,54 @@ def test_a_run_that_nobody_asked_for_is_left_out():
         assert "time_to_train" in summary(estimate(whole, replicates=128, seed=1))
 
 
+@pytest.mark.parametrize("between", [0.5, 0.0])
+def test_one_allocation_and_which_allocation_are_told_apart(between) -> None:
+    """Steps are normal about their allocation's mean, and so are the means."""
+    rng = np.random.default_rng(1)
+    draws, each, within = 800, 64, 0.1
+    means = 10.0 + between * rng.standard_normal(draws)
+    steps = np.repeat(means, each) + within * rng.standard_normal(draws * each)
+    data = xr.Dataset({
+        "step_time": ("replicate", steps), "step_effect": ("replicate", np.ones(steps.size)),
+        "cluster_idx": ("replicate", np.repeat(np.arange(draws), each)),
+    })  # fmt: skip
+    one, allocations = apart(data)
+    assert one.mean() == pytest.approx(steps.mean()) == pytest.approx(allocations.mean())
+    tails = np.quantile(one, [0.05, 0.95]) - one.mean()
+    np.testing.assert_allclose(tails, [-1.645 * within, 1.645 * within], rtol=0.03)
+    tails = np.quantile(allocations, [0.05, 0.95]) - one.mean()
+    np.testing.assert_allclose(tails, [-1.645 * between, 1.645 * between], rtol=0.1, atol=0.006)
+
+
+def test_few_allocations_do_not_tell_how_they_differ() -> None:
+    job = load_job("llama3-70b-fsdp-512")
+    assert summary(simulate(job, 640, seed=1))["step_time"]["allocations"] is None
+    step = summary(simulate(job, 12_800, seed=1))["step_time"]
+    assert step["allocations"]["p5"] < step["p50"] < step["allocations"]["p95"]
+    assert step["one_allocation"]["p95"] < step["p95"]
+
+
 def test_error_of_the_model_widens_runs_and_not_steps() -> None:
-    job = load_job("llama3-70b-fsdp-512", ["run.steps=10000"])
+    job = load_job("llama3-70b-fsdp-512", ["run.steps=10000", "variability.model_error=0"])
     asked = {"replicates": 640, "run_replicates": 4_000, "seed": 1}
     right, wrong, none = (
-        summary(estimate(job.replace(*sets), **asked, deadline=1e5))
+        summary(estimate(job.replace(*sets), **asked, deadline=8.4e4))
         for sets in ([], ["variability.model_error=0.06"], ["variability.model_error=0"])
     )
     assert right == none | {k: right[k] for k in ("engine", "wall_seconds")}
+    assert "model_error" not in right
     assert wrong["step_time"] == right["step_time"]
-    assert wrong["model_error"] == {"spread": 0.06, "source": "variability.model_error"}
+    assert wrong["model_error"] == {
+        "spread": 0.06, "class": "", "source": "variability.model_error"
+    }  # fmt: skip
     run, calm = wrong["time_to_train"], right["time_to_train"]
     assert run["model_error_std"] == pytest.approx(0.06 * calm["mean"], rel=0.05)
     parts = ("within_cluster_std", "between_cluster_std", "model_error_std")
     assert run["std"] ** 2 == pytest.approx(sum(run[k] ** 2 for k in parts))
     for key in parts[:2]:
         assert run[key] == pytest.approx(calm[key], rel=0.02)
-    assert run["p95"] / run["p50"] == pytest.approx(np.exp(1.645 * 0.067), rel=0.02)
+    assert run["p95"] / run["p50"] == pytest.approx(np.exp(1.645 * run["cv"]), rel=0.02)
+    assert run["cv"] > 0.06
     assert run["p95_ci"][0] < run["p95"] < run["p95_ci"][1]
     assert wrong["variance_by_term"]["model_error"] > 0.7
     assert 0.2 < wrong["finish_by"]["probability"] < 0.8

@@ -57,6 +57,24 @@ def test_p_values_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
     assert kstest(0.45 + 0.1 * np.array(p), "uniform").pvalue < 0.01
 
 
+@pytest.mark.parametrize(("rank_cv", "runs", "told"), [(0.02, 1, 1), (0.02, 2, 0), (0.0, 1, 0)])
+def test_one_run_is_said_not_to_test_which_allocation_a_job_gets(tmp_path, rank_cv, runs, told):
+    job = load_job({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "parallelism": {"dp": 4, "microbatches": 2},
+        "variability": {"library": "none", "effects": {
+            "rank": {"cv": rank_cv}, "residual": {"cv": 0.01}}},
+    })  # fmt: skip
+    steps = np.random.default_rng(1).choice(simulate(job, 640, seed=2).step_time, 60)
+    lines = ["run,step,step_s", *(f"{i % runs},{i // runs},{x:.6f}" for i, x in enumerate(steps))]
+    path = tmp_path / "steps.csv"
+    path.write_text("\n".join(lines) + "\n")
+    found = summarize_validation(
+        validate_steps(job, path, replicates=640, seed=1, bootstrap=9)
+    )  # fmt: skip
+    assert sum("allocation" in note for note in found["notes"]) == told
+
+
 def test_p_values_are_small_where_ops_depend_and_the_prediction_leaves_it_out(tmp_path):
     effects = Effects(rank_sd=0.01, step_sd=0.06, content_sd=0.01, residual_sd=0.01)
     path, p = write(tmp_path, Layout(2, 1, 6, 40), effects), {}

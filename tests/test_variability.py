@@ -1,31 +1,35 @@
 """Effects of a job: what it sets, else the library's, else off."""
 
+import math
+
 import pytest
 
 from prism.errors import PrismError
 from prism.job import load_job
+from prism.library import load_library
 from prism.simulate import prepare, prepare_variability, simulate
 
 JOB = "llama3-405b-16k"
+LEMONS = "variability.library=h100-uncurated"
 RANK = "variability.effects.rank"
 
 
 def rank_params(*overrides):
-    law = prepare_variability(load_job(JOB, overrides)).rank
+    law = prepare_variability(load_job(JOB, [LEMONS, *overrides])).rank
     assert law.mean == pytest.approx(1.0, abs=1e-9)
     return law.params
 
 
 def test_what_the_job_leaves_out_stays_the_library_s():
     cv, shape, fraction, low, high, limit = rank_params()
-    assert (cv, fraction, low, high, limit) == (0.015, 0.0075, 1.06, 1.2, 1.25)
+    assert (fraction, low, limit) == (4 / 392, 1.06, 1.25)
     assert rank_params(f"{RANK}.cv=0.03") == (0.03, shape, fraction, low, high, limit)
     assert rank_params(f"{RANK}.lemon_fraction=0") == (cv, shape, 0.0, low, high, limit)
     assert rank_params(f"{RANK}.lemon_slowdown=[1.1, 1.15]")[3:5] == (1.1, 1.15)
 
 
 def test_lemons_slower_than_max_slowdown_are_culled():
-    law = prepare_variability(load_job(JOB, ["cluster.max_slowdown=1.1"])).rank
+    law = prepare_variability(load_job(JOB, [LEMONS, "cluster.max_slowdown=1.1"])).rank
     assert law.ppf(1.0) == pytest.approx(1.1, rel=2e-3)  # relative to the body's mean
     assert law.mean == pytest.approx(1.0, abs=1e-9)
 
@@ -34,7 +38,6 @@ def test_lemons_beyond_max_slowdown_are_refused():
     override = f"{RANK}.lemon_slowdown=[1.1, 1.4]"
     with pytest.raises(PrismError, match="beyond 1.25 are taken out"):
         rank_params(override)
-    assert rank_params(override, "variability.library=h100-stressed")[4:] == (1.4, 1.5)
     assert rank_params(override, "cluster.max_slowdown=1.4")[4:] == (1.4, 1.4)
 
 
@@ -57,6 +60,32 @@ def test_without_a_library_effects_are_off_unless_set():
     v = prepare_variability(load_job(JOB, ["variability.library=none", f"{RANK}.cv=0.02"]))
     assert v.rank.std == pytest.approx(0.02, rel=1e-6)
     assert v.rank.params[2:] == (0.0, 1.06, 1.2, 1.25)
+
+
+@pytest.mark.parametrize("key", ["step", "microbatch", "call", "expert", "run"])
+def test_a_spread_set_by_a_job_is_taken_whatever_the_library_has(key):
+    job = load_job("deepseek-v3-2048", [f"variability.effects.{key}.cv=0.02"])
+    found = prepare_variability(job)
+    cv = found.run_cv if key == "run" else getattr(found, key).cv
+    assert cv == pytest.approx(0.02, rel=1e-6)
+
+
+def test_error_of_the_model_is_that_of_the_kind_and_grows_beyond_the_largest_job():
+    library = load_library("h100-healthy")
+    error, wide, growth, largest = (
+        library.value(f"run/{name}")
+        for name in ("model_error", "model_error_fsdp", "model_error_growth", "largest_gpus")
+    )
+    sizes = {dp: 128 * dp for dp in (1, 16, 64, 512)}
+    for dp, gpus in sizes.items():
+        job = load_job(JOB, [f"parallelism.dp={dp}", f"cluster.nodes={16 * dp}"])
+        beyond = math.log(max(1.0, gpus / largest))
+        found = prepare_variability(job).model_error
+        assert found == pytest.approx(math.hypot(error, growth * beyond))
+    assert prepare_variability(load_job("llama3-70b-fsdp-512")).model_error == wide
+    for value in (0.0, 0.07):
+        job = load_job(JOB, [f"variability.model_error={value}"])
+        assert prepare_variability(job).model_error == value
 
 
 def test_spreads_are_the_job_s_where_it_sets_them():

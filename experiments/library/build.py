@@ -1,9 +1,11 @@
 """Write the shipped distribution sets, distributions/*.nc, from measured data and literature.
 
 Run from anywhere: `python experiments/library/build.py`. The measured data are looked for in the
-folder of the environment variable PRISM_DATA, or in ../shared/data beside the checkout. Entries of
-a healthy set are fitted where there are data, and taken from the literature or assumed where not;
-a stressed set changes what `stressed` names. Every entry says which in its source.
+folder of the environment variable PRISM_DATA, or in ../shared/data beside the checkout; what was
+fitted to published jobs comes from experiments/public-jobs/fitted.csv. A healthy set is a cluster
+after its burn-in that trains on sequences of one length; an uncurated set has the GPUs of a cluster
+without burn-in; a stressed set changes what `stressed` names on top. Entries are fitted where there
+are data, and taken from the literature or assumed where not. Every entry says which in its source.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from fits import (
     Fit,
     back_to_back_gap,
@@ -36,11 +39,11 @@ from prism.library import Entry, Library, format_library, save_library
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"
-DATE = "2026-11-21"  # of the figures below; raise it with them
+FITTED = ROOT / "experiments" / "public-jobs" / "fitted.csv"
+DATE = "2026-11-23"  # of the figures below; raise it with them
 
 # Where a spread is assumed, its range and its origin are in the README of this folder.
 OSDI = "arXiv:2505.05713 (OSDI'25) traces"
-RANGE = "assumption within the range of measured healthy jobs"
 NAMES = {"h100": "NVIDIA H100 SXM", "a100": "NVIDIA A100 SXM", "gb200": "NVIDIA GB200"}
 PEAK_BF16 = {"h100": 989e12, "a100": 312e12, "gb200": 2500e12}  # flop/s, dense, data sheets
 
@@ -86,6 +89,7 @@ class Data:
         self.folder = folder
         self.rank = rank_body(folder)
         self.node_share = node_share(folder)
+        self.jobs = pd.read_csv(FITTED).set_index(["device", "entry"])
         self.gemm = gemm_points(folder)
         self.gemm_shape, _ = kernel_shape(folder, ["gemm"])
         self.memory_shape, self.memory_cv = kernel_shape(folder, ["elementwise", "norm"])
@@ -97,6 +101,13 @@ class Data:
         self.content_bad, _, self.loading_bad = content(folder, "SE_first21", None)
         self.slow = slow_transfers(folder)
         self.tau = step_memory(folder)
+
+
+def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
+    """Return a figure that was fitted to published jobs, its interval in the source."""
+    row = data.jobs.loc[gpu, entry]
+    told = f" (90 %: {row.low:.3g} to {row.high:.3g})" if row.low == row.low else ""
+    return Fit(float(row.value), int(row.n), f"{row.source}{told}")
 
 
 def to_tail(fit: Fit, p99_p50: float) -> Law:
@@ -167,31 +178,26 @@ def communication_laws(data: Data, gpu: str) -> list[Entry]:
     ]
 
 
-def effect_entries(data: Data) -> list[Entry]:
-    """Shared effects: rank, step, microbatch, call."""
-    rank = data.rank
-    seen = (
-        f"V100: body CV {100 * rank['body_cv'].number:.2f} %, tail shape "
-        f"{rank['gpd_shape'].number:.3f}, {100 * rank['lemon_fraction'].number:.2f} % lemons up to "
-        f"{rank['lemon_max'].number:.2f} (gpu_variability)"
-    )
-    body = bounded_body_lemons(0.015, -0.15, 0.0075, 1.06, 1.2, 1.25)
-    sheet = f"{RANGE} ({OSDI}, analysis of variance)"
-    shape = data.op_residual.law
+def effect_entries(data: Data, gpu: str) -> list[Entry]:
+    """Shared effects: rank, step, microbatch, call, run."""
+    body, share = (from_jobs(data, gpu, f"rank/{name}") for name in ("body_cv", "node_share"))
+    step, shape = from_jobs(data, gpu, "step/cv"), data.op_residual.law
+    carried = "assumption, carried over from H100: " if gpu == "a100" else ""
     return [
-        law_entry(
+        fitted(
             "rank",
             body,
-            f"assumption: 1.5 % and 0.75 % lemons, from {seen} and 2.1 % between 213 A100",
-            "GPU of a cluster, compute-bound kernels; lemons culled above 1.25",
+            "GPU of a cluster, compute-bound kernels, after burn-in",
+            bounded_body_lemons(body.number, data.rank["gpd_shape"].number, 0.0, 1.06, 1.2, 1.25),
+            f"{body.source}; tail of the body: {data.rank['gpd_shape'].source}",
         ),
         figure(
             "rank/node_share",
-            round(data.node_share.number, 2),
+            round(share.number, 2),
             "1",
-            data.node_share.source,
+            share.source,
             "share of the body's variance common to a node",
-            data.node_share.n,
+            share.n,
         ),
         figure(
             "rank/memory_loading",
@@ -201,11 +207,12 @@ def effect_entries(data: Data) -> list[Entry]:
             "(gpu_variability); rounded to none",
             "power of the rank effect on memory-bound kernels",
         ),
-        law_entry(
+        fitted(
             "step",
-            lognormal(0.0115),
-            f"{sheet}: 0.6-1.4 %, forward and backward of three jobs 0.5-2.2 %",
+            step,
             "one step, all ranks together",
+            lognormal(step.number),
+            f"{carried}{step.source}",
         ),
         figure(
             "step/correlation_time_s",
@@ -214,13 +221,6 @@ def effect_entries(data: Data) -> list[Entry]:
             data.tau.source,
             "time over which the step effect's correlation falls to 1/e",
             data.tau.n,
-        ),
-        law_entry(
-            "microbatch",
-            data.content.law.scaled_to(0.014),
-            f"{data.content.source}, CV {100 * data.content.law.cv:.2f} %",
-            "content of a microbatch, shared by stages, forward and backward",
-            data.content.n,
         ),
         figure(
             "microbatch/backward_loading",
@@ -244,7 +244,26 @@ def effect_entries(data: Data) -> list[Entry]:
             f"assumption: 0.5 % within 0.3-1 %; shape: {data.op_residual.source}",
             "one forward or backward on one rank: what its kernels share",
         ),
+        *run_entries(data, gpu, carried),
     ]
+
+
+def run_entries(data: Data, gpu: str, carried: str) -> list[Entry]:
+    """Spread between runs, and what the model may be wrong by."""
+    rows = [
+        ("run/cv", carried, "spread between runs on the same nodes"),
+        ("run/model_error", "", "standard deviation of the logarithm of predicted over true"),
+        ("run/model_error_fsdp", "", "the same where weights are gathered layer by layer"),
+        ("run/model_error_growth", "", "growth of the model's error per factor of e in GPUs"),
+        ("run/largest_gpus", "", "GPUs of the largest published job"),
+        ("run/largest_gpus_fsdp", "", "the same where weights are gathered layer by layer"),
+    ]
+    out = []
+    for name, told, text in rows:
+        fit = from_jobs(data, gpu, name)
+        number = float(f"{fit.number:.3g}") if "gpus" not in name else fit.number
+        out.append(figure(name, number, "1", told + fit.source, text, fit.n))
+    return out
 
 
 def regime_entries(probability: float) -> list[Entry]:
@@ -286,6 +305,7 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
     ratio = PEAK_BF16[gpu] / PEAK_BF16[base]
     carried = "" if base == gpu else "assumption, H100's share and fixed time carried over; "
     forward, backward, attention = ATTENTION[gpu]
+    derate = from_jobs(data, gpu, "nominal/training_gemm_derate")
     share = "share of the BF16 peak"
     peak_share = "assumption: share of the data sheet's bandwidth that large messages reach"
     rows = [
@@ -295,11 +315,9 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
         ("attention_backward_efficiency", backward, "1", attention, f"backward: {share}"),
         (
             "training_gemm_derate",
-            0.90,
+            round(derate.number, 3),
             "1",
-            "calibrated, one value for all devices: Llama 3 405B at 400 and 430 TFLOP/s per GPU "
-            "(arXiv:2407.21783, Table 4) with the healthy set; a power-capped job runs slower "
-            "than one kernel alone",
+            derate.source,
             "GEMM throughput in training over alone",
         ),
         ("memory_efficiency", 0.8, "1", "assumption", "share of the memory bandwidth"),
@@ -316,17 +334,7 @@ def stressed(entry: Entry, data: Data) -> Entry:
     twice = mixture([1.0 - share, share], [lognormal(cv), lognormal(cv).times(factor)])
     shared = f"stressed end of the range of {OSDI}"
     changes: dict[str, tuple[Law | float, str]] = {
-        "rank": (
-            bounded_body_lemons(0.03, -0.15, 0.03, 1.06, 1.5, 1.5),
-            "assumption: body 3 %, 3 % lemons up to 1.5 (Sinha et al., SC'22: outliers to 1.5x)",
-        ),
-        "rank/memory_loading": (0.33, "assumption: 1 % of memory-bound against 3 % of compute"),
         "step": (lognormal(0.0225), f"{shared}: 2.1-2.2 %"),
-        "microbatch": (
-            data.content_bad.law.scaled_to(0.25),
-            f"{data.content_bad.source}: bimodal, unpacked sequences, CV "
-            f"{100 * data.content_bad.law.cv:.0f} % (17-44 % seen), set to 25 %",
-        ),
         "call": (data.op_residual.law.scaled_to(0.02), "assumption: 2 %, four times healthy"),
         "residual/compute": (
             data.op_residual.law.scaled_to(0.05),
@@ -352,20 +360,49 @@ def stressed(entry: Entry, data: Data) -> Entry:
     return replace(entry, number=value, source=source, n=0, device="")
 
 
+def uncurated(entry: Entry, data: Data) -> Entry:
+    """Return the entry of a cluster without burn-in; the same where none is known."""
+    rank, share = data.rank, data.node_share
+    if entry.name == "rank/node_share":
+        return replace(entry, number=round(share.number, 2), source=share.source, n=share.n)
+    if entry.name != "rank":
+        return entry
+    law = bounded_body_lemons(
+        rank["body_cv"].number, rank["gpd_shape"].number, rank["lemon_fraction"].number, 1.06,
+        rank["lemon_max"].number, 1.25,
+    )  # fmt: skip
+    told = (
+        f"{rank['body_cv'].source}: body CV {100 * rank['body_cv'].number:.2f} %, "
+        f"{100 * rank['lemon_fraction'].number:.2f} % lemons up to {rank['lemon_max'].number:.2f}"
+    )
+    name = "GPU of a cluster, compute-bound kernels, no burn-in; lemons culled above 1.25"
+    return replace(entry, law=law, source=told, long_name=name, n=rank["body_cv"].n, device="V100")
+
+
+def unpacked(data: Data) -> Entry:
+    """Return the content of microbatches where sequences of all lengths are not packed."""
+    law, source = data.content_bad.law, data.content_bad.source
+    told = f"{source}: bimodal, CV {100 * law.cv:.0f} % (17-44 % seen), set to 25 %"
+    text = "content of a microbatch, shared by stages, forward and backward"
+    return law_entry("microbatch", law.scaled_to(0.25), told, text)
+
+
 def build_set(data: Data, gpu: str, state: str) -> Library:
     """Assemble one set."""
     base = "h100" if gpu == "gb200" else gpu
-    entries = kernel_laws(data, base) + communication_laws(data, base) + effect_entries(data)
+    entries = kernel_laws(data, base) + communication_laws(data, base) + effect_entries(data, gpu)
     if gpu == "gb200":
         text = "assumption: carried over from H100; "
         entries = [
             replace(e, source=text + e.source) if e.name.startswith("residual/") else e
             for e in entries
         ]
-    entries += regime_entries(0.0 if state == "healthy" else 0.4)
+    entries += regime_entries(0.4 if state == "stressed" else 0.0)
     entries += nominal_entries(data, gpu)
+    if state != "healthy":
+        entries = [uncurated(entry, data) for entry in entries]
     if state == "stressed":
-        entries = [stressed(entry, data) for entry in entries]
+        entries = [*(stressed(entry, data) for entry in entries), unpacked(data)]
     title = f"{NAMES[gpu]}, {state} cluster"
     return Library(
         f"{gpu}-{state}",
@@ -385,7 +422,7 @@ def main() -> int:
     data = Data(folder)
     OUT.mkdir(exist_ok=True)
     for gpu in NAMES:
-        for state in ("healthy", "stressed"):
+        for state in ("healthy", "uncurated", "stressed"):
             library = build_set(data, gpu, state)
             save_library(library, OUT / f"{library.name}.nc")
             print(format_library(library), end="\n\n")

@@ -96,6 +96,8 @@ def with_steps(library: Library, s: StepSetting) -> Library:
         "step/fixed_s": (s.fixed_s, "s", "spread that is a time, whatever the step's length"),
         "step/correlation_time_s": (s.memory_s, "s", "memory of the step effect"),
         "jitter/mean_s": (0.0, "s", "time added to every step: in the step effect here"),
+        "run/model_error": (0.0, "1", "error of the model: a calibration has its own"),
+        "run/model_error_fsdp": (0.0, "1", "error of the model: a calibration has its own"),
         "stall/job_rate_per_hour": (s.job_rate, "1/h", "stalls of the job"),
         "stall/node_rate_per_hour": (s.node_rate, "1/h", "stalls of the job, for each node"),
         "stall/duration_s": (mean, "s", "what a stall adds"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prism.comparisons.errors import Pairing, Sample
 from prism.errors import PrismError, named
 from prism.files import read_netcdf, told_broken
+from prism.results import model_error_time
 from prism.steptimes.series import OUTLIER, clock_grain, side_by_side
 from prism.traces import StepTimes, read_step_times
 from prism.traces.choose import rows_in_name
@@ -138,7 +139,8 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
         raise PrismError(f"{name}: holds no simulated steps; expected what prism.estimate returns")
     samples = {STEPS: _clustered(result[STEPS], result["cluster_idx"])}
     if RUNS in result:
-        samples[RUNS] = _clustered(result[RUNS], result["run_cluster_idx"])
+        # what the model may be wrong by is wrong of both, and no difference between them
+        samples[RUNS] = _clustered(result[RUNS] - model_error_time(result), result.run_cluster_idx)
     if samples[STEPS].n_units < _FEW_REPLICATES:
         raise PrismError(
             f"{name}: {samples[STEPS].values.size} replicates on one draw of the cluster; expected "

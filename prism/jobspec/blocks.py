@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StrictBool
 from prism.jobspec.effects import Effects
 from prism.jobspec.hardware import HardwareScale
 from prism.jobspec.presets import PRESETS
-from prism.jobspec.run import CheckpointBlock, EvaluationBlock, FailuresBlock
+from prism.jobspec.run import CheckpointBlock, EvaluationBlock, FailuresBlock, RampPhase
 from prism.jobspec.tiers import TierBlock, TierName
 from prism.jobspec.values import (
     AboveOne,
@@ -355,7 +355,8 @@ class VariabilityBlock(Block):
     model_error: Share | None = Field(
         None,
         description="What a predicted run may be wrong by, one draw per run: standard deviation of "
-        "the logarithm; 0 leaves it out [the library's, none so far].",
+        "the logarithm; 0 leaves it out [the library's: more where weights are gathered layer by "
+        "layer, and on more GPUs than any published job of the device].",
     )
 
     @classmethod
@@ -391,6 +392,10 @@ class RunBlock(Block):
     )
     failures: FailuresBlock | None = Field(
         None, description="Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}."
+    )
+    batch_ramp: tuple[RampPhase, ...] | None = Field(
+        None,
+        description="Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...].",
     )
     evaluation: EvaluationBlock | None = Field(
         None, description="Evaluations: {interval_steps: 1000, duration: 2min}."

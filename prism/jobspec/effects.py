@@ -116,6 +116,15 @@ class JitterEffect(Block):
     )
 
 
+class RunEffect(Block):
+    """What all steps of a run share, from run to run on the same nodes."""
+
+    # normal: beyond 0.2 one in 3.5 million runs would take no time, or less
+    cv: Annotated[float, Field(strict=True, ge=0, le=0.2)] | None = Field(
+        None, description="CV between runs."
+    )
+
+
 class FailSlowEffect(Block):
     """Episodes in which a node, or its links, are slow: they come and go within a run.
 
@@ -155,4 +164,5 @@ class Effects(Block):
     regime: RegimeEffect | None = Field(None, description="Congestion.")
     stall: StallEffect | None = Field(None, description="Rare, long stops.")
     jitter: JitterEffect | None = Field(None, description="A time added to every step.")
+    run: RunEffect | None = Field(None, description="What all steps of a run share.")
     fail_slow: FailSlowEffect | None = Field(None, description="Episodes of a slow node.")

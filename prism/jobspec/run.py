@@ -95,6 +95,13 @@ class FailuresBlock(Block):
     )
 
 
+class RampPhase(Block):
+    """A part of the run with another batch than the job's."""
+
+    tokens: Positive = Field(description="Tokens of the run until which it lasts.")
+    global_batch: Count = Field(description="Sequences of a step until then.")
+
+
 class EvaluationBlock(Block):
     """Evaluations between steps."""
 

@@ -25,12 +25,29 @@ def check_run(b: Blocks) -> Iterator[Problem]:
     if r.tokens is not None and b.model and durations is not None and b.model.seq_len < 1:
         text = "a step's tokens are not known with durations; set steps, or model.seq_len"
         yield Problem("run.tokens", ("run.tokens", "model.seq_len", "model.durations"), text)
+    yield from _check_ramp(b, r)
     yield from _check_checkpoint(b, r)
     yield from _check_failures(r)
     thresholds = r.slowdown_thresholds
     if not thresholds or any(low >= high for low, high in pairwise(thresholds)):
         key = "run.slowdown_thresholds"
         yield Problem(key, (key,), "expected rising numbers; write [1.05, 1.1, 1.2]")
+
+
+def _check_ramp(b: Blocks, r: RunBlock) -> Iterator[Problem]:
+    key = "run.batch_ramp"
+    if not r.batch_ramp:
+        return
+    tokens = [phase.tokens for phase in r.batch_ramp]
+    if any(low >= high for low, high in pairwise(tokens)):
+        text = "expected phases in the order of their tokens, which count from the start"
+        yield Problem(key, (key,), text)
+    if b.model is not None and b.model.durations is not None:
+        text = "has no effect on durations, which are those of one batch; leave one of them out"
+        yield Problem(key, (key, "model.durations"), text)
+    if b.variability is not None and b.variability.model is not None:
+        text = "has no effect with a fitted model, which has the batch of its trace; leave it out"
+        yield Problem(key, (key, "variability.model"), text)
 
 
 def _check_checkpoint(b: Blocks, r: RunBlock) -> Iterator[Problem]:

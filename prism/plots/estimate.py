@@ -25,7 +25,7 @@ from prism.plots.base import (
     new_axes,
     title_of,
 )
-from prism.results import model_error_time
+from prism.results import apart, model_error_time
 from prism.text import format_duration, format_share, time_unit
 
 
@@ -36,14 +36,15 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     ----------
     result : xarray.Dataset
         What ``simulate`` or ``estimate`` returns: ``step_time`` [replicate] in s, and where it
-        has them ``cluster_idx`` [replicate] and ``ideal_step_time`` in s.
+        has them ``cluster_idx``, ``step_effect`` [replicate] and ``ideal_step_time`` in s.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
     Returns
     -------
     matplotlib.axes.Axes
-        The band is two Monte Carlo standard errors, by cluster.
+        The band is two Monte Carlo standard errors, by cluster; steps on one allocation and the
+        means of allocations apart.
     """
     ax = new_axes(ax)
     sample = result["step_time"].to_numpy()
@@ -51,6 +52,13 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     unit, scale = time_unit(float(np.median(sample)))
     curve = empirical_cdf(sample / scale, cluster)
     draw_cdf(ax, curve, BLUE, label="step time")
+    if cluster is not None and "step_effect" in result and np.unique(cluster).size > 1:
+        labels = ("on one allocation", "means of allocations")
+        for label, part, colour, style in zip(
+            labels, apart(result), (GREEN, RED), LINE_STYLES[1:], strict=False
+        ):
+            draw_cdf(ax, empirical_cdf(part / scale), colour, label=label, line_style=style)
+        ax.legend(loc="lower right", frameon=False, fontsize=9)
     if "ideal_step_time" in result:
         ideal = float(result["ideal_step_time"])
         mark_vertical(ax, curve, ideal / scale, f"ideal {in_unit(sample, ideal)}", GREY)

@@ -133,6 +133,8 @@ def _run_answers(numbers: Json, result: xr.Dataset) -> list[str]:
     out = []
     if numbers.get("finish_by"):
         out.append(_deadline(numbers, result))
+        if not numbers["finish_by"].get("failures_modelled", True):
+            out.append("No failures are modelled.")
     out.append(
         f"The run of {format_count(numbers['steps'])} steps takes {p50} in the median; with a "
         f"probability of 95 % it is done within {p95}."

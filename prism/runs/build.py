@@ -96,7 +96,7 @@ def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) ->
         )  # fmt: skip
     model = replace(
         model, stalls=stalls, n_nodes=job.n_nodes, drift=_drift(job, model.drift, full),
-        model_error=effects.model_error,
+        run_cv=effects.run_cv, model_error=effects.model_error,
     )  # fmt: skip
     if sim is not None and slow is not None:
         model = replace(model, episodes=(_episodes(job, sim),))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 UNKNOWN = "unknown from 1 cluster draw"
+ON_ONE, ALLOCATIONS = "p5 to p95 on one allocation", "p5 to p95 of allocations' means"
 
 
 def estimate_view(summary: Json, result: xr.Dataset | None = None) -> RenderableType:
@@ -85,6 +86,7 @@ def _times(summary: Json) -> Table:
     labels = ["ideal", "mean", "standard deviation", "  within a cluster draw"]
     labels += ["  between cluster draws", "  error of the model"]
     labels += [f"p{percentile}" for percentile in (5, 50, 90, 95, 99)]
+    labels += [ON_ONE, ALLOCATIONS]
     for label in labels:
         if any(label in column for column in cells.values()):
             table.add_row(label, *(cells[name].get(label, "") for name in columns))
@@ -104,6 +106,10 @@ def _distribution_rows(numbers: Json) -> Iterator[tuple[str, str]]:
         yield "  error of the model", _small(numbers["model_error_std"], mean)
     for percentile in (5, 50, 90, 95, 99):
         yield f"p{percentile}", format_like(numbers[f"p{percentile}"], mean, fine)
+    for label, key in ((ON_ONE, "one_allocation"), (ALLOCATIONS, "allocations")):
+        if numbers.get(key):
+            low, high = (format_like(numbers[key][p], mean, fine) for p in ("p5", "p95"))
+            yield label, f"{low} to {high}"
 
 
 def _between(numbers: Json) -> str:

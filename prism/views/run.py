@@ -44,10 +44,11 @@ def run_rows(summary: Json) -> list[tuple[str, str]]:
             f"{past['level'] - 1.0:+.2%} ± {past['level_std']:.2%} of what the job says",
         ))  # fmt: skip
     if summary.get("finish_by"):
-        deadline = format_duration(summary["finish_by"]["deadline"])
-        rows.append(
-            (f"P(done within {deadline})", format_share(summary["finish_by"]["probability"]))
-        )
+        found = summary["finish_by"]
+        text = format_share(found["probability"])
+        if not found.get("failures_modelled", True):
+            text += ", no failures modelled"
+        rows.append((f"P(done within {format_duration(found['deadline'])})", text))
     if summary.get("finish_date"):
         probability = format_share(summary["finish_date"]["probability"])
         rows.append((f"done with {probability} by", str(summary["finish_date"]["date"])))
