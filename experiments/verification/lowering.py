@@ -91,7 +91,7 @@ def main() -> int:
         seconds = time.perf_counter() - begin
         print(f"{label:<42}{ks:8.4f}{mean:+10.4%}{between:+9.2%}{within:+9.2%}{control:11.3f}"
               f"{seconds:7.1f}", flush=True)  # fmt: skip
-        ok &= ks <= 0.03 and abs(mean) <= 1e-3 and abs(between) <= 0.05 and control > 0.15
+        ok &= ks <= 0.03 and abs(mean) <= 1e-3 and abs(between) <= 0.05 and control > 0.1
     return 0 if ok else 1
 
 

@@ -9,7 +9,8 @@ from prism.plots.base import COLOURS, LINE_STYLES, save_figure
 
 HERE = Path(__file__).parent
 SHIPPED = "tp-cp-pp-dp"
-CURVES = (("h100-healthy", SHIPPED), ("h100-stressed", SHIPPED), ("h100-healthy", "megatron"))
+CURVES = (("h100-healthy", SHIPPED), ("h100-stressed", SHIPPED), ("h100-uncurated", SHIPPED),
+          ("h100-healthy", "megatron"))  # fmt: skip
 
 
 def draw_curve(ax, rows, colour, line_style, label):

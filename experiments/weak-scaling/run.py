@@ -21,9 +21,9 @@ from prism.results import spread
 HERE = Path(__file__).parent
 JOB, SEED, GPUS_PER_REPLICA = "llama3-405b-64k", 1, 128
 RATIOS = ("p5_over_p50", "p95_over_p50")
-# Step replicates of the healthy library, by replicas of the job; a quarter for the stressed one.
+# Step replicates by replicas of the job; a quarter for the stressed library.
 REPLICATES = {1: 65_536, 8: 20_480, 32: 10_240, 128: 10_240, 512: 5_120}
-LIBRARIES = {"h100-healthy": 1, "h100-stressed": 4}
+LIBRARIES = {"h100-healthy": 1, "h100-uncurated": 1, "h100-stressed": 4}
 SHIPPED, MEGATRON = "tp-cp-pp-dp", "megatron"
 # Library, placement, replicas, CV of the step effect (None: the library's own).
 ROWS = [(library, SHIPPED, dp, 0.0) for library in LIBRARIES for dp in REPLICATES]
