@@ -29,9 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:  # imports too: they take most of the time in which a command can be interrupted early
         import click
 
-        from prism.cli import prism
-        from prism.errors import PrismError, as_typed
-        from prism.text import visible
+        from prism.cli.app import prism
+        from prism.common.errors import PrismError, as_typed
+        from prism.common.text import visible
 
         with as_typed():
             status = prism.main(arguments, prog_name="prism", standalone_mode=False)

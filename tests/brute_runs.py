@@ -1,4 +1,4 @@
-"""Whole runs step by step, from the definition: the reference of `prism.runs.model`.
+"""Whole runs step by step, from the definition: the reference of `prism.simulation.runs.model`.
 
 Every step of every run is taken on its own, with its own clock for what happens meanwhile. Nothing
 is shared with the code under test but the dataclasses of the model. Vectors are runs, so that

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism.calibration.model import with_factors, with_spreads
-from prism.calibration.predict import draw_steps
-from prism.job import load_job
-from prism.library import load_library
+from prism.distributions.library import load_library
+from prism.jobs.job import load_job
+from prism.models.calibration.model import with_factors, with_spreads
+from prism.models.calibration.predict import draw_steps
 from prism.traces import StepTimes
 
 BASE = "h100-healthy"
@@ -74,7 +74,7 @@ def as_times(steps, source="made"):
 
 
 def _effects():
-    from prism.jobspec.effects import StallEffect, StepEffect
+    from prism.jobs.jobspec.effects import StallEffect, StepEffect
 
     return StepEffect(cv=0.0), StallEffect(rate_per_hour=0.0)
 

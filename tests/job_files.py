@@ -10,9 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from prism.errors import PrismError
-from prism.job import Job, job_from_dict
-from prism.pipelineshape import TRAITS
+from prism.common.errors import PrismError
+from prism.jobs.job import Job, job_from_dict
+from prism.jobs.pipelineshape import TRAITS
 
 SCHEMA = Job.model_json_schema()
 NOT_DRAWN = {"variability.model", "variability.ranks", "model.name"}

@@ -14,10 +14,10 @@ import numpy as np
 import yaml
 from job_files import MANY, ONE_OF
 
-from prism.estimate import estimate
-from prism.job import Job, load_job
-from prism.kernels import is_compute
-from prism.simulate import prepare, prepare_variability
+from prism.analyses.estimate import estimate
+from prism.jobs.job import Job, load_job
+from prism.simulation.steps import prepare, prepare_variability
+from prism.workload.kernels import is_compute
 
 REPLICATES, RUNS = 256, 20
 SEED = 7
@@ -25,16 +25,16 @@ MEASURES = ("p5", "p50", "p90", "p95", "p99")
 FLOAT = 1e-5  # relative error of a step in float32
 
 BUDGETS = {
-    "prism.pooling.POOL_SAMPLES": 1 << 12,
-    "prism.placements.answer.MAX_BLOCKS": 300,
-    "prism.placements.answer.MOST_BLOCKS": 16,
-    "prism.placements.answer.QUIET_BATCHES": (1, 1),
-    "prism.placements.answer.RANDOM_PLACEMENTS": 8,
-    "prism.placements.search.LIMIT": 200,
-    "prism.placements.search.LEAST": 50,
-    "prism.runs.states.BLOCKS": 8,
-    "prism.steptimes.spreadfit.N_REPEATS": 20,
-    "prism.steptimes.spreadfit._NULLS": 50,
+    "prism.simulation.independent.POOL_SAMPLES": 1 << 12,
+    "prism.analyses.placements.answer.MAX_BLOCKS": 300,
+    "prism.analyses.placements.answer.MOST_BLOCKS": 16,
+    "prism.analyses.placements.answer.QUIET_BATCHES": (1, 1),
+    "prism.analyses.placements.answer.RANDOM_PLACEMENTS": 8,
+    "prism.analyses.placements.search.LIMIT": 200,
+    "prism.analyses.placements.search.LEAST": 50,
+    "prism.simulation.runs.states.BLOCKS": 8,
+    "prism.models.steptimes.spreadfit.N_REPEATS": 20,
+    "prism.models.steptimes.spreadfit._NULLS": 50,
 }
 """Fewer samples and placements for the many jobs of a test; the code is the same."""
 

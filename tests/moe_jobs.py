@@ -1,7 +1,7 @@
 """Small jobs with experts, for tests."""
 
-from prism.job import job_from_dict
-from prism.simulate import run_blocks
+from prism.jobs.job import job_from_dict
+from prism.simulation.steps import run_blocks
 
 MODEL = {
     "n_layers": 4, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 8, "vocab_size": 8000,

@@ -9,9 +9,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from prism import distributions, engine
-from prism.schedule import make_schedule
-from prism.tables import sample_table
+from prism.distributions import law as distributions
+from prism.distributions.tables import sample_table
+from prism.engine import jitted as engine
+from prism.jobs.schedule import make_schedule
 
 MASK = 0xFFFFFFFF
 quantile_table = lru_cache(distributions.quantile_table)

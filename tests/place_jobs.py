@@ -1,11 +1,11 @@
 """Small jobs whose slow nodes are placed."""
 
-from prism.job import job_from_dict
-from prism.placement import slow_node
-from prism.placements.answer import make_case
-from prism.placements.problem import make_problem
-from prism.placements.selection import Runner
-from prism.simulate import prepare
+from prism.analyses.placements.answer import make_case
+from prism.analyses.placements.problem import make_problem
+from prism.analyses.placements.selection import Runner
+from prism.cluster.nodemap import slow_node
+from prism.jobs.job import job_from_dict
+from prism.simulation.steps import prepare
 
 
 def small(dp=3, pp=4, tp=2, resolution="op", run=None, cluster=None, **parallelism):

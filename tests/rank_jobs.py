@@ -1,8 +1,8 @@
 """Jobs for tests of rankings."""
 
-from prism.job import job_from_dict
-from prism.rankings.shares import Sampler, list_inputs, measure_residuals, sample_shares
-from prism.simulate import prepare, prepare_variability
+from prism.analyses.rankings.shares import Sampler, list_inputs, measure_residuals, sample_shares
+from prism.jobs.job import job_from_dict
+from prism.simulation.steps import prepare, prepare_variability
 
 
 def chain(m=4, dp=1, **effects):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prism.steptimes.spread import Spread, simulate_body
+from prism.models.steptimes.spread import Spread, simulate_body
 from prism.traces import StepTimes
 
 STEP_S = 2.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from prism import attribution as at
+from prism.common import attribution as at
 
 LANES = 64
 

@@ -11,9 +11,18 @@ from calibration_made import BASE, as_times, small_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism import distributions as laws
-from prism.calibration.fit import stall_rates
-from prism.calibration.model import (
+from prism.common.errors import PrismError
+from prism.distributions import law as laws
+from prism.distributions.library import (
+    from_dataset,
+    library_names,
+    load_library,
+    save_library,
+    to_dataset,
+)
+from prism.jobs.job import load_job
+from prism.models.calibration.fit import stall_rates
+from prism.models.calibration.model import (
     Calibration,
     MeasuredSize,
     StepSetting,
@@ -24,16 +33,13 @@ from prism.calibration.model import (
     with_spreads,
     with_steps,
 )
-from prism.calibration.predict import draw_steps
-from prism.calibration.scales import MODEL_ERROR, RATIOS, fit_scales
-from prism.calibration.sizes import measure_size
-from prism.calibration.spreads import Factor, StepSpread, fit_within, memory_s
-from prism.errors import PrismError
-from prism.job import load_job
-from prism.kernels import is_compute
-from prism.library import from_dataset, library_names, load_library, save_library, to_dataset
-from prism.steptimes.spread import ar1
-from prism.workload import ChunkWork, build_workload, nominal_step
+from prism.models.calibration.predict import draw_steps
+from prism.models.calibration.scales import MODEL_ERROR, RATIOS, fit_scales
+from prism.models.calibration.sizes import measure_size
+from prism.models.calibration.spreads import Factor, StepSpread, fit_within, memory_s
+from prism.models.steptimes.spread import ar1
+from prism.workload.build import ChunkWork, build_workload, nominal_step
+from prism.workload.kernels import is_compute
 
 QUANTILES = np.array([1e-3, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999])
 FACTORS = [0.2, 0.7, 1.4, 2.5]

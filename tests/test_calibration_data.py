@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.calibration.model import load_calibration
-from prism.fit import fit_calibrated
-from prism.job import load_job
-from prism.resultfiles import save
-from prism.simulate import simulate
+from prism.common.resultfiles import save
+from prism.jobs.job import load_job
+from prism.models.calibration.model import load_calibration
+from prism.models.fit import fit_calibrated
+from prism.simulation.steps import simulate
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TABLE = DATA / "mlperf" / "step_times.parquet"

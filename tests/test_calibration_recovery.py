@@ -13,15 +13,15 @@ import pytest
 from calibration_made import Truth, as_times, small_job, steps_of
 from scipy.stats import binom, chi2
 
-from prism.calibration.fit import calibrate
-from prism.calibration.model import communication_share, load_calibration
-from prism.calibration.predict import predict_size
-from prism.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR
-from prism.calibration.sizes import measure_size
-from prism.calibration.spreads import fit_between
-from prism.library import load_library
-from prism.resultfiles import save
-from prism.simulate import simulate
+from prism.common.resultfiles import save
+from prism.distributions.library import load_library
+from prism.models.calibration.fit import calibrate
+from prism.models.calibration.model import communication_share, load_calibration
+from prism.models.calibration.predict import predict_size
+from prism.models.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR
+from prism.models.calibration.sizes import measure_size
+from prism.models.calibration.spreads import fit_between
+from prism.simulation.steps import simulate
 
 REPETITIONS = 8
 RARE = 1e-4  # probability of a false alarm of one check

@@ -8,13 +8,13 @@ import pytest
 from calibration_made import Truth, small_job, steps_of
 from pipeline_synth import Effects, Layout, as_production, make_trace
 
-from prism.errors import PrismError
-from prism.fit import fit, fit_calibrated, summarize_fit
-from prism.job import load_job
-from prism.library import load_library
-from prism.resultfiles import save
-from prism.simulate import simulate
-from prism.variability import Stall, resolve_variability
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.distributions.library import load_library
+from prism.jobs.job import load_job
+from prism.models.fit import fit, fit_calibrated, summarize_fit
+from prism.simulation.steps import simulate
+from prism.simulation.variability import Stall, resolve_variability
 
 JOB = """base: llama3-405b-8k
 model: {{name: llama3-8b, n_layers: 4}}

@@ -18,12 +18,12 @@ import pytest
 from rich.console import Group
 
 import prism
-from prism import cli
-from prism.commands.measure import measure
-from prism.commands.options import NO_EFFECT, _asked
-from prism.commands.terminal import answer, progress_line
-from prism.files import atomic_files, atomic_write
-from prism.views.tables import table_view
+from prism.cli import app as cli
+from prism.cli.commands.measure import measure
+from prism.cli.commands.options import NO_EFFECT, _asked
+from prism.cli.commands.terminal import answer, progress_line
+from prism.common.files import atomic_files, atomic_write
+from prism.present.views.tables import table_view
 
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
 
@@ -401,8 +401,8 @@ def test_progress_is_silent_without_a_terminal(capsys):
 
 
 def test_package_names_are_functions_even_after_their_modules_are_imported():
-    import prism.estimate
-    import prism.simulate
+    import prism.analyses.estimate
+    import prism.simulation.steps
 
     assert callable(prism.estimate)
     assert callable(prism.simulate)

@@ -13,14 +13,14 @@ import xarray as xr
 from placement_made import placement
 from rich.console import Console
 
-from prism.commands.options import Share
-from prism.job import load_job
-from prism.placement import NodeSlowdown, Placement
-from prism.placementfile import read_hosts
-from prism.results import provenance
-from prism.text import percent_change
-from prism.texts.place import advice, assumed, findings, in_words, rows
-from prism.views.place import WIDTH, place_view
+from prism.analyses.texts.place import advice, assumed, findings, in_words, rows
+from prism.cli.commands.options import Share
+from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.common.text import percent_change
+from prism.jobs.hostfiles import read_hosts
+from prism.jobs.job import load_job
+from prism.present.views.place import WIDTH, place_view
+from prism.simulation.results import provenance
 
 JOB = """
 model: {durations: {forward_s: [1.0, 1.0, 1.0, 1.2], backward_s: [2.0, 2.0, 2.0, 2.4]}}
@@ -58,9 +58,9 @@ def dataset(job, **more):
 @pytest.fixture
 def asked(monkeypatch):
     """Stand in for the analysis; gives what it was asked."""
-    importlib.import_module("prism.place")
+    importlib.import_module("prism.analyses.place")
     calls = []
-    module = sys.modules["prism.place"]  # the name in the package may be the function
+    module = sys.modules["prism.analyses.place"]  # the name in the package may be the function
 
     def place(job, **options):
         calls.append((job, options))

@@ -12,13 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
+from prism.analyses.texts.causes import label, short_label
+from prism.analyses.texts.rank import causes, findings, in_words, rank_warnings
+from prism.common.resultfiles import save
 from prism.plots.rank import plot_interventions, plot_path, plot_ranking
-from prism.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
-from prism.resultfiles import save
-from prism.results import VARIABLES, make_dataset
-from prism.texts.causes import label, short_label
-from prism.texts.rank import causes, findings, in_words, rank_warnings
-from prism.views.rank import WIDTH, rank_view
+from prism.present.views.rank import WIDTH, rank_view
+from prism.simulation.results import VARIABLES, make_dataset
 
 KEYS = {"name", "time_share", "cv", "first_order", "total_order", "total_order_ci",
         "covariance_share", "tail_share", "std_if_frozen", "p95_if_frozen", "p95_reduction",
@@ -93,9 +93,9 @@ def dataset(quick=False):
 @pytest.fixture
 def asked(monkeypatch):
     """Stand in for the ranking; gives what it was asked."""
-    importlib.import_module("prism.rank")
+    importlib.import_module("prism.analyses.rank")
     calls = []
-    module = sys.modules["prism.rank"]  # the name in the package may be the function
+    module = sys.modules["prism.analyses.rank"]  # the name in the package may be the function
 
     def rank(job, target, **options):
         calls.append((job, target, options))
@@ -291,7 +291,7 @@ def test_warnings():
 
 
 def test_the_widths_aimed_at_are_those_of_the_sampling():
-    from prism.texts import rank as ranktext
+    from prism.analyses.texts import rank as ranktext
 
     assert (ranktext.HALF_WIDTH, ranktext.WIDE_HALF_WIDTH) == (HALF_WIDTH, WIDE_HALF_WIDTH)
 

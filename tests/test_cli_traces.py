@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from prism.errors import PrismError
-from prism.resultfiles import save
-from prism.views.trace import verdict
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.present.views.trace import verdict
 
 FIT = {
     "inputs": ["ops.csv"],
@@ -81,9 +81,12 @@ def calls(monkeypatch):
         return call
 
     for module, functions in {
-        "fit": {"fit": stand_in("fit", "model"), "summarize_fit": lambda _: FIT},
-        "replay": {"replay": stand_in("replay", "replay"), "summarize_replay": lambda _: REPLAY},
-        "validate": {
+        "models.fit": {"fit": stand_in("fit", "model"), "summarize_fit": lambda _: FIT},
+        "analyses.replay": {
+            "replay": stand_in("replay", "replay"),
+            "summarize_replay": lambda _: REPLAY,
+        },
+        "analyses.validate": {
             "validate": stand_in("validate", "validation"),
             "summarize_validation": lambda _: VALIDATION,
         },
@@ -189,7 +192,7 @@ def test_step_times_are_refused_where_ops_are_needed(run, calls, step_times, mon
     def refuse(*arguments, **options):
         raise PrismError("no ops there")
 
-    monkeypatch.setattr(sys.modules["prism.replay"], "replay", refuse)
+    monkeypatch.setattr(sys.modules["prism.analyses.replay"], "replay", refuse)
     status, out, err = run("replay", step_times)
     assert (status, out) == (2, "")
     assert "holds step times, not ops" in err
@@ -200,7 +203,7 @@ def test_other_errors_of_a_trace_pass_through(run, calls, table, monkeypatch):
     def refuse(*arguments, **options):
         raise PrismError(f"{table}:3: no number")
 
-    monkeypatch.setattr(sys.modules["prism.fit"], "fit", refuse)
+    monkeypatch.setattr(sys.modules["prism.models.fit"], "fit", refuse)
     status, _, err = run("fit", table)
     assert (status, err) == (2, f"prism: {table}:3: no number\n")
 

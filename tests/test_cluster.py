@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.cluster import Cluster, Link, build_cluster
-from prism.devices import DEVICES, find_device
-from prism.errors import PrismError
-from prism.job import load_job
-from prism.library import Entry, Library, load_library
-from prism.linktiers import Tier
-from prism.placement import Group, NodeSlowdown, Placement
-from prism.simulate import prepare
+from prism.cluster.devices import DEVICES, find_device
+from prism.cluster.linktiers import Tier
+from prism.cluster.machine import Cluster, Link, build_cluster
+from prism.cluster.nodemap import Group, NodeSlowdown, Placement
+from prism.common.errors import PrismError
+from prism.distributions.library import Entry, Library, load_library
+from prism.jobs.job import load_job
+from prism.simulation.steps import prepare
 
 MEGATRON = ["cluster.placement=megatron"]
 NVLINK = Link(400e9, 5e-6)

@@ -11,14 +11,14 @@ import xarray as xr
 from scipy import stats
 
 import prism
-from prism.compare import compare, summarize_compare
-from prism.comparisons.distance import distance
-from prism.comparisons.errors import Sample, error_of_means
-from prism.comparisons.figures import FIGURES, influences, leave_one_out
-from prism.comparisons.longrun import long_run
-from prism.comparisons.power import Side, needed, power_at
-from prism.comparisons.quantity import compare_figures, cosines_of, holm
-from prism.steptimes.spread import ar1
+from prism.analyses.compare import compare, summarize_compare
+from prism.analyses.comparisons.distance import distance
+from prism.analyses.comparisons.errors import Sample, error_of_means
+from prism.analyses.comparisons.figures import FIGURES, influences, leave_one_out
+from prism.analyses.comparisons.longrun import long_run
+from prism.analyses.comparisons.power import Side, needed, power_at
+from prism.analyses.comparisons.quantity import compare_figures, cosines_of, holm
+from prism.models.steptimes.spread import ar1
 
 REPEATS = 30
 

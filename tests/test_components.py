@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.errors import PrismError
-from prism.variance.components import (
-    Column,
-    fit_components,
-)
-from prism.variance.factors import split_factor, step_memory
-from prism.variance.intervals import chi_square_interval, difference_interval, pooled_df
-from prism.variance.strata import _rest_counts, _two_way, _unbalanced, take_apart
+from prism.common.errors import PrismError
+from prism.models.variance.components import Column, fit_components
+from prism.models.variance.factors import split_factor, step_memory
+from prism.models.variance.intervals import chi_square_interval, difference_interval, pooled_df
+from prism.models.variance.strata import _rest_counts, _two_way, _unbalanced, take_apart
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 NAMES = ("rank", "step", "rank_step", "content", "residual")

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from prism.distributions import (
+from prism.common.errors import PrismError
+from prism.distributions.families import weibull_shape
+from prism.distributions.law import (
     Law,
     bounded_body,
     bounded_body_lemons,
@@ -24,9 +26,7 @@ from prism.distributions import (
     uniform,
     weibull,
 )
-from prism.errors import PrismError
-from prism.families import weibull_shape
-from prism.tables import LEVELS, N_CELLS, table_row
+from prism.distributions.tables import LEVELS, N_CELLS, table_row
 
 LAWS: dict[str, Law] = {
     "lognormal": lognormal(0.02),

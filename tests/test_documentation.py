@@ -241,7 +241,7 @@ def test_a_module_that_moved_is_noticed(name):
 
 def test_every_command_has_its_page():
     readme = (ROOT / "README.md").read_text()
-    for command in Path(ROOT / "prism" / "commands").glob("*.py"):
+    for command in Path(ROOT / "prism" / "cli" / "commands").glob("*.py"):
         if re.search(r"^@click\.(command|group)", command.read_text(), re.M):
             assert f"`prism {command.stem}" in readme, command.stem
             assert f"docs/{command.stem}.md" in readme, command.stem

@@ -3,8 +3,8 @@
 import pytest
 
 from prism import estimate, load_job, summary
-from prism.doubts import job_doubts
-from prism.memory import estimate_memory, memory_limit
+from prism.simulation.jobwarnings import job_doubts
+from prism.workload.memory import estimate_memory, memory_limit
 
 
 def doubts(job, *changes):

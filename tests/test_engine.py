@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import prism
-from prism import distributions as laws
-from prism import engine
-from prism.job import job_from_dict
-from prism.simulate import prepare, prepare_variability, run_blocks
-from prism.tables import sample_table
+from prism.distributions import law as laws
+from prism.distributions.tables import sample_table
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict
+from prism.simulation.steps import prepare, prepare_variability, run_blocks
 
 
 def explicit_job(**changes):

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, norm
 
-from prism import engine
-from prism.estimate import estimate, summarize_estimate
-from prism.exchangeable import (
+from prism.analyses.estimate import estimate, summarize_estimate
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict
+from prism.simulation.program import make_keys, make_room
+from prism.simulation.results import spread
+from prism.simulation.sampledreplicas import (
     choose_engine,
     fit_unseen,
     ignore_unseen,
     sample_replicas,
 )
-from prism.job import job_from_dict
-from prism.noiselaw import noise_table, widen
-from prism.program import make_keys, make_room
-from prism.results import spread
-from prism.simulate import prepare, run_blocks, simulate
+from prism.simulation.steps import prepare, run_blocks, simulate
+from prism.simulation.unseenlaw import noise_table, widen
 
 QUIET = {
     "rank": {"cv": 0.02, "node_share": 0.05},

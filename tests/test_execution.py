@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 import prism
-from prism import engine, files
-from prism.errors import PrismError
-from prism.execution import chunks, tasks
-from prism.execution.chunks import ChunkStore
-from prism.execution.content import content_hash, identity
-from prism.execution.place import run_on
-from prism.execution.task import Shared, Task
-from prism.execution.tasks import run_tasks
+from prism.common import files
+from prism.common.errors import PrismError
+from prism.engine import jitted as engine
+from prism.simulation.execution import chunks, tasks
+from prism.simulation.execution.chunks import ChunkStore
+from prism.simulation.execution.content import content_hash, identity
+from prism.simulation.execution.place import run_on
+from prism.simulation.execution.task import Shared, Task
+from prism.simulation.execution.tasks import run_tasks
 
 JOB = "llama3-70b-fsdp-512"
-simulate = importlib.import_module("prism.simulate")  # prism.simulate is the function
+simulate = importlib.import_module("prism.simulation.steps")  # prism.simulate is the function
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 import prism
-from prism import engine
-from prism.errors import PrismError
-from prism.execution import remote, worker
-from prism.execution.content import identity
-from prism.execution.place import run_on
+from prism.common.errors import PrismError
+from prism.engine import jitted as engine
+from prism.simulation.execution import remote, worker
+from prism.simulation.execution.content import identity
+from prism.simulation.execution.place import run_on
 
 JOB = "llama3-70b-fsdp-512"
 BLOCKS = 160
-simulate = importlib.import_module("prism.simulate")
+simulate = importlib.import_module("prism.simulation.steps")
 CLIENT = """
 import importlib, sys
-importlib.import_module("prism.simulate").TASK_S = 0.05
+importlib.import_module("prism.simulation.steps").TASK_S = 0.05
 from prism.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from prism import files, plots
-from prism.errors import PrismError
+from prism import plots
+from prism.common import files
+from prism.common.errors import PrismError
 
 JOB = {
     "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},

@@ -13,11 +13,11 @@ import pytest
 import xarray as xr
 
 import prism
-from prism import files
-from prism.errors import PrismError
-from prism.nodes.hosts import read_host_list
-from prism.placementfile import read_hosts
-from prism.resultfiles import KINDS
+from prism.cluster.nodes.hosts import read_host_list
+from prism.common import files
+from prism.common.errors import PrismError
+from prism.common.resultfiles import KINDS
+from prism.jobs.hostfiles import read_hosts
 from prism.traces.chakra import read_chakra
 from prism.traces.nccltests import read_nccl_tests
 from prism.traces.salvage import read_events

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 
-from prism.errors import PrismError
-from prism.estimate import estimate
-from prism.fit import fit, summarize_fit
-from prism.job import load_job
-from prism.resultfiles import save, summary
-from prism.simulate import prepare_trace, run_blocks, simulate
-from prism.tracemodel.file import load_model
+from prism.analyses.estimate import estimate
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save, summary
+from prism.jobs.job import load_job
+from prism.models.fit import fit, summarize_fit
+from prism.simulation.steps import prepare_trace, run_blocks, simulate
+from prism.simulation.tracemodel.file import load_model
 
 TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"
 

@@ -16,8 +16,8 @@ import hashlib
 
 import pytest
 
-from prism.job import job_from_dict, load_job
-from prism.simulate import simulate
+from prism.jobs.job import job_from_dict, load_job
+from prism.simulation.steps import simulate
 
 REPLICATES, SEED = 128, 1
 

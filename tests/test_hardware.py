@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 import yaml
 
-from prism import distributions as laws
-from prism.calibration.model import with_factors, with_spreads
-from prism.errors import PrismError
-from prism.job import job_from_dict, load_job
-from prism.library import load_library
-from prism.memory import estimate_memory
-from prism.place import place, summarize_place
-from prism.placements.screen import Screen
-from prism.program import ideal_program
-from prism.rank import rank, summarize_rank
-from prism.simulate import prepare, run_blocks
-from prism.stretching import stretched
-from prism.sweep import summarize_sweep, sweep
-from prism.variability import residual_part, resolve_variability
-from prism.workload import build_workload
+from prism.analyses.place import place, summarize_place
+from prism.analyses.placements.screen import Screen
+from prism.analyses.rank import rank, summarize_rank
+from prism.analyses.sweep import summarize_sweep, sweep
+from prism.common.errors import PrismError
+from prism.distributions import law as laws
+from prism.distributions.library import load_library
+from prism.distributions.variants import stretched
+from prism.jobs.job import job_from_dict, load_job
+from prism.models.calibration.model import with_factors, with_spreads
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.variability import residual_part, resolve_variability
+from prism.workload.build import build_workload
+from prism.workload.memory import estimate_memory
 
 PARTS = ("compute", "memory", "nvlink", "network")
 OFF = {"rank": {"cv": 0.0, "lemon_fraction": 0.0}, "step": {"cv": 0.0}, "microbatch": {"cv": 0.0},

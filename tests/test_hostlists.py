@@ -2,10 +2,10 @@
 
 import pytest
 
-from prism.errors import PrismError
-from prism.hostlists import read_hosts_text
-from prism.nodes.hosts import read_host_list
-from prism.placementfile import host_order, read_hosts
+from prism.cluster.nodes.hosts import read_host_list
+from prism.common.errors import PrismError
+from prism.jobs.hostfiles import host_order, read_hosts
+from prism.jobs.hostlists import read_hosts_text
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from test_placement import EFFECTS, MODEL, STILL, seconds, times
 
-from prism.cluster import build_cluster
-from prism.distributions import lognormal
-from prism.engine import DRAW
-from prism.errors import PrismError
-from prism.job import job_from_dict
-from prism.library import load_library
-from prism.placement import Placement, count_replicas, shard_size, slow_node
-from prism.program import Tables
-from prism.relocation import relocate
-from prism.simulate import prepare, simulate
-from prism.tables import sample_table
+from prism.cluster.machine import build_cluster
+from prism.cluster.nodemap import Placement, count_replicas, shard_size, slow_node
+from prism.common.errors import PrismError
+from prism.distributions.law import lognormal
+from prism.distributions.library import load_library
+from prism.distributions.tables import sample_table
+from prism.engine.jitted import DRAW
+from prism.jobs.job import job_from_dict
+from prism.simulation.othernodes import relocate
+from prism.simulation.program import Tables
+from prism.simulation.steps import prepare, simulate
 
 
 def make_job(data_parallel="hsdp", effects=None, cluster=None, **parallelism):

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.errors import PrismError
-from prism.nodes.hosts import find_nodes, read_host_list
-from prism.nodes.inventory import merge_inventories, read_inventory
-from prism.placement import NodeSlowdown
-from prism.placementfile import as_ranges, host_order, placement_csv, read_hosts
+from prism.cluster.nodemap import NodeSlowdown
+from prism.cluster.nodes.hosts import find_nodes, read_host_list
+from prism.cluster.nodes.inventory import merge_inventories, read_inventory
+from prism.common.errors import PrismError
+from prism.jobs.hostfiles import as_ranges, host_order, placement_csv, read_hosts
 from prism.traces.nccltests import read_nccl_tests, split_hosts
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.errors import PrismError, as_typed
-from prism.job import (
+from prism.common.errors import PrismError, as_typed
+from prism.jobs.job import (
     Job,
     job_from_dict,
     layer_split,
@@ -21,9 +21,9 @@ from prism.job import (
     resolve_path,
     shipped_jobs,
 )
-from prism.jobspec import othernames
-from prism.jobspec.blocks import BLOCKS, UNMODELLED
-from prism.layersplit import auto_split, valid_split
+from prism.jobs.jobspec import othernames
+from prism.jobs.jobspec.blocks import BLOCKS, UNMODELLED
+from prism.jobs.layersplit import auto_split, valid_split
 
 GOOD = """\
 model: {name: llama3-8b}
@@ -585,7 +585,7 @@ def test_a_binary_file_is_refused(here: Path, raw: bytes) -> None:
 
 @given(st.text(max_size=60))
 def test_garbage_never_ends_in_a_traceback(text: str) -> None:
-    from prism.jobspec.yaml import parse_yaml
+    from prism.jobs.jobspec.yaml import parse_yaml
 
     try:
         layer = parse_yaml(text, "job.yaml")

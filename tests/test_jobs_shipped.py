@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from prism.data import data_path
-from prism.job import Job, job_schema, layer_split, load_job, provenance, shipped_jobs
+from prism.common.shipped import data_path
+from prism.jobs.job import Job, job_schema, layer_split, load_job, provenance, shipped_jobs
 
 # name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
 LAYOUTS = {

@@ -3,8 +3,8 @@
 import pytest
 
 from prism import __main__ as entry
-from prism.job import Job, load_job, shipped_jobs
-from prism.jobtemplate import job_yaml
+from prism.jobs.job import Job, load_job, shipped_jobs
+from prism.present.jobtemplate import job_yaml
 
 RICH = [
     "variability.effects.fail_slow={rate_per_1000_node_days: 1, duration: 90min}",

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.errors import PrismError
-from prism.kerneltrace.graph import EDGE_KINDS, NODE_KINDS, KernelGraph, replay
-from prism.kerneltrace.infer import infer_graph
-from prism.kerneltrace.laws import kernel_table, step_laws
-from prism.kerneltrace.replay import node_durations, replay_trace, typical_step
-from prism.kerneltrace.steps import split_steps
+from prism.common.errors import PrismError
+from prism.models.kerneltrace.graph import EDGE_KINDS, NODE_KINDS, KernelGraph, replay
+from prism.models.kerneltrace.infer import infer_graph
+from prism.models.kerneltrace.laws import kernel_table, step_laws
+from prism.models.kerneltrace.replay import node_durations, replay_trace, typical_step
+from prism.models.kerneltrace.steps import split_steps
 from prism.traces.kineto import read_kineto
 from prism.traces.table import make_trace
 

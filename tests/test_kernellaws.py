@@ -10,7 +10,7 @@ import tables_made
 from test_kineto_commands import run
 
 import prism
-from prism.kernellaws.collectives import fit_line, library_of_collectives
+from prism.models.kernellaws.collectives import fit_line, library_of_collectives
 from prism.traces.hta import is_hta, read_hta
 from prism.traces.nccltests import read_nccl_tests
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from prism import estimate, load_job
-from prism.errors import PrismError
-from prism.fit import fit, summarize_fit
-from prism.kerneltrace.graph import replay
-from prism.kerneltrace.groups import joined, node_groups
-from prism.kerneltrace.infer import infer_graph
-from prism.kerneltrace.laws import step_laws
-from prism.kerneltrace.model import fit_kernels, measured_steps
-from prism.kerneltrace.replay import node_durations, replay_trace, typical_step
-from prism.kerneltrace.steps import align, split_steps
-from prism.replay import replay as replay_file
-from prism.replay import summarize_replay
-from prism.resultfiles import save
-from prism.tracemodel.model import synthetic_graph
+from prism.analyses.replay import replay as replay_file
+from prism.analyses.replay import summarize_replay
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.models.fit import fit, summarize_fit
+from prism.models.kerneltrace.graph import replay
+from prism.models.kerneltrace.groups import joined, node_groups
+from prism.models.kerneltrace.infer import infer_graph
+from prism.models.kerneltrace.laws import step_laws
+from prism.models.kerneltrace.model import fit_kernels, measured_steps
+from prism.models.kerneltrace.replay import node_durations, replay_trace, typical_step
+from prism.models.kerneltrace.steps import align, split_steps
+from prism.simulation.tracemodel.model import synthetic_graph
 from prism.traces.kineto import read_kineto
 
 DEVICE_BOUND = synth.training_step(n_layers=3, kernels=4)

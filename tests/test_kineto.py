@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism import sizes
-from prism.errors import PrismError
-from prism.kerneltrace.laws import kernel_table
-from prism.kerneltrace.replay import replay_trace
+from prism.common import sizes
+from prism.common.errors import PrismError
+from prism.models.kerneltrace.laws import kernel_table
+from prism.models.kerneltrace.replay import replay_trace
 from prism.traces.kernelnames import classify, collective_kind
 from prism.traces.kineto import EXTRA_COLUMNS, read_kineto
 from prism.traces.salvage import decode_events

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.errors import PrismError
-from prism.kerneltrace.laws import kernel_table
-from prism.kerneltrace.model import fit_kernels
-from prism.kerneltrace.replay import replay_trace
+from prism.common.errors import PrismError
+from prism.models.kerneltrace.laws import kernel_table
+from prism.models.kerneltrace.model import fit_kernels
+from prism.models.kerneltrace.replay import replay_trace
 from prism.traces import read_trace
 from prism.traces.kineto import read_kineto
 from prism.traces.salvage import decode_events

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, norm
 
-from prism import engine
-from prism.distributions import constant, gamma, lognormal, normal
-from prism.job import job_from_dict
-from prism.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
-from prism.opgraph import OpType
-from prism.simulate import prepare, run_blocks
-from prism.variability import Regime, Stall, Variability
-from prism.workload import Collective, Kernel
+from prism.distributions.law import constant, gamma, lognormal, normal
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict
+from prism.simulation.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
+from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.variability import Regime, Stall, Variability
+from prism.workload.build import Collective, Kernel
+from prism.workload.opgraph import OpType
 
 
 @given(std=st.floats(1e-4, 0.3), skew=st.floats(0.05, 3.0))

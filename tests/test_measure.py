@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from prism.cli import prism
-from prism.errors import PrismError
-from prism.library import load_library
-from prism.measure import check_time, samples_path, write_library
+from prism.cli.app import prism
+from prism.common.errors import PrismError
+from prism.distributions.library import load_library
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
+from prism.measuring.command import check_time, samples_path, write_library
 from prism.measuring.entries import CARRIED, entry_name, pooled_law
 from prism.measuring.kernels import attention_cases, gemm_cases, parse_sizes
 from prism.measuring.samples import Samples, load_samples, save_samples
@@ -264,7 +264,7 @@ def test_the_seed_of_the_order_is_fresh_and_kept_when_gone_on_with(monkeypatch, 
         seeds.append(plan.seed)
         save_samples(samples, file)
 
-    seeds, library, module = [], tmp_path / "here.nc", sys.modules["prism.measure"]
+    seeds, library, module = [], tmp_path / "here.nc", sys.modules["prism.measuring.command"]
     monkeypatch.setattr(module, "_run_kernels", no_calls)
     monkeypatch.setattr(module, "write_library", lambda *a: None)
     monkeypatch.setattr(module, "choose_device", lambda device: "cpu")

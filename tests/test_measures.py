@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from prism.measures import (
+from prism.common.agreement import (
     bootstrap_p_value,
     compare,
     effective_n,

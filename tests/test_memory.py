@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism import memory
-from prism.errors import PrismError
-from prism.job import job_from_dict, load_job
-from prism.memory import GIB, estimate_memory, layer_activation_bytes, memory_limit
-from prism.schedule import make_schedule
-from prism.workload import count_parameters
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict, load_job
+from prism.jobs.schedule import make_schedule
+from prism.workload import memory
+from prism.workload.build import count_parameters
+from prism.workload.memory import GIB, estimate_memory, layer_activation_bytes, memory_limit
 
 DRIVER_GIB = 79.1  # what an H100 or A100 of 80 GB offers, as out-of-memory messages say
 GPT = {"n_layers": 24, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 16, "vocab_size": 512,

@@ -8,13 +8,13 @@ import pytest
 import xarray as xr
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
-from prism.errors import PrismError
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
-from prism.resultfiles import save
-from prism.simulate import run_blocks
-from prism.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
-from prism.tracemodel.file import load_model, model_from_dataset, model_to_dataset
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.fit import fit_graph
+from prism.simulation.steps import run_blocks
+from prism.simulation.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
+from prism.simulation.tracemodel.file import load_model, model_from_dataset, model_to_dataset
 
 
 @pytest.fixture(scope="module")

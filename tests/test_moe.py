@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moe_jobs import LATENT, MODEL, make_job, times
 
-from prism.cluster import build_cluster
-from prism.errors import PrismError
-from prism.experts import DEFAULT_IMBALANCE, expert_imbalance
-from prism.job import ModelBlock, job_from_dict, load_job
-from prism.library import load_library
-from prism.memory import ADAM_BYTES, estimate_memory, layer_activation_bytes
-from prism.modelsize import attention_flop, count_parameters, shard_sizes
-from prism.placement import Group, Placement, count_replicas, shard_size, slow_node
-from prism.program import ideal_program
-from prism.relocation import relocate
-from prism.simulate import prepare
-from prism.sweeps.layouts import global_batch, layouts
-from prism.transformer import TP_OVERLAP_COST
-from prism.wiring import Wiring
-from prism.workload import build_workload, count_model_flop
+from prism.analyses.sweeps.layouts import global_batch, layouts
+from prism.cluster.machine import build_cluster
+from prism.cluster.nodemap import Group, Placement, count_replicas, shard_size, slow_node
+from prism.cluster.wiring import Wiring
+from prism.common.errors import PrismError
+from prism.distributions.library import load_library
+from prism.jobs.job import ModelBlock, job_from_dict, load_job
+from prism.simulation.othernodes import relocate
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare
+from prism.workload.build import build_workload, count_model_flop
+from prism.workload.experts import DEFAULT_IMBALANCE, expert_imbalance
+from prism.workload.memory import ADAM_BYTES, estimate_memory, layer_activation_bytes
+from prism.workload.modelsize import attention_flop, count_parameters, shard_sizes
+from prism.workload.transformer import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")
 

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from moe_jobs import LATENT, OFF, make_job, times
 from rank_jobs import sampled
 
-from prism import engine
-from prism.job import load_job
-from prism.lowering import Lowerer
-from prism.memory import estimate_memory
-from prism.placement import Placement, n_own_links
-from prism.program import ideal_program
-from prism.rankings.freezing import freeze_effect
-from prism.rankings.shares import list_inputs, measure_residuals
-from prism.relocation import relocate
-from prism.simulate import prepare, prepare_variability, simulate
-from prism.variability import EXPERT_CV
-from prism.workload import build_workload
+from prism.analyses.rankings.freezing import freeze_effect
+from prism.analyses.rankings.shares import list_inputs, measure_residuals
+from prism.cluster.nodemap import Placement, n_own_links
+from prism.engine import jitted as engine
+from prism.jobs.job import load_job
+from prism.simulation.lowering import Lowerer
+from prism.simulation.othernodes import relocate
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare, prepare_variability, simulate
+from prism.simulation.variability import EXPERT_CV
+from prism.workload.build import build_workload
+from prism.workload.memory import estimate_memory
 
 CV = 0.1
 

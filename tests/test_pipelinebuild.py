@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_production, as_trace, make_trace, run
 
-from prism.errors import PrismError
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
-from prism.pipelinetrace.laying import Item, Laying
-from prism.pipelinetrace.times import read_times
-from prism.tracemodel.graph import replay
-from prism.tracemodel.scope import REPLICA
+from prism.common.errors import PrismError
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.fit import fit_graph
+from prism.models.pipelinetrace.laying import Item, Laying
+from prism.models.pipelinetrace.times import read_times
+from prism.simulation.tracemodel.graph import replay
+from prism.simulation.tracemodel.scope import REPLICA
 from prism.traces import make_trace as make_trace_table
 from prism.traces import read_trace
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, draw, make_trace, run
 
-from prism.errors import PrismError
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
-from prism.pipelinetrace.reduce import crossed_table, resample, simplify
-from prism.tracemodel.graph import TraceGraph, TraceNode, filled, replay
-from prism.tracemodel.model import draw_durations, synthetic_graph
-from prism.tracemodel.scope import WORKER
+from prism.common.errors import PrismError
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.fit import fit_graph
+from prism.models.pipelinetrace.reduce import crossed_table, resample, simplify
+from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, filled, replay
+from prism.simulation.tracemodel.model import draw_durations, synthetic_graph
+from prism.simulation.tracemodel.scope import WORKER
 
 LAYOUTS = {
     "1f1b": Layout(2, 4, 6, 10),

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, make_trace, run
 
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.groups import (
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.groups import (
     Barrier,
     find_scope,
     hidden_barriers,
     named_scope,
     release,
 )
-from prism.tracemodel.graph import replay
-from prism.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD
+from prism.simulation.tracemodel.graph import replay
+from prism.simulation.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD
 
 EFFECTS = Effects(residual_sd=0.03, content_sd=0.1, rank_sd=0.02, gap_s=0.004)
 SCATTER, NORM = "grads-reduce-scatter", "layernorm-grads-all-reduce"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.pipelinetrace.pairs import transfer_roles
+from prism.models.pipelinetrace.pairs import transfer_roles
 
 FORWARD_SEND, FORWARD_RECV = ("send", "forward"), ("recv", "forward")
 BACKWARD_SEND, BACKWARD_RECV = ("send", "backward"), ("recv", "backward")

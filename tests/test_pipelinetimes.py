@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
-from prism.errors import PrismError
-from prism.pipelinetrace.times import bridge, check_order, ordered, read_times, tabulate
+from prism.common.errors import PrismError
+from prism.models.pipelinetrace.times import bridge, check_order, ordered, read_times, tabulate
 
 EFFECTS = Effects(residual_sd=0.03, gap_s=0.004)
 

@@ -9,20 +9,20 @@ from pipeline_synth import Effects, Layout, as_production, make_trace
 from place_jobs import case_of, problem_of, small
 
 import prism
-from prism.clustertimes import quiet_step, run_lanes
-from prism.errors import PrismError
-from prism.job import load_job
-from prism.place import place, summarize_place
-from prism.placement import NodeSlowdown, slow_node
-from prism.placements import search
-from prism.placements.answer import choose
-from prism.placements.clusters import lower
-from prism.placements.search import exchange, find_placements, random_hosts
-from prism.placements.selection import Arm, pseudo_values
-from prism.placements.slack import level, slot_cost
-from prism.resultfiles import load, save
-from prism.results import job_of
-from prism.simulate import run_blocks
+from prism.analyses.place import place, summarize_place
+from prism.analyses.placements import search
+from prism.analyses.placements.answer import choose
+from prism.analyses.placements.clusters import lower
+from prism.analyses.placements.search import exchange, find_placements, random_hosts
+from prism.analyses.placements.selection import Arm, pseudo_values
+from prism.analyses.placements.slack import level, slot_cost
+from prism.cluster.nodemap import NodeSlowdown, slow_node
+from prism.common.errors import PrismError
+from prism.common.resultfiles import load, save
+from prism.jobs.job import job_from_dict, load_job
+from prism.simulation.clustermeans import quiet_step, run_lanes
+from prism.simulation.results import job_of
+from prism.simulation.steps import run_blocks
 
 FIGURES = ("mean", "p50", "p95", "p99", "p95_se", "objective", "objective_se", "saved", "saved_ci")
 
@@ -167,7 +167,7 @@ def test_identical_nodes_swapped_give_the_same_bits():
     job = small()
     values = job.model_dump(mode="json", exclude={"name", "source"})
     values["variability"]["effects"]["rank"] = {"cv": 0.0}
-    problem = problem_of(prism.job.job_from_dict(values), {2: 1.2, 9: 1.2})
+    problem = problem_of(job_from_dict(values), {2: 1.2, 9: 1.2})
     base = run_blocks(problem.program(problem.hosts), range(2), 3)[0]
     for pair in ((0, 7), (2, 9)):
         hosts = problem.hosts.copy()
@@ -407,7 +407,7 @@ def test_independent_ops_have_no_nodes():
     values = small().model_dump(mode="json", exclude={"name", "source"})
     values["variability"]["dependence"] = "none"
     with pytest.raises(PrismError, match="dependence"):
-        place(prism.job.job_from_dict(values), slow_nodes=1, slowdown=1.2)
+        place(job_from_dict(values), slow_nodes=1, slowdown=1.2)
 
 
 def test_arm_of_a_program_runs_on(answered):

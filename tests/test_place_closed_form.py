@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from prism.job import job_from_dict, load_job
-from prism.placement import slow_node
-from prism.placements.problem import make_problem
-from prism.placements.slack import level, slot_cost, stage_slack
-from prism.simulate import prepare
+from prism.analyses.placements.problem import make_problem
+from prism.analyses.placements.slack import level, slot_cost, stage_slack
+from prism.cluster.nodemap import slow_node
+from prism.jobs.job import job_from_dict, load_job
+from prism.simulation.steps import prepare
 
 
 def pipeline(p, m, forward, backward, **parallelism):

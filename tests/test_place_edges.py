@@ -4,16 +4,17 @@ import pytest
 from place_jobs import small
 
 import prism
-from prism.errors import PrismError
-from prism.place import place, summarize_place
-from prism.placement import slow_node
+from prism.analyses.place import place, summarize_place
+from prism.cluster.nodemap import slow_node
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict
 
 
 def eight_stages():
     job = prism.load_job("pipeline-8x32")
     values = job.model_dump(mode="json", exclude={"name", "source"})
     values["cluster"] |= {"gpus_per_node": 1, "nodes": 8}
-    return prism.job.job_from_dict(values)
+    return job_from_dict(values)
 
 
 def test_fast_node_goes_where_every_place_was_simulated_to_be_best():

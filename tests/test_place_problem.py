@@ -5,13 +5,13 @@ import pytest
 from place_jobs import case_of, problem_of, small
 
 import prism
-from prism.placement import NodeSlowdown, Placement
-from prism.placements.alternatives import drop_nodes, list_alternatives, use_spares
-from prism.placements.answer import _method
-from prism.placements.problem import MOST_PLACED, slowest_of, worst_factor
-from prism.placements.search import find_placements
-from prism.placements.slack import level, slot_cost, stage_slack
-from prism.texts.place import findings
+from prism.analyses.placements.alternatives import drop_nodes, list_alternatives, use_spares
+from prism.analyses.placements.answer import _method
+from prism.analyses.placements.problem import MOST_PLACED, slowest_of, worst_factor
+from prism.analyses.placements.search import find_placements
+from prism.analyses.placements.slack import level, slot_cost, stage_slack
+from prism.analyses.texts.place import findings
+from prism.cluster.nodemap import NodeSlowdown, Placement
 
 
 def test_all_slow_nodes_are_left_out_not_only_those_placed():

@@ -5,17 +5,23 @@ import pytest
 from place_jobs import case_of, problem_of, small
 from scipy import stats
 
-from prism import engine
-from prism.clustertimes import cluster_times
-from prism.placements import selection
-from prism.placements.alternatives import changed_job
-from prism.placements.answer import choose, promising
-from prism.placements.clusters import MOST_SLOPE, QuietClusters, spread
-from prism.placements.report import Comparison
-from prism.placements.search import find_placements
-from prism.placements.selection import Arm, Objective, difference, probability_within, select
-from prism.relocation import limit_microbatches
-from prism.simulate import run_blocks
+from prism.analyses.placements import selection
+from prism.analyses.placements.alternatives import changed_job
+from prism.analyses.placements.answer import choose, promising
+from prism.analyses.placements.clusters import MOST_SLOPE, QuietClusters, spread
+from prism.analyses.placements.report import Comparison
+from prism.analyses.placements.search import find_placements
+from prism.analyses.placements.selection import (
+    Arm,
+    Objective,
+    difference,
+    probability_within,
+    select,
+)
+from prism.engine import jitted as engine
+from prism.simulation.clustermeans import cluster_times
+from prism.simulation.othernodes import limit_microbatches
+from prism.simulation.steps import run_blocks
 
 MEAN, P95 = Objective("mean", None), Objective("p95", None)
 

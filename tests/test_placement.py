@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from prism import engine
-from prism.assembly import _entities, _relative_speeds
-from prism.errors import PrismError
-from prism.job import job_from_dict, load_job
-from prism.linkcongestion import congested_links
-from prism.placement import KINDS, NodeSlowdown, Placement, slow_node
-from prism.relocation import relocate
-from prism.simulate import prepare, prepare_variability, run_blocks
+from prism.cluster.linkcongestion import congested_links
+from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
+from prism.common.errors import PrismError
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict, load_job
+from prism.simulation.assembly import _entities, _relative_speeds
+from prism.simulation.othernodes import relocate
+from prism.simulation.steps import prepare, prepare_variability, run_blocks
 
 MODEL = {
     "n_layers": 8, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 8, "vocab_size": 8000,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from prism.cdf import empirical_cdf
+from prism.common.cdf import empirical_cdf
+from prism.jobs.schedule import make_schedule
 from prism.plots.estimate import plot_dependence, plot_step_time, plot_time_to_train
 from prism.plots.schedule import plot_schedule
-from prism.schedule import make_schedule
 
 
 def texts(ax):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from test_stepgraph import workload
 
-from prism import stepgraph as sg
-from prism.assembly import build_program
-from prism.job import job_from_dict
-from prism.program import ideal_program
-from prism.schedule import make_schedule
-from prism.simulate import prepare, prepare_variability, run_blocks, simulate
-from prism.workload import ChunkWork, Collective, Kernel
+from prism.jobs.job import job_from_dict
+from prism.jobs.schedule import make_schedule
+from prism.simulation.assembly import build_program
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare, prepare_variability, run_blocks, simulate
+from prism.workload import stepgraph as sg
+from prism.workload.build import ChunkWork, Collective, Kernel
 
 ALL = {
     "rank": {"cv": 0.02, "lemon_fraction": 0.1, "lemon_slowdown": [1.06, 1.2]},

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import prism
-from prism.errors import PrismError
+from prism.common.errors import PrismError
+from prism.simulation.results import model_error_time
 
 SMALL = {
     "model": {"name": "llama3-8b", "seq_len": 2048},
@@ -57,7 +58,7 @@ def test_a_phase_takes_the_steps_of_its_batch() -> None:
         ideal += steps * float(found.ideal_step_time)
         left -= steps
     result = prism.estimate(job, replicates=1024, seed=1)
-    calm = result.time_to_train - prism.results.model_error_time(result)
+    calm = result.time_to_train - model_error_time(result)
     assert float(calm.mean()) == pytest.approx(expected, rel=2e-3)
     assert float(result.ideal_time_to_train) == pytest.approx(ideal, rel=5e-3)
     assert prism.summary(result)["warnings"] == [

@@ -19,9 +19,9 @@ from job_files import (
 )
 from job_invariants import BUDGETS, Broken, check_estimate, check_job, check_sweep
 
-from prism.errors import PrismError
-from prism.job import job_from_dict
-from prism.jobspec.hardware import HardwareScale
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict
+from prism.jobs.jobspec.hardware import HardwareScale
 
 RANDOM = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate],

@@ -7,18 +7,18 @@ import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from rank_jobs import chain, sampled, small
 
-from prism.attribution import cluster_variance, run_variance
-from prism.clustertimes import cluster_times
-from prism.fit import fit
-from prism.inputs import stall_bound
-from prism.job import job_from_dict, load_job
-from prism.rank import rank, summarize_rank
-from prism.rankings.freezing import treat_ops
-from prism.rankings.rarestalls import find_rare_stalls
-from prism.rankings.shares import CONTROL_HALF_WIDTH, Sampler
-from prism.resultfiles import save
-from prism.simulate import prepare, run_blocks
-from prism.variability import Treatment
+from prism.analyses.rank import rank, summarize_rank
+from prism.analyses.rankings.freezing import treat_ops
+from prism.analyses.rankings.rarestalls import find_rare_stalls
+from prism.analyses.rankings.shares import CONTROL_HALF_WIDTH, Sampler
+from prism.common.attribution import cluster_variance, run_variance
+from prism.common.resultfiles import save
+from prism.jobs.job import job_from_dict, load_job
+from prism.models.fit import fit
+from prism.simulation.causes import stall_bound
+from prism.simulation.clustermeans import cluster_times
+from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.variability import Treatment
 
 
 def fitted_job(folder, seed=1, layout=None, **effects):

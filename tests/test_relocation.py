@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from test_placement import EFFECTS, make_job, times
 from test_tracearrays import CASES, fitted, program_of
 
-from prism.errors import PrismError
-from prism.job import job_from_dict
-from prism.placement import NodeSlowdown, slow_node
-from prism.relocation import limit_microbatches, relocate
-from prism.simulate import Step, prepare
+from prism.cluster.nodemap import NodeSlowdown, slow_node
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict
+from prism.simulation.othernodes import limit_microbatches, relocate
+from prism.simulation.steps import Step, prepare
 
 
 # -------------------------------------------------------------------------------------- traces

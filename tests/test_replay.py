@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace, run
 
-from prism.replay import replay, summarize_replay
+from prism.analyses.replay import replay, summarize_replay
 
 LAYOUT = Layout(4, 4, 8, 12)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.01, residual_sd=0.02, gap_s=0.002)

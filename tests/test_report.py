@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 import prism
-from prism.errors import PrismError
+from prism.analyses.validation.result import compare_all, make_validation
+from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
-from prism.reports.blocks import Block, blocks_of, leave_out
-from prism.reports.figures import COLOURS, Errors, Picture, to_svg
-from prism.reports.read import read_results
-from prism.text import format_share
-from prism.validation.result import compare_all, make_validation
-from prism.views.tables import bold
+from prism.present.reports.blocks import Block, blocks_of, leave_out
+from prism.present.reports.figures import COLOURS, Errors, Picture, to_svg
+from prism.present.reports.read import read_results
+from prism.present.views.tables import bold
 
 NAME = "<script>alert('x')</script> & $co$"
 JOB = """base: pipeline-8x32

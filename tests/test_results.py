@@ -11,23 +11,23 @@ import xarray as xr
 from rich.console import Console
 
 import prism
-from prism.commands.estimate import estimate as command
-from prism.data import data_path
-from prism.errors import PrismError, as_typed
-from prism.estimate import estimate, reproduce
-from prism.execution.content import identity
-from prism.job import job_from_dict, load_job
-from prism.place import place
-from prism.rank import rank
-from prism.reports.estimates import estimate_section, summary_table
-from prism.resultfiles import KINDS, kind_of, load, save, summary
-from prism.results import VARIABLES, apart, job_of, made_with, make_dataset, spread
-from prism.simulate import simulate
-from prism.sweep import sweep
-from prism.validate import validate_steps
-from prism.variability import is_communication
-from prism.views.estimate import estimate_view
-from prism.views.run import term_table
+from prism.analyses.estimate import estimate, reproduce
+from prism.analyses.place import place
+from prism.analyses.rank import rank
+from prism.analyses.sweep import sweep
+from prism.analyses.validate import validate_steps
+from prism.cli.commands.estimate import estimate as command
+from prism.common.errors import PrismError, as_typed
+from prism.common.resultfiles import KINDS, kind_of, load, save, summary
+from prism.common.shipped import data_path
+from prism.jobs.job import job_from_dict, load_job
+from prism.present.reports.estimates import estimate_section, summary_table
+from prism.present.views.estimate import estimate_view
+from prism.present.views.run import term_table
+from prism.simulation.execution.content import identity
+from prism.simulation.results import VARIABLES, apart, job_of, made_with, make_dataset, spread
+from prism.simulation.steps import simulate
+from prism.simulation.variability import is_communication
 
 RUN = {"steps": 500, "deadline": "17h", "start": "2026-01-05", "price": 2.5}
 

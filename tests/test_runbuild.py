@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prism.errors import PrismError
-from prism.estimate import estimate, reproduce
-from prism.job import job_from_dict
+from prism.analyses.estimate import estimate, reproduce
+from prism.common.errors import PrismError
+from prism.common.resultfiles import summary
+from prism.jobs.job import job_from_dict
 from prism.plots.run import plot_progress
-from prism.resultfiles import summary
-from prism.runs.build import build_run_model, mean_step
-from prism.runs.states import (
+from prism.present.views.estimate import estimate_view
+from prism.simulation.runs.build import build_run_model, mean_step
+from prism.simulation.runs.states import (
     Simulator,
     congested_leaves,
     find_congestion,
@@ -21,8 +22,7 @@ from prism.runs.states import (
     find_stalls,
     stalls_in,
 )
-from prism.simulate import prepare, prepare_variability, simulate
-from prism.views.estimate import estimate_view
+from prism.simulation.steps import prepare, prepare_variability, simulate
 
 SMALL = {
     "model": {

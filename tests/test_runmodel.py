@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from scipy.stats import ks_2samp
 
-from prism.errors import PrismError
-from prism.runs import model as runmodel
-from prism.runs.checkpointing import FailureLaw, best_interval, best_steps, expected_time
-from prism.runs.drift import decay_sum, drift_sum, drift_variance, wave_sum
-from prism.runs.model import (
+from prism.common.errors import PrismError
+from prism.simulation.runs import model as runmodel
+from prism.simulation.runs.checkpointing import FailureLaw, best_interval, best_steps, expected_time
+from prism.simulation.runs.drift import decay_sum, drift_sum, drift_variance, wave_sum
+from prism.simulation.runs.model import (
     Cause,
     Checkpoints,
     Drift,
@@ -26,7 +26,7 @@ from prism.runs.model import (
     Stalls,
     simulate_runs,
 )
-from prism.runs.rates import expected_events, stationary
+from prism.simulation.runs.rates import expected_events, stationary
 
 MEAN = 1.0 * (1.0 + 0.005 * default_rng(0).standard_normal((50, 1)))
 PLAIN = RunModel(MEAN, 0.02 + 0.0 * MEAN, ideal_s=0.9, n_nodes=8)

@@ -11,8 +11,8 @@ import functools
 import numpy as np
 import pytest
 
-from prism.job import job_from_dict
-from prism.simulate import simulate
+from prism.jobs.job import job_from_dict
+from prism.simulation.steps import simulate
 
 SIZES = (8, 64, 512)
 ONE = 64 * 8192  # steps of one replica: 8,192 clusters, 16 for each of 512 replicas

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.errors import PrismError
-from prism.schedule import (
+from prism.common.errors import PrismError
+from prism.jobs.schedule import (
     Action,
     Schedule,
     check_schedule,

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.errors import PrismError
-from prism.pipelineshape import TRAITS, Schedule, VirtualStages
-from prism.plots.schedule import plot_schedule
-from prism.schedule import (
+from prism.common.errors import PrismError
+from prism.jobs.pipelineshape import TRAITS, Schedule, VirtualStages
+from prism.jobs.schedule import (
     SCHEDULES,
     Slots,
     action_times,
@@ -23,7 +22,8 @@ from prism.schedule import (
     schedule_from_csv,
     schedule_to_csv,
 )
-from prism.scheduleorders import steady_share
+from prism.jobs.scheduleorders import steady_share
+from prism.plots.schedule import plot_schedule
 
 SPLIT = ("zb-h1", "zb-v", "dualpipe-v")
 PAIRS = 2.0  # microbatches that DualPipeV needs for each stage

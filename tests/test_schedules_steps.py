@@ -8,22 +8,22 @@ from test_memory import job as gpt
 from test_schedules import items_of, span
 from test_stepgraph import collective, kernel, step_time, workload
 
-from prism.cluster import build_cluster
-from prism.errors import PrismError
-from prism.job import job_from_dict, layer_split, load_job
-from prism.kernels import split_backward
-from prism.memory import estimate_memory, layer_activation_bytes
-from prism.placement import Placement
-from prism.placements import alternatives
-from prism.placements.problem import make_problem
-from prism.schedule import Slots, action_times, make_schedule, play_schedule
-from prism.simulate import prepare, run_blocks
-from prism.stepgraph import GraphOptions, build_step_graph
-from prism.sweep import summarize_sweep, sweep
-from prism.sweeps.layouts import layouts
-from prism.sweeps.points import least_seconds
-from prism.wiring import Wiring
-from prism.workload import ChunkWork, build_workload, nominal_library
+from prism.analyses.placements import alternatives
+from prism.analyses.placements.problem import make_problem
+from prism.analyses.sweep import summarize_sweep, sweep
+from prism.analyses.sweeps.layouts import layouts
+from prism.analyses.sweeps.points import least_seconds
+from prism.cluster.machine import build_cluster
+from prism.cluster.nodemap import Placement
+from prism.cluster.wiring import Wiring
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict, layer_split, load_job
+from prism.jobs.schedule import Slots, action_times, make_schedule, play_schedule
+from prism.simulation.steps import prepare, run_blocks
+from prism.workload.build import ChunkWork, build_workload, nominal_library
+from prism.workload.kernels import split_backward
+from prism.workload.memory import estimate_memory, layer_activation_bytes
+from prism.workload.stepgraph import GraphOptions, build_step_graph
 
 SPLIT = ("zb-h1", "zb-v", "dualpipe-v")
 V = ("zb-v", "dualpipe-v")
@@ -267,7 +267,7 @@ def test_many_microbatches_hold_no_more(name, pp, rounds, mode, reshard, recompu
     )  # fmt: skip
     assert few.total <= many.total * (1 + 1e-9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prism.memory.STEADY_ROUNDS", 10**6)
+        patch.setattr("prism.workload.memory.STEADY_ROUNDS", 10**6)
         walked = estimate_memory(gpt({"n_layers": 48}, **layout, microbatches=40 * pp,
                                      reshard_after_forward=reshard))  # fmt: skip
     assert many.total == pytest.approx(walked.total)

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_placement import EFFECTS, make_job, seconds, times
 
-from prism import engine
-from prism.errors import PrismError
-from prism.job import job_from_dict
-from prism.placement import slow_node
-from prism.program import ideal_program
-from prism.relocation import relocate
-from prism.simulate import prepare, prepare_variability
+from prism.cluster.nodemap import slow_node
+from prism.common.errors import PrismError
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict
+from prism.simulation.othernodes import relocate
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare, prepare_variability
 
 
 def with_keys(job, hosts, slowdowns, nodes=None):

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from prism import sizes
-from prism.errors import PrismError
-from prism.job import load_job
-from prism.schedule import make_schedule
-from prism.simulate import check_counts, prepare
-from prism.sweep import sweep
+from prism.analyses.sweep import sweep
+from prism.common import sizes
+from prism.common.errors import PrismError
+from prism.jobs.job import load_job
+from prism.jobs.schedule import make_schedule
+from prism.simulation.steps import check_counts, prepare
 
 REFUSED = [
     ("schedule", "1f1b", "--stages", "1000", "--microbatches", "100000"),
@@ -62,7 +62,7 @@ def test_the_largest_shipped_job_needs_less_than_a_gigabyte():
 
 def test_a_limit_of_the_process_is_what_is_free():
     text = (
-        "import resource; from prism.sizes import free_bytes; a = free_bytes();"
+        "import resource; from prism.common.sizes import free_bytes; a = free_bytes();"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); print(free_bytes())"
     )
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
@@ -90,7 +90,7 @@ def test_a_schedule_of_too_many_actions_is_refused_before_it_is_made(name):
 
 def test_settings_of_a_sweep_are_counted_before_the_first_is_built(monkeypatch):
     built = []
-    module = importlib.import_module("prism.sweep")
+    module = importlib.import_module("prism.analyses.sweep")
     monkeypatch.setattr(module, "job_at", lambda *args: built.append(args))
     monkeypatch.setattr(sizes, "free_bytes", lambda: 1e6)
     vary = {"run.steps": list(range(1, 101))}

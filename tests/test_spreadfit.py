@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from steps_made import STEP_S, TRUTH, as_times, made
 
-from prism.steptimes.estimate import data_error
-from prism.steptimes.fit import fit_step_times
-from prism.steptimes.model import PARTS
-from prism.steptimes.spread import (
+from prism.models.steptimes.estimate import data_error
+from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.model import PARTS
+from prism.models.steptimes.spread import (
     Spread,
     block_variances,
     drift_mean_variance,
     model_variances,
     simulate_body,
 )
-from prism.steptimes.spreadfit import (
+from prism.models.steptimes.spreadfit import (
     FALSE_DRIFT,
     allowed_drift,
     fit_spread,

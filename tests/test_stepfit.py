@@ -9,19 +9,19 @@ import pytest
 from steps_made import STEP_S, TRUTH, as_times, made
 
 from prism import __main__ as entry
-from prism.errors import PrismError
-from prism.estimate import estimate
-from prism.fit import fit, summarize_fit
-from prism.measures import ks_statistic
-from prism.resultfiles import load, save
-from prism.runs.model import Drift, RunModel, Stalls, simulate_runs
-from prism.steptimes.estimate import estimate_steps, summarize_steps
-from prism.steptimes.fit import fit_step_times
-from prism.steptimes.model import load_step_model
-from prism.steptimes.predict import draw_runs, draw_steps, independent
-from prism.steptimes.series import take_apart
-from prism.steptimes.spread import Spread, model_variances
-from prism.validate import summarize_validation, validate
+from prism.analyses.estimate import estimate
+from prism.analyses.validate import summarize_validation, validate
+from prism.common.agreement import ks_statistic
+from prism.common.errors import PrismError
+from prism.common.resultfiles import load, save
+from prism.models.fit import fit, summarize_fit
+from prism.models.steptimes.estimate import estimate_steps, summarize_steps
+from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.model import load_step_model
+from prism.models.steptimes.predict import draw_runs, draw_steps, independent
+from prism.models.steptimes.series import take_apart
+from prism.models.steptimes.spread import Spread, model_variances
+from prism.simulation.runs.model import Drift, RunModel, Stalls, simulate_runs
 
 
 def write(path, seconds):

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism import engine
-from prism import stepgraph as sg
-from prism.assembly import build_program
-from prism.distributions import gamma
-from prism.errors import PrismError
-from prism.job import job_from_dict
-from prism.opgraph import nominal_duration
-from prism.schedule import Action, make_schedule
-from prism.simulate import prepare, prepare_variability, run_blocks
-from prism.workload import ChunkWork, Collective, Kernel, Workload
+from prism.common.errors import PrismError
+from prism.distributions.law import gamma
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict
+from prism.jobs.schedule import Action, make_schedule
+from prism.simulation.assembly import build_program
+from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.workload import stepgraph as sg
+from prism.workload.build import ChunkWork, Collective, Kernel, Workload
+from prism.workload.opgraph import nominal_duration
 
 
 def kernel(name, duration):

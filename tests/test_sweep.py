@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import prism
-from prism.errors import PrismError
-from prism.job import given_values, job_from_dict, load_job
-from prism.layersplit import auto_split
-from prism.memory import estimate_memory, memory_limit
-from prism.resultfiles import load, save
-from prism.simulate import simulate
-from prism.sweep import reproduce, summarize_sweep, sweep
-from prism.sweeps.grid import job_at, parse_vary
-from prism.sweeps.layouts import KEYS, layouts
-from prism.sweeps.points import Bench, Point, difference, least_seconds, probability_best
-from prism.sweeps.rows import choose, make_rows
-from prism.sweeps.search import pareto, possibly_best, search
+from prism.analyses.sweep import reproduce, summarize_sweep, sweep
+from prism.analyses.sweeps.grid import job_at, parse_vary
+from prism.analyses.sweeps.layouts import KEYS, layouts
+from prism.analyses.sweeps.points import Bench, Point, difference, least_seconds, probability_best
+from prism.analyses.sweeps.rows import choose, make_rows
+from prism.analyses.sweeps.search import pareto, possibly_best, search
+from prism.common.errors import PrismError
+from prism.common.resultfiles import load, save
+from prism.jobs.job import given_values, job_from_dict, load_job
+from prism.jobs.layersplit import auto_split
+from prism.simulation.steps import simulate
+from prism.workload.memory import estimate_memory, memory_limit
 
 PIPELINE = """
 model: {durations: {forward_s: 1.0, backward_s: 2.0}}

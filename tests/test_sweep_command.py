@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from prism.analyses.sweep import summarize_sweep, sweep
+from prism.analyses.texts.sweep import findings, in_words, label, refusals, sweep_warnings
 from prism.plots.sweep import plot_sweep
-from prism.sweep import summarize_sweep, sweep
-from prism.texts.sweep import findings, in_words, label, refusals, sweep_warnings
-from prism.views.sweep import WIDTH, shown_rows, sweep_view
+from prism.present.views.sweep import WIDTH, shown_rows, sweep_view
 
 JOB = """
 model: {durations: {forward_s: 1.0, backward_s: 2.0}}

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.cluster import Cluster, Link, build_cluster
-from prism.devices import DEVICES
-from prism.engine import DRAW
-from prism.job import job_from_dict, load_job
-from prism.library import load_library
-from prism.linkcongestion import congested_links
-from prism.linktiers import Tier
-from prism.placement import Placement
-from prism.relocation import relocate
-from prism.simulate import prepare, run_blocks
-from prism.wiring import Wiring
-from prism.workload import build_workload
+from prism.cluster.devices import DEVICES
+from prism.cluster.linkcongestion import congested_links
+from prism.cluster.linktiers import Tier
+from prism.cluster.machine import Cluster, Link, build_cluster
+from prism.cluster.nodemap import Placement
+from prism.cluster.wiring import Wiring
+from prism.distributions.library import load_library
+from prism.engine.jitted import DRAW
+from prism.jobs.job import job_from_dict, load_job
+from prism.simulation.othernodes import relocate
+from prism.simulation.steps import prepare, run_blocks
+from prism.workload.build import build_workload
 
 NVLINK, NETWORK = Link(400e9, 5e-6), Link(40e9, 20e-6)
 LIBRARY = load_library("h100-healthy")

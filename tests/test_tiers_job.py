@@ -4,13 +4,13 @@ import pytest
 from rich.console import Console
 from test_tiers import LIBRARY, make_job
 
-from prism.cluster import build_cluster
-from prism.errors import PrismError
-from prism.job import job_from_dict, load_job
-from prism.results import job_of
-from prism.show import describe
-from prism.simulate import simulate
-from prism.views.links import describe_links
+from prism.cluster.machine import build_cluster
+from prism.common.errors import PrismError
+from prism.jobs.job import job_from_dict, load_job
+from prism.present.show import describe
+from prism.present.views.links import describe_links
+from prism.simulation.results import job_of
+from prism.simulation.steps import simulate
 
 JOB = "llama3-405b-two-sites"
 SITE = "cluster.tiers.site"

@@ -2,10 +2,10 @@
 
 from place_jobs import problem_of, small
 
-from prism.place import place, summarize_place
-from prism.placement import slow_node
-from prism.placements.problem import near_units
-from prism.texts.place import findings
+from prism.analyses.place import place, summarize_place
+from prism.analyses.placements.problem import near_units
+from prism.analyses.texts.place import findings
+from prism.cluster.nodemap import slow_node
 
 SITE = {"gpus": 8, "distance_km": 1000}
 

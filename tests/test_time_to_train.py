@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, norm
 
-from prism.runs.time_to_train import StepStatistics, drift_variance, simulate_runs, step_statistics
+from prism.simulation.runs.time_to_train import (
+    StepStatistics,
+    drift_variance,
+    simulate_runs,
+    step_statistics,
+)
 
 
 def covariance_sum(n, step_s, tau_s):

@@ -10,18 +10,18 @@ from job_files import job_files
 from naive import step_time as naive_step
 from trace_events import BadTrace, check_trace
 
-from prism import engine
-from prism.errors import PrismError
-from prism.job import job_from_dict, load_job
+from prism.analyses.timeline import nearest_replicate, summarize_timeline, timeline
+from prism.analyses.timelines.chrome import chrome_trace
+from prism.analyses.timelines.jobs import JobPlayer
+from prism.analyses.timelines.played import COMPUTE, JOIN
+from prism.analyses.timelines.table import texts
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.engine import jitted as engine
+from prism.jobs.job import job_from_dict, load_job
+from prism.jobs.schedule import make_schedule
 from prism.plots.gantt import MOST_ROWS, plot_gantt
-from prism.resultfiles import save
-from prism.schedule import make_schedule
-from prism.simulate import prepare, prepare_variability, run_blocks, simulate
-from prism.timeline import nearest_replicate, summarize_timeline, timeline
-from prism.timelines.chrome import chrome_trace
-from prism.timelines.jobs import JobPlayer
-from prism.timelines.played import COMPUTE, JOIN
-from prism.timelines.table import texts
+from prism.simulation.steps import prepare, prepare_variability, run_blocks, simulate
 
 EFFECTS = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.02},
            "residual": {"cv": 0.02}}  # fmt: skip

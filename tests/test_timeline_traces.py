@@ -10,11 +10,11 @@ import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from test_timeline import check_timeline
 
-from prism.errors import PrismError
-from prism.fit import fit
-from prism.resultfiles import save
-from prism.timeline import summarize_timeline, timeline
-from prism.timelines.table import texts
+from prism.analyses.timeline import summarize_timeline, timeline
+from prism.analyses.timelines.table import texts
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.models.fit import fit
 from prism.traces import read_trace
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))

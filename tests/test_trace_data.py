@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.pipelinetrace.build import build_trace_graph
-from prism.replay import replay, summarize_replay
-from prism.tracemodel.graph import replay as propagate
+from prism.analyses.replay import replay, summarize_replay
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.simulation.tracemodel.graph import replay as propagate
 from prism.traces import read_step_times, read_trace
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))

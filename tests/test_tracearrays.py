@@ -8,22 +8,27 @@ from pipeline_synth import Effects, Layout, as_trace, make_trace
 from scipy.special import ndtri
 from scipy.stats import ks_2samp
 
-from prism.distributions import constant
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
-from prism.pooling import pool_program
-from prism.program import ideal_program
-from prism.simulate import run_blocks
-from prism.tables import sample_table
-from prism.tracemodel.arrays import (
+from prism.distributions.law import constant
+from prism.distributions.tables import sample_table
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.fit import fit_graph
+from prism.simulation.independent import pool_program
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import run_blocks
+from prism.simulation.tracemodel.arrays import (
     build_trace_graph_arrays,
     build_trace_program,
     drawn_rank_table,
     step_profile,
 )
-from prism.tracemodel.graph import COMPUTE, TraceNode, replay
-from prism.tracemodel.model import conditioned, draw_durations, score_law, synthetic_graph
-from prism.variability import Regime, Stall, Variability
+from prism.simulation.tracemodel.graph import COMPUTE, TraceNode, replay
+from prism.simulation.tracemodel.model import (
+    conditioned,
+    draw_durations,
+    score_law,
+    synthetic_graph,
+)
+from prism.simulation.variability import Regime, Stall, Variability
 
 FULL = Effects(rank_sd=0.01, step_sd=0.015, content_sd=0.03, gap_s=0.003, content_last=0.7)
 CASES = {

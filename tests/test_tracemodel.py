@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
-from prism.tables import sample_table
-from prism.tracemodel.model import (
+from prism.distributions.tables import sample_table
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.fit import fit_graph
+from prism.simulation.tracemodel.model import (
     conditioned,
     draw_durations,
     figures,

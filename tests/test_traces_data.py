@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from traces_made import write_csv
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces import read_step_times, read_totals, read_trace, to_tidy, total_per_run
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -5,14 +5,14 @@ import pytest
 from scipy.stats import kstest
 from steps_made import STEP_S, as_times, made
 
-from prism.errors import PrismError
-from prism.runs.model import Checkpoints, Drift, Regime, RunModel, Stalls, simulate_runs
-from prism.runs.rates import stationary
-from prism.steptimes.fit import fit_step_times
-from prism.steptimes.predict import draw_runs
-from prism.steptimes.runs import condition
-from prism.steptimes.spread import Spread, drift_mean_variance, simulate_body
-from prism.steptimes.underway import finish, past_of
+from prism.common.errors import PrismError
+from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.predict import draw_runs
+from prism.models.steptimes.runs import condition
+from prism.models.steptimes.spread import Spread, drift_mean_variance, simulate_body
+from prism.models.steptimes.underway import finish, past_of
+from prism.simulation.runs.model import Checkpoints, Drift, Regime, RunModel, Stalls, simulate_runs
+from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
 
 MEAN = np.full((40, 1), 2.0)

@@ -8,15 +8,15 @@ import xarray as xr
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from scipy.stats import kstest, norm
 
-from prism.errors import PrismError
-from prism.fit import fit
-from prism.job import load_job
-from prism.measures import ks_statistic
-from prism.resultfiles import save
-from prism.simulate import simulate
-from prism.validate import copy_at_half, summarize_validation, validate_steps
-from prism.validation.null import null_of_clusters, null_of_draws
-from prism.validation.trace import split_steps, validate_trace
+from prism.analyses.validate import copy_at_half, summarize_validation, validate_steps
+from prism.analyses.validation.null import null_of_clusters, null_of_draws
+from prism.analyses.validation.trace import split_steps, validate_trace
+from prism.common.agreement import ks_statistic
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.jobs.job import load_job
+from prism.models.fit import fit
+from prism.simulation.steps import simulate
 
 SMALL = Layout(2, 1, 4, 24)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, residual_sd=0.01)

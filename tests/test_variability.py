@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from prism.errors import PrismError
-from prism.job import load_job
-from prism.library import load_library
-from prism.simulate import prepare, prepare_variability, simulate
+from prism.common.errors import PrismError
+from prism.distributions.library import load_library
+from prism.jobs.job import load_job
+from prism.simulation.steps import prepare, prepare_variability, simulate
 
 JOB = "llama3-405b-16k"
 LEMONS = "variability.library=h100-uncurated"

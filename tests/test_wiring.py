@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_placement import count_ranks, make_job, seconds, times
 
-from prism.cluster import build_cluster
-from prism.library import load_library
-from prism.placement import Placement, shard_size
-from prism.relocation import relocate
-from prism.simulate import prepare
-from prism.transformer import TP_OVERLAP_COST
-from prism.wiring import Wiring
+from prism.cluster.machine import build_cluster
+from prism.cluster.nodemap import Placement, shard_size
+from prism.cluster.wiring import Wiring
+from prism.distributions.library import load_library
+from prism.simulation.othernodes import relocate
+from prism.simulation.steps import prepare
+from prism.workload.transformer import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")
 GROUPS = ("tp", "cp", "dp_cp", "embedding", "world")

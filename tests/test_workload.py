@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prism.cluster import build_cluster
-from prism.job import Job, load_job
-from prism.jobspec.yaml import shipped_jobs
-from prism.kernels import GEMM_LARGE_S, Kernel, Rates, build_rates
-from prism.library import Entry, GemmTable, Library, load_library
-from prism.modelsize import shard_sizes
-from prism.transformer import TP_OVERLAP_COST, attention_flop
-from prism.workload import Workload, build_workload, count_model_flop, count_parameters
+from prism.cluster.machine import build_cluster
+from prism.distributions.library import Entry, GemmTable, Library, load_library
+from prism.jobs.job import Job, load_job
+from prism.jobs.jobspec.yaml import shipped_jobs
+from prism.workload.build import Workload, build_workload, count_model_flop, count_parameters
+from prism.workload.kernels import GEMM_LARGE_S, Kernel, Rates, build_rates
+from prism.workload.modelsize import shard_sizes
+from prism.workload.transformer import TP_OVERLAP_COST, attention_flop
 
 NOMINAL = {
     "gemm_efficiency_max": 0.7,

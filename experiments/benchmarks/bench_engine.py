@@ -17,9 +17,10 @@ import time
 import numpy as np
 from numba import njit
 
-from prism import engine, load_job
-from prism.schedule import make_schedule
-from prism.simulate import prepare, run_blocks, warm_up
+from prism import load_job
+from prism.engine import jitted as engine
+from prism.jobs.schedule import make_schedule
+from prism.simulation.steps import prepare, run_blocks, warm_up
 
 JOB = "pipeline-8x32"
 NUMPY_REPLICATES = 2048  # 16 kB a row: NumPy's best, measured over 256 to 65,536

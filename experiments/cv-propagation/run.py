@@ -17,11 +17,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from prism.job import job_from_dict
-from prism.library import load_library
-from prism.simulate import simulate
-from prism.variability import resolve_variability
-from prism.workload import build_workload
+from prism.distributions.library import load_library
+from prism.jobs.job import job_from_dict
+from prism.simulation.steps import simulate
+from prism.simulation.variability import resolve_variability
+from prism.workload.build import build_workload
 
 HERE = Path(__file__).parent
 MODEL = {"n_layers": 64, "hidden_size": 4096, "ffn_size": 14336, "n_heads": 64, "n_kv_heads": 64,

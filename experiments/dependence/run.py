@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import prism
+from prism.common.text import format_duration
 from prism.plots.base import save_figure
 from prism.plots.estimate import plot_dependence
-from prism.text import format_duration
 
 HERE = Path(__file__).parent
 JOB, REPLICATES, RUNS, SEED = "llama3-405b-16k", 10_000, 1_000, 1

@@ -18,10 +18,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import prism
+from prism.analyses.texts.causes import short_label
+from prism.analyses.texts.rank import causes, in_words
 from prism.plots.base import save_figure
 from prism.plots.rank import plot_ranking
-from prism.texts.causes import short_label
-from prism.texts.rank import causes, in_words
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))

@@ -1,4 +1,4 @@
-"""The memory estimate against every published peak whose layout is told: `prism.memory`'s error.
+"""The estimate of `prism.workload.memory` against every published peak whose layout is told.
 
 Prints the table of the README, with the error as it is and with a loss computed in place, as
 Megatron's fused one is. ``python experiments/layouts/memory.py``, a second. Sources: torchtitan,
@@ -7,8 +7,8 @@ with torch.compile; selective recomputation by op in tables 1 and 3, full in the
 arXiv:2407.21783, section 3.3.
 """
 
-from prism import memory
-from prism.job import load_job
+from prism.jobs.job import load_job
+from prism.workload import memory
 
 FUSED_LOSS = 4.0
 """Bytes of a logit beside the four that are kept, in Megatron's cross entropy: the logits and their

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
+from prism.analyses.sweep import summarize_sweep, sweep
 from prism.plots.base import save_figure
 from prism.plots.sweep import plot_sweep
-from prism.sweep import summarize_sweep, sweep
 
 HERE = Path(__file__).parent
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")

@@ -34,8 +34,8 @@ from fits import (
     step_memory,
 )
 
-from prism.distributions import Law, bounded_body_lemons, lognormal, mixture
-from prism.library import Entry, Library, format_library, save_library
+from prism.distributions.law import Law, bounded_body_lemons, lognormal, mixture
+from prism.distributions.library import Entry, Library, format_library, save_library
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from prism.distributions import Law, empirical
+from prism.distributions.law import Law, empirical
 
 Array = NDArray[np.float64]
 

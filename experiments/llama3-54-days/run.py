@@ -17,10 +17,10 @@ import numpy as np
 import prism
 from prism.plots.base import save_figure
 from prism.plots.run import plot_progress
-from prism.runs.build import build_run_model, mean_step
-from prism.runs.checkpointing import FailureLaw, best_steps
-from prism.runs.model import RunModel, simulate_runs
-from prism.simulate import default_threads
+from prism.simulation.runs.build import build_run_model, mean_step
+from prism.simulation.runs.checkpointing import FailureLaw, best_steps
+from prism.simulation.runs.model import RunModel, simulate_runs
+from prism.simulation.steps import default_threads
 
 HERE = Path(__file__).parent
 DAYS, DAY_S = 54.0, 86_400.0

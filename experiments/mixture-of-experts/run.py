@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from prism.assembly import build_program
-from prism.job import load_job
-from prism.program import ideal_program
-from prism.simulate import prepare, prepare_variability, run_blocks
-from prism.variability import Treatment
+from prism.jobs.job import load_job
+from prism.simulation.assembly import build_program
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.simulation.variability import Treatment
 
 HERE = Path(__file__).parent
 JOB, SEED, CLUSTERS = "deepseek-v3-2048", 1, 64

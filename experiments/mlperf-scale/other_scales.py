@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from prism.calibration.fit import calibrate
-from prism.calibration.model import load_calibration
-from prism.calibration.predict import draw_steps
-from prism.job import load_job
-from prism.library import load_library
-from prism.measures import ks_statistic
-from prism.resultfiles import save
+from prism.common.agreement import ks_statistic
+from prism.common.resultfiles import save
+from prism.distributions.library import load_library
+from prism.jobs.job import load_job
+from prism.models.calibration.fit import calibrate
+from prism.models.calibration.model import load_calibration
+from prism.models.calibration.predict import draw_steps
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from prism.measures import ks_statistic
-from prism.steptimes.fit import fit_step_times
-from prism.steptimes.predict import draw_steps
+from prism.common.agreement import ks_statistic
+from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.predict import draw_steps
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent

@@ -15,12 +15,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import prism
-from prism.placement import slow_node
-from prism.placements.problem import make_problem
-from prism.placements.slack import level, slot_cost
+from prism.analyses.placements.problem import make_problem
+from prism.analyses.placements.slack import level, slot_cost
+from prism.cluster.nodemap import slow_node
 from prism.plots.base import BLUE, COLOURS, GREY, LINE_STYLES, ORANGE, RED, save_figure
 from prism.plots.place import plot_slots
-from prism.simulate import prepare
+from prism.simulation.steps import prepare
 
 HERE = Path(__file__).parent
 SEED = 1

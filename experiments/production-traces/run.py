@@ -19,19 +19,19 @@ from pathlib import Path
 import numpy as np
 from figure import draw_overview
 
-from prism.distributions import constant
-from prism.engine import LANES
-from prism.fit import fit, summarize_fit
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.fit import fit_graph
+from prism.analyses.replay import replay, summarize_replay
+from prism.analyses.validation.result import copy_at_half, summarize_validation
+from prism.analyses.validation.trace import step_program, validate_trace
+from prism.distributions.law import constant
+from prism.engine.jitted import LANES
+from prism.models.fit import fit, summarize_fit
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.fit import fit_graph
 from prism.plots.base import save_figure
 from prism.plots.validation import draw_validation, plot_workers
-from prism.replay import replay, summarize_replay
-from prism.simulate import default_threads, run_blocks
-from prism.tracemodel.graph import COMPUTE
+from prism.simulation.steps import default_threads, run_blocks
+from prism.simulation.tracemodel.graph import COMPUTE
 from prism.traces import read_trace
-from prism.validation.result import copy_at_half, summarize_validation
-from prism.validation.trace import step_program, validate_trace
 
 HERE = Path(__file__).resolve().parent
 SPLITS, SEED, REPLICATES = ("first-half", "even"), 1, 20_000

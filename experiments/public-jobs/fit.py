@@ -23,7 +23,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import gammaln
 from scipy.stats import norm, spearmanr
 
-from prism.library import load_library, save_library
+from prism.distributions.library import load_library, save_library
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ks_2samp
 
-from prism.steptimes.fit import fit_step_times
-from prism.steptimes.predict import draw_runs, independent
-from prism.steptimes.underway import finish, past_of
+from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.predict import draw_runs, independent
+from prism.models.steptimes.underway import finish, past_of
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent

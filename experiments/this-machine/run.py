@@ -23,16 +23,16 @@ import numpy as np
 import pandas as pd
 
 import prism
-from prism.library import Entry, load_library, save_library
-from prism.measure import measure
-from prism.measures import compare
+from prism.common.agreement import compare
+from prism.distributions.library import Entry, load_library, save_library
+from prism.measuring.command import measure
 from prism.measuring.entries import pooled_law
 from prism.measuring.samples import from_dataset
 from prism.measuring.steptrace import step_times
 from prism.measuring.tinymodel import Sizes
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.reduce import simplify
-from prism.tracemodel.graph import TraceNode, filled, replay
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.reduce import simplify
+from prism.simulation.tracemodel.graph import TraceNode, filled, replay
 from prism.traces import read_trace
 
 HERE = Path(__file__).resolve().parent

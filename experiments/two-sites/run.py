@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from prism.job import load_job
-from prism.placements.screen import Screen
-from prism.program import ideal_program
-from prism.simulate import prepare, run_blocks
+from prism.analyses.placements.screen import Screen
+from prism.jobs.job import load_job
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import prepare, run_blocks
 
 HERE = Path(__file__).parent
 JOB, SEED, CLUSTERS, THREADS = "llama3-405b-two-sites", 1, 32, 2

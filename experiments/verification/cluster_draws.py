@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 
-from prism.job import job_from_dict
-from prism.results import spread
-from prism.simulate import prepare, run_blocks
+from prism.jobs.job import job_from_dict
+from prism.simulation.results import spread
+from prism.simulation.steps import prepare, run_blocks
 
 SEEDS, DRAWS, MANY = 1_000, (4, 16, 64), 100_000
 LOW, HIGH = 0.85, 0.95

@@ -12,10 +12,10 @@ import numpy as np
 from scipy import stats
 from scipy.signal import lfilter
 
-from prism.comparisons.distance import distance
-from prism.comparisons.errors import Sample
-from prism.comparisons.figures import FIGURES
-from prism.comparisons.quantity import compare_figures, cosines_of
+from prism.analyses.comparisons.distance import distance
+from prism.analyses.comparisons.errors import Sample
+from prism.analyses.comparisons.figures import FIGURES
+from prism.analyses.comparisons.quantity import compare_figures, cosines_of
 
 SHOWN = ("mean", "p50", "p95", "std")
 SIZE = (0.01, 0.08)  # of 5 % tests; three standard errors of 400 repetitions are 0.033

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.variance.components import Column, fit_components
+from prism.models.variance.components import Column, fit_components
 
 LOWEST, HIGHEST, NULL_HIGHEST = 0.83, 0.96, 0.98
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import ks_2samp
 
-from prism.exchangeable import fit_unseen, ignore_unseen, sample_replicas
-from prism.job import load_job
-from prism.results import spread
-from prism.simulate import prepare, run_blocks, warm_up
+from prism.jobs.job import load_job
+from prism.simulation.results import spread
+from prism.simulation.sampledreplicas import fit_unseen, ignore_unseen, sample_replicas
+from prism.simulation.steps import prepare, run_blocks, warm_up
 
 HERE = Path(__file__).parent
 SEED, THREADS = 1, 2

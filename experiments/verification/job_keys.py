@@ -1,6 +1,6 @@
 """The keys of a job file as the tables of docs/job-file.md, from the schema itself.
 
-Other frameworks' names for them stand there too, from `prism.jobspec.othernames`.
+Other frameworks' names for them stand there too, from `prism.jobs.jobspec.othernames`.
 
     python experiments/verification/job_keys.py
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from prism.job import Job, job_schema
-from prism.jobspec.blocks import BLOCKS
-from prism.jobspec.othernames import KEYS, VALUES
+from prism.jobs.job import Job, job_schema
+from prism.jobs.jobspec.blocks import BLOCKS
+from prism.jobs.jobspec.othernames import KEYS, VALUES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "job-file.md"
 SCHEMA = job_schema()["$defs"]  # without defaults that follow from other keys

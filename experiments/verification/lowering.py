@@ -12,9 +12,9 @@ import time
 import numpy as np
 from scipy.stats import ks_2samp
 
-from prism.job import job_from_dict
-from prism.program import Program
-from prism.simulate import default_threads, prepare, run_blocks
+from prism.jobs.job import job_from_dict
+from prism.simulation.program import Program
+from prism.simulation.steps import default_threads, prepare, run_blocks
 
 HOT_GPU = 11
 OFF = {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}}

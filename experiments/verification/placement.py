@@ -9,14 +9,14 @@ import time
 
 import numpy as np
 
-from prism.job import Job, job_from_dict, load_job
-from prism.placement import NodeSlowdown, slow_node
-from prism.placements import answer
-from prism.placements.answer import choose, make_case
-from prism.placements.problem import Problem, make_problem
-from prism.placements.search import Found, find_placements
-from prism.placements.selection import Runner, pseudo_values
-from prism.simulate import default_threads, prepare, run_blocks
+from prism.analyses.placements import answer
+from prism.analyses.placements.answer import choose, make_case
+from prism.analyses.placements.problem import Problem, make_problem
+from prism.analyses.placements.search import Found, find_placements
+from prism.analyses.placements.selection import Runner, pseudo_values
+from prism.cluster.nodemap import NodeSlowdown, slow_node
+from prism.jobs.job import Job, job_from_dict, load_job
+from prism.simulation.steps import default_threads, prepare, run_blocks
 
 TOLERANCE = 0.001
 ENOUGH = 0.95  # share of cases whose chosen placement is within the tolerance of the best

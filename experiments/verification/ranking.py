@@ -11,18 +11,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from prism.attribution import cluster_variance
-from prism.inputs import Residuals, partition
-from prism.job import load_job
-from prism.program import Program
-from prism.rank import rank, summarize_rank
-from prism.rankings.shares import (
+from prism.analyses.rank import rank, summarize_rank
+from prism.analyses.rankings.shares import (
     CONTROL_HALF_WIDTH,
     Sampler,
     measure_residuals,
     sample_shares,
 )
-from prism.simulate import default_threads, prepare, prepare_variability, run_blocks, warm_up
+from prism.common.attribution import cluster_variance
+from prism.jobs.job import load_job
+from prism.simulation.causes import Residuals, partition
+from prism.simulation.program import Program
+from prism.simulation.steps import (
+    default_threads,
+    prepare,
+    prepare_variability,
+    run_blocks,
+    warm_up,
+)
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
 LIMITS = {"full": 150.0, "quick": 20.0}  # processor seconds: 75 s and 10 s on two cores

@@ -1,11 +1,11 @@
-"""Memory and time of large jobs: what `prism.sizes` says before the work, and what it then took.
+"""Memory and time of large jobs: what `prism.common.sizes` says before, and what it took.
 
 ``python experiments/verification/sizes.py [NAME ...]`` runs each case, or those named, in a process
-of its own, and prints the estimates that `prism.sizes.check_size` was asked for beside the peak of
-memory above that of a small job, and the processor time until it is built, after which progress is
-shown (a schedule: the whole). It exits with 1 where memory is above twice the estimate and a
-quarter of a GB more (half of the free memory is given to a command, so that such a job still fits),
-or a case ends otherwise than with 0.
+of its own, and prints the estimates that `prism.common.sizes.check_size` was asked for beside the
+peak of memory above that of a small job, and the processor time until it is built, after which
+progress is shown (a schedule: the whole). It exits with 1 where memory is above twice the estimate
+and a quarter of a GB more (half of the free memory is given to a command, so that such a job still
+fits), or a case ends otherwise than with 0.
 """
 
 import argparse
@@ -59,9 +59,9 @@ def memory(name):
 def run_case(words):
     """Run a command in this process: estimates, seconds, peak memory above the start, status."""
     from prism import __main__ as entry
-    from prism import sizes
+    from prism.common import sizes
 
-    simulate, asked = importlib.import_module("prism.simulate"), {}
+    simulate, asked = importlib.import_module("prism.simulation.steps"), {}
     check, warm_up, ready = sizes.check_size, simulate.warm_up, []
 
     def watched(source, counts, lower):

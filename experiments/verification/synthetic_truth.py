@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.pipelinetrace.build import build_trace_graph
-from prism.pipelinetrace.reduce import crossed_table, simplify
-from prism.variance.components import Components, fit_components
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.reduce import crossed_table, simplify
+from prism.models.variance.components import Components, fit_components
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from pipeline_synth import Effects, Layout, as_trace, draw, record, run

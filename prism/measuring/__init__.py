@@ -1,5 +1,5 @@
 """Parts of `prism measure`: what is run, how it is timed, what is learnt from it.
 
-`prism.measure` is their front. Torch is imported only where something is run (`torchlib`), so that
-everything else, samples read back included, works without it.
+`prism.measuring.command` is their front. Torch is imported only where something is run
+(`torchlib`), so that everything else, samples read back included, works without it.
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.measuring.samples import Case, Samples, load_samples, save_samples
 from prism.measuring.session import Plan, Progress, run_session
 from prism.measuring.timers import Block, Call

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from prism.devices import DEVICES, device_key
-from prism.distributions import Law
-from prism.errors import PrismError
-from prism.kernels import GEMM_LARGE_S, MEASURED_GEMM, MESSAGE_BYTES
-from prism.library import Entry, GemmTable, Library, library_names, load_library
+from prism.cluster.devices import DEVICES, device_key
+from prism.common.errors import PrismError
+from prism.distributions.law import Law
+from prism.distributions.library import Entry, GemmTable, Library, library_names, load_library
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
-from prism.tracemodel.model import sample_law
+from prism.simulation.tracemodel.model import sample_law
+from prism.workload.kernels import GEMM_LARGE_S, MEASURED_GEMM, MESSAGE_BYTES
 
 DEFAULT_BASE = "h100-healthy"
 GENERATOR = "prism measure"
@@ -173,7 +173,7 @@ def _class_entries(rows: Sequence[_Row], story: str, device: str) -> dict[str, E
 
 
 def entry_name(case: Case, seconds: float) -> str:
-    """Library entry of a case's residual, as `prism.kernels` asks for it."""
+    """Library entry of a case's residual, as `prism.workload.kernels` asks for it."""
     if case.family == "gemm":
         return "residual/gemm_large" if seconds >= GEMM_LARGE_S else "residual/gemm_small"
     if case.family in ("attention", "memory", "p2p"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.measures import effective_n
+from prism.common.agreement import effective_n
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from prism.cluster import build_cluster
-from prism.errors import PrismError
-from prism.experts import SparseTransformer
-from prism.job import Job, load_job
-from prism.kernels import Kernel, Rates, build_rates
-from prism.modelsize import shard_sizes
-from prism.workload import Collective, build_workload, nominal_library
+from prism.cluster.machine import build_cluster
+from prism.common.errors import PrismError
+from prism.jobs.job import Job, load_job
+from prism.workload.build import Collective, build_workload, nominal_library
+from prism.workload.experts import SparseTransformer
+from prism.workload.kernels import Kernel, Rates, build_rates
+from prism.workload.modelsize import shard_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prism.workload import Workload
+    from prism.workload.build import Workload
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

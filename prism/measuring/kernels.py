@@ -1,9 +1,9 @@
 """Kernels of one device as cases: matrix products, attention, memory-bound kernels.
 
 Each case is told by its sizes and number format; `build_call` makes the operands and returns what
-is timed. Work and traffic are counted as `prism.kernels` counts them, so that rates compare with
-its roofline. Left out: collectives (`prism.measuring.collectives`), fused kernels of a framework's
-own.
+is timed. Work and traffic are counted as `prism.workload.kernels` counts them, so that rates
+compare with its roofline. Left out: collectives (`prism.measuring.collectives`), fused kernels of a
+framework's own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.measuring.samples import Case
 from prism.measuring.timers import Call
 from prism.measuring.torchlib import DTYPES
-from prism.transformer import ATTENTION_BACKWARD_FLOP
+from prism.workload.transformer import ATTENTION_BACKWARD_FLOP
 
 GEMM_SHAPES: dict[str, tuple[str, ...]] = {
     "cpu": ("256x256x256", "512x512x512", "1024x512x512"),

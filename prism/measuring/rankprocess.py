@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.measuring.ranks import run_rank, tell_progress
 
 

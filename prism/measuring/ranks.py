@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import prism
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.measuring.session import Progress
 from prism.measuring.torchlib import load_torch
 

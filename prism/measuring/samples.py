@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
-from prism.files import read_netcdf, told_broken, write_netcdf
+from prism.common.errors import PrismError
+from prism.common.files import read_netcdf, told_broken, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr

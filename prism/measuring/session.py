@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from prism.errors import PrismError, named
+from prism.common.errors import PrismError, named
 from prism.measuring.machine import read_state
 from prism.measuring.samples import Array, Samples
 from prism.measuring.timers import Block

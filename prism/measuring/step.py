@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.errors import PrismError
-from prism.measures import effective_n
+from prism.common.agreement import effective_n
+from prism.common.errors import PrismError
 from prism.measuring.figures import lag_one, session_drift, state_spans
 from prism.measuring.machine import describe_machine, read_state
 from prism.measuring.session import Progress, check_threads
@@ -107,7 +107,7 @@ def measure_step(
     """
     from prism.measuring.ranks import choose_backend, launch, under_launcher
     from prism.measuring.steptrace import read_ops
-    from prism.simulate import fresh_seed
+    from prism.simulation.steps import fresh_seed
 
     job = job or StepJob()
     check_job(job)
@@ -253,7 +253,7 @@ def _write(
     import json
     import shutil
 
-    from prism.files import atomic_files
+    from prism.common.files import atomic_files
     from prism.measuring.steptrace import step_times
 
     with atomic_files(output) as folder:

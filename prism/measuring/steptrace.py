@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 
 if TYPE_CHECKING:
     import pandas as pd

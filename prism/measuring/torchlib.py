@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 
 INSTALL = "pip install 'torch>=2.5'"
 DTYPES = {

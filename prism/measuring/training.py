@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from prism.jobs.schedule import make_schedule
 from prism.measuring.session import Progress
 from prism.measuring.tinymodel import Sizes, build_stage, make_buckets
-from prism.schedule import make_schedule
 
 _CLIP = 1.0
 _LEARNING_RATE = 1e-4

@@ -19,8 +19,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from prism.cdf import Cdf
-from prism.text import format_duration, time_unit, visible
+from prism.common.cdf import Cdf
+from prism.common.text import format_duration, time_unit, visible
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
     "#0072B2",

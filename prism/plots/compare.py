@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from prism.common.text import time_unit
 from prism.plots.base import BLUE, GREY, RED, finish_cdf, in_unit, in_words, new_axes, tell_beyond
-from prism.text import time_unit
 
 _NAMES = {"step_time": "step time", "time_to_train": "time-to-train"}
 _BODY = (0.01, 0.97)  # of both samples is in view whatever lies beyond

@@ -8,7 +8,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from prism.cdf import empirical_cdf
+from prism.common.cdf import empirical_cdf
+from prism.common.text import format_duration, format_share, time_unit
 from prism.plots.base import (
     BLUE,
     COLOURS,
@@ -25,8 +26,7 @@ from prism.plots.base import (
     new_axes,
     title_of,
 )
-from prism.results import apart, model_error_time
-from prism.text import format_duration, format_share, time_unit
+from prism.simulation.results import apart, model_error_time
 
 
 def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
+from prism.analyses.timelines.table import WAITING, texts
+from prism.common.text import time_unit
 from prism.plots.base import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, new_axes
-from prism.text import time_unit
-from prism.timelines.table import WAITING, texts
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism.common.text import format_duration
 from prism.plots.base import new_axes
-from prism.text import format_duration
 
 if TYPE_CHECKING:
     import xarray as xr

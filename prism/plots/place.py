@@ -14,17 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from prism.place import summarize_place
+from prism.analyses.place import summarize_place
+from prism.analyses.texts.place import MOST_SLACK, NO_SLACK, entry, objective_name, rows, same_work
+from prism.common.text import format_share, percent_change, time_unit
 from prism.plots.base import BLUE, GREY, ORANGE, RED, new_axes
-from prism.text import format_share, percent_change, time_unit
-from prism.texts.place import (
-    MOST_SLACK,
-    NO_SLACK,
-    entry,
-    objective_name,
-    rows,
-    same_work,
-)
 
 Array = NDArray[np.float64]
 Json = Mapping[str, Any]

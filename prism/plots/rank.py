@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from prism.analyses.texts.causes import label
+from prism.analyses.texts.rank import TARGETS
 from prism.plots.base import BLUE, GREY, ORANGE, RED, new_axes
-from prism.texts.causes import label
-from prism.texts.rank import TARGETS
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import PercentFormatter
 
+from prism.common.text import format_duration, format_share, time_unit
 from prism.plots.base import GREEN, GREY, RED, new_axes, title_of
-from prism.text import format_duration, format_share, time_unit
 
 FAR = 1.5  # times the length of the run from which a deadline is off the axis
 

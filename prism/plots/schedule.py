@@ -6,14 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from prism.plots.base import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    YELLOW,
-    new_axes,
-)
-from prism.schedule import Schedule, Slots, action_times, play_schedule
+from prism.jobs.schedule import Schedule, Slots, action_times, play_schedule
+from prism.plots.base import BLUE, GREEN, ORANGE, YELLOW, new_axes
 
 
 def plot_schedule(

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from prism.common.text import time_unit
 from prism.plots.base import (
     BLUE,
     GREY,
@@ -22,7 +23,6 @@ from prism.plots.base import (
     new_axes,
     tell_beyond,
 )
-from prism.text import time_unit
 
 Array = NDArray[np.float64]
 

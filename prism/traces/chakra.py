@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from prism import sizes
-from prism.errors import PrismError
-from prism.files import MOST_TRACE
+from prism.common import sizes
+from prism.common.errors import PrismError
+from prism.common.files import MOST_TRACE
 from prism.traces.chakraproto import COLLECTIVES, NODE_TYPES, decode
 from prism.traces.content import find_kind, read_text
 from prism.traces.kernelnames import COLLECTIVES as COLLECTIVE_KINDS

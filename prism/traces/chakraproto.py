@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.protosniff import read_varint
 
 NODE_TYPES = {4: "COMP", 5: "COMM_SEND", 6: "COMM_RECV", 7: "COMM_COLL"}

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
-from prism.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
+from prism.common.errors import PrismError
+from prism.common.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
 from prism.traces.protosniff import is_chakra
 
 Kind = Literal["parquet", "json", "text", "sqlite", "chakra"]

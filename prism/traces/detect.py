@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.content import find_kind, is_chakra_json, read_table, read_text
 from prism.traces.hta import is_hta
 from prism.traces.logs import is_log

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.content import RawTable, find_kind, read_table
 from prism.traces.table import LONGEST_S
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.choose import unit_of
 from prism.traces.content import find_kind, read_head, read_table, read_text
 from prism.traces.hta import is_hta

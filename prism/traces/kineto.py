@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.collectives import Matched, Members, match_collectives
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kinetorank import RankTrace, read_rank

@@ -16,11 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.traces.kernelnames import (
-    classify,
-    is_communication_kernel,
-    op_role,
-)
+from prism.traces.kernelnames import classify, is_communication_kernel, op_role
 from prism.traces.messages import number, numbers, raw_text, read_message, whole
 from prism.traces.salvage import Args, Event, RawTrace, arguments, correlation
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
 _MLLOG = b":::MLLOG"

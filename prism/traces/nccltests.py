@@ -3,7 +3,7 @@
 Text of one test or of many: a file, or a folder with a file per node or per pair of nodes; lines
 may carry the prefix of pdsh, clush or mpirun. Hosts come from the list of devices that the tests
 print, else from the prefix, else from the file's name. Left out: what a bandwidth says of a node
-(prism/nodes/inventory.py).
+(prism/cluster/nodes/inventory.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.content import find_kind, read_text
 from prism.traces.table import LONGEST_S, SHORTEST_S
 

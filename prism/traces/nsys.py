@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.hostranges import PROCESS, HostRanges, read_ranges
 from prism.traces.kernelnames import classify, collective_kind, is_communication_kernel
 from prism.traces.kineto import drop_impossible, join_ranks

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 
 Ints = NDArray[np.int64]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.content import RawTable
 from prism.traces.table import Fault, Trace, impossible_fault, make_trace, sound_rows, time_faults
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.salvage import no_collection
 
 Content = TypeVar("Content")

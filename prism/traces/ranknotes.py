@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.text import format_duration
+from prism.common.text import format_duration
 from prism.traces.collectives import Matched, Members
 from prism.traces.kinetorank import RankTrace
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from prism import sizes
-from prism.errors import PrismError
-from prism.files import MOST_TRACE, read_bytes, unpack
+from prism.common import sizes
+from prism.common.errors import PrismError
+from prism.common.files import MOST_TRACE, read_bytes, unpack
 
 Scalar = str | int | float | None
 

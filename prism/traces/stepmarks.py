@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError, named
+from prism.common.errors import PrismError, named
 
 Floats = NDArray[np.float64]
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
-from prism.text import format_duration
+from prism.common.errors import PrismError
+from prism.common.text import format_duration
 
 OP_KINDS = (
     "forward",

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.common.errors import PrismError
 from prism.traces.choose import per_second
 from prism.traces.content import RawTable
 from prism.traces.kernelnames import COLLECTIVES

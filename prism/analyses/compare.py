@@ -1,0 +1,245 @@
+"""`prism compare`: whether two results, or two measurements of step times, really differ.
+
+In mean, percentiles, spread and as whole distributions, with intervals that count what is
+independent: clusters, runs, or stretches of a run longer than its memory. It also says how many of
+them it takes to see an effect. Left out: how well a simulation predicts
+(`prism.analyses.validate`).
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import prism
+from prism.analyses.comparisons.inputs import (
+    RUNS,
+    STEPS,
+    Input,
+    brought_together,
+    describe,
+    read_input,
+)
+from prism.analyses.comparisons.power import LEVEL
+from prism.analyses.comparisons.quantity import Quantity, compare_quantity, holm, shared_variance
+from prism.analyses.texts.compare import in_words
+from prism.common.errors import PrismError
+from prism.simulation.steps import fresh_seed
+
+if TYPE_CHECKING:
+    import os
+
+    import xarray as xr
+
+Progress = Callable[[int, int], None]
+KIND = "comparison"
+SCHEMA = 1
+EFFECT = 0.01
+_SAMPLE_POINTS = 2_000  # values kept of each side for the pictures
+
+
+def compare(
+    a: "str | os.PathLike[str] | xr.Dataset",
+    b: "str | os.PathLike[str] | xr.Dataset",
+    *,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+    effect: float = EFFECT,
+    skip: int | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Compare two results or two measurements of step times.
+
+    Parameters
+    ----------
+    a, b : path or xarray.Dataset
+        A result of `prism.estimate`, its file or folder; or step times (CSV, parquet, a
+        log), where ``FILE[key=value,...]`` keeps rows. Where each run has one value, these are its
+        totals.
+    column, where
+        Choose from a table of step times, for both.
+    effect : float
+        Relative difference that matters [1]: how many steps, runs or replicates see it is worked
+        out, and differences that are surely smaller are called so.
+    skip : int, optional
+        First steps of each measured run to leave out; those that stick out where None.
+    seed : int, optional
+        Of permutations and of the band; fresh where None.
+    progress : callable, optional
+        Called with quantities done and in all.
+
+    Returns
+    -------
+    xarray.Dataset
+        `summarize_compare` gives the figures.
+
+    Raises
+    ------
+    PrismError
+        Bad input.
+    """
+    if not 0.0 < effect < 1.0:
+        raise PrismError(f"effect {effect:g}: expected a share between 0 and 1, such as 1% or 0.01")
+    seed = fresh_seed() if seed is None else seed
+    first, second = (read_input(source, column, where, seed) for source in (a, b))
+    first, second, pairing, notes = brought_together(first, second, skip)
+    names = [name for name in (STEPS, RUNS) if name in first.samples and name in second.samples]
+    found: dict[str, Quantity] = {}
+    for done, name in enumerate(names):
+        shared = None
+        if name == RUNS and first.source == second.source == "simulated":
+            shared = shared_variance(first.samples[STEPS], second.samples[STEPS], pairing)
+        found[name] = compare_quantity(
+            first.samples[name], second.samples[name], pairing, effect, seed, shared
+        )
+        if progress is not None:
+            progress(done + 1, len(names))
+    numbers: dict[str, Any] = {
+        "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
+        "quantities": {name: _numbers(quantity) for name, quantity in found.items()},
+        "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
+    }  # fmt: skip
+    _adjust(numbers["quantities"], effect)
+    return _to_dataset(found, in_words(numbers), seed)
+
+
+def summarize_compare(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Figures of a comparison, as `prism compare --json` prints them."""
+    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
+    return summary
+
+
+def _numbers(quantity: Quantity) -> dict[str, Any]:
+    """Lay one quantity out as plain figures."""
+    a, b, ks = quantity.a, quantity.b, quantity.ks
+    return {
+        "units": {"a": a.kind, "b": b.kind}, "n_units": {"a": a.n_units, "b": b.n_units},
+        "n": {"a": int(a.values.size), "b": int(b.values.size)},
+        "paired_by": quantity.pairing,
+        "n_effective": dict(zip("ab", quantity.n_effective, strict=True)),
+        "between_share": quantity.between_share,
+        "figures": quantity.figures,
+        "ks": {"distance": ks.ks, "p_value": ks.p_value, "units": ks.units,
+               "why_not": ks.why_not or None},
+    }  # fmt: skip
+
+
+def _adjust(quantities: dict[str, dict[str, Any]], effect: float) -> None:
+    """Correct all p-values together, and say of each figure what it shows."""
+    rows = [row for q in quantities.values() for row in (*q["figures"].values(), q["ks"])]
+    tested = [row for row in rows if row["p_value"] is not None]
+    for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
+        row["p_adjusted"] = p
+    for row in rows:
+        row.setdefault("p_adjusted", None)
+        row["verdict"] = _verdict(row, effect)
+
+
+def _verdict(row: Mapping[str, Any], effect: float) -> str | None:
+    """Say ``different``, ``same`` to within the effect, or ``open``; None where not tested."""
+    if row["p_adjusted"] is None:
+        return None
+    if row["p_adjusted"] < LEVEL:
+        return "different"
+    low, high = row.get("relative_ci") or (-math.inf, math.inf)
+    return "same" if -effect / (1.0 + effect) <= low and high <= effect else "open"
+
+
+def _notes(a: Input, b: Input) -> list[str]:
+    """Say what was done to either side, and in what they are unlike."""
+    notes = list(dict.fromkeys([*a.notes, *b.notes]))
+    if a.job and b.job and a.job != b.job:
+        notes.append(f"other jobs: A is {a.job}, B is {b.job}")
+    if a.source == b.source == "simulated":
+        lengths = {int(x.figures.get("steps_per_run", 0)) for x in (a, b)} - {0}
+        if len(lengths) > 1:
+            notes.append("runs of other lengths: time_to_train compares "
+                         f"{' and '.join(f'{n:,}' for n in sorted(lengths))} steps")  # fmt: skip
+    return notes
+
+
+def _warnings(a: Input, b: Input, found: Mapping[str, Quantity]) -> list[str]:
+    """Say what the comparison cannot tell."""
+    out = []
+    if {a.source, b.source} == {"simulated", "measured"}:
+        out.append(
+            "a simulation against a measurement: this only says whether they differ; prism "
+            "validate says how well the job predicts, with its own p-value"
+        )
+    if all(np.array_equal(q.a.values, q.b.values) for q in found.values()):
+        out.append("A and B hold the same values: the same file, or a copy")
+    steps = found.get(STEPS)
+    single = [name for name, x in (("A", a), ("B", b)) if _is_single(x)]
+    if steps is not None and single:
+        who = "either side" if len(single) == 2 else f"side {single[0]}"
+        out.append(
+            f"one run on {who}: what runs of one version differ by cannot be seen from it. "
+            + (
+                "What follows is about these two runs, not about two versions; measure several "
+                "runs of each"
+                if len(single) == 2
+                else "What follows is about this run, not about its version; measure several"
+                if {a.source, b.source} != {"measured"}
+                else "It is taken to vary as the runs of the other side do"
+            )
+        )
+    if a.source == b.source == "simulated" and a.seed != b.seed:
+        out.append(
+            f"other seeds ({a.seed} and {b.seed}): with one --seed both are simulated with the "
+            "same random numbers, and far smaller differences are seen"
+        )
+    few = [x.n_units for x in (steps.a, steps.b) if x.kind == "runs"] if steps else []
+    if few and min(few) < 4 and not single:
+        out.append(
+            f"{min(few)} runs on a side: their own spread is hardly known, so intervals are wide"
+        )
+    return out
+
+
+def _is_single(side: Input) -> bool:
+    return STEPS in side.samples and side.samples[STEPS].kind == "steps"
+
+
+def _to_dataset(found: Mapping[str, Quantity], numbers: dict[str, Any], seed: int) -> "xr.Dataset":
+    """Lay figures, distribution functions and the shift by quantile into one dataset."""
+    import xarray as xr
+
+    p = np.linspace(0.0, 1.0, _SAMPLE_POINTS)
+    data: dict[str, Any] = {}
+    for name, quantity in found.items():
+        for side in "ab":
+            values = getattr(quantity, side).values
+            kept = np.sort(values) if values.size <= _SAMPLE_POINTS else np.quantile(values, p)
+            data[f"{name}_{side}"] = (
+                f"{name}_{side}_value", kept,
+                {"units": "s", "long_name": f"{name} of {side.upper()}"},
+            )  # fmt: skip
+        shift = quantity.shift
+        for key, stem, text in (
+            ("a", "quantile_a", "quantile of A"),
+            ("shift", "shift", "quantile of B less that of A"),
+            ("lo", "shift_lo", "lower end of its simultaneous 95 % band"),
+            ("hi", "shift_hi", "upper end of its simultaneous 95 % band"),
+        ):
+            data[f"{name}_{stem}"] = ("quantile", shift[key], {"units": "s", "long_name": text})
+        for key in ("relative", "p_value", "p_adjusted"):
+            rows = [quantity.figures[figure].get(key) for figure in quantity.figures]
+            values = np.array([np.nan if row is None else row for row in rows], np.float64)
+            data[f"{name}_{key}"] = ("figure", values, {"units": "1", "long_name": _LONG[key]})
+    first = next(iter(found.values()))
+    coords = {"quantile": first.shift["level"], "figure": list(first.figures)}
+    attrs = {
+        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
+        "summary": json.dumps(numbers), "quantities": json.dumps(list(found)),
+    }  # fmt: skip
+    return xr.Dataset(data, coords=coords, attrs=attrs)
+
+
+_LONG = {
+    "relative": "figure of B over that of A, less 1",
+    "p_value": "p-value of no difference",
+    "p_adjusted": "the same, corrected for all figures (Holm)",
+}

@@ -1,0 +1,1 @@
+"""What a comparison of two samples of step times is made of: see `prism.analyses.compare`."""

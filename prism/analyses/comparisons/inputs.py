@@ -1,0 +1,287 @@
+"""What is compared: a result of `prism estimate`, or measured step times.
+
+Each becomes samples by quantity, with what is independent in them, and notes on what was left out:
+a slow start, steps that only one side has. Left out: any statistics.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.comparisons.errors import Pairing, Sample
+from prism.common.errors import PrismError, named
+from prism.common.files import read_netcdf, told_broken
+from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
+from prism.simulation.results import model_error_time
+from prism.traces import StepTimes, read_step_times
+from prism.traces.choose import rows_in_name
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = NDArray[np.float64]
+
+STEPS, RUNS = "step_time", "time_to_train"
+LEAST_STEPS = 20  # of a single run
+_LONGEST_START = 0.1  # of a run; what lasts longer is no start
+_COMMON = 0.8  # of the steps of either run that both must have to be paired
+_FEW_REPLICATES = 2  # clusters
+_EXPECTED = "a result.nc, which prism estimate JOB -o DIR writes"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One side of a comparison.
+
+    Attributes
+    ----------
+    name : str
+        As the user named it.
+    source : {"simulated", "measured"}
+    samples : dict of str to Sample
+        By quantity: ``step_time``, ``time_to_train``.
+    job : str
+        Name of the job that was simulated; empty for a measurement.
+    seed : int or None
+        Of the simulation.
+    mean_over : int
+        Steps that one value is the mean of.
+    start : int
+        Steps at the beginning of each run that are slower than the rest.
+    figures : dict
+        What else a summary tells.
+    notes : list of str
+    """
+
+    name: str
+    source: str
+    samples: dict[str, Sample]
+    job: str = ""
+    seed: int | None = None
+    mean_over: int = 1
+    start: int = 0
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_input(
+    source: Any, column: str | None, where: Mapping[str, str] | None, seed: int
+) -> Input:
+    """Read one side.
+
+    Parameters
+    ----------
+    source : str, path or xarray.Dataset
+        A result, its file or folder; else step times, where ``FILE[key=value,...]`` keeps rows.
+    column, where
+        Choose from a table of step times.
+    seed : int
+        Of what is added to values of a coarse clock.
+
+    Raises
+    ------
+    PrismError
+        It is neither, or too short.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return _simulated(source, str(source.attrs.get("job_name", "a result")))
+    path = Path(source)
+    if path.is_dir():
+        path = path / "result.nc"
+        if not path.exists():
+            raise PrismError(
+                f"{source}: a folder without result.nc; expected one that prism estimate JOB -o "
+                "DIR wrote, its result.nc, or a file of step times"
+            )
+    if path.suffix == ".nc":
+        with told_broken(path, _EXPECTED):
+            return _simulated(_open_result(path), str(source))
+    if not path.exists() and path.suffix in ("", ".yaml", ".yml") and "[" not in str(source):
+        raise PrismError(
+            f"{source}: no such file or folder; compare takes results and step times: to compare "
+            f"jobs, run prism estimate {source} -o DIR on each and compare the folders"
+        )
+    if path.suffix in (".yaml", ".yml"):
+        raise PrismError(
+            f"{source}: a job; expected a result or step times: run prism estimate {source} -o DIR "
+            "and compare DIR"
+        )
+    name, rows = rows_in_name(str(source), where)
+    return _measured(read_step_times(name, column=column, where=rows), str(source), seed)
+
+
+def _open_result(path: Path) -> "xr.Dataset":
+    """Read a result of prism estimate."""
+    if not path.is_file():
+        raise PrismError(f"{path}: no such file; prism estimate JOB -o DIR writes result.nc")
+    found = read_netcdf(path, _EXPECTED)
+    kind = str(found.attrs.get("kind", ""))
+    if kind in ("trace", "calibrated", "steps"):
+        raise PrismError(
+            f"{path}: a model of prism fit, not a result; run prism estimate {path} -o DIR on each "
+            "and compare the folders"
+        )
+    simulated = kind in ("", "simulation", "estimate", "steps_estimate")
+    if not simulated or STEPS not in found or "seed" not in found.attrs:
+        what = f"a {kind}" if kind else "a netCDF file without simulated steps"
+        raise PrismError(f"{path}: {what}; expected a result of prism estimate, or step times")
+    return found
+
+
+def _simulated(result: "xr.Dataset", name: str) -> Input:
+    """Take the samples of a result, by cluster."""
+    if STEPS not in result or "cluster_idx" not in result:
+        raise PrismError(f"{name}: holds no simulated steps; expected what prism.estimate returns")
+    samples = {STEPS: _clustered(result[STEPS], result["cluster_idx"])}
+    if RUNS in result:
+        # what the model may be wrong by is wrong of both, and no difference between them
+        samples[RUNS] = _clustered(result[RUNS] - model_error_time(result), result.run_cluster_idx)
+    if samples[STEPS].n_units < _FEW_REPLICATES:
+        raise PrismError(
+            f"{name}: {samples[STEPS].values.size} replicates on one draw of the cluster; expected "
+            "two draws at least: run prism estimate with --replicates 128 or more"
+        )
+    if not all((sample.values > 0.0).all() for sample in samples.values()):
+        raise PrismError(f"{name}: holds times that are not above 0; run prism estimate again")
+    figures = {"replicates": int(samples[STEPS].values.size), "clusters": samples[STEPS].n_units}
+    if RUNS in samples:
+        figures |= {"run_replicates": int(samples[RUNS].values.size),
+                    "steps_per_run": int(result.attrs.get("steps", 0))}  # fmt: skip
+    return Input(
+        name, "simulated", samples, str(result.attrs.get("job_name", "")),
+        int(result.attrs["seed"]) if "seed" in result.attrs else None, figures=figures,
+    )  # fmt: skip
+
+
+def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
+    seconds = np.asarray(values, np.float64)
+    unit = np.unique(np.asarray(cluster, np.int64), return_inverse=True)[1]
+    order = np.argsort(unit, kind="stable")
+    return Sample(seconds[order], unit[order], np.arange(seconds.size)[order], "clusters")
+
+
+def _measured(times: StepTimes, name: str, seed: int) -> Input:
+    """Take measured steps, by run; or the totals of runs, where each has one value."""
+    names, first, unit = np.unique(times.run, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first, kind="stable"), kind="stable")[unit]
+    order = np.lexsort((times.step, place))
+    seconds, notes = times.seconds[order], list(times.notes)
+    grain = clock_grain(seconds[:, None])
+    if grain > 0.0:
+        # the same draws for either side, so that equal files stay equal
+        seconds = seconds + grain * (np.random.default_rng([seed, 21]).random(seconds.size) - 0.5)
+        notes.append(f"the clock shows steps of {grain:g} s; values are spread evenly over them")
+    sample = Sample(
+        seconds, place[order].astype(np.int64), times.step[order],
+        "runs" if names.size > 1 else "steps",
+    )  # fmt: skip
+    figures = {"steps": int(seconds.size), "runs": int(names.size)}
+    if names.size > 1 and names.size == seconds.size:
+        return Input(name, "measured", {RUNS: sample}, figures=figures, notes=notes)
+    if seconds.size < LEAST_STEPS:
+        raise PrismError(
+            f"{name}: {seconds.size} steps; expected at least {LEAST_STEPS}, or several runs with "
+            "a total each"
+        )
+    return Input(
+        name, "measured", {STEPS: sample}, mean_over=times.mean_over, start=_slow_start(times),
+        figures=figures, notes=notes,
+    )  # fmt: skip
+
+
+def _slow_start(times: StepTimes) -> int:
+    """Count the first steps that lie beyond the rest in most runs."""
+    _, _, seconds = side_by_side(times)
+    middle = np.nanmedian(seconds, axis=0)
+    robust = 1.4826 * np.nanmedian(np.abs(seconds - middle), axis=0)
+    slow = np.nan_to_num(seconds - middle) > OUTLIER * robust + 1e-9 * middle
+    within = np.flatnonzero(slow.mean(axis=1) <= 0.5)
+    start = int(within[0]) if within.size else 0
+    return start if start <= _LONGEST_START * seconds.shape[0] else 0
+
+
+def brought_together(
+    a: Input, b: Input, skip: int | None
+) -> tuple[Input, Input, Pairing, list[str]]:
+    """Make two sides comparable: the same start left out, the same steps where they are paired.
+
+    Returns
+    -------
+    a, b : Input
+    pairing : {"cluster", "step", None}
+    notes : list of str
+    """
+    notes: list[str] = []
+    if a.mean_over != b.mean_over:
+        finer, coarser = (a, b) if a.mean_over < b.mean_over else (b, a)
+        raise PrismError(
+            f"{coarser.name}: values are means over {coarser.mean_over} steps, those of "
+            f"{finer.name} over {finer.mean_over}: their spread and percentiles say different "
+            "things; log both alike"
+        )
+    if {a.source, b.source} == {"measured"}:
+        left_out = max(a.start, b.start) if skip is None else skip
+        if left_out and STEPS in a.samples and STEPS in b.samples:
+            a, b = _without_start(a, left_out), _without_start(b, left_out)
+            why = "slower than the rest" if skip is None else "as asked"
+            what = "step of each run is" if left_out == 1 else f"{left_out} steps of each run are"
+            notes.append(f"the first {what} left out ({why}); {named('skip')} N sets it")
+    elif skip is not None:
+        a, b = (_without_start(x, skip) if x.source == "measured" else x for x in (a, b))
+    if not a.samples.keys() & b.samples.keys():
+        raise PrismError(
+            f"{a.name} holds {' and '.join(a.samples)}, {b.name} {' and '.join(b.samples)}: "
+            "nothing to compare; one value per run is a total, several are steps"
+        )
+    if a.source == b.source == "simulated":
+        same = a.seed is not None and a.seed == b.seed
+        return a, b, "cluster" if same else None, notes
+    first, second = a.samples.get(STEPS), b.samples.get(STEPS)
+    if first is None or second is None or not first.kind == second.kind == "steps":
+        return a, b, None, notes
+    common = np.intersect1d(first.step, second.step)
+    if common.size < max(LEAST_STEPS, _COMMON * max(first.values.size, second.values.size)):
+        return a, b, None, notes
+    if common.size < max(first.values.size, second.values.size):
+        notes.append(f"only the {common.size} steps that both runs have are compared")
+    a, b = (_with(x, np.isin(x.samples[STEPS].step, common)) for x in (a, b))
+    return a, b, "step", notes
+
+
+def _without_start(side: Input, skip: int) -> Input:
+    """Leave out the first steps of each run."""
+    sample = side.samples.get(STEPS)
+    if sample is None:
+        return side
+    begin = np.flatnonzero(np.r_[True, np.diff(sample.unit) != 0])
+    rank = np.arange(sample.unit.size) - np.repeat(begin, np.diff(np.r_[begin, sample.unit.size]))
+    kept = rank >= skip
+    if kept.sum() < LEAST_STEPS:
+        raise PrismError(
+            f"{named('skip')} {skip}: leaves {int(kept.sum())} steps of {side.name}; "
+            "expected at least "
+            f"{LEAST_STEPS}"
+        )
+    return _with(side, kept)
+
+
+def _with(side: Input, kept: NDArray[np.bool_]) -> Input:
+    """Keep some of the steps."""
+    sample = side.samples[STEPS]
+    unit = np.unique(sample.unit[kept], return_inverse=True)[1].astype(np.int64)
+    left = Sample(sample.values[kept], unit, sample.step[kept], sample.kind)
+    return replace(
+        side, samples={**side.samples, STEPS: left},
+        figures={**side.figures, "steps": int(kept.sum())},
+    )  # fmt: skip
+
+
+def describe(side: Input) -> dict[str, Any]:
+    """Figures of one side that a summary tells."""
+    known = {"job": side.job, "seed": side.seed} if side.source == "simulated" else {}
+    return {"name": side.name, "source": side.source, **known, **side.figures}

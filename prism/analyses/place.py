@@ -1,0 +1,246 @@
+"""`prism place`: where slow nodes should go, what they cost, and what else could be done.
+
+Placements of the slow nodes are looked at up to symmetry on a deterministic step, the promising
+ones simulated side by side until one is left, and alternatives beside them. Compared are steps
+that start together; left out are the cost of moving, plots and words.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism.analyses.placements.alternatives import changed_job, slowdown_keys
+from prism.analyses.placements.answer import answer, make_case
+from prism.analyses.placements.problem import MOST_PLACED, Problem, make_problem
+from prism.analyses.placements.selection import OBJECTIVES, Runner
+from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
+from prism.common.errors import PrismError
+from prism.jobs.job import Job, load_job
+from prism.simulation.results import provenance
+from prism.simulation.steps import Progress, prepare, settle_call, warm_up
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+ROWS = {
+    "mean": "mean step", "p50": "p50 of the step", "p95": "p95 of the step",
+    "p99": "p99 of the step", "p95_se": "standard error of p95",
+    "objective": "what is to be small", "objective_se": "its standard error",
+    "saved": "share of the current objective that is saved",
+}  # fmt: skip
+
+
+def place(
+    job: Job | str,
+    *,
+    slow_nodes: int | None = None,
+    slowdown: float | None = None,
+    kind: str = "compute",
+    slowdown_cv: float = 0.0,
+    nodes: Mapping[int, NodeSlowdown] | None = None,
+    spares: int = 0,
+    objective: str = "p95",
+    tolerance: float = 0.001,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Find where slow nodes should go, and what else could be done with them.
+
+    Parameters
+    ----------
+    job : Job or str
+        A job, its file, the name of a shipped one, or a job over a fitted trace, whose measured
+        workers are the nodes.
+    slow_nodes : int, optional
+        How many nodes are slow; they sit on nodes drawn from the seed.
+    slowdown : float, optional
+        Their factor on durations [1].
+    kind : str
+        What is slow: ``compute``, ``memory``, ``network`` or ``everything``.
+    slowdown_cv : float
+        Spread of the factor from cluster to cluster [1].
+    nodes : mapping of int to NodeSlowdown, optional
+        An inventory by node instead. Without either, the job's ``cluster.node_slowdowns``.
+    spares : int
+        Spare nodes beside the job's.
+    objective : str
+        ``p50``, ``p95``, ``p99`` or ``mean`` of the step, or ``time_to_train``: the p95 of the run.
+    tolerance : float
+        Share of the objective that does not matter.
+    seed, threads, progress
+        As in `prism.simulate`.
+
+    Returns
+    -------
+    xarray.Dataset
+        Placements and the cost of a slow node by stage and replica; `summarize_place` gives
+        everything the command prints.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number or node is out of range.
+    """
+    begin = time.perf_counter()
+    job = job if isinstance(job, Job) else load_job(job)
+    seed, threads = settle_call(1, seed, threads)
+    _check(job, objective, tolerance, spares)
+    notes: list[str] = []
+    inventory = _inventory(job, slow_nodes, slowdown, kind, slowdown_cv, nodes, seed, notes)
+    built = _with_nodes(job, inventory, spares)
+    problem = make_problem(prepare(built, seed), inventory, threads)
+    _check_slow(problem)
+    n, n_placed = len(problem.slow), len(problem.placed)
+    if problem.slow.isdisjoint(problem.placed):
+        notes.append(
+            f"most nodes are slow, {n:,} of them; so the {n_placed} that are faster are placed"
+        )
+    elif n_placed == MOST_PLACED < n:
+        notes.append(
+            f"only the {MOST_PLACED} slowest of {n:,} slow nodes are placed one by one; the others "
+            "stay where they are"
+        )
+    warm_up(problem.step.program, seed)
+    found = answer(make_case(problem, objective, tolerance, Runner(seed, threads, progress)))
+    call: dict[str, Any] = {"objective": objective, "tolerance": tolerance, "seed": seed}
+    if built is job:  # its slow nodes are not written into it
+        call["nodes"] = {str(n): list(slow) for n, slow in inventory.items()} or None
+    found |= {"job": job.name, "seed": seed, "notes": notes, "warnings": [], "findings": []}
+    found["wall_seconds"] = time.perf_counter() - begin
+    return _dataset(found, provenance(built, call))
+
+
+def summarize_place(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise an answer as the JSON object the command prints; times in seconds."""
+    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
+    return summary
+
+
+# ------------------------------------------------------------------------------------- the question
+def _check(job: Job, objective: str, tolerance: float, spares: int) -> None:
+    if objective not in OBJECTIVES:
+        raise PrismError(f"objective {objective}: expected one of {', '.join(OBJECTIVES)}")
+    if not 0.0 < tolerance < 1.0:
+        raise PrismError(f"tolerance = {tolerance:g}, expected a share, such as 0.001 (0.1 %)")
+    if spares < 0:
+        raise PrismError(f"spares = {spares}, expected 0 or more nodes")
+    if spares and job.variability.model is not None:
+        raise PrismError("spares: a fitted trace knows its own workers only; leave spares out")
+    if job.variability.dependence == "none":
+        raise PrismError(
+            f"{job.source}: variability.dependence: none leaves no nodes to tell apart; set full"
+        )
+
+
+def _inventory(
+    job: Job, slow_nodes: int | None, slowdown: float | None, kind: str, cv: float,
+    nodes: Mapping[int, NodeSlowdown] | None, seed: int, notes: list[str],
+) -> dict[int, NodeSlowdown]:  # fmt: skip
+    """Slow nodes: given one by one, so many at random, or the job's own."""
+    if nodes is not None and (slow_nodes is not None or slowdown is not None):
+        raise PrismError("slow nodes are given twice: by number and one by one; leave one out")
+    placement = Placement(job)
+    if nodes is not None:
+        known = {int(n): NodeSlowdown(*x) for n, x in nodes.items()}  # lists, where kept as JSON
+        _check_nodes(known, placement.n_nodes)
+        return known
+    if slow_nodes is None and slowdown is None:
+        return placement.slowdowns()
+    if slow_nodes is None or slowdown is None:
+        given, missing = "--slow-nodes", "--slowdown 1.2"
+        if slow_nodes is None:
+            given, missing = "--slowdown", "--slow-nodes 3"
+        raise PrismError(f"{given} needs its partner: add {missing}")
+    if kind not in KINDS:
+        raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
+    if not 1 <= slow_nodes <= placement.n_slots:
+        raise PrismError(
+            f"slow_nodes = {slow_nodes}, expected between 1 and the job's {placement.n_slots} nodes"
+        )
+    slow = slow_node(slowdown, kind, cv)
+    rng = np.random.default_rng([seed, 6])
+    chosen = np.sort(rng.choice(placement.slots, slow_nodes, replace=False))
+    notes.append(
+        f"which nodes are slow was not given: drawn at random from the seed, "
+        f"{', '.join(map(str, chosen[:8]))}{' ...' if chosen.size > 8 else ''}; --at names them"
+    )
+    return {int(node): slow for node in chosen}
+
+
+def _check_nodes(nodes: Mapping[int, NodeSlowdown], n_nodes: int) -> None:
+    unknown = [n for n in nodes if not 0 <= n < n_nodes]
+    if unknown:
+        raise PrismError(f"node {unknown[0]}: unknown; the job's nodes run from 0 to {n_nodes - 1}")
+    for node, slow in nodes.items():
+        for name in ("compute", "memory", "network", "other"):
+            factor = getattr(slow, name)
+            if factor is not None and not 0.0 < factor < np.inf:
+                raise PrismError(
+                    f"node {node}: {name} = {factor:g}, expected a factor on durations above 0; "
+                    "1.2 is 20 % slower"
+                )
+
+
+def _check_slow(problem: Problem) -> None:
+    if not problem.placed:
+        job = problem.step.job
+        raise PrismError(f"{job.source or job.name}: {_no_slow_node(problem.slowdowns)}")
+
+
+def _no_slow_node(inventory: Mapping[int, NodeSlowdown]) -> str:
+    """Say why there is no node to place."""
+    n = sum(slow != NodeSlowdown() for slow in inventory.values())
+    if n:
+        return (
+            f"{n:,} nodes are slow, none of them more than the rest, so that no place is better; "
+            "`prism estimate` with cluster.node_slowdowns says what they cost"
+        )
+    found = "all nodes given are as fast as the others" if inventory else "no node is slow"
+    return (
+        f"{found}; give --slow-nodes and --slowdown, --measured-nodes, or cluster.node_slowdowns "
+        "in the job"
+    )
+
+
+def _with_nodes(job: Job, inventory: Mapping[int, NodeSlowdown], spares: int) -> Job:
+    """Return the job with its slow nodes and spares written into it."""
+    if job.variability.model is not None:
+        return job
+    keys: dict[str, Any] = {"node_slowdowns": slowdown_keys(inventory)}
+    if spares:
+        placement = Placement(job)
+        keys |= {"nodes": placement.n_nodes + spares, "hosts": placement.slots.tolist()}
+    return changed_job(job, cluster=keys)
+
+
+def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
+    """Lay placements and the map of costs into a dataset; the summary goes along."""
+    import xarray as xr
+
+    rows, hosts = found["placements"], found.pop("hosts")
+    data: dict[str, Any] = {}
+    for name, text in ROWS.items():
+        units = "1" if name == "saved" else "s"
+        values = np.array([row[name] for row in rows])
+        data[name] = ("placement", values, {"units": units, "long_name": text})
+    text = "node of every slot, in rank order"
+    data["hosts"] = (("placement", "slot"), hosts, {"units": "1", "long_name": text})
+    if found["slot_cost"]:
+        text = "cost of one slow node by where it is"
+        data["slot_cost"] = (
+            ("stage", "dp_rank"), np.array(found["slot_cost"]), {"units": "s", "long_name": text}
+        )  # fmt: skip
+        for name, units, text in (
+            ("slack", "1", "how much slower a node may be before the step is longer"),
+            ("cost", "s", "cost of the slowest node there"),
+        ):
+            values = np.array([row[name] for row in found["stage_slack"]])
+            data[f"stage_{name}"] = ("stage", values, {"units": units, "long_name": text})
+    coords = {"placement": [row["name"] for row in rows]}
+    attrs |= {"kind": "placement", "summary": json.dumps(found)}
+    attrs |= {which: found[which] for which in ("best", "worst", "current", "objective")}
+    return xr.Dataset(data, coords=coords, attrs=attrs)

@@ -1,0 +1,1 @@
+"""Where slow nodes go: symmetry, screening, search, selection and alternatives."""

@@ -1,0 +1,338 @@
+"""What else could be done with slow nodes: leave them out, replace them, or give them less work.
+
+Each alternative is a program to run beside the placements, with its share of the tokens of a step,
+or the reason why the job forbids it. Left out: what changing a job under way costs.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.placements.problem import Problem, slowest_of, slowness, worst_factor
+from prism.analyses.placements.search import find_placements
+from prism.cluster.nodemap import NodeSlowdown, Placement, count_replicas, shard_size
+from prism.common.errors import PrismError
+from prism.jobs.job import Job, job_from_dict, layer_split
+from prism.simulation.othernodes import limit_microbatches, relocate
+from prism.simulation.program import Program
+from prism.simulation.steps import Step, prepare
+from prism.workload.opgraph import nominal_duration
+
+Int = NDArray[np.int64]
+TRACE = "a fitted trace has the graph that was measured; only its workers can be moved"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A program to run, or why there is none.
+
+    Attributes
+    ----------
+    name, label : str
+    program : Program or None
+    work : float
+        Tokens of a step over those of the job's [1].
+    impossible : str
+        Why there is no program.
+    """
+
+    name: str
+    label: str
+    program: Program | None = None
+    work: float = 1.0
+    impossible: str = ""
+
+
+def list_alternatives(
+    problem: Problem, together: Int, same_stage: Int, seed: int
+) -> list[Alternative]:
+    """List what could be done instead of, or beside, moving nodes.
+
+    Parameters
+    ----------
+    problem : Problem
+        With its nodes as they are now.
+    together : int64 [slot]
+        The best placement with the slow nodes in as few replicas as may be.
+    same_stage : int64 [slot]
+        The best placement with the slow nodes at one stage, or at few.
+    seed : int
+    """
+    makers: dict[str, Callable[[], Alternative]] = {
+        "drop_nodes": lambda: drop_nodes(problem, seed),
+        "uneven_microbatches": lambda: uneven_microbatches(problem, seed),
+        "spares": lambda: use_spares(problem),
+        "fewer_layers": lambda: fewer_layers(problem, same_stage, seed),
+        "fewer_microbatches": lambda: fewer_microbatches(problem, together),
+    }
+    if problem.slow.isdisjoint(problem.hosts.tolist()):
+        text = "no slow node takes part in the job: all are spares"
+        return [Alternative(n, n.replace("_", " "), impossible=text) for n in makers]
+    out = []
+    for name, make in makers.items():
+        try:
+            out.append(make())
+        except PrismError as error:  # the job's own rules, in its own words
+            out.append(Alternative(name, name.replace("_", " "), impossible=_first_line(error)))
+    return out
+
+
+def _first_line(error: PrismError) -> str:
+    return str(error).splitlines()[0].partition(": ")[2] or str(error).splitlines()[0]
+
+
+def slowdown_keys(slowdowns: Mapping[int, NodeSlowdown]) -> dict[int, dict[str, float]]:
+    """Slow nodes as a job's ``cluster.node_slowdowns`` has them."""
+    return {
+        n: {k: v for k, v in x._asdict().items() if v is not None} for n, x in slowdowns.items()
+    }
+
+
+def changed_job(job: Job, **blocks: Mapping[str, Any]) -> Job:
+    """Return a job with some keys of some blocks changed, checked anew."""
+    values = job.model_dump(mode="json", exclude={"name", "source"})
+    for block, keys in blocks.items():
+        values[block] = {**values[block], **keys}
+    return job_from_dict(values, job.name)
+
+
+# ------------------------------------------------------------------------------- leaving nodes out
+def drop_nodes(problem: Problem, seed: int) -> Alternative:
+    """Leave the slow nodes out: as many replicas as the others hold, a smaller batch."""
+    job, label = problem.step.job, "without the slow nodes"
+    if problem.step.workload is None:
+        return _drop_trace_replicas(problem)
+    kept, reason = _replicas_without(problem)
+    if reason:
+        return Alternative("drop_nodes", label, impossible=reason)
+    n = count_replicas(job)
+    lost = (n - kept) * shard_size(job)
+    label += f", {lost} replica{'s' * (lost > 1)} fewer, smaller batch"
+    program = _without(problem, kept, job.parallelism.microbatches, seed).program
+    return Alternative("drop_nodes", label, program, kept / n)
+
+
+def _replicas_without(problem: Problem) -> tuple[int, str]:
+    """Replicas (with hsdp shard groups) that the healthy nodes hold; and why not, if not."""
+    job, p = problem.step.job, problem.step.job.parallelism
+    healthy = job.n_nodes - len(problem.slow)
+    each, n = p.tp * p.cp * p.pp * shard_size(job), count_replicas(job)
+    kept = min(n, healthy * job.cluster.gpus_per_node // each)
+    if kept < 1:
+        text = f"the {healthy} other nodes do not hold one replica of {each} GPUs"
+        return 0, f"{text}; lower tp, cp or pp"
+    if kept == n:
+        return 0, "there are spare nodes enough for all replicas; see spares"
+    return kept, ""
+
+
+def _without(problem: Problem, n: int, microbatches: int, seed: int) -> Step:
+    """Build the job with n replicas (with hsdp shard groups) on the healthy nodes.
+
+    The replicas with most slow nodes go; their healthy nodes take the places of slow ones.
+    """
+    job, before = problem.step.job, count_replicas(problem.step.job)
+    keys: dict[str, Any] = {"dp": n * shard_size(job), "microbatches": microbatches}
+    if job.parallelism.data_parallel == "hsdp":
+        keys["shard_size"] = shard_size(job)  # its default may follow dp
+    n_slots = math.ceil(job.world_size // before * n / job.cluster.gpus_per_node)
+    cluster: dict[str, Any] = {"node_slowdowns": {}, "hosts": None, "nodes": n_slots}
+    small = changed_job(job, parallelism=keys, cluster=cluster)
+    layout, taken = problem.layout, set(problem.slow)
+    slow = np.zeros(before, np.int64)
+    for slot, node in enumerate(problem.hosts.tolist()):
+        for replica in {r for r, _ in layout.pairs[slot]}:
+            slow[replica] += node in taken
+    kept = np.sort(np.argsort(-slow, kind="stable")[before - n :])
+    old: dict[tuple[int, int], list[int]] = {}
+    for slot, pairs in enumerate(layout.pairs):
+        for pair in pairs:
+            old.setdefault(pair, []).append(int(problem.hosts[slot]))
+    hosts = np.full(n_slots, -1)
+    for slot, held in enumerate(Placement(small).slot_groups()):
+        replica, stage = held[0]
+        node = next((x for x in old[int(kept[replica]), stage] if x not in taken), None)
+        if node is not None:
+            hosts[slot] = node
+            taken.add(node)
+    others = dict.fromkeys([*problem.hosts.tolist(), *range(job.n_nodes)])
+    pool = (node for node in others if node not in taken)
+    for slot in np.flatnonzero(hosts < 0).tolist():
+        hosts[slot] = next(pool)
+    others_slow = {n: x for n, x in problem.slowdowns.items() if n not in problem.slow}
+    cluster |= {"nodes": job.n_nodes, "hosts": hosts.tolist()}
+    cluster["node_slowdowns"] = slowdown_keys(others_slow)
+    return prepare(changed_job(job, parallelism=keys, cluster=cluster), seed)
+
+
+def _drop_trace_replicas(problem: Problem) -> Alternative:
+    """Leave out the replicas of a fitted trace that slow workers are in; the others as measured."""
+    label, layout = "without the slow workers", problem.layout
+    program = problem.program(problem.hosts)
+    hit = {r for slot, node in enumerate(problem.hosts.tolist()) if node in problem.slow
+           for r, _ in layout.pairs[slot]}  # fmt: skip
+    n = program.graph.n_replicas
+    keep = np.array([r for r in range(n) if r not in hit], np.int64)
+    if keep.size == 0:
+        return Alternative("drop_nodes", label, impossible="every replica holds a slow worker")
+    low, bank, links = program.low, program.bank, program.links
+    rows = keep if low.fixed_mean.shape[0] > 1 else np.zeros(1, np.int64)
+    bank_rows = keep if bank.step_table.shape[0] > 1 else np.zeros(1, np.int64)
+    program = replace(
+        program,
+        graph=program.graph._replace(
+            n_replicas=keep.size, n_state=keep.size if program.graph.n_state > 1 else 1
+        ),
+        low=low._replace(
+            member=low.member[keep], fixed_mean=low.fixed_mean[rows], fixed_var=low.fixed_var[rows]
+        ),
+        bank=bank._replace(step_table=bank.step_table[bank_rows]),
+        links=links._replace(leaf_lo=links.leaf_lo[keep], leaf_hi=links.leaf_hi[keep]),
+    )
+    label += f", {n - keep.size} replica{'s' * (n - keep.size > 1)} fewer, smaller batch"
+    return Alternative("drop_nodes", label, program, keep.size / n)
+
+
+# ------------------------------------------------------------------------------- less work for them
+def uneven_microbatches(problem: Problem, seed: int) -> Alternative:
+    """Leave the slow nodes out, and spread the same batch over the replicas that are left."""
+    name, job = "uneven_microbatches", problem.step.job
+    label = "without them, same batch"
+    if problem.step.workload is None:
+        return Alternative(name, label, impossible=TRACE)
+    kept, reason = _replicas_without(problem)
+    if reason:
+        return Alternative(name, label, impossible=reason)
+    total = count_replicas(job) * job.parallelism.microbatches
+    most, longer = -(-total // kept), total % kept
+    reason = _uneven_forbidden(job, most, longer)
+    if reason:
+        text = f"{total} microbatches over {kept} replicas: {reason}"
+        return Alternative(name, label, impossible=text)
+    step = _without(problem, kept, most, seed)
+    counts = np.full(kept, most)
+    if longer:
+        counts[longer:] = most - 1
+        label += f", {most - 1} or {most} microbatches each"
+        return Alternative(name, label, limit_microbatches(step, counts))
+    return Alternative(name, f"{label}, {most} microbatches each", step.program)
+
+
+def _uneven_forbidden(job: Job, most: int, uneven: int) -> str:
+    """Why a schedule does not allow so many microbatches; empty where it does."""
+    p = job.parallelism
+    if p.schedule == "interleaved" and (most % p.pp or uneven):
+        return (
+            f"the interleaved schedule takes multiples of pp = {p.pp} in every replica; "
+            "1f1b (vpp: 1) takes any number"
+        )
+    return ""
+
+
+def fewer_microbatches(problem: Problem, hosts: Int) -> Alternative:
+    """Give the replicas with slow nodes fewer microbatches: a smaller batch."""
+    name, job = "fewer_microbatches", problem.step.job
+    label = "fewer microbatches for slow replicas"
+    if problem.step.workload is None:
+        return Alternative(name, label, impossible=TRACE)
+    p = job.parallelism
+    if reason := _uneven_forbidden(job, p.microbatches - 1, 1):
+        return Alternative(name, label, impossible=reason)
+    if p.microbatches < 2:
+        return Alternative(name, label, impossible="there is one microbatch only")
+    hit = sorted({r for slot, node in enumerate(hosts.tolist()) if node in problem.slow
+                  for r, _ in problem.layout.pairs[slot]})  # fmt: skip
+    n = count_replicas(job)
+    if len(hit) == n:
+        return Alternative(name, label, impossible="every replica holds a slow node")
+    program = problem.program(hosts)
+    slowest = worst_factor(slowest_of(problem))
+    fewer = max(1, min(p.microbatches - 1, round(p.microbatches * (1.0 - 1.0 / slowest))))
+    counts = np.full(n, p.microbatches)
+    counts[hit] -= fewer
+    label = f"in as few replicas as may be, {fewer} microbatch{'es' * (fewer > 1)} fewer there"
+    work = float(counts.sum()) / (n * p.microbatches)
+    return Alternative(name, label, limit_microbatches(problem.step, counts, program), work)
+
+
+def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
+    """Take a layer off the stage that slow nodes are at; the stage with least work takes it.
+
+    Parameters
+    ----------
+    problem : Problem
+    hosts : int64 [slot]
+        A placement with as many slow nodes as may be at one stage.
+    seed : int
+    """
+    name, job, label = "fewer_layers", problem.step.job, "a layer fewer on the slow stage"
+    if problem.step.workload is None:
+        return Alternative(name, label, impossible=TRACE)
+    if job.model.durations is not None:
+        text = "the job gives durations of whole stages, and no layers to move"
+        return Alternative(name, label, impossible=text)
+    pp, split = job.parallelism.pp, np.array(layer_split(job))
+    if pp == 1:
+        return Alternative(name, label, impossible="there is one stage only")
+    busy = _stage_seconds(problem.step)
+    slow = [s for slot, node in enumerate(hosts.tolist()) if node in problem.slow
+            for s in {stage for _, stage in problem.layout.pairs[slot]}]  # fmt: skip
+    source = max(set(slow), key=lambda s: (slow.count(s), s))
+    target = min((s for s in range(pp) if s not in slow), key=lambda s: busy[s], default=-1)
+    if target < 0:
+        return Alternative(name, label, impossible="every stage has a slow node")
+    chunks = job.parallelism.virtual_stages()
+    giving, taking = (
+        np.array([chunks.virtual(s, c) for c in range(job.parallelism.vpp)])
+        for s in (source, target)
+    )
+    giver, taker = giving[split[giving].argmax()], taking[split[taking].argmin()]
+    if split[giver] < 1:
+        return Alternative(name, label, impossible=f"stage {source} has no layers")
+    split[giver], split[taker] = split[giver] - 1, split[taker] + 1
+    moved = changed_job(job, parallelism={"layer_split": split.tolist()})
+    step = prepare(moved, seed)
+    label = f"slow nodes at stage {source}, a layer of it moved to stage {target}"
+    return Alternative(name, label, relocate(step, hosts, problem.slowdowns))
+
+
+def _stage_seconds(step: Step) -> NDArray[np.float64]:
+    """Nominal seconds of every stage's own ops [stage]."""
+    graph = step.graph
+    seconds = np.array([nominal_duration(t) if t.collective is None else 0.0
+                        for t in graph.op_types])  # fmt: skip
+    ops = np.flatnonzero(graph.op_type >= 0)
+    stages = graph.stage[ops]
+    totals = np.bincount(stages, seconds[graph.op_type[ops]], minlength=graph.n_stages)
+    return np.asarray(totals, np.float64)
+
+
+# --------------------------------------------------------------------------------------- replacing
+def use_spares(problem: Problem) -> Alternative:
+    """Put spare nodes in the places of the slowest; the rest go where they cost least."""
+    name = "spares"
+    used = set(problem.hosts.tolist())
+    n_nodes = problem.layout.zone.size
+    free = [n for n in range(n_nodes) if n not in used and n not in problem.slow]
+    free.sort(key=lambda n: worst_factor(slowness(problem, n)))
+    if not free:
+        text = "no spare nodes; --spares N says what they would bring"
+        return Alternative(name, "spare nodes in their places", impossible=text)
+    slow = sorted(problem.slow & used, key=lambda n: (-worst_factor(slowness(problem, n)), n))
+    slowest = slow[: len(free)]
+    hosts = problem.hosts.copy()
+    for node, spare in zip(slowest, free, strict=False):
+        hosts[hosts == node] = spare
+    left = tuple(n for n in problem.placed if n in used and n not in slowest)
+    if left:
+        rest = replace(problem, hosts=hosts, placed=left, _known={})
+        rest = replace(rest, classes={n: problem.classes[n] for n in left})
+        hosts = rest.realise(find_placements(rest, 0).patterns[0])
+    label = f"spare nodes in the places of {len(slowest)} slow node{'s' * (len(slowest) > 1)}"
+    if len(slow) > len(slowest):
+        label += ", the others best placed"
+    return Alternative(name, label, problem.program(hosts))

@@ -1,0 +1,154 @@
+"""Many clusters at little cost: quiet step times of placements, cluster by cluster.
+
+A p95 over random clusters rests on rare slow GPUs, which the few clusters that whole steps are
+simulated on hardly meet. Here nothing is random but the ranks, a lane is a cluster, and between
+placements only the replicas that changed are lowered anew. See `prism.simulation.clustermeans`.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.engine import jitted as engine
+from prism.simulation.clustermeans import cluster_times, quiet_step, run_lanes
+from prism.simulation.program import Program, stream_keys
+
+Array = NDArray[np.float64]
+Lanes = NDArray[np.float32]
+MOST_SLOPE = 1.25  # of a cluster's mean step over its quiet time
+
+
+class QuietClusters:
+    """Quiet step times of programs on the same clusters.
+
+    Parameters
+    ----------
+    program : Program
+        What the others differ from in where nodes are.
+    n : int
+        Clusters, a multiple of 64.
+    seed, threads : int
+    """
+
+    def __init__(self, program: Program, n: int, seed: int, threads: int) -> None:
+        self.program, self.seed, self.threads = program, seed, threads
+        self.batches = [range(i, i + engine.LANES) for i in range(0, n, engine.LANES)]
+        self.n = n
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether anything is drawn once per cluster."""
+        ranks = self.program.ranks
+        return bool((ranks.tables >= 0).any() or ranks.spread_node.size)
+
+    @cached_property
+    def _base(self) -> list[tuple[list[Lanes], Lanes]]:
+        """Ranks of every cluster, and durations [replica, coef, lane], by batch."""
+        with ThreadPoolExecutor(max_workers=self.threads) as pool:
+            return list(pool.map(self._draw, self.batches))
+
+    def _draw(self, clusters: range) -> tuple[list[Lanes], Lanes]:
+        program, ranks = self.program, self.program.ranks
+        key = stream_keys(self.seed)[engine.RANK]
+        words = np.empty((4, engine.LANES), np.uint32)
+        shape = (program.graph.n_replicas, program.low.call_cv.shape[0], engine.LANES)
+        drawn, durations = [], np.empty(shape, np.float32)
+        for lane, cluster in enumerate(clusters):
+            x = np.ones((ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
+            engine.draw_ranks(ranks, program.tables, cluster, key[0], key[1], words, x)
+            drawn.append(x)
+            durations[:, :, lane] = lower(program, x)
+        return drawn, durations
+
+    def times(self, program: Program) -> Array:
+        """Return the quiet step time of a program on every cluster [cluster], in seconds."""
+        if not self.varies:
+            return np.zeros(self.n)
+        if not self._shares_ranks(program):
+            quiet = cluster_times(program, range(self.n), self.seed, self.threads)
+            return quiet.astype(np.float64)
+        base = self.program.low
+        changed = (program.low.member != base.member).any(axis=(1, 2))
+        if program.low.fixed_mean.shape != base.fixed_mean.shape:
+            changed[:] = True
+        elif not np.array_equal(program.low.fixed_mean, base.fixed_mean):
+            rows = (program.low.fixed_mean != base.fixed_mean).any(axis=(1, 2))
+            changed |= rows[np.arange(changed.size) % rows.size]
+        replicas = np.flatnonzero(changed)
+        if program.low.parts.coef.size:  # of all replicas together
+            replicas = np.arange(changed.size)
+        step = quiet_step(program)
+
+        def run(batch: tuple[list[Lanes], Lanes]) -> Lanes:
+            drawn, durations = batch[0], batch[1].copy()
+            if replicas.size:
+                for lane, x in enumerate(drawn):
+                    durations[replicas, :, lane] = lower(program, x, replicas)
+            return run_lanes(step, durations)
+
+        with ThreadPoolExecutor(max_workers=self.threads) as pool:
+            return np.concatenate(list(pool.map(run, self._base))).astype(np.float64)
+
+    def _shares_ranks(self, program: Program) -> bool:
+        """Whether a program's GPUs are as fast as the base's, and its ops the same."""
+        own, base = program.ranks, self.program.ranks
+        return (
+            own.factor.shape == base.factor.shape
+            and np.array_equal(own.factor, base.factor)
+            and program.low.call_cv.shape == self.program.low.call_cv.shape
+            and program.low.member.shape == self.program.low.member.shape
+            and np.array_equal(program.low.seg_mean, self.program.low.seg_mean)
+            and np.array_equal(program.low.coef_count, self.program.low.coef_count)
+        )
+
+
+def lower(program: Program, x: Lanes, replicas: NDArray[np.int64] | None = None) -> Lanes:
+    """Seconds of every op type, of some replicas or all [replica, coef].
+
+    Parameters
+    ----------
+    program : Program
+    x : float32 [loading, gpu]
+        How slow each GPU is.
+    replicas : int64 [n], optional
+    """
+    low = program.low
+    if replicas is not None:
+        rows = replicas % low.fixed_mean.shape[0]
+        low = low._replace(
+            member=np.ascontiguousarray(low.member[replicas]),
+            fixed_mean=np.ascontiguousarray(low.fixed_mean[rows]),
+            fixed_var=np.ascontiguousarray(low.fixed_var[rows]),
+        )
+    shape = (low.member.shape[0], *low.call_cv.shape)
+    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
+    engine.lower_groups(low, x, a, r)
+    return np.asarray(a.sum(axis=2), np.float32)
+
+
+def spread(times: Array, quiet: Array, slope: float) -> Array:
+    """Give simulated clusters the places of many more, by how their quiet times differ.
+
+    Parameters
+    ----------
+    times : float64 [cluster, lane]
+    quiet : float64 [many clusters]
+        The first ones are those of the simulated clusters.
+    slope : float
+        Of the clusters' mean step over their quiet times.
+
+    Returns
+    -------
+    float64 [cluster, n * lane]
+        As `prism.common.attribution.spread_clusters`, under a slope that programs share. It is held
+        within what is possible: a cluster's mean follows its quiet time one to one at most, but
+        for what shared noise multiplies, and rare stalls in few clusters would make it anything.
+    """
+    n, slope = times.shape[0], float(np.clip(slope, 0.0, MOST_SLOPE))
+    if slope == 0.0 or quiet.size < 2 * n:
+        return times
+    others = quiet[: quiet.size - quiet.size % n].reshape(-1, n)
+    moved = times[:, None, :] + slope * (others - others[0]).T[:, :, None]
+    return np.ascontiguousarray(moved.reshape(n, -1))

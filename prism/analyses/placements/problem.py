@@ -1,0 +1,226 @@
+"""One question of placement: a step, its nodes, which of them are slow, and where they are now.
+
+Nodes of equal slowness are one class. Where every node differs (an inventory of all, a fitted
+trace) only the slow ones are placed, and the others count as alike until nodes are exchanged.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.placements.screen import Screen
+from prism.analyses.placements.slots import Layout, Pattern, make_layout
+from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.jobs.job import Job
+from prism.simulation.othernodes import relocate
+from prism.simulation.program import Program
+from prism.simulation.steps import Step
+
+Array = NDArray[np.float64]
+Int = NDArray[np.int64]
+MOST_PLACED = 64  # nodes that are placed one by one
+NEARLY_ALL, FEW = 0.9, 8  # share of the nodes from which on an inventory is of everyone; at least
+MANY_ALIKE = 0.25  # share of the nodes
+OUTLIER, LEAST_SLOW = 5.0, 0.01  # robust standard deviations, and share, that a slow node is off by
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What placements are compared on.
+
+    Attributes
+    ----------
+    step : Step
+        The job with its nodes; of a fitted trace with its workers.
+    hosts : int64 [slot]
+        Node of every slot now.
+    slowdowns : mapping of int to NodeSlowdown
+        Known slowness by node; those of a fitted trace are in its program.
+    placed : tuple of int
+        The nodes to find slots for: those that are apart from the rest, at most `MOST_PLACED`.
+    classes : mapping of int to int
+        Class of each of them; those of a class are as slow as each other.
+    slow : frozenset of int
+        All slow nodes; where most are, the others are fewer to place.
+    threads : int
+    differ : bool
+        Whether the nodes that are not placed differ too.
+    """
+
+    step: Step
+    hosts: Int
+    slowdowns: Mapping[int, NodeSlowdown]
+    placed: tuple[int, ...]
+    classes: Mapping[int, int]
+    slow: frozenset[int]
+    threads: int = 1
+    differ: bool = False
+    _known: dict[bytes, float] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Slots, and which are alike."""
+        return step_layout(self.step)
+
+    @cached_property
+    def _screen(self) -> Screen:
+        return Screen(self.step.program, self.threads)
+
+    def program(self, hosts: Int, slowdowns: Mapping[int, NodeSlowdown] | None = None) -> Program:
+        """Return the step's program with nodes elsewhere, and as slow as known or as given."""
+        return relocate(self.step, hosts, self.slowdowns if slowdowns is None else slowdowns)
+
+    def times(self, placements: Sequence[Int]) -> Array:
+        """Deterministic step times of placements [s]."""
+        new = {h.tobytes(): h for h in placements if h.tobytes() not in self._known}
+        found = self._screen.times(self.program(h) for h in new.values())
+        self._known.update(zip(new, found.tolist(), strict=True))
+        return np.array([self._known[h.tobytes()] for h in placements])
+
+    def slowed_times(self, cases: Iterable[tuple[Int, Mapping[int, NodeSlowdown]]]) -> Array:
+        """Deterministic step times under other slownesses [s]."""
+        return self._screen.times(self.program(hosts, slow) for hosts, slow in cases)
+
+    def alone_times(self, patterns: Sequence[Pattern]) -> Array:
+        """Step times with one slow node alone, at each of some patterns of one node [s]."""
+        label = patterns[0][0][1][0][1]
+        node = next(n for n in self.placed if self.classes[n] == label)
+        slow = {node: self.slowdowns[node]} if node in self.slowdowns else {}
+        one = {node: label}
+        return self.slowed_times((self.layout.realise(p, self.hosts, one), slow) for p in patterns)
+
+    def realise(self, pattern: Pattern) -> Int:
+        """Hosts of a pattern, with as few nodes as may be going far."""
+        return self.layout.realise(pattern, self.hosts, self.classes)
+
+    def pattern(self, hosts: Int) -> Pattern:
+        """Pattern of a placement."""
+        return self.layout.pattern(hosts, self.classes)
+
+    def pattern_times(self, patterns: Sequence[Pattern]) -> Array:
+        """Deterministic step times of patterns [s]; infinite where groups of ranks are torn."""
+        hosts = [self.realise(p) for p in patterns]
+        whole = np.array([not self.layout.tears(h) for h in hosts], bool)
+        out = np.full(len(hosts), np.inf)
+        out[whole] = self.times([h for h, good in zip(hosts, whole, strict=True) if good])
+        return out
+
+
+def step_layout(step: Step) -> Layout:
+    """Slots of a job or of a fitted trace, in the placement that it starts from."""
+    placement = Placement(step.job)
+    gpu = np.arange(placement.n_nodes) * placement.gpus_per_node
+    zone = gpu // near_units(step.job)[1]
+    return make_layout(placement.members(), placement.gpus_per_node, placement.slots, zone)
+
+
+def near_units(job: Job) -> tuple[str, int]:
+    """Return what nodes are near each other in, by its name and GPUs: the innermost tier."""
+    block, tiers = job.cluster, job.cluster.link_tiers()
+    if block.nvlink_domain_gpus > block.gpus_per_node:
+        return "NVLink domain", block.nvlink_domain_gpus
+    return (tiers[0][0], tiers[0][1].gpus) if tiers else ("cluster", Placement(job).n_gpus)
+
+
+def measured_speeds(step: Step) -> Array:
+    """How slow each worker of a fitted trace was measured to be, over a typical one [node]."""
+    origin = step.program.origin
+    assert origin is not None
+    factor = origin.factor if origin.held is None else origin.held[0]
+    slow = (factor / np.median(factor, axis=1, keepdims=True)).max(axis=0)
+    out = np.ones(Placement(step.job).n_nodes)
+    out[Placement(step.job).members()] = slow[step.program.low.member]
+    return out
+
+
+def make_problem(step: Step, slowdowns: Mapping[int, NodeSlowdown], threads: int) -> Problem:
+    """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
+
+    Those nodes are placed that are known to be slow; of many, or of workers, those that are slow
+    beyond the others' spread, the slowest first; where most are slow alike, the faster ones.
+    """
+    placement = Placement(step.job)
+    measured = np.ones(placement.n_nodes) if step.workload else measured_speeds(step)
+    speed = measured.copy()
+    for node, slow in slowdowns.items():
+        speed[node] *= worst_factor(slow)
+    listed = [n for n, slow in slowdowns.items() if slow != NodeSlowdown()]
+    everyone = len(listed) > min(MOST_PLACED, max(FEW, NEARLY_ALL * placement.n_slots))
+    slow_ones = frozenset(listed)
+    if everyone:
+        alike = listed if len(listed) <= MOST_PLACED else []
+        found = _outliers(speed)
+        fast = [] if found else _fast_outliers(speed, placement.slots)
+        listed = (fast or found)[:MOST_PLACED] or _slowest(speed) or alike
+        slow_ones = frozenset(found or listed)
+        if fast:
+            slow_ones = frozenset(np.flatnonzero(speed > speed[fast].max()).tolist())
+    elif step.workload is None:
+        found = _outliers(speed)
+        listed = sorted({*(found[:MOST_PLACED] or _slowest(speed)), *listed})
+        slow_ones = frozenset({*found, *listed})
+    placed = tuple(sorted(listed, key=lambda n: (-speed[n], n)))
+    labels: dict[object, int] = {}
+    keys = {n: (slowdowns.get(n, NodeSlowdown()), float(measured[n])) for n in placed}
+    for node in placed:
+        labels.setdefault(keys[node], len(labels) + 1)
+    classes = {node: labels[keys[node]] for node in placed}
+    others = np.delete(speed, list(placed))
+    differ = bool(others.size and np.ptp(others) > 0.0)
+    return Problem(step, placement.slots, slowdowns, placed, classes, slow_ones, threads, differ)
+
+
+def _outliers(speed: Array) -> list[int]:
+    """Nodes slower than the others' spread explains, by more than 1 %, the slowest first."""
+    middle, off = _middle(speed)
+    slow = np.flatnonzero(speed > middle + off)
+    return [int(n) for n in slow[np.argsort(-speed[slow], kind="stable")]]
+
+
+def _fast_outliers(speed: Array, used: Int) -> list[int]:
+    """Nodes in use that are as much faster than the rest, the fastest first."""
+    middle, off = _middle(speed[used])
+    fast = np.sort(used[speed[used] < middle - off])
+    return [int(n) for n in fast[np.argsort(speed[fast], kind="stable")]]
+
+
+def _middle(speed: Array) -> tuple[float, float]:
+    """Slowness of a typical node, and from which difference on a node is apart.
+
+    Where many nodes are exactly alike, those are typical, though more than half may be slower.
+    """
+    values, counts = np.unique(speed, return_counts=True)
+    if counts.max() >= max(FEW, MANY_ALIKE * speed.size):
+        typical = float(values[counts.argmax()])
+        return typical, LEAST_SLOW * typical
+    middle = float(np.median(speed))
+    spread = float(np.median(np.abs(speed - middle))) * 1.4826
+    return middle, LEAST_SLOW * middle + OUTLIER * spread
+
+
+def _slowest(speed: Array) -> list[int]:
+    """Return the slowest node, if it is slower than a typical one."""
+    slow = (speed == speed.max()) & (speed > np.median(speed))
+    return [int(n) for n in np.flatnonzero(slow)[:1]]
+
+
+def worst_factor(slow: NodeSlowdown) -> float:
+    """Largest factor of a node among those that differ from 1 [1]."""
+    factors = slow.compute, slow.memory or 1.0, slow.network, slow.other
+    return max((x for x in factors if x != 1.0), default=1.0)
+
+
+def slowness(problem: Problem, node: int) -> NodeSlowdown:
+    """How slow a node is; a fitted trace's worker as measured, beside a typical one."""
+    slow = problem.slowdowns.get(node, NodeSlowdown())
+    if problem.step.workload is not None:
+        return slow
+    return slow._replace(compute=slow.compute * float(measured_speeds(problem.step)[node]))
+
+
+def slowest_of(problem: Problem) -> NodeSlowdown:
+    """Slowness of the slowest node, of all that are slow."""
+    return max((slowness(problem, n) for n in sorted(problem.slow)), key=worst_factor)

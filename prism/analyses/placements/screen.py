@@ -1,0 +1,81 @@
+"""Deterministic step times of many placements at once: every effect at its mean, slow nodes slow.
+
+A lane is a placement. Replicas that hold the same nodes end together, so each is run once; what a
+replica's ops take is lowered once for all placements in which it comes up. Left out: what noise
+adds, which selection measures (`prism.analyses.placements.selection`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.placements.clusters import lower
+from prism.engine import jitted as engine
+from prism.simulation.clustermeans import quiet_step, run_lanes
+from prism.simulation.program import Program
+
+Array = NDArray[np.float64]
+
+
+class Screen:
+    """Step times of programs that differ in where nodes are and how slow they are."""
+
+    def __init__(self, program: Program, threads: int = 1) -> None:
+        self._step = quiet_step(program)
+        self._threads = threads
+        self._rows: dict[bytes, int] = {}
+        self._durations: list[NDArray[np.float32]] = []  # by row: [coef]
+
+    def times(self, programs: Iterable[Program]) -> Array:
+        """Return the step time of every program, float64 [program], in seconds."""
+        batches = _batched((self._replicas(p) for p in programs), engine.LANES)
+        with ThreadPoolExecutor(max_workers=self._threads) as pool:
+            # a batch is laid out here while those before it run
+            parts = [
+                (pool.submit(run_lanes, self._step, self._lay(batch)), len(batch))
+                for batch in batches
+            ]
+            times = [part.result()[:n] for part, n in parts]
+        return np.concatenate([*times, np.zeros(0)]).astype(np.float64)
+
+    def _replicas(self, program: Program) -> list[int]:
+        """Rows of a program's distinct replicas, first the first one's: collectives take that."""
+        low, factor = program.low, program.ranks.factor
+        if low.parts.coef.size:  # stretched by the slowest of all replicas
+            return self._add({d.tobytes(): d for d in lower(program, factor)})
+        x = np.ascontiguousarray(np.moveaxis(factor[:, low.member], 1, 0))
+        fixed = [row.tobytes() for row in low.fixed_mean]
+        keys = [x[r].tobytes() + fixed[r % len(fixed)] for r in range(x.shape[0])]
+        first = {key: r for r, key in reversed(list(enumerate(keys)))}
+        new = {key: r for key, r in first.items() if key not in self._rows}
+        if new:
+            found = lower(program, factor, np.array(list(new.values())))
+            self._add(dict(zip(new, found, strict=True)))
+        return [self._rows[key] for key in dict.fromkeys(keys)]
+
+    def _add(self, durations: dict[bytes, NDArray[np.float32]]) -> list[int]:
+        """Rows of durations by key; new ones are kept."""
+        for key, own in durations.items():
+            if key not in self._rows:
+                self._rows[key] = len(self._durations)
+                self._durations.append(own)
+        return [self._rows[key] for key in durations]
+
+    def _lay(self, batch: Sequence[list[int]]) -> NDArray[np.float32]:
+        """Durations of a batch [replica, coef, lane]; a lane's last replica fills up."""
+        most = max(len(rows) for rows in batch)
+        full = [rows + rows[-1:] * (most - len(rows)) for rows in batch]
+        full += full[-1:] * (engine.LANES - len(full))
+        used, index = np.unique(np.array(full), return_inverse=True)
+        table = np.stack([self._durations[row] for row in used])
+        by_lane = table[index.reshape(engine.LANES, most)]
+        return np.ascontiguousarray(np.moveaxis(by_lane, 0, -1))
+
+
+def _batched(items: Iterable[list[int]], n: int) -> Iterator[list[list[int]]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, n)):
+        yield batch

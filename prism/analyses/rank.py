@@ -1,0 +1,368 @@
+"""`prism rank`: which kernels and effects make the time vary, and what fixing each would bring.
+
+Kernel classes and shared effects in one table: shares of the critical path, of its covariance with
+the step time and of the tail (one run); first and total order on the partition into independent
+inputs (pick-freeze); and interventions with common random numbers. Ranked is the step time or the
+time of the run. Left out: plots and the command.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism.analyses.rankings.interactions import measure_interactions
+from prism.analyses.rankings.interventions import (
+    COMPARED_BLOCKS,
+    FASTER,
+    INTERVENTIONS,
+    compare_interventions,
+)
+from prism.analyses.rankings.shares import (
+    Sampler,
+    Shares,
+    list_inputs,
+    measure_residuals,
+    sample_quickly,
+    sample_shares,
+    tracked_variances,
+)
+from prism.analyses.rankings.target import TARGETS, Case, Target, Weights
+from prism.common.attribution import (
+    COMPARED,
+    TAIL,
+    Array,
+    Estimate,
+    PathShares,
+    Variance,
+    path_shares,
+    run_variance,
+    spread_clusters,
+)
+from prism.common.errors import PrismError
+from prism.engine import jitted as engine
+from prism.jobs.job import Job, load_job
+from prism.simulation.causes import class_cvs, effect_cv, time_shares
+from prism.simulation.results import make_dataset, provenance
+from prism.simulation.steps import (
+    Progress,
+    period_ratio,
+    prepare,
+    prepare_variability,
+    run_blocks,
+    settle_call,
+    warm_up,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
+QUICK_REPEATS = 4  # of them repeated with each effect redrawn
+NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
+
+
+def rank(
+    job: Job | str,
+    target: str = "step_time",
+    *,
+    quick: bool = False,
+    interventions: Sequence[str] = ("freeze",),
+    speed_up: float = FASTER,
+    pairs: int = 0,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Rank kernel classes and effects by what they contribute to variance and tail.
+
+    Parameters
+    ----------
+    job : Job or str
+        A job, its file, the name of a shipped one, or a job over a fitted trace.
+    target : str
+        ``step_time``, or ``time_to_train`` of the job's number of steps.
+    quick : bool
+        One run only: shares of the critical path; the total order of a kernel class is then an
+        upper bound, first orders are those of step and rank, and nothing is frozen.
+    interventions : sequence of str
+        Of ``freeze`` (at the median), ``cut`` (tails at p95) and ``speed`` (faster by `speed_up`).
+    speed_up : float
+        Share of its time that ``speed`` saves a kernel class, above 0 and below 1 [1].
+    pairs : int
+        Kernel classes, and effects, whose interactions are measured: the largest so many.
+    seed, threads, progress
+        As in `simulate`.
+
+    Returns
+    -------
+    xarray.Dataset
+        By ``input``, kernel classes first; `summarize_rank` gives sorted lists.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number or name is out of range.
+    """
+    begin = time.perf_counter()
+    job = job if isinstance(job, Job) else load_job(job)
+    seed, threads = settle_call(1, seed, threads)
+    _check(target, interventions, speed_up, pairs, quick)
+    case = _prepare(job, target, seed, threads, progress)
+    values = _one_run(case, quick)
+    asked = () if quick else tuple(interventions)
+    coords: dict[str, Any] = {
+        "input": [entry.name for entry in case.inputs],
+        "input_kind": ("input", [entry.kind for entry in case.inputs]),
+        "bound": ["low", "high"], "intervention": list(asked),
+    }  # fmt: skip
+    if not quick:
+        blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
+        case.sampler.planned = len(asked) * blocks
+        found, weights = _shares(case, values)
+        values |= compare_interventions(case, asked, values, speed_up)
+        if pairs:
+            more, labels = measure_interactions(case, found, weights, pairs)
+            values, coords = values | more, coords | labels
+    call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
+            "pairs": pairs, "seed": seed}  # fmt: skip
+    attrs = provenance(job, call)
+    attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
+    return make_dataset(values, coords, attrs)
+
+
+def _check(
+    target: str, interventions: Sequence[str], speed_up: float, pairs: int, quick: bool
+) -> None:
+    """Refuse what cannot be asked for."""
+    if target not in TARGETS:
+        raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
+    for what in interventions:
+        if what not in INTERVENTIONS:
+            raise PrismError(f"intervention {what}: expected one of {', '.join(INTERVENTIONS)}")
+    if not 0.0 < speed_up < 1.0:
+        raise PrismError(f"speed_up {speed_up:g}: expected a share of the time above 0 and below 1")
+    if pairs < 0:
+        raise PrismError(f"pairs {pairs}: expected 0 or more")
+    if quick and pairs:
+        raise PrismError("pairs: not in a quick ranking, which is one run; leave one of them out")
+
+
+def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress | None) -> Case:
+    """Build what the parts of a ranking share."""
+    if job.variability.dependence == "none":
+        raise PrismError(
+            f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
+        )
+    step = prepare(job, seed)
+    v = prepare_variability(job)
+    warm_up(step.program, seed)
+    residuals = measure_residuals(step, v, seed)
+    inputs = list_inputs(step, residuals)
+    sampler = Sampler(step.program, seed, threads, progress)
+    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, period_ratio(job))
+    return Case(step, v, residuals, inputs, sampler, ranked)
+
+
+def _one_run(case: Case, quick: bool) -> dict[str, Any]:
+    """Figures that a single run with its critical path gives."""
+    step, n_classes = case.step, len(case.step.program.classes)
+    program = tracked_variances(step.program, case.residuals) if quick else step.program
+    drawn = run_blocks(
+        program,
+        range(QUICK_BLOCKS if quick else PATH_BLOCKS),
+        case.sampler.seed,
+        case.sampler.threads,
+        track=True,
+    )
+    steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
+    shares: PathShares = path_shares(path[:, :n_classes], case.sampler.seed)
+    blank = np.full(len(case.inputs) - n_classes, np.nan)
+    no_bounds = np.full((blank.size, 2), np.nan)
+    cv = class_cvs(step.program, case.residuals)
+    values = {
+        "time_share": np.append(time_shares(step.program), blank),
+        "input_cv": np.append(
+            cv, [effect_cv(step.program, e.name) for e in case.inputs[n_classes:]]
+        ),
+        "critical_path_share": np.append(shares.mean, blank),
+        "covariance_share": np.append(shares.covariance, blank),
+        "covariance_share_ci": np.concatenate([shares.covariance_ci, no_bounds]),
+        "tail_share": np.append(shares.tail, blank),
+        "tail_share_ci": np.concatenate([shares.tail_ci, no_bounds]),
+    }
+    values |= _describe(case.target.times(steps, effect))
+    if quick:
+        bound = path[:, n_classes:].mean(axis=(0, 2))
+        values |= _quick_orders(case, steps, effect, bound)
+    return values
+
+
+def _describe(times: Array) -> dict[str, Any]:
+    return {"target_mean": times.mean(), "target_p95": np.quantile(times, TAIL)}
+
+
+def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
+    """Orders as far as one run tells: bounds of classes, correlation of step, spread of rank."""
+    sampler, names = case.sampler, [entry.name for entry in case.inputs]
+    sampler.set_rare_stalls_apart()
+    if sampler.rare is not None:
+        steps = sampler.run(range(len(steps)), sampler.seed)
+    sampler.a, sampler.effects = steps, [effect]
+    total = sample_quickly(sampler, case.inputs, QUICK_REPEATS)
+    variance, first = sampler.variance, np.full(len(case.inputs), np.nan)
+    total[: bound.size] = bound
+    if "step" in names and effect.std() > 0.0:
+        own = steps - steps.mean(axis=1, keepdims=True)
+        r = np.corrcoef(own.ravel(), (effect - effect.mean(axis=1, keepdims=True)).ravel())[0, 1]
+        i = names.index("step")
+        first[i] = r**2 * run_variance(sampler.runs, sampler.control).within
+        total[i] = np.fmax(total[i], first[i])
+    if "rank" in names:
+        first[names.index("rank")] = variance.between
+    weights = case.target.weigh(names, first, variance, float(steps.mean()))
+    first_share, total_share = weights.shares(first, total)
+    return {
+        "first_order": first_share, "total_order": total_share,
+        "total_order_within": _within(case, total, variance), **_whole(case, weights),
+    }  # fmt: skip
+
+
+def _shares(case: Case, values: dict[str, Any]) -> tuple[list[Shares], Weights]:
+    """Add first and total order of every input, of the step or of the run."""
+    shares = sample_shares(case.sampler, case.inputs)
+    variance, mean = case.sampler.variance, float(case.sampler.a.mean())
+    first, total = np.array([s.variances for s in shares]).T
+    names = [entry.name for entry in case.inputs]
+    weights = case.target.weigh(names, first, variance, mean)
+    first_share, total_share = weights.shares(first, total)
+    values |= {
+        "first_order": first_share, "total_order": total_share,
+        "first_order_ci": _bounds(first_share, [s.first for s in shares]),
+        "total_order_ci": _bounds(total_share, [s.total for s in shares]),
+        "total_order_within": _within(case, total, variance),
+        "n_clusters": [len(s.ab) for s in shares], **_whole(case, weights),
+    }  # fmt: skip
+    return shares, weights
+
+
+def _whole(case: Case, weights: Weights) -> dict[str, Any]:
+    """Figures of the target from all clusters that the shares rest on, as far as they tell them."""
+    sampler, parts = case.sampler, weights.variance
+    values = {
+        "target_std": parts.total**0.5, "within_cluster_std": parts.within**0.5,
+        "between_cluster_std": parts.between**0.5,
+    }  # fmt: skip
+    if sampler.rare is None:
+        runs, effects = list(sampler.runs), np.concatenate(sampler.effects)
+        if sampler.control is not None and sampler.control.variance > 0.0:
+            quiet = sampler.control.times
+            runs = [spread_clusters(run, own) for run, own in zip(runs, quiet, strict=True)]
+        steps = np.concatenate(runs)
+        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
+        return values | _describe(case.target.times(steps, effects))
+    if case.target.name == "step_time":  # the runs lack stalls, but for what these add to the mean
+        mean = np.mean([run.mean() for run in sampler.runs])
+        values["target_mean"] = float(mean) + sampler.rare.mean
+    return values
+
+
+def _within(case: Case, total: Array, variance: Variance) -> Array:
+    """Total order over the variance within a cluster; none for what is drawn once per cluster."""
+    persistent = [engine.RANK in entry.streams for entry in case.inputs]
+    return np.where(persistent, np.nan, total / (variance.within or np.inf))
+
+
+def _bounds(values: Array, estimates: list[Estimate]) -> Array:
+    """Intervals of shares, as wide in relation to them as those of estimates [input, bound]."""
+    own = np.array([e.value for e in estimates])
+    ratio = np.divide(values, own, out=np.ones_like(own), where=own != 0.0)
+    return np.asarray(np.array([[e.low, e.high] for e in estimates]) * ratio[:, None])
+
+
+def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise a ranking as the JSON object the command prints; times in seconds."""
+    rows = [_row(dataset, i) for i in range(dataset.sizes["input"])]
+    rows.sort(key=lambda row: -(row["total_order"] or 0.0))
+    call = json.loads(dataset.attrs["call"])
+    if call["quick"]:  # a bound may lie above the whole
+        for row in rows:
+            row["total_order"] = (
+                None if row["total_order"] is None else min(1.0, row["total_order"])
+            )
+    kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
+    kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
+    by = {s: [r["name"] for r in sorted(kernels, key=lambda r, s=s: -r[s])][:5]  # type: ignore[misc]
+          for s in ("covariance_share", "tail_share")}  # fmt: skip
+    apart = [
+        row["name"] for row in kernels
+        if abs(row["tail_share"] - row["covariance_share"]) > NOTABLE
+    ]  # fmt: skip
+    return {
+        "job": dataset.attrs["job_name"], "target": call["target"], "quick": call["quick"],
+        "seed": call["seed"], "mean": float(dataset.target_mean), "std": float(dataset.target_std),
+        "p95": float(dataset.target_p95),
+        "within_cluster_std": float(dataset.within_cluster_std),
+        "between_cluster_std": float(dataset.between_cluster_std),
+        "kernels": kernels,
+        "effects": [row for row in rows if kinds[row["name"]] == "effects"],
+        "tail_order_differs": by["covariance_share"] != by["tail_share"],
+        "tail_differs": apart,
+        "speed_up": call.get("speed_up", FASTER), **_interactions(dataset),
+        "wall_seconds": float(dataset.attrs["wall_seconds"]),
+    }  # fmt: skip
+
+
+def _interactions(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Pairs, the largest first, and what each effect makes through each class; where asked."""
+    if "pair_joint" not in dataset:
+        return {}
+    pairs = []
+    for i in range(dataset.sizes["pair"]):
+        here = dataset.isel(pair=i)
+        row: dict[str, Any] = {"names": [str(here.pair_first.values), str(here.pair_second.values)]}
+        for name, variable in (("second_order", "pair_order"), ("joint", "pair_joint")):
+            row[name] = float(here[variable])
+            row[f"{name}_ci"] = here[f"{variable}_ci"].values.tolist()
+        pairs.append(row)
+    through = {
+        str(effect): {
+            str(name): float(share)
+            for name, share in zip(dataset.kernel_class.values, row, strict=True)
+        }
+        for effect, row in zip(dataset.effect.values, dataset.through_class.values, strict=True)
+    }
+    return {"pairs": sorted(pairs, key=lambda p: -p["joint"]), "through_class": through}
+
+
+def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
+    """Figures of one input; None where there is none."""
+    here = dataset.isel(input=i)
+    row: dict[str, Any] = {"name": str(here.input.values), "cv": _number(here, "input_cv")}
+    for name in ("time_share", "critical_path_share", "covariance_share", "tail_share",
+                 "first_order", "total_order", "total_order_within"):  # fmt: skip
+        row[name] = _number(here, name)
+    for name in ("first_order_ci", "total_order_ci", "covariance_share_ci", "tail_share_ci"):
+        values = here[name].values.tolist() if name in here else []
+        row[name] = values if values and np.all(np.isfinite(values)) else None
+    row["n_clusters"] = int(here.n_clusters) if "n_clusters" in here else None
+    for what in dataset.intervention.values if "std_if" in dataset else ():
+        changed = here.sel(intervention=what)
+        suffix = {"freeze": "frozen", "cut": "cut", "speed": "faster"}[str(what)]
+        tail = "" if what == "freeze" else f"_{suffix}"
+        for name in COMPARED:
+            row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
+            row[f"{name}_reduction{tail}"] = _number(changed, f"{name}_reduction")
+            row[f"{name}_reduction{tail}_ci"] = changed[f"{name}_reduction_ci"].values.tolist()
+    for name in ("std_if_frozen", "p95_if_frozen", *(f"{n}_reduction" for n in COMPARED)):
+        row.setdefault(name, None)
+    return row
+
+
+def _number(dataset: "xr.Dataset", name: str) -> float | None:
+    if name not in dataset:
+        return None
+    value = float(dataset[name])
+    return value if np.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""A ranking's target, shares of its variance, interventions and interactions."""

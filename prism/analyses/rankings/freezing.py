@@ -1,0 +1,183 @@
+"""Interventions: what a step would be if one cause of its variation were fixed.
+
+A frozen kernel class has every random multiplier at its median, those that it shares included; a
+frozen effect has all its draws there. Tails are cut at a quantile, and classes made faster. The
+programs that come out are run with the same keys as before, so that only what was changed differs.
+Left out: interventions that change the graph.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.tables import N_CELLS, sample_table
+from prism.engine import jitted as engine
+from prism.jobs.job import Job
+from prism.simulation.assembly import build_program
+from prism.simulation.causes import has_fixed_ranks
+from prism.simulation.program import Program
+from prism.simulation.variability import Treatment, Variability
+from prism.workload.opgraph import StepGraph
+
+Int = NDArray[np.int32]
+
+
+def treat_class(
+    job: Job, graph: StepGraph, v: Variability, name: str, treatment: Treatment, seed: int
+) -> Program:
+    """Build a job's program anew with one kernel class treated."""
+    return build_program(job, graph, replace(v, treatments={name: treatment}), seed)
+
+
+class _Tables:
+    """Tables of a program, and copies of them held at their median or cut."""
+
+    def __init__(self, program: Program, cut: float = 0.0) -> None:
+        self.tables, self.cut = program.tables, cut
+        self.index: dict[int, int] = {}
+        self.extra: list[NDArray[np.float32]] = []
+
+    def __call__(self, indices: Int) -> Int:
+        """Return indices of the changed tables; -1 stays."""
+        out = np.array([self._one(int(i)) for i in np.ravel(indices)], np.int32)
+        return np.ascontiguousarray(out.reshape(np.shape(indices)), np.int32)
+
+    def _one(self, i: int) -> int:
+        if i < 0:
+            return -1
+        if i not in self.index:
+            self.index[i] = len(self.tables) + len(self.extra)
+            table = self.tables[i]
+            self.extra.append(cut_table(table, self.cut) if self.cut else median_table(table))
+        return self.index[i]
+
+    def stack(self) -> NDArray[np.float32]:
+        """All tables, the changed ones behind."""
+        if not self.extra:
+            return self.tables
+        return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
+
+
+def _value(table: NDArray[np.float32], q: float) -> np.float32:
+    word = np.array([min(q, 1.0 - 2.0**-32) * 2.0**32], np.float64).astype(np.uint32)
+    return np.float32(sample_table(table, word)[0])
+
+
+def median_table(table: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a table that is everywhere at the median of another."""
+    out = np.zeros((N_CELLS, 2), np.float32)
+    out[:, 0] = _value(table, 0.5)
+    return out
+
+
+def cut_table(table: NDArray[np.float32], q: float) -> NDArray[np.float32]:
+    """Return a table whose values end at the quantile q of another, q <= 0.99."""
+    out, first = table.copy(), int(np.ceil(q * 1024))
+    out[first:] = _value(table, first / 1024), 0.0
+    return out
+
+
+def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
+    """Hold a shared effect at its median, or with ``cut`` below that quantile.
+
+    Congestion is held off where it is the exception, and stalls (whose median is none) are left
+    out while the work between them stays as fast as it is. A call effect lowered into the residual
+    of an op is taken out of it; its median and its tail are not told apart from the residual's.
+    """
+    change, bank, ranks = _Tables(program, cut), program.bank, program.ranks
+    low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
+    jitter = program.jitter
+    if name == "rank":
+        ranks = ranks._replace(tables=change(ranks.tables))
+        if has_fixed_ranks(program):
+            ranks, low = _level_ranks(program)
+    elif name == "step":
+        bank = bank._replace(step_table=change(bank.step_table))
+        step_table = int(change(np.array([step_table], np.int32))[0])
+    elif name == "microbatch":
+        bank = bank._replace(mb_table=change(bank.mb_table))
+    elif name == "expert":
+        bank = bank._replace(call_table=change(bank.call_table))
+    elif name in ("call", "rank_step"):
+        bank = bank._replace(call_table=change(bank.call_table))
+        low = low._replace(call_cv=np.zeros_like(low.call_cv))
+    elif name == "regime":
+        links = links._replace(probability=float(links.probability > 0.5))
+    elif name == "jitter":
+        jitter = jitter._replace(table=int(change(np.array([jitter.table], np.int32))[0]))
+    elif cut:
+        stalls = stalls._replace(table=int(change(np.array([stalls.table], np.int32))[0]))
+    else:
+        stalls = stalls._replace(duration=0.0)
+    return replace(
+        program, bank=bank, ranks=ranks, low=low, links=links, stalls=stalls,
+        step_table=step_table, jitter=jitter, tables=change.stack(),
+    )  # fmt: skip
+
+
+def _level_ranks(program: Program) -> tuple[engine.Ranks, engine.Lowering]:
+    """Give all GPUs the factor of a typical one, 1; what a measured one adds in seconds goes."""
+    ranks, low = program.ranks, program.low
+    mean = low.fixed_mean.copy()
+    if program.typical is not None:
+        mean[:] = program.typical
+        own = low.coef_stage < 0  # without a rank effect: as fast as measured
+        mean[:, own] = low.fixed_mean[:, own]
+    return ranks._replace(factor=np.ones_like(ranks.factor)), low._replace(fixed_mean=mean)
+
+
+def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment) -> Program:
+    """Treat whole ops, where each holds one kernel class, as those of a trace do.
+
+    Parameters
+    ----------
+    program : Program
+    chosen : bool [coef]
+    treatment : Treatment
+    """
+    change = _Tables(program, 0.0 if treatment.frozen else treatment.cut)
+    ops, bank, ranks, low = program.ops, program.bank, program.ranks, program.low
+    hit = np.where((ops.kind == engine.DRAW) & chosen[ops.coef])[0]
+    table = ops.table.copy()
+    if treatment.frozen or treatment.cut < 1.0:
+        table[hit] = change(table[hit])
+    ops = ops._replace(table=table)
+    segments = np.zeros(low.seg_cv.size, bool)
+    for c in np.flatnonzero(chosen):
+        segments[low.coef_seg[low.coef_seg_ptr[c] : low.coef_seg_ptr[c + 1]]] = True
+    if treatment.frozen:
+        bank, vec = _freeze_vectors(bank, ops.vec, hit, change)
+        ops, n = ops._replace(vec=vec), ranks.tables.size
+        seg_mean = np.concatenate([low.seg_mean, np.zeros_like(low.seg_mean)], axis=1)
+        seg_mean[segments, n:], seg_mean[segments, :n] = seg_mean[segments, :n], 0.0
+        ranks = ranks._replace(
+            tables=np.concatenate([ranks.tables, change(ranks.tables)]),
+            factor=np.concatenate([ranks.factor, ranks.factor]),
+        )
+        low = low._replace(seg_mean=seg_mean)
+    f = treatment.factor
+    low = low._replace(
+        seg_mean=low.seg_mean * np.where(segments, f, 1.0)[:, None],
+        fixed_mean=low.fixed_mean * np.where(chosen, f, 1.0)[None, :, None],
+        fixed_var=low.fixed_var * np.where(chosen, f * f, 1.0),
+    )
+    return replace(program, ops=ops, bank=bank, ranks=ranks, low=low, tables=change.stack())
+
+
+def _freeze_vectors(
+    bank: engine.Bank, vec: Int, hit: NDArray[np.int64], change: _Tables
+) -> tuple[engine.Bank, Int]:
+    """Copy the shared-effect vectors of some ops, every effect at its median."""
+    used = np.unique(vec[hit])
+    copies = np.zeros(bank.mb.size, np.int32)
+    copies[used] = bank.mb.size + np.arange(used.size)
+    vec = vec.copy()
+    vec[hit] = copies[vec[hit]]
+    joined = {
+        name: np.concatenate([getattr(bank, name), getattr(bank, name)[..., used]], axis=-1)
+        for name in ("step_table", "mb_table", "mb", "call_table", "call_draw", "link", "is_global")
+    }
+    for name in ("step_table", "mb_table", "call_table"):
+        joined[name][..., bank.mb.size :] = change(getattr(bank, name)[..., used])
+    return engine.Bank(n_microbatches=bank.n_microbatches, **joined), vec

@@ -1,0 +1,177 @@
+"""What fixing one cause would bring: its tail cut, frozen, or faster, with common random numbers.
+
+An intervention changes the program and nothing else; both programs run under the same keys, on the
+same clusters. Left out: how a program is changed, see `prism.analyses.rankings.freezing`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prism.analyses.rankings.freezing import freeze_effect, treat_class, treat_ops
+from prism.analyses.rankings.target import Case
+from prism.common.attribution import (
+    COMPARED,
+    Array,
+    Estimate,
+    reduction,
+    share_interval,
+    spread_clusters,
+)
+from prism.engine import jitted as engine
+from prism.simulation.causes import Input
+from prism.simulation.clustermeans import cluster_times
+from prism.simulation.program import Program
+from prism.simulation.steps import run_blocks
+from prism.simulation.variability import Treatment
+
+INTERVENTIONS = ("freeze", "cut", "speed")
+CUT = 0.95  # quantile at which tails are cut
+FASTER = 0.1  # share of its time that a class made faster saves, unless told
+COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
+NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
+KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
+
+
+def compare_interventions(
+    case: Case, asked: Sequence[str], whole: dict[str, Any], faster: float = FASTER
+) -> dict[str, Any]:
+    """Mean, spread and quantiles with each input frozen, cut or made faster.
+
+    Parameters
+    ----------
+    case : Case
+    asked : sequence of str
+        Of `INTERVENTIONS`.
+    whole : mapping
+        Mean, std and p95 of the target from all clusters: what is left of them is these less the
+        reductions, since the few clusters compared would not tell them.
+    faster : float
+        Share of its time that a class made faster saves [1].
+
+    Returns
+    -------
+    dict of str to ndarray
+        Variables of the dataset [intervention, input]; an effect is never made faster (NaN).
+    """
+    shape = (len(asked), len(case.inputs))
+    out = {f"{n}_if": np.full(shape, np.nan) for n in COMPARED}
+    for n in COMPARED:
+        out[f"{n}_reduction"] = np.full(shape, np.nan)
+        out[f"{n}_reduction_ci"] = np.full((*shape, 2), np.nan)
+    quiet, seed = _quiet_times(case), case.sampler.seed
+    before = {
+        kind: _compared(case, case.step.program, blocks, quiet.get(kind))
+        for kind, blocks in COMPARED_BLOCKS.items()
+    }
+    for i, what in enumerate(asked):
+        for j, entry in enumerate(case.inputs):
+            program = intervene(case, entry, what, faster)
+            if program is None:
+                continue
+            steady = what == "freeze" and entry.name == "step"
+            own = _quiet_after(case, entry, what, program, quiet)
+            after = _compared(case, program, COMPARED_BLOCKS[entry.kind], own, steady)
+            for name, (left, saved) in reduction(before[entry.kind], after, seed).items():
+                if name in ("mean", "std"):
+                    saved = _with_rare_stalls(case, entry, what, name, saved)
+                if f"target_{name}" in whole:
+                    left = whole[f"target_{name}"] * (1.0 - saved.value)
+                out[f"{name}_if"][i, j] = left
+                out[f"{name}_reduction"][i, j] = saved.value
+                out[f"{name}_reduction_ci"][i, j] = saved.low, saved.high
+    return out
+
+
+def _with_rare_stalls(case: Case, entry: Input, what: str, name: str, saved: Estimate) -> Estimate:
+    """Return what an intervention saves of mean or spread, from what it saves where none stalls.
+
+    Notes
+    -----
+    With V the variance of steps without stalls and S what stalls add to it, the spread falls by
+    1 - sqrt(((1 - r)^2 V + f S) / (V + S)): r is the reduction without stalls, and f the share of S
+    that is left, 1 but for interventions on the stalls themselves.
+    """
+    sampler = case.sampler
+    if sampler.rare is None or case.target.name != "step_time":
+        return saved
+    is_stall, left = engine.STALL in entry.streams, 1.0
+    if name == "mean":
+        if not is_stall or what != "freeze":
+            return saved
+        part = sampler.rare.delay / (sampler.a.mean() + sampler.rare.mean)
+        half = 2.0 * part.std(ddof=1) / part.size**0.5
+        return Estimate(*(float(part.mean() + k * half) for k in (0, -1, 1)))
+    if is_stall:
+        left = 0.0 if what == "freeze" else sampler.rare.left_by(CUT)
+    args = sampler.a, sampler.b, sampler.seed, sampler.control, False, sampler.added
+    stalls = share_interval(sampler.rare.added, *args)
+    pairs = (
+        ((r, stalls.value) for r in saved) if left == 1.0 else ((saved.value, s) for s in stalls)
+    )
+    kept = ((1.0 - r) ** 2 * (1.0 - s) + left * s for r, s in pairs)
+    return Estimate(*(1.0 - max(0.0, x) ** 0.5 for x in kept))
+
+
+def _quiet_times(case: Case) -> dict[str, Array]:
+    """Quiet times to spread the clusters of a comparison by; none where clusters matter little."""
+    control, variance = case.sampler.control, case.sampler.variance
+    if control is None or control.variance == 0.0:
+        return {}
+    if case.target.name == "step_time" and variance.between < NOTABLE_CLUSTERS * variance.total:
+        return {}
+    return {"kernels": control.times[0][:KERNEL_CONTROL], "effects": control.times[0]}
+
+
+def _quiet_after(
+    case: Case, entry: Input, what: str, program: Program, quiet: dict[str, Array]
+) -> Array | None:
+    """Quiet times under an intervention: a class's own; effects other than ranks leave them."""
+    if entry.kind not in quiet:
+        return None
+    before = quiet[entry.kind]
+    if entry.kind == "effects" and engine.RANK not in entry.streams:
+        return before
+    if entry.kind == "effects" and what == "freeze":
+        return np.zeros_like(before)
+    sampler = case.sampler
+    times = cluster_times(program, range(before.size), sampler.seed, sampler.threads)
+    return times.astype(np.float64)
+
+
+def _compared(
+    case: Case, program: Program, n: int, quiet: Array | None, steady: bool = False
+) -> Array:
+    """Target under a changed program [cluster, replicate], with the base's keys."""
+    sampler = case.sampler
+    if sampler.rare is not None and case.target.name == "step_time":
+        program = freeze_effect(program, "stall")  # what few stalls bring is added apart
+    times, effect, _, _ = run_blocks(program, range(n), sampler.seed, sampler.threads)
+    sampler.advance(n)
+    steps, effects = times.astype(np.float64), effect.astype(np.float64)
+    if quiet is not None:
+        steps = spread_clusters(steps, quiet)
+        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
+    return case.target.times(steps, effects, steady)
+
+
+def intervene(case: Case, entry: Input, what: str, faster: float = FASTER) -> Program | None:
+    """Return the program with one input frozen, its tail cut, or a class made faster.
+
+    An effect cannot be made faster: None.
+    """
+    step = case.step
+    if entry.kind == "effects":
+        if what == "speed":
+            return None
+        return freeze_effect(step.program, entry.name, CUT if what == "cut" else 0.0)
+    treatment = {
+        "freeze": Treatment(frozen=True),
+        "cut": Treatment(cut=CUT),
+        "speed": Treatment(factor=1.0 - faster),
+    }[what]
+    if step.workload is None:
+        k = step.program.classes.index(entry.name)
+        return treat_ops(step.program, step.program.shares[:, k] > 0.0, treatment)
+    return treat_class(step.job, step.graph, case.v, entry.name, treatment, case.sampler.seed)

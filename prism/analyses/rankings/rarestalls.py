@@ -1,0 +1,127 @@
+"""Stalls too rare to be met in the runs of a ranking: drawn more often, and weighed back.
+
+A step is what it takes without stalls, T, and what its stalls add, D. Var(T + D) = Var T +
+E[2 (T - E T) D + D^2] - (E D)^2, each part to be had where it is seen: the first from steps without
+stalls, the rest from steps with many, each weighed by how much likelier its stalls were made
+(importance sampling). Left out: what stalls change in the shares of other inputs.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from prism.analyses.rankings.freezing import cut_table, freeze_effect
+from prism.common.attribution import Array
+from prism.distributions.tables import sample_table
+from prism.engine import jitted as engine
+from prism.simulation.causes import Input, stall_bound, swap_keys
+from prism.simulation.program import Program, stream_keys
+from prism.simulation.steps import run_blocks
+
+RARE = 0.02  # stalls per step below which they are drawn more often
+OFTEN = 0.25  # stalls per step then: enough to be seen, and rarely two in a step
+MOST = 0.5  # probability of one group's stall, at most
+
+
+@dataclass
+class RareStalls:
+    """Runs with stalls drawn more often, beside those without any, by cluster."""
+
+    calm: Program  # without stalls, as fast between them
+    often: Program
+    log_odds: Array  # [stage] weight of a stall in place of none
+    log_none: float  # weight of a step without any
+    seeds: tuple[int, int, int]
+    added: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] variance by stalls [s^2]
+    first: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] of it, first order
+    total: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] and total order
+    delay: Array = field(default_factory=lambda: np.zeros(0))  # [cluster] D [s]
+
+    @property
+    def mean(self) -> float:
+        """What stalls add to the mean step [s]."""
+        return float(self.delay.mean())
+
+    def weights(self, n: int, seed: int) -> Array:
+        """Likelihood of the stalls of n clusters over that under which they were drawn."""
+        stalls, key = self.often.stalls, stream_keys(seed)[engine.STALL]
+        out = np.full((n, engine.LANES), self.log_none)
+        words = np.empty((4, engine.LANES), np.uint32)
+        groups = [(0, 0)]
+        if stalls.entity == engine.GROUP_STALL:
+            stages = np.flatnonzero(np.diff(stalls.op_ptr)).tolist()
+            groups = [(s, r) for r in range(self.often.graph.n_replicas) for s in stages]
+        for i in range(n):
+            for stage, replica in groups:
+                lane0 = i * engine.LANES
+                engine.philox_lanes(stage, replica, lane0, engine.STALL, key[0], key[1], words)
+                hit = words[0] < np.uint64(stalls.probability[stage] * 4294967296.0)
+                out[i, hit] += self.log_odds[stage]
+        return np.asarray(np.exp(out))
+
+    def measure(self, entry: Input, a: Array, b: Array, threads: int) -> None:
+        """Measure what stalls add in the clusters of two runs without them [cluster, lane]."""
+        n, (seed, other, third) = len(a), self.seeds
+        runs: dict[str, int | engine.Keys] = {
+            "aa": seed, "ab": swap_keys(entry, seed, other, third),
+            "bb": other, "ba": swap_keys(entry, other, seed, third),
+        }  # fmt: skip
+        drawn = {k: run_blocks(self.often, range(n), keys, threads)[0] for k, keys in runs.items()}
+        delay = {k: x.astype(np.float64) - (a if k[0] == "a" else b) for k, x in drawn.items()}
+        wa, wb = self.weights(n, seed), self.weights(n, other)
+        d, e = delay["aa"] - delay["ab"], delay["ba"] - delay["bb"]
+        self.first = 0.5 * (wa * wb * d * e).mean(axis=1)
+        self.total = 0.25 * (wa * wb * (d * d + e * e)).mean(axis=1)
+        self.delay = 0.5 * (wa * delay["aa"] + wb * delay["bb"]).mean(axis=1)
+        parts = _added(wa, a, delay["aa"]) + _added(wb, b, delay["bb"])
+        self.added = 0.5 * parts - self.mean**2
+
+    def measure_once(self, a: Array, threads: int) -> None:
+        """Measure what stalls add in the clusters of one run; their total order is a bound."""
+        n, seed = len(a), self.seeds[0]
+        delay = run_blocks(self.often, range(n), seed, threads)[0].astype(np.float64) - a
+        w = self.weights(n, seed)
+        self.delay, self.total = (w * delay).mean(axis=1), (w * delay * delay).mean(axis=1)
+        self.added = _added(w, a, delay) - self.mean**2
+
+    def left_by(self, cut: float) -> float:
+        """Share of the added variance that is left where stalls' lengths end at a quantile."""
+        table = self.often.tables[self.often.stalls.table]
+        words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
+        square = [float(((1.0 + sample_table(t, words).astype(float)) ** 2).mean())
+                  for t in (table, cut_table(table, cut))]  # fmt: skip
+        return square[1] / square[0]
+
+
+def _added(w: Array, t: Array, d: Array) -> Array:
+    """Variance that weighted delays add to steps, but for the square of their mean [cluster]."""
+    return np.asarray((w * (2.0 * (t - t.mean()) * d + d * d)).mean(axis=1))
+
+
+def find_rare_stalls(program: Program, seeds: tuple[int, int, int]) -> RareStalls | None:
+    """Return the programs to measure stalls with, where they are rare.
+
+    Parameters
+    ----------
+    program : Program
+    seeds : (int, int, int)
+        Of the two runs, and the third of `prism.simulation.causes.swap_keys`.
+    """
+    stalls, (rate, _) = program.stalls, stall_bound(program)
+    if not 0.0 < rate < RARE:
+        return None
+    p = stalls.probability
+    more = np.minimum(p * OFTEN / rate, MOST)
+    has_work = (
+        np.diff(stalls.op_ptr) > 0 if stalls.entity == engine.GROUP_STALL else np.ones(1, bool)
+    )
+    copies = program.graph.n_replicas if stalls.entity == engine.GROUP_STALL else 1
+    none = np.log1p(-p) - np.log1p(-more)
+    odds = np.log(np.divide(p, more, out=np.ones_like(p), where=more > 0.0)) - none
+    return RareStalls(
+        calm=freeze_effect(program, "stall"),
+        often=replace(program, stalls=stalls._replace(probability=more)),
+        log_odds=odds,
+        log_none=copies * float(none[: has_work.size][has_work].sum()),
+        seeds=seeds,
+    )

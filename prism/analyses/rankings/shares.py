@@ -1,0 +1,302 @@
+"""Sampling for `prism rank`: pick-freeze runs, spent where shares are uncertain.
+
+Evaluations are blocks of 64 steps, one cluster each. Every input starts with a few; those whose
+interval is wider than asked for are doubled. Left out: what the figures are called, see
+`prism.analyses.rank`.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from prism.analyses.rankings.rarestalls import RareStalls, find_rare_stalls
+from prism.common.attribution import (
+    Array,
+    ClusterControl,
+    Estimate,
+    PickFreeze,
+    Variance,
+    control_slope,
+    partial_variances,
+    run_variance,
+    share_interval,
+)
+from prism.engine import jitted as engine
+from prism.simulation.causes import (
+    Input,
+    Residuals,
+    lowered_residuals,
+    nominal_seconds,
+    partition,
+    single_class_residuals,
+    swap_keys,
+)
+from prism.simulation.clustermeans import cluster_times
+from prism.simulation.lowering import Lowerer
+from prism.simulation.program import Program
+from prism.simulation.steps import Progress, Step, run_blocks
+from prism.simulation.variability import Variability
+
+PILOT_BLOCKS = 4
+MAX_BLOCKS = 1024
+BUDGET = 30_000_000_000  # op-samples of pick-freeze runs, about a minute on two cores
+HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
+MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times are a control
+CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
+
+
+@dataclass
+class Shares:
+    """Runs and shares of one input."""
+
+    entry: Input
+    ab: Array
+    ba: Array
+    first: Estimate = Estimate(0.0, 0.0, 0.0)
+    total: Estimate = Estimate(0.0, 0.0, 0.0)
+    variances: tuple[float, float] = (0.0, 0.0)  # first and total order [s^2]
+
+    @property
+    def is_persistent(self) -> bool:
+        """Tell whether it is drawn once per cluster: all that clusters' means differ by."""
+        return engine.RANK in self.entry.streams
+
+    @property
+    def is_wide(self) -> bool:
+        """Tell whether the interval is wider than asked for."""
+        target = HALF_WIDTH if self.total.value < 0.5 else WIDE_HALF_WIDTH
+        return max(self.total.half_width, self.first.half_width) > target
+
+
+@dataclass
+class Sampler:
+    """Runs of one program under two independent seeds, and with single inputs swapped."""
+
+    program: Program
+    seed: int
+    threads: int
+    progress: Progress | None = None
+    a: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
+    b: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
+    effects: list[Array] = field(default_factory=list)  # of all blocks of a, b: [block, lane]
+    control: ClusterControl | None = None
+    rare: RareStalls | None = None  # where stalls are: the program is then that without them
+    done: int = 0
+    planned: int = 0
+
+    def __post_init__(self) -> None:
+        state = np.random.SeedSequence([self.seed, 4]).generate_state(2, np.uint64)
+        self.other, self.third = (int(word) for word in state)
+
+    def set_rare_stalls_apart(self) -> None:
+        """Run without stalls where they are rare; what they add is measured apart."""
+        self.rare = find_rare_stalls(self.program, (self.seed, self.other, self.third))
+        if self.rare is not None:
+            self.program = self.rare.calm
+
+    def run(self, blocks: range, keys: int | engine.Keys) -> Array:
+        """Return step times [block, lane] [s]."""
+        times = run_blocks(self.program, blocks, keys, self.threads)[0]
+        self.advance(len(blocks))
+        return times.astype(np.float64)
+
+    def advance(self, blocks: int) -> None:
+        """Count blocks done, and report them."""
+        self.done += blocks
+        if self.progress is not None:
+            self.progress(self.done, max(self.done, self.planned))
+
+    def extend_base(self, n: int) -> None:
+        """Bring the two runs that everything is compared with to n clusters."""
+        if len(self.a) >= n:
+            return
+        more, effects = range(len(self.a), n), []
+        for name, key in (("a", self.seed), ("b", self.other)):
+            times, effect, _, _ = run_blocks(self.program, more, key, self.threads)
+            setattr(self, name, np.concatenate([getattr(self, name), times.astype(np.float64)]))
+            effects.append(effect.astype(np.float64))
+            self.advance(len(more))
+        old = self.effects or [np.empty((0, engine.LANES))] * 2
+        self.effects = [np.concatenate(pair) for pair in zip(old, effects, strict=True)]
+
+    def extend(self, shares: Shares, n: int) -> None:
+        """Bring an input's runs to n clusters."""
+        self.extend_base(n)
+        if self.rare is not None and engine.STALL in shares.entry.streams:
+            self._extend_stalls(self.rare, shares, n)
+            return
+        more = range(len(shares.ab), n)
+        there = swap_keys(shares.entry, self.seed, self.other, self.third)
+        back = swap_keys(shares.entry, self.other, self.seed, self.third)
+        shares.ab = np.concatenate([shares.ab, self.run(more, there)])
+        shares.ba = np.concatenate([shares.ba, self.run(more, back)])
+
+    def _extend_stalls(self, rare: RareStalls, shares: Shares, n: int) -> None:
+        """Measure rare stalls in n clusters; the swapped runs themselves say nothing of them."""
+        rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
+        shares.ab, shares.ba = self.a[:n], self.b[:n]
+        self.advance(4 * n)
+
+    @property
+    def runs(self) -> tuple[Array, ...]:
+        """Runs at hand; a quick ranking has the first alone."""
+        return (self.a, self.b) if len(self.b) else (self.a,)
+
+    @property
+    def variance(self) -> Variance:
+        """Variance of a step."""
+        own = run_variance(self.runs, self.control)
+        if self.rare is None or not self.rare.added.size:
+            return own
+        return Variance(own.within + float(self.rare.added.mean()), own.between)
+
+    @property
+    def added(self) -> Array | None:
+        """Variance by rare stalls, which the runs lack [cluster]."""
+        return None if self.rare is None else self.rare.added
+
+    def estimate(self, shares: Shares) -> None:
+        """Update an input's shares from its runs.
+
+        The first order of what is drawn once per cluster is the variance between clusters; only
+        its interactions are left to the swapped runs.
+        """
+        n, between = len(shares.ab), shares.is_persistent
+        runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
+        first, total = partial_variances(runs)
+        if self.rare is not None and engine.STALL in shares.entry.streams:
+            first, total = self.rare.first, self.rare.total
+        if between:
+            first, total = np.zeros(n), total - first
+        own = self.variance.between if between else 0.0
+        shares.variances = own + float(first.mean()), own + float(total.mean())
+        args = self.a, self.b, self.seed, self.control, between, self.added
+        shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
+
+    def find_control(
+        self, seeds: tuple[int, ...], runs: tuple[Array, ...], half_width: float
+    ) -> ClusterControl:
+        """Return quiet times of as many clusters as the share between clusters asks for.
+
+        `half_width` is that of this share, as far as the control tells it. Those at hand are of the
+        same seeds.
+        """
+        times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
+        n = max(MIN_CONTROL, len(runs[0]), times[0].size)
+        while True:
+            for i, key in enumerate(seeds):
+                more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
+                times[i] = np.concatenate([times[i], more.astype(np.float64)])
+            control = ClusterControl(tuple(times))
+            variance = run_variance(runs, control)
+            share = variance.between / (variance.total or 1.0)
+            error = 2.0 * share * (1.0 - share) * control.error
+            if error <= half_width or n >= MAX_CONTROL:
+                return control
+            n *= 2
+
+
+def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
+    """First and total order of all inputs, with more clusters where intervals are wide.
+
+    An input's interval narrows as its own runs grow; the variance that it is a share of is that of
+    the longest runs of all.
+    """
+    sampler.set_rare_stalls_apart()
+    none = np.empty((0, engine.LANES))
+    out = [Shares(entry, none, none) for entry in inputs]
+    alive = [s for s in out if not s.entry.is_constant]
+    sampler.planned += 2 * PILOT_BLOCKS * (1 + 2 * len(alive))
+    n, wide, spent = PILOT_BLOCKS, alive, 0
+    sampler.extend_base(n)
+    while wide:
+        for shares in wide:
+            sampler.extend(shares, n)
+        seeds = (sampler.seed, sampler.other)
+        runs = (sampler.a, sampler.b)
+        sampler.control = sampler.find_control(seeds, runs, CONTROL_HALF_WIDTH)
+        for shares in alive:
+            sampler.estimate(shares)
+        wide = [s for s in alive if s.is_wide and len(s.ab) == n]
+        n *= 2
+        cost = n * (len(wide) + 1) * sampler.program.n_draws * engine.LANES
+        if n > MAX_BLOCKS or spent + cost > BUDGET:
+            break
+        spent += cost
+        sampler.planned += n * (len(wide) + 1)
+    return out
+
+
+def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
+    """Total order of shared effects [s^2] from a few clusters of one run, each swapped alone.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        With the run; its control and what rare stalls add are found here.
+    inputs : list of Input
+        Those of other kinds get NaN.
+    n : int
+        Clusters to repeat.
+
+    Returns
+    -------
+    float64 [input]
+    """
+    base, rare = sampler.a, sampler.rare
+    control = sampler.find_control((sampler.seed,), (base,), HALF_WIDTH)
+    sampler.control = control
+    if rare is not None:
+        rare.measure_once(base, sampler.threads)
+        sampler.advance(len(base))
+    total = np.full(len(inputs), np.nan)
+    for i, entry in enumerate(inputs):
+        if entry.kind != "effects" or entry.is_constant:
+            continue
+        if rare is not None and engine.STALL in entry.streams:
+            total[i] = float(rare.total.mean())
+            continue
+        keys = swap_keys(entry, sampler.seed, sampler.other, sampler.third)
+        total[i] = 0.5 * float(((base[:n] - sampler.run(range(n), keys)) ** 2).mean())
+        if engine.RANK in entry.streams:  # few clusters: correct for how far apart these were
+            other = cluster_times(sampler.program, range(n), sampler.other, sampler.threads)
+            apart = 0.5 * float(((control.times[0][:n] - other) ** 2).mean())
+            total[i] -= control_slope((base,), control) ** 2 * (apart - control.variance)
+            total[i] = max(total[i], sampler.variance.between)
+    return total
+
+
+def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:
+    """Return the variance of every op's residual by class."""
+    if step.workload is None:
+        return single_class_residuals(step.program, seed)
+    lowerer = Lowerer(v)
+    lowered = [lowerer.lower(t) for t in step.graph.op_types]
+    return lowered_residuals(step.program, lowered, step.graph.op_types, seed)
+
+
+def list_inputs(step: Step, residuals: Residuals) -> list[Input]:
+    """List the inputs of a job, or of a fitted trace."""
+    drawn = "call" if step.workload is not None else "rank_step"
+    return partition(step.program, residuals, "expert" if step.job.parallelism.ep > 1 else drawn)
+
+
+def tracked_variances(program: Program, residuals: Residuals) -> Program:
+    """Return a program whose path also adds up the residuals' variances [s^2], behind the classes.
+
+    Notes
+    -----
+    Where an op is on the critical path, the step follows its residual one to one; so the mean over
+    steps of the variance on the path bounds a class's total-order variance from above (Poincare's
+    inequality, exact where the path never changes).
+
+    References
+    ----------
+    Lamboni et al. (2013), "Derivative-based global sensitivity measures: general links with Sobol'
+    indices and numerical tests", doi:10.1016/j.matcom.2013.02.002.
+    """
+    mean = nominal_seconds(program)[:, None]
+    rate = np.divide(residuals.classes, mean, out=np.zeros_like(residuals.classes), where=mean > 0)
+    shares = np.concatenate([program.shares, rate.astype(np.float32)], axis=1)
+    names = program.classes + tuple(f"{c} variance" for c in program.classes)
+    return replace(program, shares=np.ascontiguousarray(shares), classes=names)

@@ -1,0 +1,319 @@
+"""`prism sweep`: settings of a job side by side, p50 of the step against p95.
+
+Any keys of the job, or all layouts that fit its GPUs, its batch and their memory. Bounds first,
+then simulation under the same random numbers, longer for those that may be best. Compared are
+steps that start together, per token where settings do unequal work; left out are the whole run,
+tables and plots.
+"""
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism.analyses.sweeps.grid import (
+    Setting,
+    check_values,
+    follow_schedule,
+    grid_of,
+    job_at,
+    settings,
+)
+from prism.analyses.sweeps.layouts import LAYOUT_KEYS, base_of, global_batch, is_own, layouts
+from prism.analyses.sweeps.points import MEASURES, Bench, Libraries, Point, least_seconds
+from prism.analyses.sweeps.rows import choose, make_rows, memory_notes, plain_value, same_gpus
+from prism.analyses.sweeps.search import BUILT, search
+from prism.common import sizes
+from prism.common.errors import PrismError, named
+from prism.engine import jitted as engine
+from prism.jobs.job import Job, given_values, load_job
+from prism.simulation.results import job_of, provenance
+from prism.simulation.steps import Progress, settle_call
+from prism.workload.memory import GIB, estimate_memory, memory_limit
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+REPLICATES = 4096
+"""Steps of a setting that goes on to the end: 64 clusters."""
+
+VARIABLES: dict[str, tuple[str, str]] = {
+    "mean": ("s", "mean step"),
+    "p50": ("s", "p50 of the step"),
+    "p95": ("s", "p95 of the step"),
+    "mean_se": ("s", "standard error of the mean, by cluster"),
+    "p50_se": ("s", "standard error of p50, by cluster"),
+    "p95_se": ("s", "standard error of p95, by cluster"),
+    "ideal_step_time": ("s", "step time with every effect at 1"),
+    "at_least": ("s", "time that a step takes at least, for the tokens of one step of the job"),
+    "work": ("1", "tokens of a step over those of the job's"),
+    "memory_gib": ("GiB", "memory of the busiest GPU, estimated"),
+    "exposed_communication": ("1", "share of the step that free communication would save"),
+    "exposed_communication_se": ("1", "its standard error, by cluster"),
+    "mfu": ("1", "model flop per second and GPU over the device's peak"),
+    "tokens_per_second": ("1/s", "tokens of the whole job per second, in the mean"),
+    "clusters": ("1", "clusters simulated"),
+    "world_size": ("1", "GPUs"),
+}
+
+
+def sweep(
+    job: Job | str | Path,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    layouts: bool = False,
+    replicates: int = REPLICATES,
+    objective: str = "p95",
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> "xr.Dataset":
+    """Simulate settings of a job side by side.
+
+    Parameters
+    ----------
+    job : Job, str or path
+        A job, its file, the name of a shipped one, or a fitted model.
+    vary : mapping of str to sequence, optional
+        Values by key of the job (``parallelism.dp``); all combinations are taken.
+    layouts : bool
+        Take all layouts on the job's GPUs that keep its batch and fit the memory, each with all
+        combinations of `vary`; those of a layout's keys there say which layouts are taken.
+    replicates : int
+        Steps of a setting that goes on to the end; 64 of them share one draw of the cluster.
+    objective : str
+        ``p50``, ``p95`` or ``mean`` of the step: what rows are sorted by, and ``best`` in.
+    seed, threads, progress
+        As in `prism.simulate`.
+
+    Returns
+    -------
+    xarray.Dataset
+        Figures by setting; `summarize_sweep` gives everything the command prints.
+
+    Raises
+    ------
+    PrismError
+        Nothing is varied, no setting can be built, or a number is out of range.
+    """
+    begin, cpu = time.perf_counter(), time.process_time()
+    job = job if isinstance(job, Job) else load_job(job)
+    grid = grid_of(vary or {})
+    if not grid and not layouts:
+        raise PrismError(
+            f"nothing to vary; give {named('vary')} (key and values) or {named('layouts')}"
+        )
+    if objective not in MEASURES:
+        raise PrismError(f"objective {objective}: expected one of {', '.join(MEASURES)}")
+    seed, threads = settle_call(replicates, seed, threads)
+    _check_size(math.prod(map(len, grid.values())), replicates)
+    check_values(grid)
+    libraries = Libraries()
+    points, refused = _points(job, grid, layouts, libraries, replicates, progress)
+    if not points:
+        raise PrismError(_all_refused(job, refused))
+    clusters = -(-replicates // engine.LANES)
+    n_gpus = max(point.job.world_size for point in points)
+    bench = Bench(seed, threads, progress, n_gpus, libraries)
+    wrong = search(points, bench, clusters, objective, skip=layouts)
+    refused += [
+        {**points[i].setting, "reason": reason.removeprefix(f"{job.name}: ")}
+        for i, reason in wrong.items()
+    ]
+    points = [point for i, point in enumerate(points) if i not in wrong]
+    if not points:
+        raise PrismError(_all_refused(job, refused))
+    rows = make_rows(points, objective)
+    found: dict[str, Any] = {
+        "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
+        "varied": list(points[0].setting), "world_size": job.world_size,
+        "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
+        **choose(points, objective), "notes": _notes(points, rows),
+        "warnings": [] if layouts else _refusals(len(refused), len(rows) + len(refused)),
+        "clusters": bench.simulated, "rank_clusters": bench.n_quiet,
+        "wall_seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
+    }  # fmt: skip
+    by_hand = [key for key in grid if key not in LAYOUT_KEYS]
+    if layouts and by_hand:
+        found["by_setting"] = _by_setting(points, by_hand, objective)
+    call = {"vary": grid, "layouts": layouts, "replicates": replicates, "objective": objective}
+    return _dataset(found, provenance(job, {**call, "seed": seed}))
+
+
+def summarize_sweep(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise a sweep as the JSON object the command prints; times in seconds."""
+    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
+    return summary
+
+
+def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
+    """Run the call that made a sweep again, from its own attributes."""
+    return sweep(job_of(dataset), threads=threads, **json.loads(dataset.attrs["call"]))
+
+
+# ----------------------------------------------------------------------------------- the settings
+def _points(
+    job: Job,
+    grid: Mapping[str, Sequence[str]],
+    all_layouts: bool,
+    libraries: Libraries,
+    replicates: int,
+    progress: Progress | None,
+) -> tuple[list[Point], list[dict[str, Any]]]:
+    """Build every setting; those that break a rule or do not fit are refused, with the reason."""
+    values = given_values(job)
+    points: list[Point] = []
+    refused: list[dict[str, Any]] = []
+
+    def add(setting: Setting, follows: Sequence[str], group: tuple[str, ...], own: bool) -> None:
+        if progress is not None:
+            progress(BUILT * (len(points) + len(refused)) // asked, 1000)
+        try:
+            made = job_at(values, setting, follows, job.name)
+            memory = estimate_memory(made)
+            if all_layouts and not own and memory is not None:
+                _check_memory(made, memory.total)
+            points.append(
+                Point(
+                    setting=setting, job=made, group=group, own=own or made == job,
+                    work=_work(made) / _work(job), memory=memory,
+                    least=least_seconds(made, libraries.of(made)),
+                )
+            )  # fmt: skip
+        except PrismError as error:
+            refused.append({**setting, "reason": _reason(error, job)})
+
+    held = {key: set(grid[key]) for key in LAYOUT_KEYS if all_layouts and key in grid}
+    every = list(settings({key: grid[key] for key in grid if key not in held}))
+    asked = len(every)
+    if not all_layouts:
+        for setting, follows in follow_schedule(values, every):
+            add(setting, follows, (), False)
+        return points, refused
+    for setting in every:
+        try:
+            base = base_of(values, setting, job.name)
+            libraries.of(base)  # what no layout mends is refused once
+            found = list(layouts(base, global_batch(job)))
+        except PrismError as error:
+            refused.append({**setting, "reason": _reason(error, job)})
+            continue
+        asked = len(every) * len(found)
+        _check_size(asked, replicates)
+        for layout, follows in found:
+            if any(layout[key] not in held[key] for key in held):
+                continue
+            # the job's own keeps all it was given, an uneven split of its layers too
+            own = is_own(job, layout)
+            group = tuple(setting.values())
+            add({**setting, **layout}, () if own else follows, group, own)
+    return points, refused
+
+
+def _check_size(settings: int, replicates: int) -> None:
+    """Refuse more settings than their rows and steps have room for."""
+    counts = {
+        "settings": (settings, sizes.SETTING),
+        "bytes of their steps": (8 * settings * replicates, sizes.BYTE),
+    }
+    sizes.check_size("sweep", counts, f"{named('vary')} or {named('replicates')}")
+
+
+def _work(job: Job) -> float:
+    """Work of a step: its tokens, or its sequences where no length is known."""
+    p = job.parallelism
+    return float(job.tokens_per_step or p.dp * p.microbatches * p.microbatch_size)
+
+
+def _check_memory(job: Job, needed: float) -> None:
+    limit = memory_limit(job)
+    if needed > limit:
+        raise PrismError(
+            f"needs {needed / GIB:.0f} GiB, more than the {limit / GIB:.1f} GiB of "
+            f"{job.cluster.device}"
+        )
+
+
+def _reason(error: PrismError, job: Job) -> str:
+    """Give what a job's check found, without the name of the job."""
+    return "; ".join(line.removeprefix(f"{job.name}: ") for line in str(error).splitlines())
+
+
+def _all_refused(job: Job, refused: Sequence[Mapping[str, Any]]) -> str:
+    """Say why nothing is left: the commonest reasons, each with a setting."""
+    if not refused:
+        return (
+            f"{job.source or job.name}: no layout of those asked for has its GPUs and its batch; "
+            "vary fewer keys of the layout, or change parallelism.microbatches or the nodes"
+        )
+    first = {row["reason"]: row for row in reversed(refused)}
+    lines = []
+    for reason, count in Counter(row["reason"] for row in refused).most_common(3):
+        setting = ", ".join(f"{k}={v}" for k, v in first[reason].items() if k != "reason")
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        lines.append(f"{setting}{more}: {reason}")
+    head = f"{job.source or job.name}: no setting of {len(refused)} can be built:"
+    return "\n".join([head, *lines])
+
+
+# ------------------------------------------------------------------------------------- the answer
+def _notes(points: Sequence[Point], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how settings are compared, and what is assumed."""
+    notes = memory_notes(points)
+    unequal = any(abs(point.work - 1.0) > 1e-9 for point in points)
+    if not same_gpus(rows):
+        notes.append(
+            "settings take different numbers of GPUs; they are compared per token, for the work "
+            "of one step of the job"
+            if unequal
+            else "settings take different numbers of GPUs for the same tokens of a step"
+        )
+    elif unequal:
+        notes.append("steps have different numbers of tokens; they are compared per token")
+    return notes
+
+
+def _refusals(refused: int, asked: int) -> list[str]:
+    return [f"{refused:,} of {asked:,} settings were refused; the answer says why"] * bool(refused)
+
+
+def _by_setting(points: Sequence[Point], keys: Sequence[str], objective: str) -> list[Any]:
+    """Give the best layouts of every setting varied by hand."""
+    out = []
+    for group in dict.fromkeys(point.group for point in points):
+        chosen = choose(points, objective, group)
+        row = {key: plain_value(value) for key, value in zip(keys, group, strict=True)}
+        out.append(row | {name: chosen[name] for name in ("fastest", "robust", "frontier")})
+    return out
+
+
+def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
+    """Lay the rows into a dataset; the summary goes along."""
+    import xarray as xr
+
+    rows = found["rows"]
+    data: dict[str, Any] = {}
+    for name, (units, text) in VARIABLES.items():
+        column = [row.get(name) for row in rows]
+        if any(value is not None for value in column):
+            values = np.array([np.nan if value is None else value for value in column], float)
+            data[name] = ("setting", values, {"units": units, "long_name": text})
+    coords: dict[str, Any] = {
+        key.replace(".", "_"): ("setting", _column([row[key] for row in rows]))
+        for key in found["varied"]
+    }
+    coords["figures"] = ("setting", _column([row["figures"] for row in rows]))
+    attrs |= {"kind": "sweep", "summary": json.dumps(found), "objective": found["objective"]}
+    return xr.Dataset(data, coords=coords, attrs=attrs)
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """Numbers as such, a mixture as text."""
+    if all(isinstance(value, int | float) for value in values):
+        return values
+    return [str(value) for value in values]

@@ -1,0 +1,152 @@
+"""All layouts of a job on its own GPUs: tensor, context, pipeline and data parallelism.
+
+Those that use exactly the job's GPUs and keep its global batch and its microbatch size; what
+follows from a layout (1F1B's chunks, resharding, the split of the layers) follows anew. Left out:
+other expert-parallel and microbatch sizes, which `--vary` gives, and uneven splits but the job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prism.analyses.sweeps.grid import Setting, job_at, merged
+from prism.common.errors import PrismError
+from prism.jobs.job import ClusterBlock, Job
+from prism.jobs.layersplit import auto_split
+from prism.jobs.pipelineshape import TRAITS
+from prism.workload.modelsize import expert_width
+
+KEYS = ("tp", "cp", "pp", "vpp", "dp", "microbatches")
+FAMILY = ("1f1b", "interleaved")
+"""One schedule with one chunk and with several; of the others a layout keeps the job's."""
+LAYOUT_KEYS = tuple(f"parallelism.{key}" for key in KEYS)
+
+
+def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]]]:
+    """List a job's layouts.
+
+    Parameters
+    ----------
+    job : Job
+    sequences : int
+        Its global batch, dp * microbatches * microbatch_size.
+
+    Yields
+    ------
+    setting : dict of str to str
+        Values of `LAYOUT_KEYS`.
+    drop : tuple of str
+        Keys that are to follow from them.
+
+    Raises
+    ------
+    PrismError
+        The job has explicit durations or a fitted trace, which know one layout.
+    """
+    model, p = job.model, job.parallelism
+    if model.durations is not None or job.variability.model is not None:
+        raise PrismError(
+            f"{job.source or job.name}: --layouts needs a model's sizes (model.name); explicit "
+            "durations and fitted traces hold for their own layout"
+        )
+    batch, rest = divmod(sequences, p.microbatch_size)
+    if rest:
+        raise PrismError(
+            f"parallelism.microbatch_size: {p.microbatch_size} does not divide the global batch of "
+            f"{sequences} sequences that layouts keep; take one that does"
+        )
+    world = job.world_size
+    for tp in _divisors(world):
+        if tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp:
+            continue
+        if model.n_experts and expert_width(model) % tp:
+            continue
+        for cp in _divisors(world // tp):
+            if cp > 1 and model.seq_len % (2 * cp):
+                continue
+            for pp in _divisors(world // (tp * cp)):
+                dp = world // (tp * cp * pp)
+                if batch % dp or dp % p.ep:
+                    continue
+                for vpp in _chunk_counts(job, pp, batch // dp):
+                    sizes = (tp, cp, pp, vpp, dp, batch // dp)
+                    setting = dict(zip(LAYOUT_KEYS, map(str, sizes), strict=True))
+                    yield setting, _follows(job, pp, vpp)
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def _chunk_counts(job: Job, pp: int, microbatches: int) -> list[int]:
+    """Model chunks per stage that the layers and the schedule allow."""
+    n_layers = job.model.n_layers
+    if pp == 1:
+        return [1]
+    name = job.parallelism.schedule
+    traits = TRAITS[name]
+    if name in FAMILY:
+        # the interleaved schedule takes whole rounds of microbatches
+        most = (n_layers + 2) // pp if microbatches % pp == 0 else 1
+        counts = list(range(1, most + 1))
+    else:
+        counts = [traits.chunks or 1] if microbatches >= traits.rounds * pp else []
+    return [vpp for vpp in counts if auto_split(n_layers, pp * vpp) or _keeps_split(job, pp * vpp)]
+
+
+def _keeps_split(job: Job, n_chunks: int) -> bool:
+    """Tell whether layers that no rule divides are divided as the job says."""
+    split = job.parallelism.layer_split
+    given = split != "auto" and len(split) == n_chunks
+    return given and auto_split(job.model.n_layers, n_chunks) is None
+
+
+def _follows(job: Job, pp: int, vpp: int) -> tuple[str, ...]:
+    """Keys whose values were of the job's own layout."""
+    p = job.parallelism
+    keys = [] if _keeps_split(job, pp * vpp) else ["layer_split"]
+    if p.schedule in FAMILY:
+        keys.append("schedule")
+    if (p.pp > 1) != (pp > 1):
+        keys.append("reshard_after_forward")
+    if p.data_parallel == "none":
+        keys.append("data_parallel")
+    return tuple(f"parallelism.{key}" for key in keys)
+
+
+def global_batch(job: Job) -> int:
+    """Sequences of a step over all replicas."""
+    p = job.parallelism
+    return int(p.dp * p.microbatches * p.microbatch_size)
+
+
+def base_of(values: Mapping[str, Any], setting: Setting, name: str) -> Job:
+    """Build a job at a setting with any layout that it can have: its own, or replicas alone.
+
+    Raises
+    ------
+    PrismError
+        The setting breaks a rule whatever the layout.
+    """
+    try:
+        return job_at(values, setting, (), name)
+    except PrismError:
+        cluster = merged(values, setting).get("cluster") or {}
+        per_node = cluster.get("gpus_per_node") or ClusterBlock().gpus_per_node
+        nodes = cluster.get("nodes")
+        if not (isinstance(nodes, int) and isinstance(per_node, int)):
+            raise
+        plain = {"dp": nodes * per_node, "tp": 1, "cp": 1, "pp": 1, "vpp": 1, "microbatches": 1}
+        keys = {f"parallelism.{key}": str(size) for key, size in plain.items()}
+        follows = ["layer_split", "reshard_after_forward", "data_parallel"]
+        if (merged(values, setting).get("parallelism") or {}).get("schedule") in FAMILY:
+            follows.append("schedule")
+        drop = tuple(f"parallelism.{key}" for key in follows)
+        return job_at(values, {**setting, **keys}, drop, name)
+
+
+def is_own(job: Job, setting: Setting) -> bool:
+    """Whether a layout is the job's own."""
+    return all(str(getattr(job.parallelism, k)) == setting[f"parallelism.{k}"] for k in KEYS)

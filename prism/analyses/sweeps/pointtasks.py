@@ -1,0 +1,161 @@
+"""Settings of a sweep as tasks: built and run whole on a worker, from the job and its library.
+
+A worker keeps the latest settings ready to run. What is wrong with a setting comes back as text, so
+that the others go on. Left out: which settings are run, and for how long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.placements.screen import Screen
+from prism.common.errors import PrismError
+from prism.distributions.library import Library
+from prism.engine import jitted as engine
+from prism.jobs.job import Job
+from prism.simulation.clustermeans import cluster_times
+from prism.simulation.execution.content import content_hash
+from prism.simulation.execution.task import Arrays, Shared, Task, as_arrays
+from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.program import ideal_program
+from prism.simulation.results import library_hash
+from prism.simulation.steps import Exposed, Step, find_exposed, prepare, run_blocks
+
+Array = NDArray[np.float64]
+TASK_CLUSTERS = 8
+"""Clusters of a setting in one task."""
+KEPT_STEPS = 8
+"""Settings that a worker keeps ready."""
+
+
+class Ideal(NamedTuple):
+    """A setting without anything random: step [s], useful work of it [flop], draws [1]."""
+
+    seconds: float
+    model_flop: float
+    n_draws: int
+
+
+class Start(NamedTuple):
+    """What a setting's first clusters tell: quiet times [s], exposed communication."""
+
+    quiet: Array
+    exposed: Exposed
+
+
+NO_START = Start(np.empty(0), Exposed(0.0, 0.0))
+
+
+def find_ideal(step: Step, threads: int = 1) -> Ideal:
+    """Run a setting with every effect at 1."""
+    program = ideal_program(step.program)
+    seconds = float(Screen(program, threads).times([program])[0])
+    flop = 0.0 if step.workload is None else step.workload.model_flop
+    return Ideal(seconds, flop, step.program.n_draws)
+
+
+def find_start(step: Step, times: Array, seed: int, threads: int, n_quiet: int) -> Start:
+    """Find what the first clusters' steps do not tell: free communication, many clusters' ranks."""
+    program = step.program
+    exposed = find_exposed(step, times[:1], seed, threads)
+    if (program.ranks.tables >= 0).any() or program.ranks.spread_node.size:
+        quiet = cluster_times(program, range(n_quiet), seed, threads)
+        return Start(quiet.astype(np.float64), exposed)
+    return Start(np.empty(0), exposed)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a worker builds a setting from."""
+
+    job: Job
+    library: Library | None
+    seed: int
+    content: str
+
+    def step(self) -> Step:
+        """Return it ready to run, from among the latest if it is there."""
+        with _lock:
+            found = _built.pop(self.content, None)
+        if found is None:
+            found = prepare(self.job, self.seed, self.library)
+        with _lock:
+            _built[self.content] = found
+            while len(_built) > KEPT_STEPS:
+                _built.popitem(last=False)
+        return found
+
+
+_built: OrderedDict[str, Step] = OrderedDict()
+_lock = threading.Lock()
+
+
+def share(job: Job, library: Library | None, seed: int) -> Shared:
+    """Return a setting as the data of its tasks, named by its job and by the files it rests on."""
+    model = job.variability.model
+    files = "" if model is None else content_hash(Path(model).read_bytes())
+    content = content_hash(job.model_dump_json(), library_hash(job), files, seed)
+    return Shared(Setting(job, library, seed, content), content)
+
+
+def ideal_task(setting: Setting) -> Arrays:
+    """Task: `find_ideal`, and what was wrong."""
+    try:
+        return as_arrays(*find_ideal(setting.step()), "")
+    except PrismError as error:
+        return as_arrays(np.nan, 0.0, 0, str(error))
+
+
+def steps_task(setting: Setting, first: int, n: int, n_quiet: int) -> Arrays:
+    """Task: n clusters from a first one, what `find_start` says with the very first; the error."""
+    try:
+        step = setting.step()
+        start = NO_START
+        times = run_blocks(step.program, range(first, first + n), setting.seed)[0]
+        if first == 0:
+            start = find_start(step, times, setting.seed, 1, n_quiet)
+        return as_arrays(times, *start, "")
+    except PrismError as error:
+        return as_arrays(np.empty((0, engine.LANES)), *NO_START, str(error))
+
+
+def run_ideals(settings: Sequence[Shared]) -> list[Ideal | str]:
+    """Find the ideal steps of settings on workers; a text says what is wrong with one."""
+    found: dict[int, Arrays] = {}
+    run_tasks([Task(ideal_task, setting) for setting in settings], found.__setitem__)
+    return [
+        str(error) or Ideal(float(seconds), float(flop), int(n_draws))
+        for seconds, flop, n_draws, error in (found[i] for i in range(len(settings)))
+    ]
+
+
+def run_steps(
+    settings: Sequence[Shared], spans: Sequence[range], n_quiet: int
+) -> list[tuple[Array, Start] | str]:
+    """Simulate a span of clusters of each setting on workers; a text says what is wrong."""
+    found: dict[int, Arrays] = {}
+    tasks: list[Task] = []
+    parts: list[range] = []
+    for setting, span in zip(settings, spans, strict=True):
+        firsts = span[::TASK_CLUSTERS]
+        parts.append(range(len(tasks), len(tasks) + len(firsts)))
+        for first in firsts:
+            n = min(TASK_CLUSTERS, span.stop - first)
+            tasks.append(Task(steps_task, setting, (first, n, n_quiet)))
+    run_tasks(tasks, found.__setitem__)
+    out: list[tuple[Array, Start] | str] = []
+    for part in parts:
+        rows = [found[i] for i in part]
+        errors = [str(row[3]) for row in rows if str(row[3])]
+        times = np.concatenate([row[0] for row in rows]).astype(np.float64)
+        start = Start(rows[0][1], Exposed(*map(float, rows[0][2])))
+        out.append(errors[0] if errors else (times, start))
+    return out

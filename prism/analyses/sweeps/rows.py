@@ -1,0 +1,179 @@
+"""What a sweep found, as rows: the figures of every setting, and which ones are the best.
+
+Plain mappings that JSON takes; times in seconds. Left out: words and tables
+(`prism.present.views.sweep`) and plots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from prism.analyses.sweeps.points import MEASURES, Point, difference, probability_best
+from prism.analyses.sweeps.search import pareto
+from prism.engine import jitted as engine
+from prism.simulation.results import spread
+from prism.workload.memory import GIB, memory_limit
+
+TOLERANCE = 0.001
+"""Share of a figure that does not matter, as in `prism.analyses.placements`."""
+
+
+def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
+    """Put settings into rows, the simulated ones first, by the objective.
+
+    Parameters
+    ----------
+    points : sequence of Point
+    objective : str
+
+    Returns
+    -------
+    list of dict
+        Varied keys, then figures: ``step_time`` is of the simulated steps alone, p50, p95 and mean
+        are those over many clusters, see `Point.same_work`; ``figures`` says what they rest on:
+        ``full``, ``screen`` (a few clusters), ``ideal`` or ``work`` (bounds alone).
+    """
+    own = {point.group: point for point in reversed(points) if point.own and point.n}
+    any_own = next(iter(own.values()), None)
+    ordered = _ordered(points, objective)
+    return [_row(point, own.get(point.group, any_own)) for point in ordered]
+
+
+def _ordered(points: Sequence[Point], objective: str) -> list[Point]:
+    def key(point: Point) -> tuple[int, float]:
+        if point.n:
+            return 0, point.figure(objective)
+        return 1, at_least(point)
+
+    return sorted(points, key=key)
+
+
+def at_least(point: Point) -> float:
+    """Seconds that a setting takes at least, for the same work."""
+    return (point.least if point.ideal is None else point.ideal) / point.work
+
+
+def _row(point: Point, own: Point | None) -> dict[str, Any]:
+    level = "full" if point.done else "screen" if point.n else "work"
+    if level == "work" and point.ideal is not None:
+        level = "ideal"
+    row: dict[str, Any] = {key: plain_value(text) for key, text in point.setting.items()}
+    row |= {
+        "figures": level,
+        "own": point.own,
+        "world_size": point.job.world_size,
+        "memory_gib": None if point.memory is None else point.memory.gib,
+        "work": point.work,
+        "at_least": at_least(point),
+        "ideal_step_time": point.ideal,
+        "clusters": point.n,
+        "replicates": point.times.size,
+    }
+    if not point.n:
+        empty = ("step_time", *MEASURES, *(f"{m}_se" for m in MEASURES))
+        return row | dict.fromkeys(empty)
+    cluster = np.repeat(np.arange(point.n), engine.LANES)
+    row["step_time"] = spread(point.times.ravel(), cluster)
+    for measure in MEASURES:
+        row[f"{measure}_same_work"] = point.figure(measure)
+        row[measure] = row[f"{measure}_same_work"] * point.work
+        row[f"{measure}_se"] = _error(point, measure)
+    share, error = point.exposed
+    row |= {"mfu": point.mfu, "exposed_communication": share}
+    row["exposed_communication_se"] = None if math.isnan(error) else error
+    tokens = point.job.tokens_per_step
+    if tokens:
+        row["tokens_per_second"] = tokens / row["mean"]
+    for measure in MEASURES:
+        change = None if own in (None, point) else difference(point, own, measure)
+        row[f"{measure}_change"] = None if change is None else change.change
+        known = change is not None and not math.isnan(change.error)
+        row[f"{measure}_change_se"] = change.error if change is not None and known else None
+    return row
+
+
+def _error(point: Point, measure: str) -> float | None:
+    """Give the standard error of a figure by cluster [s]; None for one cluster."""
+    if point.n < 2:
+        return None
+    values = point.values(measure) * point.work
+    return float(values.std(ddof=1) / np.sqrt(point.n))
+
+
+def plain_value(text: str) -> Any:
+    """Give a value as a number or a word where its text is one, else its text.
+
+    Examples
+    --------
+    >>> plain_value("8"), plain_value("1e-3"), plain_value("fsdp"), plain_value("[1, 2]")
+    (8, 0.001, 'fsdp', '[1, 2]')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def choose(
+    points: Sequence[Point], objective: str, group: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    """Say which settings are fastest, robust, best by the objective, and on the frontier.
+
+    Parameters
+    ----------
+    points : sequence of Point
+    objective : str
+    group : tuple of str, optional
+        Only the settings of a group.
+
+    Returns
+    -------
+    dict
+        Indices into the rows of `make_rows`, with the probability that each choice is right to
+        within `TOLERANCE`.
+    """
+    rows = _ordered(points, objective)
+    simulated = [point for point in rows if point.n and group in (None, point.group)]
+    final = [point for point in simulated if point.done]
+    chosen: dict[str, Any] = {"p_correct": {}}
+    names = {"fastest": "p50", "robust": "p95", "best": objective}
+    for name, measure in names.items():
+        point = min(final, key=lambda point: point.figure(measure))
+        chosen[name] = rows.index(point)
+        chosen["p_correct"][name] = probability_best(point, simulated, measure, TOLERANCE)
+    figures = np.array([[point.figure(m) for m in ("p50", "p95")] for point in final])
+    chosen["frontier"] = [rows.index(final[i]) for i in pareto(figures)]
+    return chosen
+
+
+def memory_notes(points: Sequence[Point]) -> list[str]:
+    """Say which settings are kept although they seem not to fit."""
+    over = [p for p in points if p.memory is not None and p.memory.total > memory_limit(p.job)]
+    notes = []
+    for point in over:
+        if point.own and point.memory is not None:
+            notes.append(
+                f"the job's own setting is estimated at {point.memory.gib:.0f} GiB, more than the "
+                f"{memory_limit(point.job) / GIB:.1f} GiB that layouts are held to; it is kept to "
+                "compare with"
+            )
+    others = [point for point in over if not point.own]
+    if others:
+        one = max(others, key=lambda p: 0.0 if p.memory is None else p.memory.total)
+        assert one.memory is not None
+        notes.append(
+            f"{len(others)} of the settings are estimated at more memory than the GPU has, up to "
+            f"{one.memory.gib:.0f} of {memory_limit(one.job) / GIB:.1f} GiB"
+        )
+    return notes
+
+
+def same_gpus(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all settings take as many GPUs."""
+    return len({row["world_size"] for row in rows}) <= 1

@@ -1,0 +1,155 @@
+"""Which rows of a step a timeline shows.
+
+By default all where they are few, else the replica that decides, the slowest, a typical one and
+the fastest; or what is asked for. Left out: what fits on a page (`prism.plots.gantt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.timelines.played import COMPUTE, JOIN, TRANSFER, PlayedStep, Row
+from prism.common.errors import PrismError, named
+
+MOST_ROWS = 64
+"""Rows that are all shown; of more, those of some replicas."""
+MOST_OPS = 40_000
+"""Ops of a step that are shown unless more is asked for; one replica always is."""
+AT_LEAST = 8
+"""Rows that are shown where replicas have one each, so that others can be seen wait."""
+
+
+class Wanted(NamedTuple):
+    """What a user asks for; None: everything, or what is worth seeing."""
+
+    replicas: tuple[int, ...] | None = None
+    stages: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+
+    def is_default(self) -> bool:
+        """Tell whether nothing was asked for."""
+        return self == Wanted()
+
+
+class Chosen(NamedTuple):
+    """Rows that are shown, roles of replicas, and what was left out in words."""
+
+    rows: list[Row]
+    roles: dict[int, str]
+    note: str
+
+
+def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None) -> Chosen:
+    """Choose the rows of a step.
+
+    Parameters
+    ----------
+    step : PlayedStep
+    wanted : Wanted
+    of_rank : dict of int to Row, optional
+        Row of every rank, where ranks are known.
+
+    Raises
+    ------
+    PrismError
+        What is asked for is not there.
+    """
+    roles = find_roles(step)
+    rows = step.rows()
+    if wanted.ranks is not None:
+        if of_rank is None:
+            raise PrismError(
+                f"a trace without numbers of ranks; choose with {named('replicas')} and "
+                f"{named('stages')}"
+            )
+        _check("ranks", wanted.ranks, max(of_rank, default=-1) + 1, set(of_rank))
+        asked = {of_rank[rank] for rank in wanted.ranks}
+        rows = [row for row in rows if row in asked]
+    if wanted.stages is not None:
+        _check("stages", wanted.stages, step.n_stages)
+        rows = [row for row in rows if row.stage in wanted.stages]
+    if wanted.replicas is not None:
+        _check("replicas", wanted.replicas, step.n_replicas)
+        rows = [row for row in rows if row.replica in wanted.replicas]
+    elif wanted.ranks is None:
+        keep = _few_replicas(step, roles, rows)
+        rows = [row for row in rows if row.replica in keep]
+    place = {replica: i for i, replica in enumerate(roles)}  # those with a role come first
+    rows.sort(key=lambda row: (place.get(row.replica, len(place)), row))
+    if not rows:
+        raise PrismError(
+            f"no rank is in all of {named('ranks')}, {named('replicas')} and "
+            f"{named('stages')}; widen one of them"
+        )
+    left = len(step.rows()) - len(rows)
+    of = "ranks" if step.between == "rank" else "rows"
+    note = f"{left:,} of {left + len(rows):,} {of} are left out" if left else ""
+    return Chosen(rows, roles, note)
+
+
+def _check(name: str, asked: Sequence[int], n: int, there: set[int] | None = None) -> None:
+    """Refuse numbers that are not there."""
+    for number in asked:
+        if not (number in there if there is not None else 0 <= number < n):
+            raise PrismError(f"--{name} {number}: there are {n:,}, 0 to {n - 1:,}")
+
+
+def find_roles(step: PlayedStep) -> dict[int, str]:
+    """Name replicas worth seeing: the one that decides, the slowest, a typical one, the fastest.
+
+    The one that decides has most of the critical path; slow and fast are by the seconds that a
+    replica's busiest stage computes.
+    """
+    if step.n_replicas == 1:
+        return {}
+    busy = busiest(step)
+    order = np.argsort(busy, kind="stable")
+    slowest, middle, fastest = (int(order[i]) for i in (-1, (order.size - 1) // 2, 0))
+    roles = {deciding_row(step)[0]: "decides"}
+    roles[slowest] = "decides, slowest" if slowest in roles else "slowest"
+    if step.n_replicas > 2:
+        roles.setdefault(middle, "typical")
+    roles.setdefault(fastest, "fastest")
+    return roles
+
+
+def busiest(step: PlayedStep) -> NDArray[np.float64]:
+    """Seconds that the busiest stage of each replica computes, [replica]."""
+    total = np.zeros((step.n_replicas, step.n_stages))
+    for i, op in enumerate(step.ops):
+        if op.stream == COMPUTE and not op.is_global and op.member <= 0:
+            total[:, op.stages[0]] += step.seconds[:, i]
+    return np.asarray(total.max(axis=1))
+
+
+def deciding_row(step: PlayedStep) -> tuple[int, int, float]:
+    """Return replica and stage with most seconds on the critical path, and how many those are."""
+    seconds: dict[tuple[int, int], float] = {}
+    for op, replica, start, end in step.path():
+        info = step.ops[op]
+        if not info.is_global and info.stream not in (JOIN, TRANSFER):
+            place = replica, info.stages[0]
+            seconds[place] = seconds.get(place, 0.0) + max(0.0, end - max(start, 0.0))
+    (replica, stage), most = max(seconds.items(), key=lambda x: x[1], default=((0, 0), 0.0))
+    return replica, stage, most
+
+
+def _few_replicas(step: PlayedStep, roles: dict[int, str], rows: Sequence[Row]) -> set[int]:
+    """Return all replicas where they are few, else those with a role and others, slow to fast."""
+    each, n = len(rows) // step.n_replicas, step.n_replicas
+    if len(rows) > MOST_ROWS:
+        n = max(len(roles), AT_LEAST // each)
+    stages = {row.stage for row in rows}
+    ops = sum(len(stages.intersection(op.stages)) for op in step.ops if op.stream != JOIN)
+    n = min(n, max(1, MOST_OPS // max(1, ops)))
+    if n == step.n_replicas:
+        return set(range(n))
+    keep, order = dict.fromkeys(list(roles)[:n]), np.argsort(busiest(step), kind="stable")
+    for i in np.linspace(0, order.size - 1, n).astype(int):
+        if len(keep) < n:
+            keep[int(order[i])] = None
+    return set(keep)

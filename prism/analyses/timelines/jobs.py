@@ -1,0 +1,244 @@
+"""Steps of a simulated job, op by op: the engine's own numbers, recorded.
+
+A replicate is run again with the same keys, so that its step time is the sampled one, bit for bit,
+and every op's end is kept. Left out: how long each kernel inside an op took, which at op resolution
+is not drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.timelines.played import (
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    JOIN,
+    TRANSFER,
+    PlayedOp,
+    PlayedStep,
+    durations,
+)
+from prism.common.errors import PrismError
+from prism.engine import jitted as engine
+from prism.engine.jitted import LANES
+from prism.jobs.schedule import make_schedule
+from prism.simulation.program import Program, ideal_program, make_keys
+from prism.simulation.steps import Step
+from prism.simulation.tracemodel.file import load_model
+from prism.simulation.tracemodel.graph import TraceNode
+from prism.simulation.variability import is_communication
+from prism.workload.kernels import is_compute
+from prism.workload.opgraph import OpType
+
+MOST_ENDS = 500_000_000
+"""Ends of ops that are kept of one step, 4 bytes each."""
+
+Action = tuple[str, int, int]  # as in a schedule: kind, chunk, microbatch
+
+
+class Recorded(NamedTuple):
+    """What the engine tells of one replicate."""
+
+    end: NDArray[np.float32]  # [replica, op] seconds; of global ops equal over replicas
+    step_time: float  # seconds
+
+
+def check_size(step: Step) -> None:
+    """Refuse a job whose step holds too many ops, before hours are spent on sampling it.
+
+    Raises
+    ------
+    PrismError
+        The job has too many ops.
+    """
+    n_replicas, n_ops = step.graph.n_replicas, step.program.ops.kind.size
+    if n_replicas * n_ops > MOST_ENDS:
+        raise PrismError(
+            f"{step.job.source}: a step of {n_replicas:,} replicas with {n_ops:,} ops each is too "
+            f"large for a timeline, which keeps at most {MOST_ENDS:,} ends; lower parallelism.dp "
+            "(with cluster.nodes), or take resolution op"
+        )
+
+
+def record(program: Program, seed: int, replicate: int) -> Recorded:
+    """Run one replicate alone, with the keys it has among all others, and keep all ends."""
+    step, graph = program.arrays(False), program.graph
+    n_ops = program.ops.kind.size
+    alone = graph._replace(
+        phase_global=np.zeros(1, np.uint8), phase_lo=np.zeros(1, np.int64),
+        phase_hi=np.zeros(1, np.int64),
+    )  # fmt: skip
+    ends = np.zeros((graph.n_replicas, n_ops), np.float32)
+    time = np.zeros(LANES, np.float32)
+    block, lane = divmod(replicate, LANES)
+    one = step._replace(graph=alone)
+    engine.record_block(block, lane, make_keys(seed), step, one, ends, time)
+    is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
+    ends[:, is_global] = ends[:1, is_global]
+    return Recorded(ends, float(time[lane]))
+
+
+@dataclass(frozen=True)
+class JobPlayer:
+    """Plays replicates of one job; what they share is made once.
+
+    Attributes
+    ----------
+    step : Step
+        Of all replicas (engine ``exact``).
+    seed : int
+        Of the simulation whose replicates are played.
+    """
+
+    step: Step
+    seed: int
+
+    @cached_property
+    def _ideal(self) -> Recorded:
+        return record(ideal_program(self.step.program), self.seed, 0)
+
+    @cached_property
+    def _template(self) -> tuple[tuple[PlayedOp, ...], int]:
+        return _ops(self.step)
+
+    @cached_property
+    def _nominal(self) -> NDArray[np.float32]:
+        return durations(self._template[0], self._ideal.end)
+
+    def play(self, replicate: int | None) -> PlayedStep:
+        """Play one replicate, or the step with every effect at 1 where None."""
+        program, (ops, final) = self.step.program, self._template
+        found = self._ideal if replicate is None else record(program, self.seed, replicate)
+        end = found.end
+        if replicate is not None and program.stalls.entity == engine.JOB_STALL:
+            end = end * np.float32(program.stalls.quiet)
+        return PlayedStep(
+            ops, end, final, found.step_time, self.step.graph.n_stages, program.n_members,
+            self._nominal,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- the template
+def _ops(step: Step) -> tuple[tuple[PlayedOp, ...], int]:
+    """Describe the engine's ops, and tell which is the last one."""
+    ops, graph, program = step.program.ops, step.graph, step.program
+    is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
+    describe = _trace_describer(step) if step.workload is None else _JobDescriber(step)
+    shares = [
+        tuple((c, float(x)) for c, x in zip(program.classes, row, strict=True) if x > 0.0)
+        for row in program.shares
+    ]
+    producer: dict[int, int] = {}
+    found: list[PlayedOp] = []
+    for i in range(ops.kind.size):
+        slots = (int(ops.pred0[i]), int(ops.pred1[i]))
+        preds = tuple(dict.fromkeys(producer[s] for s in slots if s in producer))
+        kind, out = int(ops.kind[i]), int(ops.out[i])
+        if kind == engine.DRAW:
+            op = describe(i)._replace(preds=preds, is_global=bool(is_global[i]))
+            found.append(op._replace(classes=shares[int(ops.coef[i])]))
+        else:
+            stage = (int(ops.stage[i]),)
+            found.append(PlayedOp("join", JOIN, "", stage, preds, bool(is_global[i])))
+        producer[out] = preds[0] if kind == engine.EXPORT else i
+    return tuple(found), producer[graph.final_slot]
+
+
+class _JobDescriber:
+    """Says what an op of a job is."""
+
+    def __init__(self, step: Step) -> None:
+        self.graph, self.blocking = step.graph, step.job.parallelism.p2p == "blocking"
+        self.actions = _actions(step)
+
+    def __call__(self, i: int) -> PlayedOp:
+        """Describe the i-th op, without its predecessors."""
+        op_type = self.graph.op_types[int(self.graph.op_type[i])]
+        _, chunk, microbatch = self.actions.get(i, ("", -1, int(self.graph.microbatch[i])))
+        stream, name = _stream(op_type)
+        stages = self._stages(op_type)
+        shown = stages if self.blocking or stream != TRANSFER else (op_type.stage,)
+        return PlayedOp(
+            op_type.op_kind, stream, name, stages, (), member=op_type.member,
+            microbatch=microbatch, chunk=chunk, shown=shown,
+        )  # fmt: skip
+
+    def _stages(self, op_type: OpType) -> tuple[int, ...]:
+        """Stages that take part in an op."""
+        n, group = self.graph.n_stages, op_type.collective.group if op_type.collective else ""
+        if op_type.link >= 0:
+            return (op_type.link, (op_type.link + 1) % n)
+        if group == "world":
+            return tuple(range(n))
+        return (0, n - 1) if group == "embedding" and n > 1 else (op_type.stage,)
+
+
+def _stream(op_type: OpType) -> tuple[str, str]:
+    """Stream and name of an op."""
+    collective = op_type.collective
+    if collective is None:
+        only = op_type.kernels[0] if len(op_type.kernels) == 1 else None
+        joined = only is not None and only.group != ""
+        return COMMUNICATION if joined else COMPUTE, "" if only is None else only.name
+    if op_type.op_kind == "transfer":
+        return TRANSFER, ""
+    return COMPUTE if is_compute(collective.kernel_class) else COMMUNICATION, collective.name
+
+
+def _actions(step: Step) -> dict[int, Action]:
+    """Kind, chunk and microbatch of every compute op, by its place in its stage's schedule."""
+    graph, p = step.graph, step.job.parallelism
+    assert step.workload is not None
+    schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(step.workload.chunks[0]))
+    computes = np.array([t.collective is None for t in graph.op_types])
+    mine = (graph.op_type >= 0) & computes[np.maximum(graph.op_type, 0)]
+    found: dict[int, Action] = {}
+    for s, actions in enumerate(schedule):
+        ops = np.flatnonzero(mine & (graph.stage == s))
+        ops = ops[np.argsort(graph.draw[ops], kind="stable")]
+        calls = graph.call[ops] if (graph.call >= 0).any() else np.arange(ops.size)
+        _, position = np.unique(calls, return_inverse=True)  # calls count up in program order
+        for i, k in zip(ops, position, strict=True):
+            a = actions[int(k)]
+            assert a.microbatch == graph.microbatch[i]
+            found[int(i)] = (a.kind, a.chunk, a.microbatch)
+    return found
+
+
+def _trace_describer(step: Step) -> _TraceDescriber:
+    assert step.job.variability.model is not None
+    return _TraceDescriber(step, load_model(step.job.variability.model).nodes)
+
+
+class _TraceDescriber:
+    """Says what an op of a fitted trace is."""
+
+    def __init__(self, step: Step, nodes: tuple[TraceNode, ...]) -> None:
+        self.graph, self.nodes = step.graph, nodes
+
+    def __call__(self, i: int) -> PlayedOp:
+        """Describe the i-th op, without its predecessors."""
+        collective = self.graph.op_types[int(self.graph.op_type[i])].collective
+        assert collective is not None
+        return describe_node(self.nodes[int(collective.name)])
+
+
+def describe_node(node: TraceNode) -> PlayedOp:
+    """Describe a node of a pipeline trace."""
+    if node.kind in ("gap", "join"):
+        stream = HOST if node.kind == "gap" else JOIN
+    elif node.op_kind == "transfer":
+        stream = TRANSFER
+    else:
+        stream = COMMUNICATION if is_communication(node.kernel_class) else COMPUTE
+    return PlayedOp(
+        node.op_kind, stream, node.name, node.stages, node.preds, node.is_global,
+        microbatch=node.microbatch, chunk=node.chunk, only=node.replica,
+        classes=((node.kernel_class, 1.0),) if node.kernel_class else (),
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""Steps of a trace, op by op: a measured one as it replays, and the same without stragglers.
+
+A pipeline trace replays through its own graph, a profiler's trace through that of its kernels; the
+ideal step has every effect at 1, or where only a few steps are known every op at its mean. Left
+out: fitting laws (`prism.models.fit`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.replay import same_work
+from prism.analyses.timelines.jobs import describe_node
+from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, HOST, JOIN, PlayedOp, PlayedStep
+from prism.common.errors import PrismError, named
+from prism.models.kerneltrace.graph import NODE_KINDS, KernelGraph
+from prism.models.kerneltrace.graph import replay as replay_kernels
+from prism.models.kerneltrace.replay import step_graphs, typical_step
+from prism.models.pipelinetrace.build import build_trace_graph
+from prism.simulation.tracemodel.graph import Array, TraceGraph, ends_of, filled
+from prism.simulation.variability import is_communication
+from prism.traces.kernelnames import COLLECTIVES
+from prism.traces.table import Trace
+
+
+def play_trace(trace: Trace, step: int | None) -> list[PlayedStep]:
+    """Play one step of a trace as measured, and with every effect at 1.
+
+    Parameters
+    ----------
+    trace : Trace
+    step : int, optional
+        Its number; the one of median measured time where None.
+
+    Raises
+    ------
+    PrismError
+        The trace cannot be put in order, or has no such step.
+    """
+    return _play_kernels(trace, step) if trace.has_kernels else _play_pipeline(trace, step)
+
+
+def _choose(source: str, steps: list[int], step: int) -> int:
+    """Position of a step among those of a trace."""
+    if step not in steps:
+        shown = ", ".join(map(str, steps[:8])) + (f", ... {steps[-1]}" if len(steps) > 8 else "")
+        raise PrismError(f"{source}: no step {step}; {named('step')} takes one of {shown}")
+    return steps.index(step)
+
+
+def _label(kind: str, step: int, measured: float, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "step": step, "measured_step_time": measured, **more}
+
+
+# --------------------------------------------------------------------------------- pipeline traces
+def _play_pipeline(trace: Trace, step: int | None) -> list[PlayedStep]:
+    graph = build_trace_graph(trace)
+    steps, measured = [int(s) for s in graph.steps], graph.measured
+    nearest = int(np.argmin(np.abs(measured - np.quantile(measured, 0.5))))
+    at = nearest if step is None else _choose(trace.source, steps, step)
+    ideal, simple = same_work(graph, trace.source)
+    same = _same_nodes(graph, simple)
+    keep = np.array([at])
+    one, bare = graph.select(keep), simple.select(keep)
+    nominal = np.full((len(graph.nodes), graph.n_replicas), np.nan)
+    nominal[same >= 0] = ideal[same[same >= 0], :, at]
+    label = _label("replayed", steps[at], float(measured[at]), notes=list(graph.notes))
+    played = _played(one, filled(one), nominal, label)
+    best = ideal[:, :, at : at + 1]
+    label = label | {"kind": "ideal", "notes": []}
+    return [played, _played(bare, best, best[:, :, 0], label)]
+
+
+def _same_nodes(graph: TraceGraph, simple: TraceGraph) -> NDArray[np.int64]:
+    """Node of the simplified graph that each node became, -1: folded away."""
+    out, j = np.full(len(graph.nodes), -1), 0
+    for i, node in enumerate(graph.nodes):
+        there = simple.nodes[j] if j < len(simple.nodes) else None
+        if there is not None and node._replace(preds=()) == there._replace(preds=()):
+            out[i], j = j, j + 1
+    return out
+
+
+def _played(
+    graph: TraceGraph, durations: Array, nominal: Array, label: dict[str, Any]
+) -> PlayedStep:
+    """Play the only step of a graph; the step is over when its last node is."""
+    end = ends_of(graph, durations)[:, :, 0]
+    ops = [describe_node(node) for node in graph.nodes]
+    last = PlayedOp("join", JOIN, "", (0,), tuple(range(len(ops))), True)
+    total = float(end.max())
+    end = np.concatenate([end, np.full((1, graph.n_replicas), total)])
+    nominal = np.concatenate([nominal, np.zeros((1, graph.n_replicas))])
+    return PlayedStep(
+        (*ops, last), end.T, len(ops), total, graph.n_stages, nominal=nominal.T, label=label
+    )
+
+
+# ----------------------------------------------------------------------------------- kernel traces
+def _play_kernels(trace: Trace, step: int | None) -> list[PlayedStep]:
+    found = step_graphs(trace)
+    steps = [g.step for g in found.graphs]
+    at = _choose(trace.source, steps, typical_step(found.steps) if step is None else step)
+    graph, mean = found.graphs[at], found.means[at]
+    label = _label("replayed", steps[at], graph.measured_span())
+    played = _played_kernels(graph, graph.duration, mean, label)
+    ideal = _played_kernels(graph, mean, mean, label | {"kind": "ideal"})
+    return [played, ideal] if len(steps) > 1 else [played]
+
+
+def _played_kernels(
+    graph: KernelGraph, durations: Array, nominal: Array, label: dict[str, Any]
+) -> PlayedStep:
+    """Play a kernel graph; the clock begins with the first activity of a device."""
+    spans = replay_kernels(graph, durations)
+    ranks = [int(r) for r in np.unique(graph.rank[graph.nodes("device")])]
+    zero = float(spans.start[graph.devices(None)].min())
+    arrived = graph.nodes("arrival")
+    if arrived.size:  # a member that waits for others occupies its device already
+        zero = min(zero, float(spans.start[arrived].min()))
+    ops = [_describe(graph, i, ranks) for i in range(graph.duration.size)]
+    devices = graph.devices(None)
+    last = int(devices[np.argmax(spans.end[devices])])
+    everyone = tuple(range(len(ranks)))
+    ops.append(PlayedOp("join", JOIN, "", everyone, (last,), True, lags=(0.0,)))
+    end = np.concatenate([spans.end, spans.end[last : last + 1]]) - zero
+    total = float(spans.span)
+    nominal = np.concatenate([nominal, [0.0]])
+    return PlayedStep(
+        tuple(ops), end[None], len(ops) - 1, total, len(ranks), nominal=nominal[None],
+        label=label | {"ranks": ranks}, origin=-zero, between="rank",
+    )  # fmt: skip
+
+
+def _describe(graph: KernelGraph, i: int, ranks: list[int]) -> PlayedOp:
+    """Describe a node of a kernel graph: a stage is a rank."""
+    a, b = int(graph.pred_ptr[i]), int(graph.pred_ptr[i + 1])
+    kind, key = NODE_KINDS[graph.kind[i]], graph.keys[graph.key[i]]
+    rank = int(graph.rank[i])
+    stages = (ranks.index(rank),) if rank in ranks else tuple(range(len(ranks)))
+    stream = {"device": COMPUTE, "host": HOST, "return": HOST}.get(kind, JOIN)
+    if kind == "device" and (key.op_kind in COLLECTIVES or is_communication(key.kernel_class)):
+        stream = COMMUNICATION
+    track = f"stream {int(graph.stream[i])}" if kind == "device" else "host"
+    preds, lags = graph.pred[a:b].tolist(), graph.lag[a:b].tolist()
+    name = key.name if kind == "device" else kind
+    kind_of = key.kernel_class if stream == COMPUTE and key.kernel_class else key.op_kind
+    return PlayedOp(
+        kind_of, stream, name, stages, tuple(preds), classes=((key.kernel_class, 1.0),)
+        if kind == "device" else (), lags=tuple(lags), track=track,
+    )  # fmt: skip

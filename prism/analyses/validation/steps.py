@@ -1,0 +1,283 @@
+"""Models of step times against measured steps and totals that they were not fitted on.
+
+Either a fitted model against another file, or one file split by its first steps. Steps are
+predicted at their places in a run, totals for runs of as many steps. The p-value comes from a
+parametric bootstrap: the fitted model draws what was fitted and what is measured, at their own step
+numbers, and the fit and the comparison are repeated on them. Left out: jobs
+(`prism.analyses.validate`) and traces (`prism.analyses.validation.trace`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.analyses.validation.result import compare_all, make_validation, separation
+from prism.common import agreement as measures
+from prism.common.errors import PrismError, named
+from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
+from prism.models.steptimes.model import StepModel, load_step_model
+from prism.models.steptimes.predict import draw_runs, draw_steps, generator, independent
+from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+_CELLS = 2_000_000  # predicted steps at most
+_Redraw = Callable[[StepModel, int], tuple[StepTimes, Mapping[str, float] | None, Array]]
+
+
+def validate_step_model(
+    path: str | Path, measured: str | Path, *, column: str | None, where: Mapping[str, str] | None,
+    totals: str | None, quantity: str, dependence: str | None, replicates: int, bootstrap: int,
+    seed: int, progress: Progress | None = None,
+) -> "xr.Dataset":  # fmt: skip
+    """Hold a model of step times against measured steps or totals.
+
+    Parameters are those of `prism.analyses.validate.validate_steps`.
+
+    Raises
+    ------
+    PrismError
+        Bad input.
+    """
+    model = load_step_model(path)
+    times = read_step_times(measured, column=column, where=where)
+    known = None
+    if quantity == "time_to_train" and totals is not None:
+        known = read_totals(totals, where=where)
+    facts = {"job": Path(path).stem, "measured": str(measured)}
+    return _compare(
+        model, times, known, quantity, dependence, replicates, bootstrap, seed, facts, progress
+    )
+
+
+def validate_split(
+    source: str | Path, train: str, *, column: str | None, where: Mapping[str, str] | None,
+    dependence: str | None, replicates: int, bootstrap: int, seed: int,
+    progress: Progress | None = None,
+) -> "xr.Dataset":  # fmt: skip
+    """Fit the first steps of every run of a file and predict the others.
+
+    ``train`` is ``first-half`` or a number of steps.
+
+    Raises
+    ------
+    PrismError
+        The split leaves too little on one side.
+    """
+    times = read_step_times(source, column=column, where=where)
+    steps = np.unique(times.step)
+    if train == "even":
+        raise PrismError(
+            f"{named('train')} even: steps of one run remember each other; of step times "
+            f"{source}, take "
+            "first-half or a number of steps"
+        )
+    n = steps.size // 2 if train == "first-half" else int(train)
+    if n < MIN_VALUES or n >= steps.size:
+        raise PrismError(
+            f"{source}: {named('train')} {train} takes {n} of {steps.size} steps; at least "
+            f"{MIN_VALUES} are "
+            "needed to fit, and 1 to predict"
+        )
+    early = times.step < steps[n]
+    first, rest = (_part(times, rows) for rows in (early, ~early))
+    facts = {"trace": str(source), "train": train}
+    model = fit_step_times(first, repeats=0)
+    return _compare(
+        model, rest, None, "step_time", dependence, replicates, bootstrap, seed, facts, progress,
+        first.seconds, _redraw_split(model, times, early),
+    )  # fmt: skip
+
+
+def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:
+    return replace(times, seconds=times.seconds[rows], step=times.step[rows], run=times.run[rows])
+
+
+def _compare(
+    model: StepModel, times: StepTimes, totals: Mapping[str, float] | None, quantity: str,
+    dependence: str | None, replicates: int, bootstrap: int, seed: int, facts: dict[str, Any],
+    progress: Progress | None, training: Array | None = None, redraw: _Redraw | None = None,
+) -> "xr.Dataset":  # fmt: skip
+    """Predict, compare, repeat in simulation, and lay out."""
+    if times.mean_over != model.mean_over:
+        raise PrismError(
+            f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "
+            f"{model.mean_over}; fit and measured steps need the same"
+        )
+    alone = independent(model)
+    used = alone if dependence == "none" else model
+    notes = list(times.notes)
+    runs: Any = None
+    if quantity == "step_time":
+        values, steps, runs = times.seconds, times.step, times.run
+        sampler: _Steps | _Totals = _Steps.of(model, times)
+    else:
+        per_run, n_steps, said = _totals(model, times, totals)
+        notes += said
+        values, steps = np.array(list(per_run.values())), np.arange(len(per_run))
+        if totals is None:  # sums of the measured steps leave nothing out
+            used, alone = _without_offset(used), _without_offset(alone)
+        sampler = _Totals(n_steps, len(per_run))
+    predicted, other = (sampler.predicted(m, replicates, seed) for m in (used, alone))
+    redraw = _redraw_apart(sampler) if redraw is None else redraw
+    null = _null(used, sampler, redraw, dependence, replicates, bootstrap, seed, progress)
+    figures = compare_all(values, predicted, training, other, steps, runs)
+    figures |= facts | {
+        "quantity": quantity, "dependence": dependence or "full",
+        "n_train": int(model.n_runs * model.n_steps if quantity == "step_time" else model.n_runs),
+        "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
+        "ks_p_value": measures.bootstrap_p_value(separation(values, predicted), null)
+        if bootstrap else None,
+        "ks_p_value_refit": True, "notes": notes,
+        "warnings": list(model.report.get("warnings", ())),
+    }  # fmt: skip
+    return make_validation(figures, values, predicted, other, training, [])
+
+
+def _without_offset(model: StepModel) -> StepModel:
+    return replace(model, offset_s=0.0, offset_std_s=0.0, offset_skips=0)
+
+
+def _totals(
+    model: StepModel, times: StepTimes, totals: Mapping[str, float] | None
+) -> tuple[dict[str, float], int, list[str]]:
+    """Measured total of each run [s], steps of a run, and notes."""
+    names, counts = np.unique(times.run, return_counts=True)
+    usual = int(np.median(counts)) * times.mean_over
+    notes = []
+    if counts.min() != counts.max():
+        notes.append(
+            f"runs have {counts.min() * times.mean_over} to {counts.max() * times.mean_over} "
+            f"steps; runs of {usual} are predicted"
+        )
+    sums = total_per_run(times)
+    if totals is None:
+        if model.offset_skips or model.offset_s:
+            notes.append("totals are sums of the steps; the model's offset is left out")
+        return sums, usual, notes
+    known = {run: totals[run] for run in map(str, names) if run in totals}
+    if not known:
+        raise PrismError(
+            f"{times.source}: none of its runs ({', '.join(map(str, names[:4]))}, ...) has a "
+            "total; the names must agree"
+        )
+    if not model.offset_skips and not model.offset_s:
+        notes.append(
+            "the model was fitted without totals, so an offset between them and the steps is not "
+            "known; fit with --totals"
+        )
+    return known, usual, notes
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Steps at the places of the measured ones."""
+
+    at: NDArray[np.int64]  # [place] position in a run of the model, ascending
+    elapsed: Array  # [place] steps since the first, gaps in the log included
+    run: NDArray[np.int64]  # [value]
+    place: NDArray[np.int64]  # [value]
+
+    @classmethod
+    def of(cls, model: StepModel, times: StepTimes) -> "_Steps":
+        """Find the places of measured values."""
+        steps, place = np.unique(times.step, return_inverse=True)
+        last = int(model.steps[-1])
+        inside = np.searchsorted(model.steps, steps)
+        beyond = model.steps.size - 1 + (steps - last) // max(1, times.mean_over)
+        at = np.asarray(np.where(steps <= last, inside, beyond), np.int64)
+        run = np.unique(times.run, return_inverse=True)[1]
+        return cls(at, _elapsed(model, steps), run, place)
+
+    def predicted(self, model: StepModel, n: int, seed: int) -> Array:
+        """Draw steps of many runs [n; s]."""
+        n_runs = int(np.clip(-(-n // self.at.size) * 8, 16, max(16, _CELLS // self.at.size)))
+        steps = draw_steps(model, self.at, n_runs, seed, self.elapsed)
+        # each place as often as any other, from as many runs as can be
+        places = np.random.default_rng([seed, 5]).permutation(self.at.size)
+        k = np.arange(n)
+        turn = k // np.lcm(n_runs, self.at.size)
+        return np.asarray(steps[(k + turn) % n_runs, places[k % self.at.size]])
+
+    def measured(self, model: StepModel, seed: int) -> Array:
+        """Draw one value where each was measured [value; s]."""
+        n_runs = int(self.run.max()) + 1
+        return draw_steps(model, self.at, n_runs, seed, self.elapsed)[self.run, self.place]
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Totals of runs of so many steps."""
+
+    n_steps: int
+    n_runs: int
+
+    def predicted(self, model: StepModel, n: int, seed: int) -> Array:
+        """Draw totals [n; s]."""
+        return draw_runs(model, self.n_steps, n, seed).total
+
+    def measured(self, model: StepModel, seed: int) -> Array:
+        """Draw the total of each measured run [run; s]."""
+        return self.predicted(model, self.n_runs, seed)
+
+
+def _elapsed(model: StepModel, steps: NDArray[np.int64]) -> Array:
+    """Count steps since the first of these numbers; means of steps may be numbered one by one."""
+    stride = float(np.median(np.diff(model.steps))) if model.steps.size > 1 else 1.0
+    return np.asarray((steps - steps[0]) * max(1.0, model.mean_over / stride))
+
+
+def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_]) -> _Redraw:
+    """Draw both parts of a file anew: runs go on from the fitted steps to the measured ones."""
+    places = _Steps.of(fitted, times)
+
+    def redraw(model: StepModel, seed: int) -> tuple[StepTimes, None, Array]:
+        seconds = places.measured(model, seed)
+        return _part(replace(times, seconds=seconds), early), None, seconds[~early]
+
+    return redraw
+
+
+def _redraw_apart(sampler: _Steps | _Totals) -> _Redraw:
+    """Draw other runs than the fitted ones; of those, as many and as long as were fitted."""
+
+    def redraw(model: StepModel, seed: int) -> tuple[StepTimes, Mapping[str, float] | None, Array]:
+        n, n_runs = model.steps.size, model.n_runs
+        elapsed = _elapsed(model, model.steps)
+        seconds = draw_steps(model, np.arange(n), n_runs, seed, elapsed)
+        run = np.repeat(np.arange(n_runs), n).astype(np.str_)
+        steps = np.tile(model.steps, n_runs)
+        times = StepTimes(seconds.ravel(), steps, run, "simulated", "", model.mean_over)
+        measured = sampler.measured(model, seed + 1)
+        if not model.offset_skips and not model.offset_s:
+            return times, None, measured
+        noise = model.offset_std_s * generator(seed, 7).standard_normal(n_runs)
+        totals = seconds[:, model.offset_skips :].sum(axis=1) * model.mean_over
+        totals += model.offset_s + noise
+        return times, dict(zip(map(str, range(n_runs)), totals, strict=True)), measured
+
+    return redraw
+
+
+def _null(
+    model: StepModel, sampler: _Steps | _Totals, redraw: _Redraw, dependence: str | None,
+    replicates: int, repetitions: int, seed: int, progress: Progress | None,
+) -> Array:  # fmt: skip
+    """KS where the model is the truth: it draws what is fitted and measured, and is fitted anew."""
+    null = np.zeros(repetitions)
+    for b in range(repetitions):
+        training, totals, measured = redraw(model, seed + 3 * b + 1)
+        again = fit_step_times(training, totals, model.n_steps, repeats=0)
+        if dependence == "none":
+            again = independent(again)
+        null[b] = separation(measured, sampler.predicted(again, replicates, seed + 3 * b + 3))
+        if progress is not None:
+            progress(b + 1, repetitions)
+    return null

@@ -1,0 +1,1 @@
+"""Commands: what is typed is parsed, an analysis called, its answer shown."""

@@ -1,0 +1,90 @@
+"""``prism compare``: whether two results, or two measurements, really differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from prism.cli.commands.options import (
+    NO_EFFECT,
+    Share,
+    choose_options,
+    common_options,
+    output_option,
+    rows_of,
+)
+from prism.cli.commands.outputs import conclude
+from prism.cli.commands.terminal import progress_line
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@choose_options("both")
+@click.option(
+    "--effect",
+    type=Share(),
+    default="1%",
+    show_default=True,
+    metavar="SHARE",
+    help="Difference that matters: what it takes to see it, and what is surely less.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="First steps of each measured run to leave out.  [default: those that stick out]",
+)
+@output_option()
+@common_options(threads=NO_EFFECT)
+def compare(
+    a: str,
+    b: str,
+    column: str | None,
+    where: tuple[tuple[str, str], ...],
+    effect: float,
+    skip: int | None,
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Tell whether two results or measurements really differ.
+
+    A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
+    Megatron or MLPerf log); FILE[column=value,...] chooses rows, so that both can be of one file.
+    Differences are those of B against A.
+    """
+    from prism.analyses.compare import compare as compare_two
+    from prism.analyses.compare import summarize_compare
+    from prism.common.files import check_directory
+    from prism.present.views.compare import compare_view
+
+    if output is not None:
+        check_directory(output)
+    with progress_line("comparing", quiet) as report:
+        result = compare_two(
+            a, b, column=column, where=rows_of(where), effect=effect, skip=skip, seed=seed,
+            progress=report,
+        )  # fmt: skip
+    numbers = summarize_compare(result)
+    conclude(result, numbers, compare_view, _draw, output=output, as_json=as_json, quiet=quiet)
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plots of a comparison, by the stem of their files."""
+    import json
+
+    from prism.plots.compare import draw_comparison
+
+    names = json.loads(result.attrs["quantities"])
+    return {
+        f"compare_{name}" if len(names) > 1 else "compare": draw_comparison(result, name)
+        for name in names
+    }

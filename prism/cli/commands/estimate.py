@@ -1,0 +1,166 @@
+"""``prism estimate``: how long a step and the run take, with what probability."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.cli.commands.options import (
+    Duration,
+    Factors,
+    choose_options,
+    common_options,
+    output_option,
+    place_options,
+    rows_of,
+    set_option,
+)
+from prism.cli.commands.outputs import conclude
+from prism.cli.commands.terminal import progress_line
+from prism.common.errors import PrismError
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--replicates",
+    type=click.IntRange(min=1),
+    default=12_800,
+    show_default=True,
+    help="Steps to simulate; 64 of them share one draw of the cluster.",
+)
+@click.option(
+    "--run-replicates",
+    type=click.IntRange(min=1),
+    help="Whole runs to simulate.  [default: 1000 where a run is asked for]",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the run, instead of the job's.")
+@click.option("--deadline", type=Duration(), help="Give P(done within this): 60d, 12h, ...")
+@click.option(
+    "--slowdown-thresholds",
+    type=Factors(),
+    help="Give P(step time > x ideal) for each x.  [default: the job's, else 1.05,1.1,1.2]",
+)
+@click.option(
+    "--start",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
+    help="When the run starts; gives the date it ends by.",
+)
+@click.option(
+    "--probability",
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    help="Of the end date.  [default: the job's, else 0.9]",
+)
+@click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
+@click.option(
+    "--progress",
+    "under_way",
+    metavar="STEPS",
+    help="Steps so far of a run under way: for the rest.",
+)
+@choose_options("these steps")
+@click.option(
+    "--dependence",
+    type=click.Choice(["full", "none"]),
+    help="none: every op draws its own effects.  [default: the job's, else full]",
+)
+@click.option(
+    "--resolution",
+    type=click.Choice(["op", "kernel"]),
+    help="What one draw stands for.  [default: the job's, else op]",
+)
+@click.option(
+    "--no-model-error",
+    is_flag=True,
+    help="Leave out of run times what the model itself may be wrong by (variability.model_error).",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "exact", "exchangeable"]),
+    default="auto",
+    show_default=True,
+    help="exchangeable: of many replicas simulate the slowest and a sample.",
+)
+@set_option
+@output_option()
+@common_options()
+@place_options
+def estimate(
+    job: str,
+    replicates: int,
+    run_replicates: int | None,
+    under_way: str | None,
+    where: tuple[tuple[str, str], ...],
+    dependence: str | None,
+    resolution: str | None,
+    no_model_error: bool,
+    overrides: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Estimate how long a step and the run take, and how surely.
+
+    JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
+    """
+    from prism.analyses.estimate import estimate as estimate_job
+    from prism.analyses.estimate import summarize_estimate
+    from prism.common.files import check_directory
+    from prism.jobs.job import load_job
+    from prism.models.steptimes.model import is_step_model
+    from prism.present.views.estimate import estimate_view
+
+    if under_way is None and (where or options["column"] is not None):
+        raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
+    if output is not None:
+        check_directory(output)
+    for key, value in (("dependence", dependence), ("resolution", resolution)):
+        if value is not None:
+            overrides = (*overrides, f"variability.{key}={value}")
+    if no_model_error and not is_step_model(job):  # which has none
+        overrides = (*overrides, "variability.model_error=0")
+    if options["start"] is not None:
+        options["start"] = options["start"].isoformat()
+    from_steps = is_step_model(job)
+    if from_steps and overrides:
+        raise PrismError(f"{job}: a model of step times has no job; leave {overrides[0]} out")
+    loaded = job if from_steps else load_job(job, overrides)
+    with progress_line("simulating", quiet) as report:
+        result = estimate_job(
+            loaded,
+            replicates=replicates,
+            run_replicates=run_replicates,
+            progress=report,
+            under_way=under_way,
+            where=rows_of(where) or None,
+            **options,
+        )
+    numbers = summarize_estimate(result)
+    conclude(
+        result,
+        numbers,
+        lambda numbers: estimate_view(numbers, result),
+        _draw_estimate,
+        output=output,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plots of an estimate, by the stem of their files."""
+    from prism import plots
+    from prism.plots.run import plot_progress
+
+    axes = {"step_time": plots.plot_step_time(result)}
+    if "time_to_train" in result:
+        axes["time_to_train"] = plots.plot_time_to_train(result)
+    if "progress_time" in result:
+        axes["progress"] = plot_progress(result)
+    return axes

@@ -1,0 +1,104 @@
+"""``prism fit``: distributions and effects from traces, tables or step times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from prism.cli.commands.options import (
+    KeyValue,
+    choose_options,
+    common_options,
+    output_option,
+    rows_of,
+    step_range_option,
+)
+from prism.cli.commands.outputs import check_model_path, tell_warnings
+from prism.cli.commands.terminal import answer, progress_line, say
+
+
+@click.command()
+@click.argument("inputs", metavar="INPUT...", nargs=-1)
+@output_option("Where the model is written.", "MODEL.nc")
+@click.option(
+    "--calibrate",
+    type=KeyValue("job=steps"),
+    metavar="JOB=STEPS",
+    multiple=True,
+    help="Bring JOB's library to the STEPS it took; repeatable, one for each measured size. "
+    "FILE[column=value,...] chooses rows of a wider table.",
+)
+@choose_options()
+@click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
+@click.option(
+    "--first-steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Learn the variation from the first N steps of each run; work by step from all.",
+)
+@step_range_option
+@common_options(threads="Threads of --calibrate.  [default: all cores]")
+def fit(
+    inputs: tuple[str, ...],
+    output: str | None,
+    calibrate: tuple[tuple[str, str], ...],
+    where: tuple[tuple[str, str], ...],
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+    **options: Any,
+) -> None:
+    """Fit distributions and effects to a trace, or to step times.
+
+    INPUT is a table of ops (CSV or parquet), what a profiler wrote (PyTorch's JSON, Nsight Systems
+    SQLite, Chakra), or a folder of these, one file per rank; the model stands wherever a JOB does.
+    Without steps, or of HTA's kernel tables and of nccl-tests, it is a library of distributions.
+    Or INPUT is step times (CSV, parquet, a Megatron or MLPerf log); estimate and validate take the
+    model. Or, without INPUT, jobs and the step times they took (--calibrate): the model predicts
+    other sizes and layouts.
+    """
+    if calibrate:
+        _check_calibration(inputs, calibrate, options)
+    elif not inputs:
+        raise click.UsageError("Missing argument 'INPUT...'.")
+    if output is not None:
+        check_model_path(output, [*inputs, *(steps for _, steps in calibrate)])
+    from prism.common.resultfiles import save
+    from prism.models.fit import fit as fit_trace
+    from prism.models.fit import summarize_fit
+    from prism.present.views.model import model_view
+
+    with progress_line("fitting", quiet) as report:
+        options["where"] = rows_of(where)
+        given = {key: value for key, value in options.items() if value is not None}
+        if calibrate:
+            from prism.models.fit import fit_calibrated
+
+            model = fit_calibrated(calibrate, seed, threads=threads, progress=report, **given)
+        else:
+            model = fit_trace(inputs, seed=seed, **given)
+    numbers = summarize_fit(model)
+    if output is not None:
+        save(model, output)
+        if not quiet:
+            say(f"wrote {output}")
+    elif not quiet:
+        say("the model is not kept; -o MODEL.nc writes it")
+    tell_warnings(numbers)
+    answer(numbers, as_json, model_view)
+
+
+def _check_calibration(
+    inputs: tuple[str, ...], calibrate: tuple[tuple[str, str], ...], options: Mapping[str, Any]
+) -> None:
+    """Refuse what says nothing beside --calibrate."""
+    if inputs:
+        raise click.UsageError(
+            f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
+        )
+    for name in ("totals", "first_steps", "step_range"):
+        if options[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")

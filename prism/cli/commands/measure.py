@@ -1,0 +1,255 @@
+"""``prism measure``: distributions of the machine at hand, one subcommand for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from prism.cli.commands.options import Command, Duration, common_options, output_option
+from prism.cli.commands.outputs import check_model_path, check_picture_path, tell_warnings
+from prism.cli.commands.terminal import answer, progress_line, say
+
+DTYPES = click.Choice(["float64", "float32", "bfloat16", "float16"])
+DEVICE = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="[default: the GPU where there is one]"
+)
+LIMIT = click.option(
+    "--limit", "limit_s", type=Duration(), help="Stop after this long, with what there is: 60s, ..."
+)
+THREADS = "Threads of each process on a CPU.  [default: 1]"
+JOB = click.option("--job", metavar="JOB", help="What the ranks of this job run.")
+
+
+@click.group()
+def measure() -> None:
+    """Measure distributions of kernels on this machine.
+
+    They go into a library, steps into a trace. Needs torch: pip install 'torch>=2.5'.
+    """
+
+
+def _library_options(command: Command) -> Command:
+    """Add the options of what ends in a library."""
+    for option in (
+        click.option("--plot", metavar="FILE.png", type=click.Path(), help="Draw what was found."),
+        click.option(
+            "--resume", is_flag=True, help="Go on with the calls kept in LIBRARY.samples.nc."
+        ),
+        click.option(
+            "--base",
+            metavar="LIBRARY",
+            help="What is not measured.  [default: the file itself where it exists, else the "
+            "device's healthy set, else h100-healthy]",
+        ),
+        LIMIT,
+        click.option(
+            "--warm-up",
+            type=click.IntRange(min=0),
+            default=200,
+            show_default=True,
+            help="Most calls before those that count; fewer where they get no faster.",
+        ),
+        click.option(
+            "--repetitions",
+            type=click.IntRange(min=1),
+            default=2_000,
+            show_default=True,
+            help="Calls of each size that count.",
+        ),
+        DEVICE,
+        click.option("--dtype", type=DTYPES, help="[default: bfloat16 on a GPU, float32 on a CPU]"),
+        JOB,
+        output_option("Library to write; one that exists keeps its other entries.", "LIBRARY.nc"),
+    ):
+        command = option(command)
+    return command
+
+
+def _flush(command: Command) -> Command:
+    """Add the option of kernels on one device."""
+    text = "Empty a GPU's L2 cache before each call."
+    return click.option("--flush-l2", is_flag=True, help=text)(command)
+
+
+def _shape(form: str) -> Callable[[Command], Command]:
+    """Add the option of sizes, written in this form."""
+    return click.option(
+        "--shape", "shapes", metavar=form, multiple=True,
+        help="Repeatable.  [default: a few of each size]",
+    )  # fmt: skip
+
+
+@measure.command()
+@_shape("MxNxK")
+@_library_options
+@_flush
+@common_options(threads=THREADS)
+def gemm(**options: Any) -> None:
+    """Matrix products: [M, K] by [K, N]."""
+    _measure("gemm", options)
+
+
+@measure.command()
+@_shape("BxHxSxD")
+@_library_options
+@_flush
+@common_options(threads=THREADS)
+def attention(**options: Any) -> None:
+    """Causal attention, forward and backward: batch x heads x sequence x head size."""
+    _measure("attention", options)
+
+
+@measure.command()
+@_shape("ROWSxWIDTH")
+@_library_options
+@_flush
+@common_options(threads=THREADS)
+def memory(**options: Any) -> None:
+    """Memory-bound kernels: layer norm, sum, softmax, copy."""
+    _measure("memory", options)
+
+
+@measure.command()
+@click.option(
+    "--size", "sizes", metavar="BYTES", multiple=True,
+    help="Message, as 4KiB or 1MB; repeatable.  [default: a few]",
+)  # fmt: skip
+@click.option(
+    "--op",
+    "ops",
+    type=click.Choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]),
+    multiple=True,
+    help="Repeatable.  [default: all]",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="Processes; under torchrun its own.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["nvlink", "network"]),
+    default="nvlink",
+    show_default=True,
+    help="What joins the ranks: links inside a node, or the network.",
+)
+@_library_options
+@common_options(threads=THREADS)
+def collective(**options: Any) -> None:
+    """Time collectives and transfers between processes: NCCL on GPUs, else gloo."""
+    _measure("collective", options)
+
+
+def _measure(kind: Any, options: dict[str, Any]) -> None:
+    """Measure a kind, write its library, print its figures."""
+    from prism.measuring.command import measure as run
+    from prism.measuring.command import samples_path, summarize_measurement
+    from prism.present.views.measure import measure_view
+
+    as_json, quiet = options.pop("as_json"), options.pop("quiet")
+    output, plot = options.pop("output"), options.pop("plot")
+    if output is not None:
+        check_model_path(output, ())
+    if plot is not None:
+        check_picture_path(plot)
+
+    def tell(text: str) -> None:
+        if not quiet:
+            say(f"prism: warning: {text}")
+
+    try:
+        with progress_line(f"measuring {kind}", quiet) as report:
+            result = run(kind, output, progress=report, tell=tell, **options)
+    except KeyboardInterrupt:
+        if output is not None and samples_path(output).is_file() and not quiet:
+            say(
+                f"prism: calls so far are kept in {samples_path(output)}; the same command with "
+                "--resume goes on from there"
+            )
+        raise
+    if result is None:
+        return  # a launcher's other ranks
+    numbers = summarize_measurement(result)
+    if output is not None and not quiet:
+        say(f"wrote {output}, {samples_path(output)}")
+    elif output is None and not quiet:
+        say("the library is not kept; -o LIBRARY.nc writes it")
+    if plot is not None:
+        from prism.plots.base import save_figure
+        from prism.plots.measure import plot_measurement
+
+        save_figure(plot_measurement(result), plot)
+    tell_warnings(numbers)
+    answer(numbers, as_json, measure_view)
+
+
+@measure.command()
+@output_option("Trace, steps, summary.")
+@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True,
+              help="Processes.")  # fmt: skip
+@click.option(
+    "--parallel",
+    type=click.Choice(["ddp", "pipeline"]),
+    default="ddp",
+    show_default=True,
+    help="Every rank the whole model, or one stage of it.",
+)
+@click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
+              show_default=True, help="Of a pipeline.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True,
+              help="Steps to record.")  # fmt: skip
+@click.option("--warm-up", type=click.IntRange(min=0), default=10, show_default=True,
+              help="Steps before them.")  # fmt: skip
+@click.option("--profile", type=click.IntRange(min=0), default=0, metavar="N",
+              help="So many further steps under torch's profiler, into DIR/kineto.")  # fmt: skip
+@click.option("--microbatches", type=click.IntRange(min=1), default=4, show_default=True,
+              help="Of a replica in a step.")  # fmt: skip
+@click.option("--microbatch-size", type=click.IntRange(min=1), default=2, show_default=True,
+              help="Sequences.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--hidden", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option("--heads", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--seq", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--vocab", type=click.IntRange(min=2), default=2048, show_default=True)
+@click.option("--dtype", type=DTYPES, default="float32", show_default=True)
+@DEVICE
+@LIMIT
+@common_options(threads=THREADS)
+def step(
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Train a small transformer over several processes, each op timed.
+
+    DIR/trace.csv is a trace for prism fit, replay and validate --trace; DIR/steps.csv the step
+    times.
+    """
+    from prism.common.files import check_directory
+    from prism.measuring.step import StepJob, measure_step, summarize_step
+    from prism.measuring.tinymodel import Sizes
+    from prism.present.views.measure import step_view
+
+    if output is not None:
+        check_directory(output)
+    elif options["profile"]:
+        raise click.UsageError("--profile writes to DIR/kineto; give -o DIR")
+    sizes = Sizes(**{name: options.pop(name) for name in Sizes._fields})
+    names = ("ranks", "parallel", "microbatches", "schedule", "dtype")
+    job = StepJob(sizes=sizes, **{name: options.pop(name) for name in names})
+    with progress_line("training", quiet) as report:
+        result = measure_step(output, job, progress=report, **options)
+    numbers = summarize_step(result)
+    if not quiet:
+        say(
+            f"wrote {output}: trace.csv, steps.csv, summary.json"
+            if output is not None
+            else "the trace is not kept; -o DIR writes it"
+        )
+    tell_warnings(numbers)
+    answer(numbers, as_json, step_view)

@@ -1,0 +1,252 @@
+"""``prism place``: where slow nodes should go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.cli.commands.options import (
+    Share,
+    choose_options,
+    common_options,
+    output_option,
+    place_options,
+    rows_of,
+    set_option,
+)
+from prism.cli.commands.outputs import conclude
+from prism.cli.commands.terminal import progress_line
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+    from prism.cluster.nodes.inventory import Inventory
+    from prism.jobs.job import Job
+
+KINDS = ("compute", "memory", "network", "everything")
+OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
+
+
+@click.command()
+@click.argument("job", metavar="JOB_OR_MODEL")
+@click.option("--slow-nodes", type=click.IntRange(min=1), metavar="K", help="How many are slow.")
+@click.option("--slowdown", type=float, metavar="X", help="By how much: 1.2 is 20 % slower.")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    help="What --slowdown slows, or a plain slowdown in a file.  [default: compute]",
+)
+@click.option(
+    "--slowdown-cv", type=click.FloatRange(min=0.0), metavar="CV", help="Spread of the slowdown."
+)
+@click.option("--at", metavar="NODES", help="Which nodes are slow: 3,17.  [default: drawn]")
+@click.option(
+    "--measured-nodes",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    help="How slow nodes are: a table (node, slowdown), a burn-in table of times or rates per GPU, "
+    "nccl-tests output (a file, or a folder of them); repeatable.",
+)
+@choose_options("the table", "measurement")
+@click.option(
+    "--hosts",
+    metavar="LIST",
+    help="Host names in rank order: a host file of MPI, PBS or Slurm, or a list such as "
+    "'node[001-064]'.",
+)
+@click.option("--spares", type=click.IntRange(min=0), default=0, help="Spare nodes there are.")
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    default="p95",
+    show_default=True,
+    help="What shall be least: of the step time, or time_to_train.",
+)
+@click.option(
+    "--tolerance",
+    type=Share(),
+    default="0.1%",
+    show_default=True,
+    help="Differences of the objective that do not matter.",
+)
+@set_option
+@output_option("Result, summary, plots, host lists.")
+@common_options()
+@place_options
+def place(
+    job: str,
+    overrides: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    objective: str,
+    tolerance: float,
+    spares: int,
+    seed: int | None,
+    threads: int | None,
+    **named: Any,
+) -> None:
+    """Say where slow nodes should go, and what they cost.
+
+    The slow nodes are those of --slow-nodes and --slowdown, of --measured-nodes, of the job's own
+    cluster.node_slowdowns, or a model's traced workers. JOB_OR_MODEL is a job file, the name of a
+    shipped job, or a model of `prism fit`.
+    """
+    _check_options(**named)
+    from prism.analyses.place import place as place_nodes
+    from prism.analyses.place import summarize_place
+    from prism.analyses.texts.place import in_words
+    from prism.common.files import check_directory
+    from prism.jobs.job import load_job
+    from prism.present.views.place import place_view
+
+    if output is not None:
+        check_directory(output)
+    loaded = load_job(job, overrides)
+    inventory = _inventory(loaded, spares, **named)
+    slow: dict[str, Any] = {}
+    if named["files"] or named["at"]:
+        slow = {"nodes": inventory}
+    elif named["slow_nodes"] is not None:
+        slow = {
+            "slow_nodes": named["slow_nodes"],
+            "slowdown": named["slowdown"],
+            "kind": named["kind"] or "compute",
+            "slowdown_cv": named["slowdown_cv"] or 0.0,
+        }
+    with progress_line("placing", quiet) as report:
+        result = place_nodes(
+            loaded,
+            **slow,
+            spares=spares,
+            objective=objective,
+            tolerance=tolerance,
+            seed=seed,
+            threads=threads,
+            progress=report,
+        )
+    _add_names(result, inventory)
+    numbers = in_words(summarize_place(result))
+    texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
+    conclude(
+        result, numbers, place_view, _draw, output=output, as_json=as_json, quiet=quiet, texts=texts
+    )
+
+
+def _check_options(
+    slow_nodes: int | None,
+    slowdown: float | None,
+    kind: str | None,
+    slowdown_cv: float | None,
+    at: str | None,
+    files: Sequence[str],
+    where: Sequence[tuple[str, str]],
+    column: str | None,
+    hosts: str | None,
+) -> None:
+    """Refuse options that say two things, or half of one."""
+    drawn = slow_nodes is not None or at is not None
+    if files and (drawn or slowdown is not None or slowdown_cv is not None):
+        raise click.UsageError(
+            "--measured-nodes says which nodes are slow and by how much; leave out --slow-nodes, "
+            "--at, --slowdown and --slowdown-cv"
+        )
+    if drawn and slowdown is None:
+        raise click.UsageError("--slow-nodes and --at need --slowdown X, such as 1.2")
+    if not drawn and not files and (slowdown, kind, slowdown_cv) != (None, None, None):
+        raise click.UsageError(
+            "--slowdown, --kind and --slowdown-cv need --slow-nodes K, or --at NODES"
+        )
+    if (where or column) and not files:
+        raise click.UsageError("--where and --column choose from --measured-nodes FILE")
+    if at is not None and slow_nodes not in (None, len(at.split(","))):
+        raise click.UsageError(f"--slow-nodes {slow_nodes} and --at {at} disagree; leave one out")
+
+
+def _inventory(
+    job: Job,
+    spares: int,
+    slow_nodes: int | None,
+    slowdown: float | None,
+    kind: str | None,
+    slowdown_cv: float | None,
+    at: str | None,
+    files: Sequence[str],
+    where: Sequence[tuple[str, str]],
+    column: str | None,
+    hosts: str | None,
+) -> Inventory:
+    """Collect what is known of single nodes: how slow they are, and their names."""
+    from prism.cluster.nodemap import Placement, slow_node
+    from prism.cluster.nodes.hosts import find_nodes, read_host_list
+    from prism.cluster.nodes.inventory import Inventory, merge_inventories, read_inventory
+
+    placement = Placement(job)
+    n_nodes = placement.n_nodes
+    listed = None if hosts is None else read_host_list(hosts, n_nodes, spares)
+    known = dict(enumerate(listed or ()))
+    # of spares no more than their names is known
+    names = None if listed is None else listed[:n_nodes]
+    if at is not None and slowdown is not None:
+        slow = slow_node(slowdown, kind or "compute", slowdown_cv or 0.0)
+        labels = [label.strip() for label in at.split(",")]
+        twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
+        if twice is not None:
+            raise click.UsageError(f"--at {at}: node {twice} is there twice")
+        index = find_nodes(labels, n_nodes, names, lambda _: f"--at {at}").index
+        return Inventory({index[label]: slow for label in labels}, known)
+    if not files:
+        return Inventory({}, known)
+    options: dict[str, Any] = {"kind": kind, "hosts": names, "column": column}
+    found = {
+        file: read_inventory(
+            file, n_nodes, placement.gpus_per_node, where=rows_of(where), **options
+        )
+        for file in files
+    }
+    merged = merge_inventories(found)
+    return replace(merged, hosts=merged.hosts | known)
+
+
+def _add_names(result: xr.Dataset, inventory: Inventory) -> None:
+    """Write host names, and what was noted while reading, into a result's summary."""
+    from prism.analyses.place import summarize_place
+
+    numbers = summarize_place(result)
+    for node in numbers["slow_nodes"]:
+        if node["node"] in inventory.hosts:
+            node["host"] = inventory.hosts[node["node"]]
+    numbers["notes"] = [*inventory.notes, *numbers.get("notes", ())]
+    result.attrs["summary"] = json.dumps(numbers)
+
+
+def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[str, str]:
+    """Write the best placement as files, by their names."""
+    from prism.cluster.nodemap import Placement
+    from prism.jobs.hostfiles import host_order, placement_csv
+
+    best = [int(node) for node in result["hosts"].sel(placement=result.attrs["best"]).to_numpy()]
+    placement = Placement(job)
+    per_node = placement.gpus_per_node
+    return {
+        "hosts.csv": placement_csv(best, placement.slot_groups(), per_node, names),
+        "hostfile.txt": host_order(best, names),
+        "slurm_hostfile.txt": host_order(best, names, per_node),
+    }
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plots of a placement, by the stem of their files."""
+    from prism.analyses.place import summarize_place
+    from prism.plots.place import plot_alternatives, plot_slots
+
+    axes = {"alternatives": plot_alternatives(result)}
+    if summarize_place(result)["slot_cost"]:  # what a node costs that is slower than the others
+        axes["slots"] = plot_slots(result)
+    return axes

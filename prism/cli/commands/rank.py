@@ -1,0 +1,116 @@
+"""``prism rank``: what makes the time vary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from prism.cli.commands.options import (
+    Names,
+    common_options,
+    output_option,
+    place_options,
+    set_option,
+)
+from prism.cli.commands.outputs import conclude
+from prism.cli.commands.terminal import progress_line
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+
+@click.command()
+@click.argument("job", metavar="JOB_OR_MODEL")
+@click.option(
+    "--target",
+    type=click.Choice(["step_time", "time_to_train"]),
+    default="step_time",
+    show_default=True,
+    help="What shall vary less.",
+)
+@click.option("--quick", is_flag=True, help="One run only: bounds, nothing is frozen.")
+@click.option(
+    "--intervene",
+    "interventions",
+    type=Names("freeze", "cut", "speed"),
+    metavar="NAMES",
+    multiple=True,
+    help="What is tried on each cause: freeze (at its median), cut (its tail, at p95), speed (see "
+    "--speed-up); repeatable, or with commas.  [default: freeze]",
+)
+@click.option(
+    "--speed-up",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    metavar="PERCENT",
+    help="Share of its time that a kernel class made faster saves; asks for speed too.  "
+    "[default: 10]",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="What the N largest kernel classes and effects make only together, and the classes that "
+    "each effect acts through.",
+)
+@set_option
+@output_option()
+@common_options()
+@place_options
+def rank(
+    job: str,
+    target: str,
+    quick: bool,
+    interventions: tuple[tuple[str, ...], ...],
+    speed_up: float | None,
+    pairs: int | None,
+    overrides: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Rank kernels and effects by how much they make the time vary.
+
+    It says what each contributes to the variance and to the tail, and what fixing it would bring.
+    JOB_OR_MODEL is a job file, the name of a shipped job, or a model of `prism fit`.
+    """
+    names = tuple(dict.fromkeys(name for group in interventions for name in group))
+    if speed_up is not None and "speed" not in names:
+        names = (*(names or ("freeze",)), "speed")
+    if quick and (names or pairs):
+        told = "--pairs" if pairs else "--intervene" if interventions else "--speed-up"
+        raise click.UsageError(f"--quick and {told} exclude each other: it is one run, as is")
+    from prism.analyses.rank import rank as rank_causes
+    from prism.analyses.rank import summarize_rank
+    from prism.analyses.texts.rank import in_words
+    from prism.common.files import check_directory
+    from prism.jobs.job import load_job
+    from prism.present.views.rank import rank_view
+
+    if output is not None:
+        check_directory(output)
+    loaded = load_job(job, overrides)
+    with progress_line("ranking", quiet) as report:
+        result = rank_causes(
+            loaded,
+            target,
+            quick=quick,
+            interventions=names or ("freeze",),
+            speed_up=0.01 * (speed_up or 10.0),
+            pairs=pairs or 0,
+            seed=seed,
+            threads=threads,
+            progress=report,
+        )
+    numbers = in_words(summarize_rank(result))
+    conclude(result, numbers, rank_view, _draw, output=output, as_json=as_json, quiet=quiet)
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the plot of a ranking, by the stem of its files."""
+    from prism.plots.rank import plot_ranking
+
+    return {"ranking": plot_ranking(result)}

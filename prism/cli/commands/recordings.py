@@ -1,0 +1,19 @@
+"""What commands that read recordings share: why a file is not one."""
+
+from __future__ import annotations
+
+from prism.common.errors import PrismError
+
+
+def explained(inputs: tuple[str, ...], error: PrismError) -> PrismError:
+    """Say what can be done with step times, where a trace of ops was expected."""
+    from prism.traces.kinds import holds_step_times
+
+    for name in inputs:
+        if holds_step_times(name):
+            return PrismError(
+                f"{name}: holds step times, not ops, and there is nothing to replay; prism fit "
+                f"{name} learns from them alone, prism validate JOB --measured {name} compares "
+                "them with a prediction"
+            )
+    return error

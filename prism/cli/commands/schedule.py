@@ -1,0 +1,124 @@
+"""``prism schedule``: a pipeline schedule as text, CSV or picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.cli.commands.options import NO_EFFECT, common_options
+from prism.cli.commands.outputs import check_picture_path
+from prism.cli.commands.terminal import answer, say
+from prism.common.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.jobs.schedule import Schedule
+
+
+@click.command()
+@click.argument("name")
+@click.option("--stages", type=click.IntRange(min=1), help="Pipeline stages (pp).")
+@click.option("--microbatches", type=click.IntRange(min=1), help="Microbatches per step.")
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    help="Model chunks per stage (vpp)  [default: 2 in a V, else 1]",
+)
+@click.option("--csv", "csv_file", metavar="FILE", type=click.Path(), help="Write it as CSV.")
+@click.option("--plot", "plot_file", metavar="FILE", type=click.Path(), help="Draw it (png, svg).")
+@common_options(draws=False, threads=NO_EFFECT)
+def schedule(
+    name: str,
+    stages: int | None,
+    microbatches: int | None,
+    chunks: int | None,
+    csv_file: str | None,
+    plot_file: str | None,
+    as_json: bool,
+    quiet: bool,
+    seed: int | None,
+    threads: int | None,
+) -> None:
+    """Print a pipeline schedule, write it as CSV, or draw it.
+
+    NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a CSV file of actions.
+    """
+    from prism.common import sizes
+    from prism.common.files import atomic_write
+    from prism.jobs.schedule import format_schedule, make_schedule, schedule_to_csv
+
+    if name.lower().endswith(".csv"):
+        if any(count is not None for count in (stages, microbatches, chunks)):
+            raise click.UsageError(
+                f"{name} says its stages, microbatches and chunks itself; leave --stages, "
+                "--microbatches and --chunks out"
+            )
+        actions = _read_schedule(name)
+    else:
+        if stages is None or microbatches is None:
+            raise click.UsageError("a generated schedule needs --stages and --microbatches")
+        counts = {"actions": (3 * stages * microbatches * (chunks or 2), sizes.ACTION)}
+        sizes.check_size(f"schedule {name}", counts, "--stages, --microbatches or --chunks")
+        actions = make_schedule(name, stages, microbatches, chunks)
+    if plot_file is not None:
+        check_picture_path(plot_file)
+    if csv_file is not None:
+        with atomic_write(csv_file) as file:
+            file.write_text(schedule_to_csv(actions))
+    if plot_file is not None:
+        _draw_schedule(actions, Path(plot_file))
+    answer(_numbers(name, actions), as_json, lambda _: format_schedule(actions))
+    for path in (csv_file, plot_file):
+        if path is not None and not quiet:
+            say(f"wrote {path}")
+
+
+def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
+    """Figures of a schedule; times in slots, of which a forward pass takes `Slots.forward`."""
+    from prism.jobs.schedule import Slots, action_letter, action_times, play_schedule
+
+    slots = Slots()
+    starts, lengths = play_schedule(actions, *slots), action_times(actions, slots)
+    ends = [s[-1] + length[-1] for s, length in zip(starts, lengths, strict=True)]
+    busy = sum(map(sum, lengths))
+    return {
+        "schedule": name,
+        "stages": len(actions),
+        "microbatches": 1 + max(action.microbatch for row in actions for action in row),
+        "chunks": 1 + max(action.chunk for row in actions for action in row),
+        "slots": {
+            "F": slots.forward,
+            "B": slots.backward,
+            "I": slots.backward - slots.weight,
+            "W": slots.weight,
+            "step": max(ends),
+        },
+        "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
+        "actions": [
+            [[action_letter(a, split), a.chunk, a.microbatch] for a in row]
+            for row, split in zip(actions, map(actions.split_of, range(len(actions))), strict=True)
+        ],
+    }
+
+
+def _read_schedule(name: str) -> Schedule:
+    """Read a schedule from a CSV file."""
+    from prism.common.files import read_bytes
+    from prism.jobs.schedule import schedule_from_csv
+
+    try:
+        text = read_bytes(Path(name), name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PrismError(f"{name}: no text; expected a CSV of actions such as 0F0") from error
+    return schedule_from_csv(text, name)
+
+
+def _draw_schedule(actions: Schedule, path: Path) -> None:
+    """Draw a schedule into a file, in the format its suffix names."""
+    from prism.common.files import atomic_write
+    from prism.plots.base import save_figure
+    from prism.plots.schedule import plot_schedule
+
+    with atomic_write(path) as file:
+        save_figure(plot_schedule(actions), file)

@@ -1,0 +1,140 @@
+"""What a command writes: its answer on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.common.text import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHOW_AFTER_S = 0.5
+"""Work shorter than this shows no progress [s]."""
+
+
+@contextmanager
+def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far work is and how long it still takes, on a terminal and where it is worth it.
+
+    Parameters
+    ----------
+    what : str
+        The work, in a word.
+    quiet : bool
+        Show nothing.
+
+    Yields
+    ------
+    callable or None
+        To be called with what is done and what there is in all, from any thread; None where
+        nobody is looking.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(f"{what}: building and compiling", total=None)
+    timer = threading.Timer(SHOW_AFTER_S, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done, total: bar.update(task, description=what, completed=done, total=total)
+    finally:
+        timer.cancel()
+        timer.join()
+        if bar.live.is_started:
+            bar.stop()
+
+
+def say(text: str) -> None:
+    """Write a line to stderr; nothing in it steers the terminal."""
+    click.echo(visible(text), err=True)
+
+
+def answer(
+    numbers: Mapping[str, Any],
+    as_json: bool,
+    view: Callable[[Mapping[str, Any]], RenderableType],
+) -> None:
+    """Print the answer of a command on stdout.
+
+    Parameters
+    ----------
+    numbers : mapping
+        The answer.
+    as_json : bool
+        Print it as one JSON object rather than through ``view``.
+    view : callable
+        Lays the answer out for people.
+    """
+    if as_json:
+        click.echo(to_json(numbers))
+        return
+    rendered = view(numbers)
+    if isinstance(rendered, str):
+        click.echo(visible(rendered))
+        return
+    from rich.console import Console
+    from rich.segment import Segments
+
+    # a pipe has no width; 120 keeps tables whole and still fits a wide terminal
+    console = Console(
+        width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False
+    )
+    segments = [part._replace(text=visible(part.text)) for part in console.render(rendered)]
+    with console.capture() as capture:
+        console.print(Segments(segments), soft_wrap=True, end="")
+    # through click, so that a closed pipe ends here as it does for every other output
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Write JSON that every parser reads: what is not a finite number becomes null.
+
+    Examples
+    --------
+    >>> to_json({"a": float("nan"), "b": (1, 2.5)})
+    '{"a": null, "b": [1, 2.5]}'
+    """
+    return visible(json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Turn mappings, sequences and arrays into what JSON has."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

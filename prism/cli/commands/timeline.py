@@ -1,0 +1,93 @@
+"""``prism timeline``: when every op of a step starts and ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prism.cli.commands.options import (
+    Numbers,
+    Percentiles,
+    common_options,
+    output_option,
+    set_option,
+    step_range_option,
+)
+from prism.cli.commands.outputs import conclude
+from prism.cli.commands.terminal import progress_line, say
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True)
+@click.option(
+    "--percentiles",
+    type=Percentiles(),
+    metavar="P,Q",
+    help="Steps of a job: those nearest these percentiles of its step time.  [default: 50,99]",
+)
+@click.option("--ideal", is_flag=True, help="Of a job also the step with every effect at 1.")
+@click.option("--step", type=int, help="Of a trace: which.  [default: the median measured one]")
+@click.option(
+    "--replicates",
+    type=click.IntRange(min=1),
+    help="Steps to simulate for the percentiles.  [default: 4096, or the result's]",
+)
+@click.option("--ranks", type=Numbers(), metavar="A,B:C", help="Show these ranks.")
+@click.option("--replicas", type=Numbers(), metavar="A,B:C", help="Show these dp replicas.")
+@click.option("--stages", type=Numbers(), metavar="A,B:C", help="Show these pipeline stages.")
+@step_range_option
+@set_option
+@output_option(
+    "timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone."
+)
+@common_options()
+def timeline(
+    what: tuple[str, ...], output: str | None, as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """Say when every op of a step runs, and what it waits for.
+
+    WHAT is a job, a model of `prism fit`, a result.nc of `prism estimate` (the median and the p99
+    step of its simulation), or a trace (its median step as measured, beside its ideal). Open
+    timeline.json.gz in ui.perfetto.dev or chrome://tracing.
+    """
+    from pathlib import Path
+
+    from prism.analyses.timeline import summarize_timeline
+    from prism.analyses.timeline import timeline as lay_timeline
+    from prism.analyses.timelines.chrome import chrome_bytes, write_chrome
+    from prism.common.files import check_directory
+    from prism.present.views.timeline import timeline_view
+
+    alone = output is not None and output.endswith((".json", ".json.gz"))
+    if output is not None:
+        check_directory(Path(output).absolute().parent if alone else output)
+    with progress_line("simulating", quiet) as report:
+        result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
+    numbers = summarize_timeline(result)
+    texts = None
+    if output is None:
+        if not quiet:
+            text = "the timeline is not kept; -o DIR writes it for Perfetto, with pictures"
+            say(text)
+    elif alone:
+        write_chrome(result, output)
+        if not quiet:
+            say(f"wrote {output}")
+    else:
+        texts = {"timeline.json.gz": chrome_bytes(result)}
+    conclude(
+        result, numbers, timeline_view, _draw,
+        output=None if alone else output, as_json=as_json, quiet=quiet, texts=texts,
+    )  # fmt: skip
+
+
+def _draw(result: xr.Dataset) -> dict[str, Axes]:
+    """Draw the picture of a timeline, by the stem of its files."""
+    from prism.plots.gantt import plot_gantt
+
+    return {"timeline": plot_gantt(result)}

@@ -1,0 +1,77 @@
+"""What one GPU of each kind can do at most: figures of data sheets, by the name a job gives.
+
+What of them kernels achieve is the library's (`prism.workload.kernels`); links of a job may differ
+(`prism.cluster.machine`). Left out: clocks, power states, number formats but bfloat16.
+"""
+
+from dataclasses import dataclass
+
+from prism.common.errors import PrismError
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one GPU can do at most: dense figures of its maker's data sheet.
+
+    Attributes
+    ----------
+    bf16_flop_per_s : float
+        Dense bfloat16 (V100: float16) rate [flop/s].
+    memory_bytes_per_s, memory_bytes : float
+        Memory bandwidth [byte/s] and capacity [byte].
+    nvlink_bytes_per_s, network_bytes_per_s : float
+        One direction, per GPU [byte/s]; data sheets give NVLink in both directions.
+    nvlink_latency_s, network_latency_s : float
+        Time of one hop of a small message [s].
+    power_w : float
+        Thermal design power [W].
+    """
+
+    name: str
+    bf16_flop_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: float
+    nvlink_bytes_per_s: float
+    network_bytes_per_s: float
+    nvlink_latency_s: float
+    network_latency_s: float
+    power_w: float
+
+
+# Rates: NVIDIA data sheets of V100, A100, H100, H200; B200 and GB200 as collected by G. Lockwood
+# from NVIDIA's Blackwell architecture brief. Networks: 400 Gbit/s per GPU (DGX H100, Llama 3,
+# arXiv:2407.21783), 200 Gbit/s with A100, 4 x 100 Gbit/s for 8 GPUs in DGX-1 V100.
+# Latencies: NCCL profiles of DGX H100 and DGX A100 in microsoft/vidur: all-reduces of 2, 4, 8
+# H100s fit 2 x 7 us x log2(n) + bytes / rate, of A100s 17 us; the smallest send_recv between two
+# nodes takes 16 and 27 us. V100 is given A100's, and H200, B200 and GB200 are given H100's.
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("v100", 125e12, 0.90e12, 32e9, 150e9, 6.25e9, 17e-6, 27e-6, 300.0),
+        Device("a100", 312e12, 2.04e12, 80e9, 300e9, 25e9, 17e-6, 27e-6, 400.0),
+        Device("h100", 989e12, 3.35e12, 80e9, 450e9, 50e9, 7e-6, 16e-6, 700.0),
+        Device("h200", 989e12, 4.80e12, 141e9, 450e9, 50e9, 7e-6, 16e-6, 700.0),
+        Device("b200", 2250e12, 8.0e12, 180e9, 900e9, 50e9, 7e-6, 16e-6, 1000.0),
+        Device("gb200", 2500e12, 8.0e12, 186e9, 900e9, 50e9, 7e-6, 16e-6, 1200.0),
+    )
+}
+
+
+def device_key(name: str) -> str:
+    """Name by which a job gives a device, from its product name; empty for one it cannot name.
+
+    Examples
+    --------
+    >>> device_key("NVIDIA H100 80GB HBM3"), device_key("CPU AMD EPYC")
+    ('h100', '')
+    """
+    longest_first = sorted(DEVICES, key=len, reverse=True)  # gb200 is no b200
+    return next((key for key in longest_first if key in name.lower()), "")
+
+
+def find_device(name: str) -> Device:
+    """Return a device by its name, or raise PrismError with the known ones."""
+    device = DEVICES.get(name)
+    if device is None:
+        raise PrismError(f"cluster: unknown device {name!r}; expected one of {', '.join(DEVICES)}")
+    return device

@@ -1,0 +1,242 @@
+"""Tiers of the network above the NVLink domain: what a message meets that leaves its unit.
+
+A unit of a tier is so many neighbouring GPUs (a rack, a pod, a site); units nest. All that leave
+one at a time share its way out, which is o times narrower than the network cards of its GPUs.
+Between far units collectives are hierarchical, and a pipeline's transfers queue for the way out.
+Left out: traffic of other kinds at the same time, routing, more than one way between two units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.common.errors import PrismError
+from prism.jobs.jobspec.tiers import SECONDS_PER_KM
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
+    from prism.jobs.jobspec.tiers import TierBlock
+
+Array = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Units of one size, and the way out of one.
+
+    Attributes
+    ----------
+    name : str
+    gpus : int
+        GPUs of a unit.
+    oversubscription : float
+        Achieved rate of the GPUs' network cards over that of the way out [1], < 1 where the way
+        out is the wider one.
+    latency_s : float
+        Latency of a message that leaves its unit [s].
+    hierarchical : bool
+        Whether collectives send only what other units lack, once, see `ring_factor`.
+    far : bool
+        Whether that latency is longer than the network's, so that hops are told apart by it.
+    cv : float or None
+        Spread of what leaves a unit [1]; None is as in the network.
+    """
+
+    name: str
+    gpus: int
+    oversubscription: float = 1.0
+    latency_s: float = 0.0
+    hierarchical: bool = False
+    far: bool = False
+    cv: float | None = None
+
+
+class Reach(NamedTuple):
+    """How a group lies, as far as it decides what its collectives take.
+
+    Attributes
+    ----------
+    domains : int
+        NVLink domains that it touches.
+    factor : float
+        How many times slower the network is for leaving units of tiers [1].
+    latency_s : float
+        What a message through all tiers takes beyond so many hops of the network [s].
+    """
+
+    domains: int
+    factor: float = 1.0
+    latency_s: float = 0.0
+
+
+def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: float) -> list[Tier]:
+    """Return a job's tiers, the innermost first.
+
+    Parameters
+    ----------
+    job : Job
+    bytes_per_s, latency_s : float
+        What a GPU's network card achieves [byte/s], and one hop of the network takes [s].
+    efficiency : float
+        Share of its bandwidth that the network achieves [1].
+
+    Raises
+    ------
+    PrismError
+        A tier is nearer than what is inside it.
+    """
+    out: list[Tier] = []
+    network_s = latency_s
+    for name, block in job.cluster.link_tiers():
+        own_s = latency_s
+        if block.latency_us is not None:
+            own_s = block.latency_us * 1e-6
+        elif block.distance_km is not None:
+            own_s = latency_s + block.distance_km * SECONDS_PER_KM
+        if own_s < latency_s:
+            inner = out[-1].name if out and out[-1].latency_s > network_s else "network"
+            raise PrismError(
+                f"{job.source or job.name}: cluster.tiers.{name}.latency_us: {own_s * 1e6:g}, but "
+                f"a hop of the {inner} inside it takes {latency_s * 1e6:g} us; give at least that"
+            )
+        latency_s = own_s
+        over = _oversubscription(block, bytes_per_s, efficiency)
+        hierarchical, far = block.is_hierarchical, block.is_far and own_s > network_s
+        out.append(Tier(name, block.gpus, over, own_s, hierarchical, far, block.cv))
+    return out
+
+
+def _oversubscription(block: TierBlock, bytes_per_s: float, efficiency: float) -> float:
+    """Rate of the GPUs' network cards over that of their unit's way out."""
+    if block.efficiency is not None:
+        efficiency = block.efficiency
+    if block.bandwidth_gbytes_per_s is not None:
+        return bytes_per_s / (block.bandwidth_gbytes_per_s * 1e9 * efficiency)
+    if block.total_gbits_per_s is not None:
+        return bytes_per_s * block.gpus / (block.total_gbits_per_s * 0.125e9 * efficiency)
+    return block.oversubscription or 1.0
+
+
+def ring_factor(tier: Tier, units: int, domains: int, slow: float) -> float:
+    """How many times slower the network is for a group that leaves units of a tier.
+
+    Parameters
+    ----------
+    tier : Tier
+    units, domains : int
+        Units of the tier and NVLink domains that the group touches.
+    slow : float
+        Oversubscription times the GPUs of a unit that send out of it at a time, if all groups of
+        the kind are rings, over all its GPUs [1].
+
+    Notes
+    -----
+    A ring of k NVLink domains brings S (k-1)/k bytes over every edge, so also out of each unit.
+    What u units must send at least is S (u-1)/u each: every unit's share goes out once, by all
+    members at a time, and is spread inside. In chunks that are pipelined the slower of both
+    levels counts, and no tier is ever slower than with the ring.
+
+    References
+    ----------
+    Hierarchical all-reduce (reduce-scatter inside, all-reduce of the parts across, all-gather
+    inside): Jia et al., arXiv:1807.11205. Between data centres, in chunks: NVIDIA, "Turbocharge LLM
+    training across long-haul data center networks with NVIDIA NeMo Framework" (2025).
+    """
+    if tier.hierarchical and units > 1:
+        slow *= (units - 1) / units * domains / (domains - 1)
+    return max(1.0, slow)
+
+
+def extra_latency(tiers: Sequence[Tier], units: Sequence[int], network_s: float) -> float:
+    """Return what the hops that leave units take beyond the network's [s].
+
+    Of the log2(k) hops of a tree over k NVLink domains, log2(u) leave one of u units.
+    """
+    extra, inner = 0.0, network_s
+    for tier, n in zip(tiers, units, strict=True):
+        extra += (tier.latency_s - inner) * math.ceil(math.log2(n))
+        inner = tier.latency_s
+    return extra
+
+
+def unit_sizes(tier: Tier, n_gpus: int) -> Int:
+    """GPUs of every unit of a cluster; the last may be smaller [unit]."""
+    sizes = np.full(-(-n_gpus // tier.gpus), tier.gpus, np.int64)
+    sizes[-1] = n_gpus - (sizes.size - 1) * tier.gpus
+    return sizes
+
+
+class Hops(NamedTuple):
+    """What transfers from GPU to GPU meet: arrays of the GPUs' shape.
+
+    Attributes
+    ----------
+    slow : float64
+        How many times slower than the network.
+    latency_s : float64
+        Of the outermost tier that it leaves a unit of, else the network's [s].
+    far : int64
+        Index of the outermost far tier that it leaves a unit of, -1 for none.
+    """
+
+    slow: Array
+    latency_s: Array
+    far: Int
+
+
+def find_hops(
+    tiers: Sequence[Tier],
+    n_gpus: int,
+    source: Int,
+    sink: Int,
+    weight: int,
+    network_s: float,
+    both: float = 0.0,
+) -> Hops:
+    """Follow transfers that are under way at a time through the tiers.
+
+    Parameters
+    ----------
+    tiers : sequence of Tier
+    n_gpus : int
+        Of the cluster.
+    source, sink : int64 [...]
+        GPUs that send and receive; where they are the same nothing is sent.
+    weight : int
+        GPUs that each stands for.
+    network_s : float
+        Latency of the network [s].
+    both : float
+        Share of forward transfers that gradients are under way beside [1].
+
+    Notes
+    -----
+    A unit's way out is full duplex, and gradients go the opposite way of activations. So where some
+    stages send activations out of a far unit and others into it, gradients of the latter go out
+    too, and both share it as long as forwards and backwards alternate.
+    """
+    slow, latency_s = np.ones(source.shape), np.full(source.shape, network_s)
+    far = np.full(source.shape, -1, np.int64)
+    for i, tier in enumerate(tiers):
+        here, there = source // tier.gpus, sink // tier.gpus
+        leaves = here != there
+        if not leaves.any():
+            continue
+        sizes = unit_sizes(tier, n_gpus)
+        out = weight * np.bincount(here[leaves], minlength=sizes.size) / sizes
+        into = weight * np.bincount(there[leaves], minlength=sizes.size) / sizes
+        if tier.far:
+            out, into = out + both * into, into + both * out
+        share = tier.oversubscription * np.maximum(out[here], into[there])
+        slow = np.where(leaves, np.maximum(slow, share), slow)
+        latency_s = np.where(leaves, tier.latency_s, latency_s)
+        if tier.far:
+            far = np.where(leaves, i, far)
+    return Hops(slow, latency_s, far)

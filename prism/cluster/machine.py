@@ -1,0 +1,402 @@
+"""The machine: link tiers, and how long a message takes in the default order of ranks.
+
+A transfer takes a latency and its bytes over the slowest link of the group. Where ranks sit is
+`prism.cluster.nodemap`'s, what leaving a pod or a site means `prism.cluster.linktiers`', and what
+another order costs `prism.cluster.wiring`'s. Left out: contention between groups of several kinds,
+adaptive routing, a topology inside a leaf, and congestion, which is an effect (see
+`prism.simulation.variability`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.cluster.devices import Device, find_device
+from prism.cluster.linktiers import (
+    Hops,
+    Reach,
+    Tier,
+    build_tiers,
+    extra_latency,
+    find_hops,
+    ring_factor,
+)
+from prism.cluster.nodemap import Group, rank_strides, shard_size
+from prism.jobs.scheduleorders import steady_share
+
+if TYPE_CHECKING:
+    from prism.distributions.library import Library
+    from prism.jobs.job import Job
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tier of links: achievable rate [byte/s], one direction per GPU, and hop latency [s]."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Links between GPUs and the job's layout on them; times of messages follow.
+
+    Attributes
+    ----------
+    nvlink_gpus : int
+        GPUs of one NVLink domain.
+    tp_size, cp_size, dp_size, pp_size, vpp_size : int
+        The job's layout.
+    stage_stride, replica_stride : int
+        Ranks from a stage to the next, and from a replica to the next.
+    shard_size : int
+        Data-parallel ranks of a shard group (hsdp) or an expert group, which are neighbours.
+    ep_size : int
+        Data-parallel ranks that hold the experts between them.
+    token_copies, most_domains : int
+        Experts of a token, and the NVLink domains they lie in at most; 0: each travels alone.
+    v_shaped : bool
+        Whether the chunks of the stages lie in a V, see `prism.jobs.pipelineshape`.
+    tiers : tuple of Tier
+        Of the network, the innermost first: racks, pods, sites.
+    steady : float
+        Share of a stage's forwards that alternate with backwards, in the mean [1].
+    """
+
+    device: Device
+    nvlink: Link
+    network: Link
+    nvlink_gpus: int
+    tp_size: int
+    cp_size: int
+    dp_size: int
+    pp_size: int
+    vpp_size: int
+    stage_stride: int
+    replica_stride: int
+    shard_size: int = 1
+    ep_size: int = 1
+    token_copies: int = 1
+    most_domains: int = 0
+    v_shaped: bool = False
+    tiers: tuple[Tier, ...] = ()
+    steady: float = 0.0
+
+    @property
+    def loops(self) -> bool:
+        """Whether the last stage sends to the first."""
+        return self.vpp_size > 1 and not self.v_shaped
+
+    def group(self, name: str) -> Group:
+        """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding``, ``world``...
+
+        ``dp_cp`` shares a stage's parameters: dp_size x cp_size ranks, ep inside dp.
+        With hsdp ``shard`` does, and ``replicas`` joins those of all shard groups that hold the
+        same part. ``ep`` joins ranks that hold the experts between them, ``expert_dp`` those that
+        hold the same ones. ``embedding`` is the first and the last stage of a pipeline.
+        """
+        tp, cp = (self.tp_size, 1), (self.cp_size, self.tp_size)
+        dp, pp = (self.dp_size, self.replica_stride), (self.pp_size, self.stage_stride)
+        shard = self.shard_size, self.replica_stride
+        shards = self.dp_size // self.shard_size, self.shard_size * self.replica_stride
+        ep = self.ep_size, self.replica_stride
+        eps = self.dp_size // self.ep_size, self.ep_size * self.replica_stride
+        ends = min(2, self.pp_size), self.stage_stride * max(1, self.pp_size - 1)
+        groups = {
+            "tp": Group(*tp, beside=(cp, dp, pp)),
+            "cp": Group(*cp, beside=(tp, dp, pp)),
+            "dp_cp": Group(*cp, *dp, beside=(tp, pp)),
+            "shard": Group(*cp, *shard, beside=(tp, shards, pp)),
+            "replicas": Group(*shards, beside=(tp, cp, shard, pp)),
+            "ep": Group(*ep, beside=(tp, cp, eps, pp)),
+            "expert_dp": Group(*cp, *eps, beside=(tp, ep, pp)),
+            "embedding": Group(*ends, beside=(tp, cp, dp)),
+            "world": Group(self.tp_size * self.cp_size * self.dp_size * self.pp_size, 1),
+        }
+        return groups[name]
+
+    def tier(self, group: Group) -> str:
+        """Slowest tier a group uses: ``nvlink``, ``network``, or the name of one of `tiers`."""
+        if group.domains(self.nvlink_gpus) == 1:
+            return "nvlink"
+        names = [tier.name for tier in self.tiers if group.domains(tier.gpus) > 1]
+        return names[-1] if names else "network"
+
+    def spread(self, group: Group) -> float | None:
+        """Spread of a group's messages that its slowest tier states, None where none does [1]."""
+        used = [tier.cv for tier in self.tiers[::-1] if group.domains(tier.gpus) > 1]
+        return next((cv for cv in used if cv is not None), None)
+
+    def units(self, group: Group) -> list[int]:
+        """Most units of every tier that any group of the kind touches [tier]."""
+        return [group.domains(tier.gpus) for tier in self.tiers]
+
+    def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
+        """Duration of a collective, from the last arrival of its members.
+
+        Parameters
+        ----------
+        op_kind : str
+            ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``.
+        n_bytes : float
+            Size of the whole (gathered, unreduced) buffer on one rank [byte]; of an all-to-all what
+            a rank sends, the part that it keeps included.
+        group : Group
+            Who takes part.
+
+        Returns
+        -------
+        float
+            Duration [s].
+
+        Notes
+        -----
+        With g members in each of k NVLink domains, all-gather and reduce-scatter take
+        ``log2(k) a_net + log2(g) a_nvl + max(S/g (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring
+        per member across the domains over that member's own network card, a ring inside each
+        domain, both pipelined. Where members are spread unevenly, g is their mean over the domains
+        and may be a fraction, and k the most domains that a group of the kind touches. An
+        all-reduce is both in turn. A ring leaves a unit of a tier once for all of its members
+        there, so oversubscription o with q members per unit, g of them in each domain, divides
+        the network rate by max(1, o g / q); see `prism.cluster.linktiers.ring_factor` for
+        hierarchical collectives. Of the hops, log2(u) leave one of u units, at the tier's latency.
+
+        References
+        ----------
+        Thakur et al., 2005, doi:10.1177/1094342005051521 (ring and logarithmic latency).
+        """
+        if group.n_ranks <= 1 or n_bytes <= 0:
+            return 0.0
+        if op_kind == "all_to_all":
+            reach = self.exits(group.domains(self.nvlink_gpus), self.units(group))
+            return self.all_to_all_time(n_bytes, group.n_ranks, *reach)
+        phases = 2.0 if op_kind == "all_reduce" else 1.0
+        return phases * self.ring_time(n_bytes, group.n_ranks, *self.reach(group))
+
+    def ring_time(
+        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
+    ) -> float:
+        """Duration of an all-gather or a reduce-scatter [s], see `collective_time`.
+
+        Parameters
+        ----------
+        n_bytes : float
+            Size of the whole buffer on one rank [byte].
+        n_ranks, domains : int
+            Members of the group, and the NVLink domains they lie in.
+        factor, latency_s : float
+            How many times slower the network is for leaving units of tiers [1], and how much
+            longer messages are on their way [s], see `Reach`.
+        """
+        inside = n_ranks / domains  # in the mean
+        latency = latency_s + self.nvlink.latency_s * math.ceil(math.log2(inside))
+        nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
+        network_s = 0.0
+        if domains > 1:
+            latency += self.network.latency_s * math.ceil(math.log2(domains))
+            rate = self.network.bytes_per_s / factor
+            network_s = n_bytes / inside * (domains - 1) / domains / rate
+        return latency + max(nvlink_s, network_s)
+
+    def all_to_all_time(
+        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
+    ) -> float:
+        """Duration of an all-to-all [s], from the last arrival of its members.
+
+        Parameters
+        ----------
+        n_bytes : float
+            What a rank sends to all, itself included, in equal parts [byte].
+        n_ranks, domains, factor, latency_s
+            As in `ring_time`, the latter two from `exits`.
+
+        Notes
+        -----
+        All messages are under way at once, those to other domains over the rank's own network card:
+        with g = n_ranks, k domains and m = g / k members in each, ``a_nvl + a_net + max(S (m-1)/g /
+        b_nvl, S (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the
+        network once for each of them, to the rank of its own place there, which passes it on over
+        NVLink: ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its
+        copies. Latencies count once where their tier is used.
+
+        References
+        ----------
+        Messages in flight together: NCCL's documentation, "Point-to-point communication",
+        all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
+        """
+        inside, latency, limit = n_ranks / domains, latency_s, self.most_domains
+        nvlink_s = n_bytes * (inside - 1.0) / (inside if limit else n_ranks)
+        nvlink_s /= self.nvlink.bytes_per_s
+        network_s = 0.0
+        if inside > 1.0:
+            latency += self.nvlink.latency_s
+        if domains > 1:
+            latency += self.network.latency_s
+            copies = min(limit, domains, self.token_copies) if limit else self.token_copies
+            crossing = copies / self.token_copies * (domains - 1.0) / domains
+            network_s = n_bytes * crossing / self.network.bytes_per_s * factor
+        return latency + max(nvlink_s, network_s)
+
+    def exits(self, domains: int, units: Sequence[int]) -> Reach:
+        """How an all-to-all lies that touches so many NVLink domains, and units of every tier.
+
+        The part for other units has 1 / oversubscription of the rate; all messages are under way at
+        once, so that the outermost tier's latency counts, once.
+        """
+        factor, latency_s = 1.0, 0.0
+        for tier, n in zip(self.tiers, units, strict=True):
+            if n > 1:
+                leaving = (1.0 - 1.0 / n) / (1.0 - 1.0 / domains)
+                factor = max(factor, tier.oversubscription * leaving)
+                latency_s = tier.latency_s - self.network.latency_s
+        return Reach(domains, factor, latency_s)
+
+    def reach(self, group: Group) -> Reach:
+        """How the groups of a kind lie in the default order.
+
+        They share a unit's way out, so what counts is a group's mean number of members in a unit.
+        """
+        domains, factor = group.domains(self.nvlink_gpus), 1.0
+        inside = group.n_ranks / domains
+        units = self.units(group)
+        for tier, n in zip(self.tiers, units, strict=True):
+            if n > 1:
+                slow = tier.oversubscription / max(1.0, group.members(tier.gpus) / inside)
+                factor = max(factor, ring_factor(tier, n, domains, slow))
+        return Reach(domains, factor, extra_latency(self.tiers, units, self.network.latency_s))
+
+    def transfer_time(self, n_bytes: float, link: int | None = None) -> float:
+        """Mean duration [s] of an activation's transfer to the next stage.
+
+        Parameters
+        ----------
+        n_bytes : float
+            Bytes one GPU sends [byte].
+        link : int, optional
+            Of the stage that sends; a link that leaves a far unit is told apart from the others.
+            Without one, the links that leave none count, or all links if there are no others.
+
+        Notes
+        -----
+        The mean over stages, replicas and (with several chunks, unless in a V) the way back from
+        the last stage to the first: the pipeline's critical path passes all of them. Where
+        neighbouring stages lie in different units of a tier, the network is slower by max(1,
+        oversubscription x share), share being the part of a unit's GPUs that send out of it.
+        """
+        if self.pp_size == 1:
+            return 0.0
+        near, hops = self._default_hops()
+        far = hops.far.max(axis=1)
+        kind = -1 if link is None else far[link]
+        alike = far == kind if (far == kind).any() else far == far
+        times = self.hop_time(n_bytes, near, hops.slow, hops.latency_s)
+        return float(times[alike].mean())
+
+    def far_links(self) -> list[int]:
+        """Links of the pipeline that leave a far unit, by the stage that sends."""
+        if self.pp_size == 1 or not any(tier.far for tier in self.tiers):
+            return []
+        _, hops = self._default_hops()
+        return np.flatnonzero(hops.far.max(axis=1) >= 0).tolist()
+
+    def link_spread(self, link: int) -> float | None:
+        """Spread that the tier states which a far link leaves, None where it states none [1]."""
+        return self.tiers[int(self._default_hops()[1].far[link].max())].cv
+
+    def _default_hops(self) -> tuple[NDArray[np.bool_], Hops]:
+        """Whether each transfer stays on NVLink, and what it meets else [link, replica]."""
+        stages = np.arange(self.pp_size)
+        target = np.roll(stages, -1) if self.loops else stages[1:]
+        replicas = np.arange(self.dp_size) * self.replica_stride
+        source = stages[: len(target), None] * self.stage_stride + replicas
+        sink = target[:, None] * self.stage_stride + replicas
+        near = source // self.nvlink_gpus == sink // self.nvlink_gpus
+        each = self.tp_size * self.cp_size
+        n_gpus, network_s = each * self.dp_size * self.pp_size, self.network.latency_s
+        return near, find_hops(self.tiers, n_gpus, source, sink, each, network_s, self.steady)
+
+    def hop_time(
+        self,
+        n_bytes: float,
+        near: NDArray[np.bool_],
+        slow: NDArray[np.float64],
+        latency_s: float | NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Duration of transfers [s]: over NVLink where near, else over the network, slow times."""
+        network_s = latency_s + n_bytes / self.network.bytes_per_s * slow
+        nvlink_s = self.nvlink.latency_s + n_bytes / self.nvlink.bytes_per_s
+        return np.where(near, nvlink_s, network_s)
+
+
+def build_cluster(job: Job, library: Library) -> Cluster:
+    """Put a job's layout on its cluster.
+
+    Parameters
+    ----------
+    job : Job
+        Gives sizes, device and links. A link's missing figures are the device's, and its missing
+        efficiency the library's.
+    library : Library
+        Gives ``nominal/nvlink_efficiency`` and ``nominal/network_efficiency``.
+
+    Returns
+    -------
+    Cluster
+
+    Raises
+    ------
+    PrismError
+        If the device is not in `prism.cluster.devices.DEVICES`, or a tier is nearer than what is
+        inside it.
+    """
+    block, layout = job.cluster, job.parallelism
+    device = find_device(block.device)
+    stage_stride, replica_stride = rank_strides(job)
+    network = _link(job, library, "network", device.network_bytes_per_s, device.network_latency_s)
+    efficiency = _efficiency(job, library, "network")
+    return Cluster(
+        device=device,
+        nvlink=_link(job, library, "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s),
+        network=network,
+        nvlink_gpus=block.nvlink_domain_gpus,
+        tp_size=layout.tp,
+        cp_size=layout.cp,
+        dp_size=layout.dp,
+        pp_size=layout.pp,
+        vpp_size=layout.vpp,
+        stage_stride=stage_stride,
+        replica_stride=replica_stride,
+        shard_size=shard_size(job),
+        v_shaped=layout.virtual_stages().shape == "v",
+        ep_size=layout.ep,
+        token_copies=max(1, job.model.experts_per_token),
+        most_domains=layout.expert_node_limit or 0,
+        tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),
+        steady=steady_share(layout.schedule, layout.pp, layout.microbatches, layout.vpp),
+    )
+
+
+def _link(job: Job, library: Library, tier: str, bytes_per_s: float, latency_s: float) -> Link:
+    """One tier's link: the job's figures where it has them."""
+    links = job.cluster.links
+    given = links.nvlink if tier == "nvlink" else links.network
+    if given is not None and given.bandwidth_gbytes_per_s is not None:
+        bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
+    if given is not None and given.latency_us is not None:
+        latency_s = given.latency_us * 1e-6
+    time = getattr(job.cluster.scale, tier).time
+    return Link(bytes_per_s * _efficiency(job, library, tier) / time, latency_s * time)
+
+
+def _efficiency(job: Job, library: Library, tier: str) -> float:
+    """Share of its bandwidth that large messages reach."""
+    given = job.cluster.links.nvlink if tier == "nvlink" else job.cluster.links.network
+    if given is not None and given.efficiency is not None:
+        return float(given.efficiency)
+    return library.value(f"nominal/{tier}_efficiency")

@@ -1,0 +1,189 @@
+"""Burn-in tables: how slow each node is, from times or rates measured on each of its GPUs.
+
+One row per run of one GPU. A GPU is as slow as its median run, a node as its slowest GPU, and the
+median node is 1. Left out: which nodes of a job these are (prism/cluster/nodes/inventory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.common.errors import PrismError
+from prism.traces.choose import PER_SECOND, check_column, check_groups, example
+from prism.traces.content import RawTable
+
+GPU_COLUMNS = ("gpu_id", "gpu_index", "gpu_uuid", "uuid", "local_rank", "device_id", "device",
+               "rank", "gpu")  # fmt: skip
+"""Names of the column that tells the GPUs of a node apart; the first that is there."""
+RATES = ("tflops", "gflops", "flops", "tbps", "gbps", "bandwidth", "busbw", "algbw")
+"""Last words of the name of a column in which more is faster."""
+UNKNOWN = ("", "-1", "nan", "none", "null", "unknown")
+"""Names of no node."""
+
+
+@dataclass(frozen=True)
+class BurnIn:
+    """Slowdowns by node as the table names it, and what was taken for granted."""
+
+    slowdown: dict[str, float]
+    row: dict[str, int]
+    """First row of each node."""
+    n_gpus: dict[str, int]
+    notes: list[str]
+
+
+def read_burn_in(
+    table: RawTable,
+    node_column: str,
+    rows: NDArray[np.int64],
+    column: str | None,
+    where: Mapping[str, str],
+) -> BurnIn:
+    """Say how slow each node of a burn-in table is.
+
+    Parameters
+    ----------
+    table : RawTable
+        A row per run of a GPU.
+    node_column : str
+        The column of nodes.
+    rows : array of int
+        The rows to use.
+    column : str, optional
+        The measurement, where there are several.
+    where : mapping of str to str
+        How the rows were chosen, for messages.
+
+    Returns
+    -------
+    BurnIn
+        The slowest GPU of each node over the same of the median node.
+
+    Raises
+    ------
+    PrismError
+        If the measurement is not plain, groups are mixed, or a value is not above 0.
+    """
+    gpu_column = next((name for name in GPU_COLUMNS if name in table.columns), None)
+    keys = [node_column] + [gpu_column] * (gpu_column is not None)
+    here = table.frame.iloc[rows]
+    blank = [str(name) for name in here.columns if here[name].isna().all()]
+    rest = RawTable(
+        table.frame.drop(columns=[*keys, *(name for name in blank if name not in keys)]),
+        table.source, table.text, table.delimiter,
+    )  # fmt: skip
+    column = _measurement(rest, column, where, rows)
+    check_groups(rest, column, where, rows)
+    values = table.numbers(column)
+    nodes = table.texts(node_column).astype(object)
+    rows, notes = _usable(table, node_column, column, rows)
+    cost = values if _is_time(column) else 1.0 / np.where(values > 0.0, values, np.nan)
+    frame = pd.DataFrame({"node": nodes[rows], "cost": cost[rows], "row": rows})
+    frame["gpu"] = table.texts(gpu_column).astype(object)[rows] if gpu_column else ""
+    return _summarize(frame, column, gpu_column, notes)
+
+
+def _usable(
+    table: RawTable, node_column: str, column: str, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Keep the rows with a node and a value, which must be above 0; say how many are left out."""
+    values, nodes = table.numbers(column), table.texts(node_column).astype(object)
+    known = np.array([str(node).strip().lower() not in UNKNOWN for node in nodes[rows]])
+    notes = []
+    if not known.all():
+        notes.append(f"{(~known).sum():,} of {rows.size:,} rows are of no known node; left out")
+    rows = rows[known & np.isfinite(values[rows])]
+    if not rows.size:
+        raise PrismError(
+            f"{table.source}: no row has both a {node_column} and a {column}; expected a row per "
+            "run of a GPU"
+        )
+    wrong = rows[values[rows] <= 0.0]
+    if wrong.size:
+        raise PrismError(
+            f"{table.locate(int(wrong[0]))}: {column} is {values[wrong[0]]:g}, expected a number "
+            "above 0; take the row out"
+        )
+    return rows, notes
+
+
+def _summarize(
+    frame: pd.DataFrame, column: str, gpu_column: str | None, notes: list[str]
+) -> BurnIn:
+    """Take medians over runs, the slowest GPU of each node, and the median node as 1."""
+    by_gpu = frame.groupby(["node", "gpu"], sort=False)["cost"]
+    runs = by_gpu.size()
+    by_node = by_gpu.median().groupby(level="node", sort=False)
+    slowest = by_node.max()
+    slowdown = slowest / slowest.median()
+    n_gpus = by_node.size()
+    each = f"their slowest of {_few(n_gpus)} GPUs" if gpu_column else "the median of their rows"
+    notes.append(
+        f"{column} of {len(slowdown):,} nodes: {each}, {_few(runs)} runs each, over that of the "
+        f"median node: {slowdown.min():.3g} to {slowdown.max():.3g}"
+    )
+    if gpu_column is None:
+        notes.append(
+            "no column tells the GPUs of a node apart, so a slow one may hide behind the others; "
+            f"expected one of {', '.join(GPU_COLUMNS[:4])}"
+        )
+    first = frame.groupby("node", sort=False)["row"].min()
+    return BurnIn(
+        {str(k): float(v) for k, v in slowdown.items()},
+        {str(k): int(v) for k, v in first.items()},
+        {str(k): int(v) for k, v in n_gpus.items()} if gpu_column else {},
+        notes,
+    )
+
+
+def _few(counts: pd.Series) -> str:
+    """Write a count, or the range of some."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _last_word(column: str) -> str:
+    return column.rpartition("_")[2].lower()
+
+
+def _is_time(column: str) -> bool:
+    """Tell a time, of which more is slower, from a rate."""
+    return "_" in column and _last_word(column) in PER_SECOND
+
+
+def _measurement(
+    table: RawTable, column: str | None, where: Mapping[str, str], rows: NDArray[np.int64]
+) -> str:
+    """Find the one time or rate, or refuse with the candidates."""
+    if column is not None:
+        check_column(table, column, "--column")
+        if not _is_time(column) and _last_word(column) not in RATES:
+            raise PrismError(
+                f"{table.source}: the name of column {column!r} does not say whether more is "
+                f"slower or faster; rename it so that it ends with a unit, such as {column}_ms "
+                f"or {column}_tflops"
+            )
+        return column
+    found = [
+        name
+        for name in table.columns
+        if (_is_time(name) or _last_word(name) in RATES)
+        and pd.api.types.is_numeric_dtype(table.frame[name])
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise PrismError(
+            f"{table.source}: neither slowdowns nor measurements among the columns "
+            f"{table.listing}; expected `node, slowdown`, or a time or rate per GPU whose name "
+            "ends with its unit, such as gemm_ms or gemm_tflops"
+        )
+    raise PrismError(
+        f"{table.source}: several columns may be the measurement: {', '.join(found)}; choose one, "
+        f"for example: --column {found[0]} {example(table, rows, where)}".rstrip()
+    )

@@ -1,0 +1,194 @@
+"""Which node of the rank order a name in a measurement means.
+
+Node k is the k-th host of the cluster, spares last; a number means that, a name is looked up in a
+list of hosts or, where a measurement names every node, takes the order of appearance. Left out:
+any knowledge of a naming scheme, since ``node017`` may be the 17th host or the 18th.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prism.common.errors import PrismError
+from prism.jobs.hostlists import looks_like_list, read_hosts_text
+from prism.traces.content import find_kind, read_text
+
+_SHOWN = 4
+
+MOST_BYTES = 64 << 20
+"""Of a list of hosts: the 2 million that a list may have, with 32 characters each."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes by the names that a measurement gives them.
+
+    Attributes
+    ----------
+    index
+        Node by name as written.
+    hosts
+        Host name by node; empty where nodes are known by number alone.
+    note
+        How names were taken, where that is a guess; else empty.
+    """
+
+    index: dict[str, int]
+    hosts: dict[int, str]
+    note: str = ""
+
+
+def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
+    """Read the hosts of a cluster: a name per line, in rank order.
+
+    Parameters
+    ----------
+    path : str
+        A host file or a list itself, as schedulers and launchers write them: ``node1 slots=8``,
+        ``node1:8``, a line per task, ``node[001-004,7]`` (`prism.jobs.hostlists`).
+    n_nodes : int
+        Nodes of the cluster.
+    spares : int
+        Further nodes, which the list may name after the others.
+
+    Returns
+    -------
+    list of str
+        [node] names.
+
+    Raises
+    ------
+    PrismError
+        If it is no text, or holds another number of hosts than the cluster.
+    """
+    if looks_like_list(path) and not Path(path).exists():
+        text = path
+    elif not Path(path).exists() or Path(path).is_dir():
+        raise PrismError(
+            f"{path!r}: neither a file nor a list of hosts; expected a host file, or a list such "
+            "as node[001-004,7]"
+        )
+    elif find_kind(Path(path), path) != "text":
+        raise PrismError(f"{path}: is no text; expected a list of hosts, one name per line")
+    else:
+        text = read_text(Path(path), path, MOST_BYTES).decode("utf-8", "replace")
+    names = read_hosts_text(text, path)
+    if len(names) not in (n_nodes, n_nodes + spares):
+        more = len(names) - n_nodes
+        way_out = f", or add --spares {more} for those beyond" if more > 0 else ""
+        raise PrismError(
+            f"{path}: {len(names):,} hosts, but the job has {n_nodes:,} nodes; list every node "
+            f"once, in rank order{way_out}"
+        )
+    return names
+
+
+def find_nodes(
+    labels: Sequence[str],
+    n_nodes: int,
+    hosts: Sequence[str] | None,
+    locate: Callable[[str], str],
+) -> Nodes:
+    """Find out which nodes some labels mean.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        Names or numbers of nodes, in the order of appearance, each once.
+    n_nodes : int
+        Nodes of the cluster.
+    hosts : sequence of str, optional
+        [node] host names.
+    locate : callable
+        Says where a label stands, for messages.
+
+    Returns
+    -------
+    Nodes
+        A node for every label.
+
+    Raises
+    ------
+    PrismError
+        If a label means no node, two mean the same, or names cannot be told apart without a list.
+    """
+    if hosts is not None:
+        known = {name: node for node, name in enumerate(hosts)}
+        index = {label: _look_up(label, known, n_nodes, locate) for label in labels}
+        nodes = Nodes(index, dict(enumerate(hosts)))
+    elif all(_is_number(label) for label in labels):
+        # the largest first: what it needs is enough for all
+        for label in sorted(labels, key=lambda label: -int(label)):
+            _number(label, n_nodes, locate)
+        nodes = Nodes({label: int(label) for label in labels}, {})
+    else:
+        nodes = _in_order(labels, n_nodes, locate)
+    seen: dict[int, str] = {}
+    for label, node in nodes.index.items():
+        if node in seen:
+            raise PrismError(
+                f"{locate(label)}: {label!r} and {seen[node]!r} are both node {node}; keep one name"
+            )
+        seen[node] = label
+    return nodes
+
+
+def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str]) -> Nodes:
+    """Give names numbers in their order, where there is one for every node."""
+    named = [label for label in labels if not _is_number(label)]
+    shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
+    if len(named) < len(labels):
+        number = next(label for label in labels if _is_number(label))
+        raise PrismError(
+            f"{locate(number)}: node {number} is a number, others are names ({shown}); write all "
+            "of them one way"
+        )
+    if len(labels) != n_nodes:
+        raise PrismError(
+            f"{locate(labels[0])}: names {len(labels):,} hosts ({shown}) of a cluster of "
+            f"{n_nodes:,} nodes, so which place in the rank order each has cannot be told; give "
+            f"--hosts LIST, one name per line in rank order, or write node numbers, 0 to "
+            f"{n_nodes - 1}"
+        )
+    return Nodes(
+        {label: node for node, label in enumerate(labels)},
+        dict(enumerate(labels)),
+        f"nodes 0 to {n_nodes - 1} are the hosts in the order in which they appear: {shown}; "
+        "--hosts LIST gives another order",
+    )
+
+
+def _look_up(label: str, known: dict[str, int], n_nodes: int, locate: Callable[[str], str]) -> int:
+    """Find a label in the list of hosts: as it is, or without its domain; else as a number."""
+    if label in known:
+        return known[label]
+    short = label.partition(".")[0]
+    alike = [node for name, node in known.items() if name.partition(".")[0] == short]
+    if len(alike) == 1 and not _is_number(short):
+        return alike[0]
+    if _is_number(label):
+        return _number(label, n_nodes, locate)
+    near = difflib.get_close_matches(label, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise PrismError(
+        f"{locate(label)}: no host {label!r} in the list of {len(known):,} hosts "
+        f"({', '.join(list(known)[:_SHOWN])}, ...); {hint}add it to the list, or take it out here"
+    )
+
+
+def _is_number(label: str) -> bool:
+    return label.isascii() and label.isdecimal()
+
+
+def _number(label: str, n_nodes: int, locate: Callable[[str], str]) -> int:
+    """Return a node's number, where there is such a node."""
+    node = int(label)
+    if node >= n_nodes:
+        raise PrismError(
+            f"{locate(label)}: no node {node}: the cluster has {n_nodes:,} nodes, 0 to "
+            f"{n_nodes - 1}; correct it, or take it out"
+        )
+    return node

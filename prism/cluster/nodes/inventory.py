@@ -1,0 +1,376 @@
+"""Inventories: how slow each node was measured to be, from what operators have at hand.
+
+A table of factors by node; a burn-in table (prism/cluster/nodes/burnin.py); or output of nccl-tests
+per node or per pair of nodes, which slows the network. What a file is, is found by content. Left
+out: where slow nodes should go (prism/analyses/place.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.cluster.nodemap import KINDS, NodeSlowdown
+from prism.cluster.nodes.burnin import UNKNOWN, read_burn_in
+from prism.cluster.nodes.hosts import find_nodes
+from prism.common.errors import PrismError
+from prism.traces.choose import check_column, chosen_rows
+from prism.traces.content import RawTable, find_kind, read_table, read_text
+from prism.traces.nccltests import BandwidthTest, is_nccl_tests, list_hosts, read_nccl_tests
+
+NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
+"""Names of the column that tells nodes apart."""
+LEAST, MOST = 1e-3, 1e3
+"""Slowdowns outside of this are mistakes [1]."""
+FASTER = 0.8
+"""A node measured to be so much faster than the others was probably meant to be slower [1]."""
+LARGE = 0.25
+"""Message sizes from this share of the largest on say how fast a link is [1]."""
+NOTABLE = 1.05
+"""Slowdown of a pair of nodes from which on it matters which of the two is slow [1]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inventory(Mapping[int, NodeSlowdown]):
+    """Slow nodes of a cluster; a mapping from node to its slowness.
+
+    Attributes
+    ----------
+    nodes
+        Slowness by node; nodes that are as fast as they should be are left out.
+    hosts
+        Host names by node, where names are known.
+    measured
+        The nodes that were measured, slow or not.
+    notes
+        What was taken for granted or left out.
+    """
+
+    nodes: dict[int, NodeSlowdown]
+    hosts: dict[int, str] = field(default_factory=dict)
+    measured: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, node: int) -> NodeSlowdown:
+        return self.nodes[node]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Factors by kind, and ``cv``, by the name of a node; and where a name stands."""
+
+    factors: dict[str, dict[str, float]]
+    locate: Callable[[str], str]
+    notes: list[str]
+
+
+def read_inventory(
+    path: str | os.PathLike[str],
+    n_nodes: int,
+    gpus_per_node: int,
+    *,
+    kind: str | None = None,
+    hosts: Sequence[str] | None = None,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+) -> Inventory:
+    """Read how slow nodes are.
+
+    Parameters
+    ----------
+    path : str or path
+        A CSV or parquet table with a column of nodes (see `NODE_COLUMNS`) and either factors
+        (``slowdown``, `KINDS`, ``cv``) or a time or rate per GPU; or output of nccl-tests, a file
+        or a folder of files.
+    n_nodes, gpus_per_node : int
+        Size of the cluster.
+    kind : str, optional
+        What a plain ``slowdown`` or a time slows, one of `KINDS`; compute where None.
+    hosts : sequence of str, optional
+        [node] host names, see `prism.cluster.nodes.hosts.read_host_list`.
+    column : str, optional
+        The measurement, where a burn-in table has several.
+    where : mapping of str to str, optional
+        Keep the rows in which these columns have these values.
+
+    Returns
+    -------
+    Inventory
+
+    Raises
+    ------
+    PrismError
+        If the file is none of these, a node is unknown or there twice, a slowdown is not above
+        0, or nothing is left.
+    """
+    source, file, where = str(path), Path(path), dict(where or {})
+    file_kind = None if file.is_dir() else find_kind(file, source)
+    # mpirun's prefix starts as JSON does
+    text = read_text(file, source) if file_kind in ("text", "json") else b""
+    if file_kind is None or is_nccl_tests(text):
+        if column is not None or where or kind not in (None, "network"):
+            raise PrismError(
+                f"{source}: is output of nccl-tests, which has no columns and measures the "
+                "network; leave --column, --where and --kind out"
+            )
+        measured = _solve(*read_nccl_tests(file, source), source)
+    else:
+        table = read_table(file, source, file_kind, text or None)
+        measured = _from_table(table, kind or "compute", column, where, gpus_per_node)
+    nodes = find_nodes(list(measured.factors), n_nodes, hosts, measured.locate)
+    slow = {nodes.index[label]: _slowness(factors) for label, factors in measured.factors.items()}
+    notes = measured.notes + [nodes.note] * bool(nodes.note) + _remarks(slow, n_nodes)
+    return Inventory(
+        {node: slow[node] for node in sorted(slow) if slow[node] != NodeSlowdown()},
+        nodes.hosts, frozenset(slow), tuple(f"{source}: {note}" for note in notes),
+    )  # fmt: skip
+
+
+def merge_inventories(inventories: Mapping[str, Inventory]) -> Inventory:
+    """Join what several files say of the same cluster, say of its GPUs and of its network.
+
+    Parameters
+    ----------
+    inventories : mapping of str to Inventory
+        By the name of the file.
+
+    Raises
+    ------
+    PrismError
+        If two files say how slow the same part of the same node is.
+    """
+    nodes: dict[int, NodeSlowdown] = {}
+    said: dict[tuple[int, str], str] = {}
+    for source, inventory in inventories.items():
+        for node, slow in inventory.items():
+            changed = {
+                name: value
+                for name, value in slow._asdict().items()
+                if value != NodeSlowdown._field_defaults[name]
+            }
+            for name in changed:
+                if (node, name) in said:
+                    raise PrismError(
+                        f"{source}: node {node}: its {name} is in {said[node, name]} too; keep one"
+                    )
+                said[node, name] = source
+            nodes[node] = nodes.get(node, NodeSlowdown())._replace(**changed)
+    each = list(inventories.values())
+    return Inventory(
+        {node: nodes[node] for node in sorted(nodes)},
+        {node: name for one in each for node, name in one.hosts.items()},
+        frozenset().union(*(one.measured for one in each)),
+        tuple(note for one in each for note in one.notes),
+    )
+
+
+def _slowness(factors: Mapping[str, float]) -> NodeSlowdown:
+    """Turn factors by kind into one slowness; everything is what a kind is that is not given."""
+    everything = factors.get("everything")
+    rest = 1.0 if everything is None else everything
+    return NodeSlowdown(
+        compute=factors.get("compute", rest),
+        memory=factors.get("memory", everything),
+        network=factors.get("network", rest),
+        other=rest,
+        cv=factors.get("cv", 0.0),
+    )
+
+
+def _remarks(slow: Mapping[int, NodeSlowdown], n_nodes: int) -> list[str]:
+    """Say what a reader may have meant otherwise."""
+    notes = []
+    fast = [node for node, s in slow.items() if min(s.compute, s.network) < FASTER]
+    if fast:
+        s = slow[fast[0]]
+        notes.append(
+            f"node {fast[0]} has a factor of {min(s.compute, s.network):g}, faster than the "
+            "others; 1.2 is 20 % slower"
+        )
+    if 0.5 * n_nodes <= len(slow) < n_nodes:
+        notes.append(f"{n_nodes - len(slow):,} of {n_nodes:,} nodes are not in it; taken as 1")
+    if sum(s.compute != 1.0 for s in slow.values()) >= 0.5 * n_nodes:
+        notes.append(
+            "differences between GPUs that the job draws (the rank effect) come on top; to leave "
+            "them out: --set 'variability.effects.rank={cv: 0, lemon_fraction: 0}'"
+        )
+    return notes
+
+
+# ------------------------------------------------------------------------------------- tables
+def _from_table(
+    table: RawTable, kind: str, column: str | None, where: Mapping[str, str], gpus_per_node: int
+) -> _Measured:
+    """Read factors, or a burn-in, from a table with a column of nodes."""
+    nodes = next((name for name in NODE_COLUMNS if name in table.columns), None)
+    if nodes is None:
+        raise PrismError(
+            f"{table.source}: no column of nodes among {table.listing}; expected one of "
+            f"{', '.join(NODE_COLUMNS)}, and slowdown"
+        )
+    for name in where:
+        check_column(table, name, "--where")
+    rows = chosen_rows(table, where)
+    given = [name for name in ("slowdown", *KINDS) if name in table.columns]
+    if given and column is None:
+        return _from_factors(table, nodes, given, kind, rows)
+    found = read_burn_in(table, nodes, rows, column, where)
+    notes = found.notes
+    counts = set(found.n_gpus.values())
+    if counts and max(counts) != gpus_per_node:
+        notes.append(
+            f"nodes of {max(counts)} GPUs were measured, the cluster's have {gpus_per_node} "
+            "(cluster.gpus_per_node)"
+        )
+    return _Measured(
+        {label: {kind: factor} for label, factor in found.slowdown.items()},
+        lambda label: table.locate(found.row[label]),
+        notes,
+    )
+
+
+def _from_factors(
+    table: RawTable, nodes: str, given: Sequence[str], kind: str, rows: NDArray[np.int64]
+) -> _Measured:
+    """Read a table whose cells are factors."""
+    if "slowdown" in given and kind in given:
+        raise PrismError(
+            f"{table.source}: has both slowdown and {kind}, which are the same; drop one of the "
+            "columns, or say with --kind what slowdown slows"
+        )
+    names = {name: kind if name == "slowdown" else name for name in given}
+    if "cv" in table.columns:
+        names["cv"] = "cv"
+    columns = {name: table.numbers(name) for name in names}
+    labels = table.texts(nodes)
+    factors: dict[str, dict[str, float]] = {}
+    first: dict[str, int] = {}
+    for row in rows:
+        label = str(labels[row]).strip()
+        if label.lower() in UNKNOWN:
+            raise PrismError(
+                f"{table.locate(int(row))}: {nodes} is {label!r}, expected a node; name it, or "
+                "take the row out"
+            )
+        if label in first:
+            raise PrismError(
+                f"{table.locate(int(row))}: node {label} is there twice, first at "
+                f"{table.locate(first[label])}; keep one row per node"
+            )
+        first[label] = int(row)
+        cells = {name: float(values[row]) for name, values in columns.items()}
+        for name, value in cells.items():
+            _check(value, name, lambda row=row: table.locate(int(row)))  # type: ignore[misc]
+        factors[label] = {names[name]: value for name, value in cells.items() if np.isfinite(value)}
+    return _Measured(factors, lambda label: table.locate(first[label]), [])
+
+
+def _check(value: float, name: str, locate: Callable[[], str]) -> None:
+    """Refuse what no slowdown and no spread can be; empty cells are the default."""
+    if np.isnan(value):
+        return
+    if name == "cv":
+        if not 0.0 <= value <= 1.0:
+            raise PrismError(f"{locate()}: cv is {value:g}, expected 0 to 1")
+    elif not LEAST <= value <= MOST:
+        raise PrismError(
+            f"{locate()}: {name} is {value:g}, expected a factor above 0 ({LEAST:g} to {MOST:g}); "
+            "1.2 is 20 % slower than the others"
+        )
+
+
+# ------------------------------------------------------------------------------------- nccl-tests
+def _solve(tests: Sequence[BandwidthTest], notes: list[str], source: str) -> _Measured:
+    """Find how slow each node's network is from tests among one or more nodes.
+
+    A test is as slow as its slowest node, so the slowdown of node i is bounded by that of every
+    test it took part in: ``f_i = min over tests with i of y``, the largest solution of
+    ``y = max over its nodes of f`` for all tests. The median node is then made 1.
+    """
+    slowdown = [_relative(test, tests, source) for test in tests]
+    factors: dict[str, float] = {}
+    for test, y in zip(tests, slowdown, strict=True):
+        for host in test.hosts:
+            factors[host] = min(factors.get(host, np.inf), y)
+    # most pairs may hold a slow node where most nodes are well: the median node is 1
+    typical = float(np.median(list(factors.values())))
+    first = {host: test.where for test in reversed(tests) for host in test.hosts}
+    notes = [*notes, *_single(tests), *_ambiguous(tests, [y / typical for y in slowdown])]
+    low, high = min(factors.values()) / typical, max(factors.values()) / typical
+    notes.insert(
+        0,
+        f"{len(tests):,} tests of {len(factors):,} nodes: time at the largest messages, by bus "
+        f"bandwidth, over that of the median node: {low:.3g} to {high:.3g}",
+    )
+    return _Measured(
+        {host: {"network": factors[host] / typical} for host in list_hosts(tests)},
+        lambda label: first[label],
+        notes,
+    )
+
+
+def _relative(test: BandwidthTest, tests: Sequence[BandwidthTest], source: str) -> float:
+    """Say how slow a test was: the median test of its kind over it, at the largest messages."""
+    alike = [
+        other
+        for other in tests
+        if (other.name, len(other.hosts), other.n_gpus) == (test.name, len(test.hosts), test.n_gpus)
+    ]
+    if len(alike) == 1:
+        raise PrismError(
+            f"{test.where}: the only test of its kind ({test.name or 'unnamed'}, {len(test.hosts)} "
+            f"nodes, {test.n_gpus} GPUs) in {source}, so what is slow cannot be told; test at "
+            "least three nodes or pairs the same way"
+        )
+    common = set.intersection(*(set(other.bus) for other in alike))
+    if not common:
+        raise PrismError(
+            f"{test.where}: shares no message size with the other tests in {source}; run all of "
+            "them with the same -b, -e and -f"
+        )
+    largest = max(size for size, _ in common)
+    ratios = [
+        float(np.median([other.bus[key] for other in alike])) / test.bus[key]
+        for key in common
+        if key[0] >= LARGE * largest
+    ]
+    return float(np.median(ratios))
+
+
+def _single(tests: Sequence[BandwidthTest]) -> list[str]:
+    """Say that tests within one node may not have used its network."""
+    n = sum(len(test.hosts) == 1 for test in tests)
+    if not n:
+        return []
+    return [
+        f"{n:,} tests ran within one node, over NVLink unless NCCL was kept off it "
+        "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1); taken as its network"
+    ]
+
+
+def _ambiguous(tests: Sequence[BandwidthTest], slowdown: Sequence[float]) -> list[str]:
+    """Name the slow tests several of whose nodes no other test knows."""
+    seen: dict[str, int] = {}
+    for test in tests:
+        for host in test.hosts:
+            seen[host] = seen.get(host, 0) + 1
+    notes = []
+    for test, y in zip(tests, slowdown, strict=True):
+        alone = [host for host in test.hosts if seen[host] == 1]
+        if y >= NOTABLE and len(alone) > 1:
+            notes.append(
+                f"{' and '.join(alone)} are slow together ({y:.3g}), and no other test tells "
+                "which of them is; both are taken as slow; test each with another partner"
+            )
+    return notes

@@ -1,0 +1,1 @@
+"""What every room uses: errors, files, units and numbers as text, statistics of samples."""

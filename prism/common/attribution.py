@@ -1,0 +1,361 @@
+"""Attribution of a variance to independent inputs, and of a time to the classes on its path.
+
+Two views. Pick-freeze: runs that share some inputs and not others give each input's first-order
+share (alone) and total-order share (with all its interactions). Covariance: the parts of a sum
+share its variance and its tail so that the shares sum to one. Clusters are the independent units:
+every statistic is a mean over them, and intervals resample them. Left out: how inputs are redrawn
+(`prism.simulation.causes`), and anything a model knows.
+
+References
+----------
+.. [1] Jansen (1999), doi:10.1016/S0010-4655(98)00154-4, equation for the total order.
+.. [2] Owen (2013), "Better estimation of small Sobol' sensitivity indices", ACM TOMACS 23(2),
+   doi:10.1145/2457459.2457460: products of differences for the first order.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Array = NDArray[np.float64]
+RESAMPLES = 1000
+LEVEL = 0.95
+TAIL = 0.95  # quantile beyond which the tail lies
+COMPARED = ("mean", "std", "p50", "p95", "p99")  # of two runs
+
+
+class PickFreeze(NamedTuple):
+    """Times of four runs [cluster, lane]: two independent ones, and each with one input swapped."""
+
+    a: Array
+    ab: Array  # a, but the input as in b
+    b: Array
+    ba: Array  # b, but the input as in a
+
+
+class Estimate(NamedTuple):
+    """A share and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width."""
+        return 0.5 * (self.high - self.low)
+
+
+class Variance(NamedTuple):
+    """Variance of one replicate, within a cluster and of the clusters' means [s^2]."""
+
+    within: float
+    between: float
+
+    @property
+    def total(self) -> float:
+        """Variance of a replicate of a random cluster [s^2]."""
+        return self.within + self.between
+
+
+def cluster_variance(times: Array) -> Variance:
+    """Split the variance of times [cluster, lane]; unbiased but for the bound at 0."""
+    within = float(times.var(axis=1, ddof=1).mean()) if times.shape[1] > 1 else 0.0
+    if times.shape[0] < 2:
+        return Variance(within, 0.0)
+    noise = within / times.shape[1]
+    return Variance(within, max(0.0, float(times.mean(axis=1).var(ddof=1)) - noise))
+
+
+def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
+    """First-order and total-order variance of an input by cluster [s^2].
+
+    Returns
+    -------
+    first, total : float64 [cluster]
+        Their means estimate; a cluster's own may be negative (first), but never first > total.
+
+    Notes
+    -----
+    With d = a - ab and e = ba - b, two differences by the input alone: total E[d^2 + e^2]/4
+    (Jansen's formula on both pairs) and first E[d e]/2. Then total - first = E[(d - e)^2]/4 >= 0 in
+    every sample, and both are precise where the input matters little: their errors are
+    proportional to the share. `scipy.stats.sobol_indices` has the first order's error of order 1.
+    """
+    d, e = runs.a - runs.ab, runs.ba - runs.b
+    return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
+
+
+def pair_variances(first: PickFreeze, second: PickFreeze, both: PickFreeze) -> tuple[Array, Array]:
+    """Second-order variance of two inputs, and all interactions that hold both, by cluster [s^2].
+
+    Parameters
+    ----------
+    first, second, both : PickFreeze
+        Of the same two runs, with the first input, the second and both swapped.
+
+    Returns
+    -------
+    pair, joint : float64 [cluster]
+        The two inputs' own interaction; and it with those of three and more inputs that hold both.
+
+    Notes
+    -----
+    With D = a - ab_i - ab_j + ab_ij and E the same of b: joint E[D^2 + E^2]/8 (Liu and Owen's
+    superset importance) and pair E[D E]/4. So joint >= pair in every sample, and both errors are
+    proportional to what they measure.
+
+    References
+    ----------
+    Liu and Owen (2006), "Estimating mean dimensionality of analysis of variance decompositions",
+    doi:10.1198/016214505000001410.
+    """
+    d = first.a - first.ab - second.ab + both.ab
+    e = first.b - first.ba - second.ba + both.ba
+    return 0.25 * (d * e).mean(axis=1), 0.125 * (d * d + e * e).mean(axis=1)
+
+
+def _resample(n: int, seed: int) -> Array:
+    """Weights of bootstrap resamples of n clusters [resample, cluster], summing to n."""
+    rng = np.random.default_rng([seed, n])
+    return rng.multinomial(n, np.full(n, 1.0 / n), RESAMPLES).astype(np.float64)
+
+
+def _interval(value: float, samples: Array, n: int) -> Estimate:
+    """Percentile interval, widened for few clusters as Student's t is."""
+    if n < 2:
+        return Estimate(value, -np.inf, np.inf)
+    wide = stats.t.ppf(0.5 + LEVEL / 2.0, n - 1) / stats.norm.ppf(0.5 + LEVEL / 2.0)
+    wide *= np.sqrt(n / (n - 1.0))
+    low, high = np.quantile(samples, [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0])
+    return Estimate(value, value + wide * (low - value), value + wide * (high - value))
+
+
+class ClusterControl(NamedTuple):
+    """Quiet step times of many clusters [s], of the runs that `run_variance` is given.
+
+    The first ones are those of the runs' own clusters. Where they do not vary, nothing is drawn
+    once per cluster, and clusters have equal means.
+    """
+
+    times: tuple[Array, ...]  # by run, float64 [cluster]
+
+    @property
+    def variance(self) -> float:
+        """Variance between clusters of the quiet times [s^2]."""
+        return float(np.mean([t.var(ddof=1) for t in self.times]))
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of `variance`."""
+        z = np.concatenate([t - t.mean() for t in self.times])
+        square = float((z**2).mean())
+        if square <= 0.0:
+            return 0.0
+        return float(np.sqrt(max(0.0, (z**4).mean() / square**2 - 1.0) / z.size))
+
+
+def run_variance(runs: Sequence[Array], control: ClusterControl | None = None) -> Variance:
+    """Variance of runs of one model [cluster, lane], with what a control tells of the clusters."""
+    n = runs[0].shape[0]
+    within, between, _ = _variances(runs, control, np.ones((1, n)), 0.0)
+    return Variance(float(within[0]), float(between[0]))
+
+
+def control_slope(runs: Sequence[Array], control: ClusterControl) -> float:
+    """Slope of the clusters' means over their quiet times."""
+    return float(_variances(runs, control, np.ones((1, runs[0].shape[0])), 0.0)[2][0])
+
+
+def _variances(
+    runs: Sequence[Array], control: ClusterControl | None, weights: Array, error: Array | float
+) -> tuple[Array, Array, Array]:
+    """Variance within and between clusters, and the control's slope, under weights of clusters.
+
+    Notes
+    -----
+    Of the clusters' means m and quiet times g: Var m - b^2 (Var g - V), with b the slope of m over
+    g, and V the variance of g in many more clusters. Its error is that of what g leaves unexplained
+    of m, and of V.
+    """
+    n, lanes = runs[0].shape
+    within, mm, mg, gg = (np.zeros(weights.shape[0]) for _ in range(4))
+    unbiased = n / max(1, n - 1) / len(runs)
+    for i, run in enumerate(runs):
+        centred = run - run.mean()
+        if lanes > 1:
+            within += weights @ centred.var(axis=1, ddof=1) / n / len(runs)
+        m = centred.mean(axis=1)
+        first = weights @ m / n
+        mm += unbiased * (weights @ m**2 / n - first**2)
+        if control is not None:
+            g = control.times[i][:n] - control.times[i].mean()
+            mean = weights @ g / n
+            gg += unbiased * (weights @ g**2 / n - mean**2)
+            mg += unbiased * (weights @ (m * g) / n - first * mean)
+    between = mm - within / lanes
+    slope = np.divide(mg, gg, out=np.zeros_like(mg), where=gg > 0.0)
+    if control is not None:
+        whole = control.variance
+        between = between - slope**2 * (gg - whole * np.maximum(0.0, 1.0 + error))
+        if whole <= 0.0:
+            return within + mm - within / lanes, np.zeros_like(mm), slope
+    return within, np.maximum(0.0, between), slope
+
+
+def share_interval(
+    part: Array,
+    a: Array,
+    b: Array,
+    seed: int,
+    control: ClusterControl | None = None,
+    with_between: bool = False,
+    added: Array | None = None,
+) -> Estimate:
+    """Share of a part in the variance, with its interval.
+
+    Parameters
+    ----------
+    part : float64 [cluster]
+        Partial variance by cluster, of the first clusters of the runs [s^2].
+    a, b : float64 [cluster, lane]
+        The two independent runs, of at least as many clusters [s].
+    seed : int
+        Of the resamples.
+    control : ClusterControl, optional
+        Of the two runs.
+    with_between : bool
+        The variance between clusters belongs to the part too.
+    added : float64 [cluster], optional
+        Variance that the runs lack, by cluster [s^2]: of the runs' first clusters.
+    """
+    m, n = part.size, a.shape[0]
+    weights = _resample(m, seed)
+    rest = _resample(n - m, seed + 1) if n > m else np.empty((RESAMPLES, 0))
+    joint = np.concatenate([weights, rest], axis=1)
+    error: Array | float = 0.0
+    if control is not None:
+        error = control.error * np.random.default_rng([seed, 2]).standard_normal(RESAMPLES)
+    within, between, _ = _variances((a, b), control, joint, error)
+    whole = run_variance((a, b), control)
+    if added is not None and added.size:
+        own_weights = joint[:, : added.size]
+        within = within + own_weights @ added / np.maximum(own_weights.sum(axis=1), 1.0)
+        whole = Variance(whole.within + float(added.mean()), whole.between)
+    if whole.total <= 0.0:
+        return Estimate(0.0, 0.0, 0.0)
+    own, parts = float(part.mean()), weights @ part / m
+    if with_between:
+        own, parts = own + whole.between, parts + between
+    return _interval(own / whole.total, parts / np.maximum(within + between, 1e-300), m)
+
+
+def spread_clusters(times: Array, quiet: Array) -> Array:
+    """Give a run's clusters the ranks of many more: their quiet times tell how far to move them.
+
+    Parameters
+    ----------
+    times : float64 [cluster, lane]
+    quiet : float64 [many clusters]
+        The first ones are those of the run's own clusters.
+
+    Returns
+    -------
+    float64 [cluster, n * lane]
+        Each cluster's lanes n times, less what its own quiet time explains and with what that of
+        another cluster does: rows stay independent units.
+    """
+    n = times.shape[0]
+    slope = control_slope((times,), ClusterControl((quiet,))) if n > 1 else 0.0
+    others = quiet[: quiet.size - quiet.size % n].reshape(-1, n)
+    moved = times[:, None, :] + slope * (others - others[0]).T[:, :, None]
+    return np.ascontiguousarray(moved.reshape(n, -1))
+
+
+def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, Estimate]]:
+    """Compare two runs [cluster, lane] with common random numbers, pair by pair.
+
+    Returns
+    -------
+    dict of str to (float, Estimate)
+        For each of `COMPARED`: its value after [s], and its relative reduction with an interval.
+    """
+    n, rng = before.shape[0], np.random.default_rng([seed, before.shape[0]])
+    both = np.stack([before, after])
+    drawn = [both[:, rng.integers(0, n, n)] for _ in range(RESAMPLES // 8)]
+    samples = np.stack([_compared(x) for x in drawn], axis=-1)  # [figure, run, resample]
+    figures = _compared(both)
+
+    def relative(x: Array) -> Array:
+        return np.asarray(1.0 - np.divide(x[1], x[0], out=np.ones_like(x[0]), where=x[0] > 0.0))
+
+    return {
+        name: (float(x[1]), _interval(float(relative(x)), relative(resampled), n))
+        for name, x, resampled in zip(COMPARED, figures, samples, strict=True)
+    }
+
+
+def _compared(runs: Array) -> Array:
+    """Figures of `COMPARED` of runs [run, cluster, lane]: [figure, run]."""
+    flat = runs.reshape(runs.shape[0], -1)
+    quantiles = np.quantile(flat, [0.5, TAIL, 0.99], axis=1)
+    return np.stack([flat.mean(axis=1), flat.std(axis=1, ddof=1), *quantiles])
+
+
+class PathShares(NamedTuple):
+    """Shares of the classes of a path [class]; those of variance and tail sum to one."""
+
+    mean: Array  # of the mean
+    covariance: Array  # Cov(T_k, T) / Var T
+    covariance_ci: Array  # [class, bound]
+    tail: Array  # (E[T_k | T >= q95] - E[T_k]) over the same of T
+    tail_ci: Array  # [class, bound]
+
+
+def path_shares(parts: Array, seed: int = 0) -> PathShares:
+    """Decompose T = sum of its parts: mean, variance and tail.
+
+    Parameters
+    ----------
+    parts : [cluster, class, lane]
+        Seconds of each class on the critical path. T is their sum, so that the shares sum to one
+        exactly, whatever the rounding of the ends that the parts were followed from.
+    seed : int
+        Of the resamples.
+
+    Notes
+    -----
+    A part's covariance with T counts a draw shared by several parts in each of them, by how much it
+    moves that part; it may be negative. It says what went along with T, not what an intervention
+    would bring. Intervals resample clusters; those of the tail keep q95 where it is.
+    """
+    total = parts.sum(axis=1)
+    mean = parts.mean(axis=(0, 2))
+    centred = parts - mean[:, None]
+    products = (centred * (total - total.mean())[:, None]).mean(axis=2)
+    tail = total >= np.quantile(total, TAIL)
+    lifts = (centred * tail[:, None]).mean(axis=2)  # over the whole: E[T_k - mean; T >= q95]
+    weights = _resample(parts.shape[0], seed)
+    bounds = [_share_bounds(x, weights) for x in (products, lifts)]
+    return PathShares(
+        _normalise(mean), _normalise(products.mean(axis=0)), bounds[0],
+        _normalise(lifts.mean(axis=0)), bounds[1],
+    )  # fmt: skip
+
+
+def _share_bounds(parts: Array, weights: Array) -> Array:
+    """Intervals of shares of a sum of parts [cluster, class]: [class, bound]."""
+    resampled = weights @ parts
+    sums = resampled.sum(axis=1)
+    resampled /= np.where(sums > 0.0, sums, np.inf)[:, None]
+    shares = _normalise(parts.mean(axis=0))
+    n = parts.shape[0]
+    return np.array([_interval(s, r, n)[1:] for s, r in zip(shares, resampled.T, strict=True)])
+
+
+def _normalise(values: Array) -> Array:
+    total = float(values.sum())
+    return values / total if total > 0.0 else np.zeros_like(values)

@@ -1,0 +1,381 @@
+"""Output files that are either complete or not there, and inputs read within stated bounds."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prism.common.errors import PrismError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+PART = ".part"
+"""Ending of temporary folders."""
+GZIP = b"\x1f\x8b"
+MOST_TRACE = 2 << 30
+"""Bytes of a profiler's file, unpacked, at most: reading takes three times as much memory."""
+MOST_TEXT = 256 << 20
+"""The same of a table or log: a million steps with 250 characters each."""
+MOST_ARRAYS = 1 << 30
+"""The same of a netCDF file, as it declares its arrays."""
+LARGEST = 1e100
+"""The largest magnitude in a netCDF file: figures are made of its powers up to the third."""
+SEAL = b"\nprism sha256 "
+"""What stands behind a netCDF file that prism wrote, before the hash of all in front of it."""
+DENSEST = 100
+"""Bytes that a packed one may stand for beyond `SMALL` ones: measured traces have 13 to 23."""
+SMALL = 64 << 20
+_DEFLATE = 1032  # the most that deflate packs into a byte: no sound file declares more
+_PIECE = 1 << 16  # packed bytes at a time
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary name beside ``path`` and rename it to ``path`` at the end.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file to write; an existing one is replaced only by a complete new one.
+
+    Yields
+    ------
+    Path
+        The name to write to, with the same suffix.
+
+    Raises
+    ------
+    PrismError
+        If the place cannot be written.
+    """
+    path = Path(path)
+    temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+    try:
+        # the system itself applies the umask, which belongs to the whole process
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError as error:
+        raise PrismError(_cannot_write(path, error)) from error
+    try:
+        yield temporary
+        _to_disk(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise PrismError(_cannot_write(path, error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """Collect files in a temporary folder and move them into ``directory`` at the end.
+
+    Parameters
+    ----------
+    directory : str or os.PathLike
+        Where the files go; made where it does not exist. Files of the same names are replaced,
+        others are left alone.
+
+    Yields
+    ------
+    Path
+        The folder to write to.
+
+    Raises
+    ------
+    PrismError
+        If the place cannot be written.
+
+    Notes
+    -----
+    What fails, or is interrupted, on the way puts back the files that were there. A process that
+    is killed leaves its temporary folder, which the next one removes.
+    """
+    directory = Path(directory)
+    check_directory(directory)
+    made = not directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_left(directory)
+        temporary = Path(tempfile.mkdtemp(prefix=".", suffix=PART, dir=directory))
+        held = _hold(temporary)
+    except OSError as error:
+        raise PrismError(_cannot_write(directory, error)) from error
+    done = False
+    try:
+        yield temporary
+        _move_all(temporary, directory)
+        done = True
+    except OSError as error:
+        raise PrismError(_cannot_write(directory, error)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+        if made and not done:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _move_all(source: Path, directory: Path) -> None:
+    """Move all files of a folder into another, or none: those moved before a failure go back."""
+    files = sorted(file for file in source.iterdir() if file.is_file())
+    for file in files:
+        _to_disk(file)
+    before = source / "before"
+    before.mkdir()
+    moved: list[str] = []
+    try:
+        for file in files:
+            target = directory / file.name
+            moved.append(file.name)
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{file.name} there is a folder")
+            if target.exists():
+                target.replace(before / file.name)
+            file.replace(target)
+    except BaseException:
+        for name in reversed(moved):
+            if (before / name).exists():
+                (before / name).replace(directory / name)
+            elif not (source / name).exists():
+                (directory / name).unlink(missing_ok=True)
+        raise
+
+
+def _hold(folder: Path) -> int | None:
+    """Mark a temporary folder as in use while this process lives; None where that is not to be."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use, or a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_left(directory: Path) -> None:
+    """Remove the temporary folders of processes that were killed."""
+    for folder in directory.glob(f".*{PART}"):
+        held = _hold(folder) if folder.is_dir() else None
+        if held is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+
+def _to_disk(file: Path) -> None:
+    """Have the system write a file out, so that a name never outlives its content."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_directory(directory: str | os.PathLike[str], option: str = "-o") -> None:
+    """Refuse a folder of an option that cannot be written, before any work is done for it.
+
+    Raises
+    ------
+    PrismError
+        If the name is a file, or neither it nor the nearest folder above it is writable.
+    """
+    directory = Path(directory)
+    try:
+        if directory.exists() and not directory.is_dir():
+            raise PrismError(
+                f"{directory}: is a file; expected a folder, choose another with {option}"
+            )
+        above = directory.absolute()
+        while not above.exists():
+            above = above.parent
+    except OSError as error:
+        raise PrismError(_cannot_write(directory, error)) from error
+    if not above.is_dir():
+        raise PrismError(
+            f"{directory}: {above} is a file, not a folder; choose another with {option}"
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PrismError(
+            f"{directory}: no permission to write in {above}; choose another with {option}"
+        )
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    """Message for a failed write, under the name that a file was to get in the end."""
+    path = Path(*(part for part in path.parts if not (part[0] == "." and part.endswith(PART))))
+    return f"{path}: cannot write: {error.strerror or error}; choose another place, or make room"
+
+
+def check_file(path: Path, source: str) -> int:
+    """Size of a regular file; anything else is refused, since opening a pipe or device may hang.
+
+    Raises
+    ------
+    PrismError
+        It is missing, a folder, a pipe, a socket or a device.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise PrismError(f"{source}: there is no such file; check the name") from error
+    except (OSError, ValueError) as error:
+        raise PrismError(f"{source}: cannot be read: {error}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise PrismError(f"{source}: is a folder; expected a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise PrismError(f"{source}: is a pipe, socket or device; expected a file, save it as one")
+    return found.st_size
+
+
+def read_bytes(path: Path, source: str, most: int = MOST_TEXT) -> bytes:
+    """Read a regular file of at most so many bytes, as it stands.
+
+    Raises
+    ------
+    PrismError
+        It is no regular file, too large, or cannot be read.
+    """
+    if check_file(path, source) > most:
+        raise _too_large(source, most)
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
+    if len(data) > most:  # it grew, or a file of the system that tells no size
+        raise _too_large(source, most)
+    return data
+
+
+def unpack(data: bytes, source: str, most: int = MOST_TEXT) -> tuple[bytes, str]:
+    """Unpack what is gzipped, as far as it is sound; the second value says what is damaged.
+
+    Raises
+    ------
+    PrismError
+        It unpacks to more than ``most`` bytes, or to far more than any recording does.
+    """
+    if not data.startswith(GZIP):
+        return data, ""
+    most = min(most, max(SMALL, DENSEST * len(data)))
+    parts: list[bytes] = []
+    size, at, damage = 0, 0, ""
+    while data.startswith(GZIP, at) and not damage:
+        stream = zlib.decompressobj(31)
+        try:
+            while at < len(data) and not stream.eof:
+                # in pieces, so that what comes before a damage is kept
+                piece = data[at : at + _PIECE]
+                parts.append(stream.decompress(piece))
+                at += len(piece) - len(stream.unused_data)
+                size += len(parts[-1])
+                if size > most:
+                    raise _too_large(source, most, unpacked=True)
+            damage = "" if stream.eof else "is cut short"
+        except zlib.error:
+            damage = "is damaged"
+    return b"".join(parts), damage
+
+
+def _too_large(source: str, most: int, unpacked: bool = False) -> PrismError:
+    what = "unpacks to" if unpacked else "has"
+    return PrismError(
+        f"{source}: {what} more than {most >> 20:,} MiB, the most that is read of such a file; "
+        "cut it, or record less"
+    )
+
+
+@contextmanager
+def told_broken(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
+    """Say of whatever fails while a netCDF file is read or understood that the file is broken."""
+    try:
+        with warnings.catch_warnings():
+            # the arithmetic of what is whole warns of nothing
+            warnings.simplefilter("error", RuntimeWarning)
+            yield
+    except PrismError:
+        raise
+    except Exception as error:  # h5py, xarray and what is in the attributes raise almost anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise PrismError(
+            f"{path}: cannot be read as netCDF of prism ({reason}); expected {expected}"
+        ) from error
+
+
+def write_netcdf(dataset: xr.Dataset, path: str | os.PathLike[str]) -> None:
+    """Write a dataset with the hash of the file behind it, whole or not at all."""
+    content = bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 dies of a full disk
+    with atomic_write(path) as temporary:
+        # HDF5 passes over what is behind its end, and drops it from a file that it changes
+        temporary.write_bytes(content + SEAL + hashlib.sha256(content).hexdigest().encode())
+
+
+def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
+    """Size of a netCDF file; one that is not what `write_netcdf` wrote any more is refused.
+
+    Raises
+    ------
+    PrismError
+        It is no regular file, or its hash is not the one behind it.
+    """
+    size = check_file(Path(path), str(path))
+    with told_broken(path, expected), open(path, "rb") as file:
+        end = max(size - len(SEAL) - 64, 0)
+        file.seek(end)
+        seal, digest = file.read(len(SEAL)), file.read()
+        if seal != SEAL:
+            return size
+        file.seek(0)
+        found = hashlib.sha256()
+        while file.tell() < end:
+            found.update(file.read(min(_PIECE, end - file.tell())))
+        if found.hexdigest().encode() != digest:
+            raise ValueError("the hash is another")
+    return size
+
+
+def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
+    """Read a netCDF file whole, and close it.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    expected : str
+        What it was to be, and how such a file is made.
+
+    Raises
+    ------
+    PrismError
+        It is no netCDF file, or is damaged.
+    """
+    import h5netcdf
+    import numpy as np
+    import xarray as xr
+
+    h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open
+    most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
+    with (
+        told_broken(path, expected),
+        # unnamed dimensions are warned of where nothing says what they are called
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as dataset,
+    ):
+        if dataset.nbytes > most:
+            raise ValueError(f"{dataset.nbytes} bytes declared, {most} possible")
+        for name, held in {**dataset.load().variables, **dataset.attrs}.items():
+            values = np.asarray(held)
+            if values.dtype.kind == "f" and (np.abs(values) > LARGEST).any():
+                raise ValueError(f"{name} holds a value beyond {LARGEST:g}")
+        return dataset

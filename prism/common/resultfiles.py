@@ -1,0 +1,145 @@
+"""Files of results and fitted models: netCDF, written whole and read whole.
+
+What is in an estimate is `prism.simulation.results`'s affair, what is in another kind that of its
+analysis. Left out: libraries (`prism.distributions.library`).
+"""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prism.common.errors import PrismError
+from prism.common.files import read_netcdf, write_netcdf
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class Kind(NamedTuple):
+    """A kind of result: the command that writes it, and what makes figures and words of it.
+
+    Functions are named ``module:function`` of prism, and imported when they are called.
+    """
+
+    command: str
+    summarize: str
+    view: str
+    section: str = ""  # of a report's page; none where empty
+    words: str = ""  # adds sentences to the summary; none where empty
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model that `prism fit` wrote."""
+        return self.command == "fit"
+
+    def call(self, function: str, dataset: Any) -> Any:
+        """Call one of its functions."""
+        module, _, name = getattr(self, function).partition(":")
+        return getattr(import_module(f"prism.{module}"), name)(dataset)
+
+    def figures(self, dataset: "xr.Dataset") -> dict[str, Any]:
+        """Give the figures that the command prints as JSON."""
+        numbers = self.call("summarize", dataset)
+        return dict(self.call("words", numbers) if self.words else numbers)
+
+
+_ESTIMATE = Kind(
+    "estimate", "analyses.estimate:summarize_estimate", "present.views.estimate:estimate_view",
+    "present.reports.estimates:estimate_section",
+)  # fmt: skip
+_MODEL = Kind(
+    "fit",
+    "models.fit:summarize_fit",
+    "present.views.model:model_view",
+    "present.reports.measured:model_section",
+)
+KINDS = {
+    "simulation": _ESTIMATE._replace(section=""),
+    "estimate": _ESTIMATE,
+    "steps_estimate": _ESTIMATE,
+    "ranking": Kind(
+        "rank", "analyses.rank:summarize_rank", "present.views.rank:rank_view",
+        "present.reports.analyses:ranking_section", "analyses.texts.rank:in_words",
+    ),
+    "placement": Kind(
+        "place", "analyses.place:summarize_place", "present.views.place:place_view",
+        "present.reports.analyses:placement_section", "analyses.texts.place:in_words",
+    ),
+    "sweep": Kind(
+        "sweep", "analyses.sweep:summarize_sweep", "present.views.sweep:sweep_view",
+        "present.reports.analyses:sweep_section", "analyses.texts.sweep:in_words",
+    ),
+    "validation": Kind(
+        "validate", "analyses.validate:summarize_validation", "present.views.trace:validation_view",
+        "present.reports.measured:validation_section",
+    ),
+    "comparison": Kind(
+        "compare", "analyses.compare:summarize_compare", "present.views.compare:compare_view",
+        "present.reports.compared:comparison_section",
+    ),
+    "replay": Kind(
+        "replay", "analyses.replay:summarize_replay", "present.views.trace:replay_view",
+        "present.reports.measured:replay_section",
+    ),
+    "timeline": Kind(
+        "timeline", "analyses.timeline:summarize_timeline", "present.views.timeline:timeline_view"
+    ),
+    "measurement": Kind(
+        "measure", "measuring.command:summarize_measurement", "present.views.measure:measure_view"
+    ),
+    "measured_step": Kind(
+        "measure", "measuring.step:summarize_step", "present.views.measure:step_view"
+    ),
+    "trace": _MODEL,
+    "calibrated": _MODEL,
+    "steps": _MODEL,
+}  # fmt: skip
+"""Every kind of result and model, by the attribute ``kind`` of its dataset."""
+
+
+def kind_of(dataset: "xr.Dataset") -> str | None:
+    """Tell the kind of a result or model; None where it is none of `KINDS`."""
+    kind = dataset.attrs.get("kind")
+    if kind is None and "job" in dataset.attrs:  # a file of the first versions, without a kind
+        of_variable = ("total_order", "ranking"), ("time_to_train", "estimate"), (
+            "step_time", "simulation")  # fmt: skip
+        kind = next((k for variable, k in of_variable if variable in dataset), None)
+    return str(kind) if str(kind) in KINDS else None
+
+
+def summary(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise any result as the JSON object that its command prints; times in seconds.
+
+    Raises
+    ------
+    PrismError
+        It is no result of prism.
+    """
+    kind = kind_of(dataset)
+    if kind is None:
+        raise PrismError("no result of prism; expected what one of its functions returned")
+    return KINDS[kind].figures(dataset)
+
+
+def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
+    """Write a result as netCDF: to a temporary name first, then renamed."""
+    write_netcdf(dataset, path)
+
+
+def load(path: str | os.PathLike[str]) -> "xr.Dataset":
+    """Read any result, or a model of ``prism fit``: a file, or the folder of its result.nc.
+
+    Raises
+    ------
+    PrismError
+        The file is missing or not a prism result.
+    """
+    file = Path(path) / "result.nc" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise PrismError(f"{file}: no such result; prism estimate JOB -o DIR writes result.nc")
+    loaded = read_netcdf(file, "a result.nc, which prism estimate JOB -o DIR writes")
+    if kind_of(loaded) is not None:
+        return loaded
+    way = "; prism.load_library opens it" if "prism_schema" in loaded.attrs else ""
+    raise PrismError(f"{file}: a netCDF file, but not a prism result (no kind, no job){way}")

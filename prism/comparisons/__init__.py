@@ -1,1 +1,0 @@
-"""What a comparison of two samples of step times is made of: see `prism.compare`."""

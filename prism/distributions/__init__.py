@@ -1,0 +1,1 @@
+"""Distributions of durations and effects, their tables, and the shipped libraries."""

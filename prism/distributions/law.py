@@ -1,0 +1,395 @@
+"""Laws of the random multipliers, and the quantile tables the engine draws from.
+
+A `Law` describes one positive multiplier: mean, spread, third moment, cdf and ppf. Every effect of
+prism has mean 1, so a nominal duration stays the mean. `quantile_table` turns a law into the 3072
+cells that one 32-bit random number indexes, with a fine upper tail, because a step waits for the
+slowest of up to a million draws. Left out: fitting (prism/models/fit.py) and dependence between
+draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from prism.common.errors import PrismError
+from prism.distributions.families import BODY_THRESHOLD, STANDARD
+from prism.distributions.tables import N_CELLS, quadrature, table_of_quantiles, tail_panels
+from prism.distributions.tables import sample_table as sample_table
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    Array = NDArray[np.float64]
+
+# What the numbers in `Law.params` mean, in order; also the schema of a library file.
+PARAM_NAMES: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "lognormal": ("cv",),
+    "normal": ("cv",),
+    "shifted_lognormal": ("cv", "shift"),
+    "gamma": ("cv",),
+    "weibull": ("cv",),
+    "student_t": ("cv", "dof"),
+    "uniform": ("lo", "hi"),
+    "bounded_body": ("cv", "gpd_shape"),
+    "bounded_body_lemons": (
+        "body_cv",
+        "gpd_shape",
+        "lemon_fraction",
+        "lo",
+        "hi",
+        "max_slowdown",
+    ),
+    "mixture": (),  # the weights, as many as there are parts
+    "empirical": (),  # knots instead
+}
+POSITIVE = 1e-9  # a duration is never negative: lower bound before a power is taken
+
+
+class Moments(NamedTuple):
+    """Moments of X**p / E[X**p] (dimensionless), and the normalisation E[X**p]."""
+
+    mean: float
+    std: float
+    third: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class Law:
+    """One distribution, X = loc + scale * Z with Z the standard member of its family.
+
+    Use the constructors of this module (`lognormal`, `empirical`, ...): they set mean 1. Laws are
+    immutable, hashable and hold plain floats only; equal laws are equal keys.
+    """
+
+    family: str
+    params: tuple[float, ...] = ()
+    parts: tuple[Law, ...] = ()
+    knots_q: tuple[float, ...] = ()
+    knots_x: tuple[float, ...] = ()
+    loc: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def mean(self) -> float:
+        """Mean [1]."""
+        return _moments(self, 1.0)[0]
+
+    @property
+    def std(self) -> float:
+        """Standard deviation [1]."""
+        return _moments(self, 1.0)[1]
+
+    @property
+    def skew(self) -> float:
+        """Third central moment E[(X - mean)**3] [1]; not divided by std**3, so that it adds."""
+        return _moments(self, 1.0)[2]
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation std / mean [1]."""
+        return self.std / self.mean
+
+    def cdf(self, x: ArrayLike) -> Array:
+        """Probability of a value up to x."""
+        z = (np.asarray(x, dtype=np.float64) - self.loc) / self.scale
+        if self.parts:
+            weighted = (w * part.cdf(z) for w, part in zip(self.weights, self.parts, strict=True))
+            return np.asarray(sum(weighted))
+        if self.family == "empirical":
+            return np.asarray(np.interp(z, self.knots_x, self.knots_q))
+        return STANDARD[self.family][0](self.params, z)
+
+    def ppf(self, q: ArrayLike) -> Array:
+        """Quantile of probability q, the inverse of `cdf`."""
+        probability = np.asarray(q, dtype=np.float64)
+        if self.parts:
+            z = _invert_mixture(self, probability)
+        elif self.family == "empirical":
+            z = np.asarray(np.interp(probability, self.knots_q, self.knots_x))
+        else:
+            z = STANDARD[self.family][1](self.params, probability)
+        return np.asarray(self.loc + self.scale * z)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Probabilities of the parts of a mixture [1]."""
+        if self.family == "bounded_body_lemons":
+            return (1.0 - self.params[2], self.params[2])[: len(self.parts)]
+        return self.params
+
+    def power_moments(self, power: float) -> Moments:
+        """Moments of X**power / E[X**power], the multiplier that a loading makes of this law."""
+        norm, std, third = _moments(self, float(power))
+        return Moments(1.0, std / norm, third / norm**3, norm)
+
+    def times(self, factor: float) -> Law:
+        """Law of factor * X, factor > 0 (used for the parts of a mixture)."""
+        return replace(self, loc=self.loc * factor, scale=self.scale * factor)
+
+    def scaled_to(self, cv: float) -> Law:
+        """Return the law with mean 1 and this coefficient of variation, of the same shape.
+
+        Parametric families are rebuilt with the new cv; others are stretched about their mean.
+        """
+        if cv == 0.0 or self.std == 0.0:
+            return constant()
+        rebuild = CONSTRUCTORS.get(self.family)
+        if rebuild is not None and self.family != "bounded_body_lemons":
+            return rebuild(cv, *self.params[1:])
+        ratio = _at_least("cv", cv, 0.0) / self.cv
+        mean = self.mean
+        return replace(
+            self, loc=1.0 + ratio * (self.loc / mean - 1.0), scale=ratio * self.scale / mean
+        )
+
+    def with_params(self, **changes: float) -> Law:
+        """Return the same family with some of its named parameters changed (see `PARAM_NAMES`)."""
+        names = PARAM_NAMES[self.family]
+        unknown = sorted(set(changes) - set(names))
+        if unknown or self.family not in CONSTRUCTORS:
+            raise PrismError(
+                f"law {self.family}: no parameter {', '.join(unknown) or 'to change'}; "
+                f"it has {', '.join(names) or 'none'}"
+            )
+        values = dict(zip(names, self.params, strict=True)) | changes
+        return CONSTRUCTORS[self.family](**values)
+
+
+def constant() -> Law:
+    """Return the law that is always 1: an effect switched off."""
+    return Law("constant", loc=1.0, scale=1.0)
+
+
+def lognormal(cv: float) -> Law:
+    """Return a lognormal law with mean 1."""
+    return Law("lognormal", (_at_least("cv", cv, 0.0),)) if cv else constant()
+
+
+def normal(cv: float) -> Law:
+    """Return a normal law with mean 1."""
+    return Law("normal", (cv,), loc=1.0, scale=_at_least("cv", cv, 0.0)) if cv else constant()
+
+
+def shifted_lognormal(cv: float, shift: float) -> Law:
+    """Constant part `shift` (0 <= shift < 1) plus a lognormal of mean 1 - shift."""
+    if not 0.0 <= shift < 1.0:
+        raise PrismError(f"shifted_lognormal: shift = {shift:g}, expected 0 <= shift < 1")
+    return Law("shifted_lognormal", (_at_least("cv", cv, 0.0), shift)) if cv else constant()
+
+
+def gamma(cv: float) -> Law:
+    """Gamma with mean 1, shape 1/cv**2."""
+    return Law("gamma", (_at_least("cv", cv, 0.0),)) if cv else constant()
+
+
+def weibull(cv: float) -> Law:
+    """Weibull with mean 1; small cv gives a left-skewed law."""
+    return Law("weibull", (_at_least("cv", cv, 1e-3),)) if cv else constant()
+
+
+def student_t(cv: float, dof: float) -> Law:
+    """Student's t with mean 1, `dof` > 2 degrees of freedom and the given cv."""
+    if dof <= 2.0:
+        raise PrismError(f"student_t: dof = {dof:g} has no variance; use more than 2")
+    if not cv:
+        return constant()
+    scale = _at_least("cv", cv, 0.0) * math.sqrt(1.0 - 2.0 / dof)
+    return Law("student_t", (cv, dof), loc=1.0, scale=scale)
+
+
+def uniform(lo: float, hi: float) -> Law:
+    """Uniform on [lo, hi]; its mean is (lo + hi) / 2, so it serves as a part of a mixture."""
+    if not 0.0 < lo <= hi:
+        raise PrismError(f"uniform: got lo = {lo:g}, hi = {hi:g}; expected 0 < lo <= hi")
+    return Law("uniform", (lo, hi))
+
+
+def bounded_body(cv: float, gpd_shape: float) -> Law:
+    """Return a normal bulk with a bounded generalised Pareto tail above its 90 % quantile; mean 1.
+
+    The tail's scale makes the density continuous at the threshold. Shape -0.15 puts the bound 5.1
+    bulk standard deviations above the median.
+
+    References
+    ----------
+    Coles, An Introduction to Statistical Modeling of Extreme Values, 2001, section 4.2.
+    """
+    if not -0.5 <= gpd_shape < 0.0:
+        raise PrismError(f"gpd_shape = {gpd_shape:g}, expected -0.5 <= shape < 0: a bounded tail")
+    if not cv:
+        return constant()
+    z_mean, z_std, _ = _moments(Law("bounded_body", (0.0, gpd_shape)), 1.0)
+    scale = _at_least("cv", cv, 0.0) / z_std
+    return Law("bounded_body", (cv, gpd_shape), loc=1.0 - scale * z_mean, scale=scale)
+
+
+def mixture(weights: Sequence[float], laws: Sequence[Law]) -> Law:
+    """Mixture, scaled as a whole to mean 1; parts may have any mean (`Law.times`)."""
+    total = math.fsum(weights)
+    if len(weights) != len(laws) or not laws or min(weights) < 0.0 or total <= 0.0:
+        raise PrismError(f"mixture: {len(weights)} weights (each >= 0) for {len(laws)} laws")
+    law = Law("mixture", tuple(w / total for w in weights), parts=tuple(laws))
+    return replace(law, scale=1.0 / law.mean)
+
+
+def bounded_body_lemons(
+    body_cv: float,
+    gpd_shape: float = -0.15,
+    lemon_fraction: float = 0.0,
+    lo: float = 1.06,
+    hi: float = 1.2,
+    max_slowdown: float = math.inf,
+) -> Law:
+    """Law of GPUs: a bounded body, and a fraction of lemons uniform on [lo, hi]; mean 1.
+
+    lo, hi and max_slowdown are relative to the body's mean. Slower GPUs than max_slowdown are
+    taken out of a cluster before a job starts, so lemons end there.
+    """
+    if not 0.0 <= lemon_fraction < 1.0:
+        raise PrismError(f"lemon_fraction = {lemon_fraction:g}, expected 0 <= fraction < 1")
+    if max_slowdown <= 1.0:
+        raise PrismError(f"max_slowdown = {max_slowdown:g}, expected more than 1")
+    top = min(hi, max_slowdown)
+    body, lemons = bounded_body(body_cv, gpd_shape), uniform(min(lo, top), top)
+    law = Law(
+        "bounded_body_lemons",
+        (body_cv, gpd_shape, lemon_fraction, lo, hi, max_slowdown),
+        parts=(body, lemons) if lemon_fraction else (body,),
+    )
+    return replace(law, scale=1.0 / law.mean)
+
+
+def empirical(q: Sequence[float], values: Sequence[float]) -> Law:
+    """Quantile law: `values` at probabilities `q` (from 0 to 1), straight lines between; mean 1."""
+    probabilities = tuple(float(p) for p in q)
+    points = tuple(float(v) for v in values)
+    rising = all(b > a for a, b in zip(probabilities, probabilities[1:], strict=False))
+    sorted_points = all(b >= a for a, b in zip(points, points[1:], strict=False))
+    if len(points) != len(probabilities) or len(points) < 2 or not rising or not sorted_points:
+        raise PrismError("empirical: q must rise, values must not fall, both equally long")
+    if probabilities[0] != 0.0 or probabilities[-1] != 1.0 or points[0] < 0.0 or points[-1] <= 0.0:
+        raise PrismError("empirical: q must run from 0 to 1 and values must be positive")
+    law = Law("empirical", knots_q=probabilities, knots_x=points)
+    return replace(law, scale=1.0 / law.mean)
+
+
+def capped(law: Law, q: float) -> tuple[Law, float]:
+    """Law of min(X, quantile q of X) scaled to mean 1, and the mean before scaling."""
+    body = np.linspace(0.0, q, 512)[1:]
+    low = float(law.ppf(1e-6))  # the lowest value may be minus infinity
+    values = np.maximum([low, *law.ppf(body)], 0.0)
+    cut = empirical([0.0, *body, 1.0], [*values, values[-1]])
+    return cut, 1.0 / cut.scale
+
+
+# family -> constructor from its PARAM_NAMES
+CONSTRUCTORS: dict[str, Callable[..., Law]] = {
+    "lognormal": lognormal,
+    "normal": normal,
+    "shifted_lognormal": shifted_lognormal,
+    "gamma": gamma,
+    "weibull": weibull,
+    "student_t": student_t,
+    "bounded_body": bounded_body,
+    "bounded_body_lemons": bounded_body_lemons,
+}
+
+
+def _at_least(name: str, value: float, bound: float) -> float:
+    if not (math.isfinite(value) and value >= bound):
+        raise PrismError(f"{name} = {value:g}, expected a finite number of at least {bound:g}")
+    return value
+
+
+def _invert_mixture(law: Law, q: Array) -> Array:
+    """Bisect the parts' joint cdf, between the smallest and the largest of their quantiles."""
+    standard = replace(law, loc=0.0, scale=1.0)
+    quantiles = np.stack([part.ppf(q) for part in law.parts])
+    lo, hi = quantiles.min(axis=0), quantiles.max(axis=0)
+    for _ in range(44):
+        middle = 0.5 * (lo + hi)
+        below = standard.cdf(middle) < q
+        lo, hi = np.where(below, middle, lo), np.where(below, hi, middle)
+    return np.asarray(0.5 * (lo + hi))
+
+
+@lru_cache(maxsize=4096)
+def _moments(law: Law, power: float) -> tuple[float, float, float]:
+    """Mean, standard deviation and third central moment of X**power."""
+    if law.family == "constant":
+        return law.loc**power, 0.0, 0.0
+    if law.family == "student_t" and power == 1.0:  # its tail is too heavy for the quadrature
+        return law.loc, law.scale / math.sqrt(1.0 - 2.0 / law.params[1]), 0.0
+    if law.parts:
+        return _mixture_moments(law, power)
+    if law.family == "empirical":
+        q, weights = quadrature(np.asarray(law.knots_q), 6)
+    else:
+        kink = [BODY_THRESHOLD] if law.family == "bounded_body" else []
+        q, weights = quadrature(np.unique(np.append(tail_panels(), kink)), 12)
+    x = law.ppf(q)
+    if power != 1.0:
+        x = np.maximum(x, POSITIVE) ** power
+    total = weights.sum()
+    mean = float(weights @ x / total)
+    centred = x - mean
+    return mean, math.sqrt(weights @ centred**2 / total), float(weights @ centred**3 / total)
+
+
+def _mixture_moments(law: Law, power: float) -> tuple[float, float, float]:
+    shifted = [
+        replace(part, loc=law.loc + law.scale * part.loc, scale=law.scale * part.scale)
+        for part in law.parts
+    ]
+    moments = [_moments(part, power) for part in shifted]
+    mean = math.fsum(w * m[0] for w, m in zip(law.weights, moments, strict=True))
+    variance = third = 0.0
+    for weight, (m, s, t) in zip(law.weights, moments, strict=True):
+        gap = m - mean
+        variance += weight * (s * s + gap * gap)
+        third += weight * (t + 3.0 * gap * s * s + gap**3)
+    return mean, math.sqrt(variance), third
+
+
+def quantile_table(law: Law, power: float = 1.0) -> NDArray[np.float32]:
+    """Table of Y = X**power / E[X**power] - 1 for the engine's look-up by one 32-bit number.
+
+    Parameters
+    ----------
+    law
+        Law of X.
+    power
+        Loading: the multiplier is X**power, normalised to mean 1.
+
+    Returns
+    -------
+    table : float32 [3072, 2]
+        Rows (value, slope): Y = value + slope * fraction, the fraction an integer.
+        `prism.distributions.tables` says which row a number reads. Rows 1023 and 2047 are unused
+        (the next level replaces them).
+
+    Notes
+    -----
+    Y is the straight line between the law's quantiles at the edges of a cell. The outermost edges
+    (probability 0 and 1, possibly infinite) are put where the mean of the outermost cell is right.
+    Last, an affine map gives the table mean 0 and the standard deviation of Y over all 2**32
+    numbers. Half a unit of the fraction is folded into the value, so a cell is read at midpoints.
+    """
+    moments = law.power_moments(power)
+    if moments.std == 0.0:
+        return np.zeros((N_CELLS, 2), dtype=np.float32)
+
+    def multiplier(q: Array) -> Array:
+        x = law.ppf(q)
+        return (np.maximum(x, POSITIVE) ** power if power != 1.0 else x) / moments.norm - 1.0
+
+    low = -1.0 if float(law.ppf(np.zeros(1))[0]) > -1e-9 else -math.inf
+    return table_of_quantiles(multiplier, moments.std, low)

@@ -1,0 +1,1 @@
+"""All compiled code: it knows arrays, not objects."""

@@ -1,0 +1,409 @@
+"""The job file: five blocks in, one frozen `Job` out, or every mistake of the file at once.
+
+A job says what is trained (`model`), how it is divided (`parallelism`), on what (`cluster`),
+how durations vary (`variability`) and how long the run is (`run`). `load_job` reads a file or
+a shipped job by name, its `base:` chain and `--set` overrides; `provenance` says where each
+value came from. Nothing is simulated here, and no device or distribution is looked up.
+"""
+
+from collections.abc import Mapping
+from math import ceil, inf
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from prism.common.errors import PrismError
+from prism.jobs.jobspec.blocks import (
+    BLOCKS,
+    DEVICE_LIBRARY,
+    ClusterBlock,
+    ModelBlock,
+    ParallelismBlock,
+    RunBlock,
+    VariabilityBlock,
+)
+from prism.jobs.jobspec.check import find_problems
+from prism.jobs.jobspec.effects import Effects
+from prism.jobs.jobspec.layers import (
+    MAPPING,
+    Overrides,
+    layer_of,
+    load_chain,
+    put_over,
+    resolve_path,
+)
+from prism.jobs.jobspec.messages import (
+    by_line,
+    concludes_from,
+    message,
+    unknown_key,
+    validate_block,
+)
+from prism.jobs.jobspec.presets import PRESETS
+from prism.jobs.jobspec.problem import Blocks
+from prism.jobs.jobspec.values import parse_duration
+from prism.jobs.jobspec.yaml import KeyPath, Layer, display_path, is_override, shipped_jobs
+from prism.jobs.layersplit import auto_split
+
+__all__ = [
+    "PRESETS",
+    "ClusterBlock",
+    "Effects",
+    "Job",
+    "ModelBlock",
+    "ParallelismBlock",
+    "RunBlock",
+    "VariabilityBlock",
+    "job_from_dict",
+    "job_schema",
+    "layer_split",
+    "load_job",
+    "parse_duration",
+    "provenance",
+    "resolve_path",
+    "shipped_jobs",
+]
+
+# Defaults that follow from another key; the description says how, the schema gives no value.
+_DERIVED = {
+    "data_parallel",
+    "reshard_after_forward",
+    "schedule",
+    "vpp",
+    "nvlink_domain_gpus",
+    "library",
+    *("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_size", "seq_len"),
+}
+
+
+DEFAULT_STEPS = 1000  # of a run that is asked for without its length
+
+
+class Job(BaseModel):
+    """A resolved job: every value is there, and they fit together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field("job", description="The file's stem.")
+    source: str = Field("", description="The file, as it was found.")
+    model: ModelBlock = Field(description="What is trained.")
+    parallelism: ParallelismBlock = Field(description="How it is divided and ordered.")
+    cluster: ClusterBlock = Field(description="On what.")
+    variability: VariabilityBlock = Field(description="How durations vary.")
+    run: RunBlock = Field(description="How long, by when, at what price.")
+
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, **blocks: Any) -> None:
+        try:
+            super().__init__(**blocks)
+        except ValidationError as error:
+            name = blocks.pop("name", MAPPING)
+            blocks.pop("source", None)
+            job_from_dict(blocks, str(name))  # says what is wrong as for a file
+            wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise PrismError("\n".join(wrong)) from None
+
+    def replace(self, *overrides: str | Mapping[str, Any]) -> "Job":
+        """Return the job with other values of some keys; what follows from them follows anew.
+
+        Parameters
+        ----------
+        *overrides : str or mapping
+            "run.deadline=28d", as given to `--set`, or values by dotted key.
+
+        Raises
+        ------
+        PrismError
+            As `load_job`.
+        """
+        places = {tuple(key.split(".")): place for key, place in self._places.items()}
+        layer = Layer(given_values(self), places)
+        for upper in overrides:
+            layer = put_over(layer, upper)
+        return _build(layer, self.name, Path(self.source or self.name))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        return _fill_blocks(data) if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        problems = find_problems(
+            Blocks(self.model, self.parallelism, self.cluster, self.variability, self.run)
+        )
+        if problems:
+            raise ValueError("\n".join(f"{p.label}: {p.text}" for p in problems))
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        # Where the values came from is no part of a job; a rebuilt one equals the loaded one.
+        return isinstance(other, Job) and self.model_dump(exclude={"source"}) == other.model_dump(
+            exclude={"source"}
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json(exclude={"source"}))
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the job, tp * cp * pp * dp."""
+        p = self.parallelism
+        return p.tp * p.cp * p.pp * p.dp
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of the job; as many as its GPUs need where the file does not say."""
+        return self.cluster.nodes or ceil(self.world_size / self.cluster.gpus_per_node)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step over all replicas; 0 where no sequence length is known."""
+        p = self.parallelism
+        return p.dp * p.microbatches * p.microbatch_size * self.model.seq_len
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the run, from its steps or from its tokens."""
+        if self.run.tokens is not None:
+            steps = self.ramp_steps
+            left = self.run.tokens - self._ramp_tokens(steps)
+            return max(1, sum(steps) + max(0, ceil(left / self.tokens_per_step)))
+        return DEFAULT_STEPS if self.run.steps is None else self.run.steps
+
+    @property
+    def ramp_steps(self) -> tuple[int, ...]:
+        """Steps of each phase of `run.batch_ramp`, as far as the run has tokens."""
+        counts: tuple[int, ...] = ()
+        for phase in self.run.batch_ramp or ():
+            end = min(phase.tokens, self.run.tokens or inf)
+            left = end - self._ramp_tokens(counts)
+            counts += (max(0, ceil(left / (phase.global_batch * self.model.seq_len))),)
+        return counts
+
+    def _ramp_tokens(self, steps: tuple[int, ...]) -> int:
+        """Tokens of so many steps of the first phases of the ramp."""
+        phases = zip(self.run.batch_ramp or (), steps, strict=False)
+        return sum(n * phase.global_batch for phase, n in phases) * self.model.seq_len
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it asks for a run: says how long it is, when it ends, or what interrupts it."""
+        run, effects = self.run, self.variability.effects
+        said = (
+            run.steps, run.tokens, run.deadline, run.start, run.price_per_gpu_hour,
+            run.checkpoint, run.failures, run.evaluation, run.batch_ramp, effects.fail_slow,
+        )  # fmt: skip
+        diurnal = effects.step is not None and bool(effects.step.diurnal_cv)
+        return diurnal or any(value is not None for value in said)
+
+
+def _fill_blocks(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the blocks that were left out and the library, which follows from the device."""
+    out = dict(data)
+    for block in BLOCKS:
+        if out.get(block) is None:
+            out[block] = {}
+    v, cluster = out["variability"], out["cluster"]
+    if isinstance(v, Mapping) and "library" not in v and isinstance(cluster, Mapping):
+        device = cluster.get("device") or "h100"
+        # The empty name stands for "no set for this device", which the checks report.
+        library = DEVICE_LIBRARY.get(device, "") if isinstance(device, str) else None
+        out["variability"] = {**v, "library": library}
+    return out
+
+
+# ------------------------------------------------------------------------------------- loading
+def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> Job:
+    """Load a job file, or a shipped job by its name.
+
+    Parameters
+    ----------
+    job : str, pathlib.Path or mapping
+        A YAML file, the name of a shipped job, or a fitted model (the job it describes); or what
+        such a file holds, blocks by name and `base`.
+    overrides : sequence of str, or mapping, optional
+        "key=value" as given to `--set`, for example "parallelism.dp=64", where the value is YAML;
+        or values by dotted key. They are put over the file, in order, before anything is checked.
+
+    Returns
+    -------
+    Job
+        The resolved job.
+
+    Raises
+    ------
+    PrismError
+        With every mistake of the file and the overrides, one per line, each with its place.
+    """
+    if isinstance(job, Mapping):
+        return _build(put_over(layer_of(job), overrides), MAPPING, Path(MAPPING))
+    if not isinstance(job, str | Path):
+        raise PrismError(f"job: expected a file, a name or a mapping, got {type(job).__name__}")
+    path = resolve_path(job)
+    return _build(put_over(load_chain(path), overrides), path.stem, path)
+
+
+def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
+    """Build a job from a mapping of blocks, with `load_job`'s checks and messages.
+
+    Parameters
+    ----------
+    values : mapping
+        Blocks by name, as in a file (without `base`).
+    name : str, optional
+        The job's name, also used as the place in messages.
+
+    Returns
+    -------
+    Job
+        The resolved job.
+
+    Raises
+    ------
+    PrismError
+        As `load_job`.
+    """
+    return _build(Layer(values=dict(values)), name, Path(name))
+
+
+def _build(layer: Layer, name: str, path: Path) -> Job:
+    """Validate each block by itself, then what holds between them; report all mistakes."""
+    tree, source = _fill_blocks(layer.values), display_path(path)
+    messages = list(layer.problems)
+    for key in [key for key in tree if key not in BLOCKS]:
+        text = unknown_key(key, BLOCKS, ("base", *BLOCKS))
+        messages.append(message(layer, source, [(key,)], key, text))
+    valid: dict[str, Any] = {}
+    doubtful: list[str] = []
+    for block, kind in BLOCKS.items():
+        checked = validate_block(kind, tree[block])
+        valid[block] = checked.block
+        doubtful += [".".join((block, *key_path)) for key_path in checked.doubtful]
+        for key_path, text in checked.found:
+            full = (block, *key_path)
+            messages.append(message(layer, source, [full], ".".join(full), text))
+    for problem in find_problems(Blocks(**valid)):
+        if not concludes_from(problem.keys, doubtful):
+            keys = [tuple(key.split(".")) for key in problem.keys]
+            messages.append(message(layer, source, keys, problem.label, problem.text))
+    if messages:
+        raise PrismError("\n".join(sorted(dict.fromkeys(messages), key=by_line)))
+    job = Job(name=name, source=str(path), **valid)
+    job._places.update({".".join(key): place for key, place in layer.places.items()})
+    return job
+
+
+# ------------------------------------------------------------------------------ what a job says
+def layer_split(job: Job) -> list[int]:
+    """Return the layers of each model chunk.
+
+    Parameters
+    ----------
+    job : Job
+        A job with a model; with explicit durations each chunk counts as one layer.
+
+    Returns
+    -------
+    list of int, shape [pp * vpp]
+        Layer counts in virtual-stage order, see `ParallelismBlock.virtual_stages`.
+    """
+    p = job.parallelism
+    if p.layer_split != "auto":
+        return list(p.layer_split)
+    if job.model.durations is not None:
+        return [1] * (p.pp * p.vpp)
+    split = auto_split(job.model.n_layers, p.pp * p.vpp)
+    assert split is not None  # a job that cannot be split does not load
+    return list(split)
+
+
+def provenance(job: Job) -> dict[str, str]:
+    """Say where each value of a job came from.
+
+    Parameters
+    ----------
+    job : Job
+        A loaded job.
+
+    Returns
+    -------
+    dict of str to str
+        For each dotted key "file:line", "--set", "preset" (a named model's size) or "default".
+    """
+    out: dict[str, str] = {}
+    preset = PRESETS.get(job.model.name or "", {})
+
+    def visit(block: BaseModel, path: KeyPath) -> None:
+        for name in type(block).model_fields:
+            value, here = getattr(block, name), (*path, name)
+            if isinstance(value, BaseModel):
+                visit(value, here)
+                continue
+            place = job._places.get(".".join(here))
+            if place is None or (value is None and name != "library"):
+                place = "preset" if path == ("model",) and name in preset else "default"
+            out[".".join(here)] = "--set" if is_override(place) else place
+
+    for block in BLOCKS:
+        visit(getattr(job, block), (block,))
+    return out
+
+
+def given_values(job: Job) -> dict[str, Any]:
+    """Return what a job was given, as a file would have it; what follows from it is left out.
+
+    A job rebuilt from a result does not know what it was given, and gives all.
+    """
+    values = job.model_dump(mode="json", exclude={"name", "source"})
+    sources = provenance(job)
+    if all(source in ("default", "preset") for source in sources.values()):
+        return values
+
+    def keep(tree: dict[str, Any], path: str) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name, value in tree.items():
+            here = f"{path}.{name}" if path else name
+            if here in sources:
+                if sources[here] not in ("default", "preset"):
+                    out[name] = value
+            elif isinstance(value, dict):
+                inner = keep(value, here)
+                if inner or path:  # an effect that is there with nothing set is not one left out
+                    out[name] = inner
+        return out
+
+    return keep(values, "")
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON schema of a job file, for editors.
+
+    Nothing is required, because a `base` may hold what a file leaves out; a default that
+    follows from another key is described and has no value.
+    """
+    schema = Job.model_json_schema()
+    schema["title"] = "prism job"
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    for name in ("name", "source"):
+        del schema["properties"][name]
+    schema["properties"] = {
+        "base": {"type": "string", "description": "A job to start from: a name or a file."},
+        **schema["properties"],
+    }
+    for block in (schema, *schema["$defs"].values()):
+        block.pop("required", None)
+        for key, value in block["properties"].items():
+            value.pop("title", None)
+            if key in _DERIVED:
+                value.pop("default", None)
+    return schema

@@ -1,0 +1,87 @@
+"""Fitted models where a job or its variability is named: the job that a model describes.
+
+Only the file's attributes are read here. A calibrated model is a library and takes its place; a
+fitted trace stays a model, with its own graph. Left out: what is in them
+(`prism.simulation.tracemodel`, `prism.models.calibration`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prism.common.errors import PrismError
+from prism.common.files import check_sealed, told_broken
+from prism.jobs.jobspec.yaml import Layer, display_path, key_paths
+
+CALIBRATED = "calibrated"
+MODELS = "trace", CALIBRATED
+_EXPECTED = "a model, which prism fit TRACE -o MODEL.nc makes"
+
+
+def model_attrs(path: str | Path) -> dict[str, str]:
+    """Kind, job and base library of a fitted model's file; empty for anything else."""
+    if not isinstance(path, str | Path) or Path(path).suffix != ".nc" or not Path(path).is_file():
+        return {}
+    try:
+        return _read_attrs(path)
+    except PrismError:
+        return {}
+
+
+def _read_attrs(path: str | Path) -> dict[str, str]:
+    """Attributes that say what a model is."""
+    import h5py
+
+    check_sealed(path, _EXPECTED)
+    with told_broken(path, _EXPECTED), h5py.File(path) as file:
+        found = {k: file.attrs[k] for k in ("kind", "job", "base_library") if k in file.attrs}
+        return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in found.items()}
+
+
+def job_of_model(path: Path) -> Layer:
+    """Return the job that a fitted model describes, with the model itself as its variability.
+
+    Raises
+    ------
+    PrismError
+        The file cannot be read, or is no model of a job.
+    """
+    shown = display_path(path)
+    attrs = _read_attrs(path)
+    if attrs.get("kind") == "steps":
+        raise PrismError(
+            f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
+            "prism validate take it, all else needs a job, or a trace: prism fit TRACE -o MODEL.nc"
+        )
+    if attrs.get("kind") not in MODELS or "job" not in attrs:
+        raise PrismError(
+            f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "
+            "or MODEL.nc from prism fit TRACE -o MODEL.nc"
+        )
+    with told_broken(path, _EXPECTED):
+        values: dict[str, Any] = json.loads(attrs["job"])
+        own = values.get("variability", {})
+        if attrs["kind"] == CALIBRATED:
+            values["variability"] = {**own, "library": str(path)}
+        else:
+            values["variability"] = {"library": None, **own, "model": str(path)}
+        return Layer(values, dict.fromkeys(key_paths(values), shown))
+
+
+def settle_calibrated(layer: Layer) -> None:
+    """Put a calibrated model that is named as the variability's model in the library's place."""
+    tree = layer.values.get("variability")
+    name = tree.get("model") if isinstance(tree, dict) else None
+    attrs = model_attrs(name) if isinstance(name, str) else {}
+    if not isinstance(tree, dict) or attrs.get("kind") != CALIBRATED:
+        return
+    place = layer.places.get(("variability", "model"), "variability")
+    base, named = attrs.get("base_library"), tree.get("library")
+    if named not in (None, base, name):
+        layer.problems.append(
+            f"{place}: variability.model: {name} was calibrated over {base}, but "
+            f"variability.library is {named}; expected {base}, or a calibration over {named}"
+        )
+    del tree["model"]
+    tree["library"] = name
+    layer.places[("variability", "library")] = place

@@ -1,0 +1,45 @@
+"""Hardware variants in a job file (`cluster.scale`): factors on means and spreads, part by part.
+
+What a next generation of devices or links would do to a job, without a data sheet for it. Names,
+types and units only: times are scaled in `prism.workload.kernels` and `prism.cluster.machine`,
+spreads in `prism.simulation.variability`.
+"""
+
+from pydantic import Field
+
+from prism.jobs.jobspec.values import Block, NonNegative, Positive
+
+
+class HardwarePart(Block):
+    """One part of the hardware against what the device and the library say of it."""
+
+    time: Positive = Field(1.0, description="Factor on its nominal durations.")
+    cv: NonNegative = Field(
+        1.0, description="Factor on the spread of what it takes, about the same mean."
+    )
+
+
+class HardwareScale(Block):
+    """Another generation of hardware: means and spreads by part, each scaled apart."""
+
+    compute: HardwarePart = Field(
+        HardwarePart(),
+        description="Compute-bound kernels. cv: their residuals, and the rank effect with its "
+        "lemons and its limit; 0 takes the rank effect away altogether.",
+    )
+    memory: HardwarePart = Field(
+        HardwarePart(),
+        description="Memory-bound kernels. cv: their residuals, and how far they follow the rank "
+        "effect.",
+    )
+    nvlink: HardwarePart = Field(
+        HardwarePart(),
+        description="Links inside an NVLink domain, latency and time per byte. cv: residuals of "
+        "messages that stay inside.",
+    )
+    network: HardwarePart = Field(
+        HardwarePart(),
+        description="Links between NVLink domains, latency and time per byte. cv: residuals of "
+        "messages that leave one (transfers between stages too, unless one domain has all GPUs), "
+        "and congestion.",
+    )

@@ -1,0 +1,109 @@
+"""What comes between the steps of a run, as a job file says it (`run`): names, types, defaults.
+
+Checkpoints, failures with their causes, evaluations. What they do to a run is
+`prism.simulation.runs.model`'s. Lengths of time are written 90s, 10min, 1h, 1d, or as seconds. What
+must hold between these keys and others is `prism.jobs.jobspec.runcheck`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema
+
+from prism.jobs.jobspec.values import (
+    MAX_COUNT,
+    Block,
+    Count,
+    Duration,
+    NonNegative,
+    Positive,
+    parse_duration,
+)
+
+# Llama 3 405B: 419 unexpected interruptions in 54 days on 16,384 GPUs, 2,048 nodes of 8
+# (arXiv:2407.21783, section 3.3.4); Meta's research clusters had 6.50 and 2.34 (HPCA'25,
+# arXiv:2410.21680).
+FAILURES_PER_1000_NODE_DAYS = 3.8
+RESTART_S = 600.0  # within the 5 to 20 min of arXiv:2410.21680, which hold the detection
+REPAIR_S = 86_400.0  # assumption: a node is back after a day
+
+
+def _pause(value: Any) -> float:
+    """Return seconds from a length of time, or 0."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0:
+        return 0.0
+    return parse_duration(value)
+
+
+Pause = Annotated[
+    float,
+    BeforeValidator(_pause),
+    WithJsonSchema({"type": ["number", "string"], "examples": [0, "90s", "10min"]}),
+]
+Stock = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+
+
+class CheckpointBlock(Block):
+    """Checkpoints: how often, and what one takes."""
+
+    interval: Duration | None = Field(
+        None, description="Time between two checkpoints [s, or 30min, 1h]; or give interval_steps."
+    )
+    interval_steps: Count | None = Field(None, description="Steps between two checkpoints.")
+    write_s: NonNegative | None = Field(
+        None,
+        description="Time to write one [14 bytes per parameter at 0.122 GB/s per GPU: weights and "
+        "Adam's state, arXiv:1910.02054; 2 TB/s for 16,384 GPUs, arXiv:2407.21783; s].",
+    )
+    mode: Literal["blocking", "async"] = Field(
+        "blocking",
+        description="blocking: the job stands still meanwhile; async: written in the background, "
+        "good for a restart once it is whole.",
+    )
+
+
+class FailureCause(Block):
+    """A cause of failures."""
+
+    share: Positive = Field(description="Its share of the failures, relative to the others'.")
+    detection: Pause | None = Field(None, description="Time until it is noticed [failures'; s].")
+    restart: Pause | None = Field(None, description="Time from there to a step [failures'; s].")
+    replace: StrictBool = Field(True, description="Whether the node is replaced.")
+
+
+class FailuresBlock(Block):
+    """Failures of nodes: each stops the job, which goes on from its last checkpoint."""
+
+    per_1000_node_days: NonNegative = Field(
+        FAILURES_PER_1000_NODE_DAYS,
+        description="Failures per 1,000 node-days (Llama 3 405B: 3.8; Meta's research clusters: "
+        "2.3 and 6.5).",
+    )
+    detection: Pause = Field(
+        0.0, description="Time until a failure is noticed [s, or 10min; the restart holds it]."
+    )
+    restart: Pause = Field(
+        RESTART_S, description="Time from there to the next step [s, or 10min; 5 to 20 min]."
+    )
+    spares: Stock | None = Field(
+        None, description="Nodes at hand to replace failed ones [always enough]."
+    )
+    repair: Duration | None = Field(
+        None, description="Mean time until a failed node is a spare again [1d, with spares; s]."
+    )
+    causes: dict[str, FailureCause] = Field(
+        {}, description="Failures by cause: {gpu: {share: 0.6}, software: {share: 0.4, ...}}."
+    )
+
+
+class RampPhase(Block):
+    """A part of the run with another batch than the job's."""
+
+    tokens: Positive = Field(description="Tokens of the run until which it lasts.")
+    global_batch: Count = Field(description="Sequences of a step until then.")
+
+
+class EvaluationBlock(Block):
+    """Evaluations between steps."""
+
+    interval_steps: Count = Field(description="Steps between two evaluations.")
+    duration: Duration = Field(description="What one takes [s, or 10min].")

@@ -1,0 +1,65 @@
+"""Link tiers of a job file (`cluster.tiers`): what joins racks, pods, zones and sites.
+
+A tier is a kind of unit, so many GPUs each, and what messages meet that leave such a unit: how much
+of the GPUs' network rate, and how long on the way. Units nest. What must hold between tiers is
+`prism.jobs.jobspec.tiercheck`, and what messages then take `prism.cluster.linktiers` and
+`prism.cluster.machine`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from prism.jobs.jobspec.values import AtLeastOne, Block, Count, NonNegative, Positive
+
+SECONDS_PER_KM = 5e-6
+"""One way through fibre, of refractive index 1.468 (ITU-T G.652, Corning SMF-28): 4.9 us/km."""
+
+TierName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 _-]*$", max_length=40)]
+
+
+class TierBlock(Block):
+    """A tier of units, and the way out of one of them."""
+
+    gpus: Count = Field(description="GPUs of one unit.")
+    oversubscription: AtLeastOne | None = Field(
+        None, description="The GPUs' network bandwidth over that out of a unit [1]."
+    )
+    bandwidth_gbytes_per_s: Positive | None = Field(
+        None, description="Bandwidth out of a unit per GPU in it, one direction [GB/s]."
+    )
+    total_gbits_per_s: Positive | None = Field(
+        None, description="Bandwidth out of a unit in all, one direction [Gbit/s]."
+    )
+    efficiency: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        None,
+        description="Share of bandwidth_gbytes_per_s or total_gbits_per_s that large messages "
+        "reach [the network's].",
+    )
+    latency_us: NonNegative | None = Field(
+        None, description="Latency of a message that leaves its unit, one way [the next inner's]."
+    )
+    distance_km: NonNegative | None = Field(
+        None,
+        description="Instead: length of the fibre between two units; 5 us/km are added.",
+    )
+    collectives: Literal["ring", "hierarchical"] | None = Field(
+        None,
+        description="ring: in rank order through all units; hierarchical: each unit sends what it "
+        "has to, once [hierarchical where a latency or a distance is given, else ring].",
+    )
+    cv: NonNegative | None = Field(
+        None, description="Spread of what leaves a unit, a lognormal law [the network's laws]."
+    )
+
+    @property
+    def is_far(self) -> bool:
+        """Whether what leaves a unit is on its way for longer than inside it."""
+        return self.latency_us is not None or self.distance_km is not None
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether collectives reduce inside units first."""
+        if self.collectives is not None:
+            return self.collectives == "hierarchical"
+        return self.is_far

@@ -1,0 +1,358 @@
+"""Pipeline schedules as data: checked, played, drawn, and read and written as CSV.
+
+For every stage an ordered list of actions: the forward (F), the backward (B) or the weight half of
+a split backward (W) of one model chunk for one microbatch. `prism.jobs.scheduleorders` generates
+them; any other comes from a CSV of actions. Durations of single ops, transfers between stages and
+the collectives of data parallelism are not part of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prism.common.errors import PrismError
+from prism.jobs.pipelineshape import Action, Kind, Schedule, Shape, VirtualStages
+from prism.jobs.scheduleorders import SCHEDULES, make_schedule
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Schedule",
+    "Slots",
+    "action_times",
+    "check_schedule",
+    "format_schedule",
+    "make_schedule",
+    "play_schedule",
+    "schedule_from_csv",
+    "schedule_to_csv",
+]
+
+_CELL = re.compile(r"(\d+)(F|B|I|W)(\d+)")
+# torch lists communication and (un)sharding too; here they follow from the actions and the job
+_IMPLIED = re.compile(r"\d+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+
+
+def check_schedule(schedule: Schedule, source: str = "schedule") -> None:
+    """Check that a schedule does everything once and can run to its end.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Every stage must hold F and B of every (chunk, microbatch); a W makes its B an input half.
+    source : str
+        Name for messages.
+
+    Raises
+    ------
+    PrismError
+        If an action is missing or repeated, or if the stages wait for each other in a circle.
+    """
+    if not schedule or not any(schedule):
+        raise PrismError(f"{source}: no actions; expected one row of actions per stage")
+    schedule = Schedule(schedule)
+    n_chunks = schedule.n_chunks
+    n_microbatches = 1 + max(action.microbatch for row in schedule for action in row)
+    kinds: tuple[Kind, ...] = ("F", "B")
+    expected = (
+        f"expected F, B of {n_chunks} chunks x {n_microbatches} microbatches, each "
+        f"once: {2 * n_chunks * n_microbatches} actions a stage, and a W of those split"
+    )
+    for stage, row in enumerate(schedule):
+        action, count = Counter(row).most_common(1)[0] if row else (None, 0)
+        if action is not None and count > 1:
+            raise PrismError(f"{source}: stage {stage} repeats {_describe(action)}; {expected}")
+        present = set(row)
+        n_weights = sum(action.kind == "W" for action in present)
+        if len(row) - n_weights != 2 * n_chunks * n_microbatches:
+            missing = next(
+                action
+                for microbatch in range(n_microbatches)
+                for chunk in range(n_chunks)
+                for kind in kinds
+                if (action := Action(kind, chunk, microbatch)) not in present
+            )
+            raise PrismError(f"{source}: stage {stage} lacks {_describe(missing)}; {expected}")
+    play_schedule(schedule, source=source)
+
+
+class Slots(NamedTuple):
+    """Durations of a chunk's actions, in any one unit."""
+
+    forward: float = 1.0
+    backward: float = 2.0
+    """A whole backward; its input half takes what the weight half leaves."""
+    weight: float = 1.0
+
+
+def action_times(schedule: Schedule, slots: Slots) -> list[list[float]]:
+    """Duration of every action, per stage in program order."""
+    schedule = Schedule(schedule)
+    rows = []
+    for stage, row in enumerate(schedule):
+        split = schedule.split_of(stage)
+        times = {"F": slots.forward, "B": slots.backward, "W": slots.weight}
+        rows.append(
+            [
+                slots.backward - slots.weight
+                if a.kind == "B" and (a.chunk, a.microbatch) in split
+                else times[a.kind]
+                for a in row
+            ]
+        )
+    return rows
+
+
+def play_schedule(
+    schedule: Schedule,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    weight: float = 1.0,
+    source: str = "schedule",
+) -> list[list[float]]:
+    """Start time of every action when stages run as early as they can.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The actions of each stage.
+    forward, backward, weight : float
+        Duration of every F, of every whole backward and of a weight half, in any one unit (see
+        `Slots`); transfers take no time.
+    source : str
+        Name for messages.
+
+    Returns
+    -------
+    list of list of float
+        Per stage, in program order.
+
+    Raises
+    ------
+    PrismError
+        If the schedule deadlocks; the message names what every stuck stage waits for.
+    """
+    schedule = Schedule(schedule)
+    virtual_stages = schedule.virtual_stages
+    lengths = action_times(schedule, Slots(forward, backward, weight))
+    ends: dict[tuple[str, int, int], float] = {}
+    starts: list[list[float]] = [[] for _ in schedule]
+    clock = [0.0] * len(schedule)
+    moved = True
+    while moved:
+        moved = False
+        for stage, row in enumerate(schedule):
+            while (i := len(starts[stage])) < len(row):
+                action = row[i]
+                inputs = _inputs(action, stage, virtual_stages)
+                if any(key not in ends for key in inputs):
+                    break
+                start = max([clock[stage], *(ends[key] for key in inputs)])
+                starts[stage].append(start)
+                clock[stage] = start + lengths[stage][i]
+                virtual = virtual_stages.virtual(stage, action.chunk)
+                ends[action.kind, virtual, action.microbatch] = clock[stage]
+                moved = True
+    stuck = [s for s, row in enumerate(schedule) if len(starts[s]) < len(row)]
+    if stuck:
+        waits = "; ".join(
+            f"stage {s} waits before {_describe(schedule[s][len(starts[s])])}" for s in stuck[:4]
+        )
+        raise PrismError(
+            f"{source}: deadlock: {waits}. An F needs the previous virtual stage's F, a B its own "
+            "F and the next virtual stage's B, a W its own B; reorder the rows accordingly"
+        )
+    return starts
+
+
+def schedule_to_csv(schedule: Schedule) -> str:
+    """Write a schedule as CSV, one row per stage.
+
+    Returns
+    -------
+    str
+        Cells ``<virtual stage><kind><microbatch>``, such as ``8F3``; where the virtual stages lie
+        is `VirtualStages`. The backward of a split pair is written ``I``. This is the
+        compute-only CSV of torch.distributed.pipelining, whose stage index is the virtual stage.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    schedule = Schedule(schedule)
+    virtual_stages = schedule.virtual_stages
+    for stage, row in enumerate(schedule):
+        split = schedule.split_of(stage)
+        writer.writerow(
+            f"{virtual_stages.virtual(stage, a.chunk)}{action_letter(a, split)}{a.microbatch}"
+            for a in row
+        )
+    return out.getvalue()
+
+
+def schedule_from_csv(text: str, source: str = "schedule.csv") -> Schedule:
+    """Read a schedule from CSV and check it.
+
+    Parameters
+    ----------
+    text : str
+        One row per stage, cells as :func:`schedule_to_csv` writes them. Empty cells (idle
+        slots), lines that start with ``#`` and torch's communication cells (``0SEND_F1``,
+        ``2UNSHARD``, ...) carry no information here and are passed over.
+    source : str
+        Name of the file, for messages.
+
+    Raises
+    ------
+    PrismError
+        If a cell is not an action, a virtual stage stands in the wrong row, or the schedule is
+        incomplete or deadlocks.
+    """
+    lines = [
+        (number, line)
+        for number, line in enumerate(text.lstrip("\ufeff").splitlines(), start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    rows = [
+        [
+            cell
+            for column, text_of in enumerate(next(csv.reader([line])), start=1)
+            if (cell := _parse_cell(text_of.strip(), source, number, column))
+        ]
+        for number, line in lines
+    ]
+    shape = _shape_of(rows)
+    stages = VirtualStages(len(rows), shape=shape)
+    schedule = Schedule(
+        ([_placed(cell, stage, stages, source) for cell in row] for stage, row in enumerate(rows)),
+        shape,
+    )
+    check_schedule(schedule, source)
+    for stage, row in enumerate(rows):
+        split = schedule.split_of(stage)
+        for cell, action in zip(row, schedule[stage], strict=True):
+            if cell.letter == "I" and (action.chunk, action.microbatch) not in split:
+                raise PrismError(
+                    f"{source}:{cell.line}: column {cell.column}: {cell.text} is an input half "
+                    f"whose weight half ({cell.text.replace('I', 'W')}) is not there; add it, or "
+                    "write B for a whole backward"
+                )
+    return schedule
+
+
+def format_schedule(schedule: Schedule, backward_slots: int = 2) -> str:
+    """Draw a schedule as text, time to the right and one row per stage.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The actions of each stage.
+    backward_slots : int
+        Slots a whole backward takes, a forward (and a W) taking one. The default is the usual
+        ratio.
+
+    Returns
+    -------
+    str
+        Cells ``F3`` (``F3.1``: microbatch 3 of chunk 1; ``I3``: the input half of a split
+        backward), ``-`` while an action goes on, ``.`` while the stage idles; a last line gives
+        makespan and idle share.
+    """
+    schedule, slots = Schedule(schedule), Slots(backward=float(backward_slots))
+    starts, lengths = play_schedule(schedule, *slots), action_times(schedule, slots)
+    chunked = schedule.n_chunks > 1
+    end = max(int(s[-1] + length[-1]) for s, length in zip(starts, lengths, strict=True))
+    grid = [["."] * end for _ in schedule]
+    letters = set()
+    for stage, row in enumerate(schedule):
+        split = schedule.split_of(stage)
+        for action, start, slot in zip(row, starts[stage], lengths[stage], strict=True):
+            letter, length = action_letter(action, split), int(slot)
+            letters.add(letter)
+            label = f"{letter}{action.microbatch}" + (f".{action.chunk}" if chunked else "")
+            grid[stage][int(start) : int(start) + length] = [label] + ["-"] * (length - 1)
+    width = max(len(cell) for row_cells in grid for cell in row_cells)
+    name = len(str(len(schedule) - 1))
+    text = [
+        f"stage {stage:>{name}} | " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip()
+        for stage, cells in enumerate(grid)
+    ]
+    idle = 1.0 - sum(map(sum, lengths)) / (end * len(schedule))
+    each = {"F": 1, "B": backward_slots, "I": backward_slots - 1, "W": 1}
+    shown = ", ".join(f"{letter} {n}" for letter, n in each.items() if letter in letters)
+    text.append(f"{end} slots ({shown}), idle {idle:.1%}")
+    return "\n".join(text)
+
+
+def _inputs(action: Action, stage: int, stages: VirtualStages) -> list[tuple[str, int, int]]:
+    """Keys (kind, virtual stage, microbatch) of the actions this one reads from."""
+    own, microbatch = stages.virtual(stage, action.chunk), action.microbatch
+    source = stages.source_of(action, stage)
+    inputs = [] if source is None else [(str(action.kind), source, microbatch)]
+    if action.kind != "F":
+        inputs.append(("F" if action.kind == "B" else "B", own, microbatch))
+    return inputs
+
+
+def action_letter(action: Action, split: Iterable[tuple[int, int]]) -> str:
+    """Write the kind of an action: the input half of a split backward is I."""
+    return "I" if action.kind == "B" and (action.chunk, action.microbatch) in split else action.kind
+
+
+def _describe(action: Action) -> str:
+    """Name an action in a message."""
+    return f"{action.kind} of chunk {action.chunk}, microbatch {action.microbatch}"
+
+
+class _Cell(NamedTuple):
+    """A cell of a CSV, and where it stands."""
+
+    virtual: int
+    letter: str
+    microbatch: int
+    text: str
+    line: int
+    column: int
+
+
+def _parse_cell(cell: str, source: str, line: int, column: int) -> _Cell | None:
+    """One CSV cell; None for cells without information."""
+    if not cell or _IMPLIED.fullmatch(cell):
+        return None
+    where = f"{source}:{line}: column {column}"
+    match = _CELL.fullmatch(cell)
+    if match is None:
+        raise PrismError(
+            f"{where}: {cell!r} is not an action; expected <virtual stage><F, B, I or W>"
+            "<microbatch>, such as 0F3"
+        )
+    virtual, microbatch = int(match[1]), int(match[3])
+    if max(virtual, microbatch) > 1_000_000:
+        raise PrismError(f"{where}: {cell!r} is out of range; expected indices below 1000000")
+    return _Cell(virtual, match[2], microbatch, cell, line, column)
+
+
+def _shape_of(rows: list[list[_Cell]]) -> Shape:
+    """How virtual stages lie: in a V where more cells stand right in one than looped."""
+
+    def right(shape: Shape) -> int:
+        stages = VirtualStages(len(rows), shape=shape)
+        return sum(stages.place(c.virtual)[0] == s for s, row in enumerate(rows) for c in row)
+
+    return "v" if right("v") > right("looped") else "looped"
+
+
+def _placed(cell: _Cell, stage: int, stages: VirtualStages, source: str) -> Action:
+    """Turn a cell into its stage's action."""
+    lies, chunk = stages.place(cell.virtual)
+    if lies != stage:
+        raise PrismError(
+            f"{source}:{cell.line}: column {cell.column}: virtual stage {cell.virtual} stands in "
+            f"row {stage} of {stages.n_stages}; rows hold virtual stages modulo {stages.n_stages}, "
+            f"or in a V, there and back: move it to row {lies}"
+        )
+    kinds: dict[str, Kind] = {"F": "F", "B": "B", "I": "B", "W": "W"}
+    return Action(kinds[cell.letter], chunk, cell.microbatch)

@@ -1,0 +1,393 @@
+"""`prism measure`: distributions measured on the machine at hand, into a library with its sources.
+
+Matrix products, attention and memory-bound kernels on one device, collectives between ranks, and a
+small real training step whose ops become a trace. Returned are the samples themselves;
+`summarize_measurement` gives the figures that the command prints. Left out: effects between
+GPUs and over days, which need traces of the job itself (`prism fit`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from prism.common.errors import PrismError, named
+from prism.common.text import format_duration
+from prism.measuring.collectives import OPS, SIZES, collective_cases, parse_size
+from prism.measuring.entries import FEWEST, base_library, build_library
+from prism.measuring.figures import summarize_samples
+from prism.measuring.kernels import (
+    ATTENTION_SHAPES,
+    GEMM_SHAPES,
+    MEMORY_SHAPES,
+    attention_cases,
+    build_call,
+    expect_seconds,
+    gemm_cases,
+    memory_cases,
+)
+from prism.measuring.machine import describe_machine
+from prism.measuring.samples import (
+    Case,
+    Samples,
+    from_dataset,
+    load_samples,
+    save_samples,
+    to_dataset,
+)
+from prism.measuring.session import Plan, Progress, check_threads, run_session
+from prism.measuring.timers import Block, Timer, make_timer
+from prism.measuring.torchlib import choose_device, load_torch
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Kind = Literal["gemm", "attention", "memory", "collective"]
+
+KINDS = ("gemm", "attention", "memory", "collective", "step")
+"""What can be measured; a step is `prism.measuring.step.measure_step`."""
+
+SAMPLES = ".samples.nc"
+"""Ending of the file with every call's duration, beside the library."""
+
+_LONG_S = 600.0  # of a measurement without a limit, above which it says so before it begins
+
+_DEFAULT_SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "gemm": GEMM_SHAPES,
+    "attention": ATTENTION_SHAPES,
+    "memory": MEMORY_SHAPES,
+}
+_MAKE_CASES: dict[str, Callable[[Sequence[str], str], list[Case]]] = {
+    "gemm": gemm_cases,
+    "attention": attention_cases,
+    "memory": memory_cases,
+}
+
+
+def measure(
+    kind: Kind,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    shapes: Sequence[str] = (),
+    sizes: Sequence[str] = (),
+    ops: Sequence[str] = (),
+    job: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    ranks: int = 2,
+    tier: str = "nvlink",
+    repetitions: int = 2_000,
+    warm_up: int = 200,
+    flush_l2: bool = False,
+    limit_s: float | None = None,
+    base: str | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> xr.Dataset | None:
+    """Measure kernels or collectives on this machine.
+
+    Parameters
+    ----------
+    kind : str
+        ``gemm``, ``attention``, ``memory`` or ``collective``.
+    output : path, optional
+        Library to write; one that exists keeps its other entries. Every call's duration goes to
+        ``NAME.samples.nc`` beside it.
+    shapes : sequence of str
+        ``MxNxK``; ``BATCHxHEADSxSEQxDIM``; ``ROWSxWIDTH``, by kind; some of each size where empty.
+    sizes, ops : sequence of str
+        Messages of collectives (``4KiB``, ``1MB``) and which collectives; all where empty.
+    job : str, optional
+        Take the shapes or messages of this job's ranks.
+    dtype : str, optional
+        Number format by its torch name; bfloat16 on a GPU, float32 on a processor where None.
+    device : str, optional
+        ``cpu`` or ``cuda``; the GPU where there is one.
+    ranks : int
+        Processes of a collective.
+    tier : str
+        ``nvlink`` (inside a node) or ``network``: what the ranks are joined by.
+    repetitions, warm_up : int
+        Calls of a case that count, and at most so many before.
+    flush_l2 : bool
+        Empty the L2 cache before each call on a GPU.
+    limit_s : float, optional
+        Stop after this long [s].
+    base : str, optional
+        Set that gives what is not measured; see `prism.measuring.entries.base_library`.
+    resume : bool
+        Go on with the calls in ``NAME.samples.nc``.
+    seed : int, optional
+        Of the order; that of the calls gone on with, else fresh, where None.
+    threads : int, optional
+        Of each process on a CPU; one where None, since several wait for each other where others
+        use the cores too.
+    progress : callable, optional
+        Called with calls made and calls in all.
+    tell : callable, optional
+        Called before the first large call with a warning, where it will take long.
+
+    Returns
+    -------
+    xarray.Dataset or None
+        Duration [s] of every call; None on ranks but the first under a launcher.
+
+    Raises
+    ------
+    PrismError
+        Bad input, no torch, no such device, the device does not run a kernel, or one call of each
+        size takes longer than `limit_s`.
+    """
+    if kind not in KINDS[:-1]:
+        raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS[:-1])}")
+    where = choose_device(device)
+    number = dtype or ("bfloat16" if where == "cuda" else "float32")
+    from prism.simulation.steps import fresh_seed
+
+    plan = Plan(
+        repetitions, warm_up, limit_s=limit_s, device=where,
+        seed=fresh_seed() if seed is None else seed,
+    )  # fmt: skip
+    file = None if output is None else samples_path(output)
+    collective = kind == "collective"
+    if collective:
+        world, backend = world_size(ranks), choose_backend(where, ranks)
+        messages = _messages(sizes, ops, job, where)
+        cases = collective_cases(messages, world, backend, number, tier)
+    else:
+        cases = _MAKE_CASES[kind](_shapes(kind, shapes, job, where), number)
+    n_threads = check_threads(threads)
+    about = _about(where, n_threads, flush_l2, plan)
+    samples = Samples.empty(kind, tuple(cases), about)
+    if resume:
+        samples = _resumed(samples, file)
+        begun = samples.attrs["plan"]
+        plan = replace(plan, seed=begun["seed"] if seed is None else seed)
+        begun["seed"] = plan.seed
+    if collective:
+        done = _run_ranks(samples, plan, backend, world, n_threads, file, progress)
+        if done is None:
+            return None
+        samples = done
+    else:
+        _run_kernels(samples, plan, n_threads, flush_l2, file, progress, tell)
+    if output is not None:
+        write_library(samples, output, base)
+    return to_dataset(samples)
+
+
+def summarize_measurement(dataset: xr.Dataset) -> dict[str, Any]:
+    """Figures of what `measure` returned: see `prism.measuring.figures.summarize_samples`."""
+    return summarize_samples(from_dataset(dataset))
+
+
+def samples_path(library: str | os.PathLike[str]) -> Path:
+    """File with every call's duration, beside a library.
+
+    Examples
+    --------
+    >>> samples_path("here.nc").name
+    'here.samples.nc'
+    """
+    return Path(library).with_suffix(SAMPLES)
+
+
+def write_library(
+    samples: Samples, output: str | os.PathLike[str], base: str | None = None
+) -> None:
+    """Lay samples over a base set and write the library."""
+    from prism.distributions.library import save_library
+
+    under = base_library(output, base, samples.attrs["machine"]["device"])
+    save_library(build_library(samples, under, Path(output).stem), output)
+
+
+def _shapes(kind: str, shapes: Sequence[str], job: str | None, device: str) -> Sequence[str]:
+    """Shapes that were asked for: named, those of a job, or some of each size."""
+    if job is not None:
+        from prism.measuring.jobshapes import job_shapes
+
+        return (*shapes, *job_shapes(job, kind))
+    return shapes or _DEFAULT_SHAPES[kind][device]
+
+
+def _messages(
+    sizes: Sequence[str], ops: Sequence[str], job: str | None, device: str
+) -> list[tuple[str, int]]:
+    """List the collectives and message sizes that were asked for."""
+    for op in ops:
+        if op not in OPS:
+            raise PrismError(f"{named('ops')} {op}: expected one of {', '.join(OPS)}")
+    if job is not None:
+        from prism.measuring.jobshapes import job_messages
+
+        return [(op, n) for op, n in job_messages(job) if not ops or op in ops]
+    numbers = [parse_size(text) for text in sizes or SIZES[device]]
+    return [(op, n) for op in ops or OPS for n in numbers]
+
+
+def _about(device: str, threads: int, flush_l2: bool, plan: Plan) -> dict[str, Any]:
+    """Say what is measured on, and how."""
+    return {
+        "machine": describe_machine(device),
+        "date": date.today().isoformat(),
+        "threads": threads,
+        "flush_l2": flush_l2,
+        "plan": asdict(plan),
+    }
+
+
+def _resumed(samples: Samples, file: Path | None) -> Samples:
+    """Return the samples to go on with: those of the file, if they are of the same cases."""
+    if file is None:
+        raise PrismError(f"{named('resume')} goes on with NAME.samples.nc; give -o NAME.nc")
+    if not file.is_file():
+        return samples
+    found = load_samples(file)
+    if [case.label for case in found.cases] != [case.label for case in samples.cases]:
+        raise PrismError(
+            f"{file}: holds {len(found.cases)} other cases ({found.cases[0].label}, ...); expected "
+            f"those of this command; give the same options, or leave {named('resume')} out"
+        )
+    if found.attrs["machine"]["device"] != samples.attrs["machine"]["device"]:
+        raise PrismError(
+            f"{file}: was measured on {found.attrs['machine']['device']}, not on "
+            f"{samples.attrs['machine']['device']}; leave {named('resume')} out, or choose "
+            "another -o"
+        )
+    found.attrs.pop("stopped", None)
+    return found
+
+
+class _KernelBench:
+    """Runs kernels of this process's device."""
+
+    def __init__(self, cases: Sequence[Case], torch: Any, device: str, timer: Timer) -> None:
+        self.calls = [build_call(case, torch, device) for case in cases]
+        self.timer = timer
+
+    def block(self, case: int, n: int) -> Block:
+        """Make n calls."""
+        return self.timer.block(self.calls[case], n)
+
+    def agree(self, value: float) -> float:
+        """Return the value: there is one rank."""
+        return value
+
+
+def _run_kernels(
+    samples: Samples, plan: Plan, threads: int, flush_l2: bool, file: Path | None,
+    progress: Progress | None, tell: Callable[[str], None] | None,
+) -> None:  # fmt: skip
+    """Measure on this process's device."""
+    torch = load_torch()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        began = time.perf_counter()
+        warning = check_time(samples.cases, expect_seconds(samples.cases, torch, plan.device), plan)
+        if warning and tell is not None:
+            tell(warning)
+        timer = make_timer(plan.device, torch, flush_l2)
+        samples.attrs["timer_overhead_s"] = timer.overhead_s
+        bench = _KernelBench(samples.cases, torch, plan.device, timer)
+        keep = None if file is None else lambda now: save_samples(now, file)
+        run_session(bench, samples, plan, progress, keep, began)
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> str:
+    """Say how long a measurement will take where that is long, empty where it is not.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+    seconds : sequence of float
+        What one call of each may take [s].
+    plan : Plan
+
+    Raises
+    ------
+    PrismError
+        One call of each takes longer than the limit.
+    """
+    once, longest = sum(seconds), max(range(len(cases)), key=lambda i: seconds[i])
+    sizes = f"{len(cases)} size{'s' * (len(cases) > 1)}"
+    what = (
+        f"one call of {cases[longest].label} is expected to take {_about_s(seconds[longest])} here"
+    )
+    if plan.limit_s is not None and once > plan.limit_s:
+        raise PrismError(
+            f"{named('limit_s')} {plan.limit_s:g}s: {what}, of each of {sizes} "
+            f"{_about_s(once)}; give "
+            f"{named('limit_s')} {20 * max(1, round(once))}s or more for a law of each, or "
+            "smaller sizes with "
+            "--shape"
+        )
+    if plan.limit_s is not None and FEWEST * once > plan.limit_s:
+        return (
+            f"{what}: {named('limit_s')} {plan.limit_s:g}s ends before every size has the "
+            f"{FEWEST} calls of a "
+            f"law, which take {_about_s(FEWEST * once)}"
+        )
+    whole = plan.repetitions * once
+    if plan.limit_s is None and whole > _LONG_S:
+        return (
+            f"{plan.repetitions:,} calls of each of {sizes} are expected to take "
+            f"{_about_s(whole)}; {named('limit_s')} 5m ends earlier with what there is"
+        )
+    return ""
+
+
+def _about_s(seconds: float) -> str:
+    """Two digits of a time that is an estimate."""
+    return format_duration(float(f"{seconds:.2g}"))
+
+
+def world_size(ranks: int) -> int:
+    """Ranks that meet: as many as a launcher started, else as many as asked for."""
+    from prism.measuring.ranks import under_launcher
+
+    world = int(os.environ["WORLD_SIZE"]) if under_launcher() else ranks
+    if world < 2:
+        raise PrismError(f"--ranks {world}: a collective needs 2 or more")
+    return world
+
+
+def choose_backend(device: str, ranks: int) -> str:
+    """Return ``nccl`` or ``gloo``; see `prism.measuring.ranks.choose_backend`."""
+    from prism.measuring.ranks import choose_backend as choose
+
+    return choose(device, ranks)
+
+
+def _run_ranks(
+    samples: Samples, plan: Plan, backend: str, world: int, threads: int, file: Path | None,
+    progress: Progress | None,
+) -> Samples | None:  # fmt: skip
+    """Measure between processes; None on ranks that leave the result to the first."""
+    import tempfile
+
+    from prism.measuring.ranks import launch
+
+    with tempfile.TemporaryDirectory(prefix="prism-measure-") as folder:
+        target = Path(folder) / "samples.nc" if file is None else file.absolute()
+        if any(samples.counts()):
+            save_samples(samples, target)
+        spec = {
+            "task": "collective", "ranks": world, "backend": backend, "device": plan.device,
+            "threads": threads, "plan": asdict(plan), "attrs": samples.attrs, "file": str(target),
+            "resume": any(samples.counts()),
+            "cases": [[c.label, c.family, c.flop, c.bytes, dict(c.settings)]
+                      for c in samples.cases],
+        }  # fmt: skip
+        return load_samples(target) if launch(spec, progress) else None

@@ -1,0 +1,1 @@
+"""From recordings to a model of a job: traces, step times, calibrations, variances."""

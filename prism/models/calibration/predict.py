@@ -1,0 +1,81 @@
+"""What a job's step graph gives for its mean step and its spread, over a library at hand.
+
+The step effect and stalls are left out: they are what a calibration sets beside the rest. One seed
+for all settings of a job, so that their ratios hardly vary. Left out: how the settings are chosen
+(`prism.models.calibration.scales`, `prism.models.calibration.spreads`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.library import Library
+from prism.engine.jitted import LANES
+from prism.jobs.job import Job
+from prism.jobs.jobspec.effects import JitterEffect, StallEffect, StepEffect
+from prism.simulation.steps import prepare, run_blocks
+
+Array = NDArray[np.float64]
+CLUSTERS = (8, 128)  # fewest and most for a figure: one in ten of a small job's has a lemon
+OP_SAMPLES = 800_000_000  # of one simulation, about a second
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Mean and spread of a job's steps.
+
+    Attributes
+    ----------
+    mean_s : float
+        Over clusters [s].
+    within, between : float
+        Standard deviations of steps of one cluster, and of clusters' means [1].
+    clusters : int
+        How many they are of.
+    excess : float
+        Kurtosis of clusters' means beyond a normal law's, 0 or more [1]: lemons make a few slow.
+    """
+
+    mean_s: float
+    within: float
+    between: float
+    clusters: int
+    excess: float
+
+
+def predict_size(job: Job, library: Library, seed: int, threads: int) -> Predicted:
+    """Simulate a job's step without step effect and stalls.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built.
+    """
+    times = draw_steps(_quiet(job), library, seed, threads)
+    means, variances = times.mean(axis=1), times.var(axis=1, ddof=1)
+    mean = float(means.mean())
+    own = float(variances.mean())
+    between = max(0.0, float(means.var(ddof=1)) - own / LANES)
+    apart = (means - mean) ** 2
+    excess = float((apart**2).mean() / apart.mean() ** 2) - 3.0 if apart.any() else 0.0
+    return Predicted(mean, own**0.5 / mean, between**0.5 / mean, means.size, max(0.0, excess))
+
+
+def draw_steps(job: Job, library: Library, seed: int, threads: int) -> Array:
+    """Draw steps of some clusters, [cluster, 64] s."""
+    program = prepare(job, seed, library).program
+    n = int(np.clip(OP_SAMPLES // max(program.n_draws * LANES, 1), *CLUSTERS))
+    return run_blocks(program, range(n), seed, threads)[0].astype(np.float64)
+
+
+def _quiet(job: Job) -> Job:
+    """Return the job without step effect, stalls and jitter."""
+    effects = job.variability.effects
+    off = {
+        "step": StepEffect(cv=0.0), "stall": StallEffect(rate_per_hour=0.0),
+        "jitter": JitterEffect(mean_s=0.0),
+    }  # fmt: skip
+    quiet = effects.model_copy(update=off)
+    variability = job.variability.model_copy(update={"effects": quiet})
+    return job.model_copy(update={"variability": variability})

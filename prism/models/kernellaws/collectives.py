@@ -1,0 +1,265 @@
+"""A library of links from output of nccl-tests: latency, bandwidth and spread of each collective.
+
+A collective's time over its size is a line, latency and bytes over the bandwidth of the bus; it is
+fitted to relative errors, so that small and large messages count alike. Left out: changes of NCCL's
+protocol between sizes, which show as what the line leaves.
+
+References
+----------
+.. [1] Hockney, R. W., "The communication challenge for MPP", Parallel Computing 20 (1994),
+   doi:10.1016/S0167-8191(06)80021-9: t = latency + size / bandwidth.
+.. [2] nccl-tests, doc/PERFORMANCE.md, https://github.com/NVIDIA/nccl-tests: the bus bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.special import stdtrit
+
+from prism.common.errors import PrismError
+from prism.distributions.library import Entry
+from prism.models.kernellaws.pack import make_library
+from prism.simulation.tracemodel.model import sample_law
+from prism.traces.nccltests import BandwidthTest, read_nccl_tests
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Floats = NDArray[np.float64]
+
+_SIZES = {"small": (0.0, 1e6), "medium": (1e6, 1e8), "large": (1e8, math.inf)}
+"""Sizes of message [byte] by which libraries name spreads."""
+
+_OFF = 0.25  # of the time: a line that misses a size by more says so
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """Line of one collective: time = latency + bus bytes / bandwidth.
+
+    Attributes
+    ----------
+    name : str
+        The collective.
+    n_hosts, n_gpus, n_runs, n : int
+        Who took part, how many runs of the test, and how many times.
+    latency, bandwidth : float
+        Seconds, and bytes per second of the bus; infinite where time does not grow with size.
+    latency_se, bandwidth_se : float
+        Standard errors: between runs where there are three or more, else of the line's fit.
+    dof : int
+        Degrees of freedom behind the errors.
+    residual : array
+        [time] over the line, less 1.
+    size : array
+        [time] byte.
+    repeats : array
+        Times over the mean of their size, mean 1; empty where each size was timed once.
+    """
+
+    name: str
+    n_hosts: int
+    n_gpus: int
+    n_runs: int
+    latency: float
+    bandwidth: float
+    latency_se: float
+    bandwidth_se: float
+    dof: int
+    residual: Floats
+    size: Floats
+    repeats: Floats
+
+    @property
+    def n(self) -> int:
+        """Number of times."""
+        return int(self.size.size)
+
+
+def library_of_collectives(path: str | Path) -> xr.Dataset:
+    """Make a library of the tests in a file or folder.
+
+    Raises
+    ------
+    PrismError
+        If there is none, or none has times of two sizes.
+    """
+    tests, notes = read_nccl_tests(Path(path), str(path))
+    kinds: dict[tuple[str, int, int], list[BandwidthTest]] = {}
+    for test in tests:
+        kinds.setdefault((test.name, len(test.hosts), test.n_gpus), []).append(test)
+    fits = []
+    for (name, hosts, gpus), runs in kinds.items():
+        if len({size for run in runs for size, _ in run.time}) < 2:
+            notes.append(f"{runs[0].where}: times of fewer than two sizes: no line through them")
+            continue
+        fits.append(fit_line(name or "collective", hosts, gpus, runs))
+    if not fits:
+        raise PrismError(
+            f"{path}: no test has the times of two sizes or more; run with several: -b 8 -e 8G -f 2"
+        )
+    return make_library(_entries(fits, str(path)), _report(fits, str(path), notes), str(path))
+
+
+def fit_line(name: str, n_hosts: int, n_gpus: int, runs: Sequence[BandwidthTest]) -> LinkFit:
+    """Fit time over size for runs of one test.
+
+    Notes
+    -----
+    Least squares of the relative errors, ``t_i`` by ``(a + b s_i)``, a and b not negative. The bus
+    moves ``k s`` bytes, k being the ratio of bus to algorithm bandwidth that the test prints.
+    """
+    size, time, bus, run = _points(runs)
+    k = float(np.median(bus * time / size))
+    a, b = _line(size, time)
+    line = a + b * size
+    residual = time / line - 1.0
+    dof = len(runs) - 1 if len(runs) >= 3 else max(1, time.size - 2)
+    if len(runs) >= 3:
+        each = np.array([_line(size[run == r], time[run == r]) for r in np.unique(run)])
+        a_se, b_se = each.std(axis=0, ddof=1) / math.sqrt(len(each))
+    else:
+        matrix = np.stack([1.0 / time, size / time], axis=1)
+        noise = float(((matrix @ [a, b] - 1.0) ** 2).sum()) / dof
+        a_se, b_se = np.sqrt(np.diag(np.linalg.pinv(matrix.T @ matrix)) * noise)
+    repeats = [time[size == s] / time[size == s].mean() for s in np.unique(size)]
+    several = [values for values in repeats if values.size > 1]
+    return LinkFit(
+        name, n_hosts, n_gpus, len(runs), a, k / b if b > 0.0 else math.inf, float(a_se),
+        k * float(b_se) / b**2 if b > 0.0 else math.inf, dof, residual, size,
+        np.concatenate(several) if several else np.zeros(0),
+    )  # fmt: skip
+
+
+def _points(runs: Sequence[BandwidthTest]) -> tuple[Floats, Floats, Floats, NDArray[np.int64]]:
+    """Size [byte], time [s], bus bandwidth [byte/s] and run of every time of some size."""
+    rows = [
+        (size, seconds, run.bus[size, column] * 1e9, number)
+        for number, run in enumerate(runs)
+        for (size, column), seconds in run.time.items()
+        if size > 0
+    ]
+    size, time, bus, number = (np.array(column) for column in zip(*rows, strict=True))
+    return size.astype(np.float64), time, bus, number.astype(np.int64)
+
+
+def _line(size: Floats, time: Floats) -> tuple[float, float]:
+    """Latency [s] and time per byte [s/byte] that miss times least, in relative terms."""
+    scale = float(size.max())
+    matrix = np.stack([1.0 / time, size / scale / time], axis=1)
+    unit = float(time.mean())
+    (a, b), _ = nnls(matrix * unit, np.ones(time.size))
+    return float(a) * unit, float(b) * unit / scale
+
+
+def _entries(fits: Sequence[LinkFit], source: str) -> list[Entry]:
+    """Entries of the library: figures of each collective, and the spread of its repeats."""
+    entries = []
+    for fit in fits:
+        where = f"{fit.name}/{fit.n_hosts}x{fit.n_gpus // max(1, fit.n_hosts)}"
+        told = f"{source}: nccl-tests, {fit.n_runs} runs, {fit.n} times"
+        entries.append(Entry(f"{where}/latency", told, "time of a message of size 0",
+                             number=fit.latency, units="s", n=fit.n))  # fmt: skip
+        if math.isfinite(fit.bandwidth):
+            entries.append(Entry(f"{where}/bus_bandwidth", told, "bandwidth of large messages",
+                                 number=fit.bandwidth, units="byte/s", n=fit.n))  # fmt: skip
+        law = sample_law(fit.repeats)
+        if fit.repeats.size > 1 and law.std > 0.0:
+            entries.append(Entry(f"{where}/spread", told, "time over the mean of its size",
+                                 law=law, n=int(fit.repeats.size)))  # fmt: skip
+    return entries
+
+
+def _report(fits: Sequence[LinkFit], source: str, notes: list[str]) -> dict[str, Any]:
+    """Collect what the lines are, as plain values."""
+    rows, warnings = [], []
+    for fit in fits:
+        worst = int(np.argmax(np.abs(fit.residual)))
+        if abs(fit.residual[worst]) > _OFF:
+            warnings.append(
+                f"{fit.name} on {fit.n_gpus or 'some'} GPUs: the line is off by up to "
+                f"{abs(fit.residual[worst]):.0%} (messages of {fit.size[worst]:,.0f} bytes): NCCL "
+                "changes its protocol between sizes; latency and bandwidth hold at the ends"
+            )
+        rows.append(_row(fit))
+    if not any(fit.repeats.size for fit in fits):
+        notes.append("every size was timed once: no spread; repeat the test, or run out of and in "
+                     "place")  # fmt: skip
+    return {
+        "inputs": [source],
+        "collectives": rows,
+        "links": suggest_links(fits),
+        "not_identifiable": [
+            "waiting for other ranks, contention with other jobs and with compute: nccl-tests "
+            "runs alone",
+            "how links vary within a run: each time is a mean over the test's iterations",
+        ],
+        "warnings": warnings,
+        "notes": notes,
+    }
+
+
+def _row(fit: LinkFit) -> dict[str, Any]:
+    """One collective of the report."""
+    spread = {
+        name: float(np.sqrt(np.mean(fit.residual[inside] ** 2)))
+        for name, (low, high) in _SIZES.items()
+        if (inside := (fit.size >= low) & (fit.size < high)).any()
+    }
+    finite = math.isfinite(fit.bandwidth)
+    wide = float(stdtrit(fit.dof, 0.95))  # two-sided 90 %
+    return {
+        "name": fit.name, "hosts": fit.n_hosts, "gpus": fit.n_gpus, "runs": fit.n_runs, "n": fit.n,
+        "latency_s": fit.latency,
+        "latency_ci": [max(0.0, fit.latency - wide * fit.latency_se),
+                       fit.latency + wide * fit.latency_se],
+        "bus_bytes_per_s": fit.bandwidth if finite else None,
+        "bus_ci": [max(0.0, fit.bandwidth - wide * fit.bandwidth_se),
+                   fit.bandwidth + wide * fit.bandwidth_se] if finite else [None, None],
+        "half_size_bytes": None if not finite else _half_size(fit),
+        "off_the_line": spread,
+        "repeat_cv": float(fit.repeats.std()) if fit.repeats.size else None,
+    }  # fmt: skip
+
+
+def _half_size(fit: LinkFit) -> float:
+    """Give the bytes of the bus at which half of the bandwidth is reached."""
+    return fit.latency * fit.bandwidth
+
+
+def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
+    """Turn the lines into keys of a job's ``cluster.links``.
+
+    Notes
+    -----
+    Tests on one host tell ``nvlink``, on several ``network``; of several tests that of the largest
+    bandwidth counts, usually an all-reduce. A job's collective takes a hop's latency ceil(log2 n)
+    times (see `prism.cluster.machine`), so a hop has the line's latency over that. The bandwidth is
+    what large messages reached, so that efficiency is 1. Over several hosts the bus is what each
+    GPU's ring moved, through its own network card.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for tier in ("nvlink", "network"):
+        mine = [
+            fit for fit in fits
+            if (fit.n_hosts > 1) == (tier == "network") and math.isfinite(fit.bandwidth)
+            and fit.n_gpus > 1
+        ]  # fmt: skip
+        if not mine:
+            continue
+        fit = max(mine, key=lambda fit: (fit.name == "all_reduce", fit.bandwidth))
+        n = fit.n_gpus if tier == "nvlink" else fit.n_hosts
+        found[tier] = {
+            "bandwidth_gbytes_per_s": float(f"{fit.bandwidth * 1e-9:.4g}"),
+            "latency_us": float(f"{1e6 * fit.latency / max(1, math.ceil(math.log2(n))):.3g}"),
+            "efficiency": 1.0,
+        }
+    return found

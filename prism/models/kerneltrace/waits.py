@@ -1,0 +1,307 @@
+"""Which waits a step has that its trace does not name, learnt from the other steps.
+
+An activity begins when its stream is free, the host has issued it and what it waits for has ended.
+Where it begins later than the first two allow, right after the end of an activity of another
+stream, and does so in several other steps and never before that end, that is an edge. Left out:
+waits that no other step ever spent time on, and slowing by shared bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.models.kerneltrace.steps import KernelKey, StepView, align
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_UNEXPLAINED_S = 5e-6
+"""An activity that begins this much later than its stream and its launch allow waits for something
+[s]: several times the spread of launch latency and of the device's own gap between kernels."""
+
+_RIGHT_AFTER_S = 10e-6
+"""The end of what is waited for lies at most this far back [s]: an event's signal takes 1 to 7 us
+in the traces at hand."""
+
+_FAR_S, _DRAIN_S, _SAME_S = 50e-6, 40e-6, 4e-6
+"""Ends this far before or after a start [s] may still be what it waits for, if they are equally far
+in most steps, give or take the last: first kernels of a collective start 36 us after the event,
+and a device lets a kernel in while a large one drains, 25 us before its end."""
+
+_RESOLUTION_S = 1e-6
+"""Times may be off by this much [s]: older profilers write whole microseconds."""
+
+_DEFAULT_LATENCY_S, _DEFAULT_GAP_S, _DEFAULT_WAIT_S = 2e-6, 1.5e-6, 1.5e-6
+"""Launch to start on an idle stream, end to start within a stream, and end to start over a wait,
+where the other steps show none [s]; typical of the A100 traces this was made with."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What other steps say of one rank's step; all per event of that step.
+
+    Attributes
+    ----------
+    latency : array
+        [event] from the host's issue to the start on an idle stream [s].
+    gap : array
+        [event] from the end of the stream's previous activity to the start [s].
+    before : array of int
+        [event] the stream's previous activity in this step, -1 for none.
+    waits : list of tuple
+        Edges of other streams: awaited event, waiting event, lag [s], whether recorded.
+    syncs : list of list of int
+        [event] the activities a host call returns after.
+    n_unexplained : int
+        Late starts in the other steps for which no edge was found.
+    n_late : int
+        All late starts there.
+    """
+
+    latency: Floats
+    gap: Floats
+    before: Ints
+    waits: list[tuple[int, int, float, bool]]
+    syncs: list[list[int]]
+    n_unexplained: int
+    n_late: int
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Times [other step, event] of the events' counterparts; not a number where missing."""
+
+    start: Floats
+    end: Floats
+    issued: Floats
+    returned: Floats
+    free: Floats
+    """When the stream became free."""
+
+
+def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Learnt:
+    """Learn latencies, gaps and waits of a step from other steps of the same rank.
+
+    Parameters
+    ----------
+    view : StepView
+        The step; only the order of its events is used, not its times.
+    others : list of StepView
+        The steps to learn from; with none, latencies take their defaults and no edge is inferred.
+    keys : list of KernelKey
+        What the events' keys mean.
+    """
+    before = _before(view)
+    maps = [align(view, other) for other in others]
+    seen = _collect(view, others, maps)
+    kind = _kinds(view, keys)
+    ran = np.isfinite(seen.start)
+    idle = ran & (seen.free < seen.issued)
+    busy = ran & (seen.issued + _DEFAULT_LATENCY_S < seen.free)
+    latency0 = _typical(seen.start - seen.issued, idle, kind, _DEFAULT_LATENCY_S)
+    gap0 = _typical(seen.start - seen.free, busy, kind, _DEFAULT_GAP_S)
+    ready = np.fmax(seen.issued + latency0, seen.free + gap0)
+    on_time = seen.start - ready <= _UNEXPLAINED_S
+    recorded = []
+    for awaited, waiting in view.waits:
+        lag = _lag(seen, awaited, waiting)
+        recorded.append((awaited, waiting, lag, True))
+        if len(others):
+            ready[:, waiting] = np.fmax(ready[:, waiting], seen.end[:, awaited] + lag)
+    late = seen.start - ready > _UNEXPLAINED_S
+    inferred, n_unexplained = _infer(others, maps, seen, late)
+    latency = _own(seen.start - seen.issued, idle & on_time, latency0)
+    gap = _own(seen.start - seen.free, busy & on_time, gap0)
+    syncs = _syncs(view, seen)
+    waits = recorded + inferred
+    return Learnt(latency, gap, before, waits, syncs, n_unexplained, int(late.sum()))
+
+
+def _before(view: StepView) -> Ints:
+    """Find the previous activity of the same stream [event]."""
+    last: dict[int, int] = {}
+    before = np.full(view.row.size, -1, dtype=np.int64)
+    for i in np.flatnonzero(view.on_device):
+        stream = int(view.stream[i])
+        before[i] = last.get(stream, -1)
+        last[stream] = int(i)
+    return before
+
+
+def _kinds(view: StepView, keys: list[KernelKey]) -> Ints:
+    """Sort the events [event] into kernels (0), copies (1) and what blocks its call (2)."""
+    of_key = [
+        1 if key.kernel_class.startswith("mem") and key.kernel_class != "memory" else 0
+        for key in keys
+    ]
+    kind = np.array(of_key, dtype=np.int64)[view.key]
+    return np.where(view.blocks, 2, kind)
+
+
+def _collect(view: StepView, others: list[StepView], maps: list[Ints]) -> _Others:
+    """Collect the times of the events' counterparts in the other steps."""
+    shape = (len(others), view.row.size)
+    start, end, issued, returned, free = (np.full(shape, np.nan) for _ in range(5))
+    for s, (other, place) in enumerate(zip(others, maps, strict=True)):
+        here = np.flatnonzero(place >= 0)
+        there = place[here]
+        start[s, here] = other.start[there]
+        end[s, here] = other.end[there]
+        issued[s, here] = other.issued[there]
+        returned[s, here] = other.call_end[there]
+        previous = _before(other)[there]
+        first = np.array([other.carried.get(int(k), -np.inf) for k in other.stream[there]])
+        free[s, here] = np.where(previous >= 0, other.end[previous], first)
+    return _Others(start, end, issued, returned, free)
+
+
+def _typical(lag: Floats, where: NDArray[np.bool_], kind: Ints, default: float) -> Floats:
+    """Take the usual lag [event] over all events of the same kind.
+
+    Hidden waits are among them, so it is the median of those close to the shortest tenth.
+    """
+    result = np.full(kind.size, default)
+    for k in np.unique(kind):
+        values = lag[:, kind == k][where[:, kind == k]]
+        if values.size:
+            short = np.quantile(values, 0.1)
+            result[kind == k] = np.median(values[values <= short + _UNEXPLAINED_S])
+    return result
+
+
+def _own(lag: Floats, where: NDArray[np.bool_], typical: Floats) -> Floats:
+    """Median lag [event] of the event's own counterparts, the typical one where it has none."""
+    result = typical.copy()
+    for i in np.flatnonzero(where.any(axis=0)):
+        result[i] = np.median(lag[where[:, i], i])
+    return result
+
+
+def _lag(seen: _Others, awaited: int, waiting: int) -> float:
+    """Lag [s] from an end to the start that waits for it, where it decides."""
+    lag = seen.start[:, waiting] - seen.end[:, awaited]
+    near = lag[(lag >= -_RESOLUTION_S) & (lag <= _RIGHT_AFTER_S)]
+    return float(np.median(near)) if near.size else _DEFAULT_WAIT_S
+
+
+def _infer(
+    others: list[StepView], maps: list[Ints], seen: _Others, late: NDArray[np.bool_]
+) -> tuple[list[tuple[int, int, float, bool]], int]:
+    """Choose for each event that begins late the ends that it begins right after."""
+    near: dict[int, dict[int, dict[int, float]]] = {}
+    for s, other in enumerate(others):
+        back = np.full(other.row.size, -1, dtype=np.int64)
+        here = np.flatnonzero(maps[s] >= 0)
+        back[maps[s][here]] = here
+        for waiting in np.flatnonzero(late[s]):
+            for j, lag in _ends_near(other, int(maps[s][waiting])):
+                if 0 <= back[j] < waiting:
+                    of_event = near.setdefault(int(waiting), {})
+                    of_event.setdefault(int(back[j]), {})[s] = lag
+    edges, n_unexplained = [], 0
+    for waiting in np.flatnonzero(late.any(axis=0)):
+        open_steps = set(np.flatnonzero(late[:, waiting]).tolist())
+        possible = {
+            awaited: lags
+            for awaited, all_lags in near.get(int(waiting), {}).items()
+            if (lags := _consistent(seen, awaited, int(waiting), all_lags, len(others)))
+        }
+        enough = 2 if len(others) > 2 and len(open_steps) > 1 else 1
+        while possible and open_steps:
+            # an end right before says more than one that is merely always as far away
+            worth = {
+                j: (_is_tight(lags), len(lags.keys() & open_steps), -abs(_median(lags)))
+                for j, lags in possible.items()
+                if len(lags.keys() & open_steps) >= enough
+            }
+            if not worth:
+                break
+            best = max(worth, key=lambda j: worth[j])
+            lags = possible.pop(best)
+            edges.append((best, int(waiting), _median(lags), False))
+            open_steps -= lags.keys()
+        n_unexplained += len(open_steps)
+    return edges, n_unexplained
+
+
+def _median(lags: dict[int, float]) -> float:
+    """Median of the lags over the steps [s]."""
+    return float(np.median(list(lags.values())))
+
+
+def _is_tight(lags: dict[int, float]) -> bool:
+    """Tell whether the lags are those of a plain wait."""
+    return -_RESOLUTION_S <= _median(lags) <= _RIGHT_AFTER_S
+
+
+def _consistent(
+    seen: _Others, awaited: int, waiting: int, lags: dict[int, float], n_others: int
+) -> dict[int, float]:
+    """Lags [s] of the steps that agree with an edge, none where a step speaks against it."""
+    tight = {s: lag for s, lag in lags.items() if -_RESOLUTION_S <= lag <= _RIGHT_AFTER_S}
+    if not tight:
+        # far ends, and a device that lets a kernel in while the last one drains: they must be
+        # equally far in most steps
+        middle = _median(lags)
+        tight = {s: lag for s, lag in lags.items() if abs(lag - middle) <= _SAME_S}
+        if len(tight) < max(2, 0.6 * n_others):
+            return {}
+    least = min(0.0, *tight.values())
+    too_early = seen.start[:, waiting] < seen.end[:, awaited] + least - _RESOLUTION_S
+    return {} if too_early.any() else tight
+
+
+def _ends_near(view: StepView, i: int) -> list[tuple[int, float]]:
+    """List the activities of other streams that end near the start of event `i`, with the lag."""
+    lag = view.start[i] - view.end
+    near = (lag >= -_DRAIN_S) & (lag <= _FAR_S) & (view.stream != view.stream[i])
+    near &= ~(view.start >= view.start[i])
+    near[i:] = False  # only what was issued before can be waited for
+    found: list[tuple[int, float]] = []
+    latest: dict[int, int] = {}
+    for j in np.flatnonzero(near):
+        if -_RESOLUTION_S <= lag[j] <= _RIGHT_AFTER_S:
+            # of several ends right before, the last one of a stream is the one waited for
+            stream = int(view.stream[j])
+            if stream not in latest or lag[j] <= lag[latest[stream]]:
+                latest[stream] = int(j)
+        else:
+            found.append((int(j), float(lag[j])))
+    return found + [(j, float(lag[j])) for j in latest.values()]
+
+
+def _syncs(view: StepView, seen: _Others) -> list[list[int]]:
+    """Find the activities each host call waits for [event].
+
+    A call that blocks waits for its own activity. A synchronising call waits for the last activity
+    of its stream, the device's for those of all streams. Where the stream is not recorded it is
+    that of the thread's last launch, unless another step returned before that had ended.
+    """
+    last_of_stream: dict[int, int] = {}
+    last_stream_of_thread: dict[int, int] = {}
+    found: list[list[int]] = []
+    for i in range(view.row.size):
+        awaited: list[int] = []
+        if view.on_device[i]:
+            last_of_stream[int(view.stream[i])] = i
+            last_stream_of_thread[int(view.thread[i])] = int(view.stream[i])
+            awaited = [i] if view.blocks[i] else []
+        elif view.sync[i] == "device_sync":
+            awaited = list(last_of_stream.values())
+        else:
+            stream = int(view.sync_stream[i])
+            if stream < 0:
+                stream = last_stream_of_thread.get(int(view.thread[i]), -1)
+            awaited = [last_of_stream[stream]] if stream in last_of_stream else []
+        early = seen.returned[:, i]
+        found.append([j for j in awaited if not (early < seen.end[:, j] - _RESOLUTION_S).any()])
+    return found
+
+
+def count_edges(waits: list[tuple[int, int, float, bool]]) -> Counter[str]:
+    """Count the edges between streams by where they come from."""
+    return Counter("recorded" if recorded else "inferred" for *_, recorded in waits)

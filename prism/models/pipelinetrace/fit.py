@@ -1,0 +1,385 @@
+"""From a trace's graph to laws and effects: means, profiles over steps, components, residuals.
+
+Compute ops form crossed tables (op_kind and stage, replica, step, microbatch), whose variance
+components `prism.models.variance.components` estimates. Transfers, collectives and gaps have a mean
+per replica, a profile over steps where they move with the step, and an empirical residual. Left
+out: effects that one trace cannot show, see `prism.models.fit`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from prism.common.errors import PrismError
+from prism.distributions.law import Law, bounded_body, constant, lognormal
+from prism.models.pipelinetrace.reduce import (
+    Crossed,
+    column_of,
+    crossed_table,
+    finite_mean,
+    simplify,
+)
+from prism.models.variance.components import Column, Component, Components, fit_components
+from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
+from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
+
+NEGLIGIBLE = 1e-6  # a spread below this is rounding
+CLEARLY = 3.0  # standard errors, for normal data
+LEAST_SCORES = 24  # below, a shared law takes a normal shape instead of so few points
+RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
+
+GroupKey = tuple[str, str, str, int, int]  # kind, op_kind, name, stage, chunk
+
+
+def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
+    """Fit laws and effects to a trace's graph.
+
+    Parameters
+    ----------
+    graph : TraceGraph
+        Measured durations of several steps.
+    source : str
+        For messages.
+
+    Raises
+    ------
+    PrismError
+        Fewer than two steps.
+    """
+    return fit_with_components(graph, source)[0]
+
+
+def fit_with_components(
+    graph: TraceGraph, source: str = "trace"
+) -> tuple[TraceModel, Components | None]:
+    """Fit as `fit_graph`, and give the variance components too; None where nothing repeats."""
+    if graph.steps.size < 2:
+        raise PrismError(
+            f"{source}: {graph.steps.size} step; at least 2 are needed to learn how steps vary, "
+            "and 20 or more to trust it"
+        )
+    graph = simplify(graph)
+    durations = filled(graph)
+    column = column_of(graph.nodes)
+    keys = [_group_key(n, column.get(i)) for i, n in enumerate(graph.nodes)]
+    distinct = list(dict.fromkeys(k for k in keys if k is not None))
+    crossed = crossed_table(graph)
+    parts = (
+        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
+    )
+    return _Assembly(graph, durations, keys, distinct, column, crossed, parts).model(), parts
+
+
+def _group_key(node: TraceNode, column: Column | None) -> GroupKey | None:
+    """Tell which ops share laws: those of one column, else of one name."""
+    if node.kind == "join":
+        return None
+    name = node.name if column is None else column.name or node.op_kind
+    return node.kind, node.op_kind, name, node.stages[0], node.chunk
+
+
+# ----------------------------------------------------------------------------------- assembly
+class _Part(NamedTuple):
+    """What one group of ops gives to the model."""
+
+    group: OpGroup
+    profile: Array  # [replica, step], in the trace's order
+    mean: Array  # [node of the group, replica]
+
+
+@dataclass
+class _Assembly:
+    graph: TraceGraph
+    durations: Array
+    keys: list[GroupKey | None]
+    distinct: list[GroupKey]
+    column: dict[int, Column]
+    crossed: Crossed | None
+    parts: Components | None
+
+    def model(self) -> TraceModel:
+        graph = self.graph
+        members = {k: [i for i, key in enumerate(self.keys) if key == k] for k in self.distinct}
+        kinds, rank = self._ranks()
+        follows = self._follows(kinds)
+        mean = np.zeros((len(graph.nodes), graph.n_replicas))
+        group = np.full(len(graph.nodes), -1, np.int64)
+        fitted = []
+        for g, key in enumerate(self.distinct):
+            nodes = members[key]
+            column = self._column(nodes[0])
+            part = (
+                self._compute(nodes, column, kinds, rank, follows)
+                if column >= 0
+                else self._other(nodes)
+            )
+            fitted.append(part)
+            mean[nodes], group[nodes] = part.mean, g
+        order = self._step_order(fitted)
+        p = self.parts
+        spread = np.array([p.by_op_kind[k]["rank"].std for k in kinds]) if p else np.zeros(0)
+        body = float(spread.max(initial=0.0))
+        return TraceModel(
+            nodes=graph.nodes, n_stages=graph.n_stages, n_replicas=graph.n_replicas, p2p=graph.p2p,
+            group=group, groups=tuple(f.group for f in fitted), mean=mean,
+            profile=np.stack([f.profile for f in fitted])[:, :, order], steps=graph.steps[order],
+            weight=np.full(order.size, 1.0 / order.size),
+            rank=rank, follows=follows, rank_kinds=kinds,
+            rank_law=bounded_body(body, RANK_SHAPE) if body > 0.0 else constant(),
+            rank_power=spread / body if body > 0.0 else np.zeros(len(kinds)),
+            content=_shared_law(p.content.scores) if p is not None else constant(),
+            rank_step=_shared_law(p.rank_step.scores) if p is not None else constant(),
+            correlation_steps=float(p.step_correlation_steps or 0.0) if p is not None else 0.0,
+            correlation_share=float(p.step_correlation_share) if p is not None else 0.0,
+            lemons=self._lemons(), measured_mean=float(graph.measured.mean()),
+        )  # fmt: skip
+
+    def _column(self, node: int) -> int:
+        """Column of a node in the crossed table, -1: none."""
+        column = self.column.get(node)
+        if self.crossed is None or column not in self.crossed.columns:
+            return -1
+        return self.crossed.columns.index(column)
+
+    def _ranks(self) -> tuple[tuple[str, ...], Array]:
+        """Give the persistent factor of every worker, [op_kind, stage, replica]."""
+        if self.crossed is None or self.parts is None or self.graph.n_replicas < 2:
+            return (), np.ones((0, self.graph.n_stages, self.graph.n_replicas))
+        columns = self.crossed.columns
+        kinds = tuple(dict.fromkeys(c.op_kind for c in columns))
+        rank = np.zeros((len(kinds), self.graph.n_stages, self.graph.n_replicas))
+        count = np.zeros(rank.shape[:2])
+        for c, column in enumerate(columns):
+            k = kinds.index(column.op_kind)
+            rank[k, column.stage] += self.parts.rank[c]
+            count[k, column.stage] += 1
+        factor = np.exp(rank / np.maximum(count, 1)[..., None])
+        body = np.ones(factor.shape[1:], bool)
+        for lemon in self.parts.lemons:
+            body[lemon.stage, lemon.replica] = False
+        # mean 1 over the body of each stage; a stage of lemons only keeps what it has
+        centre = finite_mean(np.where(body, factor, np.nan), 2, keepdims=True)
+        return kinds, factor / np.where(np.isfinite(centre), centre, 1.0)
+
+    def _follows(self, kinds: tuple[str, ...]) -> Array:
+        """Share of each worker's time that follows the shared effects, [op_kind, stage, replica].
+
+        Seen in how much a lemon's durations vary within a step, against the body's of its column;
+        1 unless it is clearly less.
+        """
+        out = np.ones((len(kinds), self.graph.n_stages, self.graph.n_replicas))
+        if self.crossed is None or self.parts is None:
+            return out
+        log = np.log(self.crossed.seconds) - self.parts.position[:, None, None, :]
+        centred = log - finite_mean(log, 3, keepdims=True)
+        within = np.sqrt(finite_mean(centred**2, (2, 3)))  # [column, replica]
+        df = np.maximum(np.isfinite(centred).sum(axis=(0, 2, 3)) / len(log) - log.shape[2], 1.0)
+        for lemon in self.parts.lemons:
+            body = self._body(lemon.stage)
+            for k, kind in enumerate(kinds):
+                rows = np.array([
+                    within[c, lemon.replica] / max(float(np.median(within[c, body])), NEGLIGIBLE)
+                    for c, column in enumerate(self.crossed.columns)
+                    if column.op_kind == kind and column.stage == lemon.stage
+                ])  # fmt: skip
+                error = math.sqrt(0.5 / df[lemon.replica] * (1.0 + 1.0 / max(len(body), 1)))
+                if rows.size and (rows > 0.0).all() and rows.mean() < 1.0 - CLEARLY * error:
+                    out[k, lemon.stage, lemon.replica] = float(rows.mean())
+        return out
+
+    def _lemons(self) -> tuple[tuple[int, int, float], ...]:
+        if self.parts is None:
+            return ()
+        return tuple(
+            (x.replica, x.stage, float(np.mean(list(x.slowdown.values()))))
+            for x in self.parts.lemons
+        )
+
+    def _compute(
+        self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array, follows: Array
+    ) -> _Part:
+        """Laws of one column of the crossed table."""
+        assert self.crossed is not None and self.parts is not None
+        p, seconds = self.parts, self.crossed.seconds[column]
+        first = self.graph.nodes[nodes[0]]
+        factor, follow = np.ones((2, self.graph.n_replicas))
+        if first.op_kind in kinds:
+            place = kinds.index(first.op_kind), first.stages[0]
+            factor, follow = rank[place], follows[place]
+        position = np.exp(p.position[column])
+        nominal = np.nanmean(seconds / (factor[:, None, None] * position))
+        mean = float(nominal) * position[[self.graph.nodes[i].microbatch for i in nodes]]
+        # components are means over the workers; a lemon that follows them less dilutes them
+        full = 1.0 / math.sqrt(max(float(np.mean(follow**2)), 1e-3))
+        body = self._body(first.stages[0])
+        profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body, full))
+        values = seconds[np.isfinite(seconds)]
+        group = _describe(
+            first, p.columns[column].name or first.op_kind, values, self._residual_law(column, full)
+        )._replace(
+            content=full * _loading(p.content, column),
+            rank_step=full * _loading(p.rank_step, column),
+        )
+        if p.rank_step_apart:
+            group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
+        return _Part(
+            group, np.tile(profile / profile.mean(), (factor.size, 1)),
+            np.repeat(mean[:, None], factor.size, axis=1),
+        )  # fmt: skip
+
+    def _body(self, stage: int) -> list[int]:
+        """Replicas whose worker on a stage is no lemon; all where every one is."""
+        every = range(self.graph.n_replicas)
+        return [r for r in every if (r, stage) not in self._slow()] or list(every)
+
+    def _residual_law(self, column: int, scale: float) -> Law:
+        """Law of what a column has of its own, from its scores, or from all where they are few."""
+        assert self.parts is not None
+        scores, std = self.parts.residual[column], scale * float(self.parts.residual_std[column])
+        if np.isfinite(scores).sum() < LEAST_SCORES:
+            scores = self.parts.residual
+        own = scores[np.isfinite(scores)]
+        if std <= NEGLIGIBLE or own.std() <= 0.0:
+            return constant()
+        return sample_law(np.exp(std * own / float(own.std())))
+
+    def _slow(self) -> set[tuple[int, int]]:
+        """Lemons, (replica, stage)."""
+        return {(x.replica, x.stage) for x in self.parts.lemons} if self.parts else set()
+
+    def _other(self, nodes: list[int]) -> _Part:
+        """Laws of transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
+        first = self.graph.nodes[nodes[0]]
+        values = self.durations[nodes]
+        if first.is_global:
+            values = values[:, :1]
+        mean = values.mean(axis=2)
+        profile = _profile(values, mean)
+        expected = mean[:, :, None] * profile
+        with np.errstate(all="ignore"):
+            relative = np.where(expected > 0.0, values / expected, np.nan)
+        weight = np.broadcast_to(mean[:, :, None], values.shape)
+        relative = relative[weight >= 0.1 * mean.max()] if mean.max() > 0 else relative.ravel()
+        group = _describe(first, self._name(first), values.ravel(), _relative_law(relative))
+        n = self.graph.n_replicas
+        return _Part(
+            group, np.broadcast_to(profile, (n, profile.shape[1])),
+            np.broadcast_to(mean, (len(nodes), n)),
+        )  # fmt: skip
+
+    def _name(self, node: TraceNode) -> str:
+        """Name a group of transfers by whom it joins, anything else as it is recorded."""
+        name = "transfers" if "+" in node.name and node.op_kind == "transfer" else node.name
+        if 1 < len(node.stages) < self.graph.n_stages:
+            return f"{name} stages {node.stages[0]}-{node.stages[-1]}"
+        return name
+
+    def _step_order(self, fitted: list[_Part]) -> NDArray[np.int64]:
+        """Order steps from fast to slow, by the score that memory was estimated of."""
+        if self.parts is not None and self.parts.step.scale > 0.0:
+            scores = self.parts.step.scores * np.sign(self.parts.step.loadings.sum() or 1.0)
+            return np.argsort(np.nan_to_num(scores), kind="stable")
+        weight = np.stack([f.mean.sum(axis=0) for f in fitted])
+        total = np.einsum("gr,grt->t", weight, np.stack([f.profile for f in fitted]))
+        return np.argsort(total, kind="stable")
+
+
+def _loading(effect: Component, column: int) -> float:
+    """Give the standard deviation of a column's log duration the sign of its loading [1]."""
+    loading = float(effect.loadings[column] * effect.scale)
+    return loading if abs(loading) > NEGLIGIBLE else 0.0
+
+
+def _step_deviation(
+    p: Components, column: int, log_seconds: Array, body: list[int], scale: float
+) -> Array:
+    """Log step factor of a column in each measured step, the noise of the means taken out.
+
+    Each column keeps its own profile, not the first eigenvector's: what whole steps did to all
+    columns is resampled together. Where steps remember each other, the component's spread is larger
+    than the measured steps'; the profile keeps theirs, since it is to be drawn from again. Of the
+    body only: what holds a lemon up for a fixed time follows the step less.
+
+    Parameters
+    ----------
+    p : Components
+    column : int
+    log_seconds : float64 [body's replica, step, microbatch]
+    body : list of int
+        Replicas that it is of.
+    scale : float
+        Their spread over the components', which are means over all workers.
+    """
+    cells = log_seconds - p.mean[column] - p.rank[column][body, None, None] - p.position[column]
+    raw = finite_mean(cells, (0, 2))
+    seen = np.isfinite(raw)
+    variance = float(np.var(raw[seen])) if seen.any() else 0.0
+    if p.step.std[column] <= 0.0 or variance <= 0.0:
+        return np.zeros(raw.size)
+    within = float(p.content.std[column] ** 2 + p.residual_std[column] ** 2)
+    n_mb = max(float(np.isfinite(cells).sum(axis=2).mean()), 1.0)
+    noise = scale**2 * (float(p.rank_step.std[column]) ** 2 + within / n_mb) / len(body)
+    shrink = math.sqrt(max(0.0, 1.0 - noise / variance))
+    return np.asarray(np.where(seen, shrink * (raw - raw[seen].mean()), 0.0))
+
+
+def _profile(values: Array, mean: Array) -> Array:
+    """Factor of each step that a replica's ops of one group share, [replica, step], mean 1.
+
+    The least-squares factor of `values = mean x profile`, shrunk by what independent ops would show
+    of themselves; a single op keeps its own times, so that it moves with the step as it did.
+    """
+    n_nodes, n_replicas, n_steps = values.shape
+    power = (mean**2).sum(axis=0)
+    if not power.any():
+        return np.ones((n_replicas, n_steps))
+    safe = np.where(power > 0.0, power, 1.0)[:, None]
+    profile = np.einsum("nr,nrt->rt", mean, values) / safe
+    variance = profile.var(axis=1)
+    alone = (mean**2 * values.var(axis=2)).sum(axis=0) / safe[:, 0] ** 2
+    count = power**2 / np.maximum((mean**4).sum(axis=0), 1e-300)  # ops that carry it
+    with np.errstate(all="ignore"):
+        shared = np.clip((1.0 - alone / variance) / (1.0 - 1.0 / count), 0.0, 1.0)
+    keep = np.where((n_nodes == 1) | (count < 1.5), 1.0, np.sqrt(np.nan_to_num(shared)))
+    profile = np.where(power[:, None] > 0.0, profile, 1.0)  # what never takes time has no factor
+    profile = np.maximum(1.0 + keep[:, None] * (profile - 1.0), 0.0)
+    return np.asarray(profile / profile.mean(axis=1, keepdims=True))
+
+
+def _relative_law(relative: Array) -> Law:
+    values = relative[np.isfinite(relative)]
+    if values.size < 2 or values.mean() <= 0.0 or values.std() < NEGLIGIBLE:
+        return constant()
+    return sample_law(values / values.mean())
+
+
+def _shared_law(scores: Array) -> Law:
+    """Law of a shared effect from its scores: their quantiles, or normal where they are few."""
+    z = scores[np.isfinite(scores)]
+    if z.size < 2 or z.std() == 0.0:
+        return constant()
+    if z.size < LEAST_SCORES:
+        return lognormal(math.sqrt(math.expm1(SCORE_STD**2)))
+    return score_law(z)
+
+
+def _describe(node: TraceNode, name: str, values: Array, law: Law) -> OpGroup:
+    """Statistics of a group's durations, as the fit prints them."""
+    values = values[np.isfinite(values)]
+    mean = float(values.mean())
+    median = float(np.median(values))
+    ks = 0.0
+    positive = values[values > 0.0]
+    if positive.size > 4 and float(np.log(positive).std()) > 0.0:
+        z = np.log(positive)
+        cdf, i = ndtr(np.sort((z - z.mean()) / z.std())), np.arange(z.size)
+        ks = float(max(np.max((i + 1) / z.size - cdf), np.max(cdf - i / z.size)))
+    return OpGroup(
+        node.op_kind, node.kernel_class, name, node.stages[0] if len(node.stages) == 1 else -1,
+        node.chunk, int(values.size), mean, float(values.std() / mean) if mean > 0.0 else 0.0,
+        float(np.quantile(values, 0.99) / median) if median > 0.0 else math.inf, ks, law, 0.0, 0.0,
+    )  # fmt: skip

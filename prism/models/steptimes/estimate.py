@@ -1,0 +1,245 @@
+"""`prism estimate` of a model of step times: a step and the run, from scratch or under way.
+
+The result has the variables of any estimate, as far as step times tell them; GPUs, their price and
+what happens on them are not known here. Left out: evaluations, checkpoints and failures.
+"""
+
+import datetime
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import prism
+from prism.common.errors import PrismError, named
+from prism.models.steptimes.model import StepModel, load_step_model
+from prism.models.steptimes.predict import (
+    WIDER,
+    Drawn,
+    draw_runs,
+    draw_steps,
+    generator,
+    open_drift,
+    total_std,
+    widest,
+    work_of,
+)
+from prism.models.steptimes.underway import finish, past_of
+from prism.simulation.results import SCHEMA, make_dataset, spread
+from prism.traces import read_step_times
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = NDArray[np.float64]
+KIND = "steps_estimate"
+LANES = 64  # step replicates of one run, as those of one cluster elsewhere
+_MOST_PLACES = 256  # sets of places; runs share one where there are more
+
+
+def estimate_steps(
+    path: str | Path,
+    *,
+    replicates: int,
+    run_replicates: int,
+    seed: int,
+    steps: int | None = None,
+    deadline: float | None = None,
+    slowdown_thresholds: Sequence[float] = (1.05, 1.1, 1.2),
+    start: str | None = None,
+    probability: float = 0.9,
+    under_way: str | Path | None = None,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+) -> "xr.Dataset":
+    """Estimate a step and the whole run from a model of step times.
+
+    Parameters
+    ----------
+    path : path
+        What `prism fit STEPS -o MODEL.nc` wrote.
+    replicates, run_replicates, seed : int
+        Steps and runs to draw; 64 steps share a run.
+    steps : int, optional
+        Steps of a run; as many as were seen where None.
+    deadline, slowdown_thresholds, start, probability
+        As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
+    under_way : path, optional
+        The steps so far of the run that is estimated; ``column`` and ``where`` choose from them.
+
+    Returns
+    -------
+    xarray.Dataset
+        `summarize_steps` gives the figures.
+
+    Raises
+    ------
+    PrismError
+        Bad input.
+    """
+    begin = time.perf_counter()
+    model = load_step_model(path)
+    n_steps = model.n_steps * model.mean_over if steps is None else steps
+    if n_steps < 1:
+        raise PrismError(
+            f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
+        )
+    notes, warnings = [], _warnings(model, n_steps)
+    if under_way is None:
+        drawn = draw_runs(model, n_steps, run_replicates, seed)
+    else:
+        times = read_step_times(under_way, column=column, where=where)
+        past = past_of(model, times)
+        drawn = finish(model, past, n_steps, run_replicates, seed)
+        notes, warnings = list(times.notes), [*past.notes, *warnings]
+    sample = _sample_steps(model, n_steps, replicates, seed)
+    values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
+    call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
+    attrs = _attrs(path, model, call) | {
+        "notes": json.dumps(notes), "warnings": json.dumps(warnings),
+        "wall_seconds": time.perf_counter() - begin,
+    }  # fmt: skip
+    coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
+    return make_dataset(values, coords, attrs)
+
+
+def _attrs(path: str | Path, model: StepModel, call: dict[str, Any]) -> dict[str, Any]:
+    """Say where an estimate comes from, and what its fit leaves open."""
+    return {
+        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__,
+        "job_name": Path(path).stem, "seed": str(call["seed"]), "call": json.dumps(call),
+        "steps": call["steps"], "data_error": json.dumps(data_error(model, call["steps"])),
+    }  # fmt: skip
+
+
+def _values(
+    model: StepModel, n_steps: int, sample: Array, drawn: Drawn, thresholds: Sequence[float],
+    deadline: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Lay out result variables of drawn steps [replicate; s] and runs, by name."""
+    ideal = model.step_s
+    values: dict[str, Any] = {
+        "step_time": sample, "cluster_idx": np.arange(sample.size) // LANES,
+        "time_to_train": drawn.total, "run_cluster_idx": np.arange(drawn.total.size),
+        "run_term_time": np.column_stack(list(drawn.terms.values())),
+        "ideal_step_time": ideal, "ideal_time_to_train": work_of(model, n_steps).total,
+        "slowdown_probability": [float((sample > t * ideal).mean()) for t in thresholds],
+    }  # fmt: skip
+    return values if deadline is None else values | {"deadline": deadline}
+
+
+def _sample_steps(model: StepModel, n_steps: int, replicates: int, seed: int) -> Array:
+    """Draw steps at places spread over runs, 64 from each [replicate; s]."""
+    n_runs = -(-replicates // LANES)
+    n_values = max(1, n_steps // model.mean_over)
+    rng = generator(seed, 30)
+    at_once = -(-n_runs // _MOST_PLACES)
+    out = []
+    for lo in range(0, n_runs, at_once):
+        places = ((np.arange(LANES) + rng.random(LANES)) * (n_values / LANES)).astype(np.int64)
+        out.append(draw_steps(model, places, min(at_once, n_runs - lo), seed + 7919 * lo))
+    return np.concatenate(out).reshape(-1)[:replicates]
+
+
+def _terms(dataset: "xr.Dataset", runs: Array) -> dict[str, dict[str, float]]:
+    """Mean [s] of every term but the typical steps, and its share of the variance."""
+    times = np.asarray(dataset.run_term_time, np.float64)
+    centred, whole = runs - runs.mean(), float(runs.var()) or 1.0
+    shares = (times - times.mean(axis=0)).T @ centred / runs.size / whole
+    rows = zip(map(str, dataset.term.values), times.mean(axis=0), shares, strict=True)
+    found = [row for row in rows if row[0] not in ("steps", "so_far")]
+    return {
+        "delay_by_term": {name: float(delay) for name, delay, _ in found},
+        "variance_by_term": {name: float(share) for name, _, share in found},
+    }
+
+
+def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
+    """Say what the fit leaves open.
+
+    Returns
+    -------
+    dict of str to float
+        Relative errors of the mean total and of its standard deviation, and how many times as
+        large that may be (95 %), a drift that was not found included [1].
+    """
+    work = work_of(model, n_steps)
+    fitted = total_std(model.spread, work, model.step_s)
+    std = np.array([total_std(s, work, model.step_s) for s in model.spreads()])
+    most = float(np.quantile(std, 0.95)) / fitted if fitted > 0.0 else 1.0
+    return {
+        "mean": model.step_error,
+        "std": float(std.std() / std.mean()) if std.size > 1 and std.mean() > 0.0 else 0.0,
+        "std_at_most": max(1.0, most, widest(model, work)[0]),
+    }
+
+
+def _warnings(model: StepModel, n_steps: int) -> list[str]:
+    """Say what the prediction takes for granted."""
+    out = []
+    seen = model.n_steps * model.mean_over
+    whole = model.work.size * model.mean_over
+    if model.has_profile and n_steps > whole:
+        out.append(
+            f"work by step is known for {whole} steps; those after are taken as the last fifth of "
+            "them: a schedule that goes on changing is not followed"
+        )
+    if n_steps > 3 * seen:
+        out.append(
+            f"{n_steps} steps are predicted from runs of {seen}: what varies more slowly than "
+            "these runs last is not in the model"
+        )
+    ratio, tau_s = widest(model, work_of(model, n_steps))
+    if ratio > WIDER:
+        out.append(f"slow drift: {open_drift(ratio, tau_s)} these {n_steps} steps")
+    if not model.run_known:
+        out.append("one run was fitted: how much runs differ is not in the spread")
+    return out
+
+
+def summarize_steps(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Figures of an estimate from step times, as `prism estimate --json` prints them."""
+    call = json.loads(dataset.attrs["call"])
+    runs = np.asarray(dataset.time_to_train, np.float64)
+    total = spread(runs, np.arange(runs.size))
+    total["within_cluster_std"], total["between_cluster_std"] = 0.0, total["std"]
+    out: dict[str, Any] = {
+        "job": dataset.attrs["job_name"], "seed": int(dataset.attrs["seed"]),
+        "replicates": int(dataset.sizes["replicate"]), "run_replicates": int(runs.size),
+        "steps": int(call["steps"]), "ideal_step_time": float(dataset.ideal_step_time),
+        "step_time": spread(
+            np.asarray(dataset.step_time, np.float64), np.asarray(dataset.cluster_idx)
+        ),
+        "time_to_train": total,
+        "slowdown": {
+            f"{t:.10g}": float(p) for t, p in zip(
+                dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
+        },
+        **_terms(dataset, runs),
+        "data_error": json.loads(dataset.attrs["data_error"]),
+    }  # fmt: skip
+    if "deadline" in dataset:
+        deadline = float(dataset.deadline)
+        out["finish_by"] = {"deadline": deadline, "probability": float((runs <= deadline).mean())}
+    if call.get("start"):
+        begin = datetime.datetime.fromisoformat(call["start"])
+        seconds = float(np.quantile(runs, call["probability"]))
+        try:
+            date = begin + datetime.timedelta(seconds=seconds)
+        except OverflowError as error:
+            raise PrismError(
+                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
+                "days later, beyond "
+                f"the year 9999; leave the start out, or lower {named('steps')}"
+            ) from error
+        out["finish_date"] = {
+            "probability": call["probability"], "date": date.isoformat(timespec="seconds"),
+        }  # fmt: skip
+    out["notes"] = json.loads(dataset.attrs["notes"])
+    out["warnings"] = json.loads(dataset.attrs["warnings"])
+    out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
+    return out

@@ -1,1 +1,0 @@
-"""Where slow nodes go: symmetry, screening, search, selection and alternatives (`prism.place`)."""

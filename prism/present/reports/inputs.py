@@ -1,0 +1,196 @@
+"""What went into a result, with sources: the job's values, the library's entries, versions.
+
+Tables are those of ``prism show``. Left out: what came of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism.common.errors import PrismError
+from prism.common.text import format_duration
+from prism.distributions.library import library_path
+from prism.present.reports.blocks import Block, blocks_of
+from prism.present.show import describe
+from prism.present.views.job import flatten, job_view
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+MOST_DIFFERENCES = 16
+"""Values told in which a job differs from another of its name."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a job was made of.
+
+    Attributes
+    ----------
+    source : str
+        Its file, or the shipped name.
+    given : Block
+        Values that the job, a preset or the command line gives.
+    defaults : Block, optional
+        Values that nobody gave.
+    library : tuple of Block
+        Entries of its library or model, with their sources.
+    notes : tuple of str
+        What is not known.
+    """
+
+    source: str
+    given: Block
+    defaults: Block | None
+    library: tuple[Block, ...]
+    notes: tuple[str, ...]
+
+
+def job_values(result: xr.Dataset) -> dict[str, Any] | None:
+    """Return the blocks of a result's job; None where it has none, as from a recording."""
+    try:
+        values = json.loads(result.attrs["job"])
+    except (KeyError, ValueError):
+        return None
+    if not isinstance(values, dict) or "parallelism" not in values or "call" not in result.attrs:
+        return None
+    values.pop("name", None)
+    values.pop("source", None)
+    if (values.get("model") or {}).get("durations") is not None:
+        # the sizes say nothing where the durations are given
+        values["model"] = {"durations": values["model"]["durations"]}
+    return values
+
+
+def inputs_of(result: xr.Dataset) -> Inputs | None:
+    """Lay out the job of a result; None where it has none."""
+    values = job_values(result)
+    if values is None:
+        return None
+    name, sources = str(result.attrs.get("job_name", "")), result.attrs.get("job_sources")
+    source = str(json.loads(result.attrs["job"]).get("source") or name)
+    beside = f"{Path(source).parent}{os.sep}" if os.sep in source else ""
+    known = {key: place.removeprefix(beside) for key, place in _loaded(sources).items()}
+    caption = f"Values of {name}, each with where it came from"
+    table = replace(blocks_of(job_view(name, values, known))[-1], text=caption)
+    notes = []
+    if sources is None:
+        notes.append("where values came from was not recorded by the version that made this result")
+        table = replace(
+            table, head=(table.head[0][:2],), rows=tuple(row[:2] for row in table.rows),
+            right=table.right[:2],
+        )  # fmt: skip
+        given, defaults = table, None
+    else:
+        left = tuple(row for row in table.rows if row[-1] == "default")
+        given = replace(table, rows=tuple(row for row in table.rows if row[-1] != "default"))
+        defaults = replace(table, text=f"Defaults of {name}", rows=left) if left else None
+    library, more = _library(result, values)
+    return Inputs(source, given, defaults, library, (*notes, *more))
+
+
+def differences(result: xr.Dataset, first: xr.Dataset) -> Block | None:
+    """Lay out the values of a job that differ from those of another result of the same job.
+
+    Parameters
+    ----------
+    result, first : xarray.Dataset
+        Both with a job.
+
+    Returns
+    -------
+    Block or None
+        Key, value here, value there; None where they are the same.
+    """
+    here, there = (dict(flatten(job_values(found) or {})) for found in (result, first))
+    keys = [key for key in dict.fromkeys([*here, *there]) if here.get(key) != there.get(key)]
+    if not keys:
+        return None
+    shown = keys if len(keys) <= MOST_DIFFERENCES else keys[: MOST_DIFFERENCES - 1]
+    rows = tuple((key, *(_short(side.get(key)) for side in (here, there))) for key in shown)
+    if len(keys) > len(shown):
+        rows += ((f"and {len(keys) - len(shown):,} more", "", ""),)
+    return Block("table", rows=rows, right=(False, False, False))
+
+
+def _short(value: Any, longest: int = 200) -> str:
+    """Write a value; of a long one the beginning."""
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+    """Lay out the library of a job, or the model that its effects are from."""
+    variability = values.get("variability") or {}
+    name = variability.get("model") or variability.get("library")
+    if name is None:
+        return (), ("no library: the job says its durations and effects itself",)
+    try:
+        _, view = describe(str(name))
+        blocks = tuple(block for block in blocks_of(view) if block.kind != "heading")
+    except PrismError:
+        return (), (f"{name} is not here any more, so its entries cannot be listed",)
+    kept = str(result.attrs.get("library_sha256") or "")
+    if variability.get("model") is None and kept:
+        now = hashlib.sha256(library_path(str(name)).read_bytes()).hexdigest()
+        if now != kept:
+            return blocks, (
+                f"library {name} has changed since this result was made: what is listed is as it "
+                f"is now (sha256 {now[:12]}, then {kept[:12]})",
+            )
+    return blocks, ()
+
+
+def made_by(result: xr.Dataset, numbers: Json, file: str, command: str) -> list[tuple[str, str]]:
+    """Say how a result was made: label and text, what is not known left out.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        The result.
+    numbers : mapping
+        Its summary.
+    file : str
+        Where it was read.
+    command : str
+        What wrote it.
+    """
+    attrs = result.attrs
+    rows = [("file", file), ("made by", f"{command}, prism {attrs.get('prism_version', '')}")]
+    source, versions = str(attrs.get("source_sha256") or ""), attrs.get("versions")
+    if source:
+        rows.append(("hash of prism's source files", source))
+    seed = attrs.get("seed", numbers.get("seed"))
+    if seed is not None:
+        rows.append(("seed", str(seed)))
+    call = _loaded(attrs.get("call"))
+    asked = {key: value for key, value in call.items() if key != "seed" and value is not None}
+    if isinstance(asked.get("deadline"), float):
+        asked["deadline"] = format_duration(asked["deadline"])
+    if asked:
+        rows.append(("asked for", ", ".join(f"{k} = {_short(v)}" for k, v in asked.items())))
+    if versions:
+        rows.append(("with", ", ".join(f"{k} {v}" for k, v in _loaded(versions).items())))
+    if attrs.get("library_sha256"):
+        rows.append(("library's sha256", str(attrs["library_sha256"])))
+    seconds = numbers.get("wall_seconds", attrs.get("wall_seconds"))
+    if seconds is not None:
+        rows.append(("wall time", format_duration(float(seconds), 0.1)))
+    return rows
+
+
+def _loaded(text: Any) -> dict[str, Any]:
+    """Read a mapping from an attribute; an empty one where there is none."""
+    try:
+        found = json.loads(str(text))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,236 @@
+"""The page: results, grouped by what they are about, as one self-contained HTML file.
+
+No script, no network, nothing beside the file: pictures are SVG within it. The same results give
+the same bytes. Left out: what each kind of result says (`prism.present.reports.sections`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+import prism
+from prism.common.errors import PrismError
+from prism.common.files import atomic_write, told_broken
+from prism.common.resultfiles import KINDS
+from prism.common.text import visible
+from prism.present.reports.blocks import Block, blocks_of, leave_out, tidy
+from prism.present.reports.estimates import overlays, summary_table
+from prism.present.reports.figures import Picture, to_svg
+from prism.present.reports.inputs import differences, inputs_of, job_values, made_by
+from prism.present.reports.read import Found, read_results
+
+ESTIMATES = ("estimate", "steps_estimate")
+MOST_BYTES = 2_000_000
+"""A page larger than this is told of: it no longer goes through every mail [bytes]."""
+WIDE = 560
+"""Width from which a picture has a row of its own [points]."""
+SHORT_ANSWERS = 2
+"""Sentences of each result in the answer of a page of several."""
+
+
+@dataclass
+class Part:
+    """A result on the page: its section laid out."""
+
+    name: str
+    found: Found
+    label: str
+    blocks: list[Block]
+    pictures: list[dict[str, Any]]
+    made_by: list[tuple[str, str]]
+    differs: Block | None = None
+
+    @property
+    def section(self) -> Any:
+        """What it says."""
+        return self.found.section
+
+
+@dataclass
+class Subject:
+    """Results about one job or recording, and what went into them."""
+
+    name: str
+    title: str
+    parts: list[Part] = field(default_factory=list)
+    inputs: Any = None
+    first: Part | None = None
+
+
+def report(
+    results: object,
+    path: str | os.PathLike[str] | None = None,
+    title: str | None = None,
+) -> str:
+    """Make one self-contained HTML page from results.
+
+    Parameters
+    ----------
+    results : path or xarray.Dataset, or a sequence of these
+        What ``-o`` of any command wrote (a folder, its result.nc, a model of ``prism fit``), or
+        what the function of the same name returned.
+    path : path, optional
+        Where to write it; nowhere where None.
+    title : str, optional
+        Of the page; made of what it is about where None.
+
+    Returns
+    -------
+    str
+        The page.
+
+    Raises
+    ------
+    PrismError
+        A result is missing, foreign or broken, or the page cannot be written.
+
+    Examples
+    --------
+    >>> prism.report(["out/estimate", "out/rank"], "report.html")  # doctest: +SKIP
+    """
+    if path is not None:
+        check_page(path)
+    return make_page(read_results(results), path, title)
+
+
+def check_page(path: str | os.PathLike[str]) -> None:
+    """Refuse a name that a page cannot have, before any work is done for it.
+
+    Raises
+    ------
+    PrismError
+        If it is a folder, or does not end in .html or .htm.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise PrismError(f"{path}: is a folder; -o takes the page's file here: {file}/report.html")
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise PrismError(f"{path}: expected a name that ends in .html, such as {file.name}.html")
+
+
+def make_page(
+    found: Sequence[Found],
+    path: str | os.PathLike[str] | None = None,
+    title: str | None = None,
+) -> str:
+    """Lay results out as a page, and write it where a path is given; see `report`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    parts = _parts(found)
+    subjects = _subjects(parts)
+    estimates = [part for part in parts if part.found.kind in ESTIMATES]
+    several = len(estimates) > 1
+    sections = [(part.name, part.label, part.section) for part in estimates]
+    both = {part.label: part.found.result for part in estimates}
+    environment = Environment(
+        loader=PackageLoader("prism.present.reports", "templates"),
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
+    )  # fmt: skip
+    environment.filters["tidy"] = tidy
+    html = environment.get_template("page.html.jinja").render(
+        title=title or _title(subjects, parts),
+        subjects=subjects,
+        parts=parts,
+        n_answers=SHORT_ANSWERS,
+        summary=summary_table(sections) if several else None,
+        overlays=_drawn(overlays(both), "all", "the estimates") if several else [],
+        warnings=sum(len(part.section.warnings) for part in parts),
+        version=prism.__version__,
+    )
+    html = visible(re.sub(r"\n\s*\n+", "\n", html))
+    if path is not None:
+        with atomic_write(path) as temporary:
+            temporary.write_text(html, encoding="utf-8")
+    return html
+
+
+def _parts(found: Sequence[Found]) -> list[Part]:
+    """Lay each result out."""
+    parts = []
+    for i, item in enumerate(found, 1):
+        section, name = item.section, f"r{i}"
+        view = blocks_of(section.view, section.captions)
+        if view and view[0].kind in ("heading", "paragraph"):
+            view = view[1:]  # the title that a terminal shows
+        parts.append(
+            Part(
+                name=name,
+                found=item,
+                label=_label(item, found),
+                blocks=leave_out(view, section.answers),
+                pictures=_drawn(section.pictures, name, item.file),
+                made_by=made_by(
+                    item.result,
+                    section.numbers or {},
+                    item.file,
+                    f"prism {KINDS[item.kind].command}",
+                ),
+            )
+        )
+    return parts
+
+
+def _label(item: Found, found: Sequence[Found]) -> str:
+    """Name a result by its subject; with its file where several are about that."""
+    same = [other for other in found if other.section.subject == item.section.subject]
+    estimates = [other for other in same if other.kind in ESTIMATES]
+    name = str(item.section.subject)
+    if len(estimates) < 2 or item.kind not in ESTIMATES:
+        return name
+    return f"{name} ({_short(item.file, [other.file for other in estimates])})"
+
+
+def _short(file: str, files: Sequence[str]) -> str:
+    """Return the end of a path that tells it from the others: a long one fits no legend."""
+    ends = [PurePath(other).parts for other in files]
+    own = PurePath(file).parts
+    for n in range(1, len(own)):
+        if sum(parts[-n:] == own[-n:] for parts in ends) == 1:
+            return str(PurePath(*own[-n:]))
+    return file
+
+
+def _drawn(pictures: Sequence[Picture], name: str, file: str) -> list[dict[str, Any]]:
+    """Draw pictures, each with ids of its own."""
+    out = []
+    for i, picture in enumerate(pictures, 1):
+        with told_broken(file, f"a whole result: {picture.title.lower()} cannot be drawn"):
+            svg, bitmap = to_svg(picture, f"{name}-f{i}")
+        wide = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1]) > WIDE  # type: ignore[index]
+        out.append({"picture": picture, "svg": svg, "bitmap": bitmap, "wide": wide})
+    return out
+
+
+def _subjects(parts: Sequence[Part]) -> list[Subject]:
+    """Put results of one subject together, in the order given."""
+    known: dict[str, Subject] = {}
+    for part in parts:
+        text = str(part.section.subject)
+        subject = known.setdefault(text, Subject(f"s{len(known) + 1}", text))
+        subject.parts.append(part)
+    for subject in known.values():
+        with_job = [part for part in subject.parts if job_values(part.found.result) is not None]
+        if not with_job:
+            continue
+        first = with_job[0]
+        subject.first = first
+        with told_broken(first.found.file, "a whole result, with its job"):
+            subject.inputs = inputs_of(first.found.result)
+        for part in with_job[1:]:
+            with told_broken(part.found.file, "a whole result, with its job"):
+                part.differs = differences(part.found.result, first.found.result)
+    return list(known.values())
+
+
+def _title(subjects: Sequence[Subject], parts: Sequence[Part]) -> str:
+    """Name a page by what it is about."""
+    names = [subject.title for subject in subjects]
+    if len(parts) == 1:
+        return f"{names[0]}: {parts[0].section.title[0].lower()}{parts[0].section.title[1:]}"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}: how long, how likely, and why"

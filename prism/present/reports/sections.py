@@ -1,0 +1,63 @@
+"""What a result becomes on a page.
+
+What turns a kind of result into a section is named in `prism.common.resultfiles`. Left out: how
+they are laid out (`prism.present.reports.page`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from prism.present.reports.figures import Picture
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One result in words, figures, pictures and tables.
+
+    Attributes
+    ----------
+    title : str
+        What kind of answer it is, in some words.
+    subject : str
+        The job, or the recording, that it is about; results of one subject stand together.
+    question : str
+        What was asked.
+    answers : tuple of str
+        The answer in words, what matters most first.
+    pictures : tuple of Picture
+        What there is to see.
+    facts : tuple of tuple of str and str
+        A few figures that stand out: label and text.
+    view : rich.console.RenderableType
+        What the command prints: the tables.
+    captions : tuple of str
+        Captions of those tables of the view that have no heading above them.
+    warnings : tuple of str
+        What the result warns of.
+    numbers : mapping
+        The summary that all this is made of.
+    """
+
+    title: str
+    subject: str
+    question: str
+    answers: tuple[str, ...]
+    pictures: tuple[Picture, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    view: RenderableType = Group()
+    captions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    numbers: Json | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a result whose texts are none; raises TypeError."""
+        for text in (*self.answers, *self.warnings, *sum(self.facts, ())):
+            if not isinstance(text, str):
+                raise TypeError(f"{text!r} where a text belongs")

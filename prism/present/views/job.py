@@ -1,0 +1,75 @@
+"""A resolved job in a terminal: every value with where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from prism.common.text import format_duration
+from prism.present.views.tables import bold, plain_text
+
+Json = Mapping[str, Any]
+
+DURATION_KEYS = {
+    "run.deadline",
+    "run.checkpoint.interval",
+    "run.evaluation.duration",
+    *(f"run.failures.{key}" for key in ("detection", "restart", "repair")),
+    *(f"variability.effects.fail_slow.{key}" for key in ("duration", "detection")),
+}
+
+
+def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableType:
+    """Lay out a resolved job: every key, its value, and where the value came from.
+
+    Parameters
+    ----------
+    name : str
+        The job's name.
+    values : mapping
+        The blocks of the job, nested.
+    sources : mapping of str to str
+        Dotted key to "file:line", "preset", "--set" or "default".
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", style="dim", overflow="fold")
+    block = None
+    for key, value in flatten(values):
+        if block is not None and key.split(".")[0] != block:
+            table.add_section()
+            table.add_row("", "", "")
+        block = key.split(".")[0]
+        text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
+        table.add_row(key, text, _source(key, sources))
+    return Group(bold(name), "", table)
+
+
+def flatten(values: Json, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk a nested mapping: dotted key and value, in order; what is not set is left out.
+
+    Examples
+    --------
+    >>> list(flatten({"a": {"b": 1, "c": None}, "d": [2]}))
+    [('a.b', 1), ('d', [2])]
+    """
+    for key, value in values.items():
+        name = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, name)
+        elif value is not None and value != {}:
+            yield name, value
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str:
+    """Find where a key, or the nearest key above it, came from."""
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        found = sources.get(".".join(parts[:n]))
+        if found is not None:
+            return found
+    return "default"

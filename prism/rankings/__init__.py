@@ -1,1 +1,0 @@
-"""What `prism.rank` is made of: the target, shares of its variance, interventions, interactions."""

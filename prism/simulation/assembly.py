@@ -1,0 +1,351 @@
+"""A job as a program: graph, effects, lowering and tables laid into the engine's arrays.
+
+With `prism.simulation.steps` the one place that sees both objects and arrays. Ops' residuals become
+quantile tables, persistent effects coefficients that the engine lowers per cluster.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from prism.cluster.linkcongestion import congested_links
+from prism.cluster.machine import build_cluster
+from prism.cluster.nodemap import Placement, n_own_links, shard_size
+from prism.cluster.wiring import Wiring
+from prism.common.errors import PrismError
+from prism.distributions.law import lognormal, normal
+from prism.engine import jitted as engine
+from prism.jobs.job import Job
+from prism.simulation.independent import pool_program
+from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_law
+from prism.simulation.placednodes import needs_memory, site_nodes
+from prism.simulation.program import Bank, Origin, Place, Program, Tables
+from prism.simulation.variability import Variability
+from prism.workload.build import nominal_library
+from prism.workload.kernels import is_compute
+from prism.workload.opgraph import OpType, StepGraph, nominal_duration
+
+SPEED_DRAWS = 4096  # GPUs drawn to tell how far a shard group's slowest is from the others
+
+
+def build_program(job: Job, graph: StepGraph, variability: Variability, seed: int) -> Program:
+    """Build the engine's arrays of a job.
+
+    Parameters
+    ----------
+    job : Job
+    graph : StepGraph
+    variability : Variability
+    seed : int
+        Seed of the pooled laws (`dependence: none` only).
+    """
+    full = _build_full(job, graph, variability)
+    if variability.dependence == "none":
+        return pool_program(full, graph, variability, seed)
+    return full
+
+
+def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
+    placement, default = Placement(job), Placement(job, _rank_order(job))
+    slowdowns = placement.slowdowns()
+    lowerer = Lowerer(
+        v, needs_memory(slowdowns), call_std=v.call.std if shard_size(job) > 1 else 0.0
+    )
+    lowered = [lowerer.lower(t) for t in graph.op_types]
+    tables, bank = Tables(job.source), Bank()
+    kernels = bool((graph.call >= 0).any())
+    alone = kernels or shard_size(job) > 1
+    call_std = 0.0 if alone else v.call.std
+    member = default.members()
+    ranks = _ranks(default, v, lowerer, tables)
+    bare = lowering_arrays(lowered, graph.op_types, member, call_std)
+    op_tables, table_std = _residual_tables(lowered, graph, bare, v, call_std, tables)
+    low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
+    step_table = tables.optional(v.step, effect="step")
+    links = _links(default, v, graph)
+    vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels)
+    stalls, quiet = _stalls(default, graph, v, tables)
+    low = low._replace(quiet=quiet)
+    classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
+    shares = np.zeros((len(lowered), len(classes)), np.float32)
+    for c, op in enumerate(lowered):
+        for name, share in op.shares:
+            shares[c, classes.index(name)] = share
+    drawn = np.maximum(graph.op_type, 0)
+    ops = engine.Ops(
+        kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn,
+        vec=vec, n_terms=n_terms, table=op_tables[drawn].astype(np.int32), draw=graph.draw,
+        stage=graph.stage, busy=_busy(graph),
+    )  # fmt: skip
+    jitter = engine.Jitter(v.jitter_s, tables.add(v.jitter)) if v.jitter_s else engine.NO_JITTER
+    all_tables = tables.stack()
+    origin = Origin(
+        low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
+        _places(graph, lowered, default), len(all_tables), _wiring(job, v, default),
+    )  # fmt: skip
+    program = Program(
+        ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
+        stalls, all_tables, step_table, shares, classes, graph.n_draws,
+        1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin, jitter=jitter,
+    )  # fmt: skip
+    return site_nodes(program, placement, slowdowns)
+
+
+def _rank_order(job: Job) -> NDArray[np.int64]:
+    """Every slot on the node of its number."""
+    return np.arange(-(-job.world_size // job.cluster.gpus_per_node))
+
+
+def _wiring(job: Job, v: Variability, default: Placement) -> Wiring | None:
+    """How messages travel in the default order, None where there are none."""
+    if job.model.durations is not None:
+        return None
+    return Wiring(build_cluster(job, nominal_library(job, v.library)), default)
+
+
+def _places(graph: StepGraph, lowered: list[LoweredOp], default: Placement) -> tuple[Place, ...]:
+    """Whose nodes the fixed parts of every op type wait for."""
+    members, domain = default.members(), default.job.cluster.nvlink_domain_gpus
+    n = graph.n_stages
+    is_global = np.zeros(len(lowered), bool)
+    for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
+        used = graph.op_type[lo:hi]
+        is_global[used[used >= 0]] |= bool(g)
+    places = []
+    for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
+        for part in op.parts:
+            stage = peer = op_type.stage
+            if part.group == "hop":
+                stage, peer = op_type.link, (op_type.link + 1) % n
+                far = members[:, stage] // domain != members[:, peer] // domain
+                part = part if far.any() else part._replace(role="other")
+            elif part.group == "embedding":
+                stage, peer = 0, n - 1
+            elif part.group == "world":
+                stage = peer = -1
+            places.append(Place(c, part, bool(is_global[c]), stage, peer))
+    return tuple(places)
+
+
+def _graph(graph: StepGraph) -> engine.Graph:
+    n_local_phases = int((graph.phase_global == 0).sum())
+    return engine.Graph(
+        graph.phase_global, graph.phase_lo, graph.phase_hi, graph.n_replicas,
+        graph.n_replicas if n_local_phases > 1 else 1, graph.n_slots, graph.n_global_slots,
+        graph.n_stages, graph.final_slot,
+    )  # fmt: skip
+
+
+def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables) -> engine.Ranks:
+    node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
+    return engine.Ranks(
+        n_gpus=default.n_gpus,
+        gpus_per_node=default.gpus_per_node,
+        node_weight=node_weight,
+        node_table=tables.add(normal(1.0)),
+        tables=np.array(
+            [
+                tables.optional(v.rank, lowerer.rank_exponent(j), "rank")
+                if j < lowerer.n_random
+                else -1
+                for j in range(len(lowerer.loadings))
+            ],
+            np.int32,
+        ),
+        factor=np.ones((len(lowerer.loadings), default.n_gpus), np.float32),
+    )
+
+
+def _residual_tables(
+    lowered: list[LoweredOp],
+    graph: StepGraph,
+    bare: engine.Lowering,
+    v: Variability,
+    call_std: float,
+    tables: Tables,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Residual table of every op type at x = 1, and each table's standard deviation."""
+    n_gpus = int(bare.member.max()) + 1
+    shape = (1, *bare.call_cv.shape)
+    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
+    x = np.ones((max(1, bare.seg_mean.shape[1]), n_gpus), np.float32)
+    one = bare._replace(member=np.ascontiguousarray(bare.member[:1]))
+    engine.lower_groups(one, x, a, r)
+    index, stds = np.zeros(len(lowered), np.int64), np.zeros(len(lowered))
+    group = bare.member.shape[2]
+    for c, op in enumerate(lowered):
+        mean = float(a[0, c].sum())
+        op_type = graph.op_types[c]
+        compute = float(a[0, c, : len(op.terms)] @ [float(t.compute) for t in op.terms])
+        call_third = 0.0
+        if call_std > 0.0 and op_type.collective is None and mean > 0.0:
+            call_third = v.call.skew * (compute / mean) ** 3
+        alone = op.single is not None and (
+            op_type.collective is not None or group == 1 or op_type.member >= 0
+            or not op.segments
+        )  # fmt: skip
+        if alone and call_third == 0.0 and op.single is not None:
+            law = op.single
+        else:
+            law = residual_law(replace(op, single=None), float(r[0, c]), mean or 1.0, call_third)
+        index[c], stds[c] = tables.multiplier(law), law.std
+    return index, stds
+
+
+def _vectors(
+    placement: Placement,
+    graph: StepGraph,
+    lowered: list[LoweredOp],
+    v: Variability,
+    tables: Tables,
+    bank: Bank,
+    step_table: int,
+    kernels: bool,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Shared-effect vector of every (op, term), and the number of terms of every op.
+
+    The ranks of a shard or ep group have a microbatch each, and all wait for the slowest: the
+    longest microbatch, but for one on a faster GPU. Experts take tokens of all ranks alike.
+    """
+    relative, n_own = _relative_speeds(placement, v), n_own_links(placement.job)
+    call_table = tables.optional(v.call, effect="call") if kernels else -1
+    width = max(len(op.terms) for op in lowered)
+    vec = np.zeros((graph.kind.size, width), np.int32)
+    n_terms = np.ones(graph.kind.size, np.int32)
+    is_global = np.zeros(graph.kind.size, np.int64)
+    for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
+        is_global[lo:hi] = g
+    congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
+    mb_tables: dict[float, int] = {}
+    for i in np.flatnonzero(graph.op_type >= 0):
+        op_type, op = graph.op_types[graph.op_type[i]], lowered[graph.op_type[i]]
+        n_terms[i] = len(op.terms)
+        for t, term in enumerate(op.terms):
+            if term.mb_loading not in mb_tables:
+                mb_tables[term.mb_loading] = tables.largest(v.microbatch, term.mb_loading, relative)
+            mb_table = mb_tables[term.mb_loading]
+            called, call = call_table if term.compute else -1, int(graph.call[i])
+            if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
+                called, call = tables.optional(v.expert, effect="expert"), int(graph.microbatch[i])
+            called = called if call >= 0 else -1
+            vec[i, t] = bank.add(
+                -1 if term.frozen else step_table,
+                mb_table,
+                int(graph.microbatch[i]) if mb_table >= 0 else 0,
+                called,
+                call if called >= 0 else -1,
+                _link_of(op_type, term, graph.n_stages, n_own) if congested else -1,
+                int(is_global[i]),
+            )
+    return vec, n_terms
+
+
+def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64]:
+    """Slowdown of each data-parallel rank of a shard group over its slowest's [draw, rank]."""
+    n = shard_size(placement.job)
+    if n == 1 or v.rank.std == 0.0:
+        return np.ones((1, n))
+    nodes = placement.ranks() // placement.gpus_per_node
+    nodes = nodes.reshape(-1, nodes.shape[2])  # of every group's members
+    rng = np.random.Generator(np.random.Philox(0))
+    draws = max(16, SPEED_DRAWS // nodes.shape[1])
+    own = rng.standard_normal((draws, nodes.shape[1]))
+    at = nodes[np.arange(draws) * len(nodes) // draws]  # groups may lie in different ways
+    at = np.cumsum(np.diff(at, axis=1, prepend=at[:, :1]) > 0, axis=1)  # ranks rise in a group
+    node = np.take_along_axis(rng.standard_normal((draws, at.max() + 1)), at, axis=1)
+    z = np.sqrt(v.node_share) * node + np.sqrt(1.0 - v.node_share) * own
+    x = v.rank.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
+    return np.asarray(x / x.max(axis=1, keepdims=True))
+
+
+def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
+    """Link of a collective, as `Placement.link_leaves` numbers them; -1: on NVLink, or none."""
+    c = op_type.collective
+    if term.frozen:
+        return -1
+    if term.far:
+        return n_stages + op_type.stage
+    if c is None or is_compute(c.kernel_class) or c.kernel_class.startswith("tp_"):
+        return -1
+    if op_type.link >= 0:
+        return op_type.link
+    if c.group == "shard":
+        return n_stages + op_type.stage
+    named = {"world": n_own + n_stages, "embedding": n_own + n_stages + 1}
+    return named.get(c.group, n_own + op_type.stage)
+
+
+def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
+    p, factor = v.regime.probability, v.regime.factor
+    congested = p > 0.0 and factor > 1.0
+    lo, hi, n = congested_links(placement, graph.n_stages)
+    mean = 1.0 + p * (factor - 1.0) if congested else 1.0
+    return engine.Links(
+        lo, hi, n_own_links(placement.job), n if congested else 0,
+        p if congested else 0.0, 1.0 / mean, factor / mean if congested else 1.0,
+    )  # fmt: skip
+
+
+def _stalls(
+    placement: Placement, graph: StepGraph, v: Variability, tables: Tables
+) -> tuple[engine.Stalls, NDArray[np.float64]]:
+    """Stalls of a step, and the multiplier of compute between them, per op type.
+
+    A group stalls at the rate of its entities over its own nominal compute time; a job over the
+    whole step. Work between stalls is faster by what stalls take, so that the mean stays 1, unless
+    they add to it.
+    """
+    stall, quiet, job = v.stall, np.ones(len(graph.op_types)), placement.job
+    rate, length = stall.rate_per_hour / 3600.0, stall.duration_s
+    nominal = np.array([nominal_duration(t) for t in graph.op_types])
+    ops, shares, probability = [], [], np.zeros(graph.n_stages)
+    entities = _entities(placement, stall.entity)
+    for s in range(graph.n_stages):
+        hit = np.flatnonzero((_busy(graph) == s) & (nominal[graph.op_type] > 0.0))
+        exposed = nominal[graph.op_type[hit]]
+        # members of a group work at the same time: one of them stands for all
+        alone = np.array([graph.op_types[t].member <= 0 for t in graph.op_type[hit]], bool)
+        busy_s = float(exposed[alone].sum())
+        ops.append(hit)
+        shares.append(np.cumsum(exposed) / max(exposed.sum(), 1e-30))
+        if stall.entity == "job":
+            continue
+        probability[s] = -np.expm1(-rate * entities * busy_s)
+        if busy_s > 0.0:
+            here = [t.stage == s and t.collective is None for t in graph.op_types]
+            quiet[here] = 1.0 - probability[s] / entities * length / busy_s
+    job_quiet = 1.0
+    if stall.entity == "job":
+        probability[:] = -np.expm1(-rate * graph.nominal_s)
+        if not stall.adds:
+            job_quiet = 1.0 - probability[0] * length / graph.nominal_s
+    if min(job_quiet, float(quiet.min())) <= 0.0:
+        raise PrismError(
+            f"{job.source}: variability.effects.stall: {stall.rate_per_hour:g} per hour of "
+            f"{length:g} s leave no time to work; lower rate_per_hour or duration_s"
+        )
+    entity = engine.JOB_STALL if stall.entity == "job" else engine.GROUP_STALL
+    ptr = np.concatenate([[0], np.cumsum([len(o) for o in ops])])
+    return engine.Stalls(
+        entity if rate * length > 0.0 else engine.NO_STALL, probability, job_quiet, length,
+        tables.add(lognormal(stall.duration_cv)), ptr.astype(np.int32),
+        np.concatenate(ops).astype(np.int32), np.concatenate(shares),
+    ), quiet  # fmt: skip
+
+
+def _entities(placement: Placement, entity: str) -> float:
+    """Ranks or nodes of one (replica, stage) group, in the mean."""
+    ranks = placement.ranks()
+    if entity == "rank":
+        return float(ranks.shape[2])
+    node = np.sort(ranks // placement.gpus_per_node, axis=2)
+    return float(1.0 + np.count_nonzero(np.diff(node, axis=2), axis=2).mean())
+
+
+def _busy(graph: StepGraph) -> NDArray[np.int32]:
+    """Stage that computes during each op, -1 for joins, transfers and collectives over replicas."""
+    local = [t.collective is None for t in graph.op_types]
+    computes = (graph.op_type >= 0) & np.array(local, bool)[np.maximum(graph.op_type, 0)]
+    return np.where(computes, graph.stage, -1).astype(np.int32)

@@ -1,0 +1,122 @@
+"""Step times of many clusters with nothing random but the ranks, at a fraction of a step's cost.
+
+A lane is a cluster here, where in a simulation 64 lanes share one: so rare slow ranks, which make
+the variance between clusters heavy-tailed, are met often enough. What these times explain of the
+clusters' means is a control variate (`prism.common.attribution.ClusterControl`); left out is what
+noise does to a maximum, so they are no estimate of their own.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.engine import jitted as engine
+from prism.simulation.program import Program, stream_keys
+
+Lanes = NDArray[np.float32]
+
+
+def cluster_times(program: Program, clusters: range, seed: int, threads: int = 1) -> Lanes:
+    """Step time of each cluster with every effect but the ranks' at its mean [s].
+
+    Parameters
+    ----------
+    program : Program
+    clusters : range
+        Cluster i has the ranks of block i of a run under the same seed.
+    seed : int
+    threads : int
+    """
+    batches = [clusters[i : i + engine.LANES] for i in range(0, len(clusters), engine.LANES)]
+    step = quiet_step(program)
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        parts = list(pool.map(lambda batch: _run_batch(program, step, batch, seed), batches))
+    return np.concatenate([*parts, np.zeros(0, np.float32)])
+
+
+def quiet_step(program: Program) -> engine.Step:
+    """Arrays of a step whose ops each take their coefficient's vector, whole; see `run_lanes`.
+
+    Ops that some replicas skip have a further coefficient per vector, and its `Bank.skipped`.
+    """
+    ops, bank, n = program.ops, program.bank, program.low.call_cv.shape[0]
+    coef = ops.coef.copy()
+    if bank.skipped.shape[0]:
+        some = np.flatnonzero(bank.skipped.any(axis=0))
+        own = (ops.kind == engine.DRAW) & np.isin(ops.vec[:, 0], some)
+        coef[own] = n + np.searchsorted(some, ops.vec[own, 0])
+        whole = np.zeros((bank.skipped.shape[0], n), np.uint8)
+        bank = bank._replace(skipped=np.concatenate([whole, bank.skipped[:, some]], axis=1))
+    quiet = ops._replace(coef=coef, vec=ops.coef[:, None].copy(), n_terms=np.ones_like(ops.n_terms))
+    return program.arrays(track=False)._replace(ops=quiet, bank=bank)
+
+
+def _durations(program: Program, clusters: range, seed: int) -> Lanes:
+    """Seconds of every op type of every replica in each cluster [replica, coef, lane]."""
+    low, ranks, rows = program.low, program.ranks, program.graph.n_replicas
+    n, n_terms = low.call_cv.shape
+    key = stream_keys(seed)[engine.RANK]
+    x = np.ones((ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
+    words = np.empty((4, engine.LANES), np.uint32)
+    a, r = np.empty((rows, n, n_terms), np.float32), np.empty((rows, n), np.float32)
+    out = np.zeros((rows, n, engine.LANES), np.float32)
+    for lane, cluster in enumerate(clusters):
+        engine.draw_ranks(ranks, program.tables, cluster, key[0], key[1], words, x)
+        engine.lower_groups(low, x, a, r)
+        out[:, :, lane] = a.sum(axis=2)
+    return out
+
+
+def _run_batch(program: Program, step: engine.Step, clusters: range, seed: int) -> Lanes:
+    return run_lanes(step, _durations(program, clusters, seed))[: len(clusters)]
+
+
+def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
+    """Run a quiet step whose ops take other durations in every lane.
+
+    Parameters
+    ----------
+    step : engine.Step
+        From `quiet_step`.
+    durations : float32 [replica, coef, lane]
+        Seconds; as many replicas as are given are run, and ops over replicas take the first's.
+
+    Returns
+    -------
+    float32 [lane]
+        Step times [s].
+    """
+    graph, shape, skipped = step.graph, durations.shape[:2], step.bank.skipped
+    done = 1.0 - skipped if skipped.shape[0] else np.ones(shape)
+    graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
+    step = step._replace(graph=graph)
+    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    lanes = engine.LANES
+    work = engine.Work(
+        state=np.zeros((n_rows, lanes), np.float32),
+        path=np.zeros((n_rows, 0, lanes), np.float32),
+        busy=np.zeros((graph.n_stages, lanes), np.float32),
+        words=np.empty((graph.n_stages, 4, lanes), np.uint32),
+        drawn=np.empty(graph.n_stages, np.int64),
+        base=np.empty(lanes, np.float32), zeros=np.zeros(lanes, np.float32),
+        noise=np.empty(lanes, np.float32), vectors=durations,
+        coef_a=done[:, :, None].astype(np.float32), coef_r=np.zeros(done.shape, np.float32),
+        ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
+        ev_delay=np.zeros(0, np.float32), other=np.zeros((2, 2), np.uint32),
+        mix=np.zeros((0, 3), np.float32), tail=np.zeros((0, lanes), np.float32),
+        own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
+        weight=np.ones(shape[0], np.float32),
+    )  # fmt: skip
+    key, chosen = np.uint32(0), np.arange(shape[0])
+    for phase, is_global in enumerate(graph.phase_global):
+        if is_global:
+            engine.run_phase(step, work, phase, chosen, 0, 1, 0, key, key, 0)
+        elif graph.n_state > 1:
+            engine.run_phase(step, work, phase, chosen, 0, graph.n_replicas, 0, key, key, 0)
+        else:  # replicas share the room of one
+            for r in range(graph.n_replicas):
+                own = work._replace(vectors=durations[r : r + 1])
+                engine.run_phase(step, own, phase, chosen, r, r + 1, 0, key, key, 0)
+    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
+    return np.array(work.state[final])

@@ -1,0 +1,257 @@
+"""Finished chunks in a folder, so that an interrupted command goes on where it was.
+
+A chunk is a file named after everything that its result depends on, written under another name
+first, with a hash over its bytes: what is cut off or damaged is computed again. Beside them stands
+which command they are of. Left out: what is in them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import io
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism.common.errors import PrismError
+from prism.common.files import atomic_write, check_directory
+from prism.simulation.execution.content import Identity, identity
+from prism.simulation.execution.task import Arrays
+
+MANIFEST, LOCK, SUFFIX = "command.json", "lock", ".chunk"
+MAGIC = b"prism chunk 1\n"
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+class ChunkStore:
+    """A folder of finished chunks of one command, locked while it is open.
+
+    Parameters
+    ----------
+    directory : path
+        Made where it does not exist.
+    command : mapping, optional
+        What the command was asked, without its seed; a folder of another is refused.
+    seed : int, optional
+        Seed of the command; None: that of the interrupted one, if there is one.
+    fresh_seed : callable, optional
+        Gives a seed where there is none.
+    tell : callable, optional
+        Takes notes for the user.
+
+    Raises
+    ------
+    PrismError
+        The folder is of another command or of something else, in use, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        command: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        fresh_seed: Callable[[], int] | None = None,
+        tell: Callable[[str], None] = _silent,
+    ) -> None:
+        self.directory, self.tell = Path(directory), tell
+        self.found = self.computed = 0  # chunks taken up, and made
+        self._counts = threading.Lock()
+        self._writes = True
+        check_directory(self.directory, "--resume")
+        self._descriptor = self._lock()
+        try:
+            self._check_names()
+            self.seed = self._settle(dict(command or {}), seed, fresh_seed)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------- the folder
+    def _lock(self) -> int:
+        """Keep other commands out; the system ends the lock with the process, however it ends."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise PrismError(f"{self.directory}: cannot keep chunks: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise PrismError(
+                f"{self.directory}: another prism is at work there; wait for it, or choose "
+                "another folder with --resume"
+            ) from error
+        except OSError:  # a file system without locks: two at once do no harm but to time
+            pass
+        return descriptor
+
+    def _check_names(self) -> None:
+        """Refuse a folder in which other things are."""
+        names = {file.name for file in self.directory.iterdir()}
+        others = sorted(
+            name for name in names - {MANIFEST, LOCK}
+            if not name.endswith(SUFFIX) and not name.startswith(".")
+        )  # fmt: skip
+        if others:
+            raise PrismError(
+                f"{self.directory}: holds {others[0]} and is not a folder of finished chunks; give "
+                "--resume a folder of its own"
+            )
+
+    def _settle(
+        self, command: dict[str, Any], seed: int | None, fresh: Callable[[], int] | None
+    ) -> int | None:
+        """Compare with the interrupted command, or note down this one; returns the seed."""
+        command, before = json.loads(json.dumps(command)), self._manifest()
+        if before is not None:
+            self._refuse_other(before, command, seed)
+            there = Identity(**before["identity"])
+            n = self.kept
+            seed = before["seed"] if seed is None else seed
+            under = "" if before["seed"] is None else f", seed {before['seed']}"
+            if there == identity():
+                self.tell(f"{self.directory}: going on after {n} finished chunks{under}")
+                return seed
+            self.tell(
+                f"{self.directory}: {n} finished chunks were computed by another program "
+                f"({identity().differences(there)}); starting again{under}"
+            )
+        self._clear()
+        if seed is None and fresh is not None:
+            seed = fresh()
+        content = {
+            "command": command, "seed": seed, "identity": identity()._asdict(),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }  # fmt: skip
+        with atomic_write(self.directory / MANIFEST) as file:
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return seed
+
+    def _manifest(self) -> dict[str, Any] | None:
+        """Read which command the chunks are of; None where there are none, or it cannot be told."""
+        try:
+            content = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))
+            Identity(**content["identity"])
+            return {"command": content["command"], **content} if "seed" in content else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            self.tell(f"{self.directory}: {MANIFEST} is damaged; starting again")
+            return None
+
+    def _refuse_other(
+        self, before: Mapping[str, Any], command: Mapping[str, Any], seed: int | None
+    ) -> None:
+        """Refuse the chunks of another command, naming what differs."""
+        here, there = dict(command), dict(before["command"])
+        if seed is not None:
+            here["seed"], there["seed"] = seed, before["seed"]
+        names = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        if names:
+            apart = "; ".join(
+                f"{k} {_said(there.get(k))}, here {_said(here.get(k))}" for k in names
+            )
+            raise PrismError(
+                f"{self.directory}: holds finished chunks of another command, begun "
+                f"{before.get('started', 'at another time')} ({apart}); give that command again to "
+                "go on with it, choose another folder with --resume, or remove this one"
+            )
+
+    @property
+    def kept(self) -> int:
+        """Number of chunks in the folder."""
+        return sum(not file.name.startswith(".") for file in self.directory.glob(f"*{SUFFIX}"))
+
+    def _clear(self) -> None:
+        """Remove the chunks, and what a killed process was writing; nothing else."""
+        for file in self.directory.iterdir():
+            if file.name == MANIFEST or file.name.endswith(SUFFIX):
+                file.unlink(missing_ok=True)
+            elif file.name.startswith(".") and file.name.endswith(".json"):
+                file.unlink(missing_ok=True)
+
+    # -------------------------------------------------------------------------------- the chunks
+    def load(self, key: str) -> Arrays | None:
+        """Return what a finished chunk gave; None where it is not there, or damaged."""
+        try:
+            content = (self.directory / f"{key}{SUFFIX}").read_bytes()
+        except OSError:
+            return None
+        found = unpack(content)
+        if found is None:
+            self.tell(f"{self.directory}: {key[:12]}...{SUFFIX} is damaged; computing it again")
+        else:
+            with self._counts:
+                self.found += 1
+        return found
+
+    def save(self, key: str, arrays: Arrays) -> None:
+        """Keep what a chunk gave; where there is no room, say so and go on without."""
+        with self._counts:
+            self.computed += 1
+            if not self._writes:
+                return
+        try:
+            with atomic_write(self.directory / f"{key}{SUFFIX}") as file:
+                file.write_bytes(pack(arrays))
+        except PrismError as error:
+            with self._counts:
+                told, self._writes = not self._writes, False
+            if not told:
+                self.tell(f"{error}; going on without keeping chunks")
+
+    def finish(self) -> None:
+        """Remove the chunks: their result is written."""
+        self._clear()
+        (self.directory / LOCK).unlink(missing_ok=True)
+        try:
+            self.directory.rmdir()
+        except OSError:  # somebody else's folder, or files
+            pass
+
+    def close(self) -> None:
+        """Let other commands in."""
+        os.close(self._descriptor)
+
+
+def _said(value: Any) -> str:
+    return "not given" if value in (None, [], {}) else str(value)
+
+
+def pack(arrays: Arrays) -> bytes:
+    """Lay arrays into the bytes of a chunk, with a hash before them.
+
+    Examples
+    --------
+    >>> unpack(pack((np.arange(3),)))
+    (array([0, 1, 2]),)
+    >>> unpack(pack((np.arange(3),))[:-1]) is None
+    True
+    """
+    body = io.BytesIO()
+    for array in arrays:  # one after the other: numpy before 2.2 has no archive without pickles
+        np.save(body, array, allow_pickle=False)
+    return MAGIC + hashlib.sha256(body.getvalue()).digest() + body.getvalue()
+
+
+def unpack(content: bytes) -> Arrays | None:
+    """Return the arrays of a chunk; None where its bytes are not those that were written."""
+    n = len(MAGIC)
+    digest, body = content[n : n + 32], content[n + 32 :]
+    if content[:n] != MAGIC or hashlib.sha256(body).digest() != digest:
+        return None
+    file, found = io.BytesIO(body), []
+    while file.tell() < len(body):
+        found.append(np.load(file, allow_pickle=False))
+    return tuple(found)

@@ -1,0 +1,82 @@
+"""Say where work is done, and where finished chunks are kept, for a block of code.
+
+Everything that simulates asks `prism.simulation.execution.tasks` where to run, so that one `with`
+serves all analyses. Left out: how (`tasks`, `remote`, `chunks`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prism.simulation.execution.chunks import ChunkStore
+from prism.simulation.execution.remote import TIMEOUT_S, Remote
+from prism.simulation.execution.tasks import Place, at_place
+
+
+@contextmanager
+def run_on(
+    scheduler: Any = None,
+    *,
+    scheduler_file: str | os.PathLike[str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    resume: str | os.PathLike[str] | None = None,
+    command: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    fresh_seed: Callable[[], int] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Place]:
+    """Run everything in this block on a Dask cluster, keep finished chunks, or both.
+
+    Parameters
+    ----------
+    scheduler : str or distributed.Client, optional
+        Address of a Dask scheduler, or a client.
+    scheduler_file : path, optional
+        File with the address, written by ``dask scheduler --scheduler-file``.
+    timeout_s : float
+        How long to wait for a scheduler and for workers [s].
+    resume : path, optional
+        Folder of finished chunks; the same calls with the same seeds take up those of an
+        interrupted block. Removed when the block ends well.
+    command, seed, fresh_seed
+        What the block does and under which seed, for `resume`: a folder of another command is
+        refused, and a seed that was not given is taken from the interrupted one.
+    tell : callable, optional
+        Takes notes for the user.
+
+    Raises
+    ------
+    PrismError
+        Nobody answers, workers run another program, or the folder is of another command.
+
+    Examples
+    --------
+    ``with prism.run_on("tcp://10.0.0.1:8786", resume="parts"): prism.estimate(job, seed=1)``
+    """
+    say = tell or (lambda text: None)
+    store = None if resume is None else ChunkStore(resume, command, seed, fresh_seed, say)
+    remote = None
+    try:
+        if scheduler is not None or scheduler_file is not None:
+            remote = Remote(scheduler, scheduler_file, timeout_s, say)
+        if remote is None and store is None:
+            yield Place()
+        else:
+            with at_place(Place(remote, store)):
+                yield Place(remote, store)
+        if store is not None:
+            if store.found:
+                say(f"{store.directory}: {store.found} chunks were at hand, {store.computed} made")
+            store.finish()
+    except BaseException:
+        if store is not None and store.kept == 0:
+            store.finish()
+        raise
+    finally:
+        if remote is not None:
+            remote.close()
+        if store is not None:
+            store.close()

@@ -1,0 +1,159 @@
+"""`dependence: none`: every op redraws everything from its pooled law.
+
+The pooled law of an op type is sampled from the very program that it replaces: coefficients of
+several cluster draws, all shared effects and the residual, so its variance is that of `full`. What
+goes is the dependence between ops. Left out: a tail finer than the samples hold.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.law import Law, constant, empirical, lognormal
+from prism.distributions.tables import sample_table
+from prism.engine import jitted as engine
+from prism.simulation.program import Bank, Program, Tables, split_seed
+from prism.simulation.variability import Variability
+from prism.workload.opgraph import StepGraph
+
+POOL_CLUSTERS = 16  # clusters pooled at least
+POOL_SAMPLES = 1 << 16  # samples of each op's pooled law
+
+
+def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) -> Program:
+    """`dependence: none`: every op redraws everything from its pooled law, total variance kept."""
+    laws, means = _pooled_laws(program, graph, seed)
+    tables = Tables()
+    index = np.array([tables.add(law) for law in laws], np.int32)
+    n = len(laws)
+    fixed = np.zeros((n, 1))
+    fixed[:, 0] = means
+    low = program.low._replace(
+        seg_mean=np.zeros((0, program.low.seg_mean.shape[1])), seg_cv=np.zeros(0),
+        seg_cdf=np.zeros(0, np.int32), coef_stage=np.full(n, -1, np.int32),
+        coef_seg_ptr=np.zeros(n + 1, np.int32), coef_seg=np.zeros(0, np.int32),
+        coef_count=np.zeros(0), coef_split=np.zeros((0, 1)), fixed_mean=fixed[None],
+        fixed_var=np.array([[(m * law.std) ** 2 for m, law in zip(means, laws, strict=True)]]),
+        call_cv=np.zeros((n, 1)), table_std=np.array([law.std for law in laws]),
+        quiet=np.ones(n),
+    )  # fmt: skip
+    stalls = program.stalls._replace(table=tables.add(lognormal(v.stall.duration_cv)))
+    jitter = program.jitter._replace(table=tables.add(v.jitter))
+    ranks = program.ranks._replace(
+        tables=np.full_like(program.ranks.tables, -1), node_weight=0.0, node_table=0,
+        factor=np.ones_like(program.ranks.factor),
+    )  # fmt: skip
+    ops = program.ops._replace(
+        vec=np.zeros((program.ops.vec.shape[0], 1), np.int32),
+        n_terms=np.ones_like(program.ops.n_terms), table=index[program.ops.coef],
+    )  # fmt: skip
+    return replace(
+        program, ops=ops, low=low, ranks=ranks, stalls=stalls, tables=tables.stack(),
+        bank=Bank().arrays(0), links=program.links._replace(n_leaves=0), step_table=-1,
+        jitter=jitter, shared=program,
+    )  # fmt: skip
+
+
+def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[Law], list[float]]:
+    """Pool each op type's duration over clusters, replicas and all shared effects."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    pooled_a, pooled_r = _sample_coefficients(program, seed)
+    laws: list[Law] = []
+    means: list[float] = []
+    tables = program.tables.astype(np.float64)
+    example = {int(t): i for i, t in enumerate(graph.op_type) if t >= 0}
+    alike = program.alike
+    seconds = pooled_a.sum(axis=2, dtype=np.float64).mean(axis=0)
+    for c in range(program.low.table_std.size):
+        if alike is not None and alike[c] != c:
+            same = int(alike[c])
+            laws.append(laws[same])
+            means.append(means[same] * seconds[c] / seconds[same] if seconds[same] > 0.0 else 0.0)
+            continue
+        i = example[c]
+        pick = rng.integers(0, pooled_a.shape[0], POOL_SAMPLES)
+        samples = np.zeros(POOL_SAMPLES)
+        shared: dict[tuple[str, int], NDArray[np.uint32]] = {}
+        for t in range(program.ops.n_terms[i]):
+            v = program.ops.vec[i, t]
+            part = pooled_a[pick, c, t].astype(np.float64)
+            for name, column in (
+                ("step", program.bank.step_table[:, v]),
+                ("mb", program.bank.mb_table[v : v + 1]),
+                ("call", program.bank.call_table[v : v + 1]),
+            ):
+                if column.max() >= 0:
+                    u = shared.setdefault((name, 0), _uniforms(rng))
+                    part = part * _factors(tables, column, pick, u)
+            if program.bank.link[v] >= 0 and program.links.n_leaves > 0:
+                part = part * _link_samples(program, int(program.bank.link[v]), rng)
+            samples += part
+        residual = _look_up(tables[program.ops.table[i]], _uniforms(rng))
+        samples *= 1.0 + pooled_r[pick, c] * residual
+        mean = float(samples.mean())
+        means.append(mean)
+        laws.append(_empirical(samples / mean) if mean > 0.0 else constant())
+    return laws, means
+
+
+def _factors(
+    tables: NDArray[np.float64], rows: NDArray[np.int32], pick: NDArray[np.int64],
+    u: NDArray[np.uint32],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Shared effect of each sample, by the table of its replica (or the one for all)."""
+    out = np.ones(u.size)
+    for row, table in enumerate(rows):
+        if table >= 0:
+            own = pick % rows.size == row
+            out[own] += _look_up(tables[table], u[own])
+    return out
+
+
+def _sample_coefficients(
+    program: Program, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Coefficients of several cluster draws, [draw, coef, term] and [draw, coef]."""
+    n_coef, n_terms = program.low.call_cv.shape
+    replicas = program.graph.n_replicas
+    clusters = max(POOL_CLUSTERS, 1024 // replicas)
+    words = np.empty((4, engine.LANES), np.uint32)
+    x = np.ones((program.ranks.tables.shape[0], max(1, program.ranks.n_gpus)), np.float32)
+    all_a = np.empty((clusters, replicas, n_coef, n_terms), np.float32)
+    all_r = np.empty((clusters, replicas, n_coef), np.float32)
+    k0, k1 = split_seed(seed)
+    for k in range(clusters):
+        engine.draw_ranks(program.ranks, program.tables, k, k0, k1, words, x)
+        engine.lower_groups(program.low, x, all_a[k], all_r[k])
+    return all_a.reshape(-1, n_coef, n_terms), all_r.reshape(-1, n_coef)
+
+
+def _uniforms(rng: np.random.Generator) -> NDArray[np.uint32]:
+    return rng.integers(0, 1 << 32, POOL_SAMPLES, dtype=np.uint32)
+
+
+def _look_up(table: NDArray[np.float64], u: NDArray[np.uint32]) -> NDArray[np.float64]:
+    return np.asarray(sample_table(table.astype(np.float32), u))
+
+
+def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    links = program.links
+    width = (links.leaf_hi[:, link] - links.leaf_lo[:, link]).sum(axis=1)
+    if link >= links.n_own:
+        width = width.sum(keepdims=True)
+    width = width[rng.integers(0, width.size, POOL_SAMPLES)]
+    hit = rng.random(POOL_SAMPLES) < 1.0 - (1.0 - links.probability) ** width
+    # as in the engine: where no leaf is touched there is nothing to be congested
+    return np.where(width == 0, 1.0, np.where(hit, links.congested, links.quiet))
+
+
+def _empirical(samples: NDArray[np.float64]) -> Law:
+    """Empirical law of mean-one samples; a constant where they do not vary."""
+    if samples.std() < 1e-9:
+        return constant()
+    tail = 0.5 ** np.arange(7, 17)
+    q = np.unique(np.concatenate([tail, np.linspace(0.0, 1.0, 257), 1.0 - tail]))
+    law = empirical(q.tolist(), np.quantile(samples, q).tolist())
+    least = float(law.ppf(np.zeros(1))[0])
+    most = law.std / (1.0 - least)  # with more of it the least would be negative
+    return law.scaled_to(min(float(samples.std()), most))

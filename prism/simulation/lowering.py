@@ -1,0 +1,325 @@
+"""Lowering: from kernels on every GPU of a group to one op with the right law.
+
+An op is segments of kernels between two tp or cp collectives. Conditional on the persistent
+effects x of the group's GPUs, each segment takes the maximum over the group; the engine integrates
+its mean and variance per cluster draw, and this module prepares what it integrates: segment means
+per rank loading, residual spread and shape, the split into terms by shared effect, and the
+residual table of the op. Third cumulants enter through the tables' shapes, taken at x = 1.
+Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
+over the whole shard group, so that its ranks wait for each other at every op where a prefetched
+gather would let them drift by a unit. With experts a segment is maximised over the ep group, also
+at the end of an op, and every rank's experts take as long as the busiest's.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.law import Law, constant, normal
+from prism.engine import jitted as engine
+from prism.simulation.variability import Variability
+from prism.workload.build import Collective, Kernel
+from prism.workload.kernels import MEMORY_CLASSES, is_compute
+from prism.workload.opgraph import OpType
+
+Array = NDArray[np.float64]
+MIN_SKEW = 0.02  # below, a normal law is indistinguishable from a gamma
+
+
+@dataclass(frozen=True)
+class Term:
+    """Part of an op's time that follows the same shared effects."""
+
+    mb_loading: float
+    compute: bool
+    frozen: bool = False  # follows no effect at all
+    routed: bool = False  # follows the load of experts rather than the microbatch
+    far: bool = False  # an all-to-all over the network
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Kernels between two barriers, as seen by one GPU."""
+
+    mean: tuple[float, ...]  # seconds per rank loading
+    std: float  # seconds, of the residuals
+    third: float  # s^3, third central moment
+    split: tuple[tuple[Term, float], ...]  # share of the mean in each term
+    # share of the residuals' variance in each kernel class
+    classes: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+
+
+class Part(NamedTuple):
+    """Fixed time of an op that is as slow as the slowest node of those that take part."""
+
+    role: str  # what of a node it follows: network, other (NVLink) or memory
+    group: str  # who takes part: tp, cp, dp_cp, embedding, world, hop, or stage
+    n_bytes: float
+    term: int
+    mean: float  # seconds
+    var: float  # s^2
+    hidden: float = 0.0  # seconds more, beside compute
+
+
+@dataclass(frozen=True)
+class LoweredOp:
+    """One op type: segments with counts, fixed (collective) parts, and its terms."""
+
+    segments: tuple[tuple[Segment, float], ...]
+    terms: tuple[Term, ...]
+    fixed: tuple[float, ...]  # seconds per term
+    fixed_var: float
+    fixed_third: float
+    shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
+    single: Law | None  # the law itself where the op is one kernel or one collective
+    fixed_classes: tuple[tuple[str, float], ...] = ()  # fixed_var by kernel class, s^2
+    parts: tuple[Part, ...] = ()  # of the fixed time
+
+
+def moment_law(std: float, third: float) -> Law:
+    """Law of mean 1 with the given standard deviation and third central moment."""
+    if std <= 0.0:
+        return constant()
+    skew = third / std**3
+    if skew < MIN_SKEW:
+        return normal(std)
+    cv = 0.5 * skew  # a gamma law's skewness is twice its cv
+    return Law("gamma", (cv,), loc=1.0 - std / cv, scale=std / cv)
+
+
+class Lowerer:
+    """Lowers op types under one `Variability`.
+
+    ``loadings`` are the distinct rank exponents; those from ``n_random`` on follow only the fixed
+    slowdowns of hot nodes, since their kernels are frozen. ``roles`` say what of a slow node each
+    follows; memory-bound kernels have a loading of their own where it differs from the others, or
+    where nodes are slow in memory (`own_memory`). Where a group's ranks have calls of their own
+    (a shard group's), their spread `call_std` goes into the segments.
+    """
+
+    def __init__(
+        self, variability: Variability, own_memory: bool = False, call_std: float = 0.0
+    ) -> None:
+        self.v, self.call_std = variability, call_std
+        memory = variability.memory_loading
+        own = own_memory or memory not in (0.0, 1.0) or variability.memory_spread != 1.0
+        self.loadings = (0.0, 1.0) + ((memory,) if own else ())
+        self.roles = ("other", "compute") + (("memory",) if own else ())
+        self.n_random = len(self.loadings)
+        if any(t.frozen for t in variability.treatments.values()):
+            self.loadings += self.loadings[1:]
+            self.roles += self.roles[1:]
+
+    def rank_exponent(self, column: int) -> float:
+        """Exponent of the random rank effect in a column; `loadings` has a known slow node's."""
+        memory = self.roles[column] == "memory"
+        return self.loadings[column] * (self.v.memory_spread if memory else 1.0)
+
+    def _column(self, kernel_class: str) -> int:
+        """Index of the rank loading of a kernel class."""
+        if kernel_class in MEMORY_CLASSES and "memory" in self.roles:
+            column = self.roles.index("memory")
+        else:
+            column = self.loadings.index(self.v.rank_loading(kernel_class))
+        if column > 0 and self.v.treatment(kernel_class).frozen:
+            column += self.n_random - 1
+        return column
+
+    def _treated(self, op_kind: str, kernel: Kernel | Collective) -> tuple[Law, float]:
+        """Residual and duration of a kernel or collective [s] under its class's treatment."""
+        name = kernel.kernel_class
+        law, factor = self.v.treated_residual(name, kernel.law)
+        if self.v.treatment(name).frozen:
+            if isinstance(kernel, Collective):
+                link, routed = not name.startswith("tp_") and not is_compute(name), False
+            else:
+                link, routed = _is_far(kernel), kernel.routed
+            factor *= self.v.shared_median(op_kind, name, link, routed)
+        return law, kernel.duration * factor
+
+    def lower(self, op_type: OpType) -> LoweredOp:
+        """Lower one op type; see `LoweredOp`."""
+        c = op_type.collective
+        if c is not None:
+            law, duration = self._treated(op_type.op_kind, c)
+            frozen = self.v.treatment(c.kernel_class).frozen
+            term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
+            var = (duration * law.std) ** 2
+            role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
+            part = Part(role, c.group or "stage", c.bytes, 0, duration, var)
+            return LoweredOp(
+                (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),),
+                law, ((c.kernel_class, var),), (part,),
+            )  # fmt: skip
+        return self._lower_kernels(op_type)
+
+    def _term(self, op_kind: str, kernel: Kernel) -> Term:
+        if self.v.treatment(kernel.kernel_class).frozen:
+            return Term(0.0, False, True)
+        if kernel.routed:
+            return Term(0.0, is_compute(kernel.kernel_class), False, True, _is_far(kernel))
+        loading = self.v.microbatch_loading(op_kind, kernel.kernel_class)
+        return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
+
+    def _lower_kernels(self, op_type: OpType) -> LoweredOp:
+        counts: dict[Segment, float] = {}
+        fixed: dict[Term, float] = {}
+        by_class: dict[str, float] = {}
+        stretched: dict[tuple[str, str, float, Term, float], tuple[float, float, float]] = {}
+        var = third = 0.0
+        run: list[Kernel] = []
+        for kernel in op_type.kernels:
+            if not kernel.group:
+                run.append(kernel)
+                continue
+            self._close(op_type.op_kind, run, counts)
+            term, name = self._term(op_type.op_kind, kernel), kernel.kernel_class
+            law, duration = self._treated(op_type.op_kind, kernel)
+            fixed[term] = fixed.get(term, 0.0) + duration
+            own = (duration * law.std) ** 2
+            by_class[name] = by_class.get(name, 0.0) + own
+            var += own
+            third += duration**3 * law.skew
+            beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
+            key = _link_role(kernel.law), kernel.group, kernel.bytes, term, beside
+            mean, spread, hidden = stretched.get(key, (0.0, 0.0, 0.0))
+            stretched[key] = mean + duration, spread + own, hidden + beside
+        self._close(op_type.op_kind, run, counts)
+        terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
+        total = sum(k.duration for k in op_type.kernels) or 1.0
+        shares: dict[str, float] = {}
+        for k in op_type.kernels:
+            shares[k.kernel_class] = shares.get(k.kernel_class, 0.0) + k.duration / total
+        parts = tuple(
+            Part(role, group, n_bytes, terms.index(term), *seconds)
+            for (role, group, n_bytes, term, _), seconds in stretched.items()
+        )
+        single = None
+        if len(op_type.kernels) == 1:
+            single, _ = self._treated(op_type.op_kind, op_type.kernels[0])
+        return LoweredOp(
+            tuple(counts.items()), terms, tuple(fixed.get(t, 0.0) for t in terms), var, third,
+            tuple(shares.items()), single, tuple(by_class.items()), parts,
+        )  # fmt: skip
+
+    def _close(self, op_kind: str, run: list[Kernel], counts: dict[Segment, float]) -> None:
+        """Turn the kernels since the last barrier into a segment."""
+        if not run:
+            return
+        mean = [0.0] * len(self.loadings)
+        var = third = 0.0
+        split: dict[Term, float] = {}
+        by_class: dict[str, float] = {}
+        for k in run:
+            law, duration = self._treated(op_kind, k)
+            mean[self._column(k.kernel_class)] += duration
+            own = (duration * law.std) ** 2
+            var += own
+            by_class[k.kernel_class] = by_class.get(k.kernel_class, 0.0) + own
+            third += duration**3 * law.skew
+            term = self._term(op_kind, k)
+            split[term] = split.get(term, 0.0) + duration
+        called = sum(d for term, d in split.items() if term.compute) * self.call_std
+        var += called**2
+        total = sum(mean)
+        run.clear()
+        if total <= 0.0:
+            return
+        segment = Segment(
+            tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items()),
+            tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
+        )  # fmt: skip
+        counts[segment] = counts.get(segment, 0.0) + 1.0
+
+
+def _is_far(kernel: Kernel) -> bool:
+    """Tell whether a kernel is an all-to-all over the network."""
+    return kernel.group == "ep" and _link_role(kernel.law) == "network"
+
+
+def _link_role(law: str) -> str:
+    """Part of a node that a message follows, by the tier in its residual law's name."""
+    return "other" if law.startswith("residual/nvlink") else "network"
+
+
+def standardised_cdf(law: Law) -> Array:
+    """Tabulate the cdf of (X - mean) / std on the engine's knots; a step for a constant."""
+    z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
+    if law.std == 0.0:
+        return np.where(z >= 0.0, 1.0, 0.0)
+    return np.asarray(law.cdf(law.mean + law.std * z))
+
+
+def lowering_arrays(
+    lowered: list[LoweredOp],
+    op_types: tuple[OpType, ...],
+    member: NDArray[np.int32],
+    call_std: float,
+    table_std: Array | None = None,
+) -> engine.Lowering:
+    """Lay lowered ops into the engine's arrays.
+
+    Parameters
+    ----------
+    lowered, op_types : per coefficient
+    member : int32 [replica, stage, member]
+        Physical GPU of each rank.
+    call_std : float
+        CV of the call effect to lower into the residual (0 where it is drawn apart).
+    table_std : float64 [coef], optional
+        Standard deviation of each op's residual table; 1 where it is not known yet.
+    """
+    n, n_terms = len(lowered), max(len(op.terms) for op in lowered)
+    segments = list(dict.fromkeys(s for op in lowered for s, _ in op.segments))
+    index = {s: i for i, s in enumerate(segments)}
+    ptr, seg, count, split = [0], [], [], []
+    fixed_mean, call_cv = np.zeros((n, n_terms)), np.zeros((n, n_terms))
+    for c, op in enumerate(lowered):
+        for s, times in op.segments:
+            seg.append(index[s])
+            count.append(times)
+            shares = dict(s.split)
+            row = [shares.get(t, 0.0) for t in op.terms]
+            split.append(row + [0.0] * (n_terms - len(row)))
+        ptr.append(len(seg))
+        fixed_mean[c, : len(op.terms)] = op.fixed
+        is_op = op_types[c].collective is None
+        for t, term in enumerate(op.terms):
+            call_cv[c, t] = call_std if term.compute and is_op else 0.0
+    n_loadings = max((len(s.mean) for s in segments), default=1)
+    totals = [sum(s.mean) for s in segments]
+    shapes = [moment_law(s.std / m, s.third / m**3) for s, m in zip(segments, totals, strict=True)]
+    shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
+    cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
+    has_rank = [len(op.segments) > 0 for op in lowered]
+    return engine.Lowering(
+        member=np.ascontiguousarray(member, np.int32),
+        seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
+        seg_cv=np.array([s.std / m for s, m in zip(segments, totals, strict=True)], np.float64),
+        seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
+        cdf=np.array(cdfs, np.float64),
+        coef_stage=np.array(
+            [t.stage if r else -1 for t, r in zip(op_types, has_rank, strict=True)], np.int32
+        ),
+        coef_seg_ptr=np.array(ptr, np.int32),
+        coef_seg=np.array(seg, np.int32),
+        coef_count=np.array(count, np.float64),
+        coef_split=np.array(split, np.float64).reshape(-1, n_terms),
+        coef_member=np.array([t.member for t in op_types], np.int32),
+        fixed_mean=fixed_mean[None],
+        fixed_var=np.array([[op.fixed_var for op in lowered]], np.float64),
+        call_cv=call_cv,
+        table_std=np.ones(n) if table_std is None else np.asarray(table_std, np.float64),
+        quiet=np.ones(n),
+    )
+
+
+def residual_law(op: LoweredOp, relative_std: float, mean: float, call_third: float) -> Law:
+    """Law of an op's residual and call together: the kernel's own, or matched in three moments."""
+    if op.single is not None and call_third == 0.0:
+        return op.single
+    third = sum(times * s.third for s, times in op.segments) + op.fixed_third
+    return moment_law(relative_std, third / mean**3 + call_third)

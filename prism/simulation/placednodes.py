@@ -1,0 +1,372 @@
+"""Nodes put to their places: slow GPUs, stretched messages, other leaves and pods in a program.
+
+A built program and one whose nodes were moved come from the same function, so that they are equal
+to the bit. Slow compute is a factor of the GPU, which every draw and lowering reads; slow links,
+memory and host gaps stretch fixed times by the slowest node that takes part. Left out: what
+placement does to the graph, which is nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.cluster.linkcongestion import congested_links
+from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.cluster.wiring import Wiring
+from prism.common.errors import PrismError
+from prism.distributions.law import lognormal, quantile_table
+from prism.engine import jitted as engine
+from prism.simulation.program import Origin, Place, Program
+from prism.workload.transformer import TP_OVERLAP_COST
+
+Array = NDArray[np.float64]
+FIXED_ROLES = ("network", "other", "memory")  # of a node, that stretch fixed times
+LEAST, MOST = 1e-3, 1e3  # factors outside are mistakes, or nodes that do not work
+
+
+def site_nodes(
+    program: Program, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
+) -> Program:
+    """Put a job's nodes to their places.
+
+    Parameters
+    ----------
+    program : Program
+        Of the same job under any placement.
+    placement : Placement
+    slowdowns : mapping of int to NodeSlowdown
+        By physical node; the others are healthy.
+
+    Raises
+    ------
+    PrismError
+        A slowdown names no node of the cluster, or is out of range.
+    """
+    origin = program.origin
+    assert origin is not None
+    where = placement.job.source or placement.job.name
+    check_slowdowns(slowdowns, placement.n_nodes, where)
+    n, gpus = placement.n_nodes, placement.gpus_per_node
+    factor = [
+        _by_gpu(slowdowns, role, loading, n, gpus)
+        for role, loading in zip(origin.roles, origin.loadings, strict=True)
+    ]
+    fixed = {
+        role: _by_gpu(slowdowns, role, 0.0, n, gpus)
+        for role in FIXED_ROLES
+        if any(_component(s, role, 0.0) != 1.0 for s in slowdowns.values())
+    }
+    drawn = tuple(r for r in fixed if any(_varies(s, r) for s in slowdowns.values()))
+    low, typical = _stretch(origin, placement, fixed, drawn)
+    ranks, tables = _spread(program, origin, slowdowns, drawn)
+    factor += [fixed[role] for role in drawn]
+    ranks = ranks._replace(
+        n_gpus=placement.n_gpus, factor=np.ascontiguousarray(np.stack(factor), np.float32)
+    )
+    return replace(
+        program, low=low, ranks=ranks, tables=tables, typical=typical,
+        links=_links(program, placement),
+    )  # fmt: skip
+
+
+def site_workers(
+    program: Program, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
+) -> Program:
+    """Put the workers of a fitted trace to other places, each with what was measured of it.
+
+    What a worker takes longer than a typical one moves along, the share that follows no effect
+    too; transfers and gaps stay what they were measured to be at their place. Spares are typical.
+
+    Parameters
+    ----------
+    program : Program
+        Of the trace under any placement.
+    placement : Placement
+        Of the job that describes the trace; a node is a worker.
+    slowdowns : mapping of int to NodeSlowdown
+        Further slow nodes, in compute alone.
+
+    Raises
+    ------
+    PrismError
+        A slowdown names no worker, or is of another kind.
+    """
+    origin = program.origin
+    assert origin is not None
+    where = placement.job.source or placement.job.name
+    check_slowdowns(slowdowns, placement.n_nodes, where)
+    other = [n for n, s in slowdowns.items() if s != NodeSlowdown(s.compute)]
+    if other:
+        raise PrismError(
+            f"{where}: cluster.node_slowdowns: node {other[0]}: a fitted trace knows compute and "
+            "transfers as they were measured; give a factor on compute alone, or place a job file"
+        )
+    n_gpus = placement.n_nodes
+    gpu = _worker_gpus(origin, placement)
+    low = origin.low._replace(member=np.ascontiguousarray(gpu[placement.members()], np.int32))
+    factor = np.ones((len(origin.roles), n_gpus))
+    factor[:, : origin.factor.shape[1]] = origin.factor
+    for node, slow in slowdowns.items():
+        factor[:, gpu[node]] *= slow.compute
+    ops = program.ops
+    if origin.held is not None:
+        held = np.stack([np.ones_like(factor), np.zeros_like(factor)])
+        held[:, :, : origin.held.shape[2]] = origin.held
+        for node, slow in slowdowns.items():
+            held[0, :, gpu[node]] *= slow.compute
+        low = hold_seconds(low, held)
+        ops = ops._replace(n_terms=count_terms(low)[ops.coef])
+    ranks = program.ranks._replace(n_gpus=n_gpus, factor=np.ascontiguousarray(factor, np.float32))
+    return replace(program, ops=ops, low=low, ranks=ranks)
+
+
+def _worker_gpus(origin: Origin, placement: Placement) -> NDArray[np.int64]:
+    """Engine GPU of every node: the one that has the node's place in the default order."""
+    default = Placement(placement.job, np.arange(placement.n_slots), placement.nodes)
+    out = np.arange(placement.n_nodes)
+    out[default.members()] = origin.low.member
+    return out
+
+
+def hold_seconds(low: engine.Lowering, held: Array) -> engine.Lowering:
+    """Seconds of measured workers that follow no effect, as the second term of their ops.
+
+    Parameters
+    ----------
+    low : engine.Lowering
+        Of a trace: an op with a rank effect has one segment, whose mean is in one loading.
+    held : float64 [2, loading, gpu]
+        A worker's factor, and the share of its time that follows no effect.
+    """
+    fixed = low.fixed_mean.copy()
+    for c in np.flatnonzero(low.coef_stage >= 0):
+        mean = low.seg_mean[low.coef_seg[low.coef_seg_ptr[c]]]
+        k = int(np.argmax(mean))
+        gpus = low.member[:, low.coef_stage[c], 0]
+        fixed[:, c, 1] = mean[k] * held[0, k, gpus] * held[1, k, gpus]
+    return low._replace(fixed_mean=fixed)
+
+
+def count_terms(low: engine.Lowering) -> NDArray[np.int32]:
+    """Terms of every op of a trace [coef]: two where some seconds follow no effect."""
+    return np.where(low.fixed_mean[:, :, 1].any(axis=0), 2, 1).astype(np.int32)
+
+
+def check_slowdowns(slowdowns: Mapping[int, NodeSlowdown], n_nodes: int, where: str) -> None:
+    """Refuse slowdowns of nodes that are not there, and factors out of range.
+
+    Raises
+    ------
+    PrismError
+        Naming the node and what was expected.
+    """
+    key = f"{where}: cluster.node_slowdowns"
+    for node, slow in slowdowns.items():
+        if not 0 <= node < n_nodes:
+            raise PrismError(
+                f"{key}: no node {node} among {n_nodes}; indices run from 0 to {n_nodes - 1}"
+            )
+        factors = [x for x in slow[:4] if x is not None]
+        if not all(LEAST <= x <= MOST for x in factors):
+            raise PrismError(
+                f"{key}: node {node}: expected factors between {LEAST:g} and {MOST:g}; "
+                "a node that does not work is left out of cluster.nodes"
+            )
+        if not 0.0 <= slow.cv <= 1.0:
+            raise PrismError(
+                f"{key}: node {node}: cv = {slow.cv:g}, expected between 0 and 1; 0.05 is 5 %"
+            )
+
+
+def needs_memory(slowdowns: Mapping[int, NodeSlowdown]) -> bool:
+    """Tell whether memory-bound kernels need factors apart from compute and all else."""
+    return any(slow.memory is not None or slow.other != 1.0 for slow in slowdowns.values())
+
+
+def _component(slow: NodeSlowdown, role: str, loading: float) -> float:
+    """Return a node's factor on what follows a role; memory follows compute where it has none."""
+    if role != "memory":
+        return float(getattr(slow, role))
+    return float(slow.compute**loading if slow.memory is None else slow.memory)
+
+
+def _by_gpu(
+    slowdowns: Mapping[int, NodeSlowdown], role: str, loading: float, n_nodes: int, gpus: int
+) -> Array:
+    """Factor of every GPU on what follows a role [gpu]."""
+    out = np.ones((n_nodes, gpus))
+    for node, slow in slowdowns.items():
+        out[node] = _component(slow, role, loading)
+    return out.ravel()
+
+
+def _varies(slow: NodeSlowdown, role: str) -> bool:
+    """Tell whether a node's own spread multiplies its factor in a role."""
+    if slow.cv == 0.0:
+        return False
+    if role == "compute" and all(_component(slow, r, 0.0) == 1.0 for r in FIXED_ROLES):
+        return True
+    if role == "memory" and slow.memory is None:
+        return False
+    return _component(slow, role, 0.0) != 1.0
+
+
+@lru_cache(maxsize=64)
+def _spread_table(cv: float, power: float) -> NDArray[np.float32]:
+    return quantile_table(lognormal(cv), power)
+
+
+def _spread(
+    program: Program, origin: Origin, slowdowns: Mapping[int, NodeSlowdown], drawn: tuple[str, ...]
+) -> tuple[engine.Ranks, NDArray[np.float32]]:
+    """Tables of the slow nodes' own spread, a row for every loading and drawn role."""
+    n = len(origin.roles)
+    constant = np.full(len(drawn), -1, np.int32)
+    ranks = program.ranks._replace(tables=np.concatenate([program.ranks.tables[:n], constant]))
+    nodes = [node for node, slow in sorted(slowdowns.items()) if slow.cv > 0.0]
+    own: dict[tuple[float, float], int] = {}
+    index = np.full((len(nodes), n + len(drawn)), -1, np.int32)
+    roles = (*zip(origin.roles, origin.loadings, strict=True), *((r, 0.0) for r in drawn))
+    for i, node in enumerate(nodes):
+        slow = slowdowns[node]
+        for j, (role, loading) in enumerate(roles):
+            power = 1.0 if _varies(slow, role) else 0.0
+            if role == "memory" and slow.memory is None and _varies(slow, "compute"):
+                power = loading
+            if power > 0.0:
+                index[i, j] = origin.n_tables + own.setdefault((slow.cv, power), len(own))
+    tables = program.tables[: origin.n_tables]
+    if own:
+        tables = np.concatenate([tables, [_spread_table(*key) for key in own]])
+    return ranks._replace(spread_node=np.array(nodes, np.int32), spread_table=index), tables
+
+
+def _stretch(
+    origin: Origin, placement: Placement, fixed: Mapping[str, Array], drawn: tuple[str, ...]
+) -> tuple[engine.Lowering, Array | None]:
+    """Give fixed times of a placement with its slow nodes and, if they differ, without them.
+
+    Parameters
+    ----------
+    origin : Origin
+    placement : Placement
+    fixed : mapping of str to float64 [gpu]
+        Factors by role, where any is not 1.
+    drawn : tuple of str
+        Roles whose factors vary between clusters, and are left to the engine.
+    """
+    low = origin.low._replace(member=placement.members())
+    own, moved = _own_groups(origin), _moved_groups(origin, placement)
+    places = [
+        p for p in origin.places
+        if p.part.group in own or p.part.group in moved or p.part.role in fixed
+    ]  # fmt: skip
+    if not places:
+        return low, None
+    slow = {role: x[low.member].max(axis=2) for role, x in fixed.items()}
+    n_replicas = low.member.shape[0]
+    mean = np.repeat(low.fixed_mean, n_replicas, axis=0)
+    var = np.repeat(low.fixed_var, n_replicas, axis=0)
+    typical = mean.copy()
+    left: list[tuple[Place, Array]] = []  # and how much longer it takes here
+    for place in places:
+        part, c = place.part, place.coef
+        ratio = np.ones(n_replicas)
+        if origin.wiring is not None and (part.group in own or part.group in moved):
+            ratio = _ratio(origin.wiring, moved.get(part.group), place, part.group in own)
+        if place.shared:  # one op for all replicas
+            ratio = np.full_like(ratio, ratio.max())
+        whole = ratio
+        if part.role in drawn:
+            left.append((place, ratio))
+        elif part.role in slow:
+            whole = ratio * _slowest(slow[part.role], place)
+        typical[:, c, part.term] += part.mean * (ratio - 1.0)
+        mean[:, c, part.term] += part.mean * (whole - 1.0)
+        var[:, c] += part.var * (whole**2 - 1.0)
+    if all(bool((x == x[:1]).all()) for x in (mean, var, typical)):
+        mean, var, typical = mean[:1], var[:1], typical[:1]
+    low = low._replace(fixed_mean=mean, fixed_var=var)
+    if left:
+        rows = {role: len(origin.roles) + i for i, role in enumerate(drawn)}
+        low = low._replace(parts=_parts(left, rows, mean.shape[2]))
+    return low, None if np.array_equal(typical, mean) else typical
+
+
+def _own_groups(origin: Origin) -> set[str]:
+    """Return the groups whose messages take other times in different places."""
+    if origin.wiring is None:
+        return set()
+    groups = {place.part.group for place in origin.places} - {"stage"}
+    return {group for group in groups if not origin.wiring.is_nominal(group)}
+
+
+def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
+    """Wiring of the groups whose messages take another time than in the default order."""
+    default = origin.wiring
+    if default is None or default.is_flat:
+        return {}
+    slots, gpus = placement.slots, placement.gpus_per_node
+    order = np.arange(slots.size)
+    bounds = {tier.gpus for tier in default.cluster.tiers}
+    bounds = (bounds | {max(gpus, default.cluster.nvlink_gpus)}) - {gpus}
+    if all(np.array_equal(slots * gpus // n, order * gpus // n) for n in bounds):
+        return {}  # every slot in its units and NVLink domain
+    wiring = Wiring(default.cluster, placement, default)
+    groups = {place.part.group for place in origin.places} - {"stage"}
+    return {group: wiring for group in groups if not wiring.is_as(default, group)}
+
+
+def _ratio(default: Wiring, moved: Wiring | None, place: Place, own: bool) -> Array:
+    """How many times longer a message takes than its nominal time [replica].
+
+    A ratio, since the nominal duration of a transfer is the mean over all hops: one that becomes
+    slower does so relative to that mean.
+    """
+    message = place.part.group, place.part.n_bytes, max(place.stage, 0)
+    ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
+    if moved is not None:
+        ratio = ratio * (moved.seconds(*message) / default.seconds(*message))
+    part = place.part
+    if part.hidden > 0.0:  # compute hides as many seconds of a shorter one
+        whole = ratio * (part.mean + part.hidden)
+        shown = np.maximum(whole - part.hidden, TP_OVERLAP_COST * whole) / part.mean
+        ratio = np.where(ratio < 1.0, shown, ratio)
+    return ratio
+
+
+def _slowest(slow: Array, place: Place) -> Array:
+    """Largest of slow [replica, stage] over the groups that a part waits for [replica]."""
+    stages = slice(None) if place.stage < 0 else [place.stage, place.peer]
+    own = slow[:, stages].max(axis=1)
+    return np.full_like(own, own.max()) if place.shared else own
+
+
+def _parts(left: list[tuple[Place, Array]], rows: Mapping[str, int], n_terms: int) -> engine.Parts:
+    """Lay parts whose nodes vary between clusters into the engine's arrays."""
+    n_replicas = left[0][1].size
+    mean, var = np.zeros((n_replicas, len(left), n_terms)), np.zeros((n_replicas, len(left)))
+    for i, (place, moved) in enumerate(left):
+        mean[:, i, place.part.term] = place.part.mean * moved
+        var[:, i] = place.part.var * moved**2
+    places = [place for place, _ in left]
+    return engine.Parts(
+        coef=np.array([p.coef for p in places], np.int32),
+        loading=np.array([rows[p.part.role] for p in places], np.int32),
+        shared=np.array([p.shared for p in places], np.uint8),
+        stage=np.array([p.stage for p in places], np.int32),
+        peer=np.array([p.peer for p in places], np.int32),
+        mean=mean, var=var,
+    )  # fmt: skip
+
+
+def _links(program: Program, placement: Placement) -> engine.Links:
+    """Leaf switches that the links touch under a placement; none where nothing is congested."""
+    links = program.links
+    if links.n_leaves == 0:
+        return links
+    lo, hi, n = congested_links(placement, program.graph.n_stages)
+    return links._replace(leaf_lo=lo, leaf_hi=hi, n_leaves=n)

@@ -1,0 +1,296 @@
+"""The engine's arrays of one step, and what they are built of.
+
+A `Program` is what the engine runs. Shared effects become vectors of lanes (`Bank`), laws become
+quantile tables (`Tables`).
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.cluster.wiring import Wiring
+from prism.common.errors import PrismError
+from prism.distributions.law import POSITIVE, Law, constant, quantile_table
+from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
+from prism.engine import jitted as engine
+from prism.simulation.execution.task import Arrays
+from prism.simulation.lowering import Part
+
+
+class Place(NamedTuple):
+    """A part of an op's fixed time (`lowering.Part`), and whose nodes it waits for."""
+
+    coef: int
+    part: Part
+    shared: bool  # the groups of all replicas, else of its own
+    stage: int  # -1: all stages
+    peer: int  # a second stage, or the same
+
+
+class Origin(NamedTuple):
+    """A program before its nodes are placed: default order of ranks, no slow node."""
+
+    low: engine.Lowering
+    factor: NDArray[np.float64]  # [loading, gpu] what was measured, 1 where nothing was
+    roles: tuple[str, ...]  # [loading] what of a slow node each follows
+    loadings: tuple[float, ...]  # [loading] and with which exponent of its compute
+    places: tuple[Place, ...]
+    n_tables: int  # quantile tables that are not of slow nodes
+    wiring: Wiring | None  # of the default order; None: there are no messages
+    held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
+    # it that follows no effect; None unless a trace was measured
+
+
+@dataclass(frozen=True)
+class Program:
+    """Engine arguments of one job, and the labels of what comes out."""
+
+    ops: engine.Ops
+    graph: engine.Graph
+    bank: engine.Bank
+    links: engine.Links
+    ranks: engine.Ranks
+    low: engine.Lowering
+    stalls: engine.Stalls
+    tables: NDArray[np.float32]
+    step_table: int
+    shares: NDArray[np.float32]  # [coef, class]
+    classes: tuple[str, ...]
+    n_draws: int
+    n_members: int  # ranks whose ops are simulated apart in each group
+    shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
+    typical: NDArray[np.float64] | None = None  # low.fixed_mean with every effect at 1
+    alike: NDArray[np.int64] | None = None  # [coef] first coef with the same laws
+    origin: Origin | None = None  # what another placement starts from
+    sample: engine.Sample | None = None  # None: all replicas are simulated
+    jitter: engine.Jitter = engine.NO_JITTER
+
+    def arrays(self, track: bool) -> engine.Step:
+        """Arrays of a step of all replicas, with or without tracking of the critical path."""
+        shares = self.shares if track else np.zeros((self.shares.shape[0], 0), np.float32)
+        return engine.Step(
+            self.ops, self.graph, self.bank, self.links, self.ranks, self.low, self.stalls,
+            self.jitter, self.tables, self.step_table, shares,
+        )  # fmt: skip
+
+    def work(self, track: bool) -> engine.Step | engine.SampledStep:
+        """Arrays for `run_chunk`: of all replicas, or of those that are simulated."""
+        step, sample = self.arrays(track), self.sample
+        if sample is None:
+            return step
+        if step.graph.n_state > 1:  # room for those that are simulated alone
+            step = step._replace(graph=step.graph._replace(n_state=engine.count_rows(sample)))
+        return engine.SampledStep(step, sample)
+
+
+class Tables:
+    """Quantile tables, built once per (law, power); `source` is the file that laws are of."""
+
+    def __init__(self, source: str = "") -> None:
+        self.source = f"{source}: " if source else ""
+        self.index: dict[Hashable, int] = {}
+        self.arrays: list[NDArray[np.float32]] = []
+
+    def add(self, law: Law, power: float = 1.0) -> int:
+        """Index of the table of X**power."""
+        key = (law, power)
+        if key in self.index:
+            return self.index[key]
+        return self.add_table(key, quantile_table(law, power))
+
+    def add_table(self, key: Hashable, table: NDArray[np.float32]) -> int:
+        """Index of a table made elsewhere; equal keys share it."""
+        if key not in self.index:
+            self.index[key] = len(self.arrays)
+            self.arrays.append(table)
+        return self.index[key]
+
+    def multiplier(self, law: Law) -> int:
+        """Index of the table of a law of durations.
+
+        Raises
+        ------
+        PrismError
+            The law reaches below 0.
+        """
+        index = self.add(law)
+        self._check(law, index, "residual")
+        return index
+
+    def _check(self, law: Law, index: int, effect: str) -> None:
+        if float(self.arrays[index][0, 0]) < -1.0:
+            name = law.family.replace("_", " ")
+            of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
+            way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
+            if effect == "residual":
+                way_out += " (or scale)"
+                way_out += "" if law.family == "lognormal" else ", or law: lognormal with a cv"
+            if effect in ("residual", "rank"):
+                way_out += ", or of cluster.scale where that widens it"
+            raise PrismError(
+                f"{self.source}{of}: its law ({name}) with cv {law.cv:.3g} gives negative "
+                f"durations; {way_out}"
+            )
+
+    def optional(self, law: Law, power: float = 1.0, effect: str = "") -> int:
+        """Index of the table, -1 where the effect is off; it is named where its law is refused."""
+        if power == 0.0 or law.std == 0.0:
+            return -1
+        index = self.add(law, power)
+        self._check(law, index, effect)
+        return index
+
+    def largest(self, law: Law, power: float, relative: NDArray[np.float64]) -> int:
+        """Index of the table of the largest of several X**power; -1 where the effect is off.
+
+        Parameters
+        ----------
+        law : Law
+        power : float
+        relative : float64 [draw, n]
+            What each of n values is multiplied by, in equally likely cases; at most 1.
+        """
+        if relative.shape[1] == 1 or power == 0.0 or law.std == 0.0:
+            return self.optional(law, power, "microbatch")
+        key = (law, power, relative.tobytes())
+        return self.add_table(key, _largest_table(law, power, relative.shape[1], key[2]))
+
+    def stack(self) -> NDArray[np.float32]:
+        """All tables, [table, row, 2]; at least one, since an array needs an element type."""
+        self.add(constant())
+        return np.ascontiguousarray(np.stack(self.arrays), np.float32)
+
+
+class Bank:
+    """Shared-effect vectors, one per distinct product of effects."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, ...], int] = {}
+        self.add(-1, -1, 0, -1, -1, -1, 0)
+
+    def add(self, *row: int) -> int:
+        """Index of the vector with these fields of `engine.Bank`."""
+        return self.rows.setdefault(row, len(self.rows))
+
+    def arrays(self, n_microbatches: int) -> engine.Bank:
+        """Lay the vectors into the engine's arrays."""
+        table = np.array(list(self.rows), np.int32)
+        step, mb_table, mb, call_table, call, link, is_global = np.ascontiguousarray(table.T)
+        return engine.Bank(
+            step[None], mb_table, mb, call_table, call, link, is_global.astype(np.uint8),
+            n_microbatches if bool((mb_table >= 0).any()) else 0,
+        )  # fmt: skip
+
+
+def ideal_program(program: Program) -> Program:
+    """Return the same step with every effect at 1."""
+    program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
+    low = program.low
+    n_vectors = program.bank.mb.shape[0]
+    off = np.full(n_vectors, -1, np.int32)
+    n_loadings = program.ranks.tables.shape[0]
+    mean = low.fixed_mean if program.typical is None else program.typical
+    return replace(
+        program,
+        bank=program.bank._replace(step_table=off[None], mb_table=off, call_table=off, link=off,
+                                   n_microbatches=0),
+        ranks=program.ranks._replace(
+            tables=np.full(n_loadings, -1, np.int32), factor=np.ones_like(program.ranks.factor),
+            spread_node=np.zeros(0, np.int32), spread_table=np.zeros((0, 0), np.int32),
+        ),
+        low=low._replace(
+            seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
+            call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
+        ),
+        stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
+        links=program.links._replace(n_leaves=0),
+        step_table=-1,
+        sample=None if program.sample is None else program.sample.alone(),
+    )  # fmt: skip
+
+
+def split_seed(seed: int) -> tuple[np.uint32, np.uint32]:
+    """Split a 64-bit seed into the two words of Philox's key."""
+    return np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
+
+
+def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
+    """Philox keys of every stream: the seed's, but for the streams that take another seed."""
+    seeds = [(others or {}).get(stream, seed) for stream in range(engine.JITTER + 1)]
+    return np.array([split_seed(x) for x in seeds], np.uint32)
+
+
+def make_keys(seed: int) -> engine.Keys:
+    """Keys of a run in which everything is drawn under one seed."""
+    return engine.Keys(stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32))
+
+
+def run_chunk(
+    work: engine.Step | engine.SampledStep, first: int, n: int, keys: engine.Keys
+) -> Arrays:
+    """Run blocks first, first + 1, ...; gives what is not zero of `run_blocks`."""
+    run: Callable[..., None]  # typed by its arguments once it is compiled
+    if isinstance(work, engine.SampledStep):
+        run, step, args = engine.run_sampled, work.step, tuple(work)
+    else:
+        run, step, args = engine.run_range, work, (work,)
+    out = make_room(step, n)
+    run(first, keys, *args, *out)
+    return out if step.share.shape[1] else out[:2]
+
+
+def thread_bytes(program: Program) -> float:
+    """Bytes of the buffers that each thread of the engine holds, the critical path followed."""
+    step = program.work(track=True)
+    step = step.step if isinstance(step, engine.SampledStep) else step
+    graph, (n_coefs, n_terms) = step.graph, step.low.call_cv.shape
+    rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    lanes = rows * (1 + len(program.classes)) + graph.n_state * step.bank.mb.shape[0]
+    simulated = graph.n_replicas if program.sample is None else engine.count_rows(program.sample)
+    loads = step.ranks.tables.shape[0] * step.ranks.n_gpus
+    return 4.0 * float(engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads)
+
+
+def make_room(step: engine.Step, n: int) -> Arrays:
+    """Zeros for what n blocks give, as `prism.simulation.steps.run_blocks` says."""
+    shapes = ((), (), (step.share.shape[1],), (step.graph.n_stages,))
+    return tuple(np.zeros((n, *shape, engine.LANES), np.float32) for shape in shapes)
+
+
+@lru_cache(maxsize=64)
+def _largest_table(law: Law, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
+    """Table of the largest of n X**power, times the float64 [draw, n] in `cases`.
+
+    Notes
+    -----
+    X**power has mean 1, and the largest of several another. With F the law of one,
+    ``G(t) = mean over draws of prod_i F(t / relative_i)``, tabulated by logits.
+    """
+    relative = np.frombuffer(cases).reshape(-1, n)
+    q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))
+    x = law.ppf(q if power > 0.0 else 1.0 - q)
+    one = np.maximum(x, POSITIVE) ** power / law.power_moments(power).norm
+    keep = np.concatenate([[True], np.diff(one) > 0.0])
+    one, logit = one[keep], (np.log(q) - np.log1p(-q))[keep]
+    most = np.empty_like(one)
+    for k, value in enumerate(one):
+        each = -np.logaddexp(0.0, -np.interp(value / relative, one, logit))  # log F
+        whole = each.sum(axis=1)
+        most[k] = np.logaddexp.reduce(whole) - np.log(np.sum(-np.expm1(whole)))
+    most = np.maximum.accumulate(most)
+
+    def top(q: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.interp(np.log(q) - np.log1p(-q), most, one))
+
+    nodes, weights = quadrature(tail_panels(), 8)
+    mean = float(weights @ top(nodes))
+    std = math.sqrt(float(weights @ (top(nodes) - mean) ** 2))
+    table = table_of_quantiles(lambda q: top(q) - mean, std)
+    table[:, 0] += mean - 1.0
+    table.setflags(write=False)  # others get the same
+    return table

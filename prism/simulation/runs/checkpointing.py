@@ -1,0 +1,104 @@
+"""How often to write checkpoints: expected time of a run under failures, in closed form.
+
+Failures are a Poisson process; a checkpoint every so much work, written while the job stands still
+or in the background; a failure loses the work since the last one, and a restart takes its time,
+during which the job may fail again. Left out: everything but checkpoints and failures
+(`prism.simulation.runs.model` simulates all of it).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FailureLaw:
+    """Failures per second of the whole job [1/s], mean time from one to the next step [s]."""
+
+    rate_per_s: float
+    down_s: float
+
+
+def expected_time(
+    work_s: float, interval_s: float, write_s: float, law: FailureLaw, blocking: bool = True
+) -> float:
+    """Return the expected time of a run [s].
+
+    Parameters
+    ----------
+    work_s : float
+        Time of its steps, each counted once [s].
+    interval_s : float
+        Work between two checkpoints [s].
+    write_s : float
+        Time to write one [s].
+    law : FailureLaw
+    blocking : bool
+        The job stands still while a checkpoint is written.
+
+    Notes
+    -----
+    Blocking: every interval takes e^(r R) (e^(r (tau + w)) - 1) / r, with r the rate and R the time
+    down [1]_, equation 20. In the background: a failure costs R + tau / 2 + w on average, so that
+    T = W / (1 - r (R + tau / 2 + w)), to first order in r times the bracket.
+
+    References
+    ----------
+    .. [1] Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart
+       dumps", doi:10.1016/j.future.2004.11.016.
+    """
+    rate = law.rate_per_s
+    if not blocking:
+        cost = rate * (law.down_s + 0.5 * interval_s + write_s)
+        return work_s / (1.0 - cost) if cost < 1.0 else np.inf
+    n = work_s / interval_s
+    if rate == 0.0:
+        return work_s + n * write_s
+    with np.errstate(over="ignore"):
+        each = np.exp(rate * law.down_s) * np.expm1(rate * (interval_s + write_s)) / rate
+    return float(n * each)
+
+
+def best_interval(write_s: float, law: FailureLaw, blocking: bool = True) -> float:
+    """Return the work between two checkpoints that makes the run shortest [s].
+
+    Notes
+    -----
+    The minimum of (e^(r (tau + w)) - 1) / tau is at r tau = 1 + W(-e^(-r w - 1)), W Lambert's;
+    for small r w it is Young's sqrt(2 w / r). In the background the shortest interval is best, and
+    it cannot be shorter than a checkpoint takes to write.
+
+    References
+    ----------
+    Young (1974), doi:10.1145/361147.361115.
+    """
+    if law.rate_per_s == 0.0:
+        return np.inf
+    if not blocking:
+        return write_s
+    from scipy.special import lambertw
+
+    x = law.rate_per_s * write_s
+    if x < 1e-9:  # where the branch point swallows the digits
+        return float(np.sqrt(2.0 * write_s / law.rate_per_s))
+    return float((1.0 + lambertw(-np.exp(-x - 1.0)).real) / law.rate_per_s)
+
+
+def best_steps(step_s: float, write_s: float, law: FailureLaw, blocking: bool = True) -> int:
+    """Return the whole number of steps between checkpoints that makes the run shortest.
+
+    Parameters
+    ----------
+    step_s : float
+        Mean time of a step with what stalls it [s].
+    write_s, law, blocking
+        As in `expected_time`.
+    """
+    found = best_interval(write_s, law, blocking) / step_s
+    if not np.isfinite(found):
+        return 0
+    if not blocking:
+        return max(1, int(np.ceil(found)))
+    low = max(1, int(found))
+    times = [expected_time(1.0, n * step_s, write_s, law) for n in (low, low + 1)]
+    return low + int(times[1] < times[0])

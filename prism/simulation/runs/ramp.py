@@ -1,0 +1,86 @@
+"""A global batch that grows over a run: steps of each phase, and what they take.
+
+With fewer microbatches where the schedule has them, as simulated; else with fewer replicas, whose
+step takes as long while the others stand idle. Left out: a sequence length that grows with it, and
+batches larger than the job's.
+"""
+
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.common.errors import PrismError, named
+from prism.jobs.job import Job
+from prism.simulation.steps import simulate
+
+REPLICATES = 64  # one cluster draw: the same in every phase, so that a ratio hardly varies
+MOST_STEPS = 50_000_000  # of a run whose steps differ: each has a number of its own
+
+
+def step_work(
+    job: Job, n_steps: int, seed: int, threads: int | None
+) -> tuple[NDArray[np.float64] | None, tuple[str, ...]]:
+    """Return the length of every step over that of the job's own, None where all are alike.
+
+    Returns
+    -------
+    work : float64 [step] or None
+        Relative length of a step [1].
+    notes : tuple of str
+        Phases in which replicas stand idle.
+
+    Raises
+    ------
+    PrismError
+        A batch is larger than the job's, or the run is too long.
+    """
+    phases = job.run.batch_ramp
+    if not phases:
+        return None, ()
+    if n_steps > MOST_STEPS:
+        raise PrismError(
+            f"{named('steps')} {n_steps:,}: run.batch_ramp takes at most {MOST_STEPS:,} steps; "
+            "leave it out, or lower the steps"
+        )
+    work, notes, own, first = np.ones(n_steps), [], 0.0, 0
+    for phase, steps in zip(phases, job.ramp_steps, strict=True):
+        smaller = _fewer_microbatches(job, phase.global_batch)
+        if smaller is not None:
+            own = own or _mean_step(job, seed, threads)
+            work[first : first + steps] = _mean_step(smaller, seed, threads) / own
+        else:
+            notes.append(_idle(job, phase.global_batch))
+        first += steps
+    return work, tuple(notes)
+
+
+def _fewer_microbatches(job: Job, sequences: int) -> Job | None:
+    p = job.parallelism
+    count, rest = divmod(sequences, p.dp * p.microbatch_size)
+    if rest or not count:
+        return None
+    try:
+        return job.replace({"parallelism.microbatches": count})
+    except PrismError:
+        return None  # the schedule is not modelled with so few
+
+
+def _mean_step(job: Job, seed: int, threads: int | None) -> float:
+    return float(simulate(job, REPLICATES, seed, threads).step_time.mean())
+
+
+def _idle(job: Job, sequences: int) -> str:
+    """Say how many replicas a batch fills."""
+    p = job.parallelism
+    replicas = ceil(sequences / (p.microbatches * p.microbatch_size))
+    if replicas > p.dp:
+        most = p.dp * p.microbatches * p.microbatch_size
+        raise PrismError(
+            f"{job.source}: run.batch_ramp: a batch of {sequences} sequences is larger than the "
+            f"job's own of {most}; lower it, or leave the phase out"
+        )
+    return (
+        f"run.batch_ramp: {sequences:,} sequences fill {replicas} of {p.dp} replicas, the others "
+        f"stand idle: {p.schedule} has no fewer microbatches here"
+    )

@@ -1,0 +1,233 @@
+"""How fast steps are in the states of a run: congested, with a slow node, between stalls.
+
+Each state is simulated beside the undisturbed step under the same random numbers, so that a few
+hundred replicates tell the ratio. Congestion is told apart by how many leaf switches are congested,
+a slow node by nothing: which one it is, is drawn. Left out: states at the same time within one
+step; their ratios multiply.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.distributions.tables import sample_table
+from prism.engine import jitted as engine
+from prism.jobs.job import Job
+from prism.simulation.execution.task import Arrays, Shared, Task
+from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.othernodes import relocate
+from prism.simulation.program import Program, make_keys, run_chunk, stream_keys
+from prism.simulation.runs.parts import Array, Regime, Stalls
+from prism.simulation.sampledreplicas import fit_unseen, unfitted
+from prism.simulation.steps import SECONDS_PER_SAMPLE, Step, run_blocks
+from prism.simulation.variability import Variability
+
+BLOCKS = 32  # clusters, of 64 steps each, that tell a state apart; and slow nodes that are tried
+ENOUGH = 8  # pairs that make a mean
+TAIL = 1e-7  # chance of more congested leaves than are followed
+OFTEN = 0.25  # stalls per step where they are looked for
+RARE = 0.3  # stalls per step beyond which they are part of every step
+_WORD = 4294967296.0
+
+
+class Congestion(NamedTuple):
+    """Step time by the number of congested leaves over that without [state], and its changes."""
+
+    ratio: Array
+    regime: Regime
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """What the extra simulations share."""
+
+    job: Job
+    step: Step
+    effects: Variability
+    seed: int
+    threads: int
+
+    @property
+    def program(self) -> Program:
+        """The step with its shared effects, also where `dependence: none` pooled them."""
+        return self.step.program.shared or self.step.program
+
+    def times(self, program: Program) -> Array:
+        """Simulate the steps of `BLOCKS` clusters [block, lane] [s]."""
+        found = run_blocks(program, range(BLOCKS), self.seed, self.threads)[0]
+        return np.asarray(found, np.float64)
+
+    @cached_property
+    def calm(self) -> Program:
+        """The step while nothing disturbs it, as fast as it then is."""
+        program = self.program
+        calm = replace(
+            program,
+            links=program.links._replace(probability=0.0),
+            stalls=program.stalls._replace(duration=0.0),
+        )
+        if calm.sample is None:
+            return calm
+        # a node that slows down changes which replicas are slow, not what the others take
+        return fit_unseen(unfitted(calm), self.seed, self.threads).program
+
+    @cached_property
+    def calm_times(self) -> Array:
+        """Steps while nothing disturbs them [block, lane] [s]."""
+        return self.times(self.calm)
+
+
+# --------------------------------------------------------------------------------- congestion
+def congested_leaves(program: Program, blocks: range, seed: int) -> NDArray[np.int64]:
+    """Count the leaves that the engine draws as congested, [block, lane]."""
+    links, key = program.links, stream_keys(seed)[engine.REGIME]
+    words = np.empty((4, engine.LANES), np.uint32)
+    out = np.zeros((len(blocks), engine.LANES), np.int64)
+    threshold = np.uint64(links.probability * _WORD)
+    for i, block in enumerate(blocks):
+        for leaf in range(links.n_leaves):
+            lane0 = block * engine.LANES
+            engine.philox_lanes(leaf, 0, lane0, engine.REGIME, key[0], key[1], words)
+            out[i] += words[0].astype(np.uint64) < threshold
+    return out
+
+
+def find_congestion(sim: Simulator) -> Congestion | None:
+    """Measure congestion that outlasts steps; None where there is none, or it is always there.
+
+    Notes
+    -----
+    Each of L leaves is congested a share p of the time, for d seconds on average: of m congested
+    ones one is freed at the rate m / d, and one more is hit at (L - m) p / (d (1 - p)).
+    """
+    effect, program = sim.effects.regime, sim.program
+    p, n = effect.probability, program.links.n_leaves
+    if n == 0 or effect.duration_s <= 0.0 or not 0.0 < p < 1.0:
+        return None
+    often = max(p, min(0.5, 1.0 / n))
+    more = unfitted(replace(sim.calm, links=program.links._replace(probability=often)))
+    ratio = sim.times(more) / sim.calm_times
+    count = congested_leaves(more, range(BLOCKS), sim.seed)
+    found = np.bincount(count.ravel())
+    mean = np.bincount(count.ravel(), ratio.ravel()) / np.maximum(found, 1)
+    mean[0] = 1.0
+    known = np.flatnonzero((found >= ENOUGH) | (np.arange(found.size) == 0))
+    states = np.arange(int(binom.isf(TAIL, n, p)) + 1)
+    rates = np.zeros((states.size, states.size))
+    up = (n - states) * p / (1.0 - p) / effect.duration_s
+    down = states / effect.duration_s
+    rates[states[:-1], states[1:]] = up[:-1]
+    rates[states[1:], states[:-1]] = down[1:]
+    return Congestion(np.interp(states, known, mean[known]), Regime(rates))
+
+
+# ------------------------------------------------------------------------------- a slow node
+def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
+    """Simulate one slow node at a time, at random places.
+
+    Parameters
+    ----------
+    sim : Simulator
+    kind : str
+        ``compute``: the node's GPUs; ``network``: transfers and collectives over its links.
+    factor : float
+        On compute or on transfers.
+
+    Returns
+    -------
+    float64 [place]
+        Mean step time over that without the slow node [1].
+    """
+    rng = np.random.Generator(np.random.Philox(key=[sim.seed, 11]))
+    placement = Placement(sim.job)
+    nodes = placement.slots[rng.integers(0, placement.n_slots, BLOCKS)].tolist()
+    known, calm = placement.slowdowns(), replace(sim.step, program=sim.calm)
+
+    def slowed(i: int) -> Shared:
+        slow = known.get(nodes[i], NodeSlowdown())
+        slower = slow._replace(**{kind: factor * getattr(slow, kind)})
+        program = relocate(calm, placement.slots, known | {nodes[i]: slower})
+        return Shared(program.work(track=False))
+
+    times, keys = np.zeros(BLOCKS), make_keys(sim.seed)
+
+    def take(i: int, found: Arrays) -> None:
+        times[i] = float(found[0].mean(dtype=float))
+
+    seconds = sim.program.n_draws * engine.LANES * SECONDS_PER_SAMPLE
+    tasks = [  # built when their turn comes: a program per node
+        Task(run_chunk, partial(slowed, i), (i, 1, keys), seconds) for i in range(BLOCKS)
+    ]
+    run_tasks(tasks, take, sim.threads)
+    return np.asarray(times / sim.calm_times.mean(axis=1))
+
+
+# ------------------------------------------------------------------------------------- stalls
+def stalls_in(program: Program, blocks: range, seed: int) -> tuple[NDArray[np.int64], Array]:
+    """Count the stalls that the engine draws, and sum up their lengths [s], [block, lane]."""
+    stalls, key = program.stalls, stream_keys(seed)[engine.STALL]
+    words = np.empty((4, engine.LANES), np.uint32)
+    count = np.zeros((len(blocks), engine.LANES), np.int64)
+    length = np.zeros(count.shape)
+    table, thresholds = program.tables[stalls.table], stalls.probability * _WORD
+    for i, block in enumerate(blocks):
+        for stage, replica in _groups(program):
+            lane0 = block * engine.LANES
+            engine.philox_lanes(stage, replica, lane0, engine.STALL, key[0], key[1], words)
+            hit = words[0] < np.uint64(thresholds[stage])
+            if hit.any():
+                count[i] += hit
+                drawn = 1.0 + sample_table(table, words[2]).astype(float)
+                length[i] += np.where(hit, stalls.duration * drawn, 0.0)
+    return count, length
+
+
+def _groups(program: Program) -> list[tuple[int, int]]:
+    """Stage and replica of everything that stalls apart."""
+    if program.stalls.entity != engine.GROUP_STALL:
+        return [(0, 0)]
+    stages = np.flatnonzero(np.diff(program.stalls.op_ptr)).tolist()
+    return [(s, r) for r in range(program.graph.n_replicas) for s in stages]
+
+
+def find_stalls(sim: Simulator, step_s: float) -> Stalls | None:
+    """Measure how often the job stalls and what a stall adds; None where not, or in most steps.
+
+    Parameters
+    ----------
+    sim : Simulator
+    step_s : float
+        Mean step [s].
+    """
+    program, stalls = sim.program, sim.program.stalls
+    if stalls.entity == engine.NO_STALL:
+        return None
+    p = np.array([stalls.probability[stage] for stage, _ in _groups(program)])
+    rate = float(-np.log1p(-p).sum())
+    if not 0.0 < rate < RARE:
+        return None
+    more = np.minimum(stalls.probability * OFTEN / rate, 0.5)
+    often = replace(sim.calm, stalls=stalls._replace(probability=more))
+    count, length = stalls_in(often, range(BLOCKS), sim.seed)
+    single = count == 1
+    if not single.any():
+        return None
+    delay = np.maximum((sim.times(often) - sim.calm_times)[single], 0.0)
+    return Stalls(rate / step_s, delay * _to_the_mean(delay, length[single], stalls.duration))
+
+
+def _to_the_mean(delay: Array, length: Array, mean_s: float) -> float:
+    """Return the factor on delays that takes the luck of the lengths behind them out.
+
+    The mean length is known: it is a control variate of the mean delay.
+    """
+    if delay.size < ENOUGH or length.std() == 0.0 or delay.mean() == 0.0:
+        return 1.0
+    slope = float(np.cov(delay, length)[0, 1] / length.var(ddof=1))
+    wanted = float(delay.mean()) + slope * (mean_s - float(length.mean()))
+    return max(0.0, wanted / float(delay.mean()))

@@ -1,0 +1,329 @@
+"""Jobs of many replicas by simulating some of them: the slowest, and a sample of the others.
+
+Replicas that meet at the end of a step are exchangeable: given the cluster and what all of them
+share, their times are independent. Every cluster draws all its GPUs, so each replica's persistent
+level is known; the slowest and a stratified sample run as in the exact engine, and the step also
+waits for the slowest of the others, drawn from the law that a fixed pilot of clusters gives of a
+replica's time at its level. Left out: congestion hits the replicas left out one by one, also
+where they share a leaf switch.
+
+References
+----------
+.. [1] David, Nagaraja, Order Statistics, 2003, section 2.1: the law of a maximum, prod_i F_i.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from prism.engine import jitted as engine
+from prism.simulation.program import Program, make_keys, make_room
+from prism.simulation.unseenlaw import by_level, noise_table, widen
+
+Array = NDArray[np.float64]
+ENGINES = ("auto", "exact", "exchangeable")
+N_TOP, N_BULK = 64, 64  # replicas simulated in each cluster: the slowest, and of the others
+PILOT = 16  # clusters that tell what replicas take that are left out: 132,096 times
+ENOUGH = 1024  # replicas that `auto` simulates exactly
+DRAWN, MOST_DRAWN = 64, 1 << 17  # draws of microbatches in 64 lanes: for each replica, at most
+DOUBT = 0.2  # share of steps beyond the sample from which on a warning is given
+
+
+class Choice(NamedTuple):
+    """Which replicas a step simulates, and why not fewer."""
+
+    engine: str  # "exact" or "exchangeable"
+    replicas: int  # of the job
+    simulated: int  # in each cluster
+    reason: str  # why exact though the other was asked for; else empty
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What the pilot tells about replicas that are not simulated [1].
+
+    Attributes
+    ----------
+    program : Program
+        With the law of their times.
+    slowest : float
+        Share of steps in which one of them is the slowest.
+    beyond : float
+        Share of steps that read their noise's law beyond all that the pilot saw.
+    n_draws : int
+        Op-samples of the pilot.
+    """
+
+    program: Program
+    slowest: float
+    beyond: float
+    n_draws: int
+
+
+def choose_engine(program: Program, name: str, limit: int = ENOUGH) -> tuple[Program, Choice]:
+    """Let a program simulate some of its replicas where that is asked for and holds.
+
+    Parameters
+    ----------
+    program : Program
+    name : str
+        One of `ENGINES`; ``auto`` simulates up to `limit` replicas exactly.
+    limit : int
+    """
+    n = program.graph.n_replicas
+    exact = Choice("exact", n, n, "")
+    if name == "exact" or (name == "auto" and n <= limit):
+        return program, exact
+    if n <= 1 + N_TOP + N_BULK:
+        return program, exact._replace(
+            reason=f"{n} replica{'s are' if n > 1 else ' is'} few enough"
+        )
+    reason = _obstacle(program)
+    if reason:
+        return program, exact._replace(reason=reason)
+    return sample_replicas(program), Choice("exchangeable", n, 1 + N_TOP + N_BULK, "")
+
+
+def _obstacle(program: Program) -> str:
+    """Say why the replicas of a job cannot be left out; empty where they can."""
+    if program.stalls.entity == engine.GROUP_STALL:
+        return "stalls of ranks or nodes hit few replicas, which are not known in advance"
+    if np.any(program.low.coef_member >= 0):
+        return "at kernel resolution every replica is simulated"
+    if program.bank.skipped.shape[0] > 0 or program.bank.step_table.shape[0] > 1:
+        return "the replicas of a fitted trace differ in their work"
+    if int(np.sum(program.graph.phase_global == 0)) > 1:
+        return "replicas meet in mid-step (gathers of parameters), not only at its end"
+    return ""
+
+
+def sample_replicas(program: Program, n_top: int = N_TOP, n_bulk: int = N_BULK) -> Program:
+    """Let a program simulate some of its replicas; `fit_unseen` tells what the others take."""
+    graph, ops, low = program.graph, program.ops, program.low
+    if 1 + n_top + n_bulk >= graph.n_replicas:
+        return program
+    last = slice(graph.phase_lo[-1], graph.phase_hi[-1])
+    exported = ops.out[ops.kind == engine.EXPORT]
+    read = np.concatenate([ops.pred0[last], ops.pred1[last]])
+    exports = np.unique(exported[np.isin(exported, read)])
+    local = np.repeat(graph.phase_global == 0, graph.phase_hi - graph.phase_lo)
+    coef = np.unique(ops.coef[local & (ops.kind == engine.DRAW)])
+    coef = coef[np.argsort(low.coef_stage[coef], kind="stable")]
+    seconds = low.seg_mean * np.bincount(
+        low.coef_seg, low.coef_count, low.seg_mean.shape[0]
+    ).reshape(-1, 1)
+    total = max(float(seconds.sum()), 1e-300)
+    typical = _typical(program)
+    sample = engine.Sample(
+        n_top, n_bulk, (exports - graph.n_slots).astype(np.int32),
+        _tails(program, typical, exports), coef.astype(np.int32), typical,
+        seconds.sum(axis=0) / total, float(seconds.sum(axis=1) @ low.seg_cv) / total,
+        _softness(low.member.shape[2]), *_no_noise(),
+    )  # fmt: skip
+    return replace(program, sample=sample)
+
+
+def needs_fit(program: Program) -> bool:
+    """Tell whether a program leaves replicas out and does not know yet what they take."""
+    return program.sample is not None and program.sample.log_cdf.size == 1
+
+
+def ignore_unseen(program: Program) -> Program:
+    """Return the step of the replicas that are simulated, as if there were no others."""
+    return program if program.sample is None else replace(program, sample=program.sample.alone())
+
+
+def unfitted(program: Program) -> Program:
+    """Return a program that runs its own pilot, after its laws were changed."""
+    if program.sample is None:
+        return program
+    return replace(program, sample=program.sample._replace(log_cdf=np.zeros(1)))
+
+
+def count_draws(program: Program) -> int:
+    """Op-samples of one step replicate that are simulated."""
+    graph, sample = program.graph, program.sample
+    if sample is None:
+        return program.n_draws
+    drawn = (program.ops.kind == engine.DRAW).astype(np.int64)
+    starts = zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True)
+    rows = 2 + sample.n_top + sample.n_bulk
+    return sum(int(drawn[lo:hi].sum()) * (1 if g else rows) for g, lo, hi in starts)
+
+
+def _no_noise() -> tuple[Array, Array, Array, float, float, Array]:
+    """Return a law under which replicas that are left out take no time: before a fit."""
+    zero = np.zeros(1)
+    return zero, zero, zero + 1e-30, 0.0, 1.0, zero
+
+
+def _typical(program: Program) -> NDArray[np.float32]:
+    """Seconds of every op of a replica whose GPUs are average [coef, term]."""
+    low = program.low
+    n_coefs, n_terms = low.call_cv.shape
+    a = np.empty((1, n_coefs, n_terms), np.float32)
+    x = np.ones((max(1, program.ranks.tables.size), max(1, program.ranks.n_gpus)), np.float32)
+    plain = low._replace(
+        parts=engine.NO_PARTS, fixed_mean=np.ascontiguousarray(low.fixed_mean[:1]),
+        fixed_var=np.ascontiguousarray(low.fixed_var[:1]),
+    )  # fmt: skip
+    engine.lower_groups(plain, x, a, np.empty((1, n_coefs), np.float32))
+    return np.asarray(a[0])
+
+
+def _tails(
+    program: Program, typical: NDArray[np.float32], exports: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """Nominal time from every global slot that replicas export to, to the step's end [s]."""
+    graph, ops, seconds = program.graph, program.ops, typical.sum(axis=1)
+    tail = np.full(graph.n_slots + graph.n_global_slots, engine.NEVER, np.float32)
+    tail[graph.final_slot] = 0.0
+    for op in range(graph.phase_hi[-1] - 1, graph.phase_lo[-1] - 1, -1):
+        after = tail[ops.out[op]] + (seconds[ops.coef[op]] if ops.kind[op] == engine.DRAW else 0.0)
+        for p in (ops.pred0[op], ops.pred1[op]):
+            tail[p] = max(tail[p], after)
+    own = np.full_like(tail, engine.NEVER)
+    own[exports] = tail[exports]
+    return own[graph.n_slots :]
+
+
+def _softness(n: int) -> float:
+    """Scale of Gumbel's law [sd] whose mean maximum of n is that of n normals."""
+    if n == 1:
+        return 1.0
+    q = (np.arange(4096) + 0.5) / 4096
+    return float(ndtri(q ** (1.0 / n)).mean() / np.log(n))
+
+
+def describe_replicas(choice: Choice | None, unseen: Unseen | None) -> dict[str, Any]:
+    """Say which engine ran, how many replicas it simulated and what the others decided."""
+    out: dict[str, Any] = {} if choice is None else choice._asdict()
+    if unseen is not None:
+        out |= {"slowest_unseen": unseen.slowest, "beyond_sample": unseen.beyond}
+    return out
+
+
+def doubts(replicas: dict[str, Any]) -> list[str]:
+    """Say why an engine that was asked for did not run, or where it guesses."""
+    out = []
+    if replicas["reason"]:
+        out.append(f"all {replicas['replicas']} replicas were simulated: {replicas['reason']}")
+    beyond = replicas.get("beyond_sample", 0.0)
+    if beyond > DOUBT:
+        out.append(
+            f"{beyond:.0%} of the steps wait for a replica beyond any time that was simulated, "
+            "where its law is an extrapolation; --engine exact simulates all replicas"
+        )
+    return out
+
+
+# --------------------------------------------------------------------------------- the pilot
+class _Pilot(NamedTuple):
+    """What simulated replicas took."""
+
+    level: NDArray[np.float32]  # [block, replica] s
+    chosen: NDArray[np.int64]  # [block, row]
+    own: NDArray[np.float32]  # [block, row, lane] s
+    after: NDArray[np.float32]  # [block, lane] s, of the typical one's
+
+    def ratios(self) -> tuple[Array, Array]:
+        """Level [s] and step over the typical one's [lane], of every replica and block."""
+        work = self.own.astype(np.float64) - self.after[:, None]
+        level = np.take_along_axis(self.level, self.chosen[:, :-1], axis=1)
+        ratio = work[:, :-1] / work[:, -1:]
+        return level.astype(np.float64).ravel(), ratio.reshape(-1, engine.LANES)
+
+
+def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> _Pilot:
+    step, sample = program.arrays(track=False), program.sample
+    assert sample is not None
+    alone = sample.alone()
+    n, rows, lanes = program.graph.n_replicas, 2 + sample.n_top + sample.n_bulk, engine.LANES
+    out = _Pilot(
+        np.empty((PILOT, n), np.float32), np.empty((PILOT, rows), np.int64),
+        np.empty((PILOT, rows, lanes), np.float32), np.empty((PILOT, lanes), np.float32),
+    )  # fmt: skip
+
+    def one(block: int) -> None:
+        level, chosen, own, after = (values[block] for values in out)
+        times = make_room(step, 1)
+        outs = (times[0][0], times[1][0], times[2][0], times[3][0])
+        engine.run_sampled_block(block, keys, step, alone, outs, level, chosen, own, after)
+
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        list(pool.map(one, range(PILOT)))
+    return out
+
+
+def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> Unseen:
+    """Tell from a pilot what replicas take that are not simulated.
+
+    The pilot is the first clusters, however many are asked for, so that the first of many
+    replicates are those of few.
+
+    Notes
+    -----
+    A replica's own work over the typical one's, which has the same shared effects, follows the
+    law of `prism.simulation.unseenlaw`. Where microbatches decide, most of it is known without
+    simulating.
+    """
+    assert program.sample is not None
+    keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
+    pilot = _run_pilot(program, keys, threads)
+    level, ratio = pilot.ratios()
+    knot, mean, std = by_level(level, ratio)
+    at = np.interp(level, knot, mean)[:, None]
+    noise = ((ratio - at) / np.interp(level, knot, std)[:, None]).ravel()
+    noise = widen(noise, *_microbatches(program, keys, pilot.chosen))
+    first, width, log_cdf = noise_table(noise)
+    sample = program.sample._replace(
+        knot=knot, mean=mean, std=std, first=first, width=width, log_cdf=log_cdf
+    )
+    slowest, beyond = _shares(sample, pilot, float(noise[-1]))
+    n_draws = count_draws(program) * PILOT * engine.LANES
+    return Unseen(replace(program, sample=sample), slowest, beyond, n_draws)
+
+
+def _microbatches(
+    program: Program, keys: engine.Keys, chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and longest microbatch [draw, 2] of the pilot, and of draws of which none is simulated.
+
+    All tables of a microbatch rise with the same uniform; the widest stands for them.
+    """
+    bank, n = program.bank, program.graph.n_replicas
+    found = np.unique(bank.mb_table[bank.is_global == 0])
+    found = found[found >= 0]
+    n_drawn = min(DRAWN * n, MOST_DRAWN) if found.size else 0
+    told = np.zeros((*chosen[:, :-1].shape, engine.LANES, 2), np.float32)
+    drawn = np.zeros((n_drawn, engine.LANES, 2), np.float32)
+    if n_drawn:
+        table = int(found[np.argmax([program.tables[t, :1024, 0].std() for t in found])])
+        k = keys.stream[engine.MICROBATCH]
+        args = (program.tables, table, bank.n_microbatches, k[0], k[1])
+        for block, who in enumerate(chosen):
+            engine.microbatches(who[:-1], block * engine.LANES, *args, told[block])
+        engine.microbatches(n + 1 + np.arange(n_drawn), 0, *args, drawn)
+    return told.reshape(-1, 2), drawn.reshape(-1, 2)
+
+
+def _shares(sample: engine.Sample, pilot: _Pilot, largest: float) -> tuple[float, float]:
+    """Share of the pilot's steps that wait for a replica left out, and of those beyond the data."""
+    mean, std, count = np.empty((3, engine.BINS))
+    u = (np.arange(engine.LANES) + 0.5) / engine.LANES
+    slowest = beyond = 0
+    for level, chosen, own, after in zip(*pilot, strict=True):
+        if engine.unseen_bins(sample, level, chosen, mean, std, count) == 0:
+            continue
+        known = float((mean + std * largest)[count > 0.0].max())
+        z = np.array([engine.unseen_slowest(sample, mean, std, count, v) for v in u])
+        seen = (own[:-1].max(axis=0) - after) / (own[-1] - after)
+        waits = z[:, None] > seen[None, :]
+        slowest += waits.sum()
+        beyond += (waits & (z > known)[:, None]).sum()
+    pairs = PILOT * engine.LANES**2
+    return slowest / pairs, beyond / pairs

@@ -1,0 +1,494 @@
+"""Run the engine: replicate ranges as tasks, one dataset out.
+
+One block of 64 replicates is one cluster; blocks are independent and keyed, so the same seed gives
+the same bits for any number of threads, and the first n of N replicates do not change with N.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.cluster.devices import DEVICES
+from prism.cluster.nodemap import count_replicas
+from prism.common import sizes
+from prism.common.errors import PrismError, named
+from prism.common.sizes import check_size
+from prism.distributions.law import constant, lognormal
+from prism.distributions.library import Library, load_library
+from prism.engine import jitted as engine
+from prism.engine.jitted import LANES
+from prism.jobs.job import Job, load_job
+from prism.jobs.schedule import make_schedule
+from prism.simulation.assembly import build_program
+from prism.simulation.execution.task import TASK_S, Arrays, Shared, Task
+from prism.simulation.execution.tasks import (  # fmt: skip
+    cores,
+    is_remote,
+    keeps_tasks,
+    n_threads,
+    run_tasks,
+)
+from prism.simulation.independent import pool_program
+from prism.simulation.program import (
+    Program,
+    ideal_program,
+    make_keys,
+    make_room,
+    run_chunk,
+    thread_bytes,
+)
+from prism.simulation.results import make_dataset, provenance
+from prism.simulation.sampledreplicas import (
+    Choice,
+    choose_engine,
+    count_draws,
+    describe_replicas,
+    fit_unseen,
+    ignore_unseen,
+    needs_fit,
+    sample_replicas,
+)
+from prism.simulation.tracemodel.arrays import (
+    build_trace_graph_arrays,
+    build_trace_program,
+    kernel_class,
+    step_profile,
+)
+from prism.simulation.tracemodel.file import load_model
+from prism.simulation.tracemodel.model import TraceModel, check_trace_job
+from prism.simulation.variability import (
+    Regime,
+    Stall,
+    Treatment,
+    Variability,
+    is_communication,
+    resolve_variability,
+)
+from prism.workload.build import Workload, build_workload
+from prism.workload.opgraph import StepGraph
+from prism.workload.stepgraph import GraphOptions, build_step_graph
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Progress = Callable[[int, int], None]
+PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
+EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost
+SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
+CHUNK_S = 0.04  # of one call into the engine [s]
+MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
+REPLICATES = 12_800  # 200 cluster draws: ten beyond p95 of the time-to-train
+MAX_SEED = 1 << 63
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job made ready to run: what is computed, and the arrays that compute it."""
+
+    job: Job
+    workload: Workload | None  # None: a fitted trace, which knows no model
+    graph: StepGraph
+    program: Program
+    choice: Choice | None = None  # which replicas are simulated, where `prepare` chose
+    source: Variability | TraceModel | None = None  # what the program holds beside job and graph
+
+
+class Exposed(NamedTuple):
+    """Exposed communication as a share of the step, and its standard error by cluster [1]."""
+
+    share: float
+    error: float  # NaN for one cluster
+
+
+def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Step:
+    """Build workload, step graph and engine arrays of a job, over another library where given.
+
+    `engine` is one of `prism.simulation.sampledreplicas.ENGINES`: whether all replicas are
+    simulated.
+
+    Raises
+    ------
+    PrismError
+        The job asks for what cannot be built.
+    """
+    _check_size(job)
+    if job.variability.model is not None:
+        return prepare_trace(job, load_model(job.variability.model), seed, engine)
+    library = _library(job) if library is None else library
+    workload = build_workload(job, library)
+    p = job.parallelism
+    n_chunks = len(workload.chunks[0])
+    schedule = make_schedule(p.schedule, p.pp, p.microbatches, n_chunks)
+    options = GraphOptions(
+        n_replicas=count_replicas(job), group_size=p.tp * p.cp,
+        resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap, prefetch=p.prefetch,
+        reshard_after_forward=p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward,
+    )  # fmt: skip
+    graph = build_step_graph(workload, schedule, options)
+    variability = resolve_variability(job, library)
+    program = build_program(job, graph, variability, seed)
+    step = Step(job, workload, graph, *choose_engine(program, engine), variability)
+    _check_threads(step, 1)
+    return step
+
+
+def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
+    """Build the engine's arrays of a job that a fitted trace stands for.
+
+    Raises
+    ------
+    PrismError
+        The job asks for what the trace cannot tell.
+    """
+    check_trace_job(job, model)
+    graph = build_trace_graph_arrays(model, job.parallelism.dp)
+    program = _trace_program(job, model, graph, seed)
+    return Step(job, None, graph, *choose_engine(program, engine), model)
+
+
+def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> Program:
+    dp = job.parallelism.dp
+    ranks = job.variability.ranks or ("measured" if dp == model.n_replicas else "drawn")
+    program = build_trace_program(model, graph, dp, ranks == "measured")
+    if job.variability.dependence == "none":
+        program = pool_program(program, graph, model_variability(job, model), seed)
+    return program
+
+
+def model_variability(job: Job, model: TraceModel) -> Variability:
+    """Effects of a fitted trace as far as the run needs them: the step factor and its memory."""
+    profile = step_profile(model)
+    cv = math.sqrt(float(model.weight @ (profile - 1.0) ** 2))
+    none = constant()
+    return Variability(
+        rank=none,
+        step=lognormal(cv),
+        microbatch=none,
+        call=none,
+        regime=Regime(),
+        stall=Stall(),
+        dependence=job.variability.dependence,
+        model_error=job.variability.model_error or 0.0,
+        correlation_time_s=model.correlation_steps * model.measured_mean,
+    )
+
+
+def _check_size(job: Job) -> None:
+    """Refuse a job whose graph and arrays would take too much memory or time to build."""
+    p, layers = job.parallelism, job.model.n_layers
+    chunks = p.pp * p.vpp if p.pp > 1 else max(1, layers)
+    kinds = 3 if p.splits else 2
+    ops = kinds * p.microbatches * chunks
+    way_out = "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes"
+    counts: dict[str, tuple[float, sizes.Cost]] = {}
+    if job.variability.resolution == "kernel":
+        ops *= p.tp * p.cp * max(1, 16 * layers // chunks)  # some 16 kernels a layer
+        counts["kernels"] = ops, sizes.KERNEL
+        way_out += ", or take resolution op"
+    else:  # the first chunk, the last, and those between have kinds of ops of their own
+        counts["ops"] = ops, sizes.COMPUTE_OP
+        counts["layers of an op"] = kinds * min(chunks, 3) * layers / chunks, sizes.LAYER
+    counts |= {
+        "pairs of stages": (p.pp**2, sizes.STAGE_PAIR),
+        "ops by stage": (p.pp * ops, sizes.OP_OF_STAGE),
+        "GPUs": (job.n_nodes * job.cluster.gpus_per_node, sizes.GPU),
+    }
+    check_size(job.source, counts, way_out)
+
+
+def _check_threads(step: Step, threads: int) -> None:
+    """Refuse a step that takes too much memory, of every thread, or time, of a single block."""
+    n_bytes = thread_bytes(step.program) * threads
+    check_size(
+        step.job.source,
+        {
+            f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE),
+            "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),
+        },
+        f"parallelism.dp or microbatches, or {named('threads')}",
+    )
+
+
+def prepare_variability(job: Job) -> Variability:
+    """Resolve a job's effects over its library, or its fitted model."""
+    if job.variability.model is not None:
+        return model_variability(job, load_model(job.variability.model))
+    return resolve_variability(job, _library(job))
+
+
+def period_ratio(job: Job) -> float:
+    """Time from step to step over a step's own time [1]: below 1 where measured steps overlap."""
+    model = job.variability.model
+    return 1.0 if model is None else load_model(model).period_ratio
+
+
+def _library(job: Job) -> Library | None:
+    name = job.variability.library
+    return load_library(name) if name else None
+
+
+def fresh_seed() -> int:
+    """Return a seed from fresh entropy, below 2**53 so that every JSON reader keeps it whole."""
+    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(11))
+
+
+def default_threads() -> int:
+    """Processors this process may use."""
+    return cores()
+
+
+def run_blocks(
+    program: Program,
+    blocks: range,
+    seed: int | engine.Keys,
+    threads: int = 1,
+    track: bool = False,
+    progress: Progress | None = None,
+) -> Arrays:
+    """Run blocks of 64 replicates; keys instead of a seed draw some of the inputs anew.
+
+    A program that leaves replicas out, and has not been told what they take, runs its pilot first.
+
+    Returns
+    -------
+    time, effect : float32 [block, lane]
+        Step time [s] and step effect [1].
+    path : float32 [block, class, lane]
+        Seconds on the critical path; no classes unless ``track``.
+    busy : float32 [block, stage, lane]
+        Seconds of local ops over all replicas; zero unless ``track``.
+    """
+    keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
+    if needs_fit(program):
+        program = fit_unseen(program, keys, threads).program
+    n = len(blocks)
+    out = make_room(program.arrays(track), n)
+    each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
+    size = min(CHUNK_S / each, -(-n // (4 * threads)))
+    size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
+    chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
+    shared, finished = Shared(program.work(track)), 0
+    args = [(blocks[chunk.start], len(chunk), keys) for chunk in chunks]
+    tasks = [Task(run_chunk, shared, a, len(c) * each) for a, c in zip(args, chunks, strict=True)]
+
+    def take(i: int, found: Arrays) -> None:
+        nonlocal finished
+        span = slice(chunks[i].start, chunks[i].stop)
+        for whole, part in zip(out, found, strict=track):
+            whole[span] = part
+        finished += len(chunks[i])
+
+    run_tasks(tasks, take, threads, None if progress is None else lambda: progress(finished, n))
+    return out
+
+
+def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple[int, int]:
+    """Return the seed and the threads of a call, fresh or as many as there are where not given.
+
+    Raises
+    ------
+    PrismError
+        A number is out of range.
+    """
+    seed = fresh_seed() if seed is None else seed
+    threads = default_threads() if threads is None else threads
+    check_counts(replicates, seed, threads)
+    return seed, threads
+
+
+def check_whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Refuse an argument that is no whole number within its bounds."""
+    text = f"at least {low}" if high is None else f"between {low} and {high:.0e}"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise PrismError(f"{named(name)} = {value!r}: expected a whole number, {text}")
+    if value < low or (high is not None and value > high):
+        raise PrismError(f"{named(name)} = {value}: expected {text}")
+
+
+def check_counts(replicates: int, seed: int, threads: int) -> None:
+    """Refuse numbers that cannot be run.
+
+    Raises
+    ------
+    PrismError
+        Naming the number and its range.
+    """
+    check_whole("replicates", replicates, 1)
+    check_whole("seed", seed, 0, MAX_SEED - 1)
+    check_whole("threads", threads, 1)
+    name = named("replicates")
+    check_size(name, {"replicates": (replicates, sizes.REPLICATE)}, name)
+
+
+def simulate(
+    job: Job | str | Path,
+    replicates: int = REPLICATES,
+    seed: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    engine: str = "auto",
+) -> "xr.Dataset":
+    """Simulate one training step many times.
+
+    Parameters
+    ----------
+    job : Job, str or path
+        A job, its file, or the name of a shipped one.
+    replicates : int
+        Repetitions of the step; every 64 share one cluster (one draw of all persistent effects).
+    seed : int, optional
+        None takes fresh entropy and records it.
+    threads : int, optional
+        None takes all processors. The result does not depend on it.
+    progress : callable, optional
+        Called with (blocks done, blocks in all).
+    engine : str
+        ``exact`` simulates every replica, ``exchangeable`` the slowest and a sample of the others
+        where that holds (see `prism.simulation.sampledreplicas`), ``auto`` every one of up to
+        1,024.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``step_time`` [s] and more by replicate, see `prism.simulation.results.VARIABLES`.
+
+    Raises
+    ------
+    PrismError
+        The job cannot be built, or a number is out of range.
+    """
+    begin = time.perf_counter()
+    job = job if isinstance(job, Job) else load_job(job)
+    seed, threads = settle_call(replicates, seed, threads)
+    step = prepare(job, seed, engine=engine)
+    n_blocks = -(-replicates // LANES)
+    if not is_remote():
+        _check_threads(step, min(threads, n_blocks))
+    ideal_time, ideal_path = _ideal(step.program, seed)
+    warm_up(step.program, seed)
+    started = time.perf_counter()
+    unseen = fit_unseen(step.program, seed, threads) if needs_fit(step.program) else None
+    step = step if unseen is None else replace(step, program=unseen.program)
+    times, effects, _, _ = run_blocks(
+        step.program, range(n_blocks), seed, threads, progress=progress
+    )
+    seconds = time.perf_counter() - started
+    step_time = times.reshape(-1)[:replicates].astype(np.float64)
+    _check_times(job, step_time)
+    path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
+    exposed = find_exposed(step, times, seed, threads)
+    values = {
+        "step_time": step_time,
+        "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
+        "cluster_idx": np.arange(replicates) // LANES,
+        "ideal_step_time": ideal_time,
+        "critical_path_time": path,
+        "ideal_critical_path_time": ideal_path,
+        "idle_fraction": idle,
+        "exposed_communication": exposed.share,
+        "exposed_communication_se": exposed.error,
+        **_efficiency(step, float(step_time.mean())),
+    }
+    coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
+    attrs = provenance(job, {"replicates": replicates, "seed": seed})
+    samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
+    attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
+    attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
+    attrs |= {"kind": "simulation", "wall_seconds": time.perf_counter() - begin}
+    return make_dataset(values, coords, attrs)
+
+
+def _check_times(job: Job, step_time: NDArray[np.float64]) -> None:
+    """Refuse results that the engine's 32-bit lanes could not hold."""
+    if not (np.all(np.isfinite(step_time)) and np.all(step_time > 0.0)):
+        raise PrismError(
+            f"{job.source}: steps take 0 s, or longer than 32 bits hold; durations and slowdowns "
+            "must stay within 1e-30 and 1e30 s: check their units"
+        )
+
+
+def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> dict[str, float]:
+    """Cost of the run; ns per op-sample is that of one of the threads that had work."""
+    each = seconds * min(n_threads(threads), blocks) / samples * 1e9 if samples else 0.0
+    threads = n_threads(threads) if is_remote() else threads
+    return {"op_samples": samples, "seconds": seconds, "ns_per_op_sample": each, "threads": threads}
+
+
+def warm_up(program: Program, seed: int) -> None:
+    """Compile (or load) the engine, so that its time is not counted as work."""
+    if is_remote():  # workers compile for themselves
+        return
+    empty = program.graph._replace(
+        phase_lo=np.zeros_like(program.graph.phase_lo),
+        phase_hi=np.zeros_like(program.graph.phase_hi), n_state=1,
+    )  # fmt: skip
+    run_blocks(ignore_unseen(replace(program, graph=empty)), range(1), seed)
+
+
+def _ideal(program: Program, seed: int) -> tuple[float, NDArray[np.float64]]:
+    times, _, path, _ = run_blocks(ideal_program(program), range(1), seed, track=True)
+    return float(times[0, 0]), path[0, :, 0].astype(np.float64)
+
+
+def _critical_path(
+    program: Program, n_blocks: int, seed: int, threads: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean seconds of each class on the critical path, and mean idle share of each stage."""
+    times, _, path, busy = run_blocks(program, range(n_blocks), seed, threads, track=True)
+    groups = program.graph.n_replicas * program.n_members
+    idle = 1.0 - busy / groups / times[:, None, :]
+    return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
+
+
+def find_exposed(step: Step, times: NDArray[Any], seed: int, threads: int) -> Exposed:
+    """Find the share of the step that communication of zero cost would save.
+
+    Parameters
+    ----------
+    step : Step
+    times : [cluster, lane]
+        Its simulated steps [s]. The first clusters are simulated once more with the same keys, so
+        that the two differ by communication alone.
+    seed, threads : int
+        Those that `times` were simulated with.
+    """
+    if not any(map(is_communication, step.program.classes)):
+        return Exposed(0.0, 0.0)
+    n = min(len(times), EXPOSED_BLOCKS)
+    silent = run_blocks(silence(step, seed), range(n), seed, threads)[0]
+    whole, rest = (x.mean(axis=1, dtype=np.float64) for x in (times[:n], silent))
+    mean = float(whole.mean())
+    left = float(rest.mean()) / mean
+    apart = rest - left * whole
+    error = float(apart.std(ddof=1)) / mean / math.sqrt(n) if n > 1 else math.nan
+    return Exposed(max(0.0, 1.0 - left), error)
+
+
+def silence(step: Step, seed: int) -> Program:
+    """Return a step's program with communication of zero cost; ranks still wait for each other."""
+    job, graph, source = step.job, step.graph, step.source
+    assert source is not None
+    if isinstance(source, TraceModel):
+        silent = [is_communication(kernel_class(node)) for node in source.nodes]
+        mean = np.where(np.array(silent)[:, None], 0.0, source.mean)
+        program = _trace_program(job, replace(source, mean=mean), graph, seed)
+    else:
+        free = {c: Treatment(factor=0.0) for c in step.program.classes if is_communication(c)}
+        program = build_program(job, graph, replace(source, treatments=free), seed)
+    return program if step.program.sample is None else sample_replicas(program)
+
+
+def _efficiency(step: Step, mean_step_time: float) -> dict[str, Any]:
+    """Model flop per second and GPU, and its share of the device's peak, where there is a model."""
+    if step.workload is None or step.workload.model_flop <= 0.0:
+        return {}
+    rate = step.workload.model_flop / mean_step_time / step.job.world_size
+    peak = DEVICES[step.job.cluster.device].bf16_flop_per_s
+    return {"model_flops_per_gpu": rate, "mfu": rate / peak}

@@ -1,0 +1,309 @@
+"""A fitted trace as a program: its graph and laws laid into the engine's arrays.
+
+Every node is an op of its own: compute ops take their rank factor from the cluster's GPUs, so that
+ranks can be measured or drawn; the other ops have a mean per replica. Left out: barriers that only
+one replica knows, which do not move the step's end.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.law import constant
+from prism.distributions.tables import LEVELS, N_CELLS, table_edges
+from prism.engine import jitted as engine
+from prism.simulation.placednodes import count_terms, hold_seconds
+from prism.simulation.program import Origin, Program, Tables
+from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceNode
+from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, Table, TraceModel, profile_table
+from prism.workload.build import Collective
+from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
+
+
+def kernel_class(node: TraceNode) -> str:
+    """Class under which a node's time is counted."""
+    if node.kind == "gap":
+        return "launch_gap"
+    return node.op_kind if node.op_kind in COMPUTE else node.kernel_class or node.op_kind
+
+
+def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
+    """Lay the model's nodes into the engine's graph, for any number of replicas.
+
+    Every node has an op type of its own, whose collective is named by the node's index.
+    """
+    builder = Builder()
+    index: list[int] = []
+    for i, node in enumerate(model.nodes):
+        preds, stage = [index[p] for p in node.preds] or [START], node.stages[0]
+        if node.kind == "join":
+            one = node.replica >= 0  # a barrier that the other replicas pass
+            joined = preds[0] if one else builder.join(preds, is_global=node.is_global, stage=stage)
+            index.append(joined)
+            continue
+        seconds = float(model.mean[i].mean())
+        own = Collective(str(i), node.op_kind, kernel_class(node), seconds, 0.0, "")
+        index.append(
+            builder.add(
+                preds, OpType(node.op_kind, stage, collective=own), is_global=node.is_global,
+                stage=stage, microbatch=-1 if node.is_global else node.microbatch,
+            )
+        )  # fmt: skip
+    final = builder.join(index, is_global=True)
+    return build_arrays(builder, final, n_replicas, model.n_stages)
+
+
+def build_trace_program(
+    model: TraceModel, graph: StepGraph, n_replicas: int, measured_ranks: bool
+) -> Program:
+    """Build the engine's arrays of a fitted trace.
+
+    Parameters
+    ----------
+    model : TraceModel
+    graph : StepGraph
+        From `build_trace_graph_arrays`.
+    n_replicas : int
+        dp_size to simulate.
+    measured_ranks : bool
+        Whether each worker keeps its measured factor; else ranks are drawn from the body, and
+        lemons are as many in proportion.
+    """
+    node_of = [int(t.collective.name) for t in graph.op_types if t.collective is not None]
+    lay = _Layout(model, node_of, n_replicas, measured_ranks, Tables())
+    low, typical = lay.lowering()
+    ranks, bank, vec = lay.ranks(), *lay.bank(graph)
+    held, measured = lay.held(), lay.measured_factor()
+    origin = Origin(
+        low, measured, ("compute",) * len(measured), (1.0,) * len(measured), (), 0, None, held
+    )
+    if held is not None:
+        low = hold_seconds(low, held)
+    nodes = [model.nodes[i] for i in node_of]
+    names = [kernel_class(n) for n in nodes]
+    classes = tuple(dict.fromkeys(names))
+    shares = np.array([[float(c == name) for c in classes] for name in names], np.float32)
+    drawn = np.maximum(graph.op_type, 0)
+    residual = np.array([lay.tables.multiplier(lay.group(c).residual) for c in range(len(nodes))])
+    alone = np.array([n.kind == "op" and len(n.stages) == 1 and not n.is_global for n in nodes])
+    busy = np.where((graph.op_type >= 0) & alone[drawn], graph.stage, -1)
+    ops = engine.Ops(
+        kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn, vec=vec,
+        n_terms=count_terms(low)[drawn],
+        table=residual.astype(np.int32)[drawn], draw=graph.draw, stage=graph.stage,
+        busy=busy.astype(np.int32),
+    )  # fmt: skip
+    n_local = int((graph.phase_global == 0).sum())
+    shape = engine.Graph(
+        graph.phase_global, graph.phase_lo, graph.phase_hi, n_replicas,
+        n_replicas if n_local > 1 else 1, graph.n_slots, graph.n_global_slots, graph.n_stages,
+        graph.final_slot,
+    )  # fmt: skip
+    step_table = lay.tables.add_table(("step",), profile_table(step_profile(model), model.weight))
+    return Program(
+        ops, shape, bank, _no_links(n_replicas, graph.n_stages), ranks, low,
+        _no_stalls(graph.n_stages, lay.tables), lay.tables.stack(), step_table, shares, classes,
+        graph.n_draws, 1, typical=typical,
+        alike=lay.alike(), origin=origin,
+    )  # fmt: skip
+
+
+def step_profile(model: TraceModel) -> Array:
+    """Factor of whole steps, [step], mean 1: every group's profile, weighted by its time."""
+    total = np.zeros(model.weight.size)
+    for i, g in enumerate(model.group):
+        if g >= 0 and model.nodes[i].op_kind in COMPUTE:
+            total += model.mean[i] @ model.profile[g]
+    return total / (total @ model.weight) if total.any() else np.ones_like(total)
+
+
+class _Layout:
+    """Arrays of one program, coefficient by coefficient (one per node)."""
+
+    def __init__(
+        self, model: TraceModel, node_of: list[int], n_replicas: int, measured: bool, tables: Tables
+    ) -> None:
+        self.model, self.node_of, self.n_replicas, self.tables = model, node_of, n_replicas, tables
+        self.measured = measured and n_replicas == model.n_replicas
+        self.same = n_replicas == model.n_replicas  # replicas keep what is their own
+        self.kind = np.array([model.rank_index(model.nodes[i]) for i in node_of])
+
+    def group(self, c: int) -> OpGroup:
+        """Group of a coefficient's node."""
+        return self.model.groups[int(self.model.group[self.node_of[c]])]
+
+    def alike(self) -> NDArray[np.int64]:
+        """First coefficient with the same laws, for each: one group, means in proportion."""
+        m = self.model
+        seen: dict[tuple[int, bytes], int] = {}
+        out = np.zeros(len(self.node_of), np.int64)
+        for c, i in enumerate(self.node_of):
+            pattern = m.mean[i] / max(float(m.mean[i].mean()), 1e-300)
+            key = int(m.group[i]), np.round(pattern, 6).tobytes()
+            out[c] = seen.setdefault(key, c)
+        return out
+
+    def lowering(self) -> tuple[engine.Lowering, Array]:
+        """Durations of every coefficient, and what the fixed ones are with every effect at 1."""
+        m, n = self.model, len(self.node_of)
+        mean = m.mean[self.node_of]  # [coef, replica]
+        if not self.same:
+            mean = mean.mean(axis=1, keepdims=True)
+        cv = np.array([self.group(c).residual.std for c in range(n)])
+        ranked = np.flatnonzero(self.kind >= 0)
+        fixed = np.zeros((mean.shape[1], n, 2))
+        fixed[:, :, 0] = np.where(self.kind >= 0, 0.0, mean.T)
+        typical = fixed.mean(axis=0, keepdims=True)
+        n_loadings = max(1, len(m.rank_kinds))
+        seg_mean = np.zeros((ranked.size, n_loadings))
+        seg_mean[np.arange(ranked.size), self.kind[ranked]] = mean[ranked].mean(axis=1)
+        ptr = np.concatenate([[0], np.cumsum(self.kind >= 0)])
+        n_stages = m.n_stages
+        member = np.arange(self.n_replicas * n_stages).reshape(self.n_replicas, n_stages, 1)
+        stage = [m.nodes[i].stages[0] for i in self.node_of]
+        split = np.zeros((ranked.size, 2))
+        split[:, 0] = 1.0
+        return engine.Lowering(
+            member=member.astype(np.int32), seg_mean=seg_mean, seg_cv=cv[ranked],
+            seg_cdf=np.zeros(ranked.size, np.int32), cdf=np.zeros((1, engine.CDF_ROWS)),
+            coef_stage=np.where(self.kind >= 0, stage, -1).astype(np.int32),
+            coef_seg_ptr=ptr.astype(np.int32), coef_seg=np.arange(ranked.size, dtype=np.int32),
+            coef_count=np.ones(ranked.size), coef_split=split,
+            coef_member=np.zeros(n, np.int32), fixed_mean=fixed,
+            fixed_var=(fixed[:, :, 0] * cv) ** 2, call_cv=np.zeros((n, 2)), table_std=cv,
+            quiet=np.ones(n),
+        ), typical  # fmt: skip
+
+    def held(self) -> Array | None:
+        """Measured factor of every worker, and the share of it that follows no effect.
+
+        Shape [2, op_kind, gpu]; None where ranks are drawn.
+        """
+        m = self.model
+        if not (self.measured and m.rank_kinds):
+            return None
+        both = np.stack([m.rank, 1.0 - m.follows])
+        return np.swapaxes(both, 2, 3).reshape(2, len(m.rank_kinds), -1)
+
+    def measured_factor(self) -> Array:
+        """Mean factor of every GPU [op_kind, gpu]: as measured, or of the law it is drawn from."""
+        m, n_gpus = self.model, self.n_replicas * self.model.n_stages
+        n_loadings = max(1, len(m.rank_kinds))
+        if self.measured and m.rank_kinds:
+            return np.swapaxes(m.rank * m.follows, 1, 2).reshape(n_loadings, n_gpus)
+        means = [drawn_rank_table(m, k)[1] for k in range(len(m.rank_kinds))] or [1.0]
+        return np.repeat(np.array(means)[:, None], n_gpus, axis=1)
+
+    def ranks(self) -> engine.Ranks:
+        """Lay persistent factors of the workers: measured, or drawn from body and lemons."""
+        m, factor = self.model, self.measured_factor()
+        index = np.full(len(factor), -1, np.int32)
+        if m.rank_kinds and not self.measured:
+            for k in range(len(factor)):
+                table, _ = drawn_rank_table(m, k)
+                if table[:, 0].any():
+                    index[k] = self.tables.add_table(("rank", k), table)
+        n_gpus = factor.shape[1]
+        return engine.Ranks(n_gpus, 1, 0.0, 0, index, np.ascontiguousarray(factor, np.float32))
+
+    def bank(self, graph: StepGraph) -> tuple[engine.Bank, NDArray[np.int32]]:
+        """Shared-effect vectors, one per (group, microbatch), and each op's vector."""
+        m = self.model
+        rows: dict[tuple[int, int], int] = {(-1, -1): 0}
+        vec = np.zeros((graph.kind.size, 2), np.int32)
+        for i in np.flatnonzero(graph.op_type >= 0):
+            node = self.node_of[graph.op_type[i]]
+            g = int(m.group[node])
+            follows = m.groups[g].content != 0.0 and m.nodes[node].op_kind in COMPUTE
+            mb = int(graph.microbatch[i]) if follows else -1
+            vec[i, 0] = rows.setdefault((g, mb), len(rows))
+        keys = list(rows)[1:]
+        n_rows = self.n_replicas if self.same else 1
+        step = np.full((n_rows, len(rows)), -1, np.int32)
+        mb_table, call_table = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
+        is_global = np.zeros(len(rows), np.uint8)
+        scope = {int(m.group[i]): m.nodes[i].is_global for i in self.node_of}
+        for v, (g, mb) in enumerate(keys, start=1):
+            group = m.groups[g]
+            step[:, v] = self._profiles(g, n_rows)
+            mb_table[v] = (
+                self.tables.optional(m.content, group.content / SCORE_STD) if mb >= 0 else -1
+            )
+            call_table[v] = self.tables.optional(m.rank_step, group.rank_step / SCORE_STD)
+            is_global[v] = scope[g]
+        mb_of = np.array([0] + [max(mb, 0) for _, mb in keys], np.int32)
+        n_mb = graph.n_microbatches if bool((mb_table >= 0).any()) else 0
+        drift = np.array([0] + [m.groups[g].drift for g, _ in keys], np.int32)
+        no_link = np.full(len(rows), -1, np.int32)
+        return engine.Bank(step, mb_table, mb_of, call_table, drift, no_link, is_global, n_mb), vec
+
+    def _profiles(self, g: int, n_rows: int) -> list[int]:
+        """Tables of a group's step factor, one per replica; -1 where it is 1."""
+        profile = self.model.profile[g]
+        if not self.same:
+            profile = profile.mean(axis=0, keepdims=True)
+        out = []
+        for row in profile[:n_rows]:
+            flat = float(row.std()) < 1e-9
+            key = (g, row.tobytes())
+            out.append(
+                -1 if flat else self.tables.add_table(key, profile_table(row, self.model.weight))
+            )
+        return out
+
+
+def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
+    """Tabulate a drawn worker's factor in one op_kind: the body's law, and lemons above it.
+
+    Every lemon has the probability it has among the traced workers, and its own slowdown in each
+    op_kind; the same number draws a worker's factors in all of them.
+
+    Returns
+    -------
+    table : float32 [row, 2]
+        Factor over its mean, - 1.
+    mean : float
+        Mean factor, 1 without lemons.
+    """
+    width = np.diff(table_edges())
+    rows = np.concatenate([np.arange(first, first + count) for first, count, _ in LEVELS])
+    slow = sorted(model.lemons, key=lambda lemon: lemon[2])
+    workers = model.n_replicas * model.n_stages
+    cells = _lemon_cells(len(slow) / workers)
+    body = np.ones(width.size, bool)
+    body[cells] = False
+    values = np.ones(width.size)
+    if body.any():
+        share = width[body] / width[body].sum()
+        middle = np.cumsum(share) - 0.5 * share
+        values[body] = model.rank_law.ppf(middle) ** float(model.rank_power[kind])
+        values[body] /= share @ values[body]
+    which = ((np.cumsum(width[cells]) - 0.5 * width[cells]) * workers).astype(np.int64)
+    for i, (replica, stage, _) in enumerate(slow):
+        values[cells[which == i]] = model.rank[kind, stage, replica]
+    mean = float(values @ width)
+    table = np.zeros((N_CELLS, 2), np.float32)
+    table[rows, 0] = values / mean - 1.0
+    return table, mean
+
+
+def _lemon_cells(probability: float) -> NDArray[np.int64]:
+    """Cells of a table that together have a probability: wide ones, and narrow ones for the rest.
+
+    The narrowest, and the narrow ones that are left, stay the body's upper tail.
+    """
+    (_, n_wide, _), (_, n_narrow, _), _ = LEVELS
+    wide = min(int(probability * 2.0**10), n_wide)
+    narrow = min(round((probability - wide * 2.0**-10) * 2.0**20), n_narrow)
+    return np.concatenate([n_wide - 1 - np.arange(wide), n_wide + np.arange(narrow)])
+
+
+def _no_links(n_replicas: int, n_stages: int) -> engine.Links:
+    none = np.zeros((n_replicas, 2 * n_stages + 2, 2), np.int32)
+    return engine.Links(none, none, n_stages, 0, 0.0, 1.0, 1.0)
+
+
+def _no_stalls(n_stages: int, tables: Tables) -> engine.Stalls:
+    return engine.Stalls(
+        engine.NO_STALL, np.zeros(n_stages), 1.0, 0.0, tables.add(constant()),
+        np.zeros(n_stages + 1, np.int32), np.zeros(0, np.int32), np.zeros(0),
+    )  # fmt: skip

@@ -1,0 +1,426 @@
+"""Which effect multiplies which op, and how strongly: parameters only.
+
+Resolves the job's `variability` block over its library into laws of mean 1 and loadings per kernel
+class and op_kind. The causes are those of the PRISM paper's setting: persistent GPU speed (rank),
+what a step, a microbatch, an expert group or a call share, the kernel's own residual, congestion
+(regime) and rare stalls. Left out: how they combine into op durations (`prism.simulation.lowering`)
+and their draws (`prism.engine.jitted`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prism.common.errors import PrismError
+from prism.distributions import law as laws
+from prism.distributions.law import Law
+from prism.distributions.library import Library
+from prism.distributions.variants import stretched
+from prism.jobs.job import Job
+from prism.jobs.jobspec.hardware import HardwareScale
+from prism.jobs.jobspec.values import MAX_SLOWDOWN
+from prism.workload.build import build_workload, nominal_step
+from prism.workload.kernels import COMPUTE_CLASSES, LOGNORMAL, MEMORY_CLASSES, is_compute
+
+# What the names of classes that are time on links hold, in workloads and in traces.
+LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p",
+              "transfer", "send_recv")  # fmt: skip
+LOSS_CLASSES = frozenset({"loss", "embedding"})
+JITTER_CV = 1.0  # of a jitter of which the mean alone is known
+EXPERT_CV = 0.05
+"""CV of the busiest expert-parallel rank's load between microbatches, where a library is used and
+neither it nor the job says. An assumption: half of what that rank has over its share by
+`prism.workload.experts.DEFAULT_IMBALANCE`; measurements of single microbatches are not public."""
+
+
+class Regime(NamedTuple):
+    """Congestion: share of time [1], factor on transfers [1], mean length [s]."""
+
+    probability: float = 0.0
+    factor: float = 1.0
+    duration_s: float = 0.0
+
+
+class Stall(NamedTuple):
+    """Rare stops: entity, rate per entity [1/h], length [s] and its cv [1].
+
+    They are part of the mean step, unless they add to it, as those do that were measured apart.
+    """
+
+    entity: str = "rank"
+    rate_per_hour: float = 0.0
+    duration_s: float = 0.0
+    duration_cv: float = 0.0
+    adds: bool = False
+
+
+class Treatment(NamedTuple):
+    """What is done to a kernel class as an intervention; prism rank asks what it would bring."""
+
+    frozen: bool = False  # every random multiplier at its median
+    cut: float = 1.0  # residuals end at this quantile
+    factor: float = 1.0  # on durations
+
+
+UNTREATED = Treatment()
+
+
+@dataclass(frozen=True)
+class Variability:
+    """All effects of a job, each with mean 1 over its population.
+
+    Attributes
+    ----------
+    rank, step, microbatch, call : Law
+        Persistent GPU slowdown, step shock, microbatch content (forward), call.
+    jitter : Law
+        Shape of the time added to every step, of mean 1.
+    jitter_s : float
+        Its mean [s]; the ideal step is without it.
+    run_cv : float
+        Spread between runs on the same nodes [1].
+    model_error : float
+        What a whole run may be wrong by, standard deviation of the logarithm [1].
+    node_share : float
+        Share of the rank effect's variance common to the GPUs of a node [1].
+    memory_loading, memory_spread : float
+        Exponent of the rank effect on memory-bound kernels, of a known slow node as of any; and
+        what the random part's is multiplied by on a hardware variant [1].
+    correlation_time_s : float
+        Correlation time of the step effect [s].
+    backward_loading, loss_loading : float
+        Exponents of the microbatch effect [1].
+    expert : Law
+        Load of the busiest rank of an ep group in a microbatch, over its mean.
+    residuals : dict of str to Law
+        Per library entry; `residual` looks one up.
+    scale : HardwareScale
+        Factors on the spread of residuals by part of the hardware, see `residual_part`.
+    one_domain : bool
+        Whether one NVLink domain has all GPUs.
+    treatments : mapping of str to Treatment
+        Interventions by kernel class; none unless asked for.
+    """
+
+    rank: Law
+    step: Law
+    microbatch: Law
+    call: Law
+    regime: Regime
+    stall: Stall
+    dependence: str
+    node_share: float = 0.0
+    memory_loading: float = 0.0
+    memory_spread: float = 1.0
+    correlation_time_s: float = 0.0
+    backward_loading: float = 1.5
+    loss_loading: float = 1.0
+    replaced_residual: Law | None = None
+    residual_scale: float = 1.0
+    scale: HardwareScale = HardwareScale()
+    one_domain: bool = False
+    library: Library | None = None
+    expert: Law = field(default_factory=laws.constant)
+    jitter: Law = field(default_factory=laws.constant)
+    jitter_s: float = 0.0
+    run_cv: float = 0.0
+    model_error: float = 0.0
+    treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
+    _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
+
+    def residual(self, entry: str) -> Law:
+        """Law of a kernel's own runtime, mean 1."""
+        spread: float = getattr(self.scale, residual_part(entry, self.one_domain)).cv
+        if self.replaced_residual is not None:
+            return stretched(self.replaced_residual, spread)
+        stated = entry.startswith(LOGNORMAL)
+        if self.library is None and not stated:
+            return laws.constant()
+        if entry not in self._cache:
+            if stated or self.library is None:
+                law = laws.lognormal(float(entry.removeprefix(LOGNORMAL)))
+            else:
+                law = self.library.law(entry)
+            self._cache[entry] = stretched(law.scaled_to(law.cv * self.residual_scale), spread)
+        return self._cache[entry]
+
+    def treatment(self, kernel_class: str) -> Treatment:
+        """Return what is done to a kernel class."""
+        return self.treatments.get(kernel_class, UNTREATED)
+
+    def treated_residual(self, kernel_class: str, entry: str) -> tuple[Law, float]:
+        """Residual of a kernel of a treated class, mean 1, and the factor on its duration."""
+        treatment, law = self.treatment(kernel_class), self.residual(entry)
+        if treatment.frozen:
+            return laws.constant(), treatment.factor * float(law.ppf(0.5))
+        if treatment.cut < 1.0 and law.std > 0.0:
+            law, mean = laws.capped(law, treatment.cut)
+            return law, treatment.factor * mean
+        return law, treatment.factor
+
+    def shared_median(
+        self, op_kind: str, kernel_class: str, link: bool = False, routed: bool = False
+    ) -> float:
+        """Product of the medians of what a kernel shares with others, each over its mean."""
+        compute = is_compute(kernel_class)
+        product = _median(self.step, 1.0)
+        if routed:
+            product *= _median(self.expert, 1.0)
+        else:
+            product *= _median(self.microbatch, self.microbatch_loading(op_kind, kernel_class))
+        product *= _median(self.rank, self.rank_loading(kernel_class))
+        if compute:
+            product *= _median(self.call, 1.0)
+        p, factor = self.regime.probability, self.regime.factor
+        if link and p > 0.0:
+            product *= (factor if p > 0.5 else 1.0) / (1.0 + p * (factor - 1.0))
+        return product
+
+    def rank_loading(self, kernel_class: str) -> float:
+        """Exponent of the rank effect on a kernel class."""
+        if kernel_class in COMPUTE_CLASSES:
+            return 1.0
+        if kernel_class in MEMORY_CLASSES:
+            return self.memory_loading * self.memory_spread
+        return 0.0
+
+    def microbatch_loading(self, op_kind: str, kernel_class: str) -> float:
+        """Exponent of the microbatch effect on a kernel class within forward or backward."""
+        if not is_compute(kernel_class) or kernel_class == "optimizer":
+            return 0.0
+        loading = self.backward_loading if op_kind.startswith("backward") else 1.0
+        return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
+
+
+def _median(law: Law, loading: float) -> float:
+    """Median of X**loading over its mean."""
+    if law.std == 0.0 or loading == 0.0:
+        return 1.0
+    return math.exp(loading * math.log(float(law.ppf(0.5)))) / law.power_moments(loading).norm
+
+
+def residual_part(entry: str, one_domain: bool) -> str:
+    """Part of the hardware that a library's residual law speaks of, as in `HardwareScale`.
+
+    Transfers between stages have one law whatever their tier; they are the network's unless one
+    NVLink domain has all GPUs. A spread that a link tier states is the network's.
+    """
+    name = entry.removeprefix("residual/")
+    if name.startswith("nvlink") or (name == "p2p" and one_domain):
+        return "nvlink"
+    if name.startswith(("network", LOGNORMAL)) or name == "p2p":
+        return "network"
+    return "memory" if name in MEMORY_CLASSES else "compute"
+
+
+def is_communication(kernel_class: str) -> bool:
+    """Tell whether a class of a result is time on links, as compute and host gaps are not."""
+    return any(word in kernel_class for word in LINK_WORDS)
+
+
+def resolve_variability(job: Job, library: Library | None) -> Variability:
+    """Resolve a job's effects: what the job sets, else the library's, else off.
+
+    Raises
+    ------
+    PrismError
+        An effect is set without what it needs.
+    """
+    effects = job.variability.effects
+    pick = _Pick(library)
+    residual_scale = effects.residual.scale if effects.residual is not None else None
+    scale, where = job.cluster.scale, job.source or job.name
+    return Variability(
+        rank=stretched(_rank_law(job, library), scale.compute.cv),
+        step=_step_law(job, pick),
+        microbatch=pick.law("microbatch", effects.microbatch),
+        expert=_expert_law(job, pick),
+        call=pick.law("call", effects.call),
+        regime=_stretched_regime(
+            Regime(
+                pick.value("regime", effects.regime, "probability", 0.0),
+                pick.value("regime", effects.regime, "factor", 1.0),
+                pick.value("regime", effects.regime, "duration_s", 0.0),
+            ),
+            scale.network.cv,
+            where,
+        ),
+        stall=_stall(job, pick),
+        jitter=pick.law("jitter", effects.jitter, JITTER_CV),
+        jitter_s=pick.value("jitter", effects.jitter, "mean_s", 0.0),
+        run_cv=pick.value("run", effects.run, "cv", 0.0),
+        model_error=_model_error(job, pick),
+        dependence=job.variability.dependence,
+        node_share=pick.value("rank", effects.rank, "node_share", 0.0),
+        memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
+        # of a law that is stretched already; where nothing is left of it nothing follows
+        memory_spread=scale.memory.cv / scale.compute.cv if scale.compute.cv > 0.0 else 1.0,
+        correlation_time_s=pick.value("step", effects.step, "correlation_time_s", 0.0),
+        backward_loading=pick.value("microbatch", effects.microbatch, "backward_loading", 1.5),
+        loss_loading=pick.value("microbatch", effects.microbatch, "loss_loading", 1.0),
+        replaced_residual=_replaced_residual(job),
+        residual_scale=1.0 if residual_scale is None else residual_scale,
+        scale=scale,
+        one_domain=job.world_size <= job.cluster.nvlink_domain_gpus,
+        library=library,
+    )
+
+
+def _stretched_regime(regime: Regime, factor: float, where: str) -> Regime:
+    """Congestion whose two levels lie `factor` times as far from their mean.
+
+    Raises
+    ------
+    PrismError
+        A free link would take no time.
+    """
+    p, f = regime.probability, regime.factor
+    if factor == 1.0 or p == 0.0 or f == 1.0:
+        return regime
+    mean = 1.0 + p * (f - 1.0)
+    free, hit = (1.0 + factor * (level / mean - 1.0) for level in (1.0, f))
+    if free <= 0.0:
+        most = mean / (mean - 1.0)
+        raise PrismError(
+            f"{where}: cluster.scale.network.cv: {factor:g} leaves a free link no time, since "
+            f"congestion ({p:g} of the time, {f:g} times) is that wide; take less than {most:.3g}, "
+            "or set variability.effects.regime"
+        )
+    return regime._replace(factor=hit / free)
+
+
+def model_error_kind(job: Job) -> str:
+    """Return the suffix of a library's entries on the model's error.
+
+    Where weights are gathered layer by layer, hosts decide more than the model knows.
+    """
+    p = job.parallelism
+    return "_fsdp" if p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward else ""
+
+
+def _model_error(job: Job, pick: "_Pick") -> float:
+    """Error of the model: the job's, else that of the library for jobs of its kind and size."""
+    if job.variability.model_error is not None:
+        return job.variability.model_error
+    kind = model_error_kind(job)
+    error = pick.value("run", None, f"model_error{kind}", 0.0)
+    if error == 0.0:
+        return 0.0
+    largest = pick.value("run", None, f"largest_gpus{kind}", math.inf)
+    beyond = math.log(max(1.0, job.world_size / largest))
+    return math.hypot(error, pick.value("run", None, "model_error_growth", 0.0) * beyond)
+
+
+class _Pick:
+    """Job first, then library, then a default."""
+
+    def __init__(self, library: Library | None) -> None:
+        self.library = library
+
+    def value(self, effect: str, block: object, name: str, default: float) -> float:
+        given = getattr(block, name, None)
+        if given is not None:
+            return float(given)
+        entry = f"{effect}/{name}"
+        if self.library is not None and entry in self.library:
+            return self.library.value(entry)
+        return default
+
+    def law(self, entry: str, block: object, default_cv: float = 0.0) -> Law:
+        cv = getattr(block, "cv", None)
+        if self.library is not None and entry in self.library:
+            law = self.library.law(entry)
+            return law if cv is None else law.scaled_to(cv)
+        return laws.lognormal(default_cv if cv is None else cv)
+
+
+def _step_law(job: Job, pick: _Pick) -> Law:
+    """Law of the step effect; a calibrated library has a part that is a time, whatever the step."""
+    block = job.variability.effects.step
+    law = pick.law("step", block)
+    fixed_s = pick.value("step", None, "fixed_s", 0.0)
+    if (block is not None and block.cv is not None) or fixed_s == 0.0:
+        return law
+    step_s = nominal_step(build_workload(job, pick.library), job.parallelism)
+    return law.scaled_to(math.hypot(pick.value("step", None, "relative", 0.0), fixed_s / step_s))
+
+
+def _expert_law(job: Job, pick: _Pick) -> Law:
+    """Law of the expert effect; nothing is out of balance within one rank."""
+    block, library = job.variability.effects.expert, pick.library
+    if job.parallelism.ep == 1:
+        return laws.constant()
+    if library is not None and "expert" not in library and (block is None or block.cv is None):
+        return laws.lognormal(EXPERT_CV)
+    return pick.law("expert", block)
+
+
+def _stall(job: Job, pick: _Pick) -> Stall:
+    """Stalls; a calibrated library counts those that delay the whole job, by job and by node."""
+    block = job.variability.effects.stall
+    entity = "rank" if block is None or block.entity is None else block.entity
+    rate, adds = pick.value("stall", block, "rate_per_hour", 0.0), False
+    if block is None or (block.entity is None and block.rate_per_hour is None):
+        of_job = pick.value("stall", None, "job_rate_per_hour", 0.0)
+        of_job += job.n_nodes * pick.value("stall", None, "node_rate_per_hour", 0.0)
+        adds = of_job > 0.0
+        entity, rate = ("job", of_job) if adds else (entity, rate)
+    return Stall(
+        entity, rate,
+        pick.value("stall", block, "duration_s", 0.0),
+        pick.value("stall", block, "duration_cv", 0.0),
+        adds,
+    )  # fmt: skip
+
+
+def _replaced_residual(job: Job) -> Law | None:
+    residual = job.variability.effects.residual
+    if residual is None or (residual.cv is None and residual.law is None):
+        return None
+    if residual.cv is None:
+        raise PrismError(
+            f"{job.source}: variability.effects.residual: law = {residual.law} without a cv; "
+            "give the cv as well, or leave the law out and set scale"
+        )
+    name, cv = residual.law or "lognormal", residual.cv
+    if cv == 0.0:
+        return laws.constant()
+    if name == "shifted_lognormal":
+        return laws.shifted_lognormal(cv, 0.5)  # half of the time constant: between the extremes
+    if name == "student_t":
+        return laws.student_t(cv, 5.0)  # the fewest degrees of freedom with a fourth moment
+    return {"lognormal": laws.lognormal, "normal": laws.normal, "gamma": laws.gamma,
+            "weibull": laws.weibull}[name](cv)  # fmt: skip
+
+
+def _rank_law(job: Job, library: Library | None) -> Law:
+    """Body of healthy GPUs plus lemons, bounded by the slowdown at which GPUs are culled.
+
+    What the job does not set stays as the library has it.
+    """
+    effect, limit = job.variability.effects.rank, job.cluster.max_slowdown
+    law = library.law("rank") if library is not None and "rank" in library else laws.constant()
+    changes: dict[str, float] = {}
+    if effect is not None:
+        if effect.cv is not None:
+            changes["body_cv"] = effect.cv
+        if effect.lemon_fraction is not None:
+            changes["lemon_fraction"] = effect.lemon_fraction
+        if effect.lemon_slowdown is not None:
+            changes["lo"], changes["hi"] = effect.lemon_slowdown
+    if limit is not None:
+        changes["max_slowdown"] = limit
+    if not changes or (law.std == 0.0 and changes.keys() <= {"max_slowdown"}):
+        return law
+    if law.family != "bounded_body_lemons":
+        law = laws.bounded_body_lemons(law.std, max_slowdown=MAX_SLOWDOWN)
+    law = law.with_params(**changes)
+    params = dict(zip(laws.PARAM_NAMES[law.family], law.params, strict=True))
+    if "hi" in changes and params["hi"] > params["max_slowdown"]:
+        raise PrismError(
+            f"{job.source}: variability.effects.rank.lemon_slowdown: reaches {params['hi']:g}, but "
+            f"GPUs beyond {params['max_slowdown']:g} are taken out; lower it, or set "
+            f"cluster.max_slowdown: {params['hi']:g}"
+        )
+    return law

@@ -1,0 +1,1 @@
+"""What one step does: kernels, collectives, their nominal times, memory, the graph."""

@@ -1,0 +1,321 @@
+"""Memory of the busiest GPU of a job: an estimate of what must be held at the worst moment.
+
+Weights, gradients and optimizer by kind of data parallelism; activations by walking the schedule,
+forward by forward and backward by backward; what a backward needs beside them. Left out: what the
+allocator, CUDA and NCCL take, dropout's masks, buffers of all-to-alls, fp8, and offloading.
+
+References
+----------
+.. [1] Korthikanti et al., arXiv:2205.05198: activations of a layer, recomputation, schedules.
+.. [2] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
+.. [3] Qi et al., arXiv:2401.10241: split backwards.
+.. [4] torchtitan, ``distributed/activation_checkpoint.py``: selective recomputation by op.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from prism.cluster.devices import find_device
+from prism.cluster.nodemap import shard_size
+from prism.jobs.job import layer_split
+from prism.jobs.schedule import Schedule, make_schedule
+from prism.workload.experts import expert_imbalance
+from prism.workload.modelchunks import Slot, chunk_experts, chunk_parameters, lay_slots
+from prism.workload.modelsize import shard_sizes
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
+
+GIB = 2.0**30
+WEIGHT_BYTES, GRADIENT_BYTES = 2.0, 4.0
+"""A parameter in bfloat16 and its gradient in float32 (Llama 3, arXiv:2407.21783, 3.3.2)."""
+ADAM_BYTES = 12.0
+"""A parameter's master copy and two moments in float32 ([2]_, section 3.1)."""
+LOGIT_BYTES, LOSS_BYTES = 4.0, 10.0
+"""A logit kept in float32 for the loss's backward ([1]_, section 4.3), and beside it, while the
+loss is computed as torch's cross entropy does, the product in bfloat16 and the gradients of the
+log-softmax and of its input in float32. Megatron's fused loss, in place, has 4 bytes beside."""
+STEADY_ROUNDS = 4
+"""Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one GPU of the busiest stage holds at the worst moment [byte].
+
+    Attributes
+    ----------
+    weights, gradients, optimizer : float
+        Parameters in bfloat16 as far as they are there whole, their gradients, Adam's state.
+    activations : float
+        Kept from forwards whose backwards are still to come.
+    workspace : float
+        Beside them, while a backward runs.
+    stage : int
+        The busiest pipeline stage.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    stage: int
+
+    @property
+    def total(self) -> float:
+        """All of it [byte]."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+    @property
+    def gib(self) -> float:
+        """All of it [GiB]."""
+        return self.total / GIB
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What a model chunk adds on one GPU: parameters, and bytes.
+
+    A forward leaves `kept`, the input half of a split backward `late` for the weight half, and a
+    backward has `workspace` beside it. Routed experts count among the parameters, and again by
+    themselves where fewer ranks share them.
+    """
+
+    parameters: float
+    experts: float
+    kept: float
+    workspace: float
+    late: float
+
+
+def memory_limit(job: Job) -> float:
+    """Memory [byte] that a job may take of its device.
+
+    Notes
+    -----
+    The data sheet's figure in decimal gigabytes, as in `prism.cluster.devices.DEVICES`. A driver
+    shows as many binary ones (an H100 of 80 GB: 79.1 GiB), so some 6 % are the reserve for CUDA,
+    NCCL and what the allocator loses.
+    """
+    return find_device(job.cluster.device).memory_bytes
+
+
+def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float]:
+    """Bytes of one layer's activations on one GPU for one microbatch: all, and those kept.
+
+    Parameters
+    ----------
+    job : Job
+    sparse : bool
+        Whether the layer has experts.
+
+    Returns
+    -------
+    all, kept : float
+        What backward needs of a layer, and what is kept for it after the forward: the layer's
+        input alone with full recomputation, a part with selective [byte].
+
+    Notes
+    -----
+    Per token in bfloat16: both norms' inputs and outputs 8 h, query, key, value and attention's
+    output 4 q + 4 k, and the MLP's product(s) and their activation 4 f (plain) or 6 f (gated), f
+    its width. With f = 4 h and as many key heads as heads that is 32 h, where [1]_ has 34 h with
+    dropout's two masks. Norms lie on a part of the tokens with sequence parallelism, everything on
+    a part with context parallelism. Latent attention adds its latents before and after their norms.
+    A layer with experts has the shared ones' MLP, the router's scores in float32, and for each copy
+    of a token that it computes (the busiest rank its share more) the copy and a routed expert's
+    MLP; outputs are weighted before the last product, so that none is kept.
+
+    Selective recomputation is torchtitan's by op ([4]_): the outputs of attention, of
+    reduce-scatters and of every other product are kept as far as backward needs them, so of q, v
+    and gate (or up), not of k, out and up: 2 h + 4 q + 2 k + 2 f, and 2 h more in a tp group.
+    Megatron's, of [1]_, is for the scores, which flash attention never keeps.
+    """
+    model, s = job.model, shard_sizes(job.model, job.parallelism)
+    stream = 2.0 * s.hidden * s.resident
+    attention = 2.0 * s.tokens * (s.query + s.out + s.key + s.value)
+    latents = 4.0 * s.resident * (model.q_lora_rank + model.kv_lora_rank)
+    each = 2.0 * (3.0 if model.gated_mlp else 2.0)
+    mlp = s.tokens * s.ffn * each
+    if sparse:
+        copies = s.tokens * model.experts_per_token * expert_imbalance(model, job.parallelism)
+        mlp = s.tokens * s.shared * each + copies * (2.0 * s.hidden + s.expert * each)
+        mlp += 4.0 * s.resident * model.n_experts
+    whole = 4.0 * stream + attention + latents + mlp
+    p, products = job.parallelism, 2.0 * s.tokens * (s.query + s.value + s.out + s.ffn)
+    scattered = stream if p.tp > 1 and p.sequence_parallel else 0.0
+    kept = {"none": whole, "selective": stream + products + scattered, "full": stream}
+    return whole, kept[p.recompute]
+
+
+def estimate_memory(job: Job) -> Memory | None:
+    """Estimate the memory of the busiest stage's GPUs.
+
+    Parameters
+    ----------
+    job : Job
+        With a model; explicit durations and fitted traces have no sizes.
+
+    Returns
+    -------
+    Memory or None
+        None where the model is not known.
+
+    Notes
+    -----
+    Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam; zero1 shards Adam's;
+    fsdp and hsdp all but what is gathered: with resharding the units in use and prefetched, and
+    the gradients of two (one computed, one on its way); without, a chunk's weights from its first
+    forward and its gradients from its first backward, both until its last backward. Resharded
+    gradients are reduced after every microbatch, as `prism.workload.stepgraph` does.
+
+    Where the backward is split, a weight half still needs the inputs of the matrix products and
+    their outputs' gradients, which are as many bytes as a layer's activations ([3]_, appendix: 32
+    s b h; in the list of `layer_activation_bytes` the same sum), recomputed ones too; weights stay
+    until the last input half, gradients until the last weight half.
+
+    Errors, in ``tests/test_memory.py``: Llama 3 405B ran on H100s of 80 GB (79.1 GiB to the
+    driver) without recomputation, and its estimate is 72 GiB on 16,384 of them and 89 GiB, at least
+    12 % too high, on 8,192, where gradients of all chunks are whole at once. Against the thirteen
+    peaks that the allocator had reserved in torchtitan's runs it is 2 to 3 % low for fsdp with
+    selective recomputation, 0 to 1 % with full, with context parallelism or without, where the loss
+    rules, 25 % with tensor parallelism, and 13 to 24 % with a pipeline:
+    ``experiments/layouts/memory.py``.
+    """
+    if job.model.durations is not None or job.variability.model is not None:
+        return None
+    p, rows = job.parallelism, _chunks(job)
+    schedule = _schedule(p.schedule, p.pp, _steady(p.schedule, p.pp, p.microbatches), len(rows[0]))
+    seen: list[list[_Chunk]] = []
+    found: list[Memory] = []
+    for stage, row in enumerate(rows):
+        # of stages with the same chunks the first has most in flight, unless weights wait
+        if p.splits or row not in seen:
+            seen.append(row)
+            found.append(_peak(job, stage, row, schedule))
+    return max(found, key=lambda memory: memory.total)
+
+
+def _steady(name: str, n_stages: int, n_microbatches: int) -> int:
+    """Give the fewest microbatches that hold as much at the worst moment."""
+    if name == "gpipe" and n_stages > 1:
+        return n_microbatches
+    return min(n_microbatches, STEADY_ROUNDS * n_stages)
+
+
+@lru_cache(maxsize=256)
+def _schedule(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> Schedule:
+    """Make a schedule, or take it from where it was made for another layout."""
+    return make_schedule(name, n_stages, n_microbatches, n_chunks)
+
+
+def _chunks(job: Job) -> list[list[_Chunk]]:
+    """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
+    counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
+    kinds = [
+        (layer_activation_bytes(job, sparse), _beside(job, sparse)) for sparse in (False, True)
+    ]
+    return [[_chunk(job, slot, kinds) for slot in row] for row in lay_slots(job, counts)]
+
+
+def _chunk(job: Job, slot: Slot, kinds: list[tuple[tuple[float, float], float]]) -> _Chunk:
+    """Add up what a chunk has, with bytes of a layer without and with experts."""
+    s = shard_sizes(job.model, job.parallelism)
+    kept, late, workspace = 0.0, 0.0, 0.0
+    for count, ((whole, kept_of_one), beside) in zip(
+        (slot.n_dense, slot.n_sparse), kinds, strict=True
+    ):
+        kept += count * kept_of_one
+        late += count * whole
+        workspace = max(workspace, beside if count else 0.0)
+    if slot.loss:
+        kept += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
+        workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
+        late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
+    experts = chunk_experts(job, slot)
+    return _Chunk(chunk_parameters(job, slot) + experts, experts, kept, workspace, late)
+
+
+def _beside(job: Job, sparse: bool) -> float:
+    """Bytes beside what is kept while a layer's backward runs, see `layer_activation_bytes`.
+
+    A gathered input, the gradients of what is inside the MLP, and what is computed again.
+    """
+    model, p, s = job.model, job.parallelism, shard_sizes(job.model, job.parallelism)
+    whole, kept = layer_activation_bytes(job, sparse)
+    inside = s.ffn * (2.0 if model.gated_mlp else 1.0)
+    if sparse:
+        copies = model.experts_per_token * expert_imbalance(model, p)
+        inside = copies * (s.hidden + s.expert * (2.0 if model.gated_mlp else 1.0))
+    gathered = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
+    return gathered + 2.0 * s.tokens * inside + whole - kept
+
+
+def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
+    """Walk a stage's schedule to the moment when it holds most."""
+    p, parameters = job.parallelism, sum(chunk.parameters for chunk in row)
+    shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
+    mode = "ddp" if p.data_parallel == "none" else p.data_parallel
+    weights, gradients = WEIGHT_BYTES * parameters, GRADIENT_BYTES * parameters
+    experts = sum(chunk.experts for chunk in row)
+    shared = p.cp * p.dp // p.ep  # ranks that hold the same routed experts
+    optimizer = ADAM_BYTES * (parameters - experts) / (1 if mode == "ddp" else shards)
+    optimizer += ADAM_BYTES * experts / (1 if mode == "ddp" else shared)
+    lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
+    if mode in ("fsdp", "hsdp") and shards > 1:
+        lasting = not p.reshard_after_forward
+        gradients = GRADIENT_BYTES * ((parameters - experts) / shards + experts / shared)
+        weights = 0.0 if lasting else WEIGHT_BYTES * _neighbours(row, 1 + p.prefetch)
+        gradients += 0.0 if lasting else GRADIENT_BYTES * _neighbours(row, 2)
+    held, gathered, reduced, beside = _worst_moment(row, schedule, stage, lasting)
+    return Memory(weights + gathered, gradients + reduced, optimizer, held, beside, stage)
+
+
+def _worst_moment(
+    row: list[_Chunk], schedule: Schedule, stage: int, lasting: bool
+) -> tuple[float, float, float, float]:
+    """Activations, gathered weights, whole gradients and workspace when they are most [byte].
+
+    The latter two count only where they last: weights from a chunk's first forward to its last
+    backward, gradients from the first action that adds to them to the last.
+    """
+    actions, split = schedule[stage], schedule.split_of(stage)
+    uses = Counter(a.chunk for a in actions if a.kind == "B") if lasting else Counter()
+    backwards, sums = Counter(uses), Counter(uses)
+    there: set[int] = set()
+    held = gathered = reduced = 0.0
+    best = (-1.0, 0.0, 0.0, 0.0, 0.0)
+    for kind, c, microbatch in actions:
+        chunk, waits = row[c], (c, microbatch) in split
+        adds = kind == ("W" if waits else "B")
+        # a product's weight gradient needs nothing beside what was kept for it
+        beside = chunk.workspace if kind == "B" else 0.0
+        if kind == "F":
+            held += chunk.kept
+            if lasting and c not in there:
+                there.add(c)
+                gathered += WEIGHT_BYTES * chunk.parameters
+        elif adds and lasting and sums[c] == uses[c]:
+            reduced += GRADIENT_BYTES * chunk.parameters
+        best = max(best, (held + gathered + reduced + beside, held, gathered, reduced, beside))
+        if kind == "B":
+            held += (chunk.late if waits else 0.0) - chunk.kept
+            backwards[c] -= 1
+            gathered -= WEIGHT_BYTES * chunk.parameters * (lasting and backwards[c] == 0)
+        elif kind == "W":
+            held -= chunk.late
+        if adds:
+            sums[c] -= 1
+            reduced -= GRADIENT_BYTES * chunk.parameters * (lasting and sums[c] == 0)
+    return best[1:]
+
+
+def _neighbours(row: list[_Chunk], n: int) -> float:
+    """Most parameters of n chunks that follow each other."""
+    sizes = [chunk.parameters for chunk in row]
+    return max(sum(sizes[i : i + n]) for i in range(max(1, len(sizes) - n + 1)))

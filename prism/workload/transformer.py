@@ -1,0 +1,311 @@
+"""A dense transformer's kernels on one GPU of a tp x cp group: layer, embedding, loss.
+
+Attention with grouped heads, causal, balanced over cp; a plain or gated MLP; flash attention;
+bfloat16 with float32 gradients. Tensor parallelism is Megatron's, with or without sequence
+parallelism. Left out: dropout, biases, fp8, and fusions of kernels beyond those named; experts and
+latent attention are `prism.workload.experts`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from prism.cluster.machine import Cluster
+from prism.workload.kernels import Kernel, Rates, collective_law
+from prism.workload.modelsize import Sizes, attention_flop, shard_sizes
+
+if TYPE_CHECKING:
+    from prism.jobs.job import ModelBlock, ParallelismBlock
+
+TP_OVERLAP_COST = 0.2
+"""Part of a hidden tp collective that stays visible, as slower compute beside it.
+
+Megatron starts the reduction of a column-parallel layer's input gradient (reduce-scatter, or
+all-reduce without sequence parallelism) before the weight gradient's product, which hides it. The
+collective still takes memory bandwidth and cores: NCCL runs 16 to 32 blocks beside 132
+multiprocessors of an H100. An assumption, not a fit.
+"""
+
+ATTENTION_BACKWARD_FLOP = 2.5
+"""Flop of flash attention's backward over its forward: five products for two (arXiv:2307.08691)."""
+
+LOSS_BYTES_PER_LOGIT = (16.0, 6.0)
+"""Memory traffic of cross entropy per logit, forward and backward [byte].
+
+Forward: cast to float32 (2 + 4), maximum (4), exponential and sum (4 + 2 for its store in half
+precision); backward: read the probabilities (4), write the gradient in bfloat16 (2).
+"""
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Kernels of a layer, the embedding and the loss, for one microbatch on one GPU."""
+
+    model: ModelBlock
+    layout: ParallelismBlock
+    cluster: Cluster
+    rates: Rates
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Widths of this GPU's share."""
+        return shard_sizes(self.model, self.layout)
+
+    @cached_property
+    def attention_forward(self) -> tuple[Kernel, ...]:
+        """Forward of a layer's first half."""
+        s = self.sizes
+        return (
+            self._norm("attention_norm"),
+            *self._project(),
+            *self._gather_keys("attention"),
+            self._attention("attention"),
+            self.rates.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
+            *self._leave("attention"),
+            self._residual("attention_residual"),
+        )
+
+    @cached_property
+    def layer_forward(self) -> tuple[Kernel, ...]:
+        """Forward of one layer."""
+        s, r = self.sizes, self.rates
+        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
+        return (
+            *self.attention_forward,
+            self._norm("mlp_norm"),
+            *self._enter("mlp"),
+            r.gemm("mlp_up", "gemm_mlp", s.tokens, up, s.hidden),
+            r.memory("activation", 2.0 * s.tokens * (up + s.ffn)),
+            r.gemm("mlp_down", "gemm_mlp", s.tokens, s.hidden, s.ffn),
+            *self._leave("mlp"),
+            self._residual("mlp_residual"),
+        )
+
+    @cached_property
+    def layer_backward(self) -> tuple[Kernel, ...]:
+        """Backward of one layer, with what it recomputes."""
+        s, r = self.sizes, self.rates
+        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
+        again = {"none": (), "selective": self._selected, "full": self.layer_forward}
+        return (
+            *(recomputed(kernel) for kernel in again[self.layout.recompute]),
+            *self._enter_backward("mlp"),
+            *self._gemm_backward("mlp_down", "gemm_mlp", s.hidden, s.ffn),
+            r.memory("activation_backward", 2.0 * s.tokens * (2.0 * up + s.ffn)),
+            *self._gemm_backward("mlp_up", "gemm_mlp", up, s.hidden, leave="mlp"),
+            self._norm("mlp_norm_backward", backward=True),
+            self._residual("mlp_residual_backward"),
+            *self.attention_backward,
+        )
+
+    @cached_property
+    def _selected(self) -> tuple[Kernel, ...]:
+        """Forward kernels that backward runs again with selective recomputation, as in torchtitan.
+
+        Of the products q, k, v, out, gate (or up), up, down every second one, and whatever is
+        neither a product nor attention nor a reduce-scatter; see `prism.workload.memory`.
+        """
+        s, r, layout = self.sizes, self.rates, self.layout
+        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
+        second = (r.gemm("mlp_up", "gemm_mlp", s.tokens, s.ffn, s.hidden),)
+        return (
+            self._norm("attention_norm"),
+            *self._enter("attention"),
+            r.gemm("key", "gemm_attention", s.tokens, s.key, s.hidden),
+            *self._rope("rope"),
+            r.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
+            *(() if layout.sequence_parallel else self._leave("attention")),
+            self._residual("attention_residual"),
+            self._norm("mlp_norm"),
+            *self._enter("mlp"),
+            *(second if self.model.gated_mlp else ()),
+            r.memory("activation", 2.0 * s.tokens * (up + s.ffn)),
+        )
+
+    @cached_property
+    def attention_backward(self) -> tuple[Kernel, ...]:
+        """Backward of a layer's first half."""
+        s = self.sizes
+        return (
+            *self._enter_backward("attention"),
+            *self._gemm_backward("projection", "gemm_attention", s.hidden, s.out),
+            *self._attention_backward(),
+            *self._project_backward(),
+            self._norm("attention_norm_backward", backward=True),
+            self._residual("attention_residual_backward"),
+        )
+
+    @cached_property
+    def embedding_forward(self) -> tuple[Kernel, ...]:
+        """Look-up in the vocabulary-parallel table."""
+        s = self.sizes
+        lookup = self.rates.memory("embedding", 4.0 * s.tokens * s.hidden, "embedding")
+        return (lookup, *self._leave("embedding"))
+
+    @cached_property
+    def embedding_backward(self) -> tuple[Kernel, ...]:
+        """Scatter of gradients into the float32 table: read 2 + 4, write 4 bytes a value."""
+        s = self.sizes
+        scatter = self.rates.memory("embedding_backward", 10.0 * s.tokens * s.hidden, "embedding")
+        return (*self._enter_backward("embedding"), replace(scatter, is_weight=True))
+
+    @cached_property
+    def loss_forward(self) -> tuple[Kernel, ...]:
+        """Last norm, vocabulary-parallel logits, cross entropy."""
+        s, r = self.sizes, self.rates
+        n_bytes = LOSS_BYTES_PER_LOGIT[0] * s.tokens * s.vocab
+        return (
+            self._norm("final_norm"),
+            *self._enter("loss"),
+            r.gemm("logits", "loss", s.tokens, s.vocab, s.hidden),
+            r.memory("cross_entropy", n_bytes, "loss"),
+            # maximum, target logit and sum of exponentials of every token, in float32
+            *self._tp("loss_reduce", "all_reduce", 12.0 * s.tokens),
+        )
+
+    @cached_property
+    def loss_backward(self) -> tuple[Kernel, ...]:
+        """Backward of cross entropy, logits and last norm."""
+        s = self.sizes
+        n_bytes = LOSS_BYTES_PER_LOGIT[1] * s.tokens * s.vocab
+        return (
+            self.rates.memory("cross_entropy_backward", n_bytes, "loss"),
+            *self._gemm_backward("logits", "loss", s.vocab, s.hidden, leave="loss"),
+            self._norm("final_norm_backward", backward=True),
+        )
+
+    # -- memory-bound kernels: bfloat16 values read and written once each -----------------------
+
+    def _norm(self, name: str, backward: bool = False) -> Kernel:
+        """Norm: input and output; backward reads input and gradient, writes a gradient."""
+        values = (3.0 if backward else 2.0) * self.sizes.resident * self.sizes.hidden
+        return self.rates.memory(name, 2.0 * values)
+
+    def _residual(self, name: str) -> Kernel:
+        """Add two streams: two read, one written."""
+        return self.rates.memory(name, 6.0 * self.sizes.resident * self.sizes.hidden)
+
+    def _rope(self, name: str) -> tuple[Kernel, ...]:
+        """Rotary positions of queries and keys; models with a plain MLP (GPT-3) have none."""
+        if not self.model.gated_mlp:
+            return ()
+        s = self.sizes
+        return (self.rates.memory(name, 4.0 * s.tokens * (s.query + s.key)),)
+
+    # -- matrix products and attention ----------------------------------------------------------
+
+    def _project(self) -> tuple[Kernel, ...]:
+        """Project the stream to queries, keys and values."""
+        s = self.sizes
+        return (
+            *self._enter("attention"),
+            self.rates.gemm("qkv", "gemm_attention", s.tokens, s.query + s.key + s.value, s.hidden),
+            *self._rope("rope"),
+        )
+
+    def _project_backward(self) -> tuple[Kernel, ...]:
+        """Return the gradients of `_project`."""
+        s = self.sizes
+        heads = s.query + s.key + s.value
+        return (
+            *self._rope("rope_backward"),
+            *self._gemm_backward("qkv", "gemm_attention", heads, s.hidden, leave="attention"),
+        )
+
+    def _gemm_backward(
+        self, name: str, kernel_class: str, n: float, k: float, leave: str = "",
+        tokens: float = 0.0, groups: float = 1.0,
+    ) -> tuple[Kernel, ...]:  # fmt: skip
+        """Input and weight gradient of ``[tokens, k] x [k, n]``, a collective between if named."""
+        tokens, r = tokens or self.sizes.tokens, self.rates
+        weight = r.gemm(f"{name}_wgrad", kernel_class, k, n, tokens, accumulate=True, groups=groups)
+        weight = replace(weight, is_weight=True)
+        return (
+            r.gemm(f"{name}_dgrad", kernel_class, tokens, k, n, groups=groups),
+            *(self._leave_backward(leave, weight.duration) if leave else ()),
+            weight,
+        )
+
+    def _attention(self, name: str) -> Kernel:
+        """Fused causal attention of this GPU's queries with all keys."""
+        s = self.sizes
+        n_bytes = 2.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
+        return self.rates.attention(name, self._attention_flop(), n_bytes)
+
+    def _attention_flop(self) -> float:
+        """Flop of one GPU's part of one layer's attention, balanced over cp."""
+        whole = attention_flop(self.model, self.layout.microbatch_size)
+        return whole / (self.layout.tp * self.layout.cp)
+
+    def _attention_backward(self) -> tuple[Kernel, ...]:
+        """Flash attention's backward, with keys gathered again over cp."""
+        s = self.sizes
+        n_bytes = 4.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
+        flop = ATTENTION_BACKWARD_FLOP * self._attention_flop()
+        return (
+            *self._gather_keys("attention_backward"),
+            self.rates.attention("attention_backward", flop, n_bytes, backward=True),
+            *self._cp("keys_reduce_scatter", "reduce_scatter"),
+        )
+
+    # -- collectives inside a layer -------------------------------------------------------------
+
+    def _enter(self, name: str) -> tuple[Kernel, ...]:
+        """Before a column-parallel product: gather the sequence."""
+        if not self.layout.sequence_parallel:
+            return ()
+        return self._tp(f"{name}_all_gather", "all_gather", self._stream_bytes)
+
+    def _leave(self, name: str) -> tuple[Kernel, ...]:
+        """After a row-parallel product: sum over tp, and scatter the sequence."""
+        op_kind = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
+        return self._tp(f"{name}_{op_kind}", op_kind, self._stream_bytes)
+
+    def _enter_backward(self, name: str) -> tuple[Kernel, ...]:
+        """Before a row-parallel product's gradients: gather the gradient's sequence."""
+        return self._enter(f"{name}_backward")
+
+    def _leave_backward(self, name: str, hidden_s: float) -> tuple[Kernel, ...]:
+        """After a column-parallel product's input gradient: sum, hidden by the weight gradient."""
+        out = []
+        for k in self._leave(f"{name}_backward"):
+            visible = max(k.duration - hidden_s, TP_OVERLAP_COST * k.duration)
+            out.append(replace(k, duration=visible, hidden_s=k.duration - visible))
+        return tuple(out)
+
+    @property
+    def _stream_bytes(self) -> float:
+        """Bytes of a microbatch's residual stream in bfloat16."""
+        return 2.0 * self.sizes.tokens * self.sizes.hidden
+
+    def _gather_keys(self, name: str) -> tuple[Kernel, ...]:
+        """Gather keys and values of the whole sequence over cp."""
+        return self._cp(f"{name}_keys_all_gather", "all_gather")
+
+    def _cp(self, name: str, op_kind: str) -> tuple[Kernel, ...]:
+        """Communicate keys and values [bfloat16] of the cp group."""
+        n_bytes = 2.0 * self.sizes.tokens * self.layout.cp * (self.sizes.key + self.sizes.value)
+        # one kernel class for gathering keys and scattering their gradients
+        return self._collective(name, "cp_all_gather", op_kind, n_bytes, "cp")
+
+    def _tp(self, name: str, op_kind: str, n_bytes: float) -> tuple[Kernel, ...]:
+        """Communicate within the tp group."""
+        return self._collective(name, f"tp_{op_kind}", op_kind, n_bytes, "tp")
+
+    def _collective(
+        self, name: str, kernel_class: str, op_kind: str, n_bytes: float, group_name: str
+    ) -> tuple[Kernel, ...]:
+        """One collective as a kernel, or nothing where the group is a single GPU."""
+        group = self.cluster.group(group_name)
+        if group.n_ranks == 1:
+            return ()
+        duration = self.cluster.collective_time(op_kind, n_bytes, group)
+        law = collective_law(self.cluster, n_bytes, group)
+        return (Kernel(name, kernel_class, duration, 0.0, n_bytes, law, group_name),)
+
+
+def recomputed(kernel: Kernel) -> Kernel:
+    """Return a forward kernel as it runs again in backward."""
+    return replace(kernel, name=f"recompute_{kernel.name}")
