@@ -16,6 +16,8 @@ from prism.simulation.othernodes import relocate
 from prism.simulation.program import Tables
 from prism.simulation.steps import prepare, simulate
 
+GPUS = {"cv": 0.01, "lemon_fraction": 0.0075}
+
 
 def make_job(data_parallel="hsdp", effects=None, cluster=None, **parallelism):
     """32 GPUs on 8 nodes of 4, no pipeline unless asked for."""
@@ -178,16 +180,16 @@ def test_against_a_rank_by_rank_simulation():
     drawn anew for every op, the step is 0.6 % longer, in one group of 32.
     """
     effects = {
-        "rank": {"cv": 0.01}, "call": {"cv": 0.01}, "residual": {"cv": 0.01},
+        "rank": GPUS, "call": {"cv": 0.01}, "residual": {"cv": 0.01},
         "microbatch": {"cv": 0.02}, "step": {"cv": 0.0},
     }  # fmt: skip
-    lasting = {"rank": {"cv": 0.01}, "microbatch": {"cv": 0.02}, "residual": {"cv": 0.0}}
+    lasting = {"rank": GPUS, "microbatch": {"cv": 0.02}, "residual": {"cv": 0.0}}
     for given, most in ((effects, 0.012), (lasting, 0.004)):
         lumped = times(prepare(make_job(shard_size=32, effects=given), 1).program, 60).mean()
         exact = times(prepare(make_job("fsdp", effects=given), 1).program, 60).mean()
         assert abs(lumped / exact - 1.0) < most
         still = times(prepare(make_job("fsdp"), 1).program).mean()
-        assert exact > 1.03 * still  # what is compared is there
+        assert exact > 1.04 * still  # what is compared is there
 
 
 def test_congestion_of_a_shard_group_is_its_own():

@@ -63,7 +63,8 @@ def cases() -> list[tuple[str, str | None, dict, bool]]:
         label = f"rank {rank:.1%} residual {residual:.1%}" + (" one GPU 1.2x" if hot else "")
         out.append((label, None, effects, hot))
     out.append(("library h100-healthy", "h100-healthy", {}, False))
-    out.append(("library h100-stressed", "h100-stressed", {}, False))
+    # unpacked sequences would hide what the control has wrong
+    out.append(("library h100-stressed", "h100-stressed", {"microbatch": {"cv": 0.0}}, False))
     return out
 
 
@@ -91,7 +92,7 @@ def main() -> int:
         seconds = time.perf_counter() - begin
         print(f"{label:<42}{ks:8.4f}{mean:+10.4%}{between:+9.2%}{within:+9.2%}{control:11.3f}"
               f"{seconds:7.1f}", flush=True)  # fmt: skip
-        ok &= ks <= 0.03 and abs(mean) <= 1e-3 and abs(between) <= 0.05 and control > 0.1
+        ok &= ks <= 0.03 and abs(mean) <= 1e-3 and abs(between) <= 0.05 and control > 0.15
     return 0 if ok else 1
 
 
