@@ -2,13 +2,13 @@
 
 import gzip
 import re
-import time
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from timing import least_seconds
 
 from prism.common.errors import PrismError, as_typed
 from prism.jobs.job import (
@@ -570,10 +570,9 @@ def test_a_huge_file_is_refused_before_it_is_read(here: Path, unit: bytes) -> No
     with path.open("wb") as stream:
         stream.write(unit * 1000)
         stream.truncate(100_000_000)
-    start = time.perf_counter()
     (line,) = mistakes(path)
     assert "job.yaml: is 100.0 MB, expected a job file of at most 1 MB; " in line
-    assert time.perf_counter() - start < 0.5
+    assert least_seconds(lambda: mistakes(path)) < 0.5
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xfe\x00", b"model: \x00", bytes(range(256))])

@@ -2,12 +2,12 @@
 
 import gzip
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from timing import least_seconds
 from traces_made import write_csv
 
 from prism.common.errors import PrismError
@@ -43,13 +43,8 @@ def test_reading_is_fast(tmp_path):
     pytest.importorskip("pyarrow")
     path = DATA / "production_traces" / "ops_AR.parquet"
     write_csv(tmp_path / "ops.csv", pd.read_parquet(path))
-    read_trace(DATA / "production_traces" / "ops_ST.parquet")  # imports
-    start = time.perf_counter()
-    read_trace(path)
-    between = time.perf_counter()
-    read_trace(tmp_path / "ops.csv")
-    assert between - start < 1.5  # 0.1 to 0.2 s; wide because machines are shared
-    assert time.perf_counter() - between < 3.0  # 0.2 to 0.3 s
+    assert least_seconds(lambda: read_trace(path)) < 1.5  # 0.1 to 0.2 s
+    assert least_seconds(lambda: read_trace(tmp_path / "ops.csv")) < 3.0  # 0.2 to 0.3 s
 
 
 def test_spans_of_a_pipeline_trace_are_the_published_step_times():
