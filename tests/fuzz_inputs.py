@@ -161,7 +161,7 @@ def _nodes(folder: Path, job: str) -> dict[str, Any]:
     files = {
         "hosts/mpi": ("hosts.txt", "n0 slots=8\nn1 slots=8\n"),
         "hosts/slurm": ("slurm.txt", "NodeList=n[0-1]\n"),
-        "inventory/factors": ("nodes.csv", "node,slowdown,cv\n0,1.2,0.01\n1,1.05,\n"),
+        "inventory/factors": ("nodes.csv", "node,slowdown,network\n0,1.2,1.01\n1,1.05,\n"),
         "placement_file/csv": ("places.csv", "slot,node,host,first_rank,stages,replicas\n"
                                "0,1,,0,0,0-7\n1,0,,8,1,0-7\n"),
     }  # fmt: skip

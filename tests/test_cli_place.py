@@ -79,7 +79,7 @@ def lines_of(numbers):
 
 # ------------------------------------------------------------------------------ the command
 def test_options_reach_the_analysis(run, asked, job):
-    more = ("--kind", "network", "--slowdown-cv", "0.05", "--spares", "4", "--objective", "p99")
+    more = ("--kind", "network", "--spares", "4", "--objective", "p99")
     rest = ("--tolerance", "0.2%", "--seed", "0", "--threads", "1", "--set", "run.steps=77")
     status, _, err = run("place", job, *SLOW, *more, *rest)
     assert status == 0, err
@@ -87,7 +87,7 @@ def test_options_reach_the_analysis(run, asked, job):
     assert given.n_steps == 77
     assert options.pop("progress") is None
     assert options == {
-        "slow_nodes": 2, "slowdown": 1.2, "kind": "network", "slowdown_cv": 0.05, "spares": 4,
+        "slow_nodes": 2, "slowdown": 1.2, "kind": "network", "spares": 4,
         "objective": "p99", "tolerance": 0.002, "seed": 0, "threads": 1,
     }  # fmt: skip
     run("place", job, *SLOW)
@@ -276,14 +276,12 @@ def test_stages_alike_are_said_once():
 
 def test_which_nodes_are_slow_is_said():
     assert assumed(placement()) == ["nodes 24, 25, 26: compute 1.2x"]
-    nodes = [{"node": i, "compute": 1.0 + 0.01 * i, "memory": None, "network": 1.0, "other": 1.0,
-              "cv": 0.0} for i in range(1, 9)]  # fmt: skip
+    still = {"memory": None, "network": 1.0, "other": 1.0}
+    nodes = [{"node": i, "compute": 1.0 + 0.01 * i, **still} for i in range(1, 9)]
     (line,) = assumed(placement(slow_nodes=nodes))
     assert line.startswith("8 nodes of known speed; the slowest: 8 1.08, 7 1.07")
-    whole = nodes[0] | {"compute": 1.1, "memory": 1.1, "network": 1.1, "other": 1.1, "cv": 0.05}
-    assert assumed(placement(slow_nodes=[whole])) == [
-        "node 1: everything 1.1x, its own spread CV 5 %"
-    ]
+    whole = nodes[0] | {"compute": 1.1, "memory": 1.1, "network": 1.1, "other": 1.1}
+    assert assumed(placement(slow_nodes=[whole])) == ["node 1: everything 1.1x"]
 
 
 def test_changes_have_as_many_digits_as_they_are_known_to():

@@ -59,10 +59,10 @@ def test_a_plain_slowdown_is_of_the_kind_that_was_asked_for(tmp_path, kind, expe
     assert dict(read(write(tmp_path, "node,slowdown\n3,1.2\n"), kind=kind)) == {3: expected}
 
 
-def test_kinds_and_spread_have_columns_and_empty_cells_are_as_the_others(tmp_path):
-    text = "host;compute;network;cv\nn0;1.1;;0.05\nn1;;1.3;\nn2;;;\n"
+def test_kinds_have_columns_and_empty_cells_are_as_the_others(tmp_path):
+    text = "host;compute;network\nn0;1.1;\nn1;;1.3\nn2;;\n"
     found = read(write(tmp_path, text), n_nodes=3)
-    assert dict(found) == {0: NodeSlowdown(1.1, cv=0.05), 1: NodeSlowdown(network=1.3)}
+    assert dict(found) == {0: NodeSlowdown(1.1), 1: NodeSlowdown(network=1.3)}
     assert found.hosts == {0: "n0", 1: "n1", 2: "n2"}
 
 
@@ -84,7 +84,6 @@ def test_parquet_reads_as_csv_does(tmp_path):
         ("node,slowdown\n3,-1.2\n", ("nodes.csv:2", "slowdown is -1.2")),
         ("node,slowdown\n3,inf\n", ("nodes.csv:2", "slowdown is inf")),
         ("node,slowdown\n3,fast\n", ("nodes.csv:2", "'fast'", "expected a number")),
-        ("node,slowdown,cv\n3,1.2,-1\n", ("nodes.csv:2", "cv is -1", "0 to 1")),
         ("node,slowdown\n99,1.2\n", ("nodes.csv:2", "no node 99", "64 nodes, 0 to 63",
                                      "take it out")),
         ("node,slowdown\n3,1.2\n4,1\n3,1.3\n", ("nodes.csv:4", "node 3 is there twice",

@@ -110,7 +110,7 @@ def test_groups_over_several_nodes_move_whole():
 # -------------------------------------------------------------------------------------- screening
 @pytest.mark.parametrize("slow", [
     slow_node(1.3), slow_node(1.3, "memory"), slow_node(1.5, "network"),
-    slow_node(1.3, "everything", 0.02),
+    slow_node(1.3, "everything"),
 ])  # fmt: skip
 def test_screen_equals_the_step_of_all_replicas(slow):
     problem = problem_of(

@@ -39,7 +39,6 @@ def place(
     slow_nodes: int | None = None,
     slowdown: float | None = None,
     kind: str = "compute",
-    slowdown_cv: float = 0.0,
     nodes: Mapping[int, NodeSlowdown] | None = None,
     spares: int = 0,
     objective: str = "p95",
@@ -61,8 +60,6 @@ def place(
         Their factor on durations [1].
     kind : str
         What is slow: ``compute``, ``memory``, ``network`` or ``everything``.
-    slowdown_cv : float
-        Spread of the factor from cluster to cluster [1].
     nodes : mapping of int to NodeSlowdown, optional
         An inventory by node instead. Without either, the job's ``cluster.node_slowdowns``.
     spares : int
@@ -90,7 +87,7 @@ def place(
     seed, threads = settle_call(1, seed, threads)
     _check(job, objective, tolerance, spares)
     notes: list[str] = []
-    inventory = _inventory(job, slow_nodes, slowdown, kind, slowdown_cv, nodes, seed, notes)
+    inventory = _inventory(job, slow_nodes, slowdown, kind, nodes, seed, notes)
     built = _with_nodes(job, inventory, spares)
     problem = make_problem(prepare(built, seed), inventory, threads)
     _check_slow(problem)
@@ -137,7 +134,7 @@ def _check(job: Job, objective: str, tolerance: float, spares: int) -> None:
 
 
 def _inventory(
-    job: Job, slow_nodes: int | None, slowdown: float | None, kind: str, cv: float,
+    job: Job, slow_nodes: int | None, slowdown: float | None, kind: str,
     nodes: Mapping[int, NodeSlowdown] | None, seed: int, notes: list[str],
 ) -> dict[int, NodeSlowdown]:  # fmt: skip
     """Slow nodes: given one by one, so many at random, or the job's own."""
@@ -161,7 +158,7 @@ def _inventory(
         raise PrismError(
             f"slow_nodes = {slow_nodes}, expected between 1 and the job's {placement.n_slots} nodes"
         )
-    slow = slow_node(slowdown, kind, cv)
+    slow = slow_node(slowdown, kind)
     rng = np.random.default_rng([seed, 6])
     chosen = np.sort(rng.choice(placement.slots, slow_nodes, replace=False))
     notes.append(

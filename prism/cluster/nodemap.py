@@ -2,7 +2,7 @@
 
 A job's ranks fill node slots in rank order; a placement says which physical node takes each slot.
 Nodes move as wholes, so what shares a node goes on sharing it. Nodes without a slot are spares.
-Slow nodes have factors by kind of work, and may vary from cluster to cluster by a law of their own.
+Slow nodes have factors by kind of work.
 Left out: what a placement costs (`prism.cluster.machine`, `prism.simulation.placednodes`) and which
 one is good.
 """
@@ -44,19 +44,15 @@ class NodeSlowdown(NamedTuple):
         slowest node that takes part.
     other : float
         On everything else of the node: host gaps and collectives over NVLink.
-    cv : float
-        Spread of the factors from cluster to cluster [1]: one lognormal draw of mean 1 for the
-        node and cluster, which multiplies the factors that differ from 1 (compute if none does).
     """
 
     compute: float = 1.0
     memory: float | None = None
     network: float = 1.0
     other: float = 1.0
-    cv: float = 0.0
 
 
-def slow_node(factor: float, kind: str = "compute", cv: float = 0.0) -> NodeSlowdown:
+def slow_node(factor: float, kind: str = "compute") -> NodeSlowdown:
     """Return the slowdown of a node that is slow in one kind of work.
 
     Parameters
@@ -65,8 +61,6 @@ def slow_node(factor: float, kind: str = "compute", cv: float = 0.0) -> NodeSlow
         On durations [1], > 0.
     kind : str
         One of `KINDS`.
-    cv : float
-        Spread of the factor from cluster to cluster [1].
 
     Raises
     ------
@@ -78,13 +72,11 @@ def slow_node(factor: float, kind: str = "compute", cv: float = 0.0) -> NodeSlow
             f"slowdown = {factor:g}, expected a factor on durations, more than 0; "
             "1.2 is a node that takes 20 % longer"
         )
-    if not 0.0 <= cv < math.inf:
-        raise PrismError(f"slowdown cv = {cv:g}, expected at least 0; 0.05 is 5 %")
     if kind == "everything":
-        return NodeSlowdown(factor, factor, factor, factor, cv)
+        return NodeSlowdown(factor, factor, factor, factor)
     if kind not in KINDS:
         raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
-    return NodeSlowdown(cv=cv)._replace(**{kind: factor})
+    return NodeSlowdown()._replace(**{kind: factor})
 
 
 def rank_strides(job: Job) -> tuple[int, int]:

@@ -33,7 +33,7 @@ QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
 (
-    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, SLOW, UNSEEN, JITTER,
+    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, _FREE, UNSEEN, JITTER,
 ) = range(12)  # fmt: skip
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
@@ -99,10 +99,7 @@ class Links(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Persistent speed of GPUs: one copula draw, one table per loading.
-
-    A slow node may have a spread of its own, which multiplies the factors of its GPUs.
-    """
+    """Persistent speed of GPUs: one copula draw, one table per loading."""
 
     n_gpus: int
     gpus_per_node: int
@@ -110,29 +107,6 @@ class Ranks(NamedTuple):
     node_table: int  # quantile table of a standard normal
     tables: np.ndarray  # int32[loading] quantile tables of x ** loading, -1: constant
     factor: np.ndarray  # float32[loading, gpu] fixed slowdowns (hot nodes)
-    spread_node: np.ndarray = np.zeros(0, np.int32)  # [slow node]
-    spread_table: np.ndarray = np.zeros((0, 0), np.int32)  # [slow node, loading], -1: constant
-
-
-class Parts(NamedTuple):
-    """Fixed seconds of ops that the slowest GPU of a group stretches.
-
-    A part's group is that of `stage` and `peer` in its replica, or in all of them.
-    """
-
-    coef: np.ndarray  # int32[part]
-    loading: np.ndarray  # int32[part] whose x stretches it
-    shared: np.ndarray  # uint8[part] 1: the groups of all replicas
-    stage: np.ndarray  # int32[part], -1: all stages
-    peer: np.ndarray  # int32[part]
-    mean: np.ndarray  # float64[row, part, term] seconds, in `Lowering.fixed_mean` already
-    var: np.ndarray  # float64[row, part] s^2, in `Lowering.fixed_var` already
-
-
-NO_PARTS = Parts(
-    np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int32),
-    np.zeros(0, np.int32), np.zeros((1, 0, 0)), np.zeros((1, 0)),
-)  # fmt: skip
 
 
 class Lowering(NamedTuple):
@@ -155,7 +129,6 @@ class Lowering(NamedTuple):
     call_cv: np.ndarray  # float64[coef, term] call effect, lowered into the residual
     table_std: np.ndarray  # float64[coef] std of the residual table
     quiet: np.ndarray  # float64[coef] multiplier of compute between stalls
-    parts: Parts = NO_PARTS
 
 
 class Stalls(NamedTuple):
@@ -417,14 +390,6 @@ def draw_ranks(ranks, tables, cluster, k0, k1, words, x):
                 if ranks.tables[j] >= 0:
                     value *= np.float32(1.0) + lookup(tables, ranks.tables[j], u)
                 x[j, gpu] = value
-    for i in range(ranks.spread_node.shape[0]):
-        node = ranks.spread_node[i]
-        philox_lanes(cluster, 0, node, SLOW, k0, k1, words)
-        for j in range(n_loadings):
-            if ranks.spread_table[i, j] >= 0:
-                value = np.float32(1.0) + lookup(tables, ranks.spread_table[i, j], words[0, 0])
-                for gpu in range(node * ranks.gpus_per_node, (node + 1) * ranks.gpus_per_node):
-                    x[j, gpu] *= value
 
 
 @njit(cache=True, nogil=True)
@@ -441,40 +406,6 @@ def _segment_moments(means, cv, cdf, table, segment, gpus, x, scratch):
     if n > 1 and cv > 0.0:
         return group_max(scratch[:n], cv, cdf[table])
     return top, (top * cv) ** 2
-
-
-@njit(cache=True, nogil=True)
-def _slowest(member, x, loading, first, last, stage):
-    """Largest x of the groups of a stage (-1: of all) of some replicas."""
-    top = np.float32(0.0)
-    lo, hi = (0, member.shape[1]) if stage < 0 else (stage, stage + 1)
-    for r in range(first, last):
-        for s in range(lo, hi):
-            for m in range(member.shape[2]):
-                top = max(top, x[loading, member[r, s, m]])
-    return top
-
-
-@njit(cache=True, nogil=True)
-def _stretch_parts(low, x, replica, slow, mean, var):
-    """Seconds [coef, term] and variance [coef] that slow GPUs add to a replica's fixed parts.
-
-    slow[part] keeps from the first replica how slow the groups of all of them are.
-    """
-    parts, n_replicas = low.parts, low.member.shape[0]
-    row = replica % parts.mean.shape[0]
-    mean[:], var[:] = 0.0, 0.0
-    for p in range(parts.coef.shape[0]):
-        if replica == 0 or not parts.shared[p]:
-            first, last = (0, n_replicas) if parts.shared[p] else (replica, replica + 1)
-            slow[p] = _slowest(low.member, x, parts.loading[p], first, last, parts.stage[p])
-            if parts.peer[p] != parts.stage[p]:
-                peer = _slowest(low.member, x, parts.loading[p], first, last, parts.peer[p])
-                slow[p] = max(slow[p], peer)
-        c = parts.coef[p]
-        for t in range(mean.shape[1]):
-            mean[c, t] += parts.mean[row, p, t] * (slow[p] - 1.0)
-        var[c] += parts.var[row, p] * (slow[p] ** 2 - 1.0)
 
 
 @njit(cache=True, nogil=True)
@@ -501,23 +432,14 @@ def lower_replicas(low, x, chosen, coef_a, coef_r):
     seg_var = np.empty(n_segments)
     stamp = np.full(n_segments, -1, np.int64)
     term = np.empty(n_terms)
-    n_parts = low.parts.coef.shape[0]
-    slow, n_stretched = np.empty(n_parts), n_coefs if n_parts > 0 else 0
-    more, more_var = np.empty((n_stretched, n_terms)), np.empty(n_stretched)
     for i in range(chosen.shape[0]):
         replica = chosen[i]
         row = replica % low.fixed_mean.shape[0]
-        if n_parts > 0:
-            _stretch_parts(low, x, replica, slow, more, more_var)
         for c in range(n_coefs):
             stage = low.coef_stage[c]
             for t in range(n_terms):
                 term[t] = low.fixed_mean[row, c, t]
             var = low.fixed_var[row, c]
-            if n_parts > 0:
-                var += more_var[c]
-                for t in range(n_terms):
-                    term[t] += more[c, t]
             for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
                 s = low.coef_seg[e]
                 who = low.coef_member[c]
@@ -1031,16 +953,13 @@ def _group_times(low, sample, x, replica, stage, speed, slow, seconds):
 
 
 @njit(cache=True, nogil=True)
-def _nominal_times(low, sample, x, first, last, stretch, a):
+def _nominal_times(low, sample, x, first, last, a):
     """Seconds a[coef, lane] of the local ops of some replicas without noise, one to a lane."""
-    n_coefs, n_terms = low.call_cv.shape
+    n_terms = low.call_cv.shape[1]
     n_segments, n_loadings = low.seg_mean.shape
     slow, seconds = np.empty(n_loadings), np.empty(max(1, n_segments))
     speed = np.empty(low.member.shape[2])
-    more, more_var = np.zeros((n_coefs, n_terms)), np.empty(n_coefs)
     for r in range(first, last):
-        if stretch.shape[0] > 0:
-            _stretch_parts(low, x, r, stretch, more, more_var)
         row, stage = r % low.fixed_mean.shape[0], -1
         for i in range(sample.coef.shape[0]):
             c = sample.coef[i]
@@ -1049,7 +968,7 @@ def _nominal_times(low, sample, x, first, last, stretch, a):
                 _group_times(low, sample, x, r, stage, speed, slow, seconds)
             total = 0.0
             for t in range(n_terms):
-                total += low.fixed_mean[row, c, t] + more[c, t]
+                total += low.fixed_mean[row, c, t]
             for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
                 total += low.coef_count[e] * low.quiet[c] * seconds[low.coef_seg[e]]
             a[c, r - first] = total
@@ -1087,10 +1006,9 @@ def find_levels(step, sample, x, level):
     a = np.zeros((step.low.call_cv.shape[0], LANES), np.float32)
     state = np.zeros((step.graph.n_slots, LANES), np.float32)
     lanes = np.empty(LANES, np.float32)
-    stretch = np.empty(step.low.parts.coef.shape[0])
     for first in range(0, n, LANES):
         last = min(n, first + LANES)
-        _nominal_times(step.low, sample, x, first, last, stretch, a)
+        _nominal_times(step.low, sample, x, first, last, a)
         _level_lanes(step.ops, step.graph, sample.tail, a, state, lanes)
         level[first:last] = lanes[: last - first]
 

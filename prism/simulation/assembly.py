@@ -83,7 +83,7 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
     all_tables = tables.stack()
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        _places(graph, lowered, default), len(all_tables), _wiring(job, v, default),
+        _places(graph, lowered, default), _wiring(job, v, default),
     )  # fmt: skip
     program = Program(
         ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,

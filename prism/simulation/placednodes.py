@@ -8,7 +8,6 @@ placement does to the graph, which is nothing.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.distributions.law import lognormal, quantile_table
 from prism.engine import jitted as engine
 from prism.simulation.program import Origin, Place, Program
 from prism.workload.transformer import TP_OVERLAP_COST
@@ -59,17 +57,12 @@ def site_nodes(
         for role in FIXED_ROLES
         if any(_component(s, role, 0.0) != 1.0 for s in slowdowns.values())
     }
-    drawn = tuple(r for r in fixed if any(_varies(s, r) for s in slowdowns.values()))
-    low, typical = _stretch(origin, placement, fixed, drawn)
-    ranks, tables = _spread(program, origin, slowdowns, drawn)
-    factor += [fixed[role] for role in drawn]
-    ranks = ranks._replace(
+    low, typical = _stretch(origin, placement, fixed)
+    ranks = program.ranks._replace(
         n_gpus=placement.n_gpus, factor=np.ascontiguousarray(np.stack(factor), np.float32)
     )
-    return replace(
-        program, low=low, ranks=ranks, tables=tables, typical=typical,
-        links=_links(program, placement),
-    )  # fmt: skip
+    links = _links(program, placement)
+    return replace(program, low=low, ranks=ranks, typical=typical, links=links)
 
 
 def site_workers(
@@ -169,15 +162,11 @@ def check_slowdowns(slowdowns: Mapping[int, NodeSlowdown], n_nodes: int, where: 
             raise PrismError(
                 f"{key}: no node {node} among {n_nodes}; indices run from 0 to {n_nodes - 1}"
             )
-        factors = [x for x in slow[:4] if x is not None]
+        factors = [x for x in slow if x is not None]
         if not all(LEAST <= x <= MOST for x in factors):
             raise PrismError(
                 f"{key}: node {node}: expected factors between {LEAST:g} and {MOST:g}; "
                 "a node that does not work is left out of cluster.nodes"
-            )
-        if not 0.0 <= slow.cv <= 1.0:
-            raise PrismError(
-                f"{key}: node {node}: cv = {slow.cv:g}, expected between 0 and 1; 0.05 is 5 %"
             )
 
 
@@ -203,49 +192,8 @@ def _by_gpu(
     return out.ravel()
 
 
-def _varies(slow: NodeSlowdown, role: str) -> bool:
-    """Tell whether a node's own spread multiplies its factor in a role."""
-    if slow.cv == 0.0:
-        return False
-    if role == "compute" and all(_component(slow, r, 0.0) == 1.0 for r in FIXED_ROLES):
-        return True
-    if role == "memory" and slow.memory is None:
-        return False
-    return _component(slow, role, 0.0) != 1.0
-
-
-@lru_cache(maxsize=64)
-def _spread_table(cv: float, power: float) -> NDArray[np.float32]:
-    return quantile_table(lognormal(cv), power)
-
-
-def _spread(
-    program: Program, origin: Origin, slowdowns: Mapping[int, NodeSlowdown], drawn: tuple[str, ...]
-) -> tuple[engine.Ranks, NDArray[np.float32]]:
-    """Tables of the slow nodes' own spread, a row for every loading and drawn role."""
-    n = len(origin.roles)
-    constant = np.full(len(drawn), -1, np.int32)
-    ranks = program.ranks._replace(tables=np.concatenate([program.ranks.tables[:n], constant]))
-    nodes = [node for node, slow in sorted(slowdowns.items()) if slow.cv > 0.0]
-    own: dict[tuple[float, float], int] = {}
-    index = np.full((len(nodes), n + len(drawn)), -1, np.int32)
-    roles = (*zip(origin.roles, origin.loadings, strict=True), *((r, 0.0) for r in drawn))
-    for i, node in enumerate(nodes):
-        slow = slowdowns[node]
-        for j, (role, loading) in enumerate(roles):
-            power = 1.0 if _varies(slow, role) else 0.0
-            if role == "memory" and slow.memory is None and _varies(slow, "compute"):
-                power = loading
-            if power > 0.0:
-                index[i, j] = origin.n_tables + own.setdefault((slow.cv, power), len(own))
-    tables = program.tables[: origin.n_tables]
-    if own:
-        tables = np.concatenate([tables, [_spread_table(*key) for key in own]])
-    return ranks._replace(spread_node=np.array(nodes, np.int32), spread_table=index), tables
-
-
 def _stretch(
-    origin: Origin, placement: Placement, fixed: Mapping[str, Array], drawn: tuple[str, ...]
+    origin: Origin, placement: Placement, fixed: Mapping[str, Array]
 ) -> tuple[engine.Lowering, Array | None]:
     """Give fixed times of a placement with its slow nodes and, if they differ, without them.
 
@@ -255,8 +203,6 @@ def _stretch(
     placement : Placement
     fixed : mapping of str to float64 [gpu]
         Factors by role, where any is not 1.
-    drawn : tuple of str
-        Roles whose factors vary between clusters, and are left to the engine.
     """
     low = origin.low._replace(member=placement.members())
     own, moved = _own_groups(origin), _moved_groups(origin, placement)
@@ -271,7 +217,6 @@ def _stretch(
     mean = np.repeat(low.fixed_mean, n_replicas, axis=0)
     var = np.repeat(low.fixed_var, n_replicas, axis=0)
     typical = mean.copy()
-    left: list[tuple[Place, Array]] = []  # and how much longer it takes here
     for place in places:
         part, c = place.part, place.coef
         ratio = np.ones(n_replicas)
@@ -280,9 +225,7 @@ def _stretch(
         if place.shared:  # one op for all replicas
             ratio = np.full_like(ratio, ratio.max())
         whole = ratio
-        if part.role in drawn:
-            left.append((place, ratio))
-        elif part.role in slow:
+        if part.role in slow:
             whole = ratio * _slowest(slow[part.role], place)
         typical[:, c, part.term] += part.mean * (ratio - 1.0)
         mean[:, c, part.term] += part.mean * (whole - 1.0)
@@ -290,9 +233,6 @@ def _stretch(
     if all(bool((x == x[:1]).all()) for x in (mean, var, typical)):
         mean, var, typical = mean[:1], var[:1], typical[:1]
     low = low._replace(fixed_mean=mean, fixed_var=var)
-    if left:
-        rows = {role: len(origin.roles) + i for i, role in enumerate(drawn)}
-        low = low._replace(parts=_parts(left, rows, mean.shape[2]))
     return low, None if np.array_equal(typical, mean) else typical
 
 
@@ -343,24 +283,6 @@ def _slowest(slow: Array, place: Place) -> Array:
     stages = slice(None) if place.stage < 0 else [place.stage, place.peer]
     own = slow[:, stages].max(axis=1)
     return np.full_like(own, own.max()) if place.shared else own
-
-
-def _parts(left: list[tuple[Place, Array]], rows: Mapping[str, int], n_terms: int) -> engine.Parts:
-    """Lay parts whose nodes vary between clusters into the engine's arrays."""
-    n_replicas = left[0][1].size
-    mean, var = np.zeros((n_replicas, len(left), n_terms)), np.zeros((n_replicas, len(left)))
-    for i, (place, moved) in enumerate(left):
-        mean[:, i, place.part.term] = place.part.mean * moved
-        var[:, i] = place.part.var * moved**2
-    places = [place for place, _ in left]
-    return engine.Parts(
-        coef=np.array([p.coef for p in places], np.int32),
-        loading=np.array([rows[p.part.role] for p in places], np.int32),
-        shared=np.array([p.shared for p in places], np.uint8),
-        stage=np.array([p.stage for p in places], np.int32),
-        peer=np.array([p.peer for p in places], np.int32),
-        mean=mean, var=var,
-    )  # fmt: skip
 
 
 def _links(program: Program, placement: Placement) -> engine.Links:

@@ -40,7 +40,6 @@ class Origin(NamedTuple):
     roles: tuple[str, ...]  # [loading] what of a slow node each follows
     loadings: tuple[float, ...]  # [loading] and with which exponent of its compute
     places: tuple[Place, ...]
-    n_tables: int  # quantile tables that are not of slow nodes
     wiring: Wiring | None  # of the default order; None: there are no messages
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured
@@ -201,7 +200,6 @@ def ideal_program(program: Program) -> Program:
                                    n_microbatches=0),
         ranks=program.ranks._replace(
             tables=np.full(n_loadings, -1, np.int32), factor=np.ones_like(program.ranks.factor),
-            spread_node=np.zeros(0, np.int32), spread_table=np.zeros((0, 0), np.int32),
         ),
         low=low._replace(
             seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),

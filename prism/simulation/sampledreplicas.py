@@ -168,9 +168,9 @@ def _typical(program: Program) -> NDArray[np.float32]:
     a = np.empty((1, n_coefs, n_terms), np.float32)
     x = np.ones((max(1, program.ranks.tables.size), max(1, program.ranks.n_gpus)), np.float32)
     plain = low._replace(
-        parts=engine.NO_PARTS, fixed_mean=np.ascontiguousarray(low.fixed_mean[:1]),
+        fixed_mean=np.ascontiguousarray(low.fixed_mean[:1]),
         fixed_var=np.ascontiguousarray(low.fixed_var[:1]),
-    )  # fmt: skip
+    )
     engine.lower_groups(plain, x, a, np.empty((1, n_coefs), np.float32))
     return np.asarray(a[0])
 

@@ -40,8 +40,7 @@ class QuietClusters:
     @cached_property
     def varies(self) -> bool:
         """Whether anything is drawn once per cluster."""
-        ranks = self.program.ranks
-        return bool((ranks.tables >= 0).any() or ranks.spread_node.size)
+        return bool((self.program.ranks.tables >= 0).any())
 
     @cached_property
     def _base(self) -> list[tuple[list[Lanes], Lanes]]:
@@ -77,8 +76,6 @@ class QuietClusters:
             rows = (program.low.fixed_mean != base.fixed_mean).any(axis=(1, 2))
             changed |= rows[np.arange(changed.size) % rows.size]
         replicas = np.flatnonzero(changed)
-        if program.low.parts.coef.size:  # of all replicas together
-            replicas = np.arange(changed.size)
         step = quiet_step(program)
 
         def run(batch: tuple[list[Lanes], Lanes]) -> Lanes:

@@ -44,8 +44,6 @@ class Screen:
     def _replicas(self, program: Program) -> list[int]:
         """Rows of a program's distinct replicas, first the first one's: collectives take that."""
         low, factor = program.low, program.ranks.factor
-        if low.parts.coef.size:  # stretched by the slowest of all replicas
-            return self._add({d.tobytes(): d for d in lower(program, factor)})
         x = np.ascontiguousarray(np.moveaxis(factor[:, low.member], 1, 0))
         fixed = [row.tobytes() for row in low.fixed_mean]
         keys = [x[r].tobytes() + fixed[r % len(fixed)] for r in range(x.shape[0])]

@@ -66,7 +66,7 @@ def find_start(step: Step, times: Array, seed: int, threads: int, n_quiet: int) 
     """Find what the first clusters' steps do not tell: free communication, many clusters' ranks."""
     program = step.program
     exposed = find_exposed(step, times[:1], seed, threads)
-    if (program.ranks.tables >= 0).any() or program.ranks.spread_node.size:
+    if (program.ranks.tables >= 0).any():
         quiet = cluster_times(program, range(n_quiet), seed, threads)
         return Start(quiet.astype(np.float64), exposed)
     return Start(np.empty(0), exposed)

@@ -360,8 +360,6 @@ def slowness(node: Json) -> str:
         words = [f"everything {factors['compute']:.4g}x"]
     else:
         words = [f"{key} {value:.4g}x" for key, value in factors.items() if value != 1.0]
-    if node.get("cv"):
-        words.append(f"its own spread CV {format_share(float(node['cv']), 2)}")
     return ", ".join(words) or "not slowed"
 
 

@@ -41,9 +41,6 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     type=click.Choice(KINDS),
     help="What --slowdown slows, or a plain slowdown in a file.  [default: compute]",
 )
-@click.option(
-    "--slowdown-cv", type=click.FloatRange(min=0.0), metavar="CV", help="Spread of the slowdown."
-)
 @click.option("--at", metavar="NODES", help="Which nodes are slow: 3,17.  [default: drawn]")
 @click.option(
     "--measured-nodes",
@@ -118,7 +115,6 @@ def place(
             "slow_nodes": named["slow_nodes"],
             "slowdown": named["slowdown"],
             "kind": named["kind"] or "compute",
-            "slowdown_cv": named["slowdown_cv"] or 0.0,
         }
     with progress_line("placing", quiet) as report:
         result = place_nodes(
@@ -143,7 +139,6 @@ def _check_options(
     slow_nodes: int | None,
     slowdown: float | None,
     kind: str | None,
-    slowdown_cv: float | None,
     at: str | None,
     files: Sequence[str],
     where: Sequence[tuple[str, str]],
@@ -152,17 +147,15 @@ def _check_options(
 ) -> None:
     """Refuse options that say two things, or half of one."""
     drawn = slow_nodes is not None or at is not None
-    if files and (drawn or slowdown is not None or slowdown_cv is not None):
+    if files and (drawn or slowdown is not None):
         raise click.UsageError(
             "--measured-nodes says which nodes are slow and by how much; leave out --slow-nodes, "
-            "--at, --slowdown and --slowdown-cv"
+            "--at and --slowdown"
         )
     if drawn and slowdown is None:
         raise click.UsageError("--slow-nodes and --at need --slowdown X, such as 1.2")
-    if not drawn and not files and (slowdown, kind, slowdown_cv) != (None, None, None):
-        raise click.UsageError(
-            "--slowdown, --kind and --slowdown-cv need --slow-nodes K, or --at NODES"
-        )
+    if not drawn and not files and (slowdown, kind) != (None, None):
+        raise click.UsageError("--slowdown and --kind need --slow-nodes K, or --at NODES")
     if (where or column) and not files:
         raise click.UsageError("--where and --column choose from --measured-nodes FILE")
     if at is not None and slow_nodes not in (None, len(at.split(","))):
@@ -175,7 +168,6 @@ def _inventory(
     slow_nodes: int | None,
     slowdown: float | None,
     kind: str | None,
-    slowdown_cv: float | None,
     at: str | None,
     files: Sequence[str],
     where: Sequence[tuple[str, str]],
@@ -194,7 +186,7 @@ def _inventory(
     # of spares no more than their names is known
     names = None if listed is None else listed[:n_nodes]
     if at is not None and slowdown is not None:
-        slow = slow_node(slowdown, kind or "compute", slowdown_cv or 0.0)
+        slow = slow_node(slowdown, kind or "compute")
         labels = [label.strip() for label in at.split(",")]
         twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
         if twice is not None:

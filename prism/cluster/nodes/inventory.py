@@ -68,7 +68,7 @@ class Inventory(Mapping[int, NodeSlowdown]):
 
 @dataclass(frozen=True)
 class _Measured:
-    """Factors by kind, and ``cv``, by the name of a node; and where a name stands."""
+    """Factors by kind, by the name of a node; and where a name stands."""
 
     factors: dict[str, dict[str, float]]
     locate: Callable[[str], str]
@@ -91,8 +91,8 @@ def read_inventory(
     ----------
     path : str or path
         A CSV or parquet table with a column of nodes (see `NODE_COLUMNS`) and either factors
-        (``slowdown``, `KINDS`, ``cv``) or a time or rate per GPU; or output of nccl-tests, a file
-        or a folder of files.
+        (``slowdown``, `KINDS`) or a time or rate per GPU; or output of nccl-tests, a file or a
+        folder of files.
     n_nodes, gpus_per_node : int
         Size of the cluster.
     kind : str, optional
@@ -184,7 +184,6 @@ def _slowness(factors: Mapping[str, float]) -> NodeSlowdown:
         memory=factors.get("memory", everything),
         network=factors.get("network", rest),
         other=rest,
-        cv=factors.get("cv", 0.0),
     )
 
 
@@ -250,8 +249,6 @@ def _from_factors(
             "columns, or say with --kind what slowdown slows"
         )
     names = {name: kind if name == "slowdown" else name for name in given}
-    if "cv" in table.columns:
-        names["cv"] = "cv"
     columns = {name: table.numbers(name) for name in names}
     labels = table.texts(nodes)
     factors: dict[str, dict[str, float]] = {}
@@ -277,13 +274,8 @@ def _from_factors(
 
 
 def _check(value: float, name: str, locate: Callable[[], str]) -> None:
-    """Refuse what no slowdown and no spread can be; empty cells are the default."""
-    if np.isnan(value):
-        return
-    if name == "cv":
-        if not 0.0 <= value <= 1.0:
-            raise PrismError(f"{locate()}: cv is {value:g}, expected 0 to 1")
-    elif not LEAST <= value <= MOST:
+    """Refuse what no slowdown can be; empty cells are the default."""
+    if not np.isnan(value) and not LEAST <= value <= MOST:
         raise PrismError(
             f"{locate()}: {name} is {value:g}, expected a factor above 0 ({LEAST:g} to {MOST:g}); "
             "1.2 is 20 % slower than the others"

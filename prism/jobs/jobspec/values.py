@@ -191,9 +191,6 @@ class Slowness(Block):
         None, description="On NVLink collectives and host gaps [everything, or 1]."
     )
     everything: Positive | None = Field(None, description="On all of these [1].")
-    cv: NonNegative = Field(
-        0.0, description="Spread of the factors between clusters, one draw for each."
-    )
 
 
 def parse_slowdown(value: Any) -> float | Slowness:
@@ -209,19 +206,18 @@ def parse_slowdown(value: Any) -> float | Slowness:
         if not given:
             raise ValueError(f"says nothing; write a factor, or factors by kind: {kinds}")
         for key, number in given.items():
-            _check_factor(number, f"{key}: ", least=0.0 if key == "cv" else None)
+            _check_factor(number, f"{key}: ")
         return Slowness(**given)
-    _check_factor(value, "", least=None)
+    _check_factor(value, "")
     return float(value)
 
 
-def _check_factor(value: Any, label: str, least: float | None) -> None:
+def _check_factor(value: Any, label: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and (value > 0 or value == least) and value < float("inf"):
+    if number and 0 < value < float("inf"):
         return
-    limit = "more than 0" if least is None else "at least 0"
     way_out = "1.2 is a node that takes 20 % longer, {network: 1.5} one with slow links"
-    raise ValueError(f"{label}expected a factor, {limit}, got {value!r}; {way_out}")
+    raise ValueError(f"{label}expected a factor, more than 0, got {value!r}; {way_out}")
 
 
 _FACTOR_SCHEMA = {"type": "number", "exclusiveMinimum": 0}

@@ -74,7 +74,7 @@ def build_trace_program(
     ranks, bank, vec = lay.ranks(), *lay.bank(graph)
     held, measured = lay.held(), lay.measured_factor()
     origin = Origin(
-        low, measured, ("compute",) * len(measured), (1.0,) * len(measured), (), 0, None, held
+        low, measured, ("compute",) * len(measured), (1.0,) * len(measured), (), None, held
     )
     if held is not None:
         low = hold_seconds(low, held)
