@@ -152,8 +152,7 @@ def test_an_uncertain_prediction_widens_the_interval():
 # --------------------------------------------------------------------------------------- laws
 LAWS = {
     "lognormal": laws.lognormal(0.08), "normal": laws.normal(0.03), "gamma": laws.gamma(0.05),
-    "weibull": laws.weibull(0.05), "shifted": laws.shifted_lognormal(0.1, 0.5),
-    "student": laws.student_t(0.02, 5.0), "body": laws.bounded_body(0.015, -0.15),
+    "body": laws.bounded_body(0.015, -0.15),
     "lemons": laws.bounded_body_lemons(0.015, -0.15, 0.0075, 1.1, 1.2),
     "mixture": laws.mixture([0.9, 0.1], [laws.lognormal(0.02), laws.lognormal(0.1).times(1.3)]),
     "empirical": laws.empirical([0.0, 0.4, 0.9, 1.0], [0.95, 0.99, 1.03, 1.2]),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,16 +49,6 @@ def _lognormal_ppf(params: Params, q: Array) -> Array:
     return np.asarray(np.exp(sigma * ndtri(q) - 0.5 * sigma * sigma))
 
 
-def _shifted_lognormal_cdf(params: Params, z: Array) -> Array:
-    cv, shift = params
-    return _lognormal_cdf((cv / (1.0 - shift),), (z - shift) / (1.0 - shift))
-
-
-def _shifted_lognormal_ppf(params: Params, q: Array) -> Array:
-    cv, shift = params
-    return shift + (1.0 - shift) * _lognormal_ppf((cv / (1.0 - shift),), q)
-
-
 def _normal_cdf(params: Params, z: Array) -> Array:
     from scipy.special import ndtr
 
@@ -84,45 +73,6 @@ def _gamma_ppf(params: Params, q: Array) -> Array:
 
     shape = params[0] ** -2
     return np.asarray(gammaincinv(shape, q) / shape)
-
-
-@lru_cache(maxsize=256)
-def weibull_shape(cv: float) -> float:
-    """Shape c with Gamma(1 + 2/c) / Gamma(1 + 1/c)**2 - 1 = cv**2."""
-    from scipy.optimize import brentq
-
-    def excess(log_c: float) -> float:
-        first, second = (math.lgamma(1.0 + k * math.exp(-log_c)) for k in (1.0, 2.0))
-        return second - 2.0 * first - math.log1p(cv * cv)
-
-    return float(math.exp(brentq(excess, math.log(0.1), math.log(1e4), xtol=1e-14)))
-
-
-def _weibull_cdf(params: Params, z: Array) -> Array:
-    shape = weibull_shape(params[0])
-    return np.asarray(-np.expm1(-((np.maximum(z, 0.0) * math.gamma(1.0 + 1.0 / shape)) ** shape)))
-
-
-def _weibull_ppf(params: Params, q: Array) -> Array:
-    shape = weibull_shape(params[0])
-    with np.errstate(divide="ignore"):
-        z: Array = (-np.log1p(-q)) ** (1.0 / shape) / math.gamma(1.0 + 1.0 / shape)
-    return z
-
-
-def _student_t_cdf(params: Params, z: Array) -> Array:
-    from scipy.special import stdtr
-
-    return np.asarray(stdtr(params[1], z))
-
-
-def _student_t_ppf(params: Params, q: Array) -> Array:
-    from scipy.special import stdtrit
-
-    # the lower half mirrored: 1 - q is exact where q is close to 1
-    upper = q > 0.5
-    z: Array = np.asarray(stdtrit(params[1], np.where(upper, 1.0 - q, q)))
-    return np.where(upper, -z, z)
 
 
 def _uniform_cdf(params: Params, z: Array) -> Array:
@@ -171,10 +121,7 @@ STANDARD: dict[str, tuple[Function, Function]] = {
     "constant": (_constant_cdf, _constant_ppf),
     "lognormal": (_lognormal_cdf, _lognormal_ppf),
     "normal": (_normal_cdf, _normal_ppf),
-    "shifted_lognormal": (_shifted_lognormal_cdf, _shifted_lognormal_ppf),
     "gamma": (_gamma_cdf, _gamma_ppf),
-    "weibull": (_weibull_cdf, _weibull_ppf),
-    "student_t": (_student_t_cdf, _student_t_ppf),
     "uniform": (_uniform_cdf, _uniform_ppf),
     "bounded_body": (_bounded_body_cdf, _bounded_body_ppf),
 }

@@ -32,10 +32,7 @@ PARAM_NAMES: dict[str, tuple[str, ...]] = {
     "constant": (),
     "lognormal": ("cv",),
     "normal": ("cv",),
-    "shifted_lognormal": ("cv", "shift"),
     "gamma": ("cv",),
-    "weibull": ("cv",),
-    "student_t": ("cv", "dof"),
     "uniform": ("lo", "hi"),
     "bounded_body": ("cv", "gpd_shape"),
     "bounded_body_lemons": (
@@ -178,31 +175,9 @@ def normal(cv: float) -> Law:
     return Law("normal", (cv,), loc=1.0, scale=_at_least("cv", cv, 0.0)) if cv else constant()
 
 
-def shifted_lognormal(cv: float, shift: float) -> Law:
-    """Constant part `shift` (0 <= shift < 1) plus a lognormal of mean 1 - shift."""
-    if not 0.0 <= shift < 1.0:
-        raise PrismError(f"shifted_lognormal: shift = {shift:g}, expected 0 <= shift < 1")
-    return Law("shifted_lognormal", (_at_least("cv", cv, 0.0), shift)) if cv else constant()
-
-
 def gamma(cv: float) -> Law:
     """Gamma with mean 1, shape 1/cv**2."""
     return Law("gamma", (_at_least("cv", cv, 0.0),)) if cv else constant()
-
-
-def weibull(cv: float) -> Law:
-    """Weibull with mean 1; small cv gives a left-skewed law."""
-    return Law("weibull", (_at_least("cv", cv, 1e-3),)) if cv else constant()
-
-
-def student_t(cv: float, dof: float) -> Law:
-    """Student's t with mean 1, `dof` > 2 degrees of freedom and the given cv."""
-    if dof <= 2.0:
-        raise PrismError(f"student_t: dof = {dof:g} has no variance; use more than 2")
-    if not cv:
-        return constant()
-    scale = _at_least("cv", cv, 0.0) * math.sqrt(1.0 - 2.0 / dof)
-    return Law("student_t", (cv, dof), loc=1.0, scale=scale)
 
 
 def uniform(lo: float, hi: float) -> Law:
@@ -294,10 +269,7 @@ def capped(law: Law, q: float) -> tuple[Law, float]:
 CONSTRUCTORS: dict[str, Callable[..., Law]] = {
     "lognormal": lognormal,
     "normal": normal,
-    "shifted_lognormal": shifted_lognormal,
     "gamma": gamma,
-    "weibull": weibull,
-    "student_t": student_t,
     "bounded_body": bounded_body,
     "bounded_body_lemons": bounded_body_lemons,
 }
@@ -326,8 +298,6 @@ def _moments(law: Law, power: float) -> tuple[float, float, float]:
     """Mean, standard deviation and third central moment of X**power."""
     if law.family == "constant":
         return law.loc**power, 0.0, 0.0
-    if law.family == "student_t" and power == 1.0:  # its tail is too heavy for the quadrature
-        return law.loc, law.scale / math.sqrt(1.0 - 2.0 / law.params[1]), 0.0
     if law.parts:
         return _mixture_moments(law, power)
     if law.family == "empirical":

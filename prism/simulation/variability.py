@@ -386,12 +386,7 @@ def _replaced_residual(job: Job) -> Law | None:
     name, cv = residual.law or "lognormal", residual.cv
     if cv == 0.0:
         return laws.constant()
-    if name == "shifted_lognormal":
-        return laws.shifted_lognormal(cv, 0.5)  # half of the time constant: between the extremes
-    if name == "student_t":
-        return laws.student_t(cv, 5.0)  # the fewest degrees of freedom with a fourth moment
-    return {"lognormal": laws.lognormal, "normal": laws.normal, "gamma": laws.gamma,
-            "weibull": laws.weibull}[name](cv)  # fmt: skip
+    return laws.CONSTRUCTORS[name](cv)
 
 
 def _rank_law(job: Job, library: Library | None) -> Law:

@@ -75,9 +75,9 @@ class CallEffect(Block):
 class ResidualEffect(Block):
     """What is left to each kernel."""
 
-    law: (
-        Literal["lognormal", "normal", "shifted_lognormal", "gamma", "weibull", "student_t"] | None
-    ) = Field(None, description="Family of the law for every kernel class [lognormal, with cv].")
+    law: Literal["lognormal", "normal", "gamma"] | None = Field(
+        None, description="Family of the law for every kernel class [lognormal, with cv]."
+    )
     cv: NonNegative | None = Field(
         None, description="CV of the law, for every kernel class [the library's]."
     )
