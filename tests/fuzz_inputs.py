@@ -202,7 +202,6 @@ def _traces(folder: Path, job: str) -> dict[str, Any]:
     (folder / "kineto.json.gz").write_bytes(packed)
     hta = tables_made.hta_table(tables_made.durations(n=40))
     hta.to_csv(folder / "hta.csv", index=False)
-    (folder / "actions.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     kernels = [
         ("show", "{}"), ("replay", "{}"), ("fit", "{}", "-o", "{out}/m.nc"), ("timeline", "{}"),
     ]  # fmt: skip
@@ -217,7 +216,6 @@ def _traces(folder: Path, job: str) -> dict[str, Any]:
         "nsys/sqlite": (folder / "nsys.sqlite", kernels),
         "chakra/et": (folder / "chakra.et", kernels),
         "hta/csv": (folder / "hta.csv", library),
-        "schedule/csv": (folder / "actions.csv", [("schedule", "{}")]),
     }
 
 

@@ -235,7 +235,7 @@ def test_quiet_says_nothing_else(run, tmp_path):
         (("show", "h100-healthy", "--set", "a=b"), "not one"),
         (("schedule", "1f1b"), "--stages"),
         (("schedule", "1f1d", "--stages", "2", "--microbatches", "4"), "1f1b"),
-        (("schedule", "missing.csv"), "missing.csv"),
+        (("schedule", "mine.csv", "--stages", "2", "--microbatches", "4"), "expected one of"),
         (("schedule", "1f1b", "--stages", "2", "--microbatches", "4", "--plot", "a.bmp"), ".png"),
     ],
 )
@@ -251,10 +251,9 @@ def test_bad_input_is_status_2_with_a_way_out(run, tmp_path, monkeypatch, argume
 
 @pytest.mark.parametrize("content", [b"", b"a: 1\na: 2\n", b"\x00\xff" * 5000, b"- 1\n- 2\n"])
 def test_bad_files_are_status_2(run, tmp_path, content):
-    for name in ("job.yaml", "result.nc", "actions.csv"):
+    for name in ("job.yaml", "result.nc"):
         (tmp_path / name).write_bytes(content)
-        command = "schedule" if name.endswith(".csv") else "show"
-        status, out, err = run(command, tmp_path / name)
+        status, out, err = run("show", tmp_path / name)
         assert (status, out) == (2, "")
         assert name in err
         assert "Traceback" not in err
@@ -358,11 +357,11 @@ def test_schedule_as_text_csv_json_and_picture(run, tmp_path):
     assert str(csv) in err
     assert png.read_bytes().startswith(b"\x89PNG")
     generated = json.loads(run("schedule", "interleaved", *shape, "--json")[1])
-    read = json.loads(run("schedule", csv, "--json")[1])
-    assert generated["actions"] == read["actions"]
+    written = [line.split(",") for line in csv.read_text().splitlines()]
+    assert [[re.sub(r"\d", "", cell) for cell in row] for row in written] == [
+        [letter for letter, *_ in row] for row in generated["actions"]
+    ]
     assert generated["idle_fraction"] == pytest.approx(9 / 57)
-    status, _, err = run("schedule", csv, "--stages", "3")
-    assert status == 2 and "leave --stages" in err
 
 
 def test_schedule_json_tells_input_gradients_from_whole_backwards(run):

@@ -260,9 +260,3 @@ def test_a_folder_can_be_written_where_it_or_what_is_above_can(tmp_path):
     (tmp_path / "file").touch()
     assert not prism._can_write(str(tmp_path / "file"))
     assert not prism._can_write(str(tmp_path / "file" / "below"))
-
-
-def test_a_schedule_is_read_from_a_regular_file(tmp_path, run):
-    os.mkfifo(tmp_path / "pipe.csv")
-    status, _, said = run("schedule", tmp_path / "pipe.csv")
-    assert status == 2 and "pipe.csv" in said

@@ -1,8 +1,8 @@
-"""Pipeline schedules as data: checked, played, drawn, and read and written as CSV.
+"""Pipeline schedules as data: played, drawn, and written as CSV.
 
 For every stage an ordered list of actions: the forward (F), the backward (B) or the weight half of
-a split backward (W) of one model chunk for one microbatch. `prism.jobs.scheduleorders` generates
-them; any other comes from a CSV of actions. Durations of single ops, transfers between stages and
+a split backward (W) of one model chunk for one microbatch, as `prism.jobs.scheduleorders` generates
+them. Durations of single ops, transfers between stages and
 the collectives of data parallelism are not part of it.
 """
 
@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
-from prism.jobs.pipelineshape import Action, Kind, Schedule, Shape, VirtualStages
+from prism.jobs.pipelineshape import Action, Schedule, VirtualStages
 from prism.jobs.scheduleorders import SCHEDULES, make_schedule
 
 __all__ = [
@@ -25,60 +23,11 @@ __all__ = [
     "Schedule",
     "Slots",
     "action_times",
-    "check_schedule",
     "format_schedule",
     "make_schedule",
     "play_schedule",
-    "schedule_from_csv",
     "schedule_to_csv",
 ]
-
-_CELL = re.compile(r"(\d+)(F|B|I|W)(\d+)")
-# torch lists communication and (un)sharding too; here they follow from the actions and the job
-_IMPLIED = re.compile(r"\d+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
-
-
-def check_schedule(schedule: Schedule, source: str = "schedule") -> None:
-    """Check that a schedule does everything once and can run to its end.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Every stage must hold F and B of every (chunk, microbatch); a W makes its B an input half.
-    source : str
-        Name for messages.
-
-    Raises
-    ------
-    PrismError
-        If an action is missing or repeated, or if the stages wait for each other in a circle.
-    """
-    if not schedule or not any(schedule):
-        raise PrismError(f"{source}: no actions; expected one row of actions per stage")
-    schedule = Schedule(schedule)
-    n_chunks = schedule.n_chunks
-    n_microbatches = 1 + max(action.microbatch for row in schedule for action in row)
-    kinds: tuple[Kind, ...] = ("F", "B")
-    expected = (
-        f"expected F, B of {n_chunks} chunks x {n_microbatches} microbatches, each "
-        f"once: {2 * n_chunks * n_microbatches} actions a stage, and a W of those split"
-    )
-    for stage, row in enumerate(schedule):
-        action, count = Counter(row).most_common(1)[0] if row else (None, 0)
-        if action is not None and count > 1:
-            raise PrismError(f"{source}: stage {stage} repeats {_describe(action)}; {expected}")
-        present = set(row)
-        n_weights = sum(action.kind == "W" for action in present)
-        if len(row) - n_weights != 2 * n_chunks * n_microbatches:
-            missing = next(
-                action
-                for microbatch in range(n_microbatches)
-                for chunk in range(n_chunks)
-                for kind in kinds
-                if (action := Action(kind, chunk, microbatch)) not in present
-            )
-            raise PrismError(f"{source}: stage {stage} lacks {_describe(missing)}; {expected}")
-    play_schedule(schedule, source=source)
 
 
 class Slots(NamedTuple):
@@ -113,7 +62,6 @@ def play_schedule(
     forward: float = 1.0,
     backward: float = 2.0,
     weight: float = 1.0,
-    source: str = "schedule",
 ) -> list[list[float]]:
     """Start time of every action when stages run as early as they can.
 
@@ -124,8 +72,6 @@ def play_schedule(
     forward, backward, weight : float
         Duration of every F, of every whole backward and of a weight half, in any one unit (see
         `Slots`); transfers take no time.
-    source : str
-        Name for messages.
 
     Returns
     -------
@@ -164,7 +110,7 @@ def play_schedule(
             f"stage {s} waits before {_describe(schedule[s][len(starts[s])])}" for s in stuck[:4]
         )
         raise PrismError(
-            f"{source}: deadlock: {waits}. An F needs the previous virtual stage's F, a B its own "
+            f"schedule: deadlock: {waits}. An F needs the previous virtual stage's F, a B its own "
             "F and the next virtual stage's B, a W its own B; reorder the rows accordingly"
         )
     return starts
@@ -191,56 +137,6 @@ def schedule_to_csv(schedule: Schedule) -> str:
             for a in row
         )
     return out.getvalue()
-
-
-def schedule_from_csv(text: str, source: str = "schedule.csv") -> Schedule:
-    """Read a schedule from CSV and check it.
-
-    Parameters
-    ----------
-    text : str
-        One row per stage, cells as :func:`schedule_to_csv` writes them. Empty cells (idle
-        slots), lines that start with ``#`` and torch's communication cells (``0SEND_F1``,
-        ``2UNSHARD``, ...) carry no information here and are passed over.
-    source : str
-        Name of the file, for messages.
-
-    Raises
-    ------
-    PrismError
-        If a cell is not an action, a virtual stage stands in the wrong row, or the schedule is
-        incomplete or deadlocks.
-    """
-    lines = [
-        (number, line)
-        for number, line in enumerate(text.lstrip("\ufeff").splitlines(), start=1)
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    rows = [
-        [
-            cell
-            for column, text_of in enumerate(next(csv.reader([line])), start=1)
-            if (cell := _parse_cell(text_of.strip(), source, number, column))
-        ]
-        for number, line in lines
-    ]
-    shape = _shape_of(rows)
-    stages = VirtualStages(len(rows), shape=shape)
-    schedule = Schedule(
-        ([_placed(cell, stage, stages, source) for cell in row] for stage, row in enumerate(rows)),
-        shape,
-    )
-    check_schedule(schedule, source)
-    for stage, row in enumerate(rows):
-        split = schedule.split_of(stage)
-        for cell, action in zip(row, schedule[stage], strict=True):
-            if cell.letter == "I" and (action.chunk, action.microbatch) not in split:
-                raise PrismError(
-                    f"{source}:{cell.line}: column {cell.column}: {cell.text} is an input half "
-                    f"whose weight half ({cell.text.replace('I', 'W')}) is not there; add it, or "
-                    "write B for a whole backward"
-                )
-    return schedule
 
 
 def format_schedule(schedule: Schedule, backward_slots: int = 2) -> str:
@@ -305,54 +201,3 @@ def action_letter(action: Action, split: Iterable[tuple[int, int]]) -> str:
 def _describe(action: Action) -> str:
     """Name an action in a message."""
     return f"{action.kind} of chunk {action.chunk}, microbatch {action.microbatch}"
-
-
-class _Cell(NamedTuple):
-    """A cell of a CSV, and where it stands."""
-
-    virtual: int
-    letter: str
-    microbatch: int
-    text: str
-    line: int
-    column: int
-
-
-def _parse_cell(cell: str, source: str, line: int, column: int) -> _Cell | None:
-    """One CSV cell; None for cells without information."""
-    if not cell or _IMPLIED.fullmatch(cell):
-        return None
-    where = f"{source}:{line}: column {column}"
-    match = _CELL.fullmatch(cell)
-    if match is None:
-        raise PrismError(
-            f"{where}: {cell!r} is not an action; expected <virtual stage><F, B, I or W>"
-            "<microbatch>, such as 0F3"
-        )
-    virtual, microbatch = int(match[1]), int(match[3])
-    if max(virtual, microbatch) > 1_000_000:
-        raise PrismError(f"{where}: {cell!r} is out of range; expected indices below 1000000")
-    return _Cell(virtual, match[2], microbatch, cell, line, column)
-
-
-def _shape_of(rows: list[list[_Cell]]) -> Shape:
-    """How virtual stages lie: in a V where more cells stand right in one than looped."""
-
-    def right(shape: Shape) -> int:
-        stages = VirtualStages(len(rows), shape=shape)
-        return sum(stages.place(c.virtual)[0] == s for s, row in enumerate(rows) for c in row)
-
-    return "v" if right("v") > right("looped") else "looped"
-
-
-def _placed(cell: _Cell, stage: int, stages: VirtualStages, source: str) -> Action:
-    """Turn a cell into its stage's action."""
-    lies, chunk = stages.place(cell.virtual)
-    if lies != stage:
-        raise PrismError(
-            f"{source}:{cell.line}: column {cell.column}: virtual stage {cell.virtual} stands in "
-            f"row {stage} of {stages.n_stages}; rows hold virtual stages modulo {stages.n_stages}, "
-            f"or in a V, there and back: move it to row {lies}"
-        )
-    kinds: dict[str, Kind] = {"F": "F", "B": "B", "I": "B", "W": "W"}
-    return Action(kinds[cell.letter], chunk, cell.microbatch)

@@ -2,8 +2,7 @@
 
 GPipe, 1F1B, interleaved 1F1B, the split-backward ZB-H1, ZB-V and DualPipeV, and the sequential
 order of a job without a pipeline. All are fixed orders that know no durations. Left out: orders
-searched for given durations and memory, and any other order, which `prism.jobs.schedule` reads as
-CSV.
+searched for given durations and memory.
 """
 
 from __future__ import annotations

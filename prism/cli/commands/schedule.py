@@ -10,7 +10,6 @@ import click
 from prism.cli.commands.options import NO_EFFECT, common_options
 from prism.cli.commands.outputs import check_picture_path
 from prism.cli.commands.terminal import answer, say
-from prism.common.errors import PrismError
 
 if TYPE_CHECKING:
     from prism.jobs.schedule import Schedule
@@ -18,8 +17,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name")
-@click.option("--stages", type=click.IntRange(min=1), help="Pipeline stages (pp).")
-@click.option("--microbatches", type=click.IntRange(min=1), help="Microbatches per step.")
+@click.option("--stages", type=click.IntRange(min=1), required=True, help="Pipeline stages (pp).")
+@click.option(
+    "--microbatches", type=click.IntRange(min=1), required=True, help="Microbatches per step."
+)
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 @common_options(draws=False, threads=NO_EFFECT)
 def schedule(
     name: str,
-    stages: int | None,
-    microbatches: int | None,
+    stages: int,
+    microbatches: int,
     chunks: int | None,
     csv_file: str | None,
     plot_file: str | None,
@@ -42,25 +43,15 @@ def schedule(
 ) -> None:
     """Print a pipeline schedule, write it as CSV, or draw it.
 
-    NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v, or a CSV file of actions.
+    NAME is gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v.
     """
     from prism.common import sizes
     from prism.common.files import atomic_write
     from prism.jobs.schedule import format_schedule, make_schedule, schedule_to_csv
 
-    if name.lower().endswith(".csv"):
-        if any(count is not None for count in (stages, microbatches, chunks)):
-            raise click.UsageError(
-                f"{name} says its stages, microbatches and chunks itself; leave --stages, "
-                "--microbatches and --chunks out"
-            )
-        actions = _read_schedule(name)
-    else:
-        if stages is None or microbatches is None:
-            raise click.UsageError("a generated schedule needs --stages and --microbatches")
-        counts = {"actions": (3 * stages * microbatches * (chunks or 2), sizes.ACTION)}
-        sizes.check_size(f"schedule {name}", counts, "--stages, --microbatches or --chunks")
-        actions = make_schedule(name, stages, microbatches, chunks)
+    counts = {"actions": (3 * stages * microbatches * (chunks or 2), sizes.ACTION)}
+    sizes.check_size(f"schedule {name}", counts, "--stages, --microbatches or --chunks")
+    actions = make_schedule(name, stages, microbatches, chunks)
     if plot_file is not None:
         check_picture_path(plot_file)
     if csv_file is not None:
@@ -100,18 +91,6 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
             for row, split in zip(actions, map(actions.split_of, range(len(actions))), strict=True)
         ],
     }
-
-
-def _read_schedule(name: str) -> Schedule:
-    """Read a schedule from a CSV file."""
-    from prism.common.files import read_bytes
-    from prism.jobs.schedule import schedule_from_csv
-
-    try:
-        text = read_bytes(Path(name), name).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PrismError(f"{name}: no text; expected a CSV of actions such as 0F0") from error
-    return schedule_from_csv(text, name)
 
 
 def _draw_schedule(actions: Schedule, path: Path) -> None:
