@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from prism import engine
 from prism.distributions import law as distributions
 from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
 from prism.jobs.schedule import make_schedule
 
 MASK = 0xFFFFFFFF

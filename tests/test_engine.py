@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import prism
+from prism import engine
 from prism.distributions import law as laws
 from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
 from prism.simulation.steps import prepare, prepare_variability, run_blocks
 
@@ -40,7 +40,7 @@ def explicit_job(**changes):
 def lanes(counter, key):
     out = np.zeros((4, engine.LANES), np.uint32)
     c0, c1, c2, c3 = (np.uint32(c) for c in counter)
-    engine.philox_lanes(c0, c1, c2, c3, *(np.uint32(k) for k in key), out)
+    engine.philox_lanes(c0, c1, c2, c3, np.array(key, np.uint32), out)
     return out
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, norm
 
+from prism import engine
 from prism.analyses.estimate import estimate, summarize_estimate
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
 from prism.simulation.program import make_keys, make_room
 from prism.simulation.results import spread
@@ -110,11 +110,9 @@ def test_levels_order_the_replicas_of_the_exact_engine():
     step, n = program.arrays(track=False), 192
     level, chosen = np.empty(n, np.float32), np.empty(50, np.int64)
     own, after = np.empty((50, 64), np.float32), np.empty(64, np.float32)
-    time, effect, path, busy = (a[0] for a in make_room(step, 1))
-    engine.run_sampled_block(
-        0, make_keys(3), step, program.sample.alone(), (time, effect, path, busy),
-        level, chosen, own, after,
-    )  # fmt: skip
+    told, out = engine.Sampled(level, chosen, own, after), tuple(a[0] for a in make_room(step, 1))
+    engine.run_sampled_block(0, make_keys(3), step, program.sample.alone(), out, told)
+    time = out[0]
     assert chosen[0] == 0 and chosen[-1] == n and np.all(np.diff(chosen) > 0)
     assert np.isin(np.argsort(-level)[:16], chosen).all()
     assert np.allclose(own[:-1].max(axis=0), time, rtol=1e-6)

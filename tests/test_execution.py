@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import prism
+from prism import engine
 from prism.common import files
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.simulation.execution import chunks, tasks
 from prism.simulation.execution.chunks import ChunkStore
 from prism.simulation.execution.content import content_hash, identity
@@ -35,9 +35,9 @@ def computed(monkeypatch):
     """Blocks that the engine runs in this process."""
     run_range, seen = engine.run_range, []
 
-    def counted(first, keys, step, times, *others):
-        seen.extend(range(first, first + len(times)))
-        run_range(first, keys, step, times, *others)
+    def counted(first, keys, step, out):
+        seen.extend(range(first, first + len(out[0])))
+        run_range(first, keys, step, out)
 
     monkeypatch.setattr(engine, "run_range", counted)
     return seen

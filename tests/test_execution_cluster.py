@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import prism
+from prism import engine
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.simulation.execution import remote, worker
 from prism.simulation.execution.content import identity
 from prism.simulation.execution.place import run_on
@@ -169,9 +169,9 @@ def test_the_client_killed_in_mid_run_goes_on_where_it_was(
 
     ran, run_range = [], engine.run_range
 
-    def counted(first, keys, step, times, *others):
-        ran.append(len(times))
-        run_range(first, keys, step, times, *others)
+    def counted(first, keys, step, out):
+        ran.append(len(out[0]))
+        run_range(first, keys, step, out)
 
     monkeypatch.setattr(engine, "run_range", counted)
     status, answer, said = run(*asked)  # on this machine alone

@@ -10,7 +10,7 @@ from prism.common.errors import PrismError
 from prism.distributions.law import lognormal
 from prism.distributions.library import load_library
 from prism.distributions.tables import sample_table
-from prism.engine.jitted import DRAW
+from prism.engine import DRAW
 from prism.jobs.job import job_from_dict
 from prism.simulation.othernodes import relocate
 from prism.simulation.program import Tables

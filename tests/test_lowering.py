@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, norm
 
+from prism import engine
 from prism.distributions.law import constant, gamma, lognormal, normal
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
+from prism.simulation.draws import lower
 from prism.simulation.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
 from prism.simulation.steps import prepare, run_blocks
 from prism.simulation.variability import Regime, Stall, Variability
@@ -97,8 +98,7 @@ def lowered(v, x, call_std=0.0, op_type=LAYERS):
     group = np.arange(len(x), dtype=np.int32).reshape(1, 1, -1)
     low = lowering_arrays([lowerer.lower(op_type)], (op_type,), group, call_std)
     slow = np.array([np.power(x, loading) for loading in lowerer.loadings], np.float32)
-    a, r = np.empty((1, *low.call_cv.shape), np.float32), np.empty((1, 1), np.float32)
-    engine.lower_groups(low, slow, a, r)
+    a, r = lower(low, slow)
     return a[0, 0], float(r[0, 0])
 
 

@@ -12,8 +12,8 @@ from rank_jobs import sampled
 from prism.analyses.rankings.freezing import freeze_effect
 from prism.analyses.rankings.shares import list_inputs, measure_residuals
 from prism.cluster.nodemap import Placement, n_own_links
-from prism.engine import jitted as engine
 from prism.jobs.job import load_job
+from prism.simulation.draws import draw_ranks
 from prism.simulation.lowering import Lowerer
 from prism.simulation.othernodes import relocate
 from prism.simulation.program import ideal_program
@@ -144,11 +144,9 @@ def test_all_wait_for_the_slowest_gpu_of_the_group():
     found = times(program, 32)[:, 0]
     compute = 2 * sum(k.duration for k in kernels(job) if not k.group)
     ideal = float(times(ideal_program(program))[0, 0])
-    x = np.ones((program.ranks.tables.size, program.ranks.n_gpus), np.float32)
-    words = np.empty((4, engine.LANES), np.uint32)
     slowest = []
     for cluster in range(32):
-        engine.draw_ranks(program.ranks, program.tables, cluster, 1, 0, words, x)
+        x = draw_ranks(program, cluster, 1)
         slowest.append(float(x[1].max()))
     want = ideal + compute * (np.array(slowest) - 1.0)
     assert found == pytest.approx(want, rel=1e-5)

@@ -12,7 +12,7 @@ import prism
 from prism.analyses.place import place, summarize_place
 from prism.analyses.placements import search
 from prism.analyses.placements.answer import choose
-from prism.analyses.placements.clusters import lower
+from prism.analyses.placements.clusters import op_seconds
 from prism.analyses.placements.search import exchange, find_placements, random_hosts
 from prism.analyses.placements.selection import Arm, pseudo_values
 from prism.analyses.placements.slack import level, slot_cost
@@ -121,7 +121,7 @@ def test_screen_equals_the_step_of_all_replicas(slow):
     times = problem.times(placements)
     for i in (0, 1, 70):
         program = problem.program(placements[i])
-        durations = np.repeat(lower(program, program.ranks.factor)[:, :, None], 64, axis=2)
+        durations = np.repeat(op_seconds(program, program.ranks.factor)[:, :, None], 64, axis=2)
         expected = run_lanes(quiet_step(program), np.ascontiguousarray(durations))[0]
         assert times[i] == pytest.approx(expected, rel=1e-6)
 

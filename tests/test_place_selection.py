@@ -5,6 +5,7 @@ import pytest
 from place_jobs import case_of, problem_of, small
 from scipy import stats
 
+from prism import engine
 from prism.analyses.placements import selection
 from prism.analyses.placements.alternatives import changed_job
 from prism.analyses.placements.answer import choose, promising
@@ -18,7 +19,6 @@ from prism.analyses.placements.selection import (
     probability_within,
     select,
 )
-from prism.engine import jitted as engine
 from prism.simulation.clustermeans import cluster_times
 from prism.simulation.othernodes import limit_microbatches
 from prism.simulation.steps import run_blocks

@@ -6,9 +6,9 @@ import pytest
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.assembly import _entities, _relative_speeds
+from prism.simulation.draws import lower
 from prism.simulation.othernodes import relocate
 from prism.simulation.steps import prepare, prepare_variability, run_blocks
 
@@ -203,10 +203,7 @@ def test_all_nodes_slow_in_everything_slow_the_step(layout):
 
 def seconds(program):
     """Seconds of every op type [replica, coef] at the slow nodes' mean."""
-    low, n = program.low, program.graph.n_replicas
-    shape = (n, *low.call_cv.shape)
-    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
-    engine.lower_groups(low, program.ranks.factor, a, r)
+    a, r = lower(program.low, program.ranks.factor)
     return a.sum(axis=2), r
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from rank_jobs import chain, sampled, small
 
+from prism import engine
 from prism.analyses.rank import rank, summarize_rank
 from prism.analyses.rankings import shares as ranking
 from prism.analyses.rankings.freezing import cut_table, freeze_effect, median_table, treat_ops
 from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.errors import PrismError
 from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
 from prism.simulation.causes import Input, partition, single_class_residuals, swap_keys
 from prism.simulation.program import make_keys, split_seed

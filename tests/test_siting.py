@@ -9,8 +9,8 @@ from test_placement import EFFECTS, make_job, times
 
 from prism.cluster.nodemap import slow_node
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
+from prism.simulation.draws import draw_ranks, lower
 from prism.simulation.othernodes import relocate
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import prepare, prepare_variability
@@ -118,14 +118,7 @@ def test_a_swap_changes_only_what_it_should():
 
 
 def seconds_of_cluster(program, cluster=0):
-    words = np.empty((4, engine.LANES), np.uint32)
-    x = np.ones((program.ranks.tables.size, program.ranks.n_gpus), np.float32)
-    key = np.uint32(1), np.uint32(0)
-    engine.draw_ranks(program.ranks, program.tables, cluster, *key, words, x)
-    shape = (program.graph.n_replicas, *program.low.call_cv.shape)
-    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
-    engine.lower_groups(program.low, x, a, r)
-    return a.sum(axis=2)
+    return lower(program.low, draw_ranks(program, cluster, 1))[0].sum(axis=2)
 
 
 def test_independent_ops_have_no_places():

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prism import engine
 from prism.common.errors import PrismError
 from prism.distributions.law import gamma
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import Action, make_schedule
 from prism.simulation.assembly import build_program

@@ -15,7 +15,7 @@ from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.distributions.library import load_library
-from prism.engine.jitted import DRAW
+from prism.engine import DRAW
 from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.othernodes import relocate
 from prism.simulation.steps import prepare, run_blocks

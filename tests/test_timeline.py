@@ -10,6 +10,7 @@ from job_files import job_files
 from naive import step_time as naive_step
 from trace_events import BadTrace, check_trace
 
+from prism import engine
 from prism.analyses.timeline import nearest_replicate, summarize_timeline, timeline
 from prism.analyses.timelines.chrome import chrome_trace
 from prism.analyses.timelines.jobs import JobPlayer
@@ -17,7 +18,6 @@ from prism.analyses.timelines.played import COMPUTE, JOIN
 from prism.analyses.timelines.table import texts
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict, load_job
 from prism.jobs.schedule import make_schedule
 from prism.plots.gantt import MOST_ROWS, plot_gantt

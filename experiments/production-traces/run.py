@@ -23,7 +23,7 @@ from prism.analyses.replay import replay, summarize_replay
 from prism.analyses.validation.result import copy_at_half, summarize_validation
 from prism.analyses.validation.trace import step_program, validate_trace
 from prism.distributions.law import constant
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.models.fit import fit, summarize_fit
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from prism.engine import jitted as engine
+from prism import engine
 from prism.jobs.job import Job, job_from_dict
 from prism.simulation.program import Program, make_keys, stream_keys
 from prism.simulation.runs.build import build_run_model

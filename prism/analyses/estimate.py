@@ -14,7 +14,7 @@ import numpy as np
 from prism.common import sizes
 from prism.common.errors import PrismError, named
 from prism.distributions.library import load_library
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.values import parse_date, parse_duration
 from prism.models.calibration.model import Calibration, communication_share, load_calibration

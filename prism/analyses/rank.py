@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.rankings.interactions import measure_interactions
 from prism.analyses.rankings.interventions import (
     COMPARED_BLOCKS,
@@ -42,7 +43,6 @@ from prism.common.attribution import (
     spread_clusters,
 )
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, time_shares
 from prism.simulation.results import make_dataset, provenance

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.sweeps.grid import (
     Setting,
     check_values,
@@ -30,7 +31,6 @@ from prism.analyses.sweeps.rows import choose, make_rows, memory_notes, plain_va
 from prism.analyses.sweeps.search import BUILT, search
 from prism.common import sizes
 from prism.common.errors import PrismError, named
-from prism.engine import jitted as engine
 from prism.jobs.job import Job, given_values, load_job
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call

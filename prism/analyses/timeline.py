@@ -25,7 +25,7 @@ from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
 from prism.common.resultfiles import load
 from prism.common.text import time_unit
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.jobs.job import Job, load_job, shipped_jobs
 from prism.jobs.jobspec.frommodel import model_attrs
 from prism.simulation.results import job_of, provenance

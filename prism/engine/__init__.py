@@ -1,1 +1,81 @@
-"""All compiled code: it knows arrays, not objects."""
+"""All compiled code: arrays in, arrays out.
+
+A step is a list of ops in execution order, each with at most two predecessors. 64 replicates run at
+a time on the innermost axis: a block of lanes is one cluster draw. Ops are local (run for every dp
+replica, all of which share one template) or global (collectives over replicas), and phases
+alternate between the two. Draws are counter-based, keyed by seed, stream, entity and replicate, so
+that neither threads nor chunks nor the number of replicates change a number. What the arrays mean
+is `prism.simulation`'s to know.
+
+arrays    constants and the arrays of a step
+random    Philox4x32-10 and quantile tables
+lowering  kernels of a group's GPUs to ops
+effects   draws of everything that is shared, or rare
+step      blocks of replicates
+record    one replicate, op by op
+unseen    blocks of which some replicas are simulated
+
+References
+----------
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11, doi:10.1145/2063384.2063405.
+arXiv:2510.15596 (PRISM): sums along serial edges, maxima at joins.
+"""
+
+from prism.engine.cache import kept_together
+
+with kept_together():
+    from prism.engine.arrays import (
+        BINS,
+        CALL,
+        CDF_RANGE,
+        CDF_ROWS,
+        DRAW,
+        EXPORT,
+        GLOBAL,
+        GROUP_STALL,
+        JITTER,
+        JOB_STALL,
+        JOIN,
+        LANES,
+        MICROBATCH,
+        NEVER,
+        NO_JITTER,
+        NO_STALL,
+        RANK,
+        REGIME,
+        RESIDUAL,
+        STALL,
+        STEP,
+        Bank,
+        Block,
+        Graph,
+        Jitter,
+        Keys,
+        Links,
+        Lowering,
+        Ops,
+        Ranks,
+        Sample,
+        Sampled,
+        SampledStep,
+        Stalls,
+        Step,
+        Walk,
+        Work,
+    )  # fmt: skip
+    from prism.engine.effects import draw_ranks, microbatches
+    from prism.engine.lowering import group_max, lower_replicas
+    from prism.engine.random import lookup, philox_lanes
+    from prism.engine.record import record_block
+    from prism.engine.step import run_phase, run_range
+    from prism.engine.unseen import run_sampled, run_sampled_block, unseen_bins, unseen_slowest
+
+__all__ = [
+    "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
+    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "RANK", "REGIME",
+    "RESIDUAL", "STALL", "STEP", "Bank", "Block", "Graph", "Jitter", "Keys", "Links", "Lowering",
+    "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Stalls", "Step", "Walk", "Work",
+    "draw_ranks", "group_max", "lookup", "lower_replicas", "microbatches", "philox_lanes",
+    "record_block", "run_phase", "run_range", "run_sampled", "run_sampled_block", "unseen_bins",
+    "unseen_slowest",
+]  # fmt: skip

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from prism import engine
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement, n_own_links, shard_size
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.law import lognormal, normal
-from prism.engine import jitted as engine
 from prism.jobs.job import Job
+from prism.simulation.draws import lower
 from prism.simulation.independent import pool_program
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_law
 from prism.simulation.placednodes import needs_memory, site_nodes
@@ -168,11 +169,8 @@ def _residual_tables(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Residual table of every op type at x = 1, and each table's standard deviation."""
     n_gpus = int(bare.member.max()) + 1
-    shape = (1, *bare.call_cv.shape)
-    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
     x = np.ones((max(1, bare.seg_mean.shape[1]), n_gpus), np.float32)
-    one = bare._replace(member=np.ascontiguousarray(bare.member[:1]))
-    engine.lower_groups(one, x, a, r)
+    a, r = lower(bare, x, np.zeros(1, np.int64))
     index, stds = np.zeros(len(lowered), np.int64), np.zeros(len(lowered))
     group = bare.member.shape[2]
     for c, op in enumerate(lowered):

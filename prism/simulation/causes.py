@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
+from prism.simulation.draws import draw_ranks, lower
 from prism.simulation.lowering import LoweredOp
 from prism.simulation.program import Program, ideal_program, stream_keys
 from prism.workload.opgraph import OpType
@@ -62,7 +63,7 @@ def lowered_residuals(
     program: Program, lowered: list[LoweredOp], op_types: tuple[OpType, ...], seed: int
 ) -> Residuals:
     """Variance by class of ops lowered from kernels, at the first cluster's GPUs."""
-    low, x = program.low, _first_cluster(program, seed)
+    low, x = program.low, draw_ranks(program, 0, seed)
     classes = np.zeros((len(lowered), len(program.classes)))
     call = np.zeros(len(lowered))
     for c, (op, op_type) in enumerate(zip(lowered, op_types, strict=True)):
@@ -82,21 +83,9 @@ def lowered_residuals(
 
 def single_class_residuals(program: Program, seed: int) -> Residuals:
     """Variance of ops that hold one class each, as those of a trace do."""
-    low, x = program.low, _first_cluster(program, seed)
-    n, n_terms = low.call_cv.shape
-    rows = program.graph.n_replicas
-    a, r = np.empty((rows, n, n_terms), np.float32), np.empty((rows, n), np.float32)
-    engine.lower_groups(low, x, a, r)
-    std = a.sum(axis=2, dtype=np.float64) * r * low.table_std
-    return Residuals((std**2).mean(axis=0)[:, None] * program.shares, np.zeros(n))
-
-
-def _first_cluster(program: Program, seed: int) -> NDArray[np.float32]:
-    key = stream_keys(seed)[engine.RANK]
-    x = np.ones((program.ranks.tables.size, max(1, program.ranks.n_gpus)), np.float32)
-    words = np.empty((4, engine.LANES), np.uint32)
-    engine.draw_ranks(program.ranks, program.tables, 0, key[0], key[1], words, x)
-    return x
+    a, r = lower(program.low, draw_ranks(program, 0, seed))
+    std = a.sum(axis=2, dtype=np.float64) * r * program.low.table_std
+    return Residuals((std**2).mean(axis=0)[:, None] * program.shares, np.zeros(std.shape[1]))
 
 
 def _segment(
@@ -175,11 +164,8 @@ def swap_keys(entry: Input, base: int, other: int, third: int) -> engine.Keys:
 def nominal_seconds(program: Program) -> Array:
     """Return the seconds of every op type with every effect at 1 [coef]."""
     ideal = ideal_program(program)
-    rows = ideal.graph.n_replicas
-    n, n_terms = ideal.low.call_cv.shape
-    a, r = np.empty((rows, n, n_terms), np.float32), np.empty((rows, n), np.float32)
     x = np.repeat(ideal.ranks.factor.max(axis=1, keepdims=True), ideal.ranks.n_gpus or 1, axis=1)
-    engine.lower_groups(ideal.low, x.astype(np.float32), a, r)
+    a, _ = lower(ideal.low, x.astype(np.float32))
     return np.asarray(a.sum(axis=2, dtype=np.float64).mean(axis=0))
 
 

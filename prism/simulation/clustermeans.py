@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.engine import jitted as engine
-from prism.simulation.program import Program, stream_keys
+from prism import engine
+from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.program import Program
 
 Lanes = NDArray[np.float32]
 
@@ -54,17 +55,10 @@ def quiet_step(program: Program) -> engine.Step:
 
 def _durations(program: Program, clusters: range, seed: int) -> Lanes:
     """Seconds of every op type of every replica in each cluster [replica, coef, lane]."""
-    low, ranks, rows = program.low, program.ranks, program.graph.n_replicas
-    n, n_terms = low.call_cv.shape
-    key = stream_keys(seed)[engine.RANK]
-    x = np.ones((ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
-    words = np.empty((4, engine.LANES), np.uint32)
-    a, r = np.empty((rows, n, n_terms), np.float32), np.empty((rows, n), np.float32)
-    out = np.zeros((rows, n, engine.LANES), np.float32)
+    n = program.low.call_cv.shape[0]
+    out = np.zeros((program.graph.n_replicas, n, engine.LANES), np.float32)
     for lane, cluster in enumerate(clusters):
-        engine.draw_ranks(ranks, program.tables, cluster, key[0], key[1], words, x)
-        engine.lower_groups(low, x, a, r)
-        out[:, :, lane] = a.sum(axis=2)
+        out[:, :, lane] = lower(program.low, draw_ranks(program, cluster, seed))[0].sum(axis=2)
     return out
 
 
@@ -90,10 +84,10 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     graph, shape, skipped = step.graph, durations.shape[:2], step.bank.skipped
     done = 1.0 - skipped if skipped.shape[0] else np.ones(shape)
     graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
-    step = step._replace(graph=graph)
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     lanes = engine.LANES
     work = engine.Work(
+        chosen=np.arange(shape[0]),
         state=np.zeros((n_rows, lanes), np.float32),
         path=np.zeros((n_rows, 0, lanes), np.float32),
         busy=np.zeros((graph.n_stages, lanes), np.float32),
@@ -108,15 +102,17 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
         own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
         weight=np.ones(shape[0], np.float32),
     )  # fmt: skip
-    key, chosen = np.uint32(0), np.arange(shape[0])
+    words = np.zeros((1, 2), np.uint32)
+    block = engine.Block(0, words, words, np.zeros((1, 1), np.bool_), words, step.tables)
+    walk = engine.Walk(step.ops, graph, step.share)
     for phase, is_global in enumerate(graph.phase_global):
         if is_global:
-            engine.run_phase(step, work, phase, chosen, 0, 1, 0, key, key, 0)
+            engine.run_phase(walk, block, work, phase, (0, 1), 0)
         elif graph.n_state > 1:
-            engine.run_phase(step, work, phase, chosen, 0, graph.n_replicas, 0, key, key, 0)
+            engine.run_phase(walk, block, work, phase, (0, graph.n_replicas), 0)
         else:  # replicas share the room of one
             for r in range(graph.n_replicas):
                 own = work._replace(vectors=durations[r : r + 1])
-                engine.run_phase(step, own, phase, chosen, r, r + 1, 0, key, key, 0)
+                engine.run_phase(walk, block, own, phase, (r, r + 1), 0)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     return np.array(work.state[final])

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from prism.distributions.law import Law, constant, empirical, lognormal
 from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
-from prism.simulation.program import Bank, Program, Tables, split_seed
+from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.program import Bank, Program, Tables
 from prism.simulation.variability import Variability
 from prism.workload.opgraph import StepGraph
 
@@ -114,18 +114,9 @@ def _sample_coefficients(
     program: Program, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Coefficients of several cluster draws, [draw, coef, term] and [draw, coef]."""
-    n_coef, n_terms = program.low.call_cv.shape
-    replicas = program.graph.n_replicas
-    clusters = max(POOL_CLUSTERS, 1024 // replicas)
-    words = np.empty((4, engine.LANES), np.uint32)
-    x = np.ones((program.ranks.tables.shape[0], max(1, program.ranks.n_gpus)), np.float32)
-    all_a = np.empty((clusters, replicas, n_coef, n_terms), np.float32)
-    all_r = np.empty((clusters, replicas, n_coef), np.float32)
-    k0, k1 = split_seed(seed)
-    for k in range(clusters):
-        engine.draw_ranks(program.ranks, program.tables, k, k0, k1, words, x)
-        engine.lower_groups(program.low, x, all_a[k], all_r[k])
-    return all_a.reshape(-1, n_coef, n_terms), all_r.reshape(-1, n_coef)
+    clusters = range(max(POOL_CLUSTERS, 1024 // program.graph.n_replicas))
+    a, r = zip(*(lower(program.low, draw_ranks(program, k, seed)) for k in clusters), strict=True)
+    return np.concatenate(a), np.concatenate(r)
 
 
 def _uniforms(rng: np.random.Generator) -> NDArray[np.uint32]:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.distributions.law import Law, constant, normal
-from prism.engine import jitted as engine
 from prism.simulation.variability import Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.kernels import MEMORY_CLASSES, is_compute

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.jobs.job import job_from_dict
 from prism.simulation.assembly import build_program
 from prism.simulation.placednodes import needs_memory, site_nodes, site_workers

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 from prism.simulation.program import Origin, Place, Program
 from prism.workload.transformer import TP_OVERLAP_COST
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.law import POSITIVE, Law, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
-from prism.engine import jitted as engine
+from prism.simulation.draws import split_seed
 from prism.simulation.execution.task import Arrays
 from prism.simulation.lowering import Part
 
@@ -79,12 +80,8 @@ class Program:
 
     def work(self, track: bool) -> engine.Step | engine.SampledStep:
         """Arrays for `run_chunk`: of all replicas, or of those that are simulated."""
-        step, sample = self.arrays(track), self.sample
-        if sample is None:
-            return step
-        if step.graph.n_state > 1:  # room for those that are simulated alone
-            step = step._replace(graph=step.graph._replace(n_state=engine.count_rows(sample)))
-        return engine.SampledStep(step, sample)
+        step = self.arrays(track)
+        return step if self.sample is None else engine.SampledStep(step, self.sample)
 
 
 class Tables:
@@ -212,11 +209,6 @@ def ideal_program(program: Program) -> Program:
     )  # fmt: skip
 
 
-def split_seed(seed: int) -> tuple[np.uint32, np.uint32]:
-    """Split a 64-bit seed into the two words of Philox's key."""
-    return np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
-
-
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
     seeds = [(others or {}).get(stream, seed) for stream in range(engine.JITTER + 1)]
@@ -238,7 +230,7 @@ def run_chunk(
     else:
         run, step, args = engine.run_range, work, (work,)
     out = make_room(step, n)
-    run(first, keys, *args, *out)
+    run(first, keys, *args, out)
     return out if step.share.shape[1] else out[:2]
 
 
@@ -249,7 +241,7 @@ def thread_bytes(program: Program) -> float:
     graph, (n_coefs, n_terms) = step.graph, step.low.call_cv.shape
     rows = graph.n_state * graph.n_slots + graph.n_global_slots
     lanes = rows * (1 + len(program.classes)) + graph.n_state * step.bank.mb.shape[0]
-    simulated = graph.n_replicas if program.sample is None else engine.count_rows(program.sample)
+    simulated = graph.n_replicas if program.sample is None else program.sample.n_rows
     loads = step.ranks.tables.shape[0] * step.ranks.n_gpus
     return 4.0 * float(engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads)
 

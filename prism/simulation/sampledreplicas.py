@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from prism.engine import jitted as engine
+from prism import engine
+from prism.simulation.draws import lower
 from prism.simulation.program import Program, make_keys, make_room
 from prism.simulation.unseenlaw import by_level, noise_table, widen
 
@@ -151,7 +152,7 @@ def count_draws(program: Program) -> int:
         return program.n_draws
     drawn = (program.ops.kind == engine.DRAW).astype(np.int64)
     starts = zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True)
-    rows = 2 + sample.n_top + sample.n_bulk
+    rows = sample.n_rows
     return sum(int(drawn[lo:hi].sum()) * (1 if g else rows) for g, lo, hi in starts)
 
 
@@ -163,16 +164,8 @@ def _no_noise() -> tuple[Array, Array, Array, float, float, Array]:
 
 def _typical(program: Program) -> NDArray[np.float32]:
     """Seconds of every op of a replica whose GPUs are average [coef, term]."""
-    low = program.low
-    n_coefs, n_terms = low.call_cv.shape
-    a = np.empty((1, n_coefs, n_terms), np.float32)
     x = np.ones((max(1, program.ranks.tables.size), max(1, program.ranks.n_gpus)), np.float32)
-    plain = low._replace(
-        fixed_mean=np.ascontiguousarray(low.fixed_mean[:1]),
-        fixed_var=np.ascontiguousarray(low.fixed_var[:1]),
-    )
-    engine.lower_groups(plain, x, a, np.empty((1, n_coefs), np.float32))
-    return np.asarray(a[0])
+    return np.asarray(lower(program.low, x, np.zeros(1, np.int64))[0][0])
 
 
 def _tails(
@@ -222,37 +215,29 @@ def doubts(replicas: dict[str, Any]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------- the pilot
-class _Pilot(NamedTuple):
-    """What simulated replicas took."""
-
-    level: NDArray[np.float32]  # [block, replica] s
-    chosen: NDArray[np.int64]  # [block, row]
-    own: NDArray[np.float32]  # [block, row, lane] s
-    after: NDArray[np.float32]  # [block, lane] s, of the typical one's
-
-    def ratios(self) -> tuple[Array, Array]:
-        """Level [s] and step over the typical one's [lane], of every replica and block."""
-        work = self.own.astype(np.float64) - self.after[:, None]
-        level = np.take_along_axis(self.level, self.chosen[:, :-1], axis=1)
-        ratio = work[:, :-1] / work[:, -1:]
-        return level.astype(np.float64).ravel(), ratio.reshape(-1, engine.LANES)
+def _ratios(pilot: engine.Sampled) -> tuple[Array, Array]:
+    """Level [s] and step over the typical one's [lane], of every replica and block."""
+    work = pilot.own.astype(np.float64) - pilot.after[:, None]
+    level = np.take_along_axis(pilot.level, pilot.chosen[:, :-1], axis=1)
+    ratio = work[:, :-1] / work[:, -1:]
+    return level.astype(np.float64).ravel(), ratio.reshape(-1, engine.LANES)
 
 
-def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> _Pilot:
+def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> engine.Sampled:
+    """Run the first blocks, as if there were no other replicas; the first axis is the block."""
     step, sample = program.arrays(track=False), program.sample
     assert sample is not None
     alone = sample.alone()
-    n, rows, lanes = program.graph.n_replicas, 2 + sample.n_top + sample.n_bulk, engine.LANES
-    out = _Pilot(
+    n, rows, lanes = program.graph.n_replicas, sample.n_rows, engine.LANES
+    out = engine.Sampled(
         np.empty((PILOT, n), np.float32), np.empty((PILOT, rows), np.int64),
         np.empty((PILOT, rows, lanes), np.float32), np.empty((PILOT, lanes), np.float32),
     )  # fmt: skip
 
     def one(block: int) -> None:
-        level, chosen, own, after = (values[block] for values in out)
-        times = make_room(step, 1)
-        outs = (times[0][0], times[1][0], times[2][0], times[3][0])
-        engine.run_sampled_block(block, keys, step, alone, outs, level, chosen, own, after)
+        told = engine.Sampled(*(values[block] for values in out))
+        outs = tuple(values[0] for values in make_room(step, 1))
+        engine.run_sampled_block(block, keys, step, alone, outs, told)
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
         list(pool.map(one, range(PILOT)))
@@ -274,7 +259,7 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
     assert program.sample is not None
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
     pilot = _run_pilot(program, keys, threads)
-    level, ratio = pilot.ratios()
+    level, ratio = _ratios(pilot)
     knot, mean, std = by_level(level, ratio)
     at = np.interp(level, knot, mean)[:, None]
     noise = ((ratio - at) / np.interp(level, knot, std)[:, None]).ravel()
@@ -303,15 +288,14 @@ def _microbatches(
     drawn = np.zeros((n_drawn, engine.LANES, 2), np.float32)
     if n_drawn:
         table = int(found[np.argmax([program.tables[t, :1024, 0].std() for t in found])])
-        k = keys.stream[engine.MICROBATCH]
-        args = (program.tables, table, bank.n_microbatches, k[0], k[1])
+        args = (program.tables[table][None], bank.n_microbatches, keys.stream[engine.MICROBATCH])
         for block, who in enumerate(chosen):
             engine.microbatches(who[:-1], block * engine.LANES, *args, told[block])
         engine.microbatches(n + 1 + np.arange(n_drawn), 0, *args, drawn)
     return told.reshape(-1, 2), drawn.reshape(-1, 2)
 
 
-def _shares(sample: engine.Sample, pilot: _Pilot, largest: float) -> tuple[float, float]:
+def _shares(sample: engine.Sample, pilot: engine.Sampled, largest: float) -> tuple[float, float]:
     """Share of the pilot's steps that wait for a replica left out, and of those beyond the data."""
     mean, std, count = np.empty((3, engine.BINS))
     u = (np.arange(engine.LANES) + 0.5) / engine.LANES

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.cluster.devices import DEVICES
 from prism.cluster.nodemap import count_replicas
 from prism.common import sizes
@@ -22,8 +23,7 @@ from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size
 from prism.distributions.law import constant, lognormal
 from prism.distributions.library import Library, load_library
-from prism.engine import jitted as engine
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.schedule import make_schedule
 from prism.simulation.assembly import build_program

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.engine.jitted import DRAW, EXPORT, JOIN
+from prism.engine import DRAW, EXPORT, JOIN
 from prism.workload.build import Collective, Kernel
 
 START = 0  # the node every rank starts from

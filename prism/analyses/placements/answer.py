@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.analyses.placements.alternatives import list_alternatives
 from prism.analyses.placements.clusters import QuietClusters
 from prism.analyses.placements.problem import (
@@ -36,7 +37,6 @@ from prism.analyses.placements.selection import (
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.analyses.placements.slots import Pattern
 from prism.analyses.rankings.target import Target
-from prism.engine import jitted as engine
 from prism.simulation.program import Program
 from prism.simulation.steps import period_ratio, prepare_variability
 

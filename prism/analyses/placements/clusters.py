@@ -11,9 +11,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.engine import jitted as engine
+from prism import engine
 from prism.simulation.clustermeans import cluster_times, quiet_step, run_lanes
-from prism.simulation.program import Program, stream_keys
+from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.program import Program
 
 Array = NDArray[np.float64]
 Lanes = NDArray[np.float32]
@@ -49,16 +50,12 @@ class QuietClusters:
             return list(pool.map(self._draw, self.batches))
 
     def _draw(self, clusters: range) -> tuple[list[Lanes], Lanes]:
-        program, ranks = self.program, self.program.ranks
-        key = stream_keys(self.seed)[engine.RANK]
-        words = np.empty((4, engine.LANES), np.uint32)
+        program = self.program
         shape = (program.graph.n_replicas, program.low.call_cv.shape[0], engine.LANES)
         drawn, durations = [], np.empty(shape, np.float32)
         for lane, cluster in enumerate(clusters):
-            x = np.ones((ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
-            engine.draw_ranks(ranks, program.tables, cluster, key[0], key[1], words, x)
-            drawn.append(x)
-            durations[:, :, lane] = lower(program, x)
+            drawn.append(draw_ranks(program, cluster, self.seed))
+            durations[:, :, lane] = op_seconds(program, drawn[-1])
         return drawn, durations
 
     def times(self, program: Program) -> Array:
@@ -82,7 +79,7 @@ class QuietClusters:
             drawn, durations = batch[0], batch[1].copy()
             if replicas.size:
                 for lane, x in enumerate(drawn):
-                    durations[replicas, :, lane] = lower(program, x, replicas)
+                    durations[replicas, :, lane] = op_seconds(program, x, replicas)
             return run_lanes(step, durations)
 
         with ThreadPoolExecutor(max_workers=self.threads) as pool:
@@ -101,28 +98,9 @@ class QuietClusters:
         )
 
 
-def lower(program: Program, x: Lanes, replicas: NDArray[np.int64] | None = None) -> Lanes:
-    """Seconds of every op type, of some replicas or all [replica, coef].
-
-    Parameters
-    ----------
-    program : Program
-    x : float32 [loading, gpu]
-        How slow each GPU is.
-    replicas : int64 [n], optional
-    """
-    low = program.low
-    if replicas is not None:
-        rows = replicas % low.fixed_mean.shape[0]
-        low = low._replace(
-            member=np.ascontiguousarray(low.member[replicas]),
-            fixed_mean=np.ascontiguousarray(low.fixed_mean[rows]),
-            fixed_var=np.ascontiguousarray(low.fixed_var[rows]),
-        )
-    shape = (low.member.shape[0], *low.call_cv.shape)
-    a, r = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
-    engine.lower_groups(low, x, a, r)
-    return np.asarray(a.sum(axis=2), np.float32)
+def op_seconds(program: Program, x: Lanes, replicas: NDArray[np.int64] | None = None) -> Lanes:
+    """Seconds of every op type under x[loading, gpu], of some replicas or all [replica, coef]."""
+    return np.asarray(lower(program.low, x, replicas)[0].sum(axis=2), np.float32)
 
 
 def spread(times: Array, quiet: Array, slope: float) -> Array:

@@ -12,8 +12,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.placements.clusters import lower
-from prism.engine import jitted as engine
+from prism import engine
+from prism.analyses.placements.clusters import op_seconds
 from prism.simulation.clustermeans import quiet_step, run_lanes
 from prism.simulation.program import Program
 
@@ -50,7 +50,7 @@ class Screen:
         first = {key: r for r, key in reversed(list(enumerate(keys)))}
         new = {key: r for key, r in first.items() if key not in self._rows}
         if new:
-            found = lower(program, factor, np.array(list(new.values())))
+            found = op_seconds(program, factor, np.array(list(new.values())))
             self._add(dict(zip(new, found, strict=True)))
         return [self._rows[key] for key in dict.fromkeys(keys)]
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.analyses.placements.problem import Problem
 from prism.analyses.placements.slots import Pattern
-from prism.engine import jitted as engine
 
 Array = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from prism import engine
 from prism.analyses.placements.clusters import spread
 from prism.analyses.rankings.target import Target
 from prism.common.attribution import ClusterControl, control_slope
-from prism.engine import jitted as engine
 from prism.simulation.program import Program
 from prism.simulation.steps import Progress, run_blocks
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.analyses.placements.problem import Problem, worst_factor
 from prism.cluster.nodemap import NodeSlowdown
-from prism.engine import jitted as engine
 
 Array = NDArray[np.float64]
 FREE = 0.1  # growth of the step over that of the node's time, below which slowness is hidden

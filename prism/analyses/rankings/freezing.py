@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.distributions.tables import N_CELLS, sample_table
-from prism.engine import jitted as engine
 from prism.jobs.job import Job
 from prism.simulation.assembly import build_program
 from prism.simulation.causes import has_fixed_ranks

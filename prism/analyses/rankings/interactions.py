@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.rankings.shares import HALF_WIDTH, Sampler, Shares
 from prism.analyses.rankings.target import Case, Weights
 from prism.common.attribution import Array, Estimate, PickFreeze, pair_variances, share_interval
-from prism.engine import jitted as engine
 from prism.simulation.causes import Input, swap_keys
 from prism.simulation.steps import run_blocks
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.rankings.freezing import freeze_effect, treat_class, treat_ops
 from prism.analyses.rankings.target import Case
 from prism.common.attribution import (
@@ -19,7 +20,6 @@ from prism.common.attribution import (
     share_interval,
     spread_clusters,
 )
-from prism.engine import jitted as engine
 from prism.simulation.causes import Input
 from prism.simulation.clustermeans import cluster_times
 from prism.simulation.program import Program

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.rankings.freezing import cut_table, freeze_effect
 from prism.common.attribution import Array
 from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
 from prism.simulation.causes import Input, stall_bound, swap_keys
-from prism.simulation.program import Program, stream_keys
+from prism.simulation.draws import draw_stalls
+from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
 
 RARE = 0.02  # stalls per step below which they are drawn more often
@@ -44,19 +45,10 @@ class RareStalls:
 
     def weights(self, n: int, seed: int) -> Array:
         """Likelihood of the stalls of n clusters over that under which they were drawn."""
-        stalls, key = self.often.stalls, stream_keys(seed)[engine.STALL]
         out = np.full((n, engine.LANES), self.log_none)
-        words = np.empty((4, engine.LANES), np.uint32)
-        groups = [(0, 0)]
-        if stalls.entity == engine.GROUP_STALL:
-            stages = np.flatnonzero(np.diff(stalls.op_ptr)).tolist()
-            groups = [(s, r) for r in range(self.often.graph.n_replicas) for s in stages]
         for i in range(n):
-            for stage, replica in groups:
-                lane0 = i * engine.LANES
-                engine.philox_lanes(stage, replica, lane0, engine.STALL, key[0], key[1], words)
-                hit = words[0] < np.uint64(stalls.probability[stage] * 4294967296.0)
-                out[i, hit] += self.log_odds[stage]
+            for stall in draw_stalls(self.often, i, seed):
+                out[i, stall.hit] += self.log_odds[stall.stage]
         return np.asarray(np.exp(out))
 
     def measure(self, entry: Input, a: Array, b: Array, threads: int) -> None:

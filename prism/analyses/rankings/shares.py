@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.rankings.rarestalls import RareStalls, find_rare_stalls
 from prism.common.attribution import (
     Array,
@@ -21,7 +22,6 @@ from prism.common.attribution import (
     run_variance,
     share_interval,
 )
-from prism.engine import jitted as engine
 from prism.simulation.causes import (
     Input,
     Residuals,

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
-from prism.engine import jitted as engine
 from prism.simulation.causes import Input, Residuals
 from prism.simulation.runs.time_to_train import drift_variance, simulate_runs, step_statistics
 from prism.simulation.steps import Step

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from prism import engine
 from prism.analyses.placements.clusters import spread
 from prism.analyses.placements.selection import QUANTILES, pseudo_values
 from prism.analyses.sweeps.pointtasks import (
@@ -31,7 +32,6 @@ from prism.cluster.devices import DEVICES
 from prism.common.attribution import ClusterControl, control_slope
 from prism.common.errors import PrismError
 from prism.distributions.library import Library, load_library
-from prism.engine import jitted as engine
 from prism.jobs.job import Job
 from prism.simulation.execution.task import Shared
 from prism.simulation.execution.tasks import is_remote, n_threads

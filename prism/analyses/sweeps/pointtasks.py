@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.analyses.placements.screen import Screen
 from prism.common.errors import PrismError
 from prism.distributions.library import Library
-from prism.engine import jitted as engine
 from prism.jobs.job import Job
 from prism.simulation.clustermeans import cluster_times
 from prism.simulation.execution.content import content_hash

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from prism import engine
 from prism.analyses.sweeps.points import MEASURES, Point, difference, probability_best
 from prism.analyses.sweeps.search import pareto
-from prism.engine import jitted as engine
 from prism.simulation.results import spread
 from prism.workload.memory import GIB, memory_limit
 

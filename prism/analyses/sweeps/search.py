@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from prism import engine
 from prism.analyses.sweeps.points import Bench, Point, fit_slope
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
 
 FIRST_CLUSTERS = 8
 """Clusters that every simulated setting runs on."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.analyses.timelines.played import (
     COMMUNICATION,
     COMPUTE,
@@ -25,8 +26,7 @@ from prism.analyses.timelines.played import (
     durations,
 )
 from prism.common.errors import PrismError
-from prism.engine import jitted as engine
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.jobs.schedule import make_schedule
 from prism.simulation.program import Program, ideal_program, make_keys
 from prism.simulation.steps import Step
@@ -68,17 +68,11 @@ def check_size(step: Step) -> None:
 
 def record(program: Program, seed: int, replicate: int) -> Recorded:
     """Run one replicate alone, with the keys it has among all others, and keep all ends."""
-    step, graph = program.arrays(False), program.graph
-    n_ops = program.ops.kind.size
-    alone = graph._replace(
-        phase_global=np.zeros(1, np.uint8), phase_lo=np.zeros(1, np.int64),
-        phase_hi=np.zeros(1, np.int64),
-    )  # fmt: skip
+    graph, n_ops = program.graph, program.ops.kind.size
     ends = np.zeros((graph.n_replicas, n_ops), np.float32)
     time = np.zeros(LANES, np.float32)
     block, lane = divmod(replicate, LANES)
-    one = step._replace(graph=alone)
-    engine.record_block(block, lane, make_keys(seed), step, one, ends, time)
+    engine.record_block(block, lane, make_keys(seed), program.arrays(False), ends, time)
     is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
     ends[:, is_global] = ends[:1, is_global]
     return Recorded(ends, float(time[lane]))

@@ -18,7 +18,7 @@ from prism.analyses.validation.steps import validate_split
 from prism.common import agreement as measures
 from prism.common.errors import PrismError, named
 from prism.distributions.law import constant
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.models.fit import warnings_of
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph, fit_with_components

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.distributions.library import Library
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.effects import JitterEffect, StallEffect, StepEffect
 from prism.simulation.steps import prepare, run_blocks

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.run import REPAIR_S, FailuresBlock
+from prism.simulation.draws import congested_leaves, stalls_in
 from prism.simulation.runs.parts import (
     Array,
     Cause,
@@ -27,11 +28,9 @@ from prism.simulation.runs.parts import (
 from prism.simulation.runs.rates import stationary
 from prism.simulation.runs.states import (
     Simulator,
-    congested_leaves,
     find_congestion,
     find_slowdowns,
     find_stalls,
-    stalls_in,
 )
 from prism.simulation.runs.time_to_train import run_model, step_statistics
 from prism.simulation.steps import period_ratio, prepare, prepare_variability

@@ -11,17 +11,16 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import binom
 
+from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.distributions.tables import sample_table
-from prism.engine import jitted as engine
 from prism.jobs.job import Job
+from prism.simulation.draws import congested_leaves, stall_groups, stalls_in
 from prism.simulation.execution.task import Arrays, Shared, Task
 from prism.simulation.execution.tasks import run_tasks
 from prism.simulation.othernodes import relocate
-from prism.simulation.program import Program, make_keys, run_chunk, stream_keys
+from prism.simulation.program import Program, make_keys, run_chunk
 from prism.simulation.runs.parts import Array, Regime, Stalls
 from prism.simulation.sampledreplicas import fit_unseen, unfitted
 from prism.simulation.steps import SECONDS_PER_SAMPLE, Step, run_blocks
@@ -32,7 +31,6 @@ ENOUGH = 8  # pairs that make a mean
 TAIL = 1e-7  # chance of more congested leaves than are followed
 OFTEN = 0.25  # stalls per step where they are looked for
 RARE = 0.3  # stalls per step beyond which they are part of every step
-_WORD = 4294967296.0
 
 
 class Congestion(NamedTuple):
@@ -83,20 +81,6 @@ class Simulator:
 
 
 # --------------------------------------------------------------------------------- congestion
-def congested_leaves(program: Program, blocks: range, seed: int) -> NDArray[np.int64]:
-    """Count the leaves that the engine draws as congested, [block, lane]."""
-    links, key = program.links, stream_keys(seed)[engine.REGIME]
-    words = np.empty((4, engine.LANES), np.uint32)
-    out = np.zeros((len(blocks), engine.LANES), np.int64)
-    threshold = np.uint64(links.probability * _WORD)
-    for i, block in enumerate(blocks):
-        for leaf in range(links.n_leaves):
-            lane0 = block * engine.LANES
-            engine.philox_lanes(leaf, 0, lane0, engine.REGIME, key[0], key[1], words)
-            out[i] += words[0].astype(np.uint64) < threshold
-    return out
-
-
 def find_congestion(sim: Simulator) -> Congestion | None:
     """Measure congestion that outlasts steps; None where there is none, or it is always there.
 
@@ -168,33 +152,6 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
 
 
 # ------------------------------------------------------------------------------------- stalls
-def stalls_in(program: Program, blocks: range, seed: int) -> tuple[NDArray[np.int64], Array]:
-    """Count the stalls that the engine draws, and sum up their lengths [s], [block, lane]."""
-    stalls, key = program.stalls, stream_keys(seed)[engine.STALL]
-    words = np.empty((4, engine.LANES), np.uint32)
-    count = np.zeros((len(blocks), engine.LANES), np.int64)
-    length = np.zeros(count.shape)
-    table, thresholds = program.tables[stalls.table], stalls.probability * _WORD
-    for i, block in enumerate(blocks):
-        for stage, replica in _groups(program):
-            lane0 = block * engine.LANES
-            engine.philox_lanes(stage, replica, lane0, engine.STALL, key[0], key[1], words)
-            hit = words[0] < np.uint64(thresholds[stage])
-            if hit.any():
-                count[i] += hit
-                drawn = 1.0 + sample_table(table, words[2]).astype(float)
-                length[i] += np.where(hit, stalls.duration * drawn, 0.0)
-    return count, length
-
-
-def _groups(program: Program) -> list[tuple[int, int]]:
-    """Stage and replica of everything that stalls apart."""
-    if program.stalls.entity != engine.GROUP_STALL:
-        return [(0, 0)]
-    stages = np.flatnonzero(np.diff(program.stalls.op_ptr)).tolist()
-    return [(s, r) for r in range(program.graph.n_replicas) for s in stages]
-
-
 def find_stalls(sim: Simulator, step_s: float) -> Stalls | None:
     """Measure how often the job stalls and what a stall adds; None where not, or in most steps.
 
@@ -207,7 +164,7 @@ def find_stalls(sim: Simulator, step_s: float) -> Stalls | None:
     program, stalls = sim.program, sim.program.stalls
     if stalls.entity == engine.NO_STALL:
         return None
-    p = np.array([stalls.probability[stage] for stage, _ in _groups(program)])
+    p = np.array([stalls.probability[stage] for stage, _ in stall_groups(program)])
     rate = float(-np.log1p(-p).sum())
     if not 0.0 < rate < RARE:
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.engine.jitted import LANES
+from prism.engine import LANES
 from prism.simulation.runs import model as runmodel
 from prism.simulation.runs.drift import drift_variance
 from prism.simulation.runs.parts import Drift, RunModel

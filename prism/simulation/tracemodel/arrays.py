@@ -8,9 +8,9 @@ one replica knows, which do not move the step's end.
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.distributions.law import constant
 from prism.distributions.tables import LEVELS, N_CELLS, table_edges
-from prism.engine import jitted as engine
 from prism.simulation.placednodes import count_terms, hold_seconds
 from prism.simulation.program import Origin, Program, Tables
 from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceNode

@@ -1,0 +1,258 @@
+"""Constants, and the arrays that a step is made of; dtypes and dimensions stand beside each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+LANES = 64  # replicates per block, and step replicates per cluster
+CDF_ROWS = 1024  # knots of a standardised cdf table
+CDF_RANGE = 8.0  # its range in standard deviations, on both sides
+
+# Kinds of op.
+JOIN, DRAW, EXPORT = 0, 1, 2
+# Streams of draws: an entity of one stream never shares a counter with another stream.
+(
+    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, _FREE, UNSEEN, JITTER,
+) = range(12)  # fmt: skip
+# Entities of a stall.
+NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
+NEVER = np.float32(-1e30)  # an end that nothing waits for
+BINS = 64  # of like replicas among those that are not simulated
+
+
+class Ops(NamedTuple):
+    """Ops of all phases in execution order; slots >= n_slots are global."""
+
+    kind: Array  # int8[op]
+    pred0: Array  # int32[op] slot
+    pred1: Array  # int32[op] slot
+    out: Array  # int32[op] slot
+    coef: Array  # int32[op] row of the coefficients
+    vec: Array  # int32[op, term] shared-effect vector of each term
+    n_terms: Array  # int32[op]
+    table: Array  # int32[op] quantile table of the residual
+    draw: Array  # int32[op] index of the draw within its stage
+    stage: Array  # int32[op]
+    busy: Array  # int32[op] stage that computes meanwhile, -1: none
+
+
+class Graph(NamedTuple):
+    """Shape of the program: phases over `Ops`, and where ends are kept."""
+
+    phase_global: Array  # uint8[phase]
+    phase_lo: Array  # int64[phase]
+    phase_hi: Array  # int64[phase]
+    n_replicas: int
+    n_state: int  # replicas whose slots are kept (1, or all where phases alternate)
+    n_slots: int
+    n_global_slots: int
+    n_stages: int
+    final_slot: int  # global slot with the step's end
+
+
+class Bank(NamedTuple):
+    """Shared-effect vectors: products of step, microbatch, call and link effects."""
+
+    step_table: Array  # int32[row, vector], -1: none; a row per replica, or one for all
+    mb_table: Array  # int32[vector]
+    mb: Array  # int32[vector] microbatch
+    call_table: Array  # int32[vector]
+    call_draw: Array  # int32[vector]
+    link: Array  # int32[vector], -1: none
+    is_global: Array  # uint8[vector]
+    n_microbatches: int
+    skipped: Array = np.zeros((0, 0), np.uint8)  # [replica, vector] 1: no time in that
+    # replica; without rows none is
+
+
+class Links(NamedTuple):
+    """Congestion of leaf switches; a link is hit if any leaf of its ranges is."""
+
+    leaf_lo: Array  # int32[replica, link, range]
+    leaf_hi: Array  # int32[replica, link, range]
+    n_own: int  # links before this one are a replica's own, later ones join all replicas
+    n_leaves: int
+    probability: float
+    quiet: float  # multiplier while not congested
+    congested: float  # multiplier while congested
+
+
+class Ranks(NamedTuple):
+    """Persistent speed of GPUs: one copula draw, one table per loading."""
+
+    n_gpus: int
+    gpus_per_node: int
+    node_weight: float  # sqrt of the node's share of the (normal score's) variance
+    node_table: int  # quantile table of a standard normal
+    tables: Array  # int32[loading] quantile tables of x ** loading, -1: constant
+    factor: Array  # float32[loading, gpu] fixed slowdowns (hot nodes)
+
+
+class Lowering(NamedTuple):
+    """Segments between barriers of the ops of one chunk, to be maximised over a group."""
+
+    member: Array  # int32[replica, stage, member] physical GPU
+    seg_mean: Array  # float64[segment, loading] seconds of one segment
+    seg_cv: Array  # float64[segment] std of the residuals over the mean
+    seg_cdf: Array  # int32[segment] cdf table of the standardised residual
+    cdf: Array  # float64[table, knot]
+    coef_stage: Array  # int32[coef] stage, -1: no rank effect
+    coef_seg_ptr: Array  # int32[coef + 1]
+    coef_seg: Array  # int32[entry] segment
+    coef_count: Array  # float64[entry] how often the op holds it
+    coef_split: Array  # float64[entry, term] share of the segment in each term
+    coef_member: Array  # int32[coef] -1: whole group, else this member alone
+    fixed_mean: Array  # float64[row, coef, term] seconds without a rank effect; a row per
+    # replica, or one for all
+    fixed_var: Array  # float64[row, coef] s^2
+    call_cv: Array  # float64[coef, term] call effect, lowered into the residual
+    table_std: Array  # float64[coef] std of the residual table
+    quiet: Array  # float64[coef] multiplier of compute between stalls
+
+
+class Stalls(NamedTuple):
+    """Rare delays: at most one per (replica, stage) and step, or one per job and step."""
+
+    entity: int
+    probability: Array  # float64[stage] of a group's stall; of the job's: the first
+    quiet: float  # multiplier of the step between stalls of the job
+    duration: float  # seconds
+    table: int  # quantile table of the length
+    op_ptr: Array  # int32[stage + 1]
+    op: Array  # int32[entry] ops of that stage that can be hit
+    op_share: Array  # float64[entry] cumulative share of the stage's nominal time
+
+
+class Jitter(NamedTuple):
+    """A time added to every step of the job."""
+
+    mean_s: float
+    table: int  # quantile table of its law of mean 1
+
+
+NO_JITTER = Jitter(0.0, 0)
+
+
+class Sample(NamedTuple):
+    """Which replicas are simulated, and what the others would take."""
+
+    n_top: int  # slowest replicas
+    n_bulk: int  # and others, one of each stratum
+    export: Array  # int32[export] global slots that the last phase reads
+    tail: Array  # float32[global slot] nominal time to the step's end [s], NEVER: none
+    coef: Array  # int32[entry] coefs of local ops, by stage
+    typical: Array  # float32[coef, term] seconds of a replica whose GPUs are all average
+    loading_share: Array  # float64[loading] of a segment's time, in the mean
+    group_cv: float  # of a segment's time, in the mean
+    softness: float  # scale of Gumbel's law whose maximum over a group is a normal's
+    knot: Array  # float64[knot] level [s]
+    mean: Array  # float64[knot] mean of a replica's step over the typical one's [1]
+    std: Array  # float64[knot] scale of its noise [1]
+    first: float  # noise at the first entry of log_cdf
+    width: float  # and its distance to the next
+    log_cdf: Array  # float64[entry]; one where what the others take is not known yet
+
+    @property
+    def n_rows(self) -> int:
+        """Replicas of a block that are simulated, with the typical one."""
+        return 2 + self.n_top + self.n_bulk
+
+    def alone(self) -> Sample:
+        """Return the sample that takes the replicas left out to be fast."""
+        zero = np.zeros(1)
+        self = self._replace(knot=zero, mean=zero, std=zero + 1e-30)
+        return self._replace(first=0.0, width=1.0, log_cdf=np.zeros(2))
+
+
+class Step(NamedTuple):
+    """Everything a step is made of; `share` without columns turns path tracking off."""
+
+    ops: Ops
+    graph: Graph
+    bank: Bank
+    links: Links
+    ranks: Ranks
+    low: Lowering
+    stalls: Stalls
+    jitter: Jitter
+    tables: Array  # float32[table, row, 2]
+    step_table: int  # quantile table of the step effect, -1: none
+    share: Array  # float32[coef, class] share of an op's time in each kernel class
+
+
+class Walk(NamedTuple):
+    """What `run_phase` needs of a step: a function takes a tuple array by array."""
+
+    ops: Ops
+    graph: Graph
+    share: Array  # of `Step`
+
+
+class SampledStep(NamedTuple):
+    """A step of which some replicas are simulated."""
+
+    step: Step
+    sample: Sample
+
+
+class Keys(NamedTuple):
+    """Philox keys by stream, and residuals mixed of several draws.
+
+    Where `mix` has rows, the residual of an op is mix[0] of its own draw, mix[1] of the draw under
+    the first other key and mix[2] of that under the second.
+    """
+
+    stream: Array  # uint32[stream, 2]
+    other: Array  # uint32[2, 2]
+    mix: Array  # float32[coef, 3]; without rows every residual is its own draw
+
+
+class Block(NamedTuple):
+    """What is drawn once for a block of replicates."""
+
+    lane0: int  # its first replicate
+    keys: Array  # uint32[stream, 2]
+    step_words: Array  # uint32[4, lane] of the step effect
+    regimes: Array  # bool[leaf, lane] congested
+    words: Array  # uint32[4, lane] scratch
+    tables: Array  # of `Step`
+
+
+class Sampled(NamedTuple):
+    """What a block of which some replicas are simulated tells of them."""
+
+    level: Array  # float32[replica] its own step without noise [s]
+    chosen: Array  # int64[row] replicas that are simulated; last the typical one, n_replicas
+    own: Array  # float32[row, lane] the step if there were no other replica [s]
+    after: Array  # float32[lane] what of the typical one's is due to the ops of all replicas [s]
+
+
+class Work(NamedTuple):
+    """Buffers of one block."""
+
+    chosen: Array  # int64[row] replicas that are simulated; n_replicas: the typical one
+    state: Array  # float32[row, lane] ends
+    path: Array  # float32[row, class, lane] time on the critical path
+    busy: Array  # float32[stage, lane]
+    words: Array  # uint32[stage, 4, lane] the stage's latest Philox block, by key
+    drawn: Array  # int64[stage] and its number
+    base: Array  # float32[lane]
+    zeros: Array  # float32[lane]
+    noise: Array  # float32[lane]
+    vectors: Array  # float32[replica, vector, lane] shared effects
+    coef_a: Array  # float32[replica, coef, term] seconds
+    coef_r: Array  # float32[replica, coef] scale of the residual
+    ev_op: Array  # int64[event] stalls: which op,
+    ev_lane: Array  # int64[event] lane
+    ev_delay: Array  # float32[event] and how long [s]
+    other: Array  # of `Keys`
+    mix: Array  # of `Keys`
+    tail: Array  # float32[global slot, lane] from an export to the end [s]; empty: not asked
+    own: Array  # float32[row, lane] the step's end as far as it is due to one replica
+    after: Array  # float32[lane] what of the typical one's follows its last op
+    weight: Array  # float32[row] replicas that a simulated one stands for

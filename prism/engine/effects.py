@@ -1,0 +1,225 @@
+"""Draws of what is shared: GPUs of a cluster draw, congestion, shared effects, stalls, jitter."""
+
+import math
+
+import numpy as np
+
+from prism.engine.arrays import (
+    CALL,
+    JITTER,
+    JOB_STALL,
+    LANES,
+    MICROBATCH,
+    NODE,
+    RANK,
+    REGIME,
+    STALL,
+    STEP,
+    Block,
+)
+from prism.engine.cache import inlined, jit
+from prism.engine.random import lookup, multiply_lanes, philox_lanes
+
+# Whose shared effects: a replica's, those of all, or the typical one's, which are the latter alone.
+LOCAL, SHARED, TYPICAL = 0, 1, 2
+
+
+@jit
+def draw_ranks(ranks, tables, cluster, key, x):
+    """Draw x[loading, gpu], the persistent slowdowns of one cluster draw."""
+    n_loadings = x.shape[0]
+    own_weight = math.sqrt(max(0.0, 1.0 - ranks.node_weight**2))
+    words, node_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
+    node_base = -LANES
+    for base in range(0, ranks.n_gpus, LANES):
+        philox_lanes(cluster, 0, base, RANK, key, words)
+        for lane in range(min(LANES, ranks.n_gpus - base)):
+            gpu = base + lane
+            u = words[0, lane]
+            if ranks.node_weight > 0.0:
+                node = gpu // ranks.gpus_per_node
+                if node >= node_base + LANES or node_base < 0:
+                    node_base = node - node % LANES
+                    philox_lanes(cluster, 0, node_base, NODE, key, node_words)
+                z_node = lookup(tables, ranks.node_table, node_words[0, node - node_base])
+                z_own = lookup(tables, ranks.node_table, u)
+                z = ranks.node_weight * z_node + own_weight * z_own
+                p = 0.5 * math.erfc(-z * math.sqrt(0.5))
+                u = np.uint32(min(4294967295.0, p * 4294967296.0))
+            for j in range(n_loadings):
+                value = ranks.factor[j, gpu]
+                if ranks.tables[j] >= 0:
+                    value *= np.float32(1.0) + lookup(tables, ranks.tables[j], u)
+                x[j, gpu] = value
+
+
+@jit
+def _draw_regimes(links, lane0, key, words, regimes):
+    threshold = np.uint64(links.probability * 4294967296.0)
+    for leaf in range(links.n_leaves):
+        philox_lanes(leaf, 0, lane0, REGIME, key, words)
+        for lane in range(LANES):
+            regimes[leaf, lane] = np.uint64(words[0, lane]) < threshold
+
+
+@inlined
+def draw_block(index, keys, step):
+    """Draw how slow the GPUs of a cluster draw are, x[loading, gpu], and what its lanes share."""
+    ranks, key, lane0 = step.ranks, keys.stream, index * LANES
+    words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
+    philox_lanes(0, 0, lane0, STEP, key[STEP], step_words)
+    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
+    draw_ranks(ranks, step.tables, index, key[RANK], x)
+    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
+    _draw_regimes(step.links, lane0, key[REGIME], words, regimes)
+    return x, Block(lane0, key, step_words, regimes, words, step.tables)
+
+
+@jit
+def _link_lanes(links, regimes, replica, link, out):
+    """Multiply lanes by the congestion of a link: hit if any leaf it touches is.
+
+    Links of a group touch the leaves of all replicas; one that touches none is never congested.
+    """
+    first, last = replica, replica + 1
+    if link >= links.n_own:
+        first, last = 0, links.leaf_lo.shape[0]
+    touched = 0
+    for r in range(first, last):
+        for side in range(links.leaf_lo.shape[2]):
+            touched += links.leaf_hi[r, link, side] - links.leaf_lo[r, link, side]
+    if touched == 0:
+        return
+    for lane in range(LANES):
+        hit = False
+        for r in range(first, last):
+            for side in range(links.leaf_lo.shape[2]):
+                for leaf in range(links.leaf_lo[r, link, side], links.leaf_hi[r, link, side]):
+                    if regimes[leaf, lane]:
+                        hit = True
+                        break
+                if hit:
+                    break
+            if hit:
+                break
+        out[lane] *= np.float32(links.congested if hit else links.quiet)
+
+
+@jit
+def fill_bank(bank, links, block, whose, replica, vectors):
+    """Shared effects of one replica, or of the global ops: vectors[vector, lane], of mean 1."""
+    tables, keys = block.tables, block.keys
+    n_blocks = (bank.n_microbatches + 3) // 4
+    mb_words = np.empty((4 * n_blocks, LANES), np.uint32)
+    if whose == LOCAL:
+        for i in range(n_blocks):
+            out = mb_words[4 * i : 4 * i + 4]
+            philox_lanes(i, replica, block.lane0, MICROBATCH, keys[MICROBATCH], out)
+    call_words = np.empty((4, LANES), np.uint32)
+    call_block = -1
+    row = replica % bank.step_table.shape[0]
+    for v in range(bank.mb.shape[0]):
+        if (bank.is_global[v] == 1) != (whose == SHARED):
+            continue
+        if bank.skipped.shape[0] > 0 and whose != TYPICAL and bank.skipped[replica, v]:
+            vectors[v] = np.float32(0.0)
+            continue
+        for lane in range(LANES):
+            vectors[v, lane] = np.float32(1.0)
+        if bank.step_table[row, v] >= 0:
+            multiply_lanes(tables, bank.step_table[row, v], block.step_words[0], vectors[v])
+        if whose == TYPICAL:
+            continue
+        if bank.mb_table[v] >= 0:
+            multiply_lanes(tables, bank.mb_table[v], mb_words[bank.mb[v]], vectors[v])
+        if bank.call_table[v] >= 0:
+            d = bank.call_draw[v]
+            if d >> 2 != call_block:
+                call_block = d >> 2
+                philox_lanes(call_block, replica, block.lane0, CALL, keys[CALL], call_words)
+            multiply_lanes(tables, bank.call_table[v], call_words[d & 3], vectors[v])
+        if bank.link[v] >= 0 and links.n_leaves > 0:
+            _link_lanes(links, block.regimes, replica, bank.link[v], vectors[v])
+
+
+@jit
+def draw_stalls(stalls, block, replica, events):
+    """List a replica's stalls (op, lane, delay [s]) in the order of ops; returns how many."""
+    tables, words = block.tables, block.words
+    ev_op, ev_lane, ev_delay = events
+    n = 0
+    for stage in range(stalls.op_ptr.shape[0] - 1):
+        lo, n_ops = stalls.op_ptr[stage], stalls.op_ptr[stage + 1] - stalls.op_ptr[stage]
+        if n_ops == 0:
+            continue
+        philox_lanes(stage, replica, block.lane0, STALL, block.keys[STALL], words)
+        threshold = np.uint64(stalls.probability[stage] * 4294967296.0)
+        for lane in range(LANES):
+            if np.uint64(words[0, lane]) >= threshold or n >= ev_op.shape[0]:
+                continue
+            share, pick = words[1, lane] / 4294967296.0, lo
+            while pick < lo + n_ops - 1 and stalls.op_share[pick] < share:
+                pick += 1
+            op = stalls.op[pick]
+            delay = stalls.duration * (1.0 + lookup(tables, stalls.table, words[2, lane]))
+            i = n
+            while i > 0 and ev_op[i - 1] > op:
+                ev_op[i], ev_lane[i], ev_delay[i] = ev_op[i - 1], ev_lane[i - 1], ev_delay[i - 1]
+                i -= 1
+            ev_op[i], ev_lane[i], ev_delay[i] = op, lane, delay
+            n += 1
+    return n
+
+
+@jit
+def _stall_job(stalls, block, out_time):
+    """Add the stalls that stop the whole job."""
+    words = block.words
+    threshold = np.uint64(stalls.probability[0] * 4294967296.0)
+    philox_lanes(0, 0, block.lane0, STALL, block.keys[STALL], words)
+    for lane in range(LANES):
+        out_time[lane] *= np.float32(stalls.quiet)
+        if np.uint64(words[0, lane]) < threshold:
+            length = 1.0 + lookup(block.tables, stalls.table, words[2, lane])
+            out_time[lane] += np.float32(stalls.duration * length)
+
+
+@jit
+def _add_jitter(jitter, block, out_time):
+    """Add to every step a time that does not depend on its length."""
+    words = block.words
+    philox_lanes(0, 0, block.lane0, JITTER, block.keys[JITTER], words)
+    for lane in range(LANES):
+        share = 1.0 + lookup(block.tables, jitter.table, words[0, lane])
+        out_time[lane] += np.float32(jitter.mean_s * share)
+
+
+@inlined
+def end_block(step, block, out_time, out_step):
+    """Add stalls and jitter of the job, and tell the step effect."""
+    if step.stalls.entity == JOB_STALL:
+        _stall_job(step.stalls, block, out_time)
+    if step.jitter.mean_s > 0.0:
+        _add_jitter(step.jitter, block, out_time)
+    out_step[:] = np.float32(1.0)
+    if step.step_table >= 0:
+        multiply_lanes(step.tables, step.step_table, block.step_words[0], out_step)
+
+
+@jit
+def microbatches(replicas, lane0, table, n, key, out):
+    """Mean and longest microbatch of replicas, of mean 1; out[replica, lane, 2] is zero before.
+
+    table[1, row, 2] is the quantile table of a microbatch, of which a replica has n.
+    """
+    words = np.empty((4, LANES), np.uint32)
+    for r in range(replicas.shape[0]):
+        for m in range(n):
+            if m & 3 == 0:
+                philox_lanes(m >> 2, replicas[r], lane0, MICROBATCH, key, words)
+            for lane in range(LANES):
+                length = np.float32(1.0) + lookup(table, 0, words[m & 3, lane])
+                out[r, lane, 0] += length
+                out[r, lane, 1] = max(out[r, lane, 1], length)
+        for lane in range(LANES):
+            out[r, lane, 0] /= np.float32(n)

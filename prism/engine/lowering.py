@@ -1,0 +1,116 @@
+"""Lowering: the kernels of every GPU between two barriers to one op of their group."""
+
+import math
+
+import numpy as np
+
+from prism.engine.arrays import CDF_RANGE, CDF_ROWS
+from prism.engine.cache import jit
+
+QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
+
+
+@jit
+def _interpolate_cdf(cdf, z):
+    """Standardised cdf at z, linear between knots on [-CDF_RANGE, CDF_RANGE]."""
+    if z <= -CDF_RANGE:
+        return 0.0
+    if z >= CDF_RANGE:
+        return 1.0
+    t = (z + CDF_RANGE) * ((CDF_ROWS - 1) / (2.0 * CDF_RANGE))
+    i = int(t)
+    return cdf[i] + (t - i) * (cdf[i + 1] - cdf[i])
+
+
+@jit
+def group_max(mean, cv, cdf):
+    """Mean and variance of the maximum of independent times mean[i] * (1 + cv * z_i)."""
+    n = mean.shape[0]
+    top = mean[0]
+    for i in range(1, n):
+        top = max(top, mean[i])
+    if n == 1 or cv <= 0.0:
+        return top, (top * cv) ** 2
+    low, high = top * (1.0 - 6.0 * cv), top * (1.0 + 7.0 * cv)
+    step = (high - low) / (QUADRATURE_NODES - 1)
+    first, second = 0.0, 0.0
+    for k in range(QUADRATURE_NODES):
+        t = low + k * step
+        below = 1.0
+        for i in range(n):
+            sd = mean[i] * cv
+            if mean[i] + CDF_RANGE * sd > t:
+                below *= _interpolate_cdf(cdf, (t - mean[i]) / sd)
+                if below < 1e-12:
+                    break
+        weight = 0.5 * step if k == 0 or k == QUADRATURE_NODES - 1 else step
+        first += weight * (1.0 - below)
+        second += weight * 2.0 * (t - low) * (1.0 - below)
+    second += step * step / 6.0  # Euler-Maclaurin: the integrand's slope at `low` is 2, not 0
+    return low + first, max(0.0, second - first * first)
+
+
+@jit
+def _segment_moments(low, segment, gpus, x, scratch):
+    """Mean and variance of one segment's time, maximised over GPUs of its group."""
+    n, cv = gpus.shape[0], low.seg_cv[segment]
+    top = 0.0
+    for i in range(n):
+        total = 0.0
+        for j in range(low.seg_mean.shape[1]):
+            total += low.seg_mean[segment, j] * x[j, gpus[i]]
+        scratch[i] = total
+        top = max(top, total)
+    if n > 1 and cv > 0.0:
+        return group_max(scratch[:n], cv, low.cdf[low.seg_cdf[segment]])
+    return top, (top * cv) ** 2
+
+
+@jit
+def lower_replicas(low, x, chosen, coef_a, coef_r):
+    """Lower kernels to ops: coef_a[row, coef, term] seconds, coef_r[row, coef].
+
+    A row is the replica chosen[row], whose GPUs are as slow as x[loading, gpu] says. coef_r scales
+    the op's residual table, so that its standard deviation is that of the sum of maxima over the
+    group (x known) together with the call effect.
+    """
+    n_coefs, n_terms = coef_a.shape[1:]
+    n_segments = low.seg_mean.shape[0]
+    member = low.member
+    scratch = np.empty(max(1, member.shape[2]))
+    seg_mean = np.empty(n_segments)
+    seg_var = np.empty(n_segments)
+    stamp = np.full(n_segments, -1, np.int64)
+    term = np.empty(n_terms)
+    for i in range(chosen.shape[0]):
+        replica = chosen[i]
+        row = replica % low.fixed_mean.shape[0]
+        for c in range(n_coefs):
+            stage, who = low.coef_stage[c], low.coef_member[c]
+            for t in range(n_terms):
+                term[t] = low.fixed_mean[row, c, t]
+            var = low.fixed_var[row, c]
+            for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
+                s = low.coef_seg[e]
+                if who >= 0:
+                    gpus = member[replica, stage, who : who + 1]
+                    m, v = _segment_moments(low, s, gpus, x, scratch)
+                else:
+                    key = replica * member.shape[1] + stage
+                    if stamp[s] != key:
+                        stamp[s] = key
+                        gpus = member[replica, stage]
+                        seg_mean[s], seg_var[s] = _segment_moments(low, s, gpus, x, scratch)
+                    m, v = seg_mean[s], seg_var[s]
+                for t in range(n_terms):
+                    term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]
+                var += low.coef_count[e] * v * low.quiet[c] ** 2
+            total = called = 0.0
+            for t in range(n_terms):
+                total += term[t]
+                called += low.call_cv[c, t] * term[t]  # one draw for all terms of the op
+                coef_a[i, c, t] = term[t]
+            var += called**2
+            coef_r[i, c] = 0.0
+            if total > 0.0 and low.table_std[c] > 0.0:
+                coef_r[i, c] = math.sqrt(var) / (total * low.table_std[c])

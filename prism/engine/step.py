@@ -1,0 +1,295 @@
+"""Blocks of replicates: the ops of a step in execution order, 64 replicates at a time."""
+
+import numpy as np
+
+from prism.engine.arrays import (
+    EXPORT,
+    GLOBAL,
+    GROUP_STALL,
+    JOIN,
+    LANES,
+    NEVER,
+    RESIDUAL,
+    Walk,
+    Work,
+)
+from prism.engine.cache import inlined, jit
+from prism.engine.effects import (
+    LOCAL,
+    SHARED,
+    TYPICAL,
+    draw_block,
+    draw_stalls,
+    end_block,
+    fill_bank,
+)
+from prism.engine.lowering import lower_replicas
+from prism.engine.random import lookup, philox_lanes
+
+
+@inlined
+def _look_up_lanes(tables, table, words, stage, word, noise):
+    for lane in range(LANES):
+        noise[lane] = lookup(tables, table, words[stage, word, lane])
+
+
+@jit
+def _mix_residual(work, tables, table, stage, d, who, lane0, stream, c):
+    """Mix an op's residual of draws under several keys; a call, so that the op loop stays lean."""
+    mix, words, drawn, noise = work.mix, work.words, work.drawn, work.noise
+    for lane in range(LANES):
+        noise[lane] *= mix[c, 0]
+    for j in range(2):
+        weight, row = mix[c, 1 + j], (1 + j) * (drawn.shape[0] // 3) + stage
+        if weight == np.float32(0.0):
+            continue
+        if d >> 2 != drawn[row]:
+            drawn[row] = d >> 2
+            philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, work.other[j], words[row])
+        for lane in range(LANES):
+            noise[lane] += weight * lookup(tables, table, words[row, d & 3, lane])
+
+
+@inlined
+def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise):
+    """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
+
+    Apart from the look-up, which is scalar, so that this is one vector operation after another.
+    An op never writes a slot that it reads, so lanes do not depend on each other.
+    """
+    for lane in range(LANES):
+        a, b = state[pa, lane], state[pb, lane]
+        start = a if a > b else b
+        time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[lane]
+        state[po, lane] = start + time * (np.float32(1.0) + ratio * noise[lane])
+
+
+@jit
+def _follow_path(state, path, pa, pb, po, dur, share, coef):
+    """Carry the critical path's time by class from the later predecessor."""
+    for k in range(share.shape[1]):
+        part = share[coef, k]
+        for lane in range(LANES):
+            a, b = path[pa, k, lane], path[pb, k, lane]  # both, so that the choice is no branch
+            path[po, k, lane] = (a if state[pa, lane] > state[pb, lane] else b) + part * dur[lane]
+
+
+@jit
+def _accumulate_max(state, path, pa, po, n_classes):
+    for lane in range(LANES):
+        if state[pa, lane] > state[po, lane]:
+            state[po, lane] = state[pa, lane]
+            for k in range(n_classes):
+                path[po, k, lane] = path[pa, k, lane]
+
+
+@jit
+def _record_end(state, tail, pa, slot, own, after):
+    """Record when the step would end if this replica were the only one, own[lane].
+
+    after[lane] is the part of it that follows the last of its own ops.
+    """
+    for lane in range(LANES):
+        end = state[pa, lane] + tail[slot, lane]
+        if end > own[lane]:
+            own[lane] = end
+            after[lane] = tail[slot, lane]
+
+
+@jit
+def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
+    """Seconds of an op's third and further terms; few ops have them."""
+    base[:] = np.float32(0.0)
+    for t in range(2, n_terms):
+        a, v = coef_a[row, c, t], vec[op, t]
+        for lane in range(LANES):
+            base[lane] += a * vectors[kept, v, lane]
+
+
+@jit
+def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
+    """Add an op to the critical path, and a local one to its stage's busy time."""
+    for lane in range(LANES):
+        base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
+        if stage >= 0:
+            busy[stage, lane] += weight * base[lane]
+    _follow_path(state, path, pa, pb, po, base, share, c)
+
+
+@jit
+def _run_join(state, path, pa, pb, po, base, share):
+    for lane in range(LANES):
+        a, b = state[pa, lane], state[pb, lane]
+        state[po, lane] = a if a > b else b
+        base[lane] = np.float32(0.0)
+    _follow_path(state, path, pa, pb, po, base, share, 0)
+
+
+@jit
+def run_phase(walk, block, work, phase, rows, n_events):
+    """Run the ops of one phase for rows[0] <= row < rows[1]: ends (and paths) of all their lanes.
+
+    work.chosen[row] is the replica; one that is no replica of the job, but what the others are
+    measured by, delays nobody. A call per replica would cost as much as some ops: a tuple is passed
+    array by array.
+    """
+    ops, graph, share, tables = walk.ops, walk.graph, walk.share, block.tables
+    # Names for all arrays: reaching into tuples inside the loop costs reference counts.
+    kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
+    vec, n_terms, table, draw, stages = ops.vec, ops.n_terms, ops.table, ops.draw, ops.stage
+    state, path, words, drawn = work.state, work.path, work.words, work.drawn
+    base, zeros, noise, vectors = work.base, work.zeros, work.noise, work.vectors
+    coef_a, coef_r, busy = work.coef_a, work.coef_r, work.busy
+    computes, chosen, lane0, key = ops.busy, work.chosen, block.lane0, block.keys[RESIDUAL]
+    ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
+    stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
+    mixes = work.mix.shape[0] > 0
+    shift = graph.n_state * graph.n_slots - graph.n_slots
+    n_classes = share.shape[1]
+    tail, own, skipped = work.tail, work.own, np.empty(LANES, np.float32)
+    for row in range(rows[0], rows[1]):
+        who = chosen[row]
+        real = who < graph.n_replicas
+        kept = row % graph.n_state
+        local = kept * graph.n_slots
+        event = 0
+        drawn[:] = -1
+        for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+            pa, pb, po = pred0[op], pred1[op], out[op]
+            pa += local if pa < graph.n_slots else shift
+            pb += local if pb < graph.n_slots else shift
+            po += local if po < graph.n_slots else shift
+            if kind[op] == EXPORT:
+                if tail.shape[0] > 0:
+                    after = skipped if real else work.after
+                    _record_end(state, tail, pa, out[op] - graph.n_slots, own[row], after)
+                if real:
+                    _accumulate_max(state, path, pa, po, n_classes)
+                continue
+            if kind[op] == JOIN:
+                _run_join(state, path, pa, pb, po, base, share)
+                continue
+            d, stage, c = draw[op], stages[op], coef[op]
+            if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
+                drawn[stage] = d >> 2
+                philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, key, words[stage])
+            _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
+            if mixes and work.mix[c, 0] != np.float32(1.0):
+                _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
+            v0, a0 = vec[op, 0], coef_a[row, c, 0]
+            v1, a1 = v0, np.float32(0.0)
+            if n_terms[op] > 1:
+                v1, a1 = vec[op, 1], coef_a[row, c, 1]
+            if n_terms[op] > 2:
+                _add_terms(base, vectors, coef_a, vec, n_terms[op], row, kept, c, op)
+            extra = base if n_terms[op] > 2 else zeros
+            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[row, c], noise)
+            while event < n_events and ev_op[event] < op:
+                event += 1
+            while event < n_events and ev_op[event] == op:
+                state[po, ev_lane[event]] += ev_delay[event]
+                event += 1
+            if n_classes > 0:
+                weight = work.weight[row]
+                _track(state, path, busy, pa, pb, po, base, share, c, computes[op], weight)
+
+
+@inlined
+def new_work(step, keys, chosen, n_tails):
+    """Buffers of one block; slots and shared effects of every replica where phases alternate.
+
+    n_tails are the global slots whose way to the step's end is asked for, all or none of them.
+    """
+    graph, shape, n_simulated = step.graph, step.low.call_cv.shape, chosen.shape[0]
+    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    n_keys = 3 if keys.mix.shape[0] > 0 else 1
+    room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
+    return Work(
+        chosen,
+        np.zeros((n_rows, LANES), np.float32),
+        np.zeros((n_rows, step.share.shape[1], LANES), np.float32),
+        np.zeros((graph.n_stages, LANES), np.float32),
+        np.empty((n_keys * graph.n_stages, 4, LANES), np.uint32),
+        np.empty(n_keys * graph.n_stages, np.int64),
+        np.empty(LANES, np.float32),
+        np.zeros(LANES, np.float32),
+        np.empty(LANES, np.float32),
+        np.ones((graph.n_state, step.bank.mb.shape[0], LANES), np.float32),
+        np.empty((n_simulated, shape[0], shape[1]), np.float32),
+        np.empty((n_simulated, shape[0]), np.float32),
+        np.zeros(room, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(room, np.float32),
+        keys.other,
+        keys.mix,
+        np.full((n_tails, LANES), NEVER),
+        np.zeros((n_simulated if n_tails > 0 else 0, LANES), np.float32),
+        np.zeros(LANES, np.float32),
+        np.ones(n_simulated, np.float32),
+    )
+
+
+@inlined
+def run_phases(step, block, work):
+    """Run all phases, the local ones replica after replica."""
+    graph, vectors, n_rows, filled = step.graph, work.vectors, work.chosen.shape[0], False
+    walk, bank, links = Walk(step.ops, graph, step.share), step.bank, step.links
+    events = (work.ev_op, work.ev_lane, work.ev_delay)
+    stalls = step.stalls.entity == GROUP_STALL
+    zero, one = np.int64(0), np.int64(1)  # literals would compile every callee once more
+    shared, local, typical = np.int64(SHARED), np.int64(LOCAL), np.int64(TYPICAL)
+    fill_bank(bank, links, block, shared, zero, vectors[0])
+    for phase in range(graph.phase_global.shape[0]):
+        if graph.phase_global[phase] == 1:
+            run_phase(walk, block, work, phase, (zero, one), zero)
+            continue
+        for row in range(n_rows):
+            r = work.chosen[row]
+            if not filled:
+                whose = typical if r == graph.n_replicas else local
+                fill_bank(bank, links, block, whose, r, vectors[row % graph.n_state])
+            if stalls:
+                n = draw_stalls(step.stalls, block, r, events)
+                run_phase(walk, block, work, phase, (row, row + 1), n)
+            elif graph.n_state == 1:  # replicas share the shared effects' room
+                run_phase(walk, block, work, phase, (row, row + 1), zero)
+        if graph.n_state > 1 and not stalls:
+            run_phase(walk, block, work, phase, (zero, n_rows), zero)
+        filled = True
+
+
+@jit
+def copy_rows(rows, out):
+    """Fill out[row, column]; an assignment of arrays takes seconds to compile, for its message."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = rows[i, j]
+
+
+@inlined
+def fill_out(step, work, out):
+    """Fill out: time[lane] [s], step effect[lane], path[class, lane] [s], busy[stage, lane] [s]."""
+    graph = step.graph
+    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
+    for lane in range(LANES):
+        out[0][lane] = work.state[final, lane]
+    copy_rows(work.path[final], out[2])
+    copy_rows(work.busy, out[3])
+
+
+@inlined
+def run_block(index, keys, step, out):
+    """Simulate one block of 64 replicates, which is one cluster draw; see `fill_out`."""
+    x, block = draw_block(index, keys, step)
+    work = new_work(step, keys, np.arange(step.graph.n_replicas), 0)
+    lower_replicas(step.low, x, work.chosen, work.coef_a, work.coef_r)
+    run_phases(step, block, work)
+    fill_out(step, work, out)
+    end_block(step, block, out[0], out[1])
+
+
+@jit
+def run_range(first, keys, step, out):
+    """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
+    for i in range(out[0].shape[0]):
+        run_block(first + i, keys, step, (out[0][i], out[1][i], out[2][i], out[3][i]))
