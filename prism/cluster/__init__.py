@@ -1,1 +1,7 @@
 """The machine: GPUs, links, tiers, which node holds which part of a job, and measured nodes."""
+
+# modules that rooms above may import
+FACE = (
+    "devices", "linkcongestion", "machine", "nodemap", "nodes.hosts", "nodes.inventory",
+    "wiring",
+)  # fmt: skip

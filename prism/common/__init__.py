@@ -1,1 +1,7 @@
 """What every room uses: errors, files, units and numbers as text, statistics of samples."""
+
+# modules that rooms above may import
+FACE = (
+    "agreement", "attribution", "cdf", "errors", "files", "resultfiles", "shipped", "sizes",
+    "text",
+)  # fmt: skip

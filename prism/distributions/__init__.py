@@ -1,1 +1,6 @@
 """Distributions of durations and effects, their tables, and the shipped libraries."""
+
+# modules that rooms above may import
+FACE = (
+    "law", "library", "tables", "variants",
+)  # fmt: skip

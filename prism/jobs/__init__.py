@@ -1,1 +1,9 @@
 """What a job file may say, schedules among it; where it is wrong, with file and line."""
+
+# modules that rooms above may import
+FACE = (
+    "hostfiles", "hostlists", "job", "jobspec.blocks", "jobspec.effects", "jobspec.frommodel",
+    "jobspec.hardware", "jobspec.layers", "jobspec.messages", "jobspec.run", "jobspec.tiers",
+    "jobspec.values", "jobspec.yaml", "layersplit", "pipelineshape", "schedule",
+    "scheduleorders",
+)  # fmt: skip

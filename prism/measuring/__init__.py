@@ -3,3 +3,8 @@
 `prism.measuring.command` is their front. Torch is imported only where something is run
 (`torchlib`), so that everything else, samples read back included, works without it.
 """
+
+# modules that rooms above may import
+FACE = (
+    "command", "step", "tinymodel",
+)  # fmt: skip

@@ -1,1 +1,9 @@
 """From recordings to a model of a job: traces, step times, calibrations, variances."""
+
+# modules that rooms above may import
+FACE = (
+    "calibration.model", "fit", "kernellaws", "kerneltrace.graph", "kerneltrace.replay",
+    "kerneltrace.report", "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
+    "steptimes.estimate", "steptimes.fit", "steptimes.model", "steptimes.predict",
+    "steptimes.runs", "steptimes.series",
+)  # fmt: skip

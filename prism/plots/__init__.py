@@ -7,3 +7,9 @@ is made, which `save_figure` writes.
 import lazy_loader as _lazy
 
 __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+
+# modules that rooms above may import
+FACE = (
+    "base", "compare", "estimate", "gantt", "measure", "place", "rank", "run", "schedule",
+    "sweep", "validation",
+)  # fmt: skip

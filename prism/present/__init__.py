@@ -1,1 +1,8 @@
 """Answers as people read them: in a terminal, as a page, and what a file or a name holds."""
+
+# modules that rooms above may import
+FACE = (
+    "jobtemplate", "reports.page", "reports.read", "show", "views.compare", "views.estimate",
+    "views.measure", "views.model", "views.place", "views.rank", "views.sweep",
+    "views.timeline", "views.trace",
+)  # fmt: skip

@@ -1,1 +1,7 @@
 """What one step does: kernels, collectives, their nominal times, memory, the graph."""
+
+# modules that rooms above may import
+FACE = (
+    "build", "experts", "kernels", "memory", "modelsize", "opgraph", "stepgraph", "transformer",
+    "work",
+)  # fmt: skip

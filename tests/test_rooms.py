@@ -1,0 +1,59 @@
+"""Rooms: each names in its `__init__` what others may import, and nobody imports anything else."""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import prism
+
+ROOT = Path(prism.__file__).parent
+ROOMS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").exists())
+
+
+def imports(file: Path) -> Iterator[tuple[str, str]]:
+    """Modules below prism that a file imports, and the name it takes of each, if any."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                path = ROOT.parent.joinpath(*node.module.split("."), alias.name)
+                if path.with_suffix(".py").exists() or path.is_dir():
+                    yield f"{node.module}.{alias.name}", ""
+                else:
+                    yield node.module, alias.name
+
+
+@cache
+def crossings() -> list[tuple[Path, str, str, str]]:
+    """What modules import from other rooms: file, room, module within it, name."""
+    found = []
+    for file in ROOT.rglob("*.py"):
+        own = file.relative_to(ROOT).parts[0]
+        for module, name in imports(file):
+            _, _, below = module.partition("prism.")
+            room, _, inner = below.partition(".")
+            if module.startswith("prism.") and room in ROOMS and room != own:
+                found.append((file, room, inner, name))
+    return found
+
+
+def test_there_are_few_rooms():
+    assert len(ROOMS) <= 14
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_others_import_what_a_room_shows_and_nothing_else(room):
+    shown = importlib.import_module(f"prism.{room}")
+    used = {(str(f.relative_to(ROOT)), m, n) for f, r, m, n in crossings() if r == room}
+    face = set(getattr(shown, "FACE", ()))
+    inner = {m for _, m, _ in used if m}
+    assert inner - face == set(), [x for x in used if x[1] in inner - face]
+    assert face - inner == set()  # what nobody uses any more
+    assert [x for x in used if x[2].startswith("_")] == []
+    assert all(hasattr(shown, name) for _, module, name in used if not module and name)
+    assert shown.__doc__
