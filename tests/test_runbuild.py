@@ -22,7 +22,7 @@ from prism.simulation.runs.states import (
     find_stalls,
     stalls_in,
 )
-from prism.simulation.steps import prepare, prepare_variability, simulate
+from prism.simulation.steps import prepare, simulate
 
 SMALL = {
     "model": {
@@ -48,7 +48,7 @@ def small(effects=None, run=None, **variability):
 
 
 def simulator(job, seed=1):
-    return Simulator(job, prepare(job, seed), prepare_variability(job), seed, 2)
+    return Simulator(prepare(job, seed), seed, 2)
 
 
 # ------------------------------------------------------------------------------------- states
@@ -122,7 +122,7 @@ def test_stalls_are_found_with_their_rate_and_length():
     assert abs(found.rate_per_s - expected) < 5 * error
     assert 0.01 < found.lengths.mean() <= 0.0201  # slack in the pipeline hides part of some
     assert abs(length.sum() / count.sum() - 0.02) < 5 * 0.02 / count.sum() ** 0.5
-    model = build_run_model(job, dataset, 1, 2)
+    model = build_run_model(prepare(job, 1), dataset, 1, 2)
     # taken apart and put together again, a step is as long as it was
     assert mean_step(model) == pytest.approx(float(dataset.step_time.mean()), rel=0.03)
     assert model.std.mean() < 0.5 * float(dataset.step_time.std())
@@ -148,7 +148,7 @@ def test_what_the_file_says_arrives():
         "step": {"diurnal_cv": 0.01},
     }  # fmt: skip
     job = small(effects, run)
-    model = build_run_model(job, simulate(job, 640, 1), 1, 2)
+    model = build_run_model(prepare(job, 1), simulate(job, 640, 1), 1, 2)
     fail, (slow,) = model.interruptions, model.episodes
     assert fail.rate_per_s == pytest.approx(3.8 * 8 / 1000 / 86_400)
     assert [(k.name, k.share, k.detection_s, k.restart_s, k.replaces) for k in fail.kinds] == [

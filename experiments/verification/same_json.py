@@ -28,7 +28,7 @@ COMMANDS = [
     f"estimate deepseek-v3-2048 {FEW} --run-replicates 64",
     f"estimate pipeline-8x32 {FEW} --set parallelism.schedule=zb-h1",
     f"estimate gpt3-175b-512 {FEW} --set variability.resolution=kernel --set parallelism.dp=2 "
-    "--set cluster.nodes=16",
+    "--set cluster.nodes=8",
     f"estimate gpt3-175b-512 {FEW} --set variability.library=h100-stressed",
     f"estimate pipeline-8x32 {FEW} {PIPELINE} --set "
     "variability.effects.stall={entity: rank, rate_per_hour: 60, duration_s: 2}",

@@ -38,12 +38,12 @@ from prism.simulation.sampledreplicas import doubts
 from prism.simulation.steps import (
     REPLICATES,
     Progress,
+    Step,
     check_whole,
-    default_threads,
     fresh_seed,
-    period_ratio,
-    prepare_variability,
-    simulate,
+    prepare,
+    settle_call,
+    simulate_step,
 )
 from prism.simulation.variability import model_error_kind
 from prism.traces import read_step_times
@@ -142,13 +142,15 @@ def estimate(
     if under_way is not None:
         call |= {"under_way": str(under_way), "column": column, "where": dict(where or {})}
     _check(call)
-    dataset = simulate(job, replicates, call["seed"], threads, progress, engine)
-    drawn = _run(job, dataset, call, threads, progress) if has_run else _Run({}, {}, {}, 0, ())
+    _, threads = settle_call(replicates, call["seed"], threads)
+    step = prepare(job, call["seed"], engine=engine)
+    dataset = simulate_step(step, replicates, call["seed"], threads, progress)
+    drawn = _run(step, dataset, call, threads, progress) if has_run else _Run({}, {}, {}, 0, ())
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs
     attrs |= {"kind": "estimate"}
     replicas = json.loads(dataset.attrs["replicas"])
     warnings = [
-        *job_doubts(job), *drawn.notes, *_warnings(job, call, drawn.n_clusters), *doubts(replicas),
+        *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters), *doubts(replicas),
     ]  # fmt: skip
     calibrated = _calibration(job)
     if calibrated is not None:
@@ -180,15 +182,15 @@ class _Run(NamedTuple):
 
 
 def _run(
-    job: Job,
+    step: Step,
     dataset: "xr.Dataset",
     call: dict[str, Any],
-    threads: int | None,
+    threads: int,
     progress: Progress | None,
 ) -> _Run:
     """Draw runs over the simulated steps."""
-    threads = default_threads() if threads is None else threads
-    model = build_run_model(job, dataset, call["seed"], threads)
+    job = step.job
+    model = build_run_model(step, dataset, call["seed"], threads)
     steps, ideal = call["steps"], float(dataset.ideal_step_time)
     done, elapsed_s = 0, 0.0
     work, notes = step_work(job, steps, call["seed"], threads)
@@ -217,7 +219,7 @@ def _run(
     values: dict[str, Any] = {
         "time_to_train": runs.total,
         "run_cluster_idx": runs.cluster,
-        "ideal_time_to_train": (steps if work is None else work.sum()) * ideal * period_ratio(job),
+        "ideal_time_to_train": (steps if work is None else work.sum()) * ideal * step.period_ratio,
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
     }
@@ -395,12 +397,12 @@ def _check(call: dict[str, Any]) -> None:
     sizes.check_size(named("run_replicates"), runs, named("run_replicates"))
 
 
-def _warnings(job: Job, call: dict[str, Any], n_clusters: int) -> list[str]:
+def _warnings(step: Step, call: dict[str, Any], n_clusters: int) -> list[str]:
     """Say which quantiles rest on too few samples, and how many they would need."""
     out = []
     replicates, run_replicates = call["replicates"], call["run_replicates"]
-    effects = prepare_variability(job)
-    ratio = 1.0 if run_replicates is None else period_ratio(job)
+    job, effects = step.job, step.effects
+    ratio = 1.0 if run_replicates is None else step.period_ratio
     if round(ratio, 2) != 1.0:
         out.append(
             f"runs: measured steps follow each other in {ratio:.2f} of a step's own time, host "

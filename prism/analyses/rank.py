@@ -48,9 +48,7 @@ from prism.simulation.causes import class_cvs, effect_cv, time_shares
 from prism.simulation.results import make_dataset, provenance
 from prism.simulation.steps import (
     Progress,
-    period_ratio,
     prepare,
-    prepare_variability,
     run_blocks,
     settle_call,
     warm_up,
@@ -157,12 +155,12 @@ def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress 
             f"{job.source}: variability.dependence: none leaves no effects to rank; set full"
         )
     step = prepare(job, seed)
-    v = prepare_variability(job)
+    v = step.effects
     warm_up(step.program, seed)
     residuals = measure_residuals(step, v, seed)
     inputs = list_inputs(step, residuals)
     sampler = Sampler(step.program, seed, threads, progress)
-    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, period_ratio(job))
+    ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, step.period_ratio)
     return Case(step, v, residuals, inputs, sampler, ranked)
 
 

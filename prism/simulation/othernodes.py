@@ -17,7 +17,7 @@ from prism.jobs.job import job_from_dict
 from prism.simulation.assembly import build_program
 from prism.simulation.placednodes import needs_memory, site_nodes, site_workers
 from prism.simulation.program import Program
-from prism.simulation.steps import Step, prepare_variability
+from prism.simulation.steps import Step
 
 
 def relocate(
@@ -83,7 +83,7 @@ def _rebuilt(step: Step, placement: Placement, slowdowns: Mapping[int, NodeSlowd
         },
     }
     anew = job_from_dict(blocks, job.name)
-    return build_program(anew, step.graph, prepare_variability(anew), 0)
+    return build_program(anew, step.graph, step.effects, 0)
 
 
 def limit_microbatches(

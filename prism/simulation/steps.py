@@ -99,6 +99,19 @@ class Step:
     choice: Choice | None = None  # which replicas are simulated, where `prepare` chose
     source: Variability | TraceModel | None = None  # what the program holds beside job and graph
 
+    @property
+    def effects(self) -> Variability:
+        """Effects of the job; of a fitted trace as far as a run needs them."""
+        if isinstance(self.source, TraceModel):
+            return model_variability(self.job, self.source)
+        assert self.source is not None
+        return self.source
+
+    @property
+    def period_ratio(self) -> float:
+        """Time from step to step over its own [1]: below 1 where measured steps overlap."""
+        return self.source.period_ratio if isinstance(self.source, TraceModel) else 1.0
+
 
 class Exposed(NamedTuple):
     """Exposed communication as a share of the step, and its standard error by cluster [1]."""
@@ -132,7 +145,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
         reshard_after_forward=p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward,
     )  # fmt: skip
     graph = build_step_graph(workload, schedule, options)
-    variability = resolve_variability(job, library)
+    variability = resolve_variability(job, library, workload)
     program = build_program(job, graph, variability, seed)
     step = Step(job, workload, graph, *choose_engine(program, engine), variability)
     _check_threads(step, 1)
@@ -221,12 +234,6 @@ def prepare_variability(job: Job) -> Variability:
     if job.variability.model is not None:
         return model_variability(job, load_model(job.variability.model))
     return resolve_variability(job, _library(job))
-
-
-def period_ratio(job: Job) -> float:
-    """Time from step to step over a step's own time [1]: below 1 where measured steps overlap."""
-    model = job.variability.model
-    return 1.0 if model is None else load_model(model).period_ratio
 
 
 def _library(job: Job) -> Library | None:
@@ -367,7 +374,15 @@ def simulate(
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(replicates, seed, threads)
-    step = prepare(job, seed, engine=engine)
+    found = simulate_step(prepare(job, seed, engine=engine), replicates, seed, threads, progress)
+    return found.assign_attrs(wall_seconds=time.perf_counter() - begin)
+
+
+def simulate_step(
+    step: Step, replicates: int, seed: int, threads: int, progress: Progress | None = None
+) -> "xr.Dataset":
+    """Simulate a step that was prepared under the same seed; see `simulate`."""
+    begin, job = time.perf_counter(), step.job
     n_blocks = -(-replicates // LANES)
     if not is_remote():
         _check_threads(step, min(threads, n_blocks))

@@ -22,6 +22,7 @@ from prism.jobs.jobspec.hardware import HardwareScale
 from prism.jobs.jobspec.values import MAX_SLOWDOWN
 from prism.workload.build import build_workload, nominal_step
 from prism.workload.kernels import COMPUTE_CLASSES, LOGNORMAL, MEMORY_CLASSES, is_compute
+from prism.workload.work import Workload
 
 # What the names of classes that are time on links hold, in workloads and in traces.
 LINK_WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p",
@@ -219,8 +220,12 @@ def is_communication(kernel_class: str) -> bool:
     return any(word in kernel_class for word in LINK_WORDS)
 
 
-def resolve_variability(job: Job, library: Library | None) -> Variability:
+def resolve_variability(
+    job: Job, library: Library | None, workload: Workload | None = None
+) -> Variability:
     """Resolve a job's effects: what the job sets, else the library's, else off.
+
+    The workload is that of the job, built anew where it is needed and None.
 
     Raises
     ------
@@ -233,7 +238,7 @@ def resolve_variability(job: Job, library: Library | None) -> Variability:
     scale, where = job.cluster.scale, job.source or job.name
     return Variability(
         rank=stretched(_rank_law(job, library), scale.compute.cv),
-        step=_step_law(job, pick),
+        step=_step_law(job, pick, workload),
         microbatch=pick.law("microbatch", effects.microbatch),
         expert=_expert_law(job, pick),
         call=pick.law("call", effects.call),
@@ -335,14 +340,15 @@ class _Pick:
         return laws.lognormal(default_cv if cv is None else cv)
 
 
-def _step_law(job: Job, pick: _Pick) -> Law:
+def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Law:
     """Law of the step effect; a calibrated library has a part that is a time, whatever the step."""
     block = job.variability.effects.step
     law = pick.law("step", block)
     fixed_s = pick.value("step", None, "fixed_s", 0.0)
     if (block is not None and block.cv is not None) or fixed_s == 0.0:
         return law
-    step_s = nominal_step(build_workload(job, pick.library), job.parallelism)
+    workload = build_workload(job, pick.library) if workload is None else workload
+    step_s = nominal_step(workload, job.parallelism)
     return law.scaled_to(math.hypot(pick.value("step", None, "relative", 0.0), fixed_s / step_s))
 
 

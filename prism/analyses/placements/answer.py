@@ -38,7 +38,6 @@ from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.analyses.placements.slots import Pattern
 from prism.analyses.rankings.target import Target
 from prism.simulation.program import Program
-from prism.simulation.steps import period_ratio, prepare_variability
 
 Int = NDArray[np.int64]
 SAMPLES = 8_000_000_000  # op-samples of a selection, about 10 s on two cores
@@ -100,8 +99,7 @@ def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner
     runner : Runner
     """
     job = problem.step.job
-    v = prepare_variability(job)
-    ratio = period_ratio(job)
+    v, ratio = problem.step.effects, problem.step.period_ratio
     target = Target(
         "time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed, ratio
     )

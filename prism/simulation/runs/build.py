@@ -4,7 +4,6 @@ Left out: the simulations themselves (`prism.simulation.runs.states`) and drawin
 (`prism.simulation.runs.model`).
 """
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from prism.simulation.runs.states import (
     find_stalls,
 )
 from prism.simulation.runs.time_to_train import run_model, step_statistics
-from prism.simulation.steps import period_ratio, prepare, prepare_variability
+from prism.simulation.steps import Step
 from prism.simulation.variability import Variability
 from prism.workload.build import count_parameters
 
@@ -49,12 +48,13 @@ SLOW_S = {"compute": 600.0, "network": 1440.0}  # means of Greyhound (ATC'25)
 PEAK_H = 15.0  # assumption: slowest when the day is hottest
 
 
-def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
+def build_run_model(step: Step, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
     """Return what a run of this job is made of.
 
     Parameters
     ----------
-    job : Job
+    step : Step
+        As `prepare` gives it.
     dataset : xarray.Dataset
         The simulated steps, of `prism.simulate` under the same seed.
     seed, threads : int
@@ -64,8 +64,8 @@ def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) ->
     PrismError
         Parts of the run do not fit the length of a step.
     """
-    effects = prepare_variability(job)
-    ratio = period_ratio(job)  # a run is made of what lies between steps
+    job, effects, ratio = step.job, step.effects, step.period_ratio
+    # a run is made of what lies between steps
     times, shared = ratio * np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
     cluster, ideal = np.asarray(dataset.cluster_idx), ratio * float(dataset.ideal_step_time)
     slow = job.variability.effects.fail_slow
@@ -73,8 +73,7 @@ def build_run_model(job: Job, dataset: "xr.Dataset", seed: int, threads: int) ->
     congestion, stalls, sim = None, None, None
     lasting = full and effects.regime.duration_s > 2.0 * ideal and effects.regime.factor > 1.0
     if (lasting and effects.regime.probability > 0.0) or slow is not None or _stalls(effects):
-        name = json.loads(dataset.attrs["replicas"])["engine"]
-        sim = Simulator(job, prepare(job, seed, engine=name), effects, seed, threads)
+        sim = Simulator(step, seed, threads)
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
         if congestion is not None:

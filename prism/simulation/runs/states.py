@@ -44,11 +44,19 @@ class Congestion(NamedTuple):
 class Simulator:
     """What the extra simulations share."""
 
-    job: Job
     step: Step
-    effects: Variability
     seed: int
     threads: int
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.step.job
+
+    @property
+    def effects(self) -> Variability:
+        """Its effects."""
+        return self.step.effects
 
     @property
     def program(self) -> Program:
