@@ -39,7 +39,7 @@ COMMANDS = [
     f"place pipeline-8x32 {PIPELINE} --slow-nodes 1 --slowdown 1.2 --seed 1",
     "place gpt3-175b-512 --slow-nodes 1 --slowdown 1.2 --kind network --seed 1",
     f"sweep pipeline-8x32 --vary parallelism.schedule=gpipe,1f1b {FEW}",
-    "compare gpt3-175b-512 gpt3-175b-512 --seed 1",
+    "place gpt3-175b-512 --slow-nodes 2 --slowdown 1.3 --spares 2 --seed 1",
     "timeline pipeline-8x32 --seed 1",
     "replay experiments/samples/kineto",
     "fit experiments/samples/kineto --seed 0",
@@ -52,8 +52,8 @@ COMMANDS = [
     "show --libraries",
 ]
 ASIDE = {
-    "wall_seconds", "seconds", "engine", "created", "path", "elapsed", "source", "sources", "file",
-    "threads", "command", "version", "uncommitted", "commit",
+    "wall_seconds", "cpu_seconds", "seconds", "engine", "created", "path", "elapsed", "source",
+    "sources", "file", "threads", "command", "version", "uncommitted", "commit",
 }  # fmt: skip
 
 
