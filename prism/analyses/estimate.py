@@ -16,12 +16,9 @@ from prism.common.errors import PrismError, named
 from prism.distributions.library import load_library
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
+from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import parse_date, parse_duration
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
-from prism.models.steptimes.estimate import KIND as STEPS_KIND
-from prism.models.steptimes.estimate import estimate_steps, summarize_steps
-from prism.models.steptimes.model import is_step_model
-from prism.models.steptimes.runs import NOMINAL_ERROR, UnderWay, condition
 from prism.simulation.jobwarnings import job_doubts
 from prism.simulation.results import (
     TAIL_SAMPLES,
@@ -46,10 +43,11 @@ from prism.simulation.steps import (
     simulate_step,
 )
 from prism.simulation.variability import model_error_kind
-from prism.traces import read_step_times
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from prism.models.steptimes.runs import UnderWay
 
 MAX_STEPS = 10**15
 CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
@@ -248,7 +246,7 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
     return {"spread": error, "class": name, "source": source}
 
 
-def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> UnderWay:
+def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
     """Return the rest of a run under way, given its steps so far.
 
     Raises
@@ -256,6 +254,9 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> Unde
     PrismError
         The steps cannot be read, are of several runs, or no steps are left.
     """
+    from prism.models.steptimes.runs import NOMINAL_ERROR, condition
+    from prism.traces import read_step_times
+
     times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
     found, draws = _calibration(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
     nominal = model.model_error or NOMINAL_ERROR
@@ -287,12 +288,16 @@ def _from_step_times(
         options["run_replicates"] = RUN_REPLICATES
     usual = {"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()}
     _check(usual | {key: value for key, value in options.items() if value is not None})
+    from prism.models.steptimes.estimate import estimate_steps
+
     return estimate_steps(path, seed=fresh_seed() if seed is None else seed, **options)
 
 
 def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
     """Return the figures of an estimate, of a job or of a model of step times."""
-    if dataset.attrs.get("kind") == STEPS_KIND:
+    if dataset.attrs.get("kind") == "steps_estimate":
+        from prism.models.steptimes.estimate import summarize_steps
+
         return summarize_steps(dataset)
     return summarize_simulation(dataset)
 

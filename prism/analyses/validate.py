@@ -30,14 +30,13 @@ from prism.analyses.validation.trace import check_choices, validate_trace
 from prism.common import agreement as measures
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
-from prism.jobs.jobspec.frommodel import model_attrs
+from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import (
     Calibration,
     communication_share,
     is_calibrated,
     load_calibration,
 )
-from prism.models.steptimes.model import is_step_model
 from prism.simulation.results import apart
 from prism.simulation.steps import fresh_seed, simulate
 from prism.simulation.tracemodel.file import load_model

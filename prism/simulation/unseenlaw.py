@@ -30,9 +30,11 @@ NEAR = 64  # groups of like microbatches within which what they leave open is al
 
 def by_level(level: Array, ratio: Array) -> tuple[Array, Array, Array]:
     """Mean and spread [1] of replicas of like level, at knots [s]."""
+    from scipy.optimize import isotonic_regression  # slow to load, and of sampled jobs alone
+
     bins = np.array_split(np.argsort(level, kind="stable"), KNOTS)
     knot = np.array([level[i].mean() for i in bins])
-    mean = _rising(np.array([ratio[i].mean() for i in bins]))
+    mean = np.asarray(isotonic_regression([ratio[i].mean() for i in bins]).x)
     centred = ratio - np.interp(level, knot, mean)[:, None]
     std = np.array([centred[i].std() for i in bins])
     if np.ptp(knot) > 1e-9 * knot[-1]:
@@ -42,17 +44,6 @@ def by_level(level: Array, ratio: Array) -> tuple[Array, Array, Array]:
         std[:] = std.mean()
         mean[:] = mean.mean()
     return knot, mean, np.maximum(std, 1e-12)
-
-
-def _rising(values: Array) -> Array:
-    """Least-squares fit of equally weighted values that never falls, by pooling neighbours."""
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([float(value), 1.0])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, n), (b, m) = pools[-2], pools.pop()
-            pools[-1] = [(a * n + b * m) / (n + m), n + m]
-    return np.concatenate([np.full(int(n), a) for a, n in pools])
 
 
 def noise_table(noise: Array) -> tuple[float, float, Array]:

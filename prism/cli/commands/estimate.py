@@ -113,7 +113,7 @@ def estimate(
     from prism.analyses.estimate import summarize_estimate
     from prism.common.files import check_directory
     from prism.jobs.job import load_job
-    from prism.models.steptimes.model import is_step_model
+    from prism.jobs.jobspec.frommodel import is_step_model
     from prism.present.views.estimate import estimate_view
 
     if under_way is None and (where or options["column"] is not None):

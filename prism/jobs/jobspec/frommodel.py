@@ -14,6 +14,7 @@ from prism.common.files import check_sealed, told_broken
 from prism.jobs.jobspec.yaml import Layer, display_path, key_paths
 
 CALIBRATED = "calibrated"
+STEPS = "steps"
 MODELS = "trace", CALIBRATED
 _EXPECTED = "a model, which prism fit TRACE -o MODEL.nc makes"
 
@@ -26,6 +27,11 @@ def model_attrs(path: str | Path) -> dict[str, str]:
         return _read_attrs(path)
     except PrismError:
         return {}
+
+
+def is_step_model(path: str | Path) -> bool:
+    """Say whether a file is a model of step times."""
+    return model_attrs(path).get("kind") == STEPS
 
 
 def _read_attrs(path: str | Path) -> dict[str, str]:
@@ -48,7 +54,7 @@ def job_of_model(path: Path) -> Layer:
     """
     shown = display_path(path)
     attrs = _read_attrs(path)
-    if attrs.get("kind") == "steps":
+    if attrs.get("kind") == STEPS:
         raise PrismError(
             f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
             "prism validate take it, all else needs a job, or a trace: prism fit TRACE -o MODEL.nc"

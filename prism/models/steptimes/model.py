@@ -18,7 +18,6 @@ from scipy.stats import norm
 
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
-from prism.jobs.jobspec.frommodel import model_attrs
 from prism.models.steptimes.spread import Spread
 
 if TYPE_CHECKING:
@@ -243,8 +242,3 @@ def load_step_model(path: str | Path) -> StepModel:
     expected = "a model, which prism fit STEPS -o MODEL.nc makes"
     with told_broken(path, expected):
         return model_from_dataset(read_netcdf(path, expected), str(path))
-
-
-def is_step_model(path: str | Path) -> bool:
-    """Say whether a file is a model of step times, by its attribute ``kind``."""
-    return model_attrs(path).get("kind") == "steps"

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binom
 
 from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
@@ -101,6 +100,8 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     p, n = effect.probability, program.links.n_leaves
     if n == 0 or effect.duration_s <= 0.0 or not 0.0 < p < 1.0:
         return None
+    from scipy.stats import binom  # most of a second to load, for few jobs
+
     often = max(p, min(0.5, 1.0 / n))
     more = unfitted(replace(sim.calm, links=program.links._replace(probability=often)))
     ratio = sim.times(more) / sim.calm_times
