@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.cluster.devices import DEVICES, find_device
+from prism.cluster.groups import Group, Layout
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
-from prism.cluster.nodemap import Group, NodeSlowdown, Placement
+from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.distributions.library import Entry, Library, load_library
 from prism.jobs.job import load_job
@@ -26,7 +26,8 @@ NETWORK = Link(40e9, 20e-6)
 
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
     stage, replica = tp * cp * dp, tp * cp  # Megatron's order
-    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, tp, cp, dp, pp, vpp, stage, replica)
+    layout = Layout(tp, cp, dp, pp, stage, replica)
+    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, layout, vpp)
 
 
 def pods(gpus: int, over: float) -> tuple[Tier, ...]:
@@ -41,23 +42,22 @@ def library() -> Library:
 
 
 @pytest.mark.parametrize(
-    ("group", "n_gpus", "domains"),
+    ("layout", "kind", "n_gpus", "domains"),
     [
-        (Group(8, 1, beside=((4, 8),)), 8, 1),  # tp fills a node
-        (Group(16, 1, beside=((2, 16),)), 8, 2),
-        (Group(16, 8, beside=((8, 1),)), 8, 16),  # dp beside tp 8
-        (Group(3, 2, beside=((2, 1), (4, 6))), 8, 2),  # ranks 6 | 8 10 across a border
-        (Group(3, 2, beside=((2, 1),)), 8, 1),  # ... that a job of 6 GPUs does not reach
-        (Group(2, 3, beside=((4, 4),)), 8, 1),  # ends of four pipelines of 4: 0 3, 4 7, 8 11...
-        (Group(2, 2, beside=((4, 3),)), 8, 2),  # ... and of 3: 6 | 8
-        (Group(10, 1), 72, 1),
-        (Group(1, 1, 39, 64), 72, 34),  # 39 replicas of 64 GPUs: the last at 2,432 / 72 = 33.8
-        (Group(1, 1, 39, 64), 64, 39),
-        (Group(4, 100, 2, 1000), 8, 8),  # members farther apart than a domain is wide
+        (Layout(8, 1, 4, 1, 32, 8), "tp", 8, 1),  # fills a node
+        (Layout(16, 1, 2, 1, 32, 16), "tp", 8, 2),
+        (Layout(8, 1, 16, 1, 128, 8), "dp_cp", 8, 16),
+        (Layout(2, 3, 4, 1, 24, 6), "cp", 8, 2),  # ranks 6 | 8 10 across a border
+        (Layout(2, 3, 1, 1, 6, 6), "cp", 8, 1),  # ... that a job of 6 GPUs does not reach
+        (Layout(1, 1, 4, 4, 1, 4), "embedding", 8, 1),  # four pipelines of 4: 0 3, 4 7, 8 11...
+        (Layout(1, 1, 4, 3, 1, 3), "embedding", 8, 2),  # ... and of 3: 6 | 8
+        (Layout(10, 1, 1, 1, 10, 10), "tp", 72, 1),
+        (Layout(64, 1, 39, 1, 2496, 64), "dp_cp", 72, 35),  # the last at 2,495 / 72 = 34.7
+        (Layout(64, 1, 39, 1, 2496, 64), "dp_cp", 64, 39),
     ],
 )
-def test_domains_that_a_group_touches(group: Group, n_gpus: int, domains: int) -> None:
-    assert group.domains(n_gpus) == domains
+def test_domains_that_a_group_touches(layout: Layout, kind: str, n_gpus: int, domains: int) -> None:
+    assert Group(layout, kind).domains(n_gpus) == domains
 
 
 SIZES = st.integers(1, 4)
@@ -75,10 +75,7 @@ def test_domains_against_all_groups_of_each_kind(
     tp, cp, shard, shards, pp = sizes
     dp = shard * shards
     stage, replica = (tp * cp, tp * cp * pp) if together else (tp * cp * dp, tp * cp)
-    cluster = replace(
-        make_cluster(tp, cp, dp, pp),
-        stage_stride=stage, replica_stride=replica, shard_size=shard,
-    )  # fmt: skip
+    cluster = replace(make_cluster(), layout=Layout(tp, cp, dp, pp, stage, replica, shard))
     axes = np.ix_(*map(range, (pp, shards, shard, cp, tp)))
     ranks = sum(
         axis * step
@@ -97,29 +94,15 @@ def test_domains_against_all_groups_of_each_kind(
         assert group.domains(n_gpus) == max(len(set(row)) for row in groups.tolist()), name
 
 
-def test_domains_of_a_million_ranks_need_no_array_of_them() -> None:
-    group = Group(4, 2, 2**20, 144, beside=((2, 1), (18, 8)))
-    tracemalloc.start()
-    found = group.domains(100)
-    assert tracemalloc.get_traced_memory()[1] < 2**20
-    tracemalloc.stop()
-    counts = []
-    for first in range(144):
-        if first % 8 < 2:  # a pattern repeats after 25 runs
-            run = first + 144 * np.arange(25)[:, None] + 2 * np.arange(4)
-            counts.append(np.unique(run // 100).size / 25)
-    assert found / 2**20 == pytest.approx(max(counts), rel=1e-5)
-
-
 def test_tiers_of_the_megatron_order() -> None:
     cluster = make_cluster()
     tiers = {name: cluster.tier(cluster.group(name)) for name in ("tp", "cp", "dp_cp", "world")}
     assert tiers == {"tp": "nvlink", "cp": "nvlink", "dp_cp": "network", "world": "network"}
     wide = make_cluster(tp=8, cp=2, dp=2)
     assert wide.tier(wide.group("cp")) == "network"
-    assert wide.group("dp_cp") == Group(2, 8, 2, 16, beside=((8, 1), (4, 32)))
-    ends = Group(2, 8 * 2 * 2 * 3, beside=((8, 1), (2, 8), (2, 16)))
-    assert wide.group("embedding") == ends
+    shared, ends = wide.layout.groups("dp_cp"), wide.layout.groups("embedding")
+    assert shared.shape == (8 * 4, 2 * 2) and shared[0].tolist() == [0, 8, 16, 24]
+    assert ends.shape == (8 * 2 * 2, 2) and (np.diff(ends) == 8 * 2 * 2 * 3).all()
 
 
 def test_ring_inside_a_node() -> None:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from test_placement import EFFECTS, MODEL, STILL, seconds, times
 
+from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.machine import build_cluster
-from prism.cluster.nodemap import Placement, count_replicas, shard_size, slow_node
+from prism.cluster.nodemap import Placement, slow_node
 from prism.common.errors import PrismError
 from prism.distributions.law import lognormal
 from prism.distributions.library import load_library

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from moe_jobs import LATENT, MODEL, make_job, times
 
 from prism.analyses.sweeps.layouts import global_batch, layouts
+from prism.cluster.groups import Group, Layout, count_replicas, shard_size
 from prism.cluster.machine import build_cluster
-from prism.cluster.nodemap import Group, Placement, count_replicas, shard_size, slow_node
+from prism.cluster.nodemap import Placement, slow_node
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
@@ -274,10 +275,8 @@ def test_domains_against_all_expert_groups(sizes, together, n_gpus):
     tp, cp, ep, groups, pp = sizes
     dp = ep * groups
     stage, replica = (tp * cp, tp * cp * pp) if together else (tp * cp * dp, tp * cp)
-    cluster = replace(
-        build_cluster(make_job(), LIBRARY), tp_size=tp, cp_size=cp, dp_size=dp, pp_size=pp,
-        ep_size=ep, shard_size=ep, stage_stride=stage, replica_stride=replica,
-    )  # fmt: skip
+    layout = Layout(tp, cp, dp, pp, stage, replica, ep, ep)
+    cluster = replace(build_cluster(make_job(), LIBRARY), layout=layout)
     axes = np.ix_(*map(range, (pp, groups, ep, cp, tp)))
     steps = (stage, ep * replica, replica, tp, 1)
     ranks = sum(axis * step for axis, step in zip(axes, steps, strict=True))

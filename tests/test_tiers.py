@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.cluster.devices import DEVICES
+from prism.cluster.groups import Layout
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
@@ -35,8 +36,8 @@ ONE_WAY = {"gpus": 8, "latency_us": 5000, "total_gbits_per_s": 320.0}
 
 def make_cluster(*tiers, tp=8, cp=1, dp=16, pp=1, **other):
     stage, replica = tp * cp * dp, tp * cp
-    sizes = (tp, cp, dp, pp, 1, stage, replica)
-    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, *sizes, tiers=tiers, **other)
+    layout = Layout(tp, cp, dp, pp, stage, replica)
+    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, layout, tiers=tiers, **other)
 
 
 def tier(gpus, over=1.0, latency_s=NETWORK.latency_s, hierarchical=False):

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "devices", "linkcongestion", "machine", "nodemap", "nodes.hosts", "nodes.inventory",
-    "wiring",
+    "devices", "groups", "linkcongestion", "machine", "nodemap", "nodes.hosts",
+    "nodes.inventory", "wiring",
 )  # fmt: skip

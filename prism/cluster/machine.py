@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.cluster.devices import Device, find_device
+from prism.cluster.groups import Group, Layout, layout_of
 from prism.cluster.linktiers import (
     Hops,
     Reach,
@@ -27,7 +28,6 @@ from prism.cluster.linktiers import (
     find_hops,
     ring_factor,
 )
-from prism.cluster.nodemap import Group, rank_strides, shard_size
 from prism.jobs.scheduleorders import steady_share
 
 if TYPE_CHECKING:
@@ -51,14 +51,10 @@ class Cluster:
     ----------
     nvlink_gpus : int
         GPUs of one NVLink domain.
-    tp_size, cp_size, dp_size, pp_size, vpp_size : int
-        The job's layout.
-    stage_stride, replica_stride : int
-        Ranks from a stage to the next, and from a replica to the next.
-    shard_size : int
-        Data-parallel ranks of a shard group (hsdp) or an expert group, which are neighbours.
-    ep_size : int
-        Data-parallel ranks that hold the experts between them.
+    layout : Layout
+        Who communicates with whom.
+    vpp_size : int
+        Model chunks of a stage.
     token_copies, most_domains : int
         Experts of a token, and the NVLink domains they lie in at most; 0: each travels alone.
     v_shaped : bool
@@ -73,15 +69,8 @@ class Cluster:
     nvlink: Link
     network: Link
     nvlink_gpus: int
-    tp_size: int
-    cp_size: int
-    dp_size: int
-    pp_size: int
-    vpp_size: int
-    stage_stride: int
-    replica_stride: int
-    shard_size: int = 1
-    ep_size: int = 1
+    layout: Layout
+    vpp_size: int = 1
     token_copies: int = 1
     most_domains: int = 0
     v_shaped: bool = False
@@ -94,32 +83,8 @@ class Cluster:
         return self.vpp_size > 1 and not self.v_shaped
 
     def group(self, name: str) -> Group:
-        """Return the group called ``tp``, ``cp``, ``dp_cp``, ``embedding``, ``world``...
-
-        ``dp_cp`` shares a stage's parameters: dp_size x cp_size ranks, ep inside dp.
-        With hsdp ``shard`` does, and ``replicas`` joins those of all shard groups that hold the
-        same part. ``ep`` joins ranks that hold the experts between them, ``expert_dp`` those that
-        hold the same ones. ``embedding`` is the first and the last stage of a pipeline.
-        """
-        tp, cp = (self.tp_size, 1), (self.cp_size, self.tp_size)
-        dp, pp = (self.dp_size, self.replica_stride), (self.pp_size, self.stage_stride)
-        shard = self.shard_size, self.replica_stride
-        shards = self.dp_size // self.shard_size, self.shard_size * self.replica_stride
-        ep = self.ep_size, self.replica_stride
-        eps = self.dp_size // self.ep_size, self.ep_size * self.replica_stride
-        ends = min(2, self.pp_size), self.stage_stride * max(1, self.pp_size - 1)
-        groups = {
-            "tp": Group(*tp, beside=(cp, dp, pp)),
-            "cp": Group(*cp, beside=(tp, dp, pp)),
-            "dp_cp": Group(*cp, *dp, beside=(tp, pp)),
-            "shard": Group(*cp, *shard, beside=(tp, shards, pp)),
-            "replicas": Group(*shards, beside=(tp, cp, shard, pp)),
-            "ep": Group(*ep, beside=(tp, cp, eps, pp)),
-            "expert_dp": Group(*cp, *eps, beside=(tp, ep, pp)),
-            "embedding": Group(*ends, beside=(tp, cp, dp)),
-            "world": Group(self.tp_size * self.cp_size * self.dp_size * self.pp_size, 1),
-        }
-        return groups[name]
+        """Return a kind of group, one of `prism.cluster.groups.GROUPS_BY`."""
+        return Group(self.layout, name)
 
     def tier(self, group: Group) -> str:
         """Slowest tier a group uses: ``nvlink``, ``network``, or the name of one of `tiers`."""
@@ -289,7 +254,7 @@ class Cluster:
         neighbouring stages lie in different units of a tier, the network is slower by max(1,
         oversubscription x share), share being the part of a unit's GPUs that send out of it.
         """
-        if self.pp_size == 1:
+        if self.layout.pp == 1:
             return 0.0
         near, hops = self._default_hops()
         far = hops.far.max(axis=1)
@@ -300,7 +265,7 @@ class Cluster:
 
     def far_links(self) -> list[int]:
         """Links of the pipeline that leave a far unit, by the stage that sends."""
-        if self.pp_size == 1 or not any(tier.far for tier in self.tiers):
+        if self.layout.pp == 1 or not any(tier.far for tier in self.tiers):
             return []
         _, hops = self._default_hops()
         return np.flatnonzero(hops.far.max(axis=1) >= 0).tolist()
@@ -311,14 +276,14 @@ class Cluster:
 
     def _default_hops(self) -> tuple[NDArray[np.bool_], Hops]:
         """Whether each transfer stays on NVLink, and what it meets else [link, replica]."""
-        stages = np.arange(self.pp_size)
+        stages = np.arange(self.layout.pp)
         target = np.roll(stages, -1) if self.loops else stages[1:]
-        replicas = np.arange(self.dp_size) * self.replica_stride
-        source = stages[: len(target), None] * self.stage_stride + replicas
-        sink = target[:, None] * self.stage_stride + replicas
+        replicas = np.arange(self.layout.dp) * self.layout.replica_stride
+        source = stages[: len(target), None] * self.layout.stage_stride + replicas
+        sink = target[:, None] * self.layout.stage_stride + replicas
         near = source // self.nvlink_gpus == sink // self.nvlink_gpus
-        each = self.tp_size * self.cp_size
-        n_gpus, network_s = each * self.dp_size * self.pp_size, self.network.latency_s
+        each = self.layout.tp * self.layout.cp
+        n_gpus, network_s = each * self.layout.dp * self.layout.pp, self.network.latency_s
         return near, find_hops(self.tiers, n_gpus, source, sink, each, network_s, self.steady)
 
     def hop_time(
@@ -357,7 +322,6 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     """
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)
-    stage_stride, replica_stride = rank_strides(job)
     network = _link(job, library, "network", device.network_bytes_per_s, device.network_latency_s)
     efficiency = _efficiency(job, library, "network")
     return Cluster(
@@ -365,16 +329,9 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         nvlink=_link(job, library, "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s),
         network=network,
         nvlink_gpus=block.nvlink_domain_gpus,
-        tp_size=layout.tp,
-        cp_size=layout.cp,
-        dp_size=layout.dp,
-        pp_size=layout.pp,
+        layout=layout_of(job),
         vpp_size=layout.vpp,
-        stage_stride=stage_stride,
-        replica_stride=replica_stride,
-        shard_size=shard_size(job),
         v_shaped=layout.virtual_stages().shape == "v",
-        ep_size=layout.ep,
         token_copies=max(1, job.model.experts_per_token),
         most_domains=layout.expert_node_limit or 0,
         tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from prism.cluster.groups import layout_of
 from prism.common.errors import PrismError
 from prism.jobs.jobspec.values import hosts_problem
 
@@ -79,111 +79,12 @@ def slow_node(factor: float, kind: str = "compute") -> NodeSlowdown:
     return NodeSlowdown()._replace(**{kind: factor})
 
 
-def rank_strides(job: Job) -> tuple[int, int]:
-    """Ranks from a stage to the next and from a replica to the next, by the job's rank order.
-
-    ``megatron`` is tp-cp-dp-pp: the replicas of a stage are neighbours. ``tp-cp-pp-dp`` keeps the
-    stages of a replica together, as Llama 3 does (arXiv:2407.21783, section 3.3.2).
-    """
-    layout = job.parallelism
-    group = layout.tp * layout.cp
-    if job.cluster.placement == "tp-cp-pp-dp":
-        return group, group * layout.pp
-    return group * layout.dp, group
-
-
-def shard_size(job: Job) -> int:
-    """Data-parallel ranks that are simulated as one, since they meet inside a step.
-
-    With hsdp a shard group, which holds one copy of the parameters; by default the neighbours of an
-    NVLink domain. With experts an ep group, whose ranks meet inside every layer.
-    """
-    layout = job.parallelism
-    if layout.data_parallel != "hsdp":
-        return int(layout.ep)
-    if layout.shard_size is not None:
-        return int(layout.shard_size)
-    within = job.cluster.nvlink_domain_gpus // rank_strides(job)[1]
-    return math.gcd(layout.dp, within) if within > 0 else 1
-
-
-def count_replicas(job: Job) -> int:
-    """Replicas that are simulated apart: data-parallel ranks, or their shard or ep groups."""
-    return int(job.parallelism.dp) // shard_size(job)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Ranks that communicate, and where the other groups of the kind lie in the default order.
-
-    Attributes
-    ----------
-    inner, stride, outer, outer_stride : int
-        Runs of ranks first, first + stride, ... follow each other outer_stride apart.
-    beside : tuple of (int, int)
-        (count, stride) of each way from a group to the next one of the kind: a group's first rank
-        is any sum of 0 ... count - 1 times each stride.
-    """
-
-    inner: int
-    stride: int
-    outer: int = 1
-    outer_stride: int = 1
-    beside: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def n_ranks(self) -> int:
-        """Members of the group."""
-        return self.inner * self.outer
-
-    def members(self, n_gpus: int) -> float:
-        """Members of one group among `n_gpus` neighbouring GPUs, in the mean; may be a fraction.
-
-        Where runs lie farther apart than that, GPUs that have any have their part of one run.
-        """
-        if self.outer == 1:
-            return n_gpus / self.stride
-        return max(n_gpus * self.inner / self.outer_stride, min(self.inner, n_gpus / self.stride))
-
-    def domains(self, n_gpus: int) -> int:
-        """Most domains of `n_gpus` neighbouring GPUs that any group of the kind touches."""
-        return _most_domains(self, n_gpus)
-
-
-@lru_cache(maxsize=256)
-def _most_domains(group: Group, n_gpus: int) -> int:
-    """See `Group.domains`; arrays [where in a domain a run begins] do for groups of any size."""
-    ways = (group.inner, group.stride), (group.outer, group.outer_stride), *group.beside
-    if sum((count - 1) * stride for count, stride in ways) < n_gpus:
-        return 1  # all groups lie in the first domain
-    start = np.arange(n_gpus)
-    end = start + (group.inner - 1) * group.stride
-    touched = np.minimum(group.inner, end // n_gpus + 1)
-    shared = end >= group.outer_stride  # with the run before, which ends where this one begins
-    total = _window_sums(touched - shared, group.outer_stride, group.outer) + shared
-    begins = start == 0
-    for count, stride in group.beside:
-        begins = _window_sums(begins, -stride, count) > 0
-    return int(total[begins].max())
-
-
-def _window_sums(values: NDArray[np.generic], step: int, count: int) -> NDArray[np.int64]:
-    """Sum values[(i + j step) mod n] over j < count, by doubling the width of windows [i]."""
-    sums, total, done = values.astype(np.int64), np.zeros(values.size, np.int64), 0
-    for bit in range(count.bit_length()):
-        if count >> bit & 1:
-            total += np.roll(sums, -done * step)
-            done += 1 << bit
-        sums = sums + np.roll(sums, -step << bit)
-    return total
-
-
 @dataclass(frozen=True)
 class Placement:
     """Which GPU does what: slot = rank // gpus_per_node, node = hosts[slot].
 
     The rank of (stage, dp_rank, tp_cp_rank) is
-    ``stage * stage_stride + dp_rank * replica_stride + tp_cp_rank``, see `rank_strides`.
+    ``stage * stage_stride + dp_rank * replica_stride + tp_cp_rank``, see `prism.cluster.groups`.
 
     Attributes
     ----------
@@ -260,19 +161,18 @@ class Placement:
 
         Members are tp x cp ranks; with hsdp or ep those of all data-parallel ranks of its group.
         """
-        layout, shards = self.job.parallelism, shard_size(self.job)
-        stage_stride, replica_stride = rank_strides(self.job)
-        dp_rank = np.arange(layout.dp).reshape(-1, 1, shards, 1)
-        stage = np.arange(layout.pp)[:, None, None]
-        member = np.arange(layout.tp * layout.cp)
-        ranks = dp_rank * replica_stride + stage * stage_stride + member
+        layout = layout_of(self.job)
+        ranks = layout.ranks(layout.shard)
         return np.asarray(ranks.reshape(*ranks.shape[:2], -1), np.int64)
+
+    def gpus(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """GPU of every rank, an array of any shape."""
+        slot, local = np.divmod(ranks, self.gpus_per_node)
+        return np.asarray(self.slots[slot] * self.gpus_per_node + local, np.int64)
 
     def members(self) -> NDArray[np.int32]:
         """GPUs of every group, int32 [replica, stage, member]; see `ranks`."""
-        slot, local = np.divmod(self.ranks(), self.gpus_per_node)
-        gpu = self.slots[slot] * self.gpus_per_node + local
-        return np.ascontiguousarray(gpu, np.int32)
+        return np.ascontiguousarray(self.gpus(self.ranks()), np.int32)
 
     def slot_groups(self) -> list[list[tuple[int, int]]]:
         """For every slot the (replica, stage) pairs whose ranks it holds, in rank order."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.cluster.groups import count_units
 from prism.cluster.linktiers import Hops, Reach, Tier, extra_latency, find_hops, unit_sizes
 from prism.cluster.machine import Cluster
 from prism.cluster.nodemap import Placement
@@ -111,7 +112,7 @@ class Wiring:
             nominal = c.collective_time(op_kind, n_bytes, c.group(group))
             return self.seconds(group, n_bytes, stage) / nominal if nominal > 0.0 else own
         far = c.far_links()
-        near = [s for s in range(c.pp_size if c.loops else c.pp_size - 1) if s not in far]
+        near = [s for s in range(c.layout.pp if c.loops else c.layout.pp - 1) if s not in far]
         if stage in far:
             return own
         return np.asarray(self._hops(n_bytes)[:, near].mean(axis=1) / c.transfer_time(n_bytes))
@@ -125,31 +126,10 @@ class Wiring:
 
         Rings of neighbouring tp ranks that never leave each other's node are one.
         """
-        c, g = self.cluster, self.members
-        alike = math.gcd(c.tp_size, self.placement.gpus_per_node)
-        n_alike = 1 if group in ("tp", "world") else alike
-        shape = (*g.shape[:2], c.shard_size, c.cp_size, c.tp_size // n_alike, n_alike)
-        g = g.reshape(shape)[..., 0]  # replica, stage, shard, cp, tp
-        if group == "tp":
-            rings = g.reshape(-1, c.tp_size)
-        elif group == "cp":
-            rings = np.swapaxes(g, 3, 4).reshape(-1, c.cp_size)
-        elif group == "dp_cp":
-            rings = g.transpose(1, 4, 0, 2, 3).reshape(-1, c.dp_size * c.cp_size)
-        elif group == "shard":
-            rings = g.transpose(0, 1, 4, 2, 3).reshape(-1, c.shard_size * c.cp_size)
-        elif group == "ep":
-            rings = g.transpose(0, 1, 3, 4, 2).reshape(-1, c.ep_size)
-        elif group == "expert_dp":
-            rings = g.transpose(1, 2, 4, 0, 3).reshape(-1, len(g) * c.cp_size)
-        elif group == "replicas":
-            rings = g.transpose(1, 2, 3, 4, 0).reshape(-1, len(g))
-        elif group == "embedding":
-            ends = g.reshape(*g.shape[:2], -1)[:, [0, -1]]
-            rings = np.swapaxes(ends, 1, 2).reshape(-1, 2)
-        else:
-            rings = g.ravel()[np.argsort(self.placement.ranks().ravel())][None]
-        return rings, n_alike
+        n_alike = 1
+        if group not in ("tp", "world"):
+            n_alike = math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
+        return self.placement.gpus(self.cluster.layout.groups(group, n_alike)), n_alike
 
     def _rings_reach(self, group: str) -> _Rings:
         """How every ring of a kind lies.
@@ -166,7 +146,7 @@ class Wiring:
                 return self._reach[group]
             factor, units = np.ones(len(rings)), []
             for tier in self.cluster.tiers:
-                units.append(_count_units(rings // tier.gpus))
+                units.append(count_units(rings // tier.gpus))
                 slow = self._tier_slow(tier, rings, domains, units[-1], parallel)
                 factor = np.maximum(factor, slow)
             touched = np.stack(units, axis=1) if units else np.ones((len(rings), 0), np.int64)
@@ -185,7 +165,7 @@ class Wiring:
 
     def _exits(self, groups: Int, domains: Int) -> _Rings:
         """How ep groups lie: every member sends to all others, so that no ring decides."""
-        units = [_count_units(groups // tier.gpus).tolist() for tier in self.cluster.tiers]
+        units = [count_units(groups // tier.gpus).tolist() for tier in self.cluster.tiers]
         touched = zip(*units, strict=True) if units else [()] * len(groups)
         each = [self.cluster.exits(k, u) for k, u in zip(domains.tolist(), touched, strict=True)]
         return _sort_rings(each, groups.shape[1])
@@ -214,7 +194,7 @@ class Wiring:
         if self.default is not None and self.cluster.nvlink_gpus <= self.placement.gpus_per_node:
             default = self.default._rings_reach(group).rings  # a node's GPUs stay together
             return np.array([reach.domains for reach in default])
-        return _count_units(rings // self.cluster.nvlink_gpus)
+        return count_units(rings // self.cluster.nvlink_gpus)
 
     def _hops(self, n_bytes: float) -> Array:
         """Seconds of the transfer from every stage to the next [replica, stage]."""
@@ -226,7 +206,7 @@ class Wiring:
         """Whether transfers stay on NVLink, and what they meet else [replica, stage, member]."""
         if self._hop is None:
             c = self.cluster
-            alike = math.gcd(c.tp_size, self.placement.gpus_per_node)
+            alike = math.gcd(c.layout.tp, self.placement.gpus_per_node)
             source = self.members[:, :, ::alike]
             sink = np.roll(source, -1, axis=1)
             if not c.loops:
@@ -235,12 +215,6 @@ class Wiring:
             n, network_s = self.placement.n_gpus, c.network.latency_s
             self._hop = near, find_hops(c.tiers, n, source, sink, alike, network_s, c.steady)
         return self._hop
-
-
-def _count_units(units: Int) -> Int:
-    """Count the different units that every ring touches [ring]."""
-    ordered = np.sort(units, axis=1)
-    return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
 
 class _Rings(NamedTuple):

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from prism import engine
+from prism.cluster.groups import shard_size
 from prism.cluster.linkcongestion import congested_links
 from prism.cluster.machine import build_cluster
-from prism.cluster.nodemap import Placement, n_own_links, shard_size
+from prism.cluster.nodemap import Placement, n_own_links
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.law import lognormal, normal

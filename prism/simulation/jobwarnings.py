@@ -7,7 +7,7 @@ itself.
 
 from collections.abc import Iterator
 
-from prism.cluster.nodemap import shard_size
+from prism.cluster.groups import shard_size
 from prism.jobs.job import Job
 from prism.workload.memory import GIB, estimate_memory, memory_limit
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.cluster.devices import DEVICES
-from prism.cluster.nodemap import count_replicas
+from prism.cluster.groups import count_replicas
 from prism.common import sizes
 from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism.cluster.devices import DEVICES, device_key
+from prism.cluster.groups import Group
 from prism.cluster.machine import Cluster
-from prism.cluster.nodemap import Group
 
 if TYPE_CHECKING:
     from prism.distributions.library import GemmTable, Library

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from prism.cluster.devices import find_device
-from prism.cluster.nodemap import shard_size
+from prism.cluster.groups import shard_size
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.experts import expert_imbalance

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from prism.analyses.placements.problem import Problem, slowest_of, slowness, worst_factor
 from prism.analyses.placements.search import find_placements
-from prism.cluster.nodemap import NodeSlowdown, Placement, count_replicas, shard_size
+from prism.cluster.groups import count_replicas, shard_size
+from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import limit_microbatches, relocate

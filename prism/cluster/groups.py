@@ -1,0 +1,133 @@
+"""Who communicates with whom: one table of ranks for every kind of group.
+
+``tp`` and ``cp`` share an op; ``dp_cp`` shares a stage's parameters, with hsdp ``shard`` does, and
+``replicas`` joins those of all shard groups that hold the same part. ``ep`` joins the ranks that
+hold the experts between them, ``expert_dp`` those that hold the same ones. ``embedding`` is the
+first and the last stage of a pipeline, ``world`` all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
+
+Int = NDArray[np.int64]
+# Axes of `Layout.ranks` (replica, stage, shard, cp, tp) that tell groups apart; the others are
+# members, in rank order.
+GROUPS_BY = {
+    "tp": (0, 1, 2, 3), "cp": (0, 1, 2, 4), "dp_cp": (1, 4), "shard": (0, 1, 4),
+    "replicas": (1, 2, 3, 4), "ep": (0, 1, 3, 4), "expert_dp": (1, 2, 4), "embedding": (0, 2, 3, 4),
+    "world": (),
+}  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """Sizes of a job's groups, and ranks from a stage and from a data-parallel rank to the next."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    stage_stride: int
+    replica_stride: int
+    shard: int = 1  # data-parallel ranks of a shard group (hsdp) or an expert group
+    ep: int = 1
+
+    def ranks(self, shard: int) -> Int:
+        """Rank of every member [replica, stage, shard, cp, tp], of so many to a shard group."""
+        axes = np.ix_(*map(range, (self.dp // shard, self.pp, shard, self.cp, self.tp)))
+        steps = shard * self.replica_stride, self.stage_stride, self.replica_stride, self.tp, 1
+        return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+
+    def groups(self, kind: str, every: int = 1) -> Int:
+        """Ranks of every group of a kind, of each so manieth tp rank [group, member]."""
+        ranks = self.ranks(self.ep if kind in ("ep", "expert_dp") else self.shard)[..., ::every]
+        if kind == "world":
+            return np.sort(ranks.reshape(1, -1))
+        if kind == "embedding" and self.pp > 1:
+            ranks = ranks[:, [0, -1]]
+        apart = GROUPS_BY[kind]
+        members = [axis for axis in range(ranks.ndim) if axis not in apart]
+        count = math.prod(ranks.shape[axis] for axis in members)
+        return ranks.transpose(*apart, *members).reshape(-1, count)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A kind of group under a layout."""
+
+    layout: Layout
+    kind: str
+
+    @property
+    def n_ranks(self) -> int:
+        """Members of one group."""
+        return _touched(self.layout, self.kind, 1)[0]
+
+    def domains(self, n_gpus: int) -> int:
+        """Most domains of `n_gpus` neighbouring GPUs that any group touches, in rank order."""
+        return _touched(self.layout, self.kind, n_gpus)[0]
+
+    def members(self, n_gpus: int) -> float:
+        """Members of one group in a domain of `n_gpus` that it touches, in the mean."""
+        return self.n_ranks / _touched(self.layout, self.kind, n_gpus)[1]
+
+
+@lru_cache(maxsize=1024)
+def _touched(layout: Layout, kind: str, n_gpus: int) -> tuple[int, float]:
+    """Domains of so many GPUs that a group of a kind touches: the most, and the mean."""
+    counts = count_units(layout.groups(kind) // n_gpus)
+    return int(counts.max()), float(counts.mean())
+
+
+def count_units(units: Int) -> Int:
+    """Count the different units that every group touches [group]."""
+    ordered = np.sort(units, axis=1)
+    return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
+
+
+def layout_of(job: Job) -> Layout:
+    """Return the layout of a job."""
+    p = job.parallelism
+    return Layout(p.tp, p.cp, p.dp, p.pp, *rank_strides(job), shard_size(job), p.ep)
+
+
+def rank_strides(job: Job) -> tuple[int, int]:
+    """Ranks from a stage to the next and from a replica to the next, by the job's rank order.
+
+    ``megatron`` is tp-cp-dp-pp: the replicas of a stage are neighbours. ``tp-cp-pp-dp`` keeps the
+    stages of a replica together, as Llama 3 does (arXiv:2407.21783, section 3.3.2).
+    """
+    layout = job.parallelism
+    group = layout.tp * layout.cp
+    if job.cluster.placement == "tp-cp-pp-dp":
+        return group, group * layout.pp
+    return group * layout.dp, group
+
+
+def shard_size(job: Job) -> int:
+    """Data-parallel ranks that are simulated as one, since they meet inside a step.
+
+    With hsdp a shard group, which holds one copy of the parameters; by default the neighbours of an
+    NVLink domain. With experts an ep group, whose ranks meet inside every layer.
+    """
+    layout = job.parallelism
+    if layout.data_parallel != "hsdp":
+        return int(layout.ep)
+    if layout.shard_size is not None:
+        return int(layout.shard_size)
+    within = job.cluster.nvlink_domain_gpus // rank_strides(job)[1]
+    return math.gcd(layout.dp, within) if within > 0 else 1
+
+
+def count_replicas(job: Job) -> int:
+    """Replicas that are simulated apart: data-parallel ranks, or their shard or ep groups."""
+    return int(job.parallelism.dp) // shard_size(job)
