@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prism.cluster.devices import DEVICES, find_device
 from prism.cluster.groups import Group, Layout
+from prism.cluster.linkcongestion import link_leaves
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import NodeSlowdown, Placement
@@ -283,7 +284,7 @@ def test_node_slowdowns_reach_the_node_s_gpus() -> None:
 def test_link_leaves() -> None:
     # a stage is 64 nodes: four leaves of 16
     placement = Placement(load_job("llama3-405b-8k", MEGATRON))
-    lo, hi = placement.link_leaves(16)
+    lo, hi = link_leaves(placement, 16)
     assert lo.shape == (64, 34, 2)
     assert (lo[0, 0].tolist(), hi[0, 0].tolist()) == ([0, 4], [1, 5])
     assert (lo[63, 0].tolist(), hi[63, 0].tolist()) == ([3, 7], [4, 8])
@@ -298,13 +299,13 @@ def test_link_leaves() -> None:
 
 def test_groups_touch_only_their_own_leaves() -> None:
     """131K sequence: a stage's group of 128 GPUs fills a leaf, eight replicas lie far apart."""
-    lo, hi = Placement(load_job("llama3-405b-131k-sequence")).link_leaves(16)
+    lo, hi = link_leaves(Placement(load_job("llama3-405b-131k-sequence")), 16)
     touched = {leaf for r in range(8) for leaf in range(lo[r, 16, 0], hi[r, 16, 0])}
     assert touched == {16 * r for r in range(8)}
 
 
 def test_links_inside_a_node_touch_no_leaf() -> None:
-    lo, hi = Placement(load_job("pipeline-8x32")).link_leaves(8)
+    lo, hi = link_leaves(Placement(load_job("pipeline-8x32")), 8)
     assert not (hi - lo).any()
 
 

@@ -5,6 +5,7 @@ import pytest
 from test_placement import EFFECTS, MODEL, STILL, seconds, times
 
 from prism.cluster.groups import count_replicas, shard_size
+from prism.cluster.linkcongestion import link_leaves
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement, slow_node
 from prism.common.errors import PrismError
@@ -196,7 +197,7 @@ def test_against_a_rank_by_rank_simulation():
 def test_congestion_of_a_shard_group_is_its_own():
     effects = STILL | {"regime": {"probability": 0.3, "factor": 3.0}}
     cluster = {"leaf_nodes": 2}
-    lo, hi = Placement(make_job(shard_size=8, cluster=cluster)).link_leaves(1)
+    lo, hi = link_leaves(Placement(make_job(shard_size=8, cluster=cluster)), 1)
     assert lo.shape[1] == 2 + 1 + 2
     assert [(int(a), int(b)) for a, b in zip(lo[:, 1, 0], hi[:, 1, 0], strict=True)] == [
         (r, r + 1) for r in range(4)

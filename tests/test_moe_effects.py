@@ -11,7 +11,8 @@ from rank_jobs import sampled
 
 from prism.analyses.rankings.freezing import freeze_effect
 from prism.analyses.rankings.shares import list_inputs, measure_residuals
-from prism.cluster.nodemap import Placement, n_own_links
+from prism.cluster.linkcongestion import link_leaves, n_own_links
+from prism.cluster.nodemap import Placement
 from prism.jobs.job import load_job
 from prism.simulation.draws import draw_ranks
 from prism.simulation.lowering import Lowerer
@@ -186,7 +187,7 @@ def test_residuals_are_maximised_between_all_to_alls():
 def test_congestion_of_all_to_alls_is_the_groups_own():
     effects = OFF | {"regime": {"probability": 0.3, "factor": 3.0}}
     job = make_job(effects=effects, dp=16, ep=8, cluster={"leaf_nodes": 1})
-    lo, hi = Placement(job).link_leaves(1)
+    lo, hi = link_leaves(Placement(job), 1)
     own = [sorted({int(leaf) for a, b in zip(lo[r, 1], hi[r, 1], strict=True)
                    for leaf in range(a, b)}) for r in range(2)]  # fmt: skip
     assert n_own_links(job) == 2 and own == [[0, 1], [2, 3]]

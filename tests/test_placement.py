@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prism.cluster.linkcongestion import congested_links
+from prism.cluster.linkcongestion import congested_links, link_leaves
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict, load_job
@@ -266,7 +266,7 @@ def test_everything_else_is_links_inside_the_node():
 def test_leaves_follow_the_hosts():
     job = make_job(hosts=[0, 5, 2, 3, 4, 1, 6, 7])
     placement = Placement(job)
-    lo, hi = placement.link_leaves(2)
+    lo, hi = link_leaves(placement, 2)
     # replica 1: stage 0 on node 5 (leaf 2), stage 1 on node 1 (leaf 0)
     assert lo[1, 0].tolist() == [2, 0] and hi[1, 0].tolist() == [3, 1]
     assert {(int(a), int(b)) for a, b in zip(lo[:, 2, 0], hi[:, 2, 0], strict=True)} == {
@@ -277,10 +277,10 @@ def test_leaves_follow_the_hosts():
 def test_a_group_on_far_nodes_touches_all_their_leaves():
     """cp 2 puts a group on two nodes; torn apart they are two ranges of leaves."""
     parallelism = {"cp": 2, "dp": 2}
-    whole = Placement(make_job(parallelism=parallelism)).link_leaves(2)
+    whole = link_leaves(Placement(make_job(parallelism=parallelism)), 2)
     assert whole[0].shape == (2, 6, 2)
     torn = Placement(make_job(parallelism=parallelism, hosts=[0, 6, 2, 3, 4, 5, 1, 7]))
-    lo, hi = torn.link_leaves(2)
+    lo, hi = link_leaves(torn, 2)
     touched = sorted({leaf for k in range(lo.shape[2]) for leaf in range(lo[0, 2, k], hi[0, 2, k])})
     assert touched == [0, 3]  # nodes 0 and 6
 

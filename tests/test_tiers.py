@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prism.cluster.devices import DEVICES
 from prism.cluster.groups import Layout
-from prism.cluster.linkcongestion import congested_links
+from prism.cluster.linkcongestion import congested_links, link_leaves
 from prism.cluster.linktiers import Tier
 from prism.cluster.machine import Cluster, Link, build_cluster
 from prism.cluster.nodemap import Placement
@@ -315,7 +315,7 @@ def test_spread_of_a_tier():
 def test_what_crosses_between_sites_is_hit_together():
     placement = Placement(make_job({"site": ONE_WAY}, placement="tp-cp-pp-dp"))
     lo, hi, n = congested_links(placement, 2)
-    old_lo, old_hi = placement.link_leaves(2)
+    old_lo, old_hi = link_leaves(placement, 2)
     assert n == placement.n_leaves + 1 and lo.shape[2] == old_lo.shape[2] + 1
     assert np.array_equal(lo[..., :-1], old_lo) and np.array_equal(hi[..., :-1], old_hi)
     touched = (hi[..., -1] > lo[..., -1]).any(axis=0)

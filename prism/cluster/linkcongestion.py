@@ -1,16 +1,31 @@
-"""What congestion of a job's links depends on: leaf switches, and the ways between far units.
+"""What congestion of a job's links depends on: leaf switches, and the uplinks of far units.
 
 A message is hit if anything on its way is. Leaves are entities of their own; all that leaves a unit
 of a far tier (a site) shares one more, whichever two units it joins. Left out: congestion of pods'
 uplinks apart from their leaves, and what two messages make of each other.
+
+Links of a job with n stages are numbered: s < n goes from stage s to the next (the last stage: to
+the first if there are several chunks, else to the one before); with hsdp or ep, n + s joins that
+group of stage s. From `n_own_links` on, links touch what they do in all replicas together: n of
+them join the replicas of a stage, then come the whole job, and the first and the last stage.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.nodemap import Placement, n_own_links
+from prism.cluster.nodemap import Placement
+from prism.jobs.job import Job
 
 Int = NDArray[np.int32]
+
+
+def n_own_links(job: Job) -> int:
+    """Links that each replica has for itself."""
+    joined = job.parallelism.data_parallel == "hsdp" or job.parallelism.ep > 1
+    return int(job.parallelism.pp) * (2 if joined else 1)
 
 
 def congested_links(placement: Placement, n_stages: int) -> tuple[Int, Int, int]:
@@ -24,38 +39,104 @@ def congested_links(placement: Placement, n_stages: int) -> tuple[Int, Int, int]
     Returns
     -------
     lo, hi : ndarray of int32 [replica, link, range]
-        As in `Placement.link_leaves`, one range more for every far tier; its entity comes after
-        the leaves.
+        Ranges lo <= entity < hi: of leaves as `link_leaves` gives them, one range more for every
+        far tier, whose entity comes after the leaves.
     n : int
         Leaves and far tiers.
     """
-    lo, hi = placement.link_leaves(n_stages)
-    n = placement.n_leaves
+    lo, hi = link_leaves(placement, n_stages)
+    members, n = placement.members(), placement.n_leaves
     for _, tier in placement.job.cluster.link_tiers():
         if tier.is_far:
-            crosses = _crossing(placement, tier.gpus, n_stages, lo.shape[:2])
+            crosses = _crossing(placement.job, members // tier.gpus, n_stages)
             lo = np.concatenate([lo, np.where(crosses, n, 0)[..., None]], axis=2)
             hi = np.concatenate([hi, np.where(crosses, n + 1, 0)[..., None]], axis=2)
             n += 1
     return np.ascontiguousarray(lo, np.int32), np.ascontiguousarray(hi, np.int32), n
 
 
-def _crossing(
-    placement: Placement, unit_gpus: int, n_stages: int, shape: tuple[int, ...]
-) -> NDArray[np.bool_]:
-    """Whether each link leaves a unit of so many GPUs [replica, link].
+def link_leaves(placement: Placement, n_stages: int) -> tuple[Int, Int]:
+    """Leaf switches that each link touches.
 
-    Links that join all replicas are hit if any replica's row is, so that one row tells.
+    Returns
+    -------
+    lo, hi : ndarray of int32 [replica, link, range]
+        Ranges lo <= leaf < hi, as many as the nodes of two groups need: two where ranks have
+        the default order. The whole job's goes from its first leaf to its last. Ranges are empty
+        where the message stays within an NVLink domain, and for those of replicas or the whole job
+        did so in the default order.
     """
-    unit, n_own = placement.members() // unit_gpus, n_own_links(placement.job)
-    out = np.zeros(shape, bool)
-    loops = placement.job.parallelism.loops
-    for s in range(n_stages if n_stages > 1 else 0):
-        peer = s + 1 if s + 1 < n_stages else (0 if loops else n_stages - 2)
-        out[:, s] = (unit[:, s] != unit[:, peer]).any(axis=1)
+    job, members, n_own = placement.job, placement.members(), n_own_links(placement.job)
+    domain = job.cluster.nvlink_domain_gpus
+    crosses = _crossing(job, members // domain, n_stages)
+    default = _crossing(job, placement.ranks() // domain, n_stages)
+    crosses[:, n_own:-2] |= default[:, n_own:-2].any()
+    crosses[:, -2] |= default[:, -2]
+    leaves = members // placement.gpus_per_node // job.cluster.leaf_nodes
+    own_lo, own_hi = _runs(leaves)
+    n_replicas, _, n_runs = own_lo.shape
+    lo = np.zeros((*crosses.shape, 2 * n_runs), np.int32)
+    hi = np.zeros_like(lo)
+    for link, stages in enumerate(_stages(job, n_stages)):
+        width = len(stages) * n_runs
+        lo[:, link, :width] = own_lo[:, stages].reshape(n_replicas, -1)
+        hi[:, link, :width] = own_hi[:, stages].reshape(n_replicas, -1)
+    lo[0, -2, 0], hi[0, -2, 0] = leaves.min(), leaves.max() + 1
+    return np.where(crosses[..., None], lo, 0), np.where(crosses[..., None], hi, 0)
+
+
+def _stages(job: Job, n_stages: int) -> list[Sequence[int]]:
+    """Stages whose leaves each link touches; the whole job has none of its own."""
+    each: list[Sequence[int]] = [[s] for s in range(n_stages)]
+    hops: list[Sequence[int]] = [[s, _peer(job, s, n_stages)] for s in range(n_stages)]
+    joined = each if n_own_links(job) > n_stages else []
+    return [*hops, *joined, *each, [], [0, n_stages - 1]]
+
+
+def _peer(job: Job, stage: int, n_stages: int) -> int:
+    """Stage at the other end of a stage's link."""
+    if stage + 1 < n_stages:
+        return stage + 1
+    return 0 if job.parallelism.loops else max(0, n_stages - 2)
+
+
+def _crossing(job: Job, unit: NDArray[np.integer[Any]], n_stages: int) -> NDArray[np.bool_]:
+    """Whether each link leaves a unit [replica, link], of members in unit[replica, stage, member].
+
+    Links that join all replicas cross for all where they do for any.
+    """
+    n_own = n_own_links(job)
+    out = np.zeros((len(unit), n_own + n_stages + 2), bool)
+    for s in range(n_stages):
+        out[:, s] = (unit[:, s] != unit[:, _peer(job, s, n_stages)]).any(axis=1)
     if n_own > n_stages:
         out[:, n_stages:n_own] = np.ptp(unit, axis=2) > 0
-    out[0, n_own : n_own + n_stages] = np.ptp(unit, axis=(0, 2)) > 0
-    out[0, -2] = np.ptp(unit) > 0
-    out[:, -1] = (unit[:, 0] != unit[:, -1]).any(axis=1)
+    out[:, n_own:-2] = np.ptp(unit, axis=(0, 2)) > 0
+    out[:, -2] = np.ptp(unit) > 0
+    out[:, -1] = (unit[:, 0] != unit[:, -1]).any()
     return out
+
+
+def _runs(leaves: Int) -> tuple[Int, Int]:
+    """Find the runs lo <= leaf < hi of neighbouring leaves that each group touches.
+
+    Parameters
+    ----------
+    leaves : int32 [replica, stage, member]
+
+    Returns
+    -------
+    lo, hi : int32 [replica, stage, run]
+        Empty (0, 0) beyond a group's last run.
+    """
+    leaves = np.sort(leaves, axis=2)
+    begins = np.diff(leaves, axis=2, prepend=leaves[:, :, :1] - 2) > 1
+    run = np.cumsum(begins, axis=2) - 1
+    shape = (*leaves.shape[:2], int(run.max()) + 1)
+    lo, hi = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    r, s = np.ix_(*map(range, leaves.shape[:2]))
+    for m in range(leaves.shape[2]):
+        at = (r, s, run[:, :, m])
+        lo[at] = np.where(begins[:, :, m], leaves[:, :, m], lo[at])
+        hi[at] = leaves[:, :, m] + 1
+    return lo, hi

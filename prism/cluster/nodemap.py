@@ -191,53 +191,6 @@ class Placement:
         given = self.job.cluster.node_slowdowns
         return {int(node): as_slowdown(value) for node, value in given.items()}
 
-    def link_leaves(self, n_stages: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Leaf switches that each link touches.
-
-        Returns
-        -------
-        lo, hi : ndarray of int32 [replica, link, range]
-            Ranges lo <= leaf < hi, as many as the nodes of two groups need: two where ranks have
-            the default order. Link s < n_stages goes from stage s to the next (the last
-            stage: to the first if there are several chunks, else to the one before); with hsdp or
-            ep n_stages + s joins that group of stage s. From n = `n_own_links` on, links touch the
-            ranges of all replicas together: n + s joins the replicas of stage s,
-            n + n_stages the whole job (from its first leaf to its last), n + n_stages + 1 the
-            first and the last stage. Ranges are empty where the message stays within an NVLink
-            domain, and for those of replicas or the whole job did so in the default order.
-        """
-        layout, domain = self.job.parallelism, self.job.cluster.nvlink_domain_gpus
-        members = self.members()
-        near = members // domain
-        leaves = members // self.gpus_per_node // self.job.cluster.leaf_nodes
-        own_lo, own_hi = _runs(leaves)
-        by_default = self.ranks() // domain
-        stages_cross = bool(np.ptp(by_default, axis=(0, 2)).any())
-        n_runs = own_lo.shape[2]
-        n_replicas, n_own = len(members), n_own_links(self.job)
-        lo = np.zeros((n_replicas, n_own + n_stages + 2, 2 * n_runs), np.int32)
-        hi = np.zeros_like(lo)
-        for s in range(n_stages):
-            peer = s + 1 if s + 1 < n_stages else (0 if layout.loops else n_stages - 2)
-            if n_stages > 1:
-                far = (near[:, s] != near[:, peer]).any(axis=1)[:, None]
-                ends = [s, peer]
-                lo[:, s] = np.where(far, own_lo[:, ends].reshape(n_replicas, -1), 0)
-                hi[:, s] = np.where(far, own_hi[:, ends].reshape(n_replicas, -1), 0)
-            if n_own > n_stages:
-                far = (np.ptp(near[:, s], axis=1) > 0)[:, None]
-                lo[:, n_stages + s, :n_runs] = np.where(far, own_lo[:, s], 0)
-                hi[:, n_stages + s, :n_runs] = np.where(far, own_hi[:, s], 0)
-            if stages_cross or np.ptp(near[:, s]) > 0:
-                lo[:, n_own + s, :n_runs] = own_lo[:, s]
-                hi[:, n_own + s, :n_runs] = own_hi[:, s]
-        if np.any(near[:, 0] != near[:, -1]):
-            lo[:, -1] = own_lo[:, [0, -1]].reshape(n_replicas, -1)
-            hi[:, -1] = own_hi[:, [0, -1]].reshape(n_replicas, -1)
-        if np.ptp(by_default) > 0 or np.ptp(near) > 0:
-            lo[:, -2, 0], hi[:, -2, 0] = leaves.min(), leaves.max() + 1
-        return lo, hi
-
     def _check_domains(self, where: str) -> None:
         """Refuse a map that tears a tp group out of the NVLink domain it has by default."""
         tp, domain = self.job.parallelism.tp, self.job.cluster.nvlink_domain_gpus
@@ -258,12 +211,6 @@ class Placement:
         )
 
 
-def n_own_links(job: Job) -> int:
-    """Links that each replica has for itself, see `Placement.link_leaves`."""
-    joined = job.parallelism.data_parallel == "hsdp" or job.parallelism.ep > 1
-    return int(job.parallelism.pp) * (2 if joined else 1)
-
-
 def as_slowdown(value: object) -> NodeSlowdown:
     """Return what a job's ``cluster.node_slowdowns`` says of a node: a number, or by kind."""
     if isinstance(value, NodeSlowdown):
@@ -275,28 +222,3 @@ def as_slowdown(value: object) -> NodeSlowdown:
     for name in ("compute", "memory", "network", "other"):
         named[name] = whole if named[name] is None else named[name]
     return NodeSlowdown(**{name: x for name, x in named.items() if x is not None})
-
-
-def _runs(leaves: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Find the runs lo <= leaf < hi of neighbouring leaves that each group touches.
-
-    Parameters
-    ----------
-    leaves : int32 [replica, stage, member]
-
-    Returns
-    -------
-    lo, hi : int32 [replica, stage, run]
-        Empty (0, 0) beyond a group's last run.
-    """
-    leaves = np.sort(leaves, axis=2)
-    begins = np.diff(leaves, axis=2, prepend=leaves[:, :, :1] - 2) > 1
-    run = np.cumsum(begins, axis=2) - 1
-    shape = (*leaves.shape[:2], int(run.max()) + 1)
-    lo, hi = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    r, s = np.ix_(*map(range, leaves.shape[:2]))
-    for m in range(leaves.shape[2]):
-        at = (r, s, run[:, :, m])
-        lo[at] = np.where(begins[:, :, m], leaves[:, :, m], lo[at])
-        hi[at] = leaves[:, :, m] + 1
-    return lo, hi

@@ -12,9 +12,9 @@ from scipy.special import ndtr
 
 from prism import engine
 from prism.cluster.groups import shard_size
-from prism.cluster.linkcongestion import congested_links
+from prism.cluster.linkcongestion import congested_links, n_own_links
 from prism.cluster.machine import build_cluster
-from prism.cluster.nodemap import Placement, n_own_links
+from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.law import lognormal, normal
@@ -260,7 +260,7 @@ def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64
 
 
 def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
-    """Link of a collective, as `Placement.link_leaves` numbers them; -1: on NVLink, or none."""
+    """Link of a collective by its number in `linkcongestion`; -1: on NVLink, or none."""
     c = op_type.collective
     if term.frozen:
         return -1
