@@ -247,13 +247,7 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
 
 
 def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
-    """Return the rest of a run under way, given its steps so far.
-
-    Raises
-    ------
-    PrismError
-        The steps cannot be read, are of several runs, or no steps are left.
-    """
+    """Return the rest of a run under way, given its steps so far."""
     from prism.models.steptimes.runs import NOMINAL_ERROR, condition
     from prism.traces import read_step_times
 

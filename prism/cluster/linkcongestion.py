@@ -31,11 +31,6 @@ def n_own_links(job: Job) -> int:
 def congested_links(placement: Placement, n_stages: int) -> tuple[Int, Int, int]:
     """Return the entities that each link touches.
 
-    Parameters
-    ----------
-    placement : Placement
-    n_stages : int
-
     Returns
     -------
     lo, hi : ndarray of int32 [replica, link, range]

@@ -81,16 +81,10 @@ def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: floa
 
     Parameters
     ----------
-    job : Job
     bytes_per_s, latency_s : float
         What a GPU's network card achieves [byte/s], and one hop of the network takes [s].
     efficiency : float
         Share of its bandwidth that the network achieves [1].
-
-    Raises
-    ------
-    PrismError
-        A tier is nearer than what is inside it.
     """
     out: list[Tier] = []
     network_s = latency_s
@@ -129,7 +123,6 @@ def ring_factor(tier: Tier, units: int, domains: int, slow: float) -> float:
 
     Parameters
     ----------
-    tier : Tier
     units, domains : int
         Units of the tier and NVLink domains that the group touches.
     slow : float
@@ -204,7 +197,6 @@ def find_hops(
 
     Parameters
     ----------
-    tiers : sequence of Tier
     n_gpus : int
         Of the cluster.
     source, sink : int64 [...]

@@ -310,10 +310,6 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     library : Library
         Gives ``nominal/nvlink_efficiency`` and ``nominal/network_efficiency``.
 
-    Returns
-    -------
-    Cluster
-
     Raises
     ------
     PrismError

@@ -30,8 +30,6 @@ class Wiring:
 
     Parameters
     ----------
-    cluster : Cluster
-    placement : Placement
     default : Wiring, optional
         Of the same job in the default order, which saves work.
     """
@@ -64,7 +62,6 @@ class Wiring:
             One of `Cluster.group`, or ``hop`` from a stage to the next one.
         n_bytes : float
             As in `Cluster.collective_time` and `Cluster.transfer_time` [byte].
-        stage : int
 
         Returns
         -------

@@ -22,7 +22,6 @@ def stretched(law: Law, factor: float) -> Law:
 
     Parameters
     ----------
-    law : Law
     factor : float
         On the standard deviation, >= 0.
 

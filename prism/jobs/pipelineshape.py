@@ -127,7 +127,6 @@ class Schedule(tuple[tuple[Action, ...], ...]):
 
     Parameters
     ----------
-    rows : iterable of iterables of Action
     shape : str, optional
         How the virtual stages lie; that of `rows` where it is a schedule, else ``looped``.
     """

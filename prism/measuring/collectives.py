@@ -31,11 +31,6 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?i?b?)", re.IGNORECASE)
 def parse_size(text: str) -> int:
     """Read a message's size [byte].
 
-    Raises
-    ------
-    PrismError
-        It is none.
-
     Examples
     --------
     >>> parse_size("4KiB"), parse_size("1.5MB"), parse_size("100")

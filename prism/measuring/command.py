@@ -310,10 +310,8 @@ def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> s
 
     Parameters
     ----------
-    cases : sequence of Case
     seconds : sequence of float
         What one call of each may take [s].
-    plan : Plan
 
     Raises
     ------

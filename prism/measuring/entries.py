@@ -72,13 +72,7 @@ def base_library(output: str | os.PathLike[str] | None, base: str | None, device
 
 
 def _same_machine(library: Library, path: str | os.PathLike[str], device: str) -> Library:
-    """Return a library that measurements of this device may be added to.
-
-    Raises
-    ------
-    PrismError
-        It holds measurements of another one, whose products' table would pass for this one's.
-    """
+    """Return a library that measurements of this device may be added to."""
     named = device_key(device) or device
     if library.attrs.get("generator") == GENERATOR and library.device != named:
         raise PrismError(
@@ -93,16 +87,10 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
 
     Parameters
     ----------
-    samples : Samples
     base : Library
         Gives every entry that was not measured.
     name : str
         Of the new set.
-
-    Raises
-    ------
-    PrismError
-        Nothing was measured often enough for a law.
     """
     rows = [
         _Row(case, samples.seconds[i])

@@ -66,7 +66,6 @@ def case_figures(
 
     Parameters
     ----------
-    case : Case
     seconds, slowest : array
         [call] own and slowest rank's durations [s].
     block : array of int

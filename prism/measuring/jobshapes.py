@@ -57,11 +57,6 @@ def job_shapes(named: str, kind: str) -> tuple[str, ...]:
         Job file, or name of a shipped job.
     kind : str
         ``gemm``, ``attention`` or ``memory``.
-
-    Raises
-    ------
-    PrismError
-        The job has durations instead of a model's sizes.
     """
     job = _sized(named)
     s = shard_sizes(job.model, job.parallelism)

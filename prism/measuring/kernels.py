@@ -44,11 +44,6 @@ _FORWARD_ARRAYS = 4.0
 def parse_sizes(text: str, n: int, form: str) -> tuple[int, ...]:
     """Read sizes such as ``1024x512x256``.
 
-    Raises
-    ------
-    PrismError
-        Another number of sizes, or one that is no positive whole number.
-
     Examples
     --------
     >>> parse_sizes("1024x512x256", 3, "MxNxK")
@@ -102,13 +97,7 @@ def memory_cases(shapes: Iterable[str], dtype: str) -> list[Case]:
 
 
 def build_call(case: Case, torch: Any, device: str) -> Call:
-    """Make a case's operands and return the call that is timed.
-
-    Raises
-    ------
-    PrismError
-        The device has no memory for it, or no such kernel in this number format.
-    """
+    """Make a case's operands and return the call that is timed."""
     try:
         call = _BUILDERS[case.family](case, torch, device)
         call()

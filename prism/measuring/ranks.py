@@ -52,11 +52,6 @@ def launch(spec: Spec, progress: Progress | None = None) -> bool:
     -------
     bool
         Whether this process is the one that goes on with the result.
-
-    Raises
-    ------
-    PrismError
-        A rank failed; the message is its last line.
     """
     if under_launcher():
         rank = int(os.environ["RANK"])
@@ -176,13 +171,7 @@ def run_rank(spec: Spec, rank: int, progress: Progress | None) -> None:
 
 
 def choose_backend(device: str, ranks: int) -> str:
-    """Return ``nccl`` where every rank has a GPU, ``gloo`` on processors.
-
-    Raises
-    ------
-    PrismError
-        More ranks than GPUs: NCCL takes one rank a GPU.
-    """
+    """Return ``nccl`` where every rank has a GPU, ``gloo`` on processors."""
     if device != "cuda":
         return "gloo"
     found = int(load_torch().cuda.device_count())

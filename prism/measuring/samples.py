@@ -140,13 +140,7 @@ def save_samples(samples: Samples, path: str | os.PathLike[str]) -> None:
 
 
 def load_samples(path: str | os.PathLike[str]) -> Samples:
-    """Read what `save_samples` wrote.
-
-    Raises
-    ------
-    PrismError
-        The file is not there, or is none.
-    """
+    """Read what `save_samples` wrote."""
     expected = "the samples that prism measure wrote (NAME.samples.nc)"
     dataset = read_netcdf(path, expected)
     if dataset.attrs.get("kind") != KIND:

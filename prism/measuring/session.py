@@ -92,10 +92,8 @@ def run_session(
 
     Parameters
     ----------
-    bench : Bench
     samples : Samples
         Where the calls go; those it holds count, so that a measurement can be gone on with.
-    plan : Plan
     progress : callable, optional
         Called with calls made and calls in all.
     keep : callable, optional

@@ -43,11 +43,6 @@ def read_ops(folder: Path, ranks: int, pipeline: bool) -> pd.DataFrame:
     pandas.DataFrame
         Tidy table with ``start_s`` since the first op [s] and ``duration_s`` [s]; only steps that
         all ranks have.
-
-    Raises
-    ------
-    PrismError
-        A rank recorded nothing.
     """
     import pandas as pd
 

@@ -71,7 +71,6 @@ class CudaTimer:
 
     Parameters
     ----------
-    torch : module
     flush_l2 : bool
         Write a buffer of twice the L2 cache before each call, outside the events.
     """

@@ -22,13 +22,7 @@ DTYPES = {
 
 
 def load_torch() -> Any:
-    """Return the torch module.
-
-    Raises
-    ------
-    PrismError
-        It is not installed, or cannot be loaded.
-    """
+    """Return the torch module."""
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError as error:
@@ -42,13 +36,7 @@ def load_torch() -> Any:
 
 
 def choose_device(name: str | None) -> str:
-    """Return ``cpu`` or ``cuda``: what was asked for, else the GPU where there is one.
-
-    Raises
-    ------
-    PrismError
-        A GPU was asked for and torch sees none.
-    """
+    """Return ``cpu`` or ``cuda``: what was asked for, else the GPU where there is one."""
     torch = load_torch()
     found = bool(torch.cuda.is_available())
     if name == "cuda" and not found:

@@ -31,11 +31,6 @@ def describe_trace(what: str, step_range: str | None = None) -> Description:
     """Describe a trace: its layout, and each kind of op with its spread.
 
     ``step_range`` is what its ranges that are steps are called, where nothing else marks them.
-
-    Raises
-    ------
-    PrismError
-        If it cannot be read.
     """
     trace = read_trace(what, step_range)
     ops = trace.ops
@@ -145,11 +140,6 @@ def describe_step_times(
     """Describe a file of step times: how many, of how many runs, and their spread.
 
     ``column`` and ``where`` choose the duration and the rows of a wide table.
-
-    Raises
-    ------
-    PrismError
-        If it cannot be read, or holds several durations or jobs.
     """
     times = read_step_times(what, column, where)
     seconds = times.seconds

@@ -37,9 +37,6 @@ def build_program(job: Job, graph: StepGraph, variability: Variability, seed: in
 
     Parameters
     ----------
-    job : Job
-    graph : StepGraph
-    variability : Variability
     seed : int
         Seed of the pooled laws (`dependence: none` only).
     """

@@ -23,11 +23,8 @@ def cluster_times(program: Program, clusters: range, seed: int, threads: int = 1
 
     Parameters
     ----------
-    program : Program
     clusters : range
         Cluster i has the ranks of block i of a run under the same seed.
-    seed : int
-    threads : int
     """
     batches = [clusters[i : i + engine.LANES] for i in range(0, len(clusters), engine.LANES)]
     step = quiet_step(program)

@@ -44,7 +44,6 @@ def lower(
 
     Parameters
     ----------
-    low : engine.Lowering
     x : float32 [loading, gpu]
         How slow each GPU is.
     replicas : int64 [n], optional

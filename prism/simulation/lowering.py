@@ -264,7 +264,6 @@ def lowering_arrays(
 
     Parameters
     ----------
-    lowered, op_types : per coefficient
     member : int32 [replica, stage, member]
         Physical GPU of each rank.
     call_std : float

@@ -93,7 +93,6 @@ def limit_microbatches(
 
     Parameters
     ----------
-    step : Step
     counts : sequence of int
         [replica] microbatches of each, from 1 to the schedule's. Their sum is the step's batch.
     program : Program, optional

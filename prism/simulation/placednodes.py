@@ -34,14 +34,8 @@ def site_nodes(
     ----------
     program : Program
         Of the same job under any placement.
-    placement : Placement
     slowdowns : mapping of int to NodeSlowdown
         By physical node; the others are healthy.
-
-    Raises
-    ------
-    PrismError
-        A slowdown names no node of the cluster, or is out of range.
     """
     origin = program.origin
     assert origin is not None
@@ -81,11 +75,6 @@ def site_workers(
         Of the job that describes the trace; a node is a worker.
     slowdowns : mapping of int to NodeSlowdown
         Further slow nodes, in compute alone.
-
-    Raises
-    ------
-    PrismError
-        A slowdown names no worker, or is of another kind.
     """
     origin = program.origin
     assert origin is not None
@@ -149,13 +138,7 @@ def count_terms(low: engine.Lowering) -> NDArray[np.int32]:
 
 
 def check_slowdowns(slowdowns: Mapping[int, NodeSlowdown], n_nodes: int, where: str) -> None:
-    """Refuse slowdowns of nodes that are not there, and factors out of range.
-
-    Raises
-    ------
-    PrismError
-        Naming the node and what was expected.
-    """
+    """Refuse slowdowns of nodes that are not there, and factors out of range."""
     key = f"{where}: cluster.node_slowdowns"
     for node, slow in slowdowns.items():
         if not 0 <= node < n_nodes:
@@ -199,8 +182,6 @@ def _stretch(
 
     Parameters
     ----------
-    origin : Origin
-    placement : Placement
     fixed : mapping of str to float64 [gpu]
         Factors by role, where any is not 1.
     """

@@ -146,8 +146,6 @@ class Tables:
 
         Parameters
         ----------
-        law : Law
-        power : float
         relative : float64 [draw, n]
             What each of n values is multiplied by, in equally likely cases; at most 1.
         """

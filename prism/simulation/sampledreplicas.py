@@ -70,10 +70,8 @@ def choose_engine(program: Program, name: str, limit: int = ENOUGH) -> tuple[Pro
 
     Parameters
     ----------
-    program : Program
     name : str
         One of `ENGINES`; ``auto`` simulates up to `limit` replicas exactly.
-    limit : int
     """
     n = program.graph.n_replicas
     exact = Choice("exact", n, n, "")

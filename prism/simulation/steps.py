@@ -467,7 +467,6 @@ def find_exposed(step: Step, times: NDArray[Any], seed: int, threads: int) -> Ex
 
     Parameters
     ----------
-    step : Step
     times : [cluster, lane]
         Its simulated steps [s]. The first clusters are simulated once more with the same keys, so
         that the two differ by communication alone.

@@ -273,13 +273,7 @@ def resolve_variability(
 
 
 def _stretched_regime(regime: Regime, factor: float, where: str) -> Regime:
-    """Congestion whose two levels lie `factor` times as far from their mean.
-
-    Raises
-    ------
-    PrismError
-        A free link would take no time.
-    """
+    """Congestion whose two levels lie `factor` times as far from their mean."""
     p, f = regime.probability, regime.factor
     if factor == 1.0 or p == 0.0 or f == 1.0:
         return regime

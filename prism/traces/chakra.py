@@ -56,11 +56,6 @@ def read_chakra(
     Trace
         As of `prism.traces.kineto.read_kineto`, its format ``chakra``; ``start`` is not a number
         where the files have no start times.
-
-    Raises
-    ------
-    PrismError
-        If a file cannot be decoded, has no nodes of a device, or no node by the pattern.
     """
     pattern = compile_pattern(step_range)
     done, left_out = read_each(paths, found, lambda path: _read_file(path, pattern))

@@ -85,11 +85,6 @@ def decode(data: bytes, source: str) -> tuple[str, dict[str, Any], list[dict[str
         Version of the schema; attributes of the file; nodes as dicts with ``name``, ``type``,
         ``start`` and ``duration`` [us] and the attributes that prism reads; whether the file ends
         inside a message.
-
-    Raises
-    ------
-    PrismError
-        If protobuf is not installed, or a message cannot be decoded.
     """
     try:
         whole = _file_class()()

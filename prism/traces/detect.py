@@ -57,11 +57,6 @@ def read_trace(paths: PathLike | Sequence[PathLike], step_range: str | None = No
     -------
     Trace
         The tidy table and what was noted on the way.
-
-    Raises
-    ------
-    PrismError
-        If nothing there is a trace, or it is broken; the message says where and what to do.
     """
     given: list[PathLike] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:

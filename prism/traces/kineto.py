@@ -55,11 +55,6 @@ def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Tr
     Trace
         With the `EXTRA_COLUMNS`; ``meta`` holds ranks, world_size, steps with their times on
         each rank, the host's synchronising calls, and what was matched.
-
-    Raises
-    ------
-    PrismError
-        If a file cannot be read, holds no device activity, or two files are of one rank.
     """
     files = [Path(path) for path in paths]
     if not files:
@@ -81,11 +76,6 @@ def join_ranks(ranks: list[RankTrace], files: list[Path], notes: list[str], form
         What was said of them so far.
     format : str
         Of the trace; see :class:`Trace`.
-
-    Raises
-    ------
-    PrismError
-        If two are of one rank, or they are not of one recording.
     """
     alone = len(set(files)) == 1
     source = str(files[0]) if alone else f"{files[0].parent} ({len(files)} ranks)"

@@ -67,11 +67,6 @@ def read_log(text: bytes, source: str) -> LogTimes:
     -------
     LogTimes
         In the order of the log.
-
-    Raises
-    ------
-    PrismError
-        If it has no step times, or one of them is no number.
     """
     return _read_mlperf(text, source) if _MLLOG in text else _read_megatron(text, source)
 

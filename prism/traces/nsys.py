@@ -82,11 +82,6 @@ def read_nsys(
     -------
     Trace
         As of `prism.traces.kineto.read_kineto`, its format ``nsys``.
-
-    Raises
-    ------
-    PrismError
-        If a file is broken or holds no kernels, or the pattern no range.
     """
     pattern = compile_pattern(step_range)
 

@@ -123,12 +123,6 @@ def open_nsys(path: Path, source: str) -> Iterator[NsysFile]:
         The file.
     source : str
         How the user named it, for messages.
-
-    Raises
-    ------
-    PrismError
-        If it is broken, cut short or no export of Nsight Systems with kernels, then or while it
-        is read.
     """
     connection: sqlite3.Connection | None = None
     try:

@@ -63,12 +63,6 @@ def read_pipeline(table: RawTable) -> Trace:
     Trace
         chunk is the trace's mc. microbatch is its mb_id for compute ops; for others it is their
         ordinal (seq_id) where the optype occurs more than once per worker and step, else -1.
-
-    Raises
-    ------
-    PrismError
-        If columns are missing, cells are no numbers, a worker has two places, or more than 1 %
-        of the rows cannot be true.
     """
     wanted = (*_REQUIRED, "optype", "start_ts", "duration")
     missing = [name for name in wanted if name not in table.columns]

@@ -21,13 +21,6 @@ start, duration, inputs, outputs, attributes, storage."""
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Read a variable-length integer; return it and where the next byte is.
 
-    Raises
-    ------
-    IndexError
-        If the data end inside it.
-    ValueError
-        If it is longer than ten bytes.
-
     Examples
     --------
     >>> read_varint(bytes([0xAC, 0x02, 0x00]), 0)

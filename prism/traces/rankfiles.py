@@ -37,11 +37,6 @@ def read_each(
         Those that could be read, in the order given.
     list of str
         Notes on those that were left out.
-
-    Raises
-    ------
-    PrismError
-        A file that was named cannot be read, or none of them can.
     """
     done: list[tuple[Path, Content]] = []
     notes: list[str] = []

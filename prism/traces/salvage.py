@@ -151,23 +151,12 @@ def read_events(path: Path) -> RawTrace:
     ----------
     path : Path
         JSON or gzipped JSON, told apart by content.
-
-    Raises
-    ------
-    PrismError
-        If the file cannot be read, or holds no trace events at all.
     """
     return decode_events(read_bytes(path, str(path), MOST_TRACE), str(path))
 
 
 def decode_events(data: bytes, where: str) -> RawTrace:
-    """Decode a profiler file's content; `where` is its name for messages.
-
-    Raises
-    ------
-    PrismError
-        If no event can be read from it.
-    """
+    """Decode a profiler file's content; `where` is its name for messages."""
     notes: list[str] = []
     data, damage = unpack(data, where, MOST_TRACE)
     sizes.check_size(where, {"bytes of events": (len(data), sizes.EVENT_BYTE)}, SHORTER)

@@ -90,12 +90,6 @@ def read_step_times(
     StepTimes
         By run in the order of the file, and by step within a run; steps are numbered from 0
         where the file does not.
-
-    Raises
-    ------
-    PrismError
-        If several durations or groups are there and were not chosen among (the message lists
-        them), a cell is no number, or more than 1 % of the values are not above 0.
     """
     source = str(path)
     kind = find_kind(Path(path), source)
@@ -154,11 +148,6 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
     -------
     dict of str to float
         Total by run [s].
-
-    Raises
-    ------
-    PrismError
-        If a run has two totals, or a total is not above 0.
     """
     source, colon, column = str(spec).rpartition(":")
     if not colon or not source or not column:

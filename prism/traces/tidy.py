@@ -56,12 +56,6 @@ def read_tidy(table: RawTable) -> Trace:
     -------
     Trace
         An op_kind that prism does not know becomes ``other`` with a note.
-
-    Raises
-    ------
-    PrismError
-        If columns are missing or their unit is, cells are no numbers, or more than 1 % of the
-        rows cannot be true.
     """
     if not is_tidy(table.columns):
         raise PrismError(

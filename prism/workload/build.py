@@ -72,10 +72,6 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         Gives efficiencies and the measured GEMM table. None takes them from the set of the job's
         device, or from ``h100-healthy`` where the device has none.
 
-    Returns
-    -------
-    Workload
-
     Raises
     ------
     PrismError

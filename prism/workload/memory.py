@@ -110,7 +110,6 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
 
     Parameters
     ----------
-    job : Job
     sparse : bool
         Whether the layer has experts.
 

@@ -188,7 +188,6 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
 
     Parameters
     ----------
-    builder : Builder
     final : int
         The node with the step's end; global.
     n_replicas, n_stages : int

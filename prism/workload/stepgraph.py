@@ -315,7 +315,6 @@ def build_step_graph(workload: Workload, schedule: Schedule, options: GraphOptio
         Ops with nominal durations [s].
     schedule : Schedule
         Action lists per stage.
-    options : GraphOptions
 
     Raises
     ------

@@ -49,14 +49,11 @@ def distance(
 
     Parameters
     ----------
-    a, b : Sample
-    pairing : {"cluster", "step", None}
     cosines : tuple of int
         Of the long-run variance of each sample; a single run is cut into half as many stretches,
         which then are long beside its memory, and both sides into stretches of one length.
     seed : int
         Of the permutations.
-    permutations : int
     """
     ks = ks_statistic(a.values, b.values)
     if a.kind != b.kind and {a.kind, b.kind} != {"runs", "steps"}:

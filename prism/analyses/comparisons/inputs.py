@@ -82,11 +82,6 @@ def read_input(
         Choose from a table of step times.
     seed : int
         Of what is added to values of a coarse clock.
-
-    Raises
-    ------
-    PrismError
-        It is neither, or too short.
     """
     if not isinstance(source, (str, os.PathLike)):
         return _simulated(source, str(source.attrs.get("job_name", "a result")))

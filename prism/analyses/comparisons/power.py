@@ -58,10 +58,8 @@ def needed(sides: list[Side], kind: Kind, effect: float, power: float) -> int | 
     ----------
     sides : list of Side
         Of both samples, or one of their paired difference.
-    kind : {"clusters", "runs", "steps"}
     effect : float
         Relative: 0.01 is one percent.
-    power : float
 
     Returns
     -------

@@ -87,11 +87,8 @@ def compare_quantity(
 
     Parameters
     ----------
-    a, b : Sample
-    pairing : {"cluster", "step", None}
     effect : float
         Relative; how many units it takes to see it is worked out.
-    seed : int
     shared : float64 [1], optional
         Variance of the relative difference of all values that the units do not show.
     """

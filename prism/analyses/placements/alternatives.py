@@ -61,7 +61,6 @@ def list_alternatives(
         The best placement with the slow nodes in as few replicas as may be.
     same_stage : int64 [slot]
         The best placement with the slow nodes at one stage, or at few.
-    seed : int
     """
     makers: dict[str, Callable[[], Alternative]] = {
         "drop_nodes": lambda: drop_nodes(problem, seed),
@@ -265,10 +264,8 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
 
     Parameters
     ----------
-    problem : Problem
     hosts : int64 [slot]
         A placement with as many slow nodes as may be at one stage.
-    seed : int
     """
     name, job, label = "fewer_layers", problem.step.job, "a layer fewer on the slow stage"
     if problem.step.workload is None:

@@ -91,12 +91,10 @@ def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner
 
     Parameters
     ----------
-    problem : Problem
     objective : str
         One of `prism.analyses.placements.selection.OBJECTIVES`.
     tolerance : float
         Share of the objective that does not matter.
-    runner : Runner
     """
     job = problem.step.job
     v, ratio = problem.step.effects, problem.step.period_ratio

@@ -30,7 +30,6 @@ class QuietClusters:
         What the others differ from in where nodes are.
     n : int
         Clusters, a multiple of 64.
-    seed, threads : int
     """
 
     def __init__(self, program: Program, n: int, seed: int, threads: int) -> None:

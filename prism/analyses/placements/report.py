@@ -26,8 +26,6 @@ class Comparison:
 
     Parameters
     ----------
-    objective : Objective
-    reference : Arm
     current : Arm
         What savings are relative to.
     """
@@ -40,7 +38,6 @@ class Comparison:
 
         Parameters
         ----------
-        arm : Arm
         work : float
             Tokens of its step over those of the job's; where it is not 1 there are also figures
             for the same work, and savings are for that.
@@ -96,7 +93,6 @@ def at_random(
 
     Parameters
     ----------
-    comparison : Comparison
     arms : sequence of Arm
         Placements that were simulated.
     nominal : sequence of float

@@ -38,7 +38,6 @@ def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Fo
 
     Parameters
     ----------
-    problem : Problem
     seed : int
         Of the search's random starts and samples.
     limit : int, optional

@@ -169,13 +169,10 @@ def select(
 
     Parameters
     ----------
-    arms : sequence of Arm
-    objective : Objective
     tolerance : float
         Share of the objective that does not matter (the indifference zone).
     budget : int
         Clusters to run at most, over all arms; the first stage is always run.
-    runner : Runner
 
     Notes
     -----

@@ -108,7 +108,6 @@ def slot_cost(problem: Problem, slow: NodeSlowdown) -> Array:
     ----------
     problem : Problem
         With all nodes alike, see `level`.
-    slow : NodeSlowdown
     """
     layout, graph = problem.layout, problem.step.program.graph
     alike = problem.step.program.low.fixed_mean.shape[0] == 1

@@ -256,7 +256,6 @@ def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int, zone:
     ----------
     member : int32 [replica, stage, member]
         Physical GPU of every rank of the (tp, cp) groups.
-    gpus_per_node : int
     hosts : int64 [slot]
         Node of every slot in that placement.
     zone : int64 [node]

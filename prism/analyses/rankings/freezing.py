@@ -132,9 +132,7 @@ def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment)
 
     Parameters
     ----------
-    program : Program
     chosen : bool [coef]
-    treatment : Treatment
     """
     change = _Tables(program, 0.0 if treatment.frozen else treatment.cut)
     ops, bank, ranks, low = program.ops, program.bank, program.ranks, program.low

@@ -30,7 +30,6 @@ def measure_interactions(
 
     Parameters
     ----------
-    case : Case
     shares : sequence of Shares
         Of all inputs; a pair extends their runs where it needs more.
     weights : Weights

@@ -41,7 +41,6 @@ def compare_interventions(
 
     Parameters
     ----------
-    case : Case
     asked : sequence of str
         Of `INTERVENTIONS`.
     whole : mapping

@@ -95,7 +95,6 @@ def find_rare_stalls(program: Program, seeds: tuple[int, int, int]) -> RareStall
 
     Parameters
     ----------
-    program : Program
     seeds : (int, int, int)
         Of the two runs, and the third of `prism.simulation.causes.swap_keys`.
     """

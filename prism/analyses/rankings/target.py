@@ -62,7 +62,6 @@ class Target:
 
         Parameters
         ----------
-        names : sequence of str
         first : float64 [input]
             First-order variances of a step [s^2].
         variance : Variance

@@ -209,7 +209,6 @@ def follow_schedule(
     ----------
     values
         As in `job_at`.
-    found : sequence of Setting
 
     Returns
     -------

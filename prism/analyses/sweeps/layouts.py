@@ -28,7 +28,6 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
 
     Parameters
     ----------
-    job : Job
     sequences : int
         Its global batch, dp * microbatches * microbatch_size.
 
@@ -38,11 +37,6 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
         Values of `LAYOUT_KEYS`.
     drop : tuple of str
         Keys that are to follow from them.
-
-    Raises
-    ------
-    PrismError
-        The job has explicit durations or a fitted trace, which know one layout.
     """
     model, p = job.model, job.parallelism
     if model.durations is not None or job.variability.model is not None:
@@ -123,13 +117,7 @@ def global_batch(job: Job) -> int:
 
 
 def base_of(values: Mapping[str, Any], setting: Setting, name: str) -> Job:
-    """Build a job at a setting with any layout that it can have: its own, or replicas alone.
-
-    Raises
-    ------
-    PrismError
-        The setting breaks a rule whatever the layout.
-    """
+    """Build a job at a setting with any layout that it can have: its own, or replicas alone."""
     try:
         return job_at(values, setting, (), name)
     except PrismError:

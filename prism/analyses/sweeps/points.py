@@ -234,7 +234,6 @@ class Bench:
 
     Parameters
     ----------
-    seed, threads : int
     progress : callable, optional
     n_gpus : int
         Of the largest setting; it says on how many clusters quiet times are found.
@@ -297,13 +296,7 @@ class Bench:
         point.exposed = find_exposed(self.step(point), point.times, self.seed, self.threads)
 
     def extend(self, point: Point, n: int) -> None:
-        """Bring a setting to n clusters.
-
-        Raises
-        ------
-        PrismError
-            It cannot be run.
-        """
+        """Bring a setting to n clusters."""
         if point.n >= n:
             return
         if is_remote():

@@ -25,11 +25,6 @@ TOLERANCE = 0.001
 def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
     """Put settings into rows, the simulated ones first, by the objective.
 
-    Parameters
-    ----------
-    points : sequence of Point
-    objective : str
-
     Returns
     -------
     list of dict
@@ -127,8 +122,6 @@ def choose(
 
     Parameters
     ----------
-    points : sequence of Point
-    objective : str
     group : tuple of str, optional
         Only the settings of a group.
 

@@ -45,7 +45,6 @@ def search(
     ----------
     points : sequence of Point
         Settings; their figures are filled in.
-    bench : Bench
     clusters : int
         Clusters of those that go on to the end.
     objective : str

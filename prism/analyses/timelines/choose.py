@@ -48,15 +48,8 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
 
     Parameters
     ----------
-    step : PlayedStep
-    wanted : Wanted
     of_rank : dict of int to Row, optional
         Row of every rank, where ranks are known.
-
-    Raises
-    ------
-    PrismError
-        What is asked for is not there.
     """
     roles = find_roles(step)
     rows = step.rows()

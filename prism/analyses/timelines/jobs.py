@@ -50,13 +50,7 @@ class Recorded(NamedTuple):
 
 
 def check_size(step: Step) -> None:
-    """Refuse a job whose step holds too many ops, before hours are spent on sampling it.
-
-    Raises
-    ------
-    PrismError
-        The job has too many ops.
-    """
+    """Refuse a job whose step holds too many ops, before hours are spent on sampling it."""
     n_replicas, n_ops = step.graph.n_replicas, step.program.ops.kind.size
     if n_replicas * n_ops > MOST_ENDS:
         raise PrismError(

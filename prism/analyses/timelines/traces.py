@@ -31,14 +31,8 @@ def play_trace(trace: Trace, step: int | None) -> list[PlayedStep]:
 
     Parameters
     ----------
-    trace : Trace
     step : int, optional
         Its number; the one of median measured time where None.
-
-    Raises
-    ------
-    PrismError
-        The trace cannot be put in order, or has no such step.
     """
     return _play_kernels(trace, step) if trace.has_kernels else _play_pipeline(trace, step)
 

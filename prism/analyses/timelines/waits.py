@@ -70,8 +70,6 @@ def waits_of(step: PlayedStep, row: Row, spans: Sequence[Span]) -> list[Wait]:
 
     Parameters
     ----------
-    step : PlayedStep
-    row : Row
     spans : sequence of Span
         The row's ops as `spans_of` gives them.
     """

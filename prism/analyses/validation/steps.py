@@ -40,11 +40,6 @@ def validate_step_model(
     """Hold a model of step times against measured steps or totals.
 
     Parameters are those of `prism.analyses.validate.validate_steps`.
-
-    Raises
-    ------
-    PrismError
-        Bad input.
     """
     model = load_step_model(path)
     times = read_step_times(measured, column=column, where=where)
@@ -65,11 +60,6 @@ def validate_split(
     """Fit the first steps of every run of a file and predict the others.
 
     ``train`` is ``first-half`` or a number of steps.
-
-    Raises
-    ------
-    PrismError
-        The split leaves too little on one side.
     """
     times = read_step_times(source, column=column, where=where)
     steps = np.unique(times.step)

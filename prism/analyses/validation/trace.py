@@ -80,11 +80,6 @@ def validate_trace(
     xarray.Dataset
         ``measured``, ``training``, ``predicted``, ``predicted_independent`` and the band of the
         predicted CDF, all in seconds; `summarize_validation` gives the figures.
-
-    Raises
-    ------
-    PrismError
-        The trace cannot be read, or a part has too few steps.
     """
     check_choices(dependence, bootstrap)
     if isinstance(trace, str | Path) and holds_step_times(str(trace)):
@@ -150,13 +145,7 @@ def check_choices(dependence: str | None, bootstrap: int) -> None:
 
 
 def split_steps(n: int, train: str, source: str) -> NDArray[np.int64]:
-    """Positions of the steps that train.
-
-    Raises
-    ------
-    PrismError
-        The split is unknown, or leaves too few steps on one side.
-    """
+    """Positions of the steps that train."""
     if train == "first-half":
         part = np.arange(n // 2)
     elif train == "even":

@@ -48,11 +48,6 @@ def write_folder(
         Do not say what was written.
     texts : mapping of str to str or bytes, optional
         Further files, by name.
-
-    Raises
-    ------
-    PrismError
-        If the place cannot be written.
     """
     from prism import plots
     from prism.common.resultfiles import save
@@ -100,11 +95,6 @@ def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> Non
         The file to be.
     inputs : iterable of str
         Files that it must not replace.
-
-    Raises
-    ------
-    PrismError
-        If it is a folder or an input, does not end in .nc, or its folder cannot be written.
     """
     file = Path(path)
     if file.is_dir():
@@ -120,13 +110,7 @@ def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> Non
 
 
 def check_picture_path(path: str | os.PathLike[str]) -> None:
-    """Refuse a name for a picture that cannot be written, before any work is done for it.
-
-    Raises
-    ------
-    PrismError
-        If it does not end as a picture does, or its folder cannot be written.
-    """
+    """Refuse a name for a picture that cannot be written, before any work is done for it."""
     file = Path(path)
     if file.suffix.lower() not in PICTURES:
         raise PrismError(

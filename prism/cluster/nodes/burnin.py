@@ -63,11 +63,6 @@ def read_burn_in(
     -------
     BurnIn
         The slowest GPU of each node over the same of the median node.
-
-    Raises
-    ------
-    PrismError
-        If the measurement is not plain, groups are mixed, or a value is not above 0.
     """
     gpu_column = next((name for name in GPU_COLUMNS if name in table.columns), None)
     keys = [node_column] + [gpu_column] * (gpu_column is not None)

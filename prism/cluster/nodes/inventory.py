@@ -104,10 +104,6 @@ def read_inventory(
     where : mapping of str to str, optional
         Keep the rows in which these columns have these values.
 
-    Returns
-    -------
-    Inventory
-
     Raises
     ------
     PrismError

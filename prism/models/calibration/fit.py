@@ -65,11 +65,6 @@ def calibrate(
     -------
     xarray.Dataset
         A model of kind ``calibrated``.
-
-    Raises
-    ------
-    PrismError
-        The jobs name different libraries, a trace, or there are too few steps.
     """
     seed, threads = settle_call(1, seed, threads)
     base = _base_library([job for job, _ in measured])
@@ -112,13 +107,7 @@ def measure_sizes(measured: Sequence[tuple[Job, StepTimes]], seed: int) -> list[
 
 
 def _base_library(jobs: Sequence[Job]) -> Library:
-    """Return the library that all jobs name.
-
-    Raises
-    ------
-    PrismError
-        They name none, several, or a model.
-    """
+    """Return the library that all jobs name."""
     names = {job.variability.library for job in jobs}
     for job in jobs:
         if job.variability.model is not None:

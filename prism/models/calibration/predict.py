@@ -45,13 +45,7 @@ class Predicted:
 
 
 def predict_size(job: Job, library: Library, seed: int, threads: int) -> Predicted:
-    """Simulate a job's step without step effect and stalls.
-
-    Raises
-    ------
-    PrismError
-        The job cannot be built.
-    """
+    """Simulate a job's step without step effect and stalls."""
     times = draw_steps(_quiet(job), library, seed, threads)
     means, variances = times.mean(axis=1), times.var(axis=1, ddof=1)
     mean = float(means.mean())

@@ -43,10 +43,8 @@ def report_of(
 
     Parameters
     ----------
-    sizes : sequence of Size
     drawn : sequence of float64 [cluster, 64]
         Steps of each size, predicted over the calibrated library [s].
-    found : Found
     base : Library
         What it started from.
     """

@@ -49,7 +49,6 @@ def fit_scales(
 
     Parameters
     ----------
-    sizes : sequence of Size
     means : sequence of float64 [ratio]
         Predicted mean step of each size with compute factor 1, over `ratios` [s].
     between : sequence of float

@@ -85,17 +85,9 @@ def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0)
 
     Parameters
     ----------
-    job : Job
-    times : StepTimes
-    seed : int
     shortest_s : float
         Delay from which a slow step counts as a stall, where that is more than what sticks out
         here [s]: what is seen as a stall in short steps drowns in long ones.
-
-    Raises
-    ------
-    PrismError
-        There are too few steps.
 
     Notes
     -----

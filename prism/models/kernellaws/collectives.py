@@ -85,13 +85,7 @@ class LinkFit:
 
 
 def library_of_collectives(path: str | Path) -> xr.Dataset:
-    """Make a library of the tests in a file or folder.
-
-    Raises
-    ------
-    PrismError
-        If there is none, or none has times of two sizes.
-    """
+    """Make a library of the tests in a file or folder."""
     tests, notes = read_nccl_tests(Path(path), str(path))
     kinds: dict[tuple[str, int, int], list[BandwidthTest]] = {}
     for test in tests:

@@ -130,7 +130,6 @@ def replay(graph: KernelGraph, durations: Floats | None = None) -> Spans:
 
     Parameters
     ----------
-    graph : KernelGraph
     durations : array, optional
         [node] or [node, replicate] durations [s]; the recorded ones where None.
 

@@ -122,16 +122,9 @@ def infer_graph(
 
     Parameters
     ----------
-    trace : Trace or KernelSteps
-    step : int
     from_steps : list of int, optional
         Where latencies and inferred edges come from; all other steps where None. The step itself
         is never among them.
-
-    Raises
-    ------
-    PrismError
-        If there is no such step.
     """
     steps = trace if isinstance(trace, KernelSteps) else split_steps(trace)
     if step not in steps.steps:

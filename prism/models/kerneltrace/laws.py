@@ -81,11 +81,6 @@ def kernel_table(trace: Trace) -> pd.DataFrame:
         durations over the mean of those with the same launch shape (of all where no shape comes
         twice; not a number below 2 and 20 occurrences); ``share`` of the time from the first start
         to the last end on each rank, and ``waiting_share``, recorded beyond the transfer.
-
-    Raises
-    ------
-    PrismError
-        If the trace is of another format.
     """
     keys, key = kernel_keys(trace)
     ops = trace.ops

@@ -51,11 +51,6 @@ def fit_kernels(trace: Trace) -> TraceModel:
     ----------
     trace : Trace
         A profiler's, two steps or more.
-
-    Raises
-    ------
-    PrismError
-        Fewer than two steps.
     """
     steps = split_steps(trace)
     if len(steps.steps) < 2:

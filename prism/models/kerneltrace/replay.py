@@ -106,7 +106,6 @@ def node_durations(
 
     Parameters
     ----------
-    trace : Trace or KernelSteps
     graph : KernelGraph
         Whose nodes are asked for.
     graphs : list of KernelGraph

@@ -133,13 +133,7 @@ class KernelSteps:
 
 
 def split_steps(trace: Trace) -> KernelSteps:
-    """Cut a kernel trace into steps.
-
-    Raises
-    ------
-    PrismError
-        If the trace is not a profiler's, or no step has device activities on all ranks.
-    """
+    """Cut a kernel trace into steps."""
     keys, key = kernel_keys(trace)
     ops = trace.ops
     views: dict[tuple[int, int], StepView] = {}
@@ -166,13 +160,7 @@ def split_steps(trace: Trace) -> KernelSteps:
 
 
 def kernel_keys(trace: Trace) -> tuple[list[KernelKey], Ints]:
-    """List the kernels of a trace, and the index [row] of each row's.
-
-    Raises
-    ------
-    PrismError
-        If the trace is not a profiler's.
-    """
+    """List the kernels of a trace, and the index [row] of each row's."""
     if not trace.has_kernels:
         raise PrismError(
             f"{trace.source}: is a {trace.format} table; expected a profiler's trace, which has "

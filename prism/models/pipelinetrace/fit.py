@@ -306,8 +306,6 @@ def _step_deviation(
 
     Parameters
     ----------
-    p : Components
-    column : int
     log_seconds : float64 [body's replica, step, microbatch]
     body : list of int
         Replicas that it is of.

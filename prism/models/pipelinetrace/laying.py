@@ -44,13 +44,7 @@ class Laying:
     placed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # [replica, step] by node
 
     def walk(self) -> None:
-        """Lay all items.
-
-        Raises
-        ------
-        PrismError
-            Chains wait for each other in a circle.
-        """
+        """Lay all items."""
         n = self.times.n_stages
         heads = [0] * n
         self.last = [-1] * n  # node each chain has reached

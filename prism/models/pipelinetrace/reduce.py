@@ -140,10 +140,8 @@ def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array
 
     Parameters
     ----------
-    graph : TraceGraph
     n_steps : int
         Steps to draw.
-    rng : numpy.random.Generator
 
     Returns
     -------

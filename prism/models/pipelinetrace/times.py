@@ -84,11 +84,6 @@ def read_times(trace: "Trace") -> tuple[Times, Array, list[str]]:
         Step times, last end - first start [s].
     notes : list of str
         What was left out or is missing.
-
-    Raises
-    ------
-    PrismError
-        The trace has no start times, or its steps do not do the same.
     """
     notes: list[str] = []
     times = tabulate(trace, notes)
@@ -100,13 +95,7 @@ def read_times(trace: "Trace") -> tuple[Times, Array, list[str]]:
 
 
 def tabulate(trace: "Trace", notes: list[str]) -> Times:
-    """Lay the table's rows into arrays by (stage, name, ordinal).
-
-    Raises
-    ------
-    PrismError
-        The table is empty, or more than a few ops have no start.
-    """
+    """Lay the table's rows into arrays by (stage, name, ordinal)."""
     ops = trace.ops
     if len(ops) == 0:
         raise PrismError(f"{trace.source}: no ops; expected the ops of at least one step")
@@ -314,13 +303,7 @@ def ordered(times: Times) -> list[list[Key]]:
 def check_order(
     source: str, times: Times, chains: list[list[Key]], step_s: float, notes: list[str]
 ) -> None:
-    """Check that workers do their ops in one order, one after the other.
-
-    Raises
-    ------
-    PrismError
-        In more than a few cases they do not, or a stage has no op.
-    """
+    """Check that workers do their ops in one order, one after the other."""
     bare = [stage for stage, chain in enumerate(chains) if not chain]
     if bare:
         raise PrismError(

@@ -165,10 +165,8 @@ def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:
 
     Parameters
     ----------
-    model : StepModel
     n_steps : int
         Steps of a run; what totals leave out at the start is left out.
-    n_runs, seed : int
     """
     skips = min(model.offset_skips * model.mean_over, n_steps)
     work = work_of(model, n_steps, skips)
@@ -241,10 +239,8 @@ def draw_steps(
 
     Parameters
     ----------
-    model : StepModel
     positions : int64 [position]
         Places of the steps in a run, ascending, counted from 0.
-    n_runs, seed : int
     elapsed : float64 [position], optional
         Steps since the start, where the places leave some out; all steps follow each other where
         None.

@@ -156,7 +156,6 @@ def fit_spread(blocks: BlockVariances, step_s: float) -> Spread:
 
     Parameters
     ----------
-    blocks : BlockVariances
     step_s : float
         Mean step [s].
 

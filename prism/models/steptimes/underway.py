@@ -74,13 +74,7 @@ class Level:
 
 
 def past_of(model: StepModel, times: StepTimes) -> Past:
-    """Lay the steps so far beside the model's work; say where they contradict it.
-
-    Raises
-    ------
-    PrismError
-        Several runs, other values than the model's, or steps that the model does not know.
-    """
+    """Lay the steps so far beside the model's work; say where they contradict it."""
     check_one_run(times)
     if times.mean_over != model.mean_over:
         raise PrismError(
@@ -176,7 +170,6 @@ def level_given(
     ----------
     deviation : float64 [position]
         Relative deviations, not-a-number where there is none.
-    spread : Spread
     rate : float
         Time between two values over the drift's memory.
     level_sd : float
@@ -232,12 +225,10 @@ def finish(
 
     Parameters
     ----------
-    model : StepModel
     past : Past
         From `past_of`.
     n_steps : int
         Steps of the whole run.
-    n_runs, seed : int
     data_error : bool
         Whether parameters are drawn from what the fit leaves open; else they are as fitted.
 
@@ -246,11 +237,6 @@ def finish(
     Drawn
         Totals of whole runs, with the time so far as the term ``so_far``; steps that totals leave
         out are in none.
-
-    Raises
-    ------
-    PrismError
-        The run has no steps left.
     """
     k = model.mean_over
     done = past.seconds.size * k

@@ -121,11 +121,6 @@ def fit_components(
     Components
         With warnings on what the table cannot tell.
 
-    Raises
-    ------
-    PrismError
-        If the table is too small: it needs 2 steps, and 2 replicas or 2 microbatches.
-
     Notes
     -----
     With M microbatches, R replicas and T steps, mean products over columns have the expectations

@@ -20,13 +20,7 @@ Json = Mapping[str, Any]
 
 
 def describe_table(what: str) -> tuple[dict[str, Any], RenderableType]:
-    """Describe a table of kernels, or output of nccl-tests, by the library it makes.
-
-    Raises
-    ------
-    PrismError
-        If it cannot be read.
-    """
+    """Describe a table of kernels, or output of nccl-tests, by the library it makes."""
     from prism.models.fit import fit, summarize_fit
 
     numbers = summarize_fit(fit(what))

@@ -25,10 +25,6 @@ TITLE = "Links, at the rates that large messages reach, one direction"
 def describe_links(job: Job) -> list[dict[str, Any]]:
     """List the links of a job's cluster, the innermost first.
 
-    Parameters
-    ----------
-    job : Job
-
     Returns
     -------
     list of dict

@@ -48,11 +48,6 @@ class ChunkStore:
         Gives a seed where there is none.
     tell : callable, optional
         Takes notes for the user.
-
-    Raises
-    ------
-    PrismError
-        The folder is of another command or of something else, in use, or cannot be written.
     """
 
     def __init__(

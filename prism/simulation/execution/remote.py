@@ -49,7 +49,6 @@ class Remote:
         Address, such as ``tcp://10.0.0.1:8786``, or a client, which stays open.
     scheduler_file : path, optional
         File that ``dask scheduler --scheduler-file`` writes.
-    timeout_s : float
     tell : callable, optional
         Takes notes for the user.
 

@@ -77,7 +77,6 @@ def run_tasks(
 
     Parameters
     ----------
-    tasks : sequence of Task
     take : callable
         Called with a task's index and its arrays, in this thread, in any order.
     threads : int

@@ -25,13 +25,7 @@ _lock = threading.Lock()
 
 
 def call(packed: bytes, content: str, work: bytes, expected: Sequence[str]) -> Arrays:
-    """Run a task on a worker: unpack the shared data once, and call the task's function.
-
-    Raises
-    ------
-    PrismError
-        This worker runs another program than the client, or the task's input is wrong.
-    """
+    """Run a task on a worker: unpack the shared data once, and call the task's function."""
     refuse_other(os.uname().nodename, Identity(*expected), identity())
     kind, args = pickle.loads(work)
     with _lock:

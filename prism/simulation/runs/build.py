@@ -57,7 +57,6 @@ def build_run_model(step: Step, dataset: "xr.Dataset", seed: int, threads: int) 
         As `prepare` gives it.
     dataset : xarray.Dataset
         The simulated steps, of `prism.simulate` under the same seed.
-    seed, threads : int
 
     Raises
     ------

@@ -32,7 +32,6 @@ def expected_time(
         Work between two checkpoints [s].
     write_s : float
         Time to write one [s].
-    law : FailureLaw
     blocking : bool
         The job stands still while a checkpoint is written.
 

@@ -59,11 +59,8 @@ class EventLoop:
 
     Parameters
     ----------
-    model : RunModel
-    n_steps : int
     first : int
         Number of the first run.
-    seed : int
     start_s : float
         Time of day at which runs start [s].
     marks : sequence of int

@@ -16,7 +16,6 @@ class Ledger:
 
     Parameters
     ----------
-    n_terms, n_runs : int
     checkpoints : Checkpoints or None
         None: a failure loses everything.
     """

@@ -60,7 +60,6 @@ def simulate_runs(
 
     Parameters
     ----------
-    model : RunModel
     n_steps, n_runs, seed : int
         The first runs do not change with their number.
     start_s : float

@@ -21,8 +21,6 @@ class Outages:
     ----------
     fail : Interruptions or None
         None: nothing fails, and a planned replacement takes no time.
-    n_runs : int
-    rng : numpy.random.Generator
     """
 
     def __init__(self, fail: Interruptions | None, n_runs: int, rng: np.random.Generator) -> None:

@@ -125,7 +125,6 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
 
     Parameters
     ----------
-    sim : Simulator
     kind : str
         ``compute``: the node's GPUs; ``network``: transfers and collectives over its links.
     factor : float
@@ -166,7 +165,6 @@ def find_stalls(sim: Simulator, step_s: float) -> Stalls | None:
 
     Parameters
     ----------
-    sim : Simulator
     step_s : float
         Mean step [s].
     """

@@ -86,7 +86,6 @@ def run_model(statistics: StepStatistics, ideal_s: float | None = None) -> RunMo
 
     Parameters
     ----------
-    statistics : StepStatistics
     ideal_s : float, optional
         Step time with every effect at 1 [s].
     """

@@ -59,7 +59,6 @@ def build_trace_program(
 
     Parameters
     ----------
-    model : TraceModel
     graph : StepGraph
         From `build_trace_graph_arrays`.
     n_replicas : int

@@ -44,7 +44,6 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
 
     Parameters
     ----------
-    model : TraceModel
     attrs : dict
         Provenance: version, hash of the source files, seed, inputs.
     """
@@ -124,13 +123,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
 
 
 def _check(model: TraceModel) -> None:
-    """Refuse what is no graph with durations.
-
-    Raises
-    ------
-    ValueError
-        A node refers to a later one, a group or stage is unknown, or a number is not finite.
-    """
+    """Refuse what is no graph with durations."""
     n = len(model.nodes)
     if n == 0 or model.mean.shape != (n, model.n_replicas) or model.group.shape != (n,):
         raise ValueError(f"{n} nodes, but durations {model.mean.shape} and groups")

@@ -95,7 +95,6 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
 
     Parameters
     ----------
-    graph : TraceGraph
     durations : float64 [node, replica, step], optional
         Seconds; the measured ones by default, where a missing one is its node's median.
 

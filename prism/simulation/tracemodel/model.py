@@ -174,7 +174,6 @@ def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
 
     Parameters
     ----------
-    model : TraceModel
     steps : int64 [step]
         Numbers of the steps that are asked for.
 
@@ -209,10 +208,8 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
 
     Parameters
     ----------
-    model : TraceModel
     steps : int64 [step]
         Step numbers; the step factor remembers over their gaps.
-    rng : numpy.random.Generator
 
     Returns
     -------
