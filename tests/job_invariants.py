@@ -16,7 +16,7 @@ from job_files import MANY, ONE_OF
 
 from prism.analyses.estimate import estimate
 from prism.jobs.job import Job, load_job
-from prism.simulation.steps import prepare, prepare_variability
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.workload.kernels import is_compute
 
 REPLICATES, RUNS = 256, 20

@@ -5,7 +5,7 @@ from prism.analyses.placements.problem import make_problem
 from prism.analyses.placements.selection import Runner
 from prism.cluster.nodemap import slow_node
 from prism.jobs.job import job_from_dict
-from prism.simulation.steps import prepare
+from prism.simulation.prepare import prepare
 
 
 def small(dp=3, pp=4, tp=2, resolution="op", run=None, cluster=None, **parallelism):

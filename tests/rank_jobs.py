@@ -2,7 +2,7 @@
 
 from prism.analyses.rankings.shares import Sampler, list_inputs, measure_residuals, sample_shares
 from prism.jobs.job import job_from_dict
-from prism.simulation.steps import prepare, prepare_variability
+from prism.simulation.prepare import prepare, prepare_variability
 
 
 def chain(m=4, dp=1, **effects):

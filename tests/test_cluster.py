@@ -18,7 +18,7 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.distributions.library import Entry, Library, load_library
 from prism.jobs.job import load_job
-from prism.simulation.steps import prepare
+from prism.simulation.prepare import prepare
 
 MEGATRON = ["cluster.placement=megatron"]
 NVLINK = Link(400e9, 5e-6)

@@ -14,7 +14,8 @@ from prism import engine
 from prism.distributions import law as laws
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
-from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.steps import run_blocks
 
 
 def explicit_job(**changes):

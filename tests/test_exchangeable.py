@@ -10,15 +10,16 @@ from scipy.stats import ks_2samp, norm
 from prism import engine
 from prism.analyses.estimate import estimate, summarize_estimate
 from prism.jobs.job import job_from_dict
+from prism.simulation.prepare import prepare
 from prism.simulation.program import make_keys, make_room
-from prism.simulation.results import spread
 from prism.simulation.sampledreplicas import (
     choose_engine,
     fit_unseen,
     ignore_unseen,
     sample_replicas,
 )
-from prism.simulation.steps import prepare, run_blocks, simulate
+from prism.simulation.steps import run_blocks, simulate
+from prism.simulation.summary import spread
 from prism.simulation.unseenlaw import noise_table, widen
 
 QUIET = {

@@ -15,7 +15,8 @@ from prism.common.errors import PrismError
 from prism.common.resultfiles import save, summary
 from prism.jobs.job import load_job
 from prism.models.fit import fit, summarize_fit
-from prism.simulation.steps import prepare_trace, run_blocks, simulate
+from prism.simulation.prepare import prepare_trace
+from prism.simulation.steps import run_blocks, simulate
 from prism.simulation.tracemodel.file import load_model
 
 TRUTH = Path(__file__).parents[1] / "experiments" / "verification" / "synthetic_truth.py"

@@ -14,8 +14,9 @@ from prism.distributions.library import load_library
 from prism.distributions.variants import stretched
 from prism.jobs.job import job_from_dict, load_job
 from prism.models.calibration.model import with_factors, with_spreads
+from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.steps import run_blocks
 from prism.simulation.variability import residual_part, resolve_variability
 from prism.workload.build import build_workload
 from prism.workload.memory import estimate_memory

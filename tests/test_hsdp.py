@@ -15,8 +15,9 @@ from prism.distributions.tables import sample_table
 from prism.engine import DRAW
 from prism.jobs.job import job_from_dict
 from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import prepare
 from prism.simulation.program import Tables
-from prism.simulation.steps import prepare, simulate
+from prism.simulation.steps import simulate
 
 GPUS = {"cv": 0.01, "lemon_fraction": 0.0075}
 

@@ -13,7 +13,8 @@ from prism.distributions.law import constant, gamma, lognormal, normal
 from prism.jobs.job import job_from_dict
 from prism.simulation.draws import lower
 from prism.simulation.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Regime, Stall, Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.opgraph import OpType

@@ -17,8 +17,8 @@ from prism.common.errors import PrismError
 from prism.distributions.library import load_library
 from prism.jobs.job import ModelBlock, job_from_dict, load_job
 from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare
 from prism.workload.build import build_workload, count_model_flop
 from prism.workload.experts import DEFAULT_IMBALANCE, expert_imbalance
 from prism.workload.memory import ADAM_BYTES, estimate_memory, layer_activation_bytes

@@ -17,8 +17,9 @@ from prism.jobs.job import load_job
 from prism.simulation.draws import draw_ranks
 from prism.simulation.lowering import Lowerer
 from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare, prepare_variability, simulate
+from prism.simulation.steps import simulate
 from prism.simulation.variability import EXPERT_CV
 from prism.workload.build import build_workload
 from prism.workload.memory import estimate_memory

@@ -7,7 +7,7 @@ from prism.analyses.placements.problem import make_problem
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.cluster.nodemap import slow_node
 from prism.jobs.job import job_from_dict, load_job
-from prism.simulation.steps import prepare
+from prism.simulation.prepare import prepare
 
 
 def pipeline(p, m, forward, backward, **parallelism):

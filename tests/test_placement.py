@@ -10,7 +10,8 @@ from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.assembly import _entities, _relative_speeds
 from prism.simulation.draws import lower
 from prism.simulation.othernodes import relocate
-from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.steps import run_blocks
 
 MODEL = {
     "n_layers": 8, "hidden_size": 1024, "ffn_size": 2816, "n_heads": 8, "vocab_size": 8000,

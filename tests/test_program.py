@@ -9,8 +9,9 @@ from test_stepgraph import workload
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import make_schedule
 from prism.simulation.assembly import build_program
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare, prepare_variability, run_blocks, simulate
+from prism.simulation.steps import run_blocks, simulate
 from prism.workload import stepgraph as sg
 from prism.workload.build import ChunkWork, Collective, Kernel
 

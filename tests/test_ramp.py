@@ -7,7 +7,7 @@ import pytest
 
 import prism
 from prism.common.errors import PrismError
-from prism.simulation.results import model_error_time
+from prism.simulation.summary import model_error_time
 
 SMALL = {
     "model": {"name": "llama3-8b", "seq_len": 2048},

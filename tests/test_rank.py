@@ -17,8 +17,9 @@ from prism.common.errors import PrismError
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
 from prism.simulation.causes import Input, partition, single_class_residuals, swap_keys
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import make_keys, split_seed
-from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 

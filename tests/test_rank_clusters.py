@@ -17,7 +17,8 @@ from prism.jobs.job import job_from_dict, load_job
 from prism.models.fit import fit
 from prism.simulation.causes import stall_bound
 from prism.simulation.clustermeans import cluster_times
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 

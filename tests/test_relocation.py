@@ -13,7 +13,7 @@ from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
 from prism.simulation.othernodes import limit_microbatches, relocate
-from prism.simulation.steps import Step, prepare
+from prism.simulation.prepare import Step, prepare
 
 
 # -------------------------------------------------------------------------------------- traces

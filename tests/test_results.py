@@ -25,8 +25,9 @@ from prism.present.reports.estimates import estimate_section, summary_table
 from prism.present.views.estimate import estimate_view
 from prism.present.views.run import term_table
 from prism.simulation.execution.content import identity
-from prism.simulation.results import VARIABLES, apart, job_of, made_with, make_dataset, spread
+from prism.simulation.results import VARIABLES, job_of, made_with, make_dataset
 from prism.simulation.steps import simulate
+from prism.simulation.summary import apart, spread
 from prism.simulation.variability import is_communication
 
 RUN = {"steps": 500, "deadline": "17h", "start": "2026-01-05", "price": 2.5}

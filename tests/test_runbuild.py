@@ -13,6 +13,7 @@ from prism.common.resultfiles import summary
 from prism.jobs.job import job_from_dict
 from prism.plots.run import plot_progress
 from prism.present.views.estimate import estimate_view
+from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import build_run_model, mean_step
 from prism.simulation.runs.states import (
     Simulator,
@@ -22,7 +23,7 @@ from prism.simulation.runs.states import (
     find_stalls,
     stalls_in,
 )
-from prism.simulation.steps import prepare, simulate
+from prism.simulation.steps import simulate
 
 SMALL = {
     "model": {

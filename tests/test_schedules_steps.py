@@ -20,7 +20,8 @@ from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict, layer_split, load_job
 from prism.jobs.schedule import Slots, action_times, make_schedule, play_schedule
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
 from prism.workload.build import ChunkWork, build_workload, nominal_library
 from prism.workload.kernels import split_backward
 from prism.workload.memory import estimate_memory, layer_activation_bytes

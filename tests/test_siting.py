@@ -12,8 +12,8 @@ from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
 from prism.simulation.draws import draw_ranks, lower
 from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare, prepare_variability
 
 
 def with_keys(job, hosts, slowdowns, nodes=None):

@@ -13,7 +13,8 @@ from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.jobs.job import load_job
 from prism.jobs.schedule import make_schedule
-from prism.simulation.steps import check_counts, prepare
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import check_counts
 
 REFUSED = [
     ("schedule", "1f1b", "--stages", "1000", "--microbatches", "100000"),

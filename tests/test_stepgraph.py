@@ -12,7 +12,8 @@ from prism.distributions.law import gamma
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import Action, make_schedule
 from prism.simulation.assembly import build_program
-from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.steps import run_blocks
 from prism.workload import stepgraph as sg
 from prism.workload.build import ChunkWork, Collective, Kernel, Workload
 from prism.workload.opgraph import nominal_duration

@@ -19,7 +19,8 @@ from prism.distributions.library import load_library
 from prism.engine import DRAW
 from prism.jobs.job import job_from_dict, load_job
 from prism.simulation.othernodes import relocate
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
 from prism.workload.build import build_workload
 
 NVLINK, NETWORK = Link(400e9, 5e-6), Link(40e9, 20e-6)

@@ -21,7 +21,8 @@ from prism.common.resultfiles import save
 from prism.jobs.job import job_from_dict, load_job
 from prism.jobs.schedule import make_schedule
 from prism.plots.gantt import MOST_ROWS, plot_gantt
-from prism.simulation.steps import prepare, prepare_variability, run_blocks, simulate
+from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.steps import run_blocks, simulate
 
 EFFECTS = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.02},
            "residual": {"cv": 0.02}}  # fmt: skip

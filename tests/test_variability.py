@@ -7,7 +7,8 @@ import pytest
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
 from prism.jobs.job import load_job
-from prism.simulation.steps import prepare, prepare_variability, simulate
+from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.steps import simulate
 
 JOB = "llama3-405b-16k"
 LEMONS = "variability.library=h100-uncurated"

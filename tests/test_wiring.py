@@ -12,7 +12,7 @@ from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.distributions.library import load_library
 from prism.simulation.othernodes import relocate
-from prism.simulation.steps import prepare
+from prism.simulation.prepare import prepare
 from prism.workload.transformer import TP_OVERLAP_COST
 
 LIBRARY = load_library("h100-healthy")

@@ -19,7 +19,8 @@ from numba import njit
 
 from prism import engine, load_job
 from prism.jobs.schedule import make_schedule
-from prism.simulation.steps import prepare, run_blocks, warm_up
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks, warm_up
 
 JOB = "pipeline-8x32"
 NUMPY_REPLICATES = 2048  # 16 kB a row: NumPy's best, measured over 256 to 65,536

@@ -12,8 +12,9 @@ import numpy as np
 
 from prism.jobs.job import load_job
 from prism.simulation.assembly import build_program
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare, prepare_variability, run_blocks
+from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from prism.analyses.placements.slack import level, slot_cost
 from prism.cluster.nodemap import slow_node
 from prism.plots.base import BLUE, COLOURS, GREY, LINE_STYLES, ORANGE, RED, save_figure
 from prism.plots.place import plot_slots
-from prism.simulation.steps import prepare
+from prism.simulation.prepare import prepare
 
 HERE = Path(__file__).parent
 SEED = 1

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from scipy.stats import spearmanr
 
 import prism
-from prism.simulation.steps import prepare_variability
+from prism.simulation.prepare import prepare_variability
 
 HERE = Path(__file__).resolve().parent
 SEED, REPLICATES = 1, 1024  # 16 cluster draws

@@ -22,7 +22,7 @@ REPLICAS = (8, 32, 128, 512, 2048, 8192)
 def point(dp, engine, replicates):
     """Simulate one size in this process, and print what it took."""
     import prism
-    from prism.simulation.results import spread
+    from prism.simulation.summary import spread
 
     job = prism.load_job(JOB, [f"parallelism.dp={dp}", f"cluster.nodes={16 * dp}"])
     prism.simulate(job, 64, SEED, THREADS, engine=engine)  # compiled code is loaded

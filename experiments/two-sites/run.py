@@ -13,8 +13,9 @@ import numpy as np
 
 from prism.analyses.placements.screen import Screen
 from prism.jobs.job import load_job
+from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.steps import run_blocks
 
 HERE = Path(__file__).parent
 JOB, SEED, CLUSTERS, THREADS = "llama3-405b-two-sites", 1, 32, 2

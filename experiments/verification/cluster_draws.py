@@ -8,8 +8,9 @@ import sys
 import numpy as np
 
 from prism.jobs.job import job_from_dict
-from prism.simulation.results import spread
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
+from prism.simulation.summary import spread
 
 SEEDS, DRAWS, MANY = 1_000, (4, 16, 64), 100_000
 LOW, HIGH = 0.85, 0.95

@@ -17,9 +17,10 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from prism.jobs.job import load_job
-from prism.simulation.results import spread
+from prism.simulation.prepare import prepare
 from prism.simulation.sampledreplicas import fit_unseen, ignore_unseen, sample_replicas
-from prism.simulation.steps import prepare, run_blocks, warm_up
+from prism.simulation.steps import run_blocks, warm_up
+from prism.simulation.summary import spread
 
 HERE = Path(__file__).parent
 SEED, THREADS = 1, 2

@@ -13,8 +13,9 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from prism.jobs.job import job_from_dict
+from prism.simulation.prepare import prepare
 from prism.simulation.program import Program
-from prism.simulation.steps import default_threads, prepare, run_blocks
+from prism.simulation.steps import default_threads, run_blocks
 
 HOT_GPU = 11
 OFF = {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}}

@@ -16,7 +16,8 @@ from prism.analyses.placements.search import Found, find_placements
 from prism.analyses.placements.selection import Runner, pseudo_values
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.jobs.job import Job, job_from_dict, load_job
-from prism.simulation.steps import default_threads, prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import default_threads, run_blocks
 
 TOLERANCE = 0.001
 ENOUGH = 0.95  # share of cases whose chosen placement is within the tolerance of the best

@@ -21,14 +21,9 @@ from prism.analyses.rankings.shares import (
 from prism.common.attribution import cluster_variance
 from prism.jobs.job import load_job
 from prism.simulation.causes import Residuals, partition
+from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import Program
-from prism.simulation.steps import (
-    default_threads,
-    prepare,
-    prepare_variability,
-    run_blocks,
-    warm_up,
-)
+from prism.simulation.steps import default_threads, run_blocks, warm_up
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
 LIMITS = {"full": 150.0, "quick": 20.0}  # processor seconds: 75 s and 10 s on two cores

@@ -20,11 +20,12 @@ import numpy as np
 
 from prism import engine
 from prism.jobs.job import Job, job_from_dict
+from prism.simulation.prepare import prepare
 from prism.simulation.program import Program, make_keys, stream_keys
 from prism.simulation.runs.build import build_run_model
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.simulation.runs.model import Checkpoints, Drift, Interruptions, RunModel, simulate_runs
-from prism.simulation.steps import default_threads, prepare, run_blocks, simulate
+from prism.simulation.steps import default_threads, run_blocks, simulate
 
 N_STEPS, N_CLUSTERS = 20_000, 200
 MEAN_BOUND, STD_BOUND = 0.001, 0.10

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import prism
-from prism.simulation.results import spread
+from prism.simulation.summary import spread
 
 HERE = Path(__file__).parent
 JOB, SEED, GPUS_PER_REPLICA = "llama3-405b-64k", 1, 128

@@ -20,13 +20,8 @@ from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import parse_date, parse_duration
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
 from prism.simulation.jobwarnings import job_doubts
-from prism.simulation.results import (
-    TAIL_SAMPLES,
-    job_of,
-    make_dataset,
-    provenance,
-    summarize_simulation,
-)
+from prism.simulation.prepare import Step, prepare
+from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
 from prism.simulation.runs.build import build_run_model, marks_of, mean_step
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
 from prism.simulation.runs.model import RunModel, Runs, simulate_runs
@@ -35,13 +30,12 @@ from prism.simulation.sampledreplicas import doubts
 from prism.simulation.steps import (
     REPLICATES,
     Progress,
-    Step,
     check_whole,
     fresh_seed,
-    prepare,
     settle_call,
     simulate_step,
 )
+from prism.simulation.summary import summarize_simulation
 from prism.simulation.variability import model_error_kind
 
 if TYPE_CHECKING:

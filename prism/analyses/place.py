@@ -19,8 +19,9 @@ from prism.analyses.placements.selection import OBJECTIVES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
+from prism.simulation.prepare import prepare
 from prism.simulation.results import provenance
-from prism.simulation.steps import Progress, prepare, settle_call, warm_up
+from prism.simulation.steps import Progress, settle_call, warm_up
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -45,14 +45,9 @@ from prism.common.attribution import (
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, time_shares
+from prism.simulation.prepare import prepare
 from prism.simulation.results import make_dataset, provenance
-from prism.simulation.steps import (
-    Progress,
-    prepare,
-    run_blocks,
-    settle_call,
-    warm_up,
-)
+from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
 
 if TYPE_CHECKING:
     import xarray as xr

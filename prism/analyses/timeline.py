@@ -28,8 +28,9 @@ from prism.common.text import time_unit
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job, shipped_jobs
 from prism.jobs.jobspec.frommodel import model_attrs
+from prism.simulation.prepare import Step, prepare
 from prism.simulation.results import job_of, provenance
-from prism.simulation.steps import Progress, Step, prepare, run_blocks, settle_call
+from prism.simulation.steps import Progress, run_blocks, settle_call
 from prism.traces import Trace, read_trace
 from prism.traces.kinds import recording_kind
 

@@ -37,8 +37,8 @@ from prism.models.calibration.model import (
     is_calibrated,
     load_calibration,
 )
-from prism.simulation.results import apart
 from prism.simulation.steps import fresh_seed, simulate
+from prism.simulation.summary import apart
 from prism.simulation.tracemodel.file import load_model
 from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
 

@@ -26,7 +26,7 @@ from prism.plots.base import (
     new_axes,
     title_of,
 )
-from prism.simulation.results import apart, model_error_time
+from prism.simulation.summary import apart, model_error_time
 
 
 def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:

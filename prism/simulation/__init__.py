@@ -4,8 +4,8 @@
 FACE = (
     "assembly", "causes", "clustermeans", "draws", "execution.content", "execution.place",
     "execution.remote", "execution.task", "execution.tasks", "independent", "jobwarnings",
-    "lowering", "othernodes", "program", "results", "runs.build", "runs.checkpointing",
-    "runs.model", "runs.ramp", "runs.rates", "runs.time_to_train", "sampledreplicas", "steps",
-    "tracemodel.arrays", "tracemodel.file", "tracemodel.graph", "tracemodel.model",
-    "tracemodel.scope", "variability",
+    "lowering", "othernodes", "prepare", "program", "results", "runs.build",
+    "runs.checkpointing", "runs.model", "runs.ramp", "runs.rates", "runs.time_to_train",
+    "sampledreplicas", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
+    "tracemodel.graph", "tracemodel.model", "tracemodel.scope", "variability",
 )  # fmt: skip

@@ -16,8 +16,8 @@ from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
 from prism.simulation.assembly import build_program
 from prism.simulation.placednodes import needs_memory, site_nodes, site_workers
+from prism.simulation.prepare import Step
 from prism.simulation.program import Program
-from prism.simulation.steps import Step
 
 
 def relocate(

@@ -17,7 +17,7 @@ from prism.analyses.comparisons.errors import Pairing, Sample
 from prism.common.errors import PrismError, named
 from prism.common.files import read_netcdf, told_broken
 from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
-from prism.simulation.results import model_error_time
+from prism.simulation.summary import model_error_time
 from prism.traces import StepTimes, read_step_times
 from prism.traces.choose import rows_in_name
 

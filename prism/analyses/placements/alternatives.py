@@ -19,8 +19,8 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import limit_microbatches, relocate
+from prism.simulation.prepare import Step, prepare
 from prism.simulation.program import Program
-from prism.simulation.steps import Step, prepare
 from prism.workload.opgraph import nominal_duration
 
 Int = NDArray[np.int64]

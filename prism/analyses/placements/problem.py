@@ -16,8 +16,8 @@ from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.jobs.job import Job
 from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import Step
 from prism.simulation.program import Program
-from prism.simulation.steps import Step
 
 Array = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -33,8 +33,9 @@ from prism.simulation.causes import (
 )
 from prism.simulation.clustermeans import cluster_times
 from prism.simulation.lowering import Lowerer
+from prism.simulation.prepare import Step
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, Step, run_blocks
+from prism.simulation.steps import Progress, run_blocks
 from prism.simulation.variability import Variability
 
 PILOT_BLOCKS = 4

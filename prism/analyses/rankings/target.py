@@ -13,8 +13,8 @@ from prism import engine
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
 from prism.simulation.causes import Input, Residuals
+from prism.simulation.prepare import Step
 from prism.simulation.runs.time_to_train import drift_variance, simulate_runs, step_statistics
-from prism.simulation.steps import Step
 from prism.simulation.variability import Variability
 
 TARGETS = ("step_time", "time_to_train")

@@ -35,15 +35,8 @@ from prism.distributions.library import Library, load_library
 from prism.jobs.job import Job
 from prism.simulation.execution.task import Shared
 from prism.simulation.execution.tasks import is_remote, n_threads
-from prism.simulation.steps import (
-    Exposed,
-    Progress,
-    Step,
-    find_exposed,
-    prepare,
-    run_blocks,
-    warm_up,
-)
+from prism.simulation.prepare import Step, prepare
+from prism.simulation.steps import Exposed, Progress, find_exposed, run_blocks, warm_up
 from prism.workload.build import build_workload
 from prism.workload.memory import Memory
 

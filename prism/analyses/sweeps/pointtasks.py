@@ -25,9 +25,10 @@ from prism.simulation.clustermeans import cluster_times
 from prism.simulation.execution.content import content_hash
 from prism.simulation.execution.task import Arrays, Shared, Task, as_arrays
 from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.prepare import Step, prepare
 from prism.simulation.program import ideal_program
 from prism.simulation.results import library_hash
-from prism.simulation.steps import Exposed, Step, find_exposed, prepare, run_blocks
+from prism.simulation.steps import Exposed, find_exposed, run_blocks
 
 Array = NDArray[np.float64]
 TASK_CLUSTERS = 8

@@ -15,7 +15,7 @@ import numpy as np
 from prism import engine
 from prism.analyses.sweeps.points import MEASURES, Point, difference, probability_best
 from prism.analyses.sweeps.search import pareto
-from prism.simulation.results import spread
+from prism.simulation.summary import spread
 from prism.workload.memory import GIB, memory_limit
 
 TOLERANCE = 0.001

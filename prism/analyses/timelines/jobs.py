@@ -28,8 +28,8 @@ from prism.analyses.timelines.played import (
 from prism.common.errors import PrismError
 from prism.engine import LANES
 from prism.jobs.schedule import make_schedule
+from prism.simulation.prepare import Step
 from prism.simulation.program import Program, ideal_program, make_keys
-from prism.simulation.steps import Step
 from prism.simulation.tracemodel.file import load_model
 from prism.simulation.tracemodel.graph import TraceNode
 from prism.simulation.variability import is_communication

@@ -14,7 +14,8 @@ from prism.distributions.library import Library
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.effects import JitterEffect, StallEffect, StepEffect
-from prism.simulation.steps import prepare, run_blocks
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
 
 Array = NDArray[np.float64]
 CLUSTERS = (8, 128)  # fewest and most for a figure: one in ten of a small job's has a lemon

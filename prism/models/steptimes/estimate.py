@@ -29,7 +29,8 @@ from prism.models.steptimes.predict import (
     work_of,
 )
 from prism.models.steptimes.underway import finish, past_of
-from prism.simulation.results import SCHEMA, make_dataset, spread
+from prism.simulation.results import SCHEMA, make_dataset
+from prism.simulation.summary import spread
 from prism.traces import read_step_times
 
 if TYPE_CHECKING:

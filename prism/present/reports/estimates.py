@@ -26,7 +26,7 @@ from prism.present.reports.figures import Errors, Picture
 from prism.present.reports.sections import Section
 from prism.present.views.estimate import UNKNOWN, estimate_view
 from prism.present.views.run import WORDS
-from prism.simulation.results import spread
+from prism.simulation.summary import spread
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -14,6 +14,7 @@ from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.run import REPAIR_S, FailuresBlock
 from prism.simulation.draws import congested_leaves, stalls_in
+from prism.simulation.prepare import Step
 from prism.simulation.runs.parts import (
     Array,
     Cause,
@@ -32,7 +33,6 @@ from prism.simulation.runs.states import (
     find_stalls,
 )
 from prism.simulation.runs.time_to_train import run_model, step_statistics
-from prism.simulation.steps import Step
 from prism.simulation.variability import Variability
 from prism.workload.build import count_parameters
 

@@ -19,10 +19,11 @@ from prism.simulation.draws import congested_leaves, stall_groups, stalls_in
 from prism.simulation.execution.task import Arrays, Shared, Task
 from prism.simulation.execution.tasks import run_tasks
 from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import Step
 from prism.simulation.program import Program, make_keys, run_chunk
 from prism.simulation.runs.parts import Array, Regime, Stalls
 from prism.simulation.sampledreplicas import fit_unseen, unfitted
-from prism.simulation.steps import SECONDS_PER_SAMPLE, Step, run_blocks
+from prism.simulation.steps import SECONDS_PER_SAMPLE, run_blocks
 from prism.simulation.variability import Variability
 
 BLOCKS = 32  # clusters, of 64 steps each, that tell a state apart; and slow nodes that are tried

@@ -1,0 +1,199 @@
+"""A job made ready to run: its workload, step graph, effects, and the engine's arrays."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prism.cluster.groups import count_replicas
+from prism.common import sizes
+from prism.common.errors import named
+from prism.common.sizes import check_size
+from prism.distributions.law import constant, lognormal
+from prism.distributions.library import Library, load_library
+from prism.engine import LANES
+from prism.jobs.job import Job
+from prism.jobs.schedule import make_schedule
+from prism.simulation.assembly import build_program
+from prism.simulation.independent import pool_program
+from prism.simulation.program import Program, thread_bytes
+from prism.simulation.sampledreplicas import Choice, choose_engine, count_draws, sample_replicas
+from prism.simulation.tracemodel.arrays import (
+    build_trace_graph_arrays,
+    build_trace_program,
+    kernel_class,
+    step_profile,
+)
+from prism.simulation.tracemodel.file import load_model
+from prism.simulation.tracemodel.model import TraceModel, check_trace_job
+from prism.simulation.variability import (
+    Regime,
+    Stall,
+    Treatment,
+    Variability,
+    is_communication,
+    resolve_variability,
+)
+from prism.workload.build import Workload, build_workload
+from prism.workload.opgraph import StepGraph
+from prism.workload.stepgraph import GraphOptions, build_step_graph
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job made ready to run: what is computed, and the arrays that compute it."""
+
+    job: Job
+    workload: Workload | None  # None: a fitted trace, which knows no model
+    graph: StepGraph
+    program: Program
+    choice: Choice | None = None  # which replicas are simulated, where `prepare` chose
+    source: Variability | TraceModel | None = None  # what the program holds beside job and graph
+
+    @property
+    def effects(self) -> Variability:
+        """Effects of the job; of a fitted trace as far as a run needs them."""
+        if isinstance(self.source, TraceModel):
+            return model_variability(self.job, self.source)
+        assert self.source is not None
+        return self.source
+
+    @property
+    def period_ratio(self) -> float:
+        """Time from step to step over its own [1]: below 1 where measured steps overlap."""
+        return self.source.period_ratio if isinstance(self.source, TraceModel) else 1.0
+
+
+def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Step:
+    """Build workload, step graph and engine arrays of a job, over another library where given.
+
+    `engine` is one of `prism.simulation.sampledreplicas.ENGINES`: whether all replicas are
+    simulated.
+
+    Raises
+    ------
+    PrismError
+        The job asks for what cannot be built.
+    """
+    _check_size(job)
+    if job.variability.model is not None:
+        return prepare_trace(job, load_model(job.variability.model), seed, engine)
+    library = _library(job) if library is None else library
+    workload = build_workload(job, library)
+    p = job.parallelism
+    n_chunks = len(workload.chunks[0])
+    schedule = make_schedule(p.schedule, p.pp, p.microbatches, n_chunks)
+    options = GraphOptions(
+        n_replicas=count_replicas(job), group_size=p.tp * p.cp,
+        resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap, prefetch=p.prefetch,
+        reshard_after_forward=p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward,
+    )  # fmt: skip
+    graph = build_step_graph(workload, schedule, options)
+    variability = resolve_variability(job, library, workload)
+    program = build_program(job, graph, variability, seed)
+    step = Step(job, workload, graph, *choose_engine(program, engine), variability)
+    check_threads(step, 1)
+    return step
+
+
+def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
+    """Build the engine's arrays of a job that a fitted trace stands for.
+
+    Raises
+    ------
+    PrismError
+        The job asks for what the trace cannot tell.
+    """
+    check_trace_job(job, model)
+    graph = build_trace_graph_arrays(model, job.parallelism.dp)
+    program = _trace_program(job, model, graph, seed)
+    return Step(job, None, graph, *choose_engine(program, engine), model)
+
+
+def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> Program:
+    dp = job.parallelism.dp
+    ranks = job.variability.ranks or ("measured" if dp == model.n_replicas else "drawn")
+    program = build_trace_program(model, graph, dp, ranks == "measured")
+    if job.variability.dependence == "none":
+        program = pool_program(program, graph, model_variability(job, model), seed)
+    return program
+
+
+def model_variability(job: Job, model: TraceModel) -> Variability:
+    """Effects of a fitted trace as far as the run needs them: the step factor and its memory."""
+    profile = step_profile(model)
+    cv = math.sqrt(float(model.weight @ (profile - 1.0) ** 2))
+    none = constant()
+    return Variability(
+        rank=none,
+        step=lognormal(cv),
+        microbatch=none,
+        call=none,
+        regime=Regime(),
+        stall=Stall(),
+        dependence=job.variability.dependence,
+        model_error=job.variability.model_error or 0.0,
+        correlation_time_s=model.correlation_steps * model.measured_mean,
+    )
+
+
+def _check_size(job: Job) -> None:
+    """Refuse a job whose graph and arrays would take too much memory or time to build."""
+    p, layers = job.parallelism, job.model.n_layers
+    chunks = p.pp * p.vpp if p.pp > 1 else max(1, layers)
+    kinds = 3 if p.splits else 2
+    ops = kinds * p.microbatches * chunks
+    way_out = "parallelism.microbatches, pp, vpp, dp, model.n_layers or cluster.nodes"
+    counts: dict[str, tuple[float, sizes.Cost]] = {}
+    if job.variability.resolution == "kernel":
+        ops *= p.tp * p.cp * max(1, 16 * layers // chunks)  # some 16 kernels a layer
+        counts["kernels"] = ops, sizes.KERNEL
+        way_out += ", or take resolution op"
+    else:  # the first chunk, the last, and those between have kinds of ops of their own
+        counts["ops"] = ops, sizes.COMPUTE_OP
+        counts["layers of an op"] = kinds * min(chunks, 3) * layers / chunks, sizes.LAYER
+    counts |= {
+        "pairs of stages": (p.pp**2, sizes.STAGE_PAIR),
+        "ops by stage": (p.pp * ops, sizes.OP_OF_STAGE),
+        "GPUs": (job.n_nodes * job.cluster.gpus_per_node, sizes.GPU),
+    }
+    check_size(job.source, counts, way_out)
+
+
+def check_threads(step: Step, threads: int) -> None:
+    """Refuse a step that takes too much memory, of every thread, or time, of a single block."""
+    n_bytes = thread_bytes(step.program) * threads
+    check_size(
+        step.job.source,
+        {
+            f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE),
+            "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),
+        },
+        f"parallelism.dp or microbatches, or {named('threads')}",
+    )
+
+
+def prepare_variability(job: Job) -> Variability:
+    """Resolve a job's effects over its library, or its fitted model."""
+    if job.variability.model is not None:
+        return model_variability(job, load_model(job.variability.model))
+    return resolve_variability(job, _library(job))
+
+
+def _library(job: Job) -> Library | None:
+    name = job.variability.library
+    return load_library(name) if name else None
+
+
+def silence(step: Step, seed: int) -> Program:
+    """Return a step's program with communication of zero cost; ranks still wait for each other."""
+    job, graph, source = step.job, step.graph, step.source
+    assert source is not None
+    if isinstance(source, TraceModel):
+        silent = [is_communication(kernel_class(node)) for node in source.nodes]
+        mean = np.where(np.array(silent)[:, None], 0.0, source.mean)
+        program = _trace_program(job, replace(source, mean=mean), graph, seed)
+    else:
+        free = {c: Treatment(factor=0.0) for c in step.program.classes if is_communication(c)}
+        program = build_program(job, graph, replace(source, treatments=free), seed)
+    return program if step.program.sample is None else sample_replicas(program)

@@ -1,0 +1,362 @@
+"""Figures of a simulation or an estimate: spreads, their errors, probabilities, the run's parts."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtri, stdtrit
+
+from prism.common.errors import PrismError, named
+from prism.simulation.results import TAIL_SAMPLES, job_of
+from prism.workload.memory import GIB, estimate_memory, memory_limit
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str, Any]:
+    """Summarise a sample whose members of one cluster draw are alike.
+
+    Parameters
+    ----------
+    values : float64 [n], seconds
+    cluster : int64 [n]
+
+    Returns
+    -------
+    dict
+        mean, std, cv, quantiles, standard error of the mean by cluster draw and its 90 % interval,
+        95 % interval of p95, the spread within and between cluster draws, and their number. What
+        needs several draws is None with one; `p95_ci` is None too where it reaches beyond the
+        sample. `between_cluster_at_most` is None but where the spread between draws is not
+        distinguishable from zero at 5 %: its upper 95 % bound then.
+
+    Notes
+    -----
+    The one-way layout by expected mean squares, test and bound by the F statistic [1]_.
+
+    References
+    ----------
+    .. [1] Searle, Casella and McCulloch, Variance Components (1992), section 3.6.
+    """
+    labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    n, mean = labels.size, float(values.mean())
+    means = np.bincount(index, values) / counts
+    squares = np.bincount(index, (values - means[index]) ** 2)
+    within = float(squares.sum() / max(1, values.size - n))
+    quantiles = np.quantile(values, [0.05, 0.5, 0.9, 0.95, 0.99])
+    std = float(values.std(ddof=1)) if values.size > 1 else 0.0
+    error = _mean_error(counts, means, mean)
+    between, at_most = _between(counts, means, mean, within)
+    found = {
+        "mean": mean, "std": std, "cv": std / mean if mean else 0.0,
+        **dict(zip(("p5", "p50", "p90", "p95", "p99"), map(float, quantiles), strict=True)),
+        "mean_se": error, "mean_ci90": _mean_interval(mean, error, n),
+        "p95_ci": _p95_interval(values, index, counts),
+        "within_cluster_std": float(np.sqrt(within)),
+        "between_cluster_std": between, "between_cluster_at_most": at_most,
+        "cluster_draws": n,
+    }  # fmt: skip
+    return _add_up(found)
+
+
+def _add_up(found: dict[str, Any]) -> dict[str, Any]:
+    """Make the spread that of its parts: a sample's own is too small by the few draws in it."""
+    if found["between_cluster_std"] is not None:
+        found["std"] = math.hypot(found["within_cluster_std"], found["between_cluster_std"])
+        found["cv"] = found["std"] / found["mean"] if found["mean"] else 0.0
+    return found
+
+
+def _between(
+    counts: NDArray[np.int64], means: NDArray[np.float64], mean: float, within: float
+) -> tuple[float | None, float | None]:
+    """Return the standard deviation between draws, and its upper bound where it may be zero."""
+    n, size = counts.size, int(counts.sum())
+    if n < 2:
+        return None, None
+    effective = (size - (counts**2).sum() / size) / (n - 1)  # of unequal counts
+    square = float((counts * (means - mean) ** 2).sum() / (n - 1))
+
+    def std(found: float) -> float:
+        return math.sqrt(max(0.0, (found - within) / effective))
+
+    if size == n:  # one value each: all of the spread is between them
+        return std(square), None
+    high, low = fdtri(n - 1, size - n, [0.95, 0.05])
+    # means closer together than equal ones would be leave as much open as those
+    at_most = std(max(square, within) / low) if square <= high * within else None
+    return std(square), at_most
+
+
+def _mean_error(counts: NDArray[np.int64], means: NDArray[np.float64], mean: float) -> float | None:
+    """Return the standard error of the mean; cluster draws are the independent units."""
+    n = counts.size
+    if n < 2:
+        return None
+    deviations = counts * (means - mean)
+    return float(np.sqrt(n / (n - 1) * (deviations**2).sum()) / counts.sum())
+
+
+def _mean_interval(mean: float, error: float | None, n: int) -> list[float] | None:
+    """90 % interval of a mean over n cluster draws, by Student's t."""
+    if error is None:
+        return None
+    reach = float(stdtrit(n - 1, 0.95)) * error
+    return [mean - reach, mean + reach]
+
+
+def _p95_interval(
+    values: NDArray[np.float64], index: NDArray[np.int64], counts: NDArray[np.int64]
+) -> list[float] | None:
+    """95 % interval of p95 by Woodruff's method, with cluster draws as the independent units.
+
+    The share of values up to the sample's p95 has a standard error by cluster draw; the interval
+    lies between the quantiles that far on both sides.
+
+    References
+    ----------
+    .. [1] Woodruff (1952), "Confidence intervals for medians and other position measures",
+       doi:10.1080/01621459.1952.10483443.
+    """
+    below = (values <= np.quantile(values, 0.95)).astype(np.float64)
+    error = _mean_error(counts, np.bincount(index, below) / counts, float(below.mean()))
+    if error is None:
+        return None
+    reach = float(stdtrit(counts.size - 1, 0.975)) * error
+    if reach > 0.05:  # beyond the slowest value
+        return None
+    low, high = np.quantile(values, [max(0.0, 0.95 - reach), 0.95 + reach])
+    return [float(low), float(high)]
+
+
+def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise what `simulate` returned, and `estimate` of a job; times in seconds."""
+    job = job_of(dataset)
+    call = json.loads(dataset.attrs["call"])
+    out: dict[str, Any] = {
+        "job": dataset.attrs["job_name"],
+        "seed": int(dataset.attrs["seed"]),
+        "replicates": int(dataset.sizes["replicate"]),
+        "world_size": job.world_size,
+        "ideal_step_time": float(dataset.ideal_step_time),
+        "step_time": _step_spread(dataset),
+        "exposed_communication": float(dataset.exposed_communication),
+        "exposed_communication_se": _known(float(dataset.exposed_communication_se)),
+    }
+    if "slowdown_probability" in dataset:
+        pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
+        out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}
+    if "mfu" in dataset:
+        out["mfu"] = float(dataset.mfu)
+        out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
+    memory = estimate_memory(job)
+    if memory is not None:
+        out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB,
+                         "stage": memory.stage}  # fmt: skip
+    if "time_to_train" in dataset:
+        out |= _run_summary(dataset, call)
+    if "model_error" in dataset.attrs:
+        out["model_error"] = json.loads(dataset.attrs["model_error"])
+    if "data_error" in dataset.attrs:
+        out["data_error"] = json.loads(dataset.attrs["data_error"])
+    out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
+    out["engine"] = json.loads(dataset.attrs["engine"])
+    if "replicas" in dataset.attrs:
+        out["replicas"] = json.loads(dataset.attrs["replicas"])
+    out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
+    return out
+
+
+_BETWEEN = ("between_cluster_std", "between_cluster_at_most")
+
+
+def _steady(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise steps without the step effect, as runs rest on them."""
+    steady = np.asarray(dataset.step_time, np.float64) / np.asarray(dataset.step_effect)
+    return spread(steady, np.asarray(dataset.cluster_idx))
+
+
+def _step_spread(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Summarise steps; what all GPUs share in a step says nothing of how clusters differ."""
+    steps = np.asarray(dataset.step_time, np.float64)
+    found, steady = spread(steps, np.asarray(dataset.cluster_idx)), _steady(dataset)
+    found = _add_up(found | {key: steady[key] for key in _BETWEEN})
+    one, allocations = apart(dataset)
+    quantiles = [0.05, 0.5, 0.9, 0.95, 0.99]
+    names = ("p5", "p50", "p90", "p95", "p99")
+    found["one_allocation"] = dict(zip(names, map(float, np.quantile(one, quantiles)), strict=True))
+    found["allocations"] = None
+    if allocations.size >= TAIL_SAMPLES / 0.05:  # enough of them for the 5th and the 95th
+        low, middle, high = map(float, np.quantile(allocations, [0.05, 0.5, 0.95]))
+        found["allocations"] = {"p5": low, "p50": middle, "p95": high}
+    return found
+
+
+def apart(dataset: "xr.Dataset") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return steps of a job on one allocation, and the mean steps of allocations [s].
+
+    An allocation is a cluster draw: the nodes that a job gets. Steps are taken about the mean of
+    their own draw; means of draws are without the noise of the few steps behind each.
+
+    Returns
+    -------
+    one : float64 [replicate]
+    allocations : float64 [cluster]
+    """
+    steps = np.asarray(dataset.step_time, np.float64)
+    _, index, counts = np.unique(dataset.cluster_idx, return_inverse=True, return_counts=True)
+    means = np.bincount(index, steps) / counts
+    steady = steps / np.asarray(dataset.step_effect)
+    quiet = np.bincount(index, steady) / counts
+    between, seen = _steady(dataset)[_BETWEEN[0]], float(quiet.std(ddof=1)) if quiet.size > 1 else 0
+    keep = between / seen if between and seen else 0.0
+    middle = float(steps.mean())
+    return steps - means[index] + middle, middle + keep * (quiet - quiet.mean())
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
+    """Summarise runs; their errors hold those of the simulated steps that they rest on."""
+    wrong = model_error_time(dataset)
+    if wrong.any():
+        return _with_model_error(dataset, runs, wrong)
+    out = spread(runs, np.asarray(dataset.run_cluster_idx))
+    if "under_way" in json.loads(dataset.attrs["call"]):
+        return out  # it takes its mean step from its own steps
+    step = _steady(dataset)
+    n, scale = step["cluster_draws"], out["mean"] / step["mean"]
+    out["cluster_draws"] = min(n, out["cluster_draws"])
+    if step["mean_se"] is None:
+        return out | dict.fromkeys(("mean_se", "mean_ci90", "p95_ci", *_BETWEEN))
+    # few runs on each cluster hardly tell how these differ, their steps do
+    between, within = scale * step["between_cluster_std"], out["within_cluster_std"]
+    if n >= runs.size:  # one run each
+        within = max(0.0, out["std"] ** 2 - between**2) ** 0.5
+    shared = scale * step["mean_se"] * max(1.0, n / runs.size) ** 0.5
+    error, at_most = float(np.hypot(shared, within / np.sqrt(runs.size))), step[_BETWEEN[1]]
+    out |= {
+        "mean_se": error, "mean_ci90": _mean_interval(out["mean"], error, n),
+        "within_cluster_std": within, "between_cluster_std": between,
+        "between_cluster_at_most": None if at_most is None else scale * at_most,
+    }  # fmt: skip
+    if out["p95_ci"] is not None:
+        noise = 1.96 * scale * step["within_cluster_std"] / dataset.sizes["replicate"] ** 0.5
+        (low, high), p95 = out["p95_ci"], out["p95"]
+        out["p95_ci"] = [
+            p95 - float(np.hypot(p95 - low, noise)), p95 + float(np.hypot(high - p95, noise))
+        ]  # fmt: skip
+    return _add_up(out)
+
+
+def model_error_time(dataset: "xr.Dataset") -> NDArray[np.float64]:
+    """Return what the model's own error adds to every run [s]."""
+    names = [str(name) for name in dataset.term.values] if "run_term_time" in dataset else []
+    if "model_error" not in names:
+        return np.zeros(dataset.sizes["run_replicate"])
+    return np.asarray(dataset.run_term_time[:, names.index("model_error")], np.float64)
+
+
+def _with_model_error(
+    dataset: "xr.Dataset", runs: NDArray[np.float64], wrong: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Summarise runs the model of which may be wrong: its error apart from the other parts.
+
+    Errors of mean and p95 hold the draws of the model's error, too, which are one per run.
+    """
+    calm = dataset.assign(
+        run_term_time=dataset.run_term_time.where(dataset.term != "model_error", 0.0)
+    )
+    out, whole = _run_spread(calm, runs - wrong), spread(runs, np.arange(runs.size))
+    std = float(wrong.std(ddof=1)) if wrong.size > 1 else 0.0
+    out |= {key: whole[key] for key in ("mean", "p5", "p50", "p90", "p95", "p99")}
+    out |= {"model_error_std": std, "std": math.hypot(out["std"], std)}
+    out["cv"] = out["std"] / out["mean"]
+    if out["mean_se"] is not None:
+        shared = 1.96 * out["mean_se"]  # of the steps behind all runs
+        out["mean_se"] = math.hypot(out["mean_se"], std / math.sqrt(runs.size))
+        out["mean_ci90"] = _mean_interval(out["mean"], out["mean_se"], out["cluster_draws"])
+        if whole["p95_ci"] is not None:
+            p95, (low, high) = out["p95"], whole["p95_ci"]
+            out["p95_ci"] = [
+                p95 - math.hypot(p95 - low, shared), p95 + math.hypot(high - p95, shared)
+            ]  # fmt: skip
+    return out
+
+
+def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
+    """Say what delays a run and what makes it vary, as far as the result tells."""
+    out: dict[str, Any] = {}
+    if "run_term_time" not in dataset:
+        return out
+    if "ettr" in dataset:
+        out["ettr"] = float(dataset.ettr.mean())
+        out["failures"] = float(dataset.run_failures.mean())
+    times = np.asarray(dataset.run_term_time, np.float64)
+    names = [str(name) for name in dataset.term.values]
+    centred, whole = runs - runs.mean(), float(runs.var())
+    shares = (times - times.mean(axis=0)).T @ centred / runs.size / (whole or 1.0)
+    plain = ("ideal_steps", "steps_so_far")
+    used = [i for i, name in enumerate(names) if name not in plain and times[:, i].any()]
+    out["delay_by_term"] = {names[i]: float(times[:, i].mean()) for i in used}
+    out["variance_by_term"] = {names[i]: float(shares[i]) for i in used} if whole else {}
+    if "checkpoint_steps" in dataset:
+        out["checkpoint"] = {
+            "interval": float(dataset.checkpoint_interval),
+            "interval_steps": int(dataset.checkpoint_steps),
+            "write": float(dataset.checkpoint_write_time),
+        }
+    if "best_checkpoint_steps" in dataset:
+        out["best_checkpoint_interval"] = float(dataset.best_checkpoint_interval)
+        out["checkpoint"] |= {
+            "best_interval_steps": int(dataset.best_checkpoint_steps),
+            "costs_more": float(dataset.checkpoint_excess),
+        }
+    return out
+
+
+def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
+    import datetime
+
+    runs = np.asarray(dataset.time_to_train, np.float64)
+    out: dict[str, Any] = {
+        "run_replicates": int(runs.size),
+        "steps": int(dataset.attrs["steps"]),
+        "time_to_train": _run_spread(dataset, runs),
+    }
+    if "so_far" in dataset.attrs:
+        out["under_way"] = json.loads(dataset.attrs["so_far"])
+    if "deadline" in dataset:
+        deadline = float(dataset.deadline)
+        out["finish_by"] = {
+            "deadline": deadline, "probability": float((runs <= deadline).mean()),
+            "failures_modelled": job_of(dataset).run.failures is not None,
+        }  # fmt: skip
+    probability = float(call["probability"])
+    if call.get("start"):
+        start = datetime.datetime.fromisoformat(call["start"])
+        seconds = float(np.quantile(runs, probability))
+        try:
+            length = datetime.timedelta(seconds=seconds)
+            start + length  # noqa: B018
+        except OverflowError as error:
+            raise PrismError(
+                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
+                "days later, beyond "
+                f"the year 9999; leave the start out, or lower {named('steps')}"
+            ) from error
+        out["finish_date"] = {
+            "probability": probability,
+            "date": (start + length).isoformat(timespec="seconds"),
+        }
+    out |= _terms(dataset, runs)
+    if "cost" in dataset:
+        cost = np.asarray(dataset.cost, np.float64)
+        out["cost"] = {"mean": float(cost.mean()), "p50": float(np.quantile(cost, 0.5)),
+                       "p95": float(np.quantile(cost, 0.95))}  # fmt: skip
+    return out
