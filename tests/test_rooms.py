@@ -1,6 +1,7 @@
 """Rooms: each names in its `__init__` what others may import, and nobody imports anything else."""
 
 import ast
+import graphlib
 import importlib
 from collections.abc import Iterator
 from functools import cache
@@ -14,9 +15,9 @@ ROOT = Path(prism.__file__).parent
 ROOMS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").exists())
 
 
-def imports(file: Path) -> Iterator[tuple[str, str]]:
-    """Modules below prism that a file imports, and the name it takes of each, if any."""
-    for node in ast.walk(ast.parse(file.read_text())):
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Modules that a tree imports, and the name it takes of each, if any."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -34,7 +35,7 @@ def crossings() -> list[tuple[Path, str, str, str]]:
     found = []
     for file in ROOT.rglob("*.py"):
         own = file.relative_to(ROOT).parts[0]
-        for module, name in imports(file):
+        for module, name in imported(ast.parse(file.read_text())):
             _, _, below = module.partition("prism.")
             room, _, inner = below.partition(".")
             if module.startswith("prism.") and room in ROOMS and room != own:
@@ -57,3 +58,18 @@ def test_others_import_what_a_room_shows_and_nothing_else(room):
     assert [x for x in used if x[2].startswith("_")] == []
     assert all(hasattr(shown, name) for _, module, name in used if not module and name)
     assert shown.__doc__
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """What is imported at the top of a module; imports inside functions come later."""
+    graph: dict[str, set[str]] = {}
+    for file in ROOT.rglob("*.py"):
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        top = ast.Module([n for n in ast.parse(file.read_text()).body if is_import(n)], [])
+        graph[own] = {module for module, _ in imported(top)} - {own}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.With)
