@@ -14,7 +14,7 @@ from prism.distributions.library import load_library
 from prism.jobs.job import load_job
 from prism.models.fit import fit, fit_calibrated, summarize_fit
 from prism.simulation.steps import simulate
-from prism.simulation.variability import Stall, resolve_variability
+from prism.simulation.variability import StallEffect, resolve_variability
 
 JOB = """base: llama3-405b-8k
 model: {{name: llama3-8b, n_layers: 4}}
@@ -140,7 +140,7 @@ def test_what_a_job_sets_itself_wins(made, tmp_path):
     assert own.step.cv == pytest.approx(0.07) and own.stall == fitted.stall
     own = resolved("variability.effects.stall.rate_per_hour=0.5",
                    "variability.effects.stall.duration_s=9")  # fmt: skip
-    assert own.stall == Stall("rank", 0.5, 9.0, library.value("stall/duration_cv"))
+    assert own.stall == StallEffect("rank", 0.5, 9.0, library.value("stall/duration_cv"))
     assert own.step == fitted.step
     own = resolved("variability.effects.stall.rate_per_hour=0")
     assert own.stall.rate_per_hour == 0.0

@@ -15,7 +15,7 @@ from prism.simulation.draws import lower
 from prism.simulation.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
-from prism.simulation.variability import Regime, Stall, Variability
+from prism.simulation.variability import CongestionEffect, StallEffect, Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.opgraph import OpType
 
@@ -44,8 +44,8 @@ def effects(**changes):
     """Build effects without a library; residual lognormal 2 %."""
     none = constant()
     values = {
-        "rank": none, "step": none, "microbatch": none, "call": none, "regime": Regime(),
-        "stall": Stall(), "dependence": "full", "loss_loading": 0.5, "memory_loading": 0.25,
+        "rank": none, "step": none, "microbatch": none, "call": none, "regime": CongestionEffect(),
+        "stall": StallEffect(), "dependence": "full", "loss_loading": 0.5, "memory_loading": 0.25,
         "replaced_residual": lognormal(0.02),
     }  # fmt: skip
     return Variability(**(values | changes))

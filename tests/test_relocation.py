@@ -13,7 +13,7 @@ from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
 from prism.simulation.othernodes import limit_microbatches, relocate
-from prism.simulation.prepare import Step, prepare
+from prism.simulation.prepare import Prepared, prepare
 
 
 # -------------------------------------------------------------------------------------- traces
@@ -31,7 +31,7 @@ def traced(model):
         }
     )  # fmt: skip
     program, graph = program_of(model)
-    return Step(job, None, graph, program)
+    return Prepared(job, None, graph, program)
 
 
 def moved(model, hosts):

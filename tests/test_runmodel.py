@@ -17,13 +17,13 @@ from prism.simulation.runs.drift import decay_sum, drift_sum, drift_variance, wa
 from prism.simulation.runs.model import (
     Cause,
     Checkpoints,
+    CongestionStates,
     Drift,
     Episodes,
     Evaluations,
     Interruptions,
-    Regime,
     RunModel,
-    Stalls,
+    StallProcess,
     simulate_runs,
 )
 from prism.simulation.runs.rates import expected_events, stationary
@@ -94,7 +94,8 @@ CASES = {
     "slow drift": {"drift": Drift(0.02, 2000.0)},
     "daily wave and run effect": {"drift": Drift(0.01, 200.0, 0.03, 5e4), "run_cv": 0.01},
     "stalls and failures": {
-        "drift": Drift(0.02, 2000.0), "stalls": Stalls(1e-3, LENGTHS), "interruptions": FAILING,
+        "drift": Drift(0.02, 2000.0), "stalls": StallProcess(1e-3, LENGTHS),
+        "interruptions": FAILING,
         "checkpoints": Checkpoints(300, 20.0), "evaluations": Evaluations(500, 30.0),
     },
     "in the background, causes, few spares": {
@@ -104,7 +105,7 @@ CASES = {
     },
     "congestion": {
         "mean": MEAN * [1.0, 1.2, 1.5], "std": 0.02 * MEAN * [1.0, 1.2, 3.0],
-        "regime": Regime(np.array([[0, 1e-3, 0], [2e-3, 0, 1e-3], [0, 4e-3, 0]])),
+        "regime": CongestionStates(np.array([[0, 1e-3, 0], [2e-3, 0, 1e-3], [0, 4e-3, 0]])),
     },
     "slow nodes, some replaced": {
         "interruptions": FAILING, "checkpoints": Checkpoints(200, 10.0),
@@ -182,7 +183,7 @@ def test_congestion_comes_and_goes_between_steps_as_well():
 
 def test_short_runs_are_walked_as_long_ones_sum():
     case = model(
-        drift=Drift(0.02, 300.0, 0.01, 4e4), stalls=Stalls(1e-3, LENGTHS), run_cv=0.01,
+        drift=Drift(0.02, 300.0, 0.01, 4e4), stalls=StallProcess(1e-3, LENGTHS), run_cv=0.01,
         profile=np.linspace(0.5, 1.5, 2001),
     )  # fmt: skip
     walked, summed = (simulate_runs(case, n, 4000, 3).total / n for n in (2000, 2001))
@@ -278,7 +279,7 @@ def test_stationary_shares():
 
 # -------------------------------------------------------------------------------- bookkeeping
 EVERYTHING = model(
-    drift=Drift(0.02, 500.0, 0.01, 4e4), run_cv=0.01, stalls=Stalls(1e-4, LENGTHS),
+    drift=Drift(0.02, 500.0, 0.01, 4e4), run_cv=0.01, stalls=StallProcess(1e-4, LENGTHS),
     evaluations=Evaluations(700, 30.0), **CASES["slow nodes, some replaced"],
 )  # fmt: skip
 
@@ -320,7 +321,7 @@ def test_what_the_model_is_wrong_by_is_one_factor_on_a_run(changes, n_steps):
 def test_lost_work_is_done_again():
     """Steps that count take what they would without failures: the rest is lost or waited for."""
     runs = simulate_runs(model(**CASES["stalls and failures"]), 5000, 4000, 1)
-    calm = simulate_runs(model(drift=Drift(0.02, 2000.0), stalls=Stalls(1e-3, LENGTHS),
+    calm = simulate_runs(model(drift=Drift(0.02, 2000.0), stalls=StallProcess(1e-3, LENGTHS),
                                evaluations=Evaluations(500, 30.0)), 5000, 4000, 1)  # fmt: skip
     assert np.all(runs.terms["evaluations"] == 300.0)
     assert np.all(runs.terms["checkpoints"] == (5000 // 300) * 20.0)

@@ -21,7 +21,7 @@ from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, independent
 from prism.models.steptimes.series import take_apart
 from prism.models.steptimes.spread import Spread, model_variances
-from prism.simulation.runs.model import Drift, RunModel, Stalls, simulate_runs
+from prism.simulation.runs.model import Drift, RunModel, StallProcess, simulate_runs
 
 
 def write(path, seconds):
@@ -150,7 +150,7 @@ def test_totals_are_those_of_runs_from_event_to_event():
     mean = model.step_s * (1.0 + s.run * z)[:, None]
     parts = RunModel(
         mean, np.full_like(mean, s.white * model.step_s), drift=Drift(s.drift, s.tau_s),
-        stalls=Stalls(model.stall_rate, model.stall_s),
+        stalls=StallProcess(model.stall_rate, model.stall_s),
     )  # fmt: skip
     walked = simulate_runs(parts, n, 4_000, 2).total
     drawn = draw_runs(replace(model, beginning_s=model.beginning_s[:, :0]), n, 4_000, 3).total

@@ -11,7 +11,14 @@ from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.runs import condition
 from prism.models.steptimes.spread import Spread, drift_mean_variance, simulate_body
 from prism.models.steptimes.underway import finish, past_of
-from prism.simulation.runs.model import Checkpoints, Drift, Regime, RunModel, Stalls, simulate_runs
+from prism.simulation.runs.model import (
+    Checkpoints,
+    CongestionStates,
+    Drift,
+    RunModel,
+    StallProcess,
+    simulate_runs,
+)
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
 
@@ -30,7 +37,7 @@ def noise(n, seed=1):
 
 def test_congestion_in_the_steps_so_far_counts_once():
     """A run that goes as its model says has as much left as before anything was measured."""
-    regime = Regime(np.array([[0.0, 0.05], [0.02, 0.0]]))
+    regime = CongestionStates(np.array([[0.0, 0.05], [0.02, 0.0]]))
     ratio = np.array([1.0, 1.3])
     model = RunModel(MEAN * ratio, 0.01 * MEAN * ratio, regime=regime)
     usual = 2.0 / float(stationary(regime.rates) @ (1.0 / ratio))
@@ -45,7 +52,7 @@ def test_measured_stalls_outweigh_the_models_one(n_own):
     """Thirty stalls of 20 s, where the model has rare ones of 1 s: thirty to one."""
     seconds = 2.0 * noise(3000)
     seconds[50::100] += 20.0
-    model = RunModel(MEAN, 0.01 * MEAN, stalls=Stalls(1e-5, np.full(n_own, 1.0)))
+    model = RunModel(MEAN, 0.01 * MEAN, stalls=StallProcess(1e-5, np.full(n_own, 1.0)))
     found = condition(model, steps(seconds), 10, 1).model.stalls
     assert found.rate_per_s == pytest.approx(31 / (6000 + 1e5), rel=0.02)
     assert found.lengths.mean() == pytest.approx((30 * 20 + 1) / 31, rel=0.01)

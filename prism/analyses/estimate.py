@@ -20,7 +20,7 @@ from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import parse_date, parse_duration
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
 from prism.simulation.jobwarnings import job_doubts
-from prism.simulation.prepare import Step, prepare
+from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
 from prism.simulation.runs.build import build_run_model, marks_of, mean_step
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
@@ -174,7 +174,7 @@ class _Run(NamedTuple):
 
 
 def _run(
-    step: Step,
+    step: Prepared,
     dataset: "xr.Dataset",
     call: dict[str, Any],
     threads: int,
@@ -390,7 +390,7 @@ def _check(call: dict[str, Any]) -> None:
     sizes.check_size(named("run_replicates"), runs, named("run_replicates"))
 
 
-def _warnings(step: Step, call: dict[str, Any], n_clusters: int) -> list[str]:
+def _warnings(step: Prepared, call: dict[str, Any], n_clusters: int) -> list[str]:
     """Say which quantiles rest on too few samples, and how many they would need."""
     out = []
     replicates, run_replicates = call["replicates"], call["run_replicates"]

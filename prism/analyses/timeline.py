@@ -28,7 +28,7 @@ from prism.common.text import time_unit
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job, shipped_jobs
 from prism.jobs.jobspec.frommodel import model_attrs
-from prism.simulation.prepare import Step, prepare
+from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, run_blocks, settle_call
 from prism.traces import Trace, read_trace
@@ -51,7 +51,7 @@ class Sampled(NamedTuple):
     """Sampled steps of a job."""
 
     job: Job
-    step: Step
+    step: Prepared
     seed: int
     step_time: NDArray[np.float64]  # [replicate] s
     notes: list[str]
@@ -237,7 +237,7 @@ def _sample(
 
 
 def _run(
-    step: Step, n: int, seed: int, threads: int, progress: Progress | None
+    step: Prepared, n: int, seed: int, threads: int, progress: Progress | None
 ) -> NDArray[np.float64]:
     """Step times of n replicates [s]."""
     blocks = range(-(-n // LANES))
@@ -313,7 +313,7 @@ def _lay_job(
     return make_timeline(sheets, attrs)
 
 
-def _rank_rows(step: Step) -> dict[int, Row] | None:
+def _rank_rows(step: Prepared) -> dict[int, Row] | None:
     """Row of every rank of a job; None for a fitted trace, which numbers none."""
     if step.workload is None:
         return None

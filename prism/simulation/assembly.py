@@ -23,7 +23,7 @@ from prism.simulation.draws import lower
 from prism.simulation.independent import pool_program
 from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_law
 from prism.simulation.placednodes import needs_memory, site_nodes
-from prism.simulation.program import Bank, Origin, Place, Program, Tables
+from prism.simulation.program import Bank, Origin, PlacedPart, Program, Tables
 from prism.simulation.variability import Variability
 from prism.workload.build import nominal_library
 from prism.workload.kernels import is_compute
@@ -104,7 +104,9 @@ def _wiring(job: Job, v: Variability, default: Placement) -> Wiring | None:
     return Wiring(build_cluster(job, nominal_library(job, v.library)), default)
 
 
-def _places(graph: StepGraph, lowered: list[LoweredOp], default: Placement) -> tuple[Place, ...]:
+def _places(
+    graph: StepGraph, lowered: list[LoweredOp], default: Placement
+) -> tuple[PlacedPart, ...]:
     """Whose nodes the fixed parts of every op type wait for."""
     members, domain = default.members(), default.job.cluster.nvlink_domain_gpus
     n = graph.n_stages
@@ -124,7 +126,7 @@ def _places(graph: StepGraph, lowered: list[LoweredOp], default: Placement) -> t
                 stage, peer = 0, n - 1
             elif part.group == "world":
                 stage = peer = -1
-            places.append(Place(c, part, bool(is_global[c]), stage, peer))
+            places.append(PlacedPart(c, part, bool(is_global[c]), stage, peer))
     return tuple(places)
 
 

@@ -63,7 +63,7 @@ def lower(
     return a, r
 
 
-class Stall(NamedTuple):
+class StallDraw(NamedTuple):
     """What is drawn of the stalls of one group in the replicates of a block."""
 
     stage: int
@@ -79,13 +79,13 @@ def stall_groups(program: Program) -> list[tuple[int, int]]:
     return [(s, r) for r in range(program.graph.n_replicas) for s in stages]
 
 
-def draw_stalls(program: Program, block: int, seed: int) -> Iterator[Stall]:
+def draw_stalls(program: Program, block: int, seed: int) -> Iterator[StallDraw]:
     """Draw the stalls of every group in a block, as the engine does."""
     key, words = seed_key(seed), np.empty((4, engine.LANES), np.uint32)
     thresholds = program.stalls.probability * WORD
     for stage, replica in stall_groups(program):
         engine.philox_lanes(stage, replica, block * engine.LANES, engine.STALL, key, words)
-        yield Stall(stage, words[0] < np.uint64(thresholds[stage]), words)
+        yield StallDraw(stage, words[0] < np.uint64(thresholds[stage]), words)
 
 
 def stalls_in(program: Program, blocks: range, seed: int) -> tuple[Counts, NDArray[np.float64]]:

@@ -16,12 +16,12 @@ from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
 from prism.simulation.assembly import build_program
 from prism.simulation.placednodes import needs_memory, site_nodes, site_workers
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 
 
 def relocate(
-    step: Step,
+    step: Prepared,
     hosts: Sequence[int] | NDArray[np.int64],
     slowdowns: Mapping[int, NodeSlowdown],
     n_nodes: int | None = None,
@@ -30,7 +30,7 @@ def relocate(
 
     Parameters
     ----------
-    step : Step
+    step : Prepared
         Under any placement.
     hosts : sequence of int
         [slot] the physical node that takes each slot.
@@ -71,7 +71,9 @@ def relocate(
     return site_nodes(program, placement, slowdowns)
 
 
-def _rebuilt(step: Step, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]) -> Program:
+def _rebuilt(
+    step: Prepared, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
+) -> Program:
     """Lower a job's ops anew, memory-bound kernels with factors of their own."""
     job, blocks = step.job, step.job.model_dump(exclude={"name", "source"})
     blocks["cluster"] |= {
@@ -87,7 +89,7 @@ def _rebuilt(step: Step, placement: Placement, slowdowns: Mapping[int, NodeSlowd
 
 
 def limit_microbatches(
-    step: Step, counts: Sequence[int] | NDArray[np.int64], program: Program | None = None
+    step: Prepared, counts: Sequence[int] | NDArray[np.int64], program: Program | None = None
 ) -> Program:
     """Give replicas fewer microbatches than the schedule has: the later ones take no time there.
 

@@ -17,7 +17,7 @@ from prism.cluster.linkcongestion import congested_links
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.simulation.program import Origin, Place, Program
+from prism.simulation.program import Origin, PlacedPart, Program
 from prism.workload.transformer import TP_OVERLAP_COST
 
 Array = NDArray[np.float64]
@@ -241,7 +241,7 @@ def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
     return {group: wiring for group in groups if not wiring.is_as(default, group)}
 
 
-def _ratio(default: Wiring, moved: Wiring | None, place: Place, own: bool) -> Array:
+def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) -> Array:
     """How many times longer a message takes than its nominal time [replica].
 
     A ratio, since the nominal duration of a transfer is the mean over all hops: one that becomes
@@ -259,7 +259,7 @@ def _ratio(default: Wiring, moved: Wiring | None, place: Place, own: bool) -> Ar
     return ratio
 
 
-def _slowest(slow: Array, place: Place) -> Array:
+def _slowest(slow: Array, place: PlacedPart) -> Array:
     """Largest of slow [replica, stage] over the groups that a part waits for [replica]."""
     stages = slice(None) if place.stage < 0 else [place.stage, place.peer]
     own = slow[:, stages].max(axis=1)

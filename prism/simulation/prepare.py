@@ -27,8 +27,8 @@ from prism.simulation.tracemodel.arrays import (
 from prism.simulation.tracemodel.file import load_model
 from prism.simulation.tracemodel.model import TraceModel, check_trace_job
 from prism.simulation.variability import (
-    Regime,
-    Stall,
+    CongestionEffect,
+    StallEffect,
     Treatment,
     Variability,
     is_communication,
@@ -40,7 +40,7 @@ from prism.workload.stepgraph import GraphOptions, build_step_graph
 
 
 @dataclass(frozen=True)
-class Step:
+class Prepared:
     """A job made ready to run: what is computed, and the arrays that compute it."""
 
     job: Job
@@ -64,7 +64,7 @@ class Step:
         return self.source.period_ratio if isinstance(self.source, TraceModel) else 1.0
 
 
-def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Step:
+def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Prepared:
     """Build workload, step graph and engine arrays of a job, over another library where given.
 
     `engine` is one of `prism.simulation.sampledreplicas.ENGINES`: whether all replicas are
@@ -91,12 +91,12 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     graph = build_step_graph(workload, schedule, options)
     variability = resolve_variability(job, library, workload)
     program = build_program(job, graph, variability, seed)
-    step = Step(job, workload, graph, *choose_engine(program, engine), variability)
+    step = Prepared(job, workload, graph, *choose_engine(program, engine), variability)
     check_threads(step, 1)
     return step
 
 
-def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Step:
+def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Prepared:
     """Build the engine's arrays of a job that a fitted trace stands for.
 
     Raises
@@ -107,7 +107,7 @@ def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact")
     check_trace_job(job, model)
     graph = build_trace_graph_arrays(model, job.parallelism.dp)
     program = _trace_program(job, model, graph, seed)
-    return Step(job, None, graph, *choose_engine(program, engine), model)
+    return Prepared(job, None, graph, *choose_engine(program, engine), model)
 
 
 def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> Program:
@@ -129,8 +129,8 @@ def model_variability(job: Job, model: TraceModel) -> Variability:
         step=lognormal(cv),
         microbatch=none,
         call=none,
-        regime=Regime(),
-        stall=Stall(),
+        regime=CongestionEffect(),
+        stall=StallEffect(),
         dependence=job.variability.dependence,
         model_error=job.variability.model_error or 0.0,
         correlation_time_s=model.correlation_steps * model.measured_mean,
@@ -160,7 +160,7 @@ def _check_size(job: Job) -> None:
     check_size(job.source, counts, way_out)
 
 
-def check_threads(step: Step, threads: int) -> None:
+def check_threads(step: Prepared, threads: int) -> None:
     """Refuse a step that takes too much memory, of every thread, or time, of a single block."""
     n_bytes = thread_bytes(step.program) * threads
     check_size(
@@ -185,7 +185,7 @@ def _library(job: Job) -> Library | None:
     return load_library(name) if name else None
 
 
-def silence(step: Step, seed: int) -> Program:
+def silence(step: Prepared, seed: int) -> Program:
     """Return a step's program with communication of zero cost; ranks still wait for each other."""
     job, graph, source = step.job, step.graph, step.source
     assert source is not None

@@ -23,7 +23,7 @@ from prism.simulation.execution.task import Arrays
 from prism.simulation.lowering import Part
 
 
-class Place(NamedTuple):
+class PlacedPart(NamedTuple):
     """A part of an op's fixed time (`lowering.Part`), and whose nodes it waits for."""
 
     coef: int
@@ -40,7 +40,7 @@ class Origin(NamedTuple):
     factor: NDArray[np.float64]  # [loading, gpu] what was measured, 1 where nothing was
     roles: tuple[str, ...]  # [loading] what of a slow node each follows
     loadings: tuple[float, ...]  # [loading] and with which exponent of its compute
-    places: tuple[Place, ...]
+    places: tuple[PlacedPart, ...]
     wiring: Wiring | None  # of the default order; None: there are no messages
     held: NDArray[np.float64] | None = None  # [2, loading, gpu] measured factor, and the share of
     # it that follows no effect; None unless a trace was measured

@@ -30,7 +30,7 @@ from prism.simulation.execution.tasks import (  # fmt: skip
     n_threads,
     run_tasks,
 )
-from prism.simulation.prepare import Step, check_threads, prepare, silence
+from prism.simulation.prepare import Prepared, check_threads, prepare, silence
 from prism.simulation.program import (
     Program,
     ideal_program,
@@ -208,7 +208,7 @@ def simulate(
 
 
 def simulate_step(
-    step: Step, replicates: int, seed: int, threads: int, progress: Progress | None = None
+    step: Prepared, replicates: int, seed: int, threads: int, progress: Progress | None = None
 ) -> "xr.Dataset":
     """Simulate a step that was prepared under the same seed; see `simulate`."""
     begin, job = time.perf_counter(), step.job
@@ -291,7 +291,7 @@ def _critical_path(
     return path.mean(axis=(0, 2), dtype=np.float64), idle.mean(axis=(0, 2), dtype=np.float64)
 
 
-def find_exposed(step: Step, times: NDArray[Any], seed: int, threads: int) -> Exposed:
+def find_exposed(step: Prepared, times: NDArray[Any], seed: int, threads: int) -> Exposed:
     """Find the share of the step that communication of zero cost would save.
 
     Parameters
@@ -314,7 +314,7 @@ def find_exposed(step: Step, times: NDArray[Any], seed: int, threads: int) -> Ex
     return Exposed(max(0.0, 1.0 - left), error)
 
 
-def _efficiency(step: Step, mean_step_time: float) -> dict[str, Any]:
+def _efficiency(step: Prepared, mean_step_time: float) -> dict[str, Any]:
     """Model flop per second and GPU, and its share of the device's peak, where there is a model."""
     if step.workload is None or step.workload.model_flop <= 0.0:
         return {}

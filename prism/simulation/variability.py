@@ -35,7 +35,7 @@ neither it nor the job says. An assumption: half of what that rank has over its 
 `prism.workload.experts.DEFAULT_IMBALANCE`; measurements of single microbatches are not public."""
 
 
-class Regime(NamedTuple):
+class CongestionEffect(NamedTuple):
     """Congestion: share of time [1], factor on transfers [1], mean length [s]."""
 
     probability: float = 0.0
@@ -43,7 +43,7 @@ class Regime(NamedTuple):
     duration_s: float = 0.0
 
 
-class Stall(NamedTuple):
+class StallEffect(NamedTuple):
     """Rare stops: entity, rate per entity [1/h], length [s] and its cv [1].
 
     They are part of the mean step, unless they add to it, as those do that were measured apart.
@@ -108,8 +108,8 @@ class Variability:
     step: Law
     microbatch: Law
     call: Law
-    regime: Regime
-    stall: Stall
+    regime: CongestionEffect
+    stall: StallEffect
     dependence: str
     node_share: float = 0.0
     memory_loading: float = 0.0
@@ -243,7 +243,7 @@ def resolve_variability(
         expert=_expert_law(job, pick),
         call=pick.law("call", effects.call),
         regime=_stretched_regime(
-            Regime(
+            CongestionEffect(
                 pick.value("regime", effects.regime, "probability", 0.0),
                 pick.value("regime", effects.regime, "factor", 1.0),
                 pick.value("regime", effects.regime, "duration_s", 0.0),
@@ -272,7 +272,7 @@ def resolve_variability(
     )
 
 
-def _stretched_regime(regime: Regime, factor: float, where: str) -> Regime:
+def _stretched_regime(regime: CongestionEffect, factor: float, where: str) -> CongestionEffect:
     """Congestion whose two levels lie `factor` times as far from their mean."""
     p, f = regime.probability, regime.factor
     if factor == 1.0 or p == 0.0 or f == 1.0:
@@ -356,7 +356,7 @@ def _expert_law(job: Job, pick: _Pick) -> Law:
     return pick.law("expert", block)
 
 
-def _stall(job: Job, pick: _Pick) -> Stall:
+def _stall(job: Job, pick: _Pick) -> StallEffect:
     """Stalls; a calibrated library counts those that delay the whole job, by job and by node."""
     block = job.variability.effects.stall
     entity = "rank" if block is None or block.entity is None else block.entity
@@ -366,7 +366,7 @@ def _stall(job: Job, pick: _Pick) -> Stall:
         of_job += job.n_nodes * pick.value("stall", None, "node_rate_per_hour", 0.0)
         adds = of_job > 0.0
         entity, rate = ("job", of_job) if adds else (entity, rate)
-    return Stall(
+    return StallEffect(
         entity, rate,
         pick.value("stall", block, "duration_s", 0.0),
         pick.value("stall", block, "duration_cv", 0.0),

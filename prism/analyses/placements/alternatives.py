@@ -19,7 +19,7 @@ from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import limit_microbatches, relocate
-from prism.simulation.prepare import Step, prepare
+from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
 from prism.workload.opgraph import nominal_duration
 
@@ -130,7 +130,7 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     return kept, ""
 
 
-def _without(problem: Problem, n: int, microbatches: int, seed: int) -> Step:
+def _without(problem: Problem, n: int, microbatches: int, seed: int) -> Prepared:
     """Build the job with n replicas (with hsdp shard groups) on the healthy nodes.
 
     The replicas with most slow nodes go; their healthy nodes take the places of slow ones.
@@ -298,7 +298,7 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
     return Alternative(name, label, relocate(step, hosts, problem.slowdowns))
 
 
-def _stage_seconds(step: Step) -> NDArray[np.float64]:
+def _stage_seconds(step: Prepared) -> NDArray[np.float64]:
     """Nominal seconds of every stage's own ops [stage]."""
     graph = step.graph
     seconds = np.array([nominal_duration(t) if t.collective is None else 0.0

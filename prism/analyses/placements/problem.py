@@ -16,7 +16,7 @@ from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.jobs.job import Job
 from prism.simulation.othernodes import relocate
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ class Problem:
 
     Attributes
     ----------
-    step : Step
+    step : Prepared
         The job with its nodes; of a fitted trace with its workers.
     hosts : int64 [slot]
         Node of every slot now.
@@ -50,7 +50,7 @@ class Problem:
         Whether the nodes that are not placed differ too.
     """
 
-    step: Step
+    step: Prepared
     hosts: Int
     slowdowns: Mapping[int, NodeSlowdown]
     placed: tuple[int, ...]
@@ -109,7 +109,7 @@ class Problem:
         return out
 
 
-def step_layout(step: Step) -> Layout:
+def step_layout(step: Prepared) -> Layout:
     """Slots of a job or of a fitted trace, in the placement that it starts from."""
     placement = Placement(step.job)
     gpu = np.arange(placement.n_nodes) * placement.gpus_per_node
@@ -125,7 +125,7 @@ def near_units(job: Job) -> tuple[str, int]:
     return (tiers[0][0], tiers[0][1].gpus) if tiers else ("cluster", Placement(job).n_gpus)
 
 
-def measured_speeds(step: Step) -> Array:
+def measured_speeds(step: Prepared) -> Array:
     """How slow each worker of a fitted trace was measured to be, over a typical one [node]."""
     origin = step.program.origin
     assert origin is not None
@@ -136,7 +136,7 @@ def measured_speeds(step: Step) -> Array:
     return out
 
 
-def make_problem(step: Step, slowdowns: Mapping[int, NodeSlowdown], threads: int) -> Problem:
+def make_problem(step: Prepared, slowdowns: Mapping[int, NodeSlowdown], threads: int) -> Problem:
     """Pose the question for a job's known slow nodes, or for a fitted trace's workers.
 
     Those nodes are placed that are known to be slow; of many, or of workers, those that are slow

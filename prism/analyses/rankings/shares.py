@@ -33,7 +33,7 @@ from prism.simulation.causes import (
 )
 from prism.simulation.clustermeans import cluster_times
 from prism.simulation.lowering import Lowerer
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 from prism.simulation.steps import Progress, run_blocks
 from prism.simulation.variability import Variability
@@ -267,7 +267,7 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     return total
 
 
-def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:
+def measure_residuals(step: Prepared, v: Variability, seed: int) -> Residuals:
     """Return the variance of every op's residual by class."""
     if step.workload is None:
         return single_class_residuals(step.program, seed)
@@ -276,7 +276,7 @@ def measure_residuals(step: Step, v: Variability, seed: int) -> Residuals:
     return lowered_residuals(step.program, lowered, step.graph.op_types, seed)
 
 
-def list_inputs(step: Step, residuals: Residuals) -> list[Input]:
+def list_inputs(step: Prepared, residuals: Residuals) -> list[Input]:
     """List the inputs of a job, or of a fitted trace."""
     drawn = "call" if step.workload is not None else "rank_step"
     return partition(step.program, residuals, "expert" if step.job.parallelism.ep > 1 else drawn)

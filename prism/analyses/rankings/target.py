@@ -13,7 +13,7 @@ from prism import engine
 from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
 from prism.simulation.causes import Input, Residuals
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.runs.time_to_train import drift_variance, simulate_runs, step_statistics
 from prism.simulation.variability import Variability
 
@@ -120,7 +120,7 @@ class Target:
 class Case:
     """Everything that the parts of a ranking share."""
 
-    step: Step
+    step: Prepared
     v: Variability
     residuals: Residuals
     inputs: list[Input]

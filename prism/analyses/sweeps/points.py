@@ -35,7 +35,7 @@ from prism.distributions.library import Library, load_library
 from prism.jobs.job import Job
 from prism.simulation.execution.task import Shared
 from prism.simulation.execution.tasks import is_remote, n_threads
-from prism.simulation.prepare import Step, prepare
+from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.steps import Exposed, Progress, find_exposed, run_blocks, warm_up
 from prism.workload.build import build_workload
 from prism.workload.memory import Memory
@@ -247,11 +247,11 @@ class Bench:
         batches = int(np.clip(QUIET_GPUS // (n_gpus * engine.LANES), *QUIET_BATCHES))
         self.n_quiet = batches * engine.LANES
         self.simulated = 0  # clusters over all settings
-        self._steps: OrderedDict[Point, Step] = OrderedDict()
+        self._steps: OrderedDict[Point, Prepared] = OrderedDict()
         self._ideals: dict[Point, Ideal | str] = {}  # foreseen
         self._warm = False
 
-    def step(self, point: Point) -> Step:
+    def step(self, point: Point) -> Prepared:
         """Return a setting ready to run."""
         if point not in self._steps:
             self._steps[point] = prepare(point.job, self.seed, self.libraries.of(point.job))

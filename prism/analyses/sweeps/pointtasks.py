@@ -25,7 +25,7 @@ from prism.simulation.clustermeans import cluster_times
 from prism.simulation.execution.content import content_hash
 from prism.simulation.execution.task import Arrays, Shared, Task, as_arrays
 from prism.simulation.execution.tasks import run_tasks
-from prism.simulation.prepare import Step, prepare
+from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import ideal_program
 from prism.simulation.results import library_hash
 from prism.simulation.steps import Exposed, find_exposed, run_blocks
@@ -55,7 +55,7 @@ class Start(NamedTuple):
 NO_START = Start(np.empty(0), Exposed(0.0, 0.0))
 
 
-def find_ideal(step: Step, threads: int = 1) -> Ideal:
+def find_ideal(step: Prepared, threads: int = 1) -> Ideal:
     """Run a setting with every effect at 1."""
     program = ideal_program(step.program)
     seconds = float(Screen(program, threads).times([program])[0])
@@ -63,7 +63,7 @@ def find_ideal(step: Step, threads: int = 1) -> Ideal:
     return Ideal(seconds, flop, step.program.n_draws)
 
 
-def find_start(step: Step, times: Array, seed: int, threads: int, n_quiet: int) -> Start:
+def find_start(step: Prepared, times: Array, seed: int, threads: int, n_quiet: int) -> Start:
     """Find what the first clusters' steps do not tell: free communication, many clusters' ranks."""
     program = step.program
     exposed = find_exposed(step, times[:1], seed, threads)
@@ -82,7 +82,7 @@ class Setting:
     seed: int
     content: str
 
-    def step(self) -> Step:
+    def step(self) -> Prepared:
         """Return it ready to run, from among the latest if it is there."""
         with _lock:
             found = _built.pop(self.content, None)
@@ -95,7 +95,7 @@ class Setting:
         return found
 
 
-_built: OrderedDict[str, Step] = OrderedDict()
+_built: OrderedDict[str, Prepared] = OrderedDict()
 _lock = threading.Lock()
 
 

@@ -28,7 +28,7 @@ from prism.analyses.timelines.played import (
 from prism.common.errors import PrismError
 from prism.engine import LANES
 from prism.jobs.schedule import make_schedule
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, ideal_program, make_keys
 from prism.simulation.tracemodel.file import load_model
 from prism.simulation.tracemodel.graph import TraceNode
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
     step_time: float  # seconds
 
 
-def check_size(step: Step) -> None:
+def check_size(step: Prepared) -> None:
     """Refuse a job whose step holds too many ops, before hours are spent on sampling it."""
     n_replicas, n_ops = step.graph.n_replicas, step.program.ops.kind.size
     if n_replicas * n_ops > MOST_ENDS:
@@ -78,13 +78,13 @@ class JobPlayer:
 
     Attributes
     ----------
-    step : Step
+    step : Prepared
         Of all replicas (engine ``exact``).
     seed : int
         Of the simulation whose replicates are played.
     """
 
-    step: Step
+    step: Prepared
     seed: int
 
     @cached_property
@@ -113,7 +113,7 @@ class JobPlayer:
 
 
 # ---------------------------------------------------------------------------------- the template
-def _ops(step: Step) -> tuple[tuple[PlayedOp, ...], int]:
+def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
     """Describe the engine's ops, and tell which is the last one."""
     ops, graph, program = step.program.ops, step.graph, step.program
     is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
@@ -141,7 +141,7 @@ def _ops(step: Step) -> tuple[tuple[PlayedOp, ...], int]:
 class _JobDescriber:
     """Says what an op of a job is."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Prepared) -> None:
         self.graph, self.blocking = step.graph, step.job.parallelism.p2p == "blocking"
         self.actions = _actions(step)
 
@@ -179,7 +179,7 @@ def _stream(op_type: OpType) -> tuple[str, str]:
     return COMPUTE if is_compute(collective.kernel_class) else COMMUNICATION, collective.name
 
 
-def _actions(step: Step) -> dict[int, Action]:
+def _actions(step: Prepared) -> dict[int, Action]:
     """Kind, chunk and microbatch of every compute op, by its place in its stage's schedule."""
     graph, p = step.graph, step.job.parallelism
     assert step.workload is not None
@@ -199,7 +199,7 @@ def _actions(step: Step) -> dict[int, Action]:
     return found
 
 
-def _trace_describer(step: Step) -> _TraceDescriber:
+def _trace_describer(step: Prepared) -> _TraceDescriber:
     assert step.job.variability.model is not None
     return _TraceDescriber(step, load_model(step.job.variability.model).nodes)
 
@@ -207,7 +207,7 @@ def _trace_describer(step: Step) -> _TraceDescriber:
 class _TraceDescriber:
     """Says what an op of a fitted trace is."""
 
-    def __init__(self, step: Step, nodes: tuple[TraceNode, ...]) -> None:
+    def __init__(self, step: Prepared, nodes: tuple[TraceNode, ...]) -> None:
         self.graph, self.nodes = step.graph, nodes
 
     def __call__(self, i: int) -> PlayedOp:

@@ -33,7 +33,7 @@ from prism.simulation.tracemodel.model import (
     independent_graph,
     synthetic_graph,
 )
-from prism.simulation.variability import Regime, Stall, Variability
+from prism.simulation.variability import CongestionEffect, StallEffect, Variability
 from prism.traces import Trace, read_trace
 from prism.traces.kinds import holds_step_times
 
@@ -183,7 +183,7 @@ def step_program(model: TraceModel, dependence: str, seed: int) -> Program:
     if dependence == "full":
         return program
     none = constant()
-    nothing = Variability(none, none, none, none, Regime(), Stall(), dependence)
+    nothing = Variability(none, none, none, none, CongestionEffect(), StallEffect(), dependence)
     return pool_program(program, graph, nothing, seed)
 
 

@@ -17,7 +17,7 @@ from prism.models.steptimes.series import Series, take_apart
 from prism.models.steptimes.spread import Spread, block_variances
 from prism.models.steptimes.spreadfit import own_noise
 from prism.models.steptimes.underway import FAR, check_one_run, level_given
-from prism.simulation.runs.model import RunModel, Stalls
+from prism.simulation.runs.model import RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
 
@@ -168,14 +168,14 @@ def _spread_of(model: RunModel, body: Array, k: int) -> Spread:
     return Spread(clock, white, model.drift.cv, model.drift.tau_s)
 
 
-def _stalls(model: RunModel, series: Series) -> Stalls | None:
+def _stalls(model: RunModel, series: Series) -> StallProcess | None:
     """Rate and lengths, after the beginning: the model's count as one stall, with its time."""
     late = series.stall_position >= series.beginning
     lengths = series.stall_s[late] * series.mean_over
     known = np.isfinite(series.body[series.beginning :, 0])
     exposure = float(series.work[series.beginning :][known].sum()) * series.mean_over
     if model.stalls is None or model.stalls.rate_per_s == 0.0 or not model.stalls.lengths.size:
-        return Stalls(lengths.size / exposure, lengths) if lengths.size else None
+        return StallProcess(lengths.size / exposure, lengths) if lengths.size else None
     rate = (lengths.size + 1.0) / (exposure + 1.0 / model.stalls.rate_per_s)
     own = model.stalls.lengths
     if lengths.size and own.size * lengths.size > MOST_LENGTHS:
@@ -183,4 +183,4 @@ def _stalls(model: RunModel, series: Series) -> Stalls | None:
         own = np.quantile(own, (np.arange(few) + 0.5) / few)
         own = own * float(model.stalls.lengths.mean() / max(own.mean(), 1e-300))
     # a sample has no weights: each measured length as often as the model has lengths
-    return Stalls(rate, np.concatenate([own, np.repeat(lengths, own.size)]))
+    return StallProcess(rate, np.concatenate([own, np.repeat(lengths, own.size)]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from prism.simulation.execution.chunks import ChunkStore
 from prism.simulation.execution.remote import TIMEOUT_S, Remote
-from prism.simulation.execution.tasks import Place, at_place
+from prism.simulation.execution.tasks import Backend, at_place
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def run_on(
     seed: int | None = None,
     fresh_seed: Callable[[], int] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> Iterator[Place]:
+) -> Iterator[Backend]:
     """Run everything in this block on a Dask cluster, keep finished chunks, or both.
 
     Parameters
@@ -63,10 +63,10 @@ def run_on(
         if scheduler is not None or scheduler_file is not None:
             remote = Remote(scheduler, scheduler_file, timeout_s, say)
         if remote is None and store is None:
-            yield Place()
+            yield Backend()
         else:
-            with at_place(Place(remote, store)):
-                yield Place(remote, store)
+            with at_place(Backend(remote, store)):
+                yield Backend(remote, store)
         if store is not None:
             if store.found:
                 say(f"{store.directory}: {store.found} chunks were at hand, {store.computed} made")

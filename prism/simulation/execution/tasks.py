@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class Backend:
     """Where tasks are run: on workers if there is a remote; what is finished is kept in a store."""
 
     remote: Remote | None = None
     store: ChunkStore | None = None
 
 
-_HERE = Place()
-_place: ContextVar[Place] = ContextVar("prism_place", default=_HERE)
+_HERE = Backend()
+_place: ContextVar[Backend] = ContextVar("prism_place", default=_HERE)
 
 
-def current() -> Place:
+def current() -> Backend:
     """Return where tasks are run."""
     return _place.get()
 
@@ -61,7 +61,7 @@ def cores() -> int:
 
 
 @contextmanager
-def at_place(place: Place) -> Iterator[None]:
+def at_place(place: Backend) -> Iterator[None]:
     """Run the tasks of a block of code at a place."""
     token = _place.set(place)
     try:

@@ -14,7 +14,7 @@ from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.run import REPAIR_S, FailuresBlock
 from prism.simulation.draws import congested_leaves, stalls_in
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.runs.parts import (
     Array,
     Cause,
@@ -48,12 +48,12 @@ SLOW_S = {"compute": 600.0, "network": 1440.0}  # means of Greyhound (ATC'25)
 PEAK_H = 15.0  # assumption: slowest when the day is hottest
 
 
-def build_run_model(step: Step, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
+def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: int) -> RunModel:
     """Return what a run of this job is made of.
 
     Parameters
     ----------
-    step : Step
+    step : Prepared
         As `prepare` gives it.
     dataset : xarray.Dataset
         The simulated steps, of `prism.simulate` under the same seed.

@@ -20,20 +20,20 @@ from prism.simulation.runs.parts import (
     Array,
     Cause,
     Checkpoints,
+    CongestionStates,
     Drift,
     Episodes,
     Evaluations,
     Interruptions,
-    Regime,
     RunModel,
     Runs,
-    Stalls,
+    StallProcess,
 )
 from prism.simulation.runs.rates import expected_events, stationary
 
 __all__ = [
-    "Cause", "Checkpoints", "Drift", "Episodes", "Evaluations", "Interruptions", "Regime",
-    "RunModel", "Runs", "Stalls", "is_undisturbed", "simulate_runs",
+    "Cause", "Checkpoints", "Drift", "Episodes", "Evaluations", "Interruptions", "CongestionStates",
+    "RunModel", "Runs", "StallProcess", "is_undisturbed", "simulate_runs",
 ]  # fmt: skip
 
 Progress = Callable[[int, int], None]
@@ -205,7 +205,9 @@ def _averaged(model: RunModel, n_steps: int) -> RunModel:
     mean = np.column_stack([model.mean[:, 0], model.mean[:, 0] / average])
     own = (model.std**2) @ share
     std = np.sqrt(own + model.mean[:, 0] * np.maximum(0.0, spread) / average**3)
-    always = Regime(np.array([[0.0, 1.0], [0.0, 0.0]]))  # state 1, from the start and for good
+    always = CongestionStates(
+        np.array([[0.0, 1.0], [0.0, 0.0]])
+    )  # state 1, from the start and for good
     return replace(model, mean=mean, std=np.column_stack([std, std]), regime=always)
 
 

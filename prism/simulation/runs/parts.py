@@ -21,7 +21,7 @@ def _nothing() -> Array:
 
 
 @dataclass(frozen=True)
-class Stalls:
+class StallProcess:
     """Rare stops of the whole job: a compound Poisson process.
 
     Attributes
@@ -58,7 +58,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Regime:
+class CongestionStates:
     """A Markov process over the states of `RunModel.mean`, on through interruptions.
 
     Attributes
@@ -220,8 +220,8 @@ class RunModel:
     run_cv: float = 0.0
     model_error: float = 0.0
     drift: Drift = field(default_factory=lambda: Drift(0.0, 0.0))
-    stalls: Stalls | None = None
-    regime: Regime | None = None
+    stalls: StallProcess | None = None
+    regime: CongestionStates | None = None
     episodes: tuple[Episodes, ...] = ()
     interruptions: Interruptions | None = None
     checkpoints: Checkpoints | None = None

@@ -19,9 +19,9 @@ from prism.simulation.draws import congested_leaves, stall_groups, stalls_in
 from prism.simulation.execution.task import Arrays, Shared, Task
 from prism.simulation.execution.tasks import run_tasks
 from prism.simulation.othernodes import relocate
-from prism.simulation.prepare import Step
+from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, make_keys, run_chunk
-from prism.simulation.runs.parts import Array, Regime, Stalls
+from prism.simulation.runs.parts import Array, CongestionStates, StallProcess
 from prism.simulation.sampledreplicas import fit_unseen, unfitted
 from prism.simulation.steps import SECONDS_PER_SAMPLE, run_blocks
 from prism.simulation.variability import Variability
@@ -37,14 +37,14 @@ class Congestion(NamedTuple):
     """Step time by the number of congested leaves over that without [state], and its changes."""
 
     ratio: Array
-    regime: Regime
+    regime: CongestionStates
 
 
 @dataclass(frozen=True)
 class Simulator:
     """What the extra simulations share."""
 
-    step: Step
+    step: Prepared
     seed: int
     threads: int
 
@@ -117,7 +117,7 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     down = states / effect.duration_s
     rates[states[:-1], states[1:]] = up[:-1]
     rates[states[1:], states[:-1]] = down[1:]
-    return Congestion(np.interp(states, known, mean[known]), Regime(rates))
+    return Congestion(np.interp(states, known, mean[known]), CongestionStates(rates))
 
 
 # ------------------------------------------------------------------------------- a slow node
@@ -161,7 +161,7 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
 
 
 # ------------------------------------------------------------------------------------- stalls
-def find_stalls(sim: Simulator, step_s: float) -> Stalls | None:
+def find_stalls(sim: Simulator, step_s: float) -> StallProcess | None:
     """Measure how often the job stalls and what a stall adds; None where not, or in most steps.
 
     Parameters
@@ -183,7 +183,7 @@ def find_stalls(sim: Simulator, step_s: float) -> Stalls | None:
     if not single.any():
         return None
     delay = np.maximum((sim.times(often) - sim.calm_times)[single], 0.0)
-    return Stalls(rate / step_s, delay * _to_the_mean(delay, length[single], stalls.duration))
+    return StallProcess(rate / step_s, delay * _to_the_mean(delay, length[single], stalls.duration))
 
 
 def _to_the_mean(delay: Array, length: Array, mean_s: float) -> float:
