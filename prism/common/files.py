@@ -239,7 +239,9 @@ def check_file(path: Path, source: str) -> int:
     return found.st_size
 
 
-def read_bytes(path: Path, source: str, most: int = MOST_TEXT) -> bytes:
+def read_bytes(
+    path: Path, source: str, most: int = MOST_TEXT, way_out: str = "cut it, or record less"
+) -> bytes:
     """Read a regular file of at most so many bytes, as it stands.
 
     Raises
@@ -248,14 +250,14 @@ def read_bytes(path: Path, source: str, most: int = MOST_TEXT) -> bytes:
         It is no regular file, too large, or cannot be read.
     """
     if check_file(path, source) > most:
-        raise _too_large(source, most)
+        raise _too_large(source, most, way_out)
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
         raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
     if len(data) > most:  # it grew, or a file of the system that tells no size
-        raise _too_large(source, most)
+        raise _too_large(source, most, way_out)
     return data
 
 
@@ -289,11 +291,13 @@ def unpack(data: bytes, source: str, most: int = MOST_TEXT) -> tuple[bytes, str]
     return b"".join(parts), damage
 
 
-def _too_large(source: str, most: int, unpacked: bool = False) -> PrismError:
+def _too_large(
+    source: str, most: int, way_out: str = "cut it, or record less", unpacked: bool = False
+) -> PrismError:
     what = "unpacks to" if unpacked else "has"
     return PrismError(
         f"{source}: {what} more than {most >> 20:,} MiB, the most that is read of such a file; "
-        "cut it, or record less"
+        f"{way_out}"
     )
 
 

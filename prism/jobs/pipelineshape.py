@@ -8,7 +8,7 @@ the first and the last of two chunks share stage 0. Left out: the orders themsel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
@@ -153,3 +153,28 @@ class Schedule(tuple[tuple[Action, ...], ...]):
     def split_of(self, stage: int) -> frozenset[tuple[int, int]]:
         """Backwards of a stage, (chunk, microbatch), whose weight half is an action of its own."""
         return frozenset((a.chunk, a.microbatch) for a in self[stage] if a.kind == "W")
+
+
+def play_rows(rows: Sequence[Sequence[object]], attempt: Callable[[int, list[int]], bool]) -> bool:
+    """Go through rows side by side, each as far as it gets, until all are done or stuck.
+
+    Parameters
+    ----------
+    rows : sequence of sequences
+    attempt : callable
+        Called with a row and heads, the index of the next item of every row: does that item and
+        returns True, or cannot yet. It may move other heads too.
+
+    Returns
+    -------
+    bool
+        Whether all rows came to their end.
+    """
+    heads, moved = [0] * len(rows), True
+    while moved:
+        moved = False
+        for row, items in enumerate(rows):
+            while heads[row] < len(items) and attempt(row, heads):
+                heads[row] += 1
+                moved = True
+    return all(head == len(items) for head, items in zip(heads, rows, strict=True))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
-from prism.jobs.pipelineshape import Action, Schedule, VirtualStages
+from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
 from prism.jobs.scheduleorders import SCHEDULES, make_schedule
 
 __all__ = [
@@ -89,23 +89,20 @@ def play_schedule(
     ends: dict[tuple[str, int, int], float] = {}
     starts: list[list[float]] = [[] for _ in schedule]
     clock = [0.0] * len(schedule)
-    moved = True
-    while moved:
-        moved = False
-        for stage, row in enumerate(schedule):
-            while (i := len(starts[stage])) < len(row):
-                action = row[i]
-                inputs = _inputs(action, stage, virtual_stages)
-                if any(key not in ends for key in inputs):
-                    break
-                start = max([clock[stage], *(ends[key] for key in inputs)])
-                starts[stage].append(start)
-                clock[stage] = start + lengths[stage][i]
-                virtual = virtual_stages.virtual(stage, action.chunk)
-                ends[action.kind, virtual, action.microbatch] = clock[stage]
-                moved = True
-    stuck = [s for s, row in enumerate(schedule) if len(starts[s]) < len(row)]
-    if stuck:
+
+    def play(stage: int, heads: list[int]) -> bool:
+        action = schedule[stage][heads[stage]]
+        inputs = _inputs(action, stage, virtual_stages)
+        if any(key not in ends for key in inputs):
+            return False
+        starts[stage].append(max([clock[stage], *(ends[key] for key in inputs)]))
+        clock[stage] = starts[stage][-1] + lengths[stage][heads[stage]]
+        virtual = virtual_stages.virtual(stage, action.chunk)
+        ends[action.kind, virtual, action.microbatch] = clock[stage]
+        return True
+
+    if not play_rows(schedule, play):
+        stuck = [s for s, row in enumerate(schedule) if len(starts[s]) < len(row)]
         waits = "; ".join(
             f"stage {s} waits before {_describe(schedule[s][len(starts[s])])}" for s in stuck[:4]
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
-from prism.jobs.pipelineshape import Action, Schedule, VirtualStages
+from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
 from prism.workload.build import Collective, Kernel, Workload
 from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
 
@@ -78,14 +78,7 @@ class _StepBuilder:
         items: list[list[Action | Meeting]] = (
             blocking_items(self.schedule) if blocking else [list(a) for a in self.schedule]
         )
-        heads = [0] * self.n_stages
-        progress = True
-        while progress:
-            progress = False
-            for s in range(self.n_stages):
-                while heads[s] < len(items[s]) and self._try(s, items, heads, blocking):
-                    progress = True
-        if any(heads[s] < len(items[s]) for s in range(self.n_stages)):
+        if not play_rows(items, lambda s, heads: self._try(s, items, heads, blocking)):
             raise PrismError("schedule: deadlock; some action comes before its input can exist")
         return self.b, self._end_of_step()
 
@@ -104,7 +97,6 @@ class _StepBuilder:
             if source is not None and source not in self.arrived:
                 return False
             self._action(s, item, blocking)
-        heads[s] += 1
         return True
 
     def _meet(self, meeting: Meeting) -> None:

@@ -7,7 +7,6 @@ mistake. Left out: which file is read, and layers upon each other (`prism.jobs.j
 
 import copy
 import difflib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +17,14 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from prism.common.errors import PrismError, named
+from prism.common.files import read_bytes
 from prism.common.shipped import data_path
 
 KeyPath = tuple[str, ...]
 
 OVERRIDES = "--set ", "overrides "  # how places of overrides begin, typed or from Python
 # The shipped jobs are about 2 kB; a megabyte is some other file, and YAML is slow to say so.
-MAX_BYTES = 1_000_000
+MAX_BYTES = 1 << 20
 # Aliases may repeat a node without end: stop long before memory does.
 MAX_NODES = 50_000
 MAX_DEPTH = 40
@@ -62,19 +62,8 @@ def display_path(path: Path) -> str:
 
 def read_text(path: Path) -> str:
     """Read a small UTF-8 file, refusing a large or binary one before it costs anything."""
-    shown = display_path(path)
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-            size = max(len(raw), os.fstat(stream.fileno()).st_size)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise PrismError(f"{shown}: cannot be read ({reason}); check the permissions") from None
-    if size > MAX_BYTES:
-        raise PrismError(
-            f"{shown}: is {size / 1e6:.1f} MB, expected a job file of at most 1 MB; "
-            "give a YAML job, not a trace, model or result"
-        )
+    shown, way_out = display_path(path), "give a YAML job, not a trace, model or result"
+    raw = read_bytes(path, shown, MAX_BYTES, way_out)
     try:
         text = raw.decode("utf-8-sig")
         wrong = "\0" in text
