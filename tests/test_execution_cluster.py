@@ -103,23 +103,6 @@ def test_workers_killed_in_mid_run_take_nothing_with_them(
         np.testing.assert_array_equal(mine, reference)
 
 
-def test_data_sent_to_a_worker_that_just_died_are_sent_again(cluster, program, here, monkeypatch):
-    """The scheduler knows of a death only when the connection breaks, and passes the error on."""
-    send, failed = remote.Remote.send, []
-
-    def fail_first(self, shared):
-        if len(failed) < 2:
-            failed.append(shared)
-            raise OSError("Connection closed")
-        return send(self, shared)
-
-    monkeypatch.setattr(remote.Remote, "send", fail_first)
-    with run_on(cluster.scheduler_address, timeout_s=300.0):
-        there = simulate.run_blocks(program, range(BLOCKS), 4)
-    assert len(failed) == 2
-    np.testing.assert_array_equal(there[0], here[0])
-
-
 def test_analyses_are_those_of_one_machine(cluster):
     events = ("failures.per_1000_node_days=50", "checkpoint.interval=20min", "checkpoint.write_s=9")
     job = prism.load_job("pipeline-8x32", [f"run.{event}" for event in events])

@@ -1,9 +1,8 @@
 """Run tasks on the workers of a Dask scheduler.
 
-Shared data goes to the cluster once, under its content's hash, and stays there; results come back
-through the scheduler, so that only that has to be reachable. A worker that dies takes nothing with
-it: its tasks, and data that only it had, are sent again. On each machine one worker goes first, so
-that code is compiled once. Left out: starting workers, and closing them.
+Shared data goes to the cluster once, under its content's hash, as a task of its own; results come
+back through the scheduler, so that only that has to be reachable. A worker that dies takes nothing
+with it: Dask runs its tasks, and those that hold shared data, on another one.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ TIMEOUT_S = 30.0
 """How long to wait for a scheduler, for a first worker, and for another one after the last [s]."""
 KEPT_SHARED = 64
 """Shared data held on the cluster, the latest."""
-MOST_TRIES = 20
-"""Times that a task is sent, where what it needs was lost with a worker."""
 _LOOK_S = 2.0  # between two looks at whether workers are there
 
 
@@ -67,7 +64,6 @@ class Remote:
     ) -> None:
         self.timeout_s = timeout_s
         self._shared: OrderedDict[str, Any] = OrderedDict()
-        self._warm: set[tuple[str, str]] = set()  # kinds of task, and machines that have run them
         self._levels: dict[str, int] = {}
         self._own = scheduler is None or isinstance(scheduler, str)
         with suppress(ImportError):
@@ -152,23 +148,14 @@ class Remote:
         """Threads of all workers there are."""
         return sum(self.client.nthreads().values())
 
-    def cold_workers(self, kind: str) -> list[str]:
-        """One worker of every machine that has not run this kind of task, as far as we know."""
-        out: dict[str, str] = {}
-        for worker in sorted(self.client.nthreads()):
-            out.setdefault(worker.rsplit(":", 1)[0], worker)
-        cold = [machine for machine in out if (kind, machine) not in self._warm]
-        self._warm |= {(kind, machine) for machine in cold}
-        return [out[machine] for machine in cold]
-
     def send(self, shared: Shared) -> Any:
         """Bring shared data to the cluster, unless it is there; returns its future."""
         held = self._shared.pop(shared.content, None)
-        if held is None or held.status != "finished":
+        if held is None or held.status not in ("pending", "finished"):
             name = f"prism-{shared.content[:32]}-{uuid.uuid4().hex[:8]}"
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                held = self.client.scatter({name: shared.packed}, direct=False)[name]
+                warnings.simplefilter("ignore")  # of its size
+                held = self.client.submit(bytes, shared.packed, key=name, pure=False)
         self._shared[shared.content] = held
         while len(self._shared) > KEPT_SHARED:
             self._shared.popitem(last=False)
@@ -221,12 +208,11 @@ class Remote:
 
 
 class _Sent(NamedTuple):
-    """A task under way: its number, its key, its shared data, and how often it was sent before."""
+    """A task under way: its number, its key, and its shared data."""
 
     number: int
     key: str
     shared: Shared
-    tries: int = 0
 
 
 class _Batch:
@@ -237,51 +223,20 @@ class _Batch:
     ) -> None:
         self.remote, self.tasks, self.take, self.store = remote, tasks, take, store
         self.waiting: dict[str, tuple[Any, _Sent]] = {}
-        self._cold: dict[str, list[str]] = {}  # workers that go first, by kind of task
-        self._held: list[_Sent] = []  # until those are done
-        self._first: set[str] = set()  # futures of those that go first
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._looked = self._seen = time.monotonic()
 
     def submit(self, sent: _Sent) -> None:
-        """Send a task; of each kind one per machine first, the others when those are done."""
-        kind = _kind(self.tasks[sent.number])
-        if kind not in self._cold:
-            self._cold[kind] = self.remote.cold_workers(kind)
-        if self._cold[kind]:
-            self._start(sent, worker=self._cold[kind].pop())
-        elif self._first:
-            self._held.append(sent)
-        else:
-            self._start(sent)
-
-    def _start(self, sent: _Sent, worker: str | None = None) -> None:
+        """Send a task."""
         task, name = self.tasks[sent.number], f"prism-task-{sent.key[:32]}-{uuid.uuid4().hex[:8]}"
-        work = pickle.dumps((_kind(task), task.args), protocol=5)  # as bytes, see `Shared.packed`
-        where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
-        data = self._send(sent.shared)
+        kind = f"{task.function.__module__}:{task.function.__qualname__}"
+        work = pickle.dumps((kind, task.args), protocol=5)  # as bytes, see `Shared.packed`
         future = self.remote.client.submit(
-            call, data, sent.shared.content, work, tuple(identity()),
-            key=name, pure=False, **where,
+            call, self.remote.send(sent.shared), sent.shared.content, work, tuple(identity()),
+            key=name, pure=False,
         )  # fmt: skip
         self.waiting[name] = future, sent
-        if worker is not None:
-            self._first.add(name)
         future.add_done_callback(lambda done: self._done.put(done.key))
-
-    def _send(self, shared: Shared) -> Any:
-        """Bring shared data to the cluster; where a worker dies with it, to another one."""
-        end = time.monotonic() + self.remote.timeout_s
-        while True:
-            try:
-                return self.remote.send(shared)
-            except (OSError, CancelledError) as error:
-                # the scheduler sends to a worker that died until it has taken note of that
-                if self.remote.client.status != "running":
-                    raise self.remote.lost() from error
-                if time.monotonic() > end:
-                    raise self.remote.deserted() from error
-            time.sleep(BEAT_S)
 
     def collect(self, wait: bool) -> None:
         """Take what is done; wait a moment for it if asked to."""
@@ -292,21 +247,13 @@ class _Batch:
             return
         self._seen = time.monotonic()
         future, sent = self.waiting.pop(name)
-        self._first.discard(name)
-        found = self._result(future, sent)
-        if found is None:
-            self._again(sent)
-        else:
-            if self.store is not None:
-                self.store.save(sent.key, found)
-            self.take(sent.number, found)
-        if not self._first and self._held:
-            held, self._held = self._held, []
-            for waiting in held:
-                self._start(waiting)
+        found = self._result(future)
+        if self.store is not None:
+            self.store.save(sent.key, found)
+        self.take(sent.number, found)
 
-    def _result(self, future: Any, sent: _Sent) -> Arrays | None:
-        """Return what a task gave; None where it is to be sent again."""
+    def _result(self, future: Any) -> Arrays:
+        """Return what a task gave."""
         try:
             arrays: Arrays = future.result(timeout=self.remote.timeout_s)
             return arrays
@@ -325,15 +272,8 @@ class _Batch:
                 f"{error.last_worker.address}; see their logs, and whether they have the memory "
                 f"that this job takes here"
             ) from error
-        except (CancelledError, TimeoutError) as error:  # lost with a worker, or the scheduler
-            if sent.tries >= MOST_TRIES or self.remote.client.status != "running":
-                raise self.remote.lost() from error
-            return None
-
-    def _again(self, sent: _Sent) -> None:
-        self.remote._shared.pop(sent.shared.content, None)
-        again = sent._replace(tries=sent.tries + 1)
-        self._start(again)
+        except (CancelledError, TimeoutError) as error:
+            raise self.remote.lost() from error
 
     def _look(self) -> None:
         """Give up where the scheduler, or the last worker, has been gone for long."""
@@ -356,10 +296,6 @@ class _Batch:
         self.waiting.clear()
         with suppress(Exception):
             self.remote.client.cancel(futures, force=True)
-
-
-def _kind(task: Task) -> str:
-    return f"{task.function.__module__}:{task.function.__qualname__}"
 
 
 def _open(task: Task, store: ChunkStore | None) -> tuple[str, Shared, Arrays | None]:
