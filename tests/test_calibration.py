@@ -28,7 +28,6 @@ from prism.models.calibration.model import (
     StepSetting,
     calibrated_to_dataset,
     load_calibration,
-    stretched,
     with_factors,
     with_spreads,
     with_steps,
@@ -163,11 +162,11 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 def test_stretched_laws_keep_their_mean(name, factor):
     law = LAWS[name]
-    wide = stretched(law, factor)
+    wide = law.spread_by(factor)
     assert wide.mean == pytest.approx(1.0, abs=1e-9)
     assert wide.cv == pytest.approx(factor * law.cv, rel=0.01)
-    assert stretched(law, 1.0) is law
-    assert stretched(laws.constant(), factor) == laws.constant()
+    assert law.spread_by(1.0) is law
+    assert laws.constant().spread_by(factor) == laws.constant()
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -11,7 +11,6 @@ from prism.analyses.sweep import summarize_sweep, sweep
 from prism.common.errors import PrismError
 from prism.distributions import law as laws
 from prism.distributions.library import load_library
-from prism.distributions.variants import stretched
 from prism.jobs.job import job_from_dict, load_job
 from prism.models.calibration.model import with_factors, with_spreads
 from prism.simulation.prepare import prepare
@@ -185,11 +184,11 @@ def test_congestion_keeps_its_mean_and_what_it_cannot_be_is_said():
 
 def test_a_rank_law_moves_its_lemons_and_its_limit():
     law = laws.bounded_body_lemons(0.01, lemon_fraction=0.02, lo=1.1, hi=1.2, max_slowdown=1.25)
-    wide = stretched(law, 2.0)
+    wide = law.spread_by(2.0)
     assert wide.mean == pytest.approx(1.0)
     assert wide.std / law.std == pytest.approx(2.0, rel=0.01)
     assert float(wide.ppf(1.0)) > 1.35  # a lemon of 1.2 has become one of 1.4
-    assert stretched(law, 0.0) == laws.constant()
+    assert law.spread_by(0.0) == laws.constant()
 
 
 def test_variants_compose_with_a_calibration():

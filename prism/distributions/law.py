@@ -46,6 +46,9 @@ PARAM_NAMES: dict[str, tuple[str, ...]] = {
     "mixture": (),  # the weights, as many as there are parts
     "empirical": (),  # knots instead
 }
+_TIP = 1e-6  # probability of the outermost values of a law that is kept as quantiles
+_TAIL = np.geomspace(_TIP, 1e-3, 31)
+_TAILED = np.unique(np.concatenate([np.linspace(0.0, 1.0, 513), _TAIL, 1.0 - _TAIL]))
 POSITIVE = 1e-9  # a duration is never negative: lower bound before a power is taken
 
 
@@ -134,18 +137,41 @@ class Law:
     def scaled_to(self, cv: float) -> Law:
         """Return the law with mean 1 and this coefficient of variation, of the same shape.
 
-        Parametric families are rebuilt with the new cv; others are stretched about their mean.
+        Parametric families are rebuilt with the new cv; others are stretched about their mean, also
+        below 0, which whoever draws from them refuses.
         """
         if cv == 0.0 or self.std == 0.0:
             return constant()
-        rebuild = CONSTRUCTORS.get(self.family)
-        if rebuild is not None and self.family != "bounded_body_lemons":
-            return rebuild(cv, *self.params[1:])
-        ratio = _at_least("cv", cv, 0.0) / self.cv
-        mean = self.mean
-        return replace(
-            self, loc=1.0 + ratio * (self.loc / mean - 1.0), scale=ratio * self.scale / mean
-        )
+        if self.family in CONSTRUCTORS and self.family != "bounded_body_lemons":
+            return CONSTRUCTORS[self.family](cv, *self.params[1:])
+        ratio, mean = _at_least("cv", cv, 0.0) / self.cv, self.mean
+        loc, scale = 1.0 + ratio * (self.loc / mean - 1.0), ratio * self.scale / mean
+        return replace(self, loc=loc, scale=scale)
+
+    def spread_by(self, factor: float) -> Law:
+        """Return the law of mean 1 with its spread multiplied, in a form that a file can hold.
+
+        A family with a constructor is rebuilt at the new CV; ranks' law moves its body, its lemons
+        and its limit; other laws go through quantiles that are moved away from 1, or towards it,
+        as far as nothing takes negative time.
+        """
+        if self.std == 0.0 or factor == 1.0:
+            return self
+        if factor == 0.0:
+            return constant()
+        if self.family == "bounded_body_lemons":
+            p = dict(zip(PARAM_NAMES[self.family], self.params, strict=True))
+            moved = {name: 1.0 + factor * (p[name] - 1.0) for name in ("lo", "hi", "max_slowdown")}
+            return self.with_params(body_cv=factor * p["body_cv"], **moved)
+        if self.family in CONSTRUCTORS:
+            return self.scaled_to(factor * self.cv)
+        q = np.array(self.knots_q) if self.knots_q else _TAILED
+        # a mixture's ends may be infinite
+        values = self.ppf(q if self.knots_q else np.clip(q, _TIP, 1.0 - _TIP))
+        table = empirical(q.tolist(), np.maximum(values, 0.0).tolist())
+        deviations = table.ppf(q) - 1.0
+        values = np.maximum(1.0 + factor * self.cv / table.cv * deviations, 1e-6)
+        return empirical(q.tolist(), np.maximum.accumulate(values).tolist())
 
     def with_params(self, **changes: float) -> Law:
         """Return the same family with some of its named parameters changed (see `PARAM_NAMES`)."""

@@ -16,7 +16,6 @@ from prism.common.errors import PrismError
 from prism.distributions import law as laws
 from prism.distributions.law import Law
 from prism.distributions.library import Library
-from prism.distributions.variants import stretched
 from prism.jobs.job import Job
 from prism.jobs.jobspec.hardware import HardwareScale
 from prism.jobs.jobspec.values import MAX_SLOWDOWN
@@ -134,7 +133,7 @@ class Variability:
         """Law of a kernel's own runtime, mean 1."""
         spread: float = getattr(self.scale, residual_part(entry, self.one_domain)).cv
         if self.replaced_residual is not None:
-            return stretched(self.replaced_residual, spread)
+            return self.replaced_residual.spread_by(spread)
         stated = entry.startswith(LOGNORMAL)
         if self.library is None and not stated:
             return laws.constant()
@@ -143,7 +142,7 @@ class Variability:
                 law = laws.lognormal(float(entry.removeprefix(LOGNORMAL)))
             else:
                 law = self.library.law(entry)
-            self._cache[entry] = stretched(law.scaled_to(law.cv * self.residual_scale), spread)
+            self._cache[entry] = law.scaled_to(law.cv * self.residual_scale).spread_by(spread)
         return self._cache[entry]
 
     def treatment(self, kernel_class: str) -> Treatment:
@@ -237,7 +236,7 @@ def resolve_variability(
     residual_scale = effects.residual.scale if effects.residual is not None else None
     scale, where = job.cluster.scale, job.source or job.name
     return Variability(
-        rank=stretched(_rank_law(job, library), scale.compute.cv),
+        rank=_rank_law(job, library).spread_by(scale.compute.cv),
         step=_step_law(job, pick, workload),
         microbatch=pick.law("microbatch", effects.microbatch),
         expert=_expert_law(job, pick),

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from prism.common.files import read_netcdf, told_broken
 from prism.distributions.law import Law, constant, empirical
 from prism.distributions.library import Entry, Library, to_dataset
-from prism.distributions.variants import stretched
 from prism.jobs.jobspec.frommodel import CALIBRATED as KIND
 from prism.jobs.jobspec.frommodel import model_attrs
 from prism.simulation.variability import is_communication
@@ -83,7 +82,7 @@ def with_spreads(library: Library, between: float, within: float) -> Library:
         factor = within if name.startswith("residual/") else factor
         if factor is not None and entry.law is not None:
             source = f"{entry.source}; spread x {factor:.3g} by calibration"
-            entries[name] = replace(entry, law=stretched(entry.law, factor), source=source)
+            entries[name] = replace(entry, law=entry.law.spread_by(factor), source=source)
     return _with(library, entries)
 
 
@@ -259,5 +258,5 @@ def is_calibrated(path: str | Path) -> bool:
 
 __all__ = [
     "Calibration", "MeasuredSize", "StepSetting", "calibrated_to_dataset",
-    "is_calibrated", "load_calibration", "stretched", "with_factors", "with_spreads", "with_steps",
+    "is_calibrated", "load_calibration", "with_factors", "with_spreads", "with_steps",
 ]  # fmt: skip
