@@ -2,8 +2,7 @@
 
 In mean, percentiles, spread and as whole distributions, with intervals that count what is
 independent: clusters, runs, or stretches of a run longer than its memory. It also says how many of
-them it takes to see an effect. Left out: how well a simulation predicts
-(`prism.analyses.validate`).
+them it takes to see an effect.
 """
 
 import json

@@ -1,9 +1,8 @@
 """How well a predicted distribution agrees with measured values, in figures.
 
 Distances between samples, errors of mean and percentiles, what a measured sample of this size can
-tell at all (effective n, error of its p95), and the floor: how far two parts of the measurement
-lie apart. Values are positive times, in seconds. Left out: what the p-value's null distribution
-is drawn from (`prism.analyses.validation.null`).
+tell at all (effective n, error of its p95), and the floor: how far two parts of the measurement lie
+apart. Values are positive times, in seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of results and fitted models: netCDF, written whole and read whole.
 
 What is in an estimate is `prism.simulation.results`'s affair, what is in another kind that of its
-analysis. Left out: libraries (`prism.distributions.library`).
+analysis.
 """
 
 import os

@@ -1,10 +1,9 @@
 """The quantile table's layout: 3072 straight-line cells that one 32-bit number indexes.
 
 Three levels of 1024 cells: width 2**-10 of probability, the top cell again in 1024, its top cell
-again in 1024 (width 2**-30). So a table reaches the expected maximum of a million draws, which
-1024 equal cells do not. Here are the layout, its exact moments and the plain reference of the
-look-up; the engine repeats the look-up in compiled code. Left out: laws
-(prism/distributions/law.py).
+again in 1024 (width 2**-30). So a table reaches the expected maximum of a million draws, which 1024
+equal cells do not. Here are the layout, its exact moments and the plain reference of the look-up;
+the engine repeats the look-up in compiled code.
 """
 
 from __future__ import annotations

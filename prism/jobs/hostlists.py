@@ -2,8 +2,7 @@
 
 Slurm's compressed lists (``node[001-004,7]``), host files of MPI and DeepSpeed (``host slots=8``,
 ``host:8``), PBS node files (a line per task), comma-separated lists of pdsh and torchrun, and
-assignments in front of them (``NodeList=``). Left out: what number a name has in a cluster
-(`prism.cluster.nodes.hosts`).
+assignments in front of them (``NodeList=``).
 """
 
 from __future__ import annotations

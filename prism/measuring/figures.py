@@ -1,6 +1,6 @@
 """What a measurement's samples say: percentiles, spread, rate, memory, drift, and whether to trust.
 
-Percentiles are numpy's linear ones. Left out: laws for a library (`prism.measuring.entries`).
+Percentiles are numpy's linear ones.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Each rank is a Python process of its own, as in training; the first one tells how far it is on its
 standard output. Under a launcher (torchrun, srun with MASTER_ADDR) this process is a rank itself,
-so that several machines can take part. Left out: what ranks do (`prism.measuring.collectives`,
-`prism.measuring.training`).
+so that several machines can take part.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A case is one kernel of one size, or one collective of one size; its samples are the durations of
 its calls, with when each began and in which block of calls. The file holds them all, with the
 machine, its state and how it was measured, so that a measurement can be gone on with and looked at
-again. Left out: what is learnt from them (`prism.measuring.figures`, `prism.measuring.entries`).
+again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every round goes through all cases in a new random order and makes a block of calls of each, so that
 a drift of the machine falls on all of them alike, and calls of one block follow each other as they
 do in training. Samples are handed out every few seconds, so that little is lost when it is
-interrupted. Left out: what a call is (`prism.measuring.kernels`, `prism.measuring.collectives`).
+interrupted.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Resolves the job's `variability` block over its library into laws of mean 1 and loadings per kernel
 class and op_kind. The causes are those of the PRISM paper's setting: persistent GPU speed (rank),
 what a step, a microbatch, an expert group or a call share, the kernel's own residual, congestion
-(regime) and rare stalls. Left out: how they combine into op durations (`prism.simulation.lowering`)
-and their draws (`prism.engine`).
+(regime) and rare stalls.
 """
 
 import math

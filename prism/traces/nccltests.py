@@ -2,8 +2,7 @@
 
 Text of one test or of many: a file, or a folder with a file per node or per pair of nodes; lines
 may carry the prefix of pdsh, clush or mpirun. Hosts come from the list of devices that the tests
-print, else from the prefix, else from the file's name. Left out: what a bandwidth says of a node
-(prism/cluster/nodes/inventory.py).
+print, else from the prefix, else from the file's name.
 """
 
 from __future__ import annotations

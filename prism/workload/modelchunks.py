@@ -1,8 +1,7 @@
 """What every model chunk holds: layers with and without experts, embedding, loss, parameters.
 
 Chunks lie as the pipeline's virtual stages do; without one they are units or buckets of layers, as
-whoever asks divides them. Left out: what a chunk's kernels take (`prism.workload.build`) and what
-it keeps in memory (`prism.workload.memory`).
+whoever asks divides them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What one step does, as data: its kernels and collectives, and how long they would take alone.
 
 A `Workload` holds the nominal work of a job; a calibrated library's two factors scale its
-durations. Left out: how the work follows from a job (`prism.workload.build`), who waits for whom
-(`prism.workload.stepgraph`).
+durations.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Clusters in simulated steps, runs in measured ones, and within one single run stretches of steps.
 Samples drawn with the same random numbers are taken apart cluster by cluster, and two single runs
-of the same steps step by step. Left out: what the figures are
-(`prism.analyses.comparisons.figures`).
+of the same steps step by step.
 """
 
 from dataclasses import dataclass

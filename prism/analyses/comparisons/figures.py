@@ -2,8 +2,7 @@
 
 A figure's influence values have mean zero, and the figure's error is that of their mean: the same
 methods for dependent values serve all figures. Percentiles take the density of the sample around
-them, over an interval at least as wide as their own error. Left out: errors of means
-(`prism.analyses.comparisons.longrun`, `prism.analyses.comparisons.errors`).
+them, over an interval at least as wide as their own error.
 """
 
 import numpy as np

@@ -1,9 +1,8 @@
 """How far the mean of an autocorrelated series may be off.
 
-The long-run variance as the mean square of the first few cosine coefficients of the series, so
-that a t distribution with as many degrees of freedom holds; how many there may be, and what the
-last of them miss, comes from a spectrum of white noise, a clock's error and a slow drift. Left
-out: what the series is (`prism.analyses.comparisons.figures`).
+The long-run variance as the mean square of the first few cosine coefficients of the series, so that
+a t distribution with as many degrees of freedom holds; how many there may be, and what the last of
+them miss, comes from a spectrum of white noise, a clock's error and a slow drift.
 """
 
 from typing import NamedTuple

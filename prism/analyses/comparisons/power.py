@@ -1,8 +1,7 @@
 """How many units or steps it takes to see an effect of a given size, and what a sample can see.
 
 Power of the very t test that the comparison makes, with its degrees of freedom; errors shrink as
-one over the square root of the number of units or steps. Left out: where the variances come from
-(`prism.analyses.comparisons.errors`).
+one over the square root of the number of units or steps.
 """
 
 from collections.abc import Callable

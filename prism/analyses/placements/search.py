@@ -1,8 +1,8 @@
 """Candidate placements: all of them up to symmetry where they are few, else a search.
 
 Both look at the deterministic step only. The search moves one slow node at a time to wherever the
-step is shortest, from several starts; where the other nodes differ too, nodes are then exchanged
-in pairs. Left out: what noise adds (`prism.analyses.placements.selection`).
+step is shortest, from several starts; where the other nodes differ too, nodes are then exchanged in
+pairs.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Grids of settings: what `--vary key=a,b,c` says, and a job with other values of some keys.
 
 A key is any of the job's, a value anything `--set` takes; whole numbers may be a range. What a job
-was not given follows from what it is given, also at another setting. Left out: layouts
-(`prism.analyses.sweeps.layouts`).
+was not given follows from what it is given, also at another setting.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 All settings run under the same seed: clusters, steps and microbatches are drawn alike, so that
 differences are paired. Where settings do unequal work, times are compared for the same number of
-tokens. Left out: which settings there are (`prism.analyses.sweeps.grid`) and which go on
-(`prism.analyses.sweeps.search`).
+tokens.
 """
 
 from __future__ import annotations

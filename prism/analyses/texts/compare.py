@@ -1,6 +1,6 @@
 """What a comparison says, in words.
 
-From the summary alone. Left out: tables (`prism.present.views.compare`).
+From the summary alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where slow nodes should go, in words: what to move, what else would help, what was assumed.
 
 Everything is said from the mapping that `prism.analyses.place.summarize_place` returns. What a
-summary lacks is left out. Left out: tables (`prism.present.views.place`) and plots
-(`prism.plots.place`).
+summary lacks is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A ranking in words: what to learn from it, and how far to trust it.
 
 Everything is said from the mapping that `prism.analyses.rank.summarize_rank` returns. What a
-summary lacks is left out. Left out: tables (`prism.present.views.rank`) and plots
-(`prism.plots.rank`).
+summary lacks is left out.
 """
 
 from __future__ import annotations

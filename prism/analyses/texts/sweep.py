@@ -1,7 +1,6 @@
 """What a sweep found, in words: the fastest setting, the robust one, the job's own beside them.
 
-Everything is said from the mapping that `prism.analyses.sweep.summarize_sweep` returns. Left out:
-tables (`prism.present.views.sweep`) and plots (`prism.plots.sweep`).
+Everything is said from the mapping that `prism.analyses.sweep.summarize_sweep` returns.
 """
 
 from __future__ import annotations

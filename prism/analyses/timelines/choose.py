@@ -1,7 +1,7 @@
 """Which rows of a step a timeline shows.
 
-By default all where they are few, else the replica that decides, the slowest, a typical one and
-the fastest; or what is asked for. Left out: what fits on a page (`prism.plots.gantt`).
+By default all where they are few, else the replica that decides, the slowest, a typical one and the
+fastest; or what is asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A timeline as one dataset: rows, events, flows, and figures of every step.
 
 Events are ops and waits of the chosen rows; no two of one track overlap, since ops of a stream that
-run at the same time get tracks of their own. Left out: files (`prism.analyses.timelines.chrome`)
-and pictures (`prism.plots.gantt`).
+run at the same time get tracks of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Steps of a trace, op by op: a measured one as it replays, and the same without stragglers.
 
 A pipeline trace replays through its own graph, a profiler's trace through that of its kernels; the
-ideal step has every effect at 1, or where only a few steps are known every op at its mean. Left
-out: fitting laws (`prism.models.fit`).
+ideal step has every effect at 1, or where only a few steps are known every op at its mean.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Either a fitted model against another file, or one file split by its first steps. Steps are
 predicted at their places in a run, totals for runs of as many steps. The p-value comes from a
 parametric bootstrap: the fitted model draws what was fitted and what is measured, at their own step
-numbers, and the fit and the comparison are repeated on them. Left out: jobs
-(`prism.analyses.validate`) and traces (`prism.analyses.validation.trace`).
+numbers, and the fit and the comparison are repeated on them.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Burn-in tables: how slow each node is, from times or rates measured on each of its GPUs.
 
 One row per run of one GPU. A GPU is as slow as its median run, a node as its slowest GPU, and the
-median node is 1. Left out: which nodes of a job these are (prism/cluster/nodes/inventory.py).
+median node is 1.
 """
 
 from __future__ import annotations

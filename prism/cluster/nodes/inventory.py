@@ -1,8 +1,7 @@
 """Inventories: how slow each node was measured to be, from what operators have at hand.
 
 A table of factors by node; a burn-in table (prism/cluster/nodes/burnin.py); or output of nccl-tests
-per node or per pair of nodes, which slows the network. What a file is, is found by content. Left
-out: where slow nodes should go (prism/analyses/place.py).
+per node or per pair of nodes, which slows the network. What a file is, is found by content.
 """
 
 from __future__ import annotations

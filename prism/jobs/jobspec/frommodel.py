@@ -1,8 +1,7 @@
 """Fitted models where a job or its variability is named: the job that a model describes.
 
 Only the file's attributes are read here. A calibrated model is a library and takes its place; a
-fitted trace stays a model, with its own graph. Left out: what is in them
-(`prism.simulation.tracemodel`, `prism.models.calibration`).
+fitted trace stays a model, with its own graph.
 """
 
 import json

@@ -2,8 +2,7 @@
 
 The set that the measured jobs name, with two factors on nominal durations, its spreads scaled, the
 step effect and the stalls replaced by measured ones; and beside it the measured steps of each size,
-which validation compares with. It stands wherever a library does. Left out: how the factors are
-found (`prism.models.calibration.fit`).
+which validation compares with. It stands wherever a library does.
 """
 
 import json

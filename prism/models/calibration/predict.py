@@ -1,8 +1,7 @@
 """What a job's step graph gives for its mean step and its spread, over a library at hand.
 
 The step effect and stalls are left out: they are what a calibration sets beside the rest. One seed
-for all settings of a job, so that their ratios hardly vary. Left out: how the settings are chosen
-(`prism.models.calibration.scales`, `prism.models.calibration.spreads`).
+for all settings of a job, so that their ratios hardly vary.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""What a calibration says of itself: each figure with its interval and how much is the library's.
-
-Left out: how it looks in a terminal (`prism.present.views.model`).
-"""
+"""What a calibration says: each figure with its interval and how much is the library's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

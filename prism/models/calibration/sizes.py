@@ -2,8 +2,7 @@
 
 A size is a job and the step times that it was measured at. Its steps are taken apart as those of a
 model of step times (`prism.models.steptimes`), and its spread is put as one within runs and one
-between them. Left out: what the job's step graph predicts for it
-(`prism.models.calibration.predict`).
+between them.
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,7 @@ Between runs: one factor on the library's rank effect, from the variance of runs
 run: one factor on what the library says of single steps (own noise, microbatches, calls), and what
 all ranks share in a step, `s^2 + (d / T)^2` for a step of T seconds: a share of the step, and a
 time that is the same in any step. Each factor has the library's value as its prior, so what
-measurements do not tell stays the library's, and the posterior's width says so. Left out: means
-(`prism.models.calibration.scales`).
+measurements do not tell stays the library's, and the posterior's width says so.
 """
 
 import math

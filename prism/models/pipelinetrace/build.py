@@ -1,9 +1,8 @@
 """From a pipeline trace to its graph: chains of what each worker did, and who meets in what.
 
 The order of a stage's ops is the order in which its workers did them; sends pair with receives,
-collectives join the members of their named group, or those whose ends coincide. Every op's
-duration counts from the last arrival, gaps from the release before. Left out: traces of kernels
-(`prism.models.kerneltrace.graph`).
+collectives join the members of their named group, or those whose ends coincide. Every op's duration
+counts from the last arrival, gaps from the release before.
 """
 
 from collections.abc import Iterable

@@ -2,8 +2,7 @@
 
 A profiler records a collective from the moment a rank arrives, so its duration holds the wait for
 the others. Members of one meeting end together; this module finds the sets of workers that do, and
-barriers that the trace does not name but that show in workers resuming together. Left out: how
-meetings become a graph (`prism.models.pipelinetrace.build`).
+barriers that the trace does not name but that show in workers resuming together.
 """
 
 from collections.abc import Sequence

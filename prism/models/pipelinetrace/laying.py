@@ -2,7 +2,7 @@
 
 An item is laid as soon as every chain that takes part has reached it, so nodes come in topological
 order. Durations count from the last arrival; what lies between a worker's release and its next op
-is a gap, a node of its own. Left out: who takes part in what (`prism.models.pipelinetrace.build`).
+is a gap, a node of its own.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,7 @@
 
 An op is told by its stage, recorded name and microbatch (or, without one, its ordinal), so a row
 that the trace lacks leaves a hole and does not shift the others. Steps with another number of
-microbatches or without an end, and ops that are rare, are left out with a note. Left out: who waits
-for whom (`prism.models.pipelinetrace.build`).
+microbatches or without an end, and ops that are rare, are left out with a note.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,7 @@
 
 Sends pair with receives in the order of posting: by their names and the neighbour these say, within
 a named group where one is given; what has neither pairs where ends coincide, and counts as
-inferred. Transfers block where no worker computes meanwhile. Left out: how they become nodes
-(`prism.models.pipelinetrace.build`).
+inferred. Transfers block where no worker computes meanwhile.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,7 @@
 """Fit step times: from a table or log to a model, with what it shows and what it cannot.
 
 Takes the series apart, fits the spread by time scale, finds what measured totals hold beside the
-steps, and reports intervals, goodness of fit, and what cannot be learnt from what is there. Left
-out: reading files (`prism.traces`).
+steps, and reports intervals, goodness of fit, and what cannot be learnt from what is there.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,7 @@
 """A model of kind `steps`: what was learnt from step times, as arrays and as a file.
 
 Typical seconds by step, spread by time scale with repetitions that show how well it is known,
-stalls, a beginning kept as measured, and what measured totals hold beside the steps. Left out:
-how it is fitted (`prism.models.steptimes.fit`) and what follows from it
-(`prism.models.steptimes.predict`).
+stalls, a beginning kept as measured, and what measured totals hold beside the steps.
 """
 
 import json

@@ -4,7 +4,7 @@ A step is its typical time times (1 + run effect + drift + own noise), plus stal
 from the exact normal law of the drift's weighted sum and a compound Poisson of stalls. With no
 event between the steps nothing is to be walked through as in `prism.simulation.runs.model`, which
 has no place for a beginning, a clock or an offset of totals, and no law to condition a run under
-way by. Left out: runs whose first steps are known (`prism.models.steptimes.underway`).
+way by.
 """
 
 from dataclasses import dataclass, replace

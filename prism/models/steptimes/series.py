@@ -2,8 +2,7 @@
 
 Runs stand side by side by step number. Where repeats of one schedule show that steps differ in
 work, each step is divided by what the runs have in common; what then sticks out of a run's own
-neighbourhood is an event, and the events' net excess is a stall. Left out: the statistics of what
-remains (`prism.models.steptimes.spread`).
+neighbourhood is an event, and the events' net excess is a stall.
 """
 
 import math

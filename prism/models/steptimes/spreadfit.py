@@ -3,7 +3,6 @@
 Weighted least squares, all parts at least 0. A drift counts where it makes the variances likelier
 than noise without one does in all but 5 % of simulated series of the same size; where it does not,
 the largest that the variances leave open is found too. Intervals come from simulated repetitions.
-Left out: the law itself (`prism.models.steptimes.spread`).
 """
 
 import math

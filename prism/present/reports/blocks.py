@@ -1,7 +1,7 @@
 """What a terminal is shown, as parts of a page: paragraphs, lists and tables.
 
 The views that commands print are walked once more, so that the page and the terminal cannot
-disagree. Left out: what the page has besides (`prism.present.reports.sections`).
+disagree.
 """
 
 from __future__ import annotations

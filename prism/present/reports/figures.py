@@ -1,8 +1,8 @@
 """Plots as pictures within a page: SVG whose colours, letters and names are the page's.
 
-Any plot of prism becomes an ``<svg>`` that follows the page's light or dark colours, keeps its
-text as text, has a title and a description for those who do not see it, and shares no id with
-another one on the page. Left out: what is drawn (`prism.plots` and its neighbours).
+Any plot of prism becomes an ``<svg>`` that follows the page's light or dark colours, keeps its text
+as text, has a title and a description for those who do not see it, and shares no id with another
+one on the page.
 """
 
 from __future__ import annotations

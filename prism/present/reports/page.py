@@ -1,7 +1,7 @@
 """The page: results, grouped by what they are about, as one self-contained HTML file.
 
 No script, no network, nothing beside the file: pictures are SVG within it. The same results give
-the same bytes. Left out: what each kind of result says (`prism.present.reports.sections`).
+the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a result becomes on a page.
 
-What turns a kind of result into a section is named in `prism.common.resultfiles`. Left out: how
-they are laid out (`prism.present.reports.page`).
+What turns a kind of result into a section is named in `prism.common.resultfiles`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a library made of a recording looks like in a terminal: kernels, collectives, links.
 
-Built from the mapping that the JSON is made of, as in `prism.present.views`. Left out: libraries
-that ship with prism (`prism.present.show`).
+Built from the mapping that the JSON is made of, as in `prism.present.views`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run tasks in threads of this process, or where `prism.simulation.execution.place.run_on` says.
 
 Which tasks there are never depends on how many threads or workers run them, so that results do not
-either. Left out: what a task is (`prism.simulation.execution.task`), Dask
-(`prism.simulation.execution.remote`), files (`prism.simulation.execution.chunks`).
+either.
 """
 
 from __future__ import annotations

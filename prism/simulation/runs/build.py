@@ -1,8 +1,4 @@
-"""The run model of a job: its simulated steps, and what its file says comes between them.
-
-Left out: the simulations themselves (`prism.simulation.runs.states`) and drawing runs
-(`prism.simulation.runs.model`).
-"""
+"""The run model of a job: its simulated steps, and what its file says comes between them."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
