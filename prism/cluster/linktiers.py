@@ -77,15 +77,7 @@ class Reach(NamedTuple):
 
 
 def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: float) -> list[Tier]:
-    """Return a job's tiers, the innermost first.
-
-    Parameters
-    ----------
-    bytes_per_s, latency_s : float
-        What a GPU's network card achieves [byte/s], and one hop of the network takes [s].
-    efficiency : float
-        Share of its bandwidth that the network achieves [1].
-    """
+    """Return a job's tiers, the innermost first."""
     out: list[Tier] = []
     network_s = latency_s
     for name, block in job.cluster.link_tiers():
@@ -120,14 +112,6 @@ def _oversubscription(block: TierBlock, bytes_per_s: float, efficiency: float) -
 
 def ring_factor(tier: Tier, units: int, domains: int, slow: float) -> float:
     """How many times slower the network is for a group that leaves units of a tier.
-
-    Parameters
-    ----------
-    units, domains : int
-        Units of the tier and NVLink domains that the group touches.
-    slow : float
-        Oversubscription times the GPUs of a unit that send out of it at a time, if all groups of
-        the kind are rings, over all its GPUs [1].
 
     Notes
     -----
@@ -197,16 +181,8 @@ def find_hops(
 
     Parameters
     ----------
-    n_gpus : int
-        Of the cluster.
     source, sink : int64 [...]
         GPUs that send and receive; where they are the same nothing is sent.
-    weight : int
-        GPUs that each stands for.
-    network_s : float
-        Latency of the network [s].
-    both : float
-        Share of forward transfers that gradients are under way beside [1].
 
     Notes
     -----

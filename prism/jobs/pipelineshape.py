@@ -160,7 +160,6 @@ def play_rows(rows: Sequence[Sequence[object]], attempt: Callable[[int, list[int
 
     Parameters
     ----------
-    rows : sequence of sequences
     attempt : callable
         Called with a row and heads, the index of the next item of every row: does that item and
         returns True, or cannot yet. It may move other heads too.

@@ -83,15 +83,7 @@ def _same_machine(library: Library, path: str | os.PathLike[str], device: str) -
 
 
 def build_library(samples: Samples, base: Library, name: str) -> Library:
-    """Lay what was measured over a base set.
-
-    Parameters
-    ----------
-    base : Library
-        Gives every entry that was not measured.
-    name : str
-        Of the new set.
-    """
+    """Lay what was measured over a base set."""
     rows = [
         _Row(case, samples.seconds[i])
         for i, case in enumerate(samples.cases)

@@ -30,14 +30,7 @@ _LOADED = 0.5  # load average a core, above which others work beside the measure
 
 
 def summarize_samples(samples: Samples) -> dict[str, Any]:
-    """Figures of every case, and warnings.
-
-    Returns
-    -------
-    dict
-        ``kind``, ``machine``, ``cases``: list of `case_figures`, ``states`` (`state_spans`),
-        ``warm_up``, ``warnings``, ``notes``. Times in seconds, rates in flop/s or byte/s.
-    """
+    """Figures of every case, and warnings."""
     cases = [
         case_figures(case, samples.seconds[i], samples.slowest[i], samples.block[i])
         for i, case in enumerate(samples.cases)
@@ -70,13 +63,6 @@ def case_figures(
         [call] own and slowest rank's durations [s].
     block : array of int
         [call] block of the call.
-
-    Returns
-    -------
-    dict
-        ``label``, ``n``, ``mean``, ``p50``, ``p95``, ``p99`` [s], ``cv``, ``rate`` at p50 with its
-        ``rate_units``, ``autocorrelation`` at lag 1 within blocks, ``n_effective``, ``drift`` and
-        ``drift_se``, ``modes``; of collectives ``slowest_p50``, ``slowest_p99`` [s].
     """
     p50, p95, p99 = (float(x) for x in np.quantile(seconds, [0.5, 0.95, 0.99]))
     mean = float(seconds.mean())

@@ -49,15 +49,7 @@ def _whole(size: float) -> int:
 
 
 def job_shapes(named: str, kind: str) -> tuple[str, ...]:
-    """Shapes of a kind that one rank of a job runs, as `--shape` takes them.
-
-    Parameters
-    ----------
-    named : str
-        Job file, or name of a shipped job.
-    kind : str
-        ``gemm``, ``attention`` or ``memory``.
-    """
+    """Shapes of a kind that one rank of a job runs, as `--shape` takes them."""
     job = _sized(named)
     s = shard_sizes(job.model, job.parallelism)
     if kind == "memory":

@@ -28,13 +28,7 @@ _SMI = {
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Say what is measured on: device, processor, cores, system, versions.
-
-    Parameters
-    ----------
-    device : str
-        ``cpu`` or ``cuda``.
-    """
+    """Say what is measured on: device, processor, cores, system, versions."""
     torch = load_torch()
     about: dict[str, Any] = {
         "device": f"CPU {processor_name()}",
@@ -65,15 +59,7 @@ def processor_name() -> str:
 
 
 def read_state(device: str) -> dict[str, Any]:
-    """Clocks, temperature, power and load now; only what the system tells.
-
-    Returns
-    -------
-    dict
-        ``time`` (epoch) [s], ``load_average`` (over a minute) [processes], ``cpu_clock_hz`` (mean
-        over cores) [Hz], ``cpu_temperature_c`` (hottest zone) [°C]; of the GPU ``sm_clock_hz``,
-        ``memory_clock_hz`` [Hz], ``temperature_c`` [°C], ``power_w`` [W], ``throttle`` (bit mask).
-    """
+    """Clocks, temperature, power and load now; only what the system tells."""
     state: dict[str, Any] = {"time": time.time(), "load_average": os.getloadavg()[0]}
     clocks = [
         float(line.partition(":")[2]) * 1e6

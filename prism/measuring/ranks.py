@@ -38,20 +38,7 @@ def under_launcher() -> bool:
 
 
 def launch(spec: Spec, progress: Progress | None = None) -> bool:
-    """Run a task on all its ranks and wait for them.
-
-    Parameters
-    ----------
-    spec : dict
-        JSON-able; ``task`` (``collective`` or ``step``), ``ranks``, ``backend``, ``device``,
-        ``threads``, and what the task itself takes.
-    progress : callable, optional
-
-    Returns
-    -------
-    bool
-        Whether this process is the one that goes on with the result.
-    """
+    """Run a task on all its ranks and wait for them."""
     if under_launcher():
         rank = int(os.environ["RANK"])
         run_rank(spec | {"rendezvous": "env://", "ranks": int(os.environ["WORLD_SIZE"])}, rank,

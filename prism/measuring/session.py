@@ -88,19 +88,7 @@ def run_session(
     keep: Callable[[Samples], None] | None = None,
     began: float | None = None,
 ) -> Samples:
-    """Measure every case of samples until each has its calls.
-
-    Parameters
-    ----------
-    samples : Samples
-        Where the calls go; those it holds count, so that a measurement can be gone on with.
-    progress : callable, optional
-        Called with calls made and calls in all.
-    keep : callable, optional
-        Called with the samples every few seconds, and at the end or when interrupted.
-    began : float, optional
-        When the time of `plan.limit_s` began, by `time.perf_counter`; now where None.
-    """
+    """Measure every case of samples until each has its calls."""
     began = time.perf_counter() if began is None else began
     earlier = max((float(at[-1]) for at in samples.at if at.size), default=0.0)
     states = samples.attrs.setdefault("states", [])

@@ -36,14 +36,7 @@ _GROUPS = {"dp_all_reduce": "dp0", "world_all_reduce": "world", "p2p": "pp0"}
 
 
 def read_ops(folder: Path, ranks: int, pipeline: bool) -> pd.DataFrame:
-    """Bring all ranks' ops together.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Tidy table with ``start_s`` since the first op [s] and ``duration_s`` [s]; only steps that
-        all ranks have.
-    """
+    """Bring all ranks' ops together."""
     import pandas as pd
 
     frames = []
@@ -78,13 +71,7 @@ def read_ops(folder: Path, ranks: int, pipeline: bool) -> pd.DataFrame:
 
 
 def step_times(table: pd.DataFrame) -> pd.DataFrame:
-    """Time of each step, from its first op's begin to its last op's end over all ranks.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``step`` and ``step_s`` [s].
-    """
+    """Time of each step, from its first op's begin to its last op's end over all ranks."""
     end = table["start_s"] + table["duration_s"]
     steps = table["step"]
     seconds = end.groupby(steps).max() - table["start_s"].groupby(steps).min()

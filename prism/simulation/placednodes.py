@@ -28,15 +28,7 @@ LEAST, MOST = 1e-3, 1e3  # factors outside are mistakes, or nodes that do not wo
 def site_nodes(
     program: Program, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
 ) -> Program:
-    """Put a job's nodes to their places.
-
-    Parameters
-    ----------
-    program : Program
-        Of the same job under any placement.
-    slowdowns : mapping of int to NodeSlowdown
-        By physical node; the others are healthy.
-    """
+    """Put a job's nodes to their places."""
     origin = program.origin
     assert origin is not None
     where = placement.job.source or placement.job.name
@@ -66,15 +58,6 @@ def site_workers(
 
     What a worker takes longer than a typical one moves along, the share that follows no effect
     too; transfers and gaps stay what they were measured to be at their place. Spares are typical.
-
-    Parameters
-    ----------
-    program : Program
-        Of the trace under any placement.
-    placement : Placement
-        Of the job that describes the trace; a node is a worker.
-    slowdowns : mapping of int to NodeSlowdown
-        Further slow nodes, in compute alone.
     """
     origin = program.origin
     assert origin is not None
@@ -118,8 +101,6 @@ def hold_seconds(low: engine.Lowering, held: Array) -> engine.Lowering:
 
     Parameters
     ----------
-    low : engine.Lowering
-        Of a trace: an op with a rank effect has one segment, whose mean is in one loading.
     held : float64 [2, loading, gpu]
         A worker's factor, and the share of its time that follows no effect.
     """

@@ -40,23 +40,7 @@ _HOST_NODES = 3  # shown where a file has no others
 def read_chakra(
     paths: Sequence[str | Path], found: Collection[Path] = (), step_range: str | None = None
 ) -> Trace:
-    """Read execution traces of one job, one file a rank.
-
-    Parameters
-    ----------
-    paths : sequence of str or Path
-        Files, protobuf or JSON by content.
-    found : collection of Path
-        Those of them that nobody named: one that is no trace is left out with a note.
-    step_range : str, optional
-        Name of the nodes that are steps, a regular expression.
-
-    Returns
-    -------
-    Trace
-        As of `prism.traces.kineto.read_kineto`, its format ``chakra``; ``start`` is not a number
-        where the files have no start times.
-    """
+    """Read execution traces of one job, one file a rank."""
     pattern = compile_pattern(step_range)
     done, left_out = read_each(paths, found, lambda path: _read_file(path, pattern))
     files, ranks = [path for path, _ in done], [rank for _, rank in done]

@@ -70,22 +70,7 @@ def _file_class() -> Any:
 
 
 def decode(data: bytes, source: str) -> tuple[str, dict[str, Any], list[dict[str, Any]], bool]:
-    """Decode a file.
-
-    Parameters
-    ----------
-    data : bytes
-        The file, unpacked.
-    source : str
-        For messages.
-
-    Returns
-    -------
-    tuple
-        Version of the schema; attributes of the file; nodes as dicts with ``name``, ``type``,
-        ``start`` and ``duration`` [us] and the attributes that prism reads; whether the file ends
-        inside a message.
-    """
+    """Decode a file."""
     try:
         whole = _file_class()()
     except ImportError as error:

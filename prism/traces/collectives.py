@@ -78,15 +78,7 @@ class Matched:
 
 
 def match_collectives(members: Members, n_ranks: int) -> Matched:
-    """Match the collectives of several ranks and align the ranks' clocks.
-
-    Parameters
-    ----------
-    members : Members
-        Collectives of all ranks.
-    n_ranks : int
-        Number of ranks traced.
-    """
+    """Match the collectives of several ranks and align the ranks' clocks."""
     numbers: dict[tuple[str, str, float], int] = {}
     key = np.array([numbers.setdefault(k, len(numbers)) for k in members.key], dtype=np.int64)
     offset, aligned_on = np.zeros(n_ranks), np.zeros(n_ranks, dtype=np.int64)

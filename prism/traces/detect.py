@@ -41,23 +41,7 @@ def rank_format(path: Path, kind: str) -> str | None:
 
 
 def read_trace(paths: PathLike | Sequence[PathLike], step_range: str | None = None) -> Trace:
-    """Read a trace of any format.
-
-    Parameters
-    ----------
-    paths : str, path, or sequence of them
-        One CSV or parquet table (pipeline or tidy); or what a profiler wrote (PyTorch's JSON,
-        Nsight Systems SQLite, Chakra): one file, several files or a folder of them, each a rank
-        of one trace. Text may be gzipped.
-    step_range : str, optional
-        Name of the ranges that are steps, a regular expression, where a profiler's own marks are
-        missing: NVTX ranges of Nsight Systems, nodes of Chakra.
-
-    Returns
-    -------
-    Trace
-        The tidy table and what was noted on the way.
-    """
+    """Read a trace of any format."""
     given: list[PathLike] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise PrismError("no trace was named; expected a file or a folder")

@@ -41,21 +41,7 @@ GAP_LEAST_S = 2e-6
 
 
 def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Trace:
-    """Read the profiler's files of one job, one file a rank.
-
-    Parameters
-    ----------
-    paths : sequence of str or Path
-        Files, JSON or gzipped JSON by content.
-    found : collection of Path
-        Those of them that nobody named: if one is no profile, it is left out with a note.
-
-    Returns
-    -------
-    Trace
-        With the `EXTRA_COLUMNS`; ``meta`` holds ranks, world_size, steps with their times on
-        each rank, the host's synchronising calls, and what was matched.
-    """
+    """Read the profiler's files of one job, one file a rank."""
     files = [Path(path) for path in paths]
     if not files:
         raise PrismError("no profiler file given; name a trace, or a folder of one file a rank")
@@ -68,14 +54,8 @@ def join_ranks(ranks: list[RankTrace], files: list[Path], notes: list[str], form
 
     Parameters
     ----------
-    ranks : list of RankTrace
-        What each rank recorded, of any profiler.
     files : list of Path
         [rank] where it was read from; one file may hold several ranks.
-    notes : list of str
-        What was said of them so far.
-    format : str
-        Of the trace; see :class:`Trace`.
     """
     alone = len(set(files)) == 1
     source = str(files[0]) if alone else f"{files[0].parent} ({len(files)} ranks)"
@@ -302,12 +282,6 @@ def _rank_table(
 
 def _launch_gaps(rank: RankTrace) -> tuple[Floats, Floats, NDArray[np.int64], float]:
     """Stretches without device activity that the host is the reason for.
-
-    Returns
-    -------
-    tuple of arrays and float
-        Start and duration [us] and step of each gap, and the share of the recording in which
-        nothing ran, for whatever reason.
 
     Notes
     -----

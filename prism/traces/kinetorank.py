@@ -134,13 +134,7 @@ _LOWER = frozenset(_DEVICE) | _RUNTIME | _OPS | {"cuda_sync"}
 
 
 def read_rank(raw: RawTrace) -> RankTrace:
-    """Turn one file's events into columns.
-
-    Parameters
-    ----------
-    raw : RawTrace
-        The file's events; they are given up on the way, to spare memory.
-    """
+    """Turn one file's events into columns."""
     found = _Sorted(raw.events)
     raw.events = []
     device = [

@@ -54,20 +54,7 @@ def is_log(text: bytes) -> bool:
 
 
 def read_log(text: bytes, source: str) -> LogTimes:
-    """Read the step times of a Megatron or MLPerf log.
-
-    Parameters
-    ----------
-    text : bytes
-        The log; bytes that are no UTF-8 are passed over.
-    source : str
-        Its name, for messages.
-
-    Returns
-    -------
-    LogTimes
-        In the order of the log.
-    """
+    """Read the step times of a Megatron or MLPerf log."""
     return _read_mlperf(text, source) if _MLLOG in text else _read_megatron(text, source)
 
 

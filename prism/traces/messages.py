@@ -58,23 +58,7 @@ def raw_text(raw: msgspec.Raw) -> str:
 
 
 def read_message(kernel: str, args: Args, around: tuple[Event, ...]) -> tuple[str, float, str, int]:
-    """Read what a collective is from its kernel and the host ops around its launch.
-
-    Parameters
-    ----------
-    kernel : str
-        The kernel's name, the last witness.
-    args : Args
-        The kernel's arguments, the first witness where a profiler fills them in.
-    around : tuple of Event
-        Ops of communication around the launch, the outermost first.
-
-    Returns
-    -------
-    tuple
-        Op kind, size of the input [byte] (not a number where unknown), group ("" where unknown)
-        and number of its ranks (-1 where unknown).
-    """
+    """Read what a collective is from its kernel and the host ops around its launch."""
     infos = [args, *(arguments(event) for event in reversed(around))]
     texts = [str(info.collective) for info in infos if isinstance(info.collective, str)]
     texts += [str(e.name) for e in reversed(around)] + [kernel]

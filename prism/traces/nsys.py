@@ -67,22 +67,7 @@ class _Calls:
 def read_nsys(
     paths: Sequence[str | Path], found: Collection[Path] = (), step_range: str | None = None
 ) -> Trace:
-    """Read exports of one job.
-
-    Parameters
-    ----------
-    paths : sequence of str or Path
-        Files that ``nsys export --type sqlite`` wrote.
-    found : collection of Path
-        Those of them that nobody named: one that is no such export is left out with a note.
-    step_range : str, optional
-        Name of the NVTX ranges that are steps, a regular expression.
-
-    Returns
-    -------
-    Trace
-        As of `prism.traces.kineto.read_kineto`, its format ``nsys``.
-    """
+    """Read exports of one job."""
     pattern = compile_pattern(step_range)
 
     def read_file(path: Path) -> tuple[list[RankTrace], list[str]]:

@@ -58,17 +58,7 @@ class NsysFile:
         return int(self._connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0])
 
     def integers(self, table: str, names: Sequence[str], where: str = "") -> dict[str, Ints]:
-        """Columns of whole numbers [row], -1 where a cell is empty or the column is missing.
-
-        Parameters
-        ----------
-        table : str
-            The table; one that is missing has no rows.
-        names : sequence of str
-            The columns.
-        where : str
-            A condition of SQL on the rows.
-        """
+        """Columns of whole numbers [row], -1 where a cell is empty or the column is missing."""
         known = self.columns(table)
         if not known:
             return {name: np.zeros(0, np.int64) for name in names}
@@ -115,15 +105,7 @@ class NsysFile:
 
 @contextmanager
 def open_nsys(path: Path, source: str) -> Iterator[NsysFile]:
-    """Open an export for reading alone.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    source : str
-        How the user named it, for messages.
-    """
+    """Open an export for reading alone."""
     connection: sqlite3.Connection | None = None
     try:
         # immutable: no lock and no journal beside a file that may lie where nothing can be written

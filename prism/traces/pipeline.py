@@ -51,19 +51,7 @@ def is_pipeline(columns: Iterable[str]) -> bool:
 
 
 def read_pipeline(table: RawTable) -> Trace:
-    """Turn a pipeline trace into the tidy table.
-
-    Parameters
-    ----------
-    table : RawTable
-        CSV or parquet; columns beyond the format's are ignored.
-
-    Returns
-    -------
-    Trace
-        chunk is the trace's mc. microbatch is its mb_id for compute ops; for others it is their
-        ordinal (seq_id) where the optype occurs more than once per worker and step, else -1.
-    """
+    """Turn a pipeline trace into the tidy table."""
     wanted = (*_REQUIRED, "optype", "start_ts", "duration")
     missing = [name for name in wanted if name not in table.columns]
     if missing:

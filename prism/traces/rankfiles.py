@@ -20,24 +20,7 @@ Content = TypeVar("Content")
 def read_each(
     paths: Sequence[str | Path], found: Collection[Path], read: Callable[[Path], Content]
 ) -> tuple[list[tuple[Path, Content]], list[str]]:
-    """Read each file.
-
-    Parameters
-    ----------
-    paths : sequence of str or Path
-        The files.
-    found : collection of Path
-        Those of them that nobody named.
-    read : callable
-        Reads one of them.
-
-    Returns
-    -------
-    list of (Path, content)
-        Those that could be read, in the order given.
-    list of str
-        Notes on those that were left out.
-    """
+    """Read each file."""
     done: list[tuple[Path, Content]] = []
     notes: list[str] = []
     first: PrismError | None = None

@@ -145,13 +145,7 @@ def correlation(event: Event) -> Any:
 
 
 def read_events(path: Path) -> RawTrace:
-    """Read the events of one profiler file.
-
-    Parameters
-    ----------
-    path : Path
-        JSON or gzipped JSON, told apart by content.
-    """
+    """Read the events of one profiler file."""
     return decode_events(read_bytes(path, str(path), MOST_TRACE), str(path))
 
 

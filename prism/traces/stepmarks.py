@@ -64,22 +64,7 @@ def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
 def find_steps(
     ranges: NamedRanges, pattern: re.Pattern[str] | None = None
 ) -> tuple[list[tuple[int, float, float]], str]:
-    """Find the steps among named ranges.
-
-    Parameters
-    ----------
-    ranges : NamedRanges
-        Of one process.
-    pattern : compiled pattern, optional
-        What a step's range is called, in whole; its first group, or the last number in the name,
-        is the step's number. Without a number, steps are counted.
-
-    Returns
-    -------
-    list of (int, float, float) and str
-        Number, start and end [us] of each step in order of time, and what the ranges are called
-        ("" where there are none).
-    """
+    """Find the steps among named ranges."""
     families: dict[str, dict[int, int | None]] = {}
     for i, text in enumerate(ranges.labels):
         match = (pattern.fullmatch if pattern else _STEP.match)(text.strip())
@@ -143,19 +128,7 @@ def candidates(ranges: NamedRanges, most: int = 4) -> str:
 def no_such_step(
     ranges: NamedRanges, pattern: re.Pattern[str], source: str, what: str
 ) -> PrismError:
-    """Error for a pattern that no range is called by.
-
-    Parameters
-    ----------
-    ranges : NamedRanges
-        Of one process.
-    pattern : compiled pattern
-        What the user gave as --step-range.
-    source : str
-        The file.
-    what : str
-        What its ranges are, in a word or two.
-    """
+    """Error for a pattern that no range is called by."""
     there = candidates(ranges)
     names = ", ".join(label[:40] for label in ranges.labels[:3])
     return PrismError(

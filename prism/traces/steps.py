@@ -73,24 +73,7 @@ def read_step_times(
     column: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> StepTimes:
-    """Read measured step times.
-
-    Parameters
-    ----------
-    path : str or path
-        CSV or parquet with one duration column whose name ends with its unit (``step_s``,
-        ``step_ms``), optionally ``run`` (or ``run_id``), ``step`` and ``n_avg``; or a log.
-    column : str, optional
-        The duration, where the table has several.
-    where : mapping of str to str, optional
-        Keep the rows in which these columns have these values.
-
-    Returns
-    -------
-    StepTimes
-        By run in the order of the file, and by step within a run; steps are numbered from 0
-        where the file does not.
-    """
+    """Read measured step times."""
     source = str(path)
     kind = find_kind(Path(path), source)
     text = read_text(Path(path), source) if kind == "text" else None
@@ -120,35 +103,14 @@ def read_step_times(
 
 
 def total_per_run(times: StepTimes) -> dict[str, float]:
-    """Sum the steps of each run.
-
-    Returns
-    -------
-    dict of str to float
-        Total by run [s], in the order of the runs. Means over several steps count for as many.
-    """
+    """Sum the steps of each run."""
     names, first, idx = np.unique(times.run, return_index=True, return_inverse=True)
     totals = np.bincount(idx, weights=times.seconds * times.mean_over, minlength=names.size)
     return {str(names[i]): float(totals[i]) for i in np.argsort(first, kind="stable")}
 
 
 def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Read the measured total of each run.
-
-    Parameters
-    ----------
-    spec : str
-        ``FILE:COLUMN``, the column's name with its unit at the end; the table also has ``run``
-        or ``run_id``, unless it has one row.
-    where : mapping of str to str, optional
-        Keep the rows in which these columns have these values. Columns that the table lacks are
-        passed over: the same choice is made in the table of steps.
-
-    Returns
-    -------
-    dict of str to float
-        Total by run [s].
-    """
+    """Read the measured total of each run."""
     source, colon, column = str(spec).rpartition(":")
     if not colon or not source or not column:
         raise PrismError(

@@ -44,19 +44,7 @@ def is_tidy(columns: list[str]) -> bool:
 
 
 def read_tidy(table: RawTable) -> Trace:
-    """Turn a generic table into the tidy table.
-
-    Parameters
-    ----------
-    table : RawTable
-        CSV or parquet with ``duration_s``, ``_ms``, ``_us`` or ``_ns``, and ``op_kind`` or
-        ``name``; optional ``start_*`` and the other columns of the tidy table.
-
-    Returns
-    -------
-    Trace
-        An op_kind that prism does not know becomes ``other`` with a note.
-    """
+    """Turn a generic table into the tidy table."""
     if not is_tidy(table.columns):
         raise PrismError(
             f"{table.source}: lacks op_kind and name; found {table.listing}; expected "
@@ -94,13 +82,7 @@ def read_tidy(table: RawTable) -> Trace:
 
 
 def to_tidy(trace: Trace) -> pd.DataFrame:
-    """Write a trace as a generic tidy table, with units in the names.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The tidy table's columns; start and duration are ``start_s`` and ``duration_s``.
-    """
+    """Write a trace as a generic tidy table, with units in the names."""
     ops = trace.ops[list(COLUMNS)]
     return ops.rename(columns={"start": "start_s", "duration": "duration_s"})
 

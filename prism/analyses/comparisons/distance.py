@@ -45,16 +45,7 @@ def distance(
     seed: int,
     permutations: int = PERMUTATIONS,
 ) -> Distance:
-    """Compare two distributions as a whole.
-
-    Parameters
-    ----------
-    cosines : tuple of int
-        Of the long-run variance of each sample; a single run is cut into half as many stretches,
-        which then are long beside its memory, and both sides into stretches of one length.
-    seed : int
-        Of the permutations.
-    """
+    """Compare two distributions as a whole."""
     ks = ks_statistic(a.values, b.values)
     if a.kind != b.kind and {a.kind, b.kind} != {"runs", "steps"}:
         return Distance(ks, None, 0, "a simulation and a measurement have no units in common")

@@ -71,8 +71,6 @@ def error_of_means(sample: Sample, series: Array, floor: bool = True) -> Error:
     Parameters
     ----------
     series : float64 [n, series]
-    floor : bool
-        Let runs vary at least as much as their own steps alone would make them.
 
     Notes
     -----

@@ -93,8 +93,6 @@ def slopes(values: Array, levels: Array, error: Array, n: float | None = None) -
     values : float64 [m]
     levels, error : float64 [level]
         Probabilities, and standard errors of the shares below.
-    n : float, optional
-        Size of the sample that the bandwidth is for, m where None.
 
     Returns
     -------

@@ -72,17 +72,7 @@ class Input:
 def read_input(
     source: Any, column: str | None, where: Mapping[str, str] | None, seed: int
 ) -> Input:
-    """Read one side.
-
-    Parameters
-    ----------
-    source : str, path or xarray.Dataset
-        A result, its file or folder; else step times, where ``FILE[key=value,...]`` keeps rows.
-    column, where
-        Choose from a table of step times.
-    seed : int
-        Of what is added to values of a coarse clock.
-    """
+    """Read one side."""
     if not isinstance(source, (str, os.PathLike)):
         return _simulated(source, str(source.attrs.get("job_name", "a result")))
     path = Path(source)
@@ -203,14 +193,7 @@ def _slow_start(times: StepTimes) -> int:
 def brought_together(
     a: Input, b: Input, skip: int | None
 ) -> tuple[Input, Input, Pairing, list[str]]:
-    """Make two sides comparable: the same start left out, the same steps where they are paired.
-
-    Returns
-    -------
-    a, b : Input
-    pairing : {"cluster", "step", None}
-    notes : list of str
-    """
+    """Make two sides comparable: the same start left out, the same steps where they are paired."""
     notes: list[str] = []
     if a.mean_over != b.mean_over:
         finer, coarser = (a, b) if a.mean_over < b.mean_over else (b, a)

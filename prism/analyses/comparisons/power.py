@@ -51,20 +51,7 @@ class Side(NamedTuple):
 
 
 def needed(sides: list[Side], kind: Kind, effect: float, power: float) -> int | None:
-    """Fewest units or steps on each side that see an effect with this probability.
-
-    Parameters
-    ----------
-    sides : list of Side
-        Of both samples, or one of their paired difference.
-    effect : float
-        Relative: 0.01 is one percent.
-
-    Returns
-    -------
-    int or None
-        None where a thousand million are not enough.
-    """
+    """Fewest units or steps on each side that see an effect with this probability."""
     low, high = LEAST[kind], LEAST[kind]
     while power_at(sides, kind, effect, high) < power:
         low, high = high, 2 * high

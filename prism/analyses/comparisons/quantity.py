@@ -87,8 +87,6 @@ def compare_quantity(
 
     Parameters
     ----------
-    effect : float
-        Relative; how many units it takes to see it is worked out.
     shared : float64 [1], optional
         Variance of the relative difference of all values that the units do not show.
     """

@@ -55,8 +55,6 @@ def list_alternatives(
 
     Parameters
     ----------
-    problem : Problem
-        With its nodes as they are now.
     together : int64 [slot]
         The best placement with the slow nodes in as few replicas as may be.
     same_stage : int64 [slot]

@@ -87,15 +87,7 @@ class Case:
 
 
 def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner) -> Case:
-    """Pose a question of placement with what answering it shares.
-
-    Parameters
-    ----------
-    objective : str
-        One of `prism.analyses.placements.selection.OBJECTIVES`.
-    tolerance : float
-        Share of the objective that does not matter.
-    """
+    """Pose a question of placement with what answering it shares."""
     job = problem.step.job
     v, ratio = problem.step.effects, problem.step.period_ratio
     target = Target(

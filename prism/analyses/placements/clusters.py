@@ -110,8 +110,6 @@ def spread(times: Array, quiet: Array, slope: float) -> Array:
     times : float64 [cluster, lane]
     quiet : float64 [many clusters]
         The first ones are those of the simulated clusters.
-    slope : float
-        Of the clusters' mean step over their quiet times.
 
     Returns
     -------

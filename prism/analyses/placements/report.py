@@ -34,14 +34,7 @@ class Comparison:
         self.objective, self.reference, self.current = objective, reference, current
 
     def figures(self, arm: Arm, work: float = 1.0) -> dict[str, Any]:
-        """Return mean and quantiles of the step, the objective and what is saved.
-
-        Parameters
-        ----------
-        work : float
-            Tokens of its step over those of the job's; where it is not 1 there are also figures
-            for the same work, and savings are for that.
-        """
+        """Return mean and quantiles of the step, the objective and what is saved."""
         out: dict[str, Any] = {}
         for name, q in FIGURES.items():
             value, error = self._value(arm, q)
@@ -93,10 +86,6 @@ def at_random(
 
     Parameters
     ----------
-    arms : sequence of Arm
-        Placements that were simulated.
-    nominal : sequence of float
-        Their deterministic times [s].
     times : float64 [placement]
         Deterministic times of placements at random [s].
 

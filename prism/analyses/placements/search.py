@@ -34,16 +34,7 @@ class Found(NamedTuple):
 
 
 def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Found:
-    """Look at all placements of the slow nodes, or search among them.
-
-    Parameters
-    ----------
-    seed : int
-        Of the search's random starts and samples.
-    limit : int, optional
-        Placements up to symmetry, beyond which it is a search over half as many; some seconds'
-        worth.
-    """
+    """Look at all placements of the slow nodes, or search among them."""
     if limit is None:
         limit = LIMIT_GPUS // max(1, problem.step.program.low.member.size)
         limit = int(np.clip(limit // (DIFFERENT if problem.differ else 1), LEAST, LIMIT))

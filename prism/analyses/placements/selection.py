@@ -95,8 +95,6 @@ def pseudo_values(values: Array, q: float | None) -> Array:
     Parameters
     ----------
     values : float64 [cluster, lane]
-    q : float or None
-        Quantile; None: the mean.
 
     Notes
     -----
@@ -166,13 +164,6 @@ def select(
     arms: Sequence[Arm], objective: Objective, tolerance: float, budget: int, runner: Runner
 ) -> Selection:
     """Run arms until one is left, all others being worse or within the tolerance.
-
-    Parameters
-    ----------
-    tolerance : float
-        Share of the objective that does not matter (the indifference zone).
-    budget : int
-        Clusters to run at most, over all arms; the first stage is always run.
 
     Notes
     -----

@@ -51,15 +51,7 @@ def scale(slow: NodeSlowdown, exponent: float) -> NodeSlowdown:
 
 
 def stage_slack(problem: Problem, slow: NodeSlowdown) -> list[StageSlack]:
-    """Slack of every stage towards slowness of a kind, and the cost of this much of it.
-
-    Parameters
-    ----------
-    problem : Problem
-        With all nodes alike, see `level`.
-    slow : NodeSlowdown
-        Its kind is that of the slack; some factor must be above 1.
-    """
+    """Slack of every stage towards slowness of a kind, and the cost of this much of it."""
     factor = worst_factor(slow)
     exponents = np.log([*(1.0 + GRID), *FAR]) / np.log(factor)
     stages = range(problem.step.program.graph.n_stages)
@@ -89,8 +81,6 @@ def onset(times: Array, work: float) -> float:
     ----------
     times : float64 [slowness]
         Step times over `GRID` [s].
-    work : float
-        The node's work that is slowed [s].
     """
     free = min(FREE, OWN * work / float(times[0]))
     growth = times / times[0] - 1.0 - free * GRID - ROUNDING
@@ -102,13 +92,7 @@ def onset(times: Array, work: float) -> float:
 
 
 def slot_cost(problem: Problem, slow: NodeSlowdown) -> Array:
-    """Seconds that one slow node adds to the step, by where it is [stage, replica].
-
-    Parameters
-    ----------
-    problem : Problem
-        With all nodes alike, see `level`.
-    """
+    """Seconds that one slow node adds to the step, by where it is [stage, replica]."""
     layout, graph = problem.layout, problem.step.program.graph
     alike = problem.step.program.low.fixed_mean.shape[0] == 1
     key = [

@@ -76,8 +76,6 @@ class Layout:
         ----------
         hosts : int64 [slot]
             Node of every slot.
-        classes : mapping of int to int
-            Class of every slow node; nodes that are not in it are alike.
         """
         slow = np.flatnonzero(np.isin(hosts, list(classes)))
         blocks: dict[int, list[tuple[int, int]]] = {}
@@ -123,12 +121,8 @@ class Layout:
 
         Parameters
         ----------
-        pattern : Pattern
-            Of all the nodes in ``classes``.
         hosts : int64 [slot]
             Where nodes are now.
-        classes : mapping of int to int
-            Class of every slow node.
         """
         hosts = np.array(hosts, np.int64)
         at = {int(hosts[s]): int(s) for s in np.flatnonzero(np.isin(hosts, list(classes)))}

@@ -26,22 +26,7 @@ PATH_BLOCKS = 8  # clusters whose critical path is followed with an effect redra
 def measure_interactions(
     case: Case, shares: Sequence[Shares], weights: Weights, n_largest: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Pairs of the largest causes, and the classes that each of these effects acts through.
-
-    Parameters
-    ----------
-    shares : sequence of Shares
-        Of all inputs; a pair extends their runs where it needs more.
-    weights : Weights
-        Of the target.
-    n_largest : int
-        Kernel classes, and effects, to pair.
-
-    Returns
-    -------
-    values, coords : dict
-        Variables of the dataset by ``pair``, and by ``effect`` and ``kernel_class``.
-    """
+    """Pairs of the largest causes, and the classes that each of these effects acts through."""
     kernels, effects = (_largest(shares, kind, n_largest) for kind in ("kernels", "effects"))
     pairs = [(i, j) for i, j in combinations(kernels + effects, 2)
              if _is_pair(case.sampler, shares[i].entry, shares[j].entry)]  # fmt: skip

@@ -37,23 +37,7 @@ KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread o
 def compare_interventions(
     case: Case, asked: Sequence[str], whole: dict[str, Any], faster: float = FASTER
 ) -> dict[str, Any]:
-    """Mean, spread and quantiles with each input frozen, cut or made faster.
-
-    Parameters
-    ----------
-    asked : sequence of str
-        Of `INTERVENTIONS`.
-    whole : mapping
-        Mean, std and p95 of the target from all clusters: what is left of them is these less the
-        reductions, since the few clusters compared would not tell them.
-    faster : float
-        Share of its time that a class made faster saves [1].
-
-    Returns
-    -------
-    dict of str to ndarray
-        Variables of the dataset [intervention, input]; an effect is never made faster (NaN).
-    """
+    """Mean, spread and quantiles with each input frozen, cut or made faster."""
     shape = (len(asked), len(case.inputs))
     out = {f"{n}_if": np.full(shape, np.nan) for n in COMPARED}
     for n in COMPARED:

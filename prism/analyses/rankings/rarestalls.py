@@ -91,13 +91,7 @@ def _added(w: Array, t: Array, d: Array) -> Array:
 
 
 def find_rare_stalls(program: Program, seeds: tuple[int, int, int]) -> RareStalls | None:
-    """Return the programs to measure stalls with, where they are rare.
-
-    Parameters
-    ----------
-    seeds : (int, int, int)
-        Of the two runs, and the third of `prism.simulation.causes.swap_keys`.
-    """
+    """Return the programs to measure stalls with, where they are rare."""
     stalls, (rate, _) = program.stalls, stall_bound(program)
     if not 0.0 < rate < RARE:
         return None

@@ -231,15 +231,6 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
 def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     """Total order of shared effects [s^2] from a few clusters of one run, each swapped alone.
 
-    Parameters
-    ----------
-    sampler : Sampler
-        With the run; its control and what rare stalls add are found here.
-    inputs : list of Input
-        Those of other kinds get NaN.
-    n : int
-        Clusters to repeat.
-
     Returns
     -------
     float64 [input]

@@ -64,10 +64,6 @@ class Target:
         ----------
         first : float64 [input]
             First-order variances of a step [s^2].
-        variance : Variance
-            Of a step.
-        mean : float
-            Of a step [s].
 
         Notes
         -----
@@ -98,8 +94,6 @@ class Target:
         ----------
         steps, effect : float64 [cluster, lane]
             Step times [s] and the step effect in them; every 64 lanes are one cluster's.
-        steady : bool
-            The step effect does not drift.
         """
         if self.name == "step_time":
             return steps

@@ -24,20 +24,7 @@ LAYOUT_KEYS = tuple(f"parallelism.{key}" for key in KEYS)
 
 
 def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]]]:
-    """List a job's layouts.
-
-    Parameters
-    ----------
-    sequences : int
-        Its global batch, dp * microbatches * microbatch_size.
-
-    Yields
-    ------
-    setting : dict of str to str
-        Values of `LAYOUT_KEYS`.
-    drop : tuple of str
-        Keys that are to follow from them.
-    """
+    """List a job's layouts."""
     model, p = job.model, job.parallelism
     if model.durations is not None or job.variability.model is not None:
         raise PrismError(

@@ -23,15 +23,7 @@ TOLERANCE = 0.001
 
 
 def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
-    """Put settings into rows, the simulated ones first, by the objective.
-
-    Returns
-    -------
-    list of dict
-        Varied keys, then figures: ``step_time`` is of the simulated steps alone, p50, p95 and mean
-        are those over many clusters, see `Point.same_work`; ``figures`` says what they rest on:
-        ``full``, ``screen`` (a few clusters), ``ideal`` or ``work`` (bounds alone).
-    """
+    """Put settings into rows, the simulated ones first, by the objective."""
     own = {point.group: point for point in reversed(points) if point.own and point.n}
     any_own = next(iter(own.values()), None)
     ordered = _ordered(points, objective)
@@ -118,19 +110,7 @@ def plain_value(text: str) -> Any:
 def choose(
     points: Sequence[Point], objective: str, group: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Say which settings are fastest, robust, best by the objective, and on the frontier.
-
-    Parameters
-    ----------
-    group : tuple of str, optional
-        Only the settings of a group.
-
-    Returns
-    -------
-    dict
-        Indices into the rows of `make_rows`, with the probability that each choice is right to
-        within `TOLERANCE`.
-    """
+    """Say which settings are fastest, robust, best by the objective, and on the frontier."""
     rows = _ordered(points, objective)
     simulated = [point for point in rows if point.n and group in (None, point.group)]
     final = [point for point in simulated if point.done]

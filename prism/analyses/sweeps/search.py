@@ -39,24 +39,7 @@ BUILT = 100
 def search(
     points: Sequence[Point], bench: Bench, clusters: int, objective: str, skip: bool
 ) -> dict[int, str]:
-    """Simulate settings as far as they may be among the best.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        Settings; their figures are filled in.
-    clusters : int
-        Clusters of those that go on to the end.
-    objective : str
-        ``p50``, ``p95`` or ``mean``: of a setting that is best by it as well.
-    skip : bool
-        Leave settings out that cannot be among the best of their group.
-
-    Returns
-    -------
-    dict of int to str
-        Settings that cannot be run, by their index, with the reason.
-    """
+    """Simulate settings as far as they may be among the best."""
     groups: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         groups.setdefault(point.group, []).append(point)

@@ -44,13 +44,7 @@ class Chosen(NamedTuple):
 
 
 def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None) -> Chosen:
-    """Choose the rows of a step.
-
-    Parameters
-    ----------
-    of_rank : dict of int to Row, optional
-        Row of every rank, where ranks are known.
-    """
+    """Choose the rows of a step."""
     roles = find_roles(step)
     rows = step.rows()
     if wanted.ranks is not None:

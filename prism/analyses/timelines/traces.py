@@ -26,13 +26,7 @@ from prism.traces.table import Trace
 
 
 def play_trace(trace: Trace, step: int | None) -> list[PlayedStep]:
-    """Play one step of a trace as measured, and with every effect at 1.
-
-    Parameters
-    ----------
-    step : int, optional
-        Its number; the one of median measured time where None.
-    """
+    """Play one step of a trace as measured, and with every effect at 1."""
     return _play_kernels(trace, step) if trace.has_kernels else _play_pipeline(trace, step)
 
 

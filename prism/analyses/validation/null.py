@@ -26,15 +26,6 @@ def null_of_clusters(
 ) -> Array:
     """KS of n steps on one simulated cluster against all: a measured job is one cluster.
 
-    Parameters
-    ----------
-    drawn : xarray.Dataset
-        Of `prism.simulate`.
-    n, repetitions, seed : int
-        Measured steps, and how often they are drawn.
-    mean_error : float
-        Relative error of the predicted mean that what was fitted leaves open [1].
-
     Notes
     -----
     A cluster's few replicates are no law to draw n steps from, so what steps differ by within

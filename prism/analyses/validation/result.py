@@ -57,8 +57,6 @@ def make_validation(
 
     Parameters
     ----------
-    figures : dict
-        From `compare_all`, with the ``quantity``, and what else is to be kept.
     measured, predicted, independent, training : float64 [n]
         Seconds; training None where nothing was fitted.
     curves : list of float64 [n]

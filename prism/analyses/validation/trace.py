@@ -58,29 +58,7 @@ def validate_trace(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> "xr.Dataset":
-    """Fit one part of a trace's steps and predict the other.
-
-    Parameters
-    ----------
-    trace : path or sequence of paths
-        Of ops; or step times, of which the first steps of each run are fitted.
-    train : str
-        ``first-half`` (in time), ``even`` (positions 0, 2, 4, ...), or a number of steps.
-    column, where
-        Choose from a wider table, where the trace is one of step times.
-    dependence : str
-        ``full``, or ``none`` (every op redraws everything from its pooled law).
-    replicates, bootstrap : int
-        Predicted steps, and simulated repetitions for the p-value (0: none).
-    seed, threads, progress
-        As in `prism.simulate`; progress counts repetitions.
-
-    Returns
-    -------
-    xarray.Dataset
-        ``measured``, ``training``, ``predicted``, ``predicted_independent`` and the band of the
-        predicted CDF, all in seconds; `summarize_validation` gives the figures.
-    """
+    """Fit one part of a trace's steps and predict the other."""
     check_choices(dependence, bootstrap)
     if isinstance(trace, str | Path) and holds_step_times(str(trace)):
         seed = fresh_seed() if seed is None else seed

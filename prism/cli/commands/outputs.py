@@ -32,23 +32,7 @@ def write_folder(
     quiet: bool,
     texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
-    """Write ``result.nc``, ``summary.json`` and plots (PNG and SVG), all of them or none.
-
-    Parameters
-    ----------
-    directory : str or path
-        Where they go; made where it does not exist.
-    result : xarray.Dataset
-        The result.
-    numbers : mapping
-        Its summary.
-    draw : callable
-        Draws the result: a plot by the stem of its files.
-    quiet : bool
-        Do not say what was written.
-    texts : mapping of str to str or bytes, optional
-        Further files, by name.
-    """
+    """Write ``result.nc``, ``summary.json`` and plots (PNG and SVG), all of them or none."""
     from prism import plots
     from prism.common.resultfiles import save
     from prism.simulation.results import made_with
@@ -87,15 +71,7 @@ def conclude(
 
 
 def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Refuse a name for a model that cannot be written, before any work is done for it.
-
-    Parameters
-    ----------
-    path : str or path
-        The file to be.
-    inputs : iterable of str
-        Files that it must not replace.
-    """
+    """Refuse a name for a model that cannot be written, before any work is done for it."""
     file = Path(path)
     if file.is_dir():
         raise PrismError(f"{path}: is a folder; -o takes the model's file here, as in {file}/m.nc")

@@ -23,21 +23,7 @@ SHOW_AFTER_S = 0.5
 
 @contextmanager
 def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """Show how far work is and how long it still takes, on a terminal and where it is worth it.
-
-    Parameters
-    ----------
-    what : str
-        The work, in a word.
-    quiet : bool
-        Show nothing.
-
-    Yields
-    ------
-    callable or None
-        To be called with what is done and what there is in all, from any thread; None where
-        nobody is looking.
-    """
+    """Show how far work is and how long it still takes, on a terminal and where it is worth it."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -84,17 +70,7 @@ def answer(
     as_json: bool,
     view: Callable[[Mapping[str, Any]], RenderableType],
 ) -> None:
-    """Print the answer of a command on stdout.
-
-    Parameters
-    ----------
-    numbers : mapping
-        The answer.
-    as_json : bool
-        Print it as one JSON object rather than through ``view``.
-    view : callable
-        Lays the answer out for people.
-    """
+    """Print the answer of a command on stdout."""
     if as_json:
         click.echo(to_json(numbers))
         return

@@ -44,26 +44,7 @@ def read_burn_in(
     column: str | None,
     where: Mapping[str, str],
 ) -> BurnIn:
-    """Say how slow each node of a burn-in table is.
-
-    Parameters
-    ----------
-    table : RawTable
-        A row per run of a GPU.
-    node_column : str
-        The column of nodes.
-    rows : array of int
-        The rows to use.
-    column : str, optional
-        The measurement, where there are several.
-    where : mapping of str to str
-        How the rows were chosen, for messages.
-
-    Returns
-    -------
-    BurnIn
-        The slowest GPU of each node over the same of the median node.
-    """
+    """Say how slow each node of a burn-in table is."""
     gpu_column = next((name for name in GPU_COLUMNS if name in table.columns), None)
     keys = [node_column] + [gpu_column] * (gpu_column is not None)
     here = table.frame.iloc[rows]

@@ -50,22 +50,7 @@ def calibrate(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> "xr.Dataset":
-    """Bring the library of jobs to measured step times.
-
-    Parameters
-    ----------
-    measured : sequence of (Job, StepTimes)
-        Each size with its steps; sizes differ in GPUs, microbatches or layout.
-    attrs : dict
-        Provenance.
-    seed, threads, progress
-        As in `prism.simulate`; progress counts simulations.
-
-    Returns
-    -------
-    xarray.Dataset
-        A model of kind ``calibrated``.
-    """
+    """Bring the library of jobs to measured step times."""
     seed, threads = settle_call(1, seed, threads)
     base = _base_library([job for job, _ in measured])
     sizes = measure_sizes(measured, seed)

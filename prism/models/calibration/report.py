@@ -42,8 +42,6 @@ def report_of(
     ----------
     drawn : sequence of float64 [cluster, 64]
         Steps of each size, predicted over the calibrated library [s].
-    base : Library
-        What it started from.
     """
     s = found.setting
     lengths = s.stall_s

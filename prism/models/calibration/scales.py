@@ -51,10 +51,6 @@ def fit_scales(
     ----------
     means : sequence of float64 [ratio]
         Predicted mean step of each size with compute factor 1, over `ratios` [s].
-    between : sequence of float
-        Spread of a measured mean for the cluster it was measured on [1].
-    clusters : sequence of int
-        Clusters that each size's predicted means are of.
     ratios : float64 [ratio]
         Logs of the communication over the compute factor, ascending.
 

@@ -82,12 +82,6 @@ class Size:
 def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0) -> Size:
     """Take the measured steps of a job apart.
 
-    Parameters
-    ----------
-    shortest_s : float
-        Delay from which a slow step counts as a stall, where that is more than what sticks out
-        here [s]: what is seen as a stall in short steps drowns in long ones.
-
     Notes
     -----
     Steps that are slow in every run (a collector, a save) stick out of the work by step as stalls

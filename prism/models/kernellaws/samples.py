@@ -55,15 +55,7 @@ def why_no_model(trace: Trace) -> str | None:
 
 
 def library_of_trace(trace: Trace, reason: str) -> xr.Dataset:
-    """Make a library of a trace's kernels.
-
-    Parameters
-    ----------
-    trace : Trace
-        A profiler's.
-    reason : str
-        Why it is no model, for the report.
-    """
+    """Make a library of a trace's kernels."""
     keys, key = kernel_keys(trace)
     measure, duration = measured_durations(trace.ops)
     collective = trace.ops["collective"]

@@ -118,14 +118,7 @@ def _topological(edges: list[list[tuple[int, float, str]]]) -> list[int]:
 def infer_graph(
     trace: Trace | KernelSteps, step: int, from_steps: list[int] | None = None
 ) -> KernelGraph:
-    """Build the graph of one step; what the trace does not name is inferred from other steps.
-
-    Parameters
-    ----------
-    from_steps : list of int, optional
-        Where latencies and inferred edges come from; all other steps where None. The step itself
-        is never among them.
-    """
+    """Build the graph of one step; what the trace does not name is inferred from other steps."""
     steps = trace if isinstance(trace, KernelSteps) else split_steps(trace)
     if step not in steps.steps:
         known = ", ".join(map(str, steps.steps[:20]))

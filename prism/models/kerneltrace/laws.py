@@ -66,22 +66,7 @@ def measured_durations(ops: pd.DataFrame) -> tuple[NDArray[np.int64], Floats]:
 
 
 def kernel_table(trace: Trace) -> pd.DataFrame:
-    """Kernels of a trace with their share of the time and their variability.
-
-    Parameters
-    ----------
-    trace : Trace
-        A profiler's.
-
-    Returns
-    -------
-    DataFrame
-        One row a kernel name and measure, the largest share first: ``name``, ``kernel_class``,
-        ``op_kind``, ``measure`` (see `MEASURES`), ``n``, ``mean`` [s]; ``cv`` and ``p99_p50`` of
-        durations over the mean of those with the same launch shape (of all where no shape comes
-        twice; not a number below 2 and 20 occurrences); ``share`` of the time from the first start
-        to the last end on each rank, and ``waiting_share``, recorded beyond the transfer.
-    """
+    """Kernels of a trace with their share of the time and their variability."""
     keys, key = kernel_keys(trace)
     ops = trace.ops
     measure, duration = measured_durations(ops)

@@ -45,13 +45,7 @@ _FIXED = OpGroup(
 
 
 def fit_kernels(trace: Trace) -> TraceModel:
-    """Fit a model to a trace of kernels.
-
-    Parameters
-    ----------
-    trace : Trace
-        A profiler's, two steps or more.
-    """
+    """Fit a model to a trace of kernels."""
     steps = split_steps(trace)
     if len(steps.steps) < 2:
         raise PrismError(

@@ -84,17 +84,7 @@ class _Others:
 
 
 def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Learnt:
-    """Learn latencies, gaps and waits of a step from other steps of the same rank.
-
-    Parameters
-    ----------
-    view : StepView
-        The step; only the order of its events is used, not its times.
-    others : list of StepView
-        The steps to learn from; with none, latencies take their defaults and no edge is inferred.
-    keys : list of KernelKey
-        What the events' keys mean.
-    """
+    """Learn latencies, gaps and waits of a step from other steps of the same rank."""
     before = _before(view)
     maps = [align(view, other) for other in others]
     seen = _collect(view, others, maps)

@@ -307,10 +307,6 @@ def _step_deviation(
     Parameters
     ----------
     log_seconds : float64 [body's replica, step, microbatch]
-    body : list of int
-        Replicas that it is of.
-    scale : float
-        Their spread over the components', which are means over all workers.
     """
     cells = log_seconds - p.mean[column] - p.rank[column][body, None, None] - p.position[column]
     raw = finite_mean(cells, (0, 2))

@@ -61,17 +61,6 @@ def find_scope(
     ----------
     starts, ends : float64 [stage, replica, step]
         Recorded times [s]; NaN where a stage has no such op.
-    expected : Scope, optional
-        What its class says; taken unless the ends contradict it.
-    step_s : float
-        Mean length of a step [s].
-
-    Returns
-    -------
-    scope : Scope
-    as_expected : bool
-        False where the ends had to decide, or fewer than `FEW` steps fit a wider scope as well,
-        which is worth a word to the user.
     """
     if expected is not None and coincide(starts, ends, expected, step_s):
         if expected in (WORKER, WORLD):
@@ -100,13 +89,6 @@ def named_scope(group: NDArray[np.int64], expected: Scope | None) -> Scope | Non
     ----------
     group : int64 [stage, replica]
         Number of the group a worker is in; -1: not in the meeting, or unnamed.
-    expected : Scope, optional
-        Preferred where several amount to the same, as replica and world with one replica.
-
-    Returns
-    -------
-    Scope or None
-        None where no name is given, or the groups are other sets of workers.
     """
     inside = group >= 0
     if not inside.any():
@@ -143,15 +125,6 @@ def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]
     ----------
     ready, starts : float64 [stage, replica, step]
         End of each worker's previous op, and start of its next one [s]; NaN where missing.
-    step_s : float
-        Mean length of a step [s].
-
-    Returns
-    -------
-    list of Barrier
-        In the order in which they are passed. A barrier must make the time between release and
-        start vary less than half as much as without it, for at least half of its members. None
-        from fewer than `FEW` steps.
     """
     known = np.isfinite(ready) & np.isfinite(starts)
     if known.sum(axis=-1).min() < FEW:

@@ -77,12 +77,8 @@ def read_times(trace: "Trace") -> tuple[Times, Array, list[str]]:
 
     Returns
     -------
-    times : Times
-        Seconds from each step's first op.
     measured : float64 [step]
         Step times, last end - first start [s].
-    notes : list of str
-        What was left out or is missing.
     """
     notes: list[str] = []
     times = tabulate(trace, notes)

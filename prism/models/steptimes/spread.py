@@ -85,9 +85,6 @@ def block_variances(body: Array, profile_share: float | None = None) -> BlockVar
     ----------
     body : float64 [position, run]
         Relative deviations; not-a-number where there is none.
-    profile_share : float, optional
-        How much of each position's mean over runs has been taken out as work by step, which takes
-        its part of the runs' own noise with it; what is slow is taken out whole (`common_part`).
 
     Notes
     -----
@@ -146,10 +143,6 @@ def common_part(mean: Array, share: float, size: float = np.inf) -> Array:
     ----------
     mean : float64 [position]
         Over runs.
-    share : float
-        Of each position's own deviation from its neighbours that is kept.
-    size : float, optional
-        Deviations from the running median that are counted in full; those beyond as this.
     """
     window = min(WINDOW, mean.size - 1 + mean.size % 2)  # odd
     near = mean

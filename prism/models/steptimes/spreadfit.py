@@ -153,11 +153,6 @@ def _candidates(blocks: BlockVariances) -> tuple[_Found, _Found]:
 def fit_spread(blocks: BlockVariances, step_s: float) -> Spread:
     """Find the parts that give the measured variances.
 
-    Parameters
-    ----------
-    step_s : float
-        Mean step [s].
-
     Notes
     -----
     Variances of blocks of different lengths come from the same steps: their likelihood counts what
@@ -188,16 +183,7 @@ def _least_gain(flat: _Found, best: _Found, blocks: BlockVariances) -> float:
 
 
 def critical_gain(n_steps: int, n_runs: int, clock_share: float) -> float:
-    """Gain of likelihood by a drift that all but 5 % of series without one stay below.
-
-    Parameters
-    ----------
-    n_steps, n_runs : int
-        Size of the series.
-    clock_share : float
-        Share of the clock's error in the variance of a step [1]; taken a little lower, which asks
-        for more.
-    """
+    """Gain of likelihood by a drift that all but 5 % of series without one stay below."""
     n = round(2.0 ** (round(4.0 * math.log2(min(n_steps, _NULL_CELLS))) / 4.0))
     runs = min(n_runs, _NULL_RUNS, max(1, _NULL_CELLS // n))
     share = max(s for s in _SHARES if s <= max(clock_share, 0.0))
@@ -218,12 +204,6 @@ def _critical_gain(n_steps: int, n_runs: int, clock_share: float) -> float:
 
 def allowed_drift(blocks: BlockVariances, step_s: float) -> list[Spread]:
     """Find the largest drift that the variances leave open, for each memory [memory].
-
-    Returns
-    -------
-    list of Spread
-        The other parts as they would then be; memories up to a quarter of a run. Empty where runs
-        are too short for any.
 
     Notes
     -----

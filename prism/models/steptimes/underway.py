@@ -170,12 +170,6 @@ def level_given(
     ----------
     deviation : float64 [position]
         Relative deviations, not-a-number where there is none.
-    rate : float
-        Time between two values over the drift's memory.
-    level_sd : float
-        Spread of the level between runs, before anything was measured [1].
-    mean_over : int
-        Steps behind a value.
 
     Notes
     -----
@@ -221,23 +215,7 @@ def level_given(
 def finish(
     model: StepModel, past: Past, n_steps: int, n_runs: int, seed: int, *, data_error: bool = True
 ) -> Drawn:
-    """Draw totals of a run whose first steps are known.
-
-    Parameters
-    ----------
-    past : Past
-        From `past_of`.
-    n_steps : int
-        Steps of the whole run.
-    data_error : bool
-        Whether parameters are drawn from what the fit leaves open; else they are as fitted.
-
-    Returns
-    -------
-    Drawn
-        Totals of whole runs, with the time so far as the term ``so_far``; steps that totals leave
-        out are in none.
-    """
+    """Draw totals of a run whose first steps are known."""
     k = model.mean_over
     done = past.seconds.size * k
     if done >= n_steps:
@@ -286,15 +264,7 @@ def _scaled(work: Work, scale: float) -> Work:
 
 
 def _drift_ahead(rest: Work, rate: float, gap: int) -> tuple[float, float]:
-    """Carry the drift on over the rest, which begins `gap` steps after the last known one.
-
-    Returns
-    -------
-    carried : float
-        What a drift of 1 at the last known step adds [s].
-    own : float
-        Spread of what comes anew, for a drift of unit spread [s].
-    """
+    """Carry the drift on over the rest, which begins `gap` steps after the last known one."""
     if rate <= 0.0 or rest.n == 0:
         return 0.0, 0.0
     if rest.n_rest:  # too many to hold: the mean stands for all

@@ -109,17 +109,8 @@ def fit_components(
     ----------
     log_seconds : ndarray
         [column, replica, step, microbatch] log of durations in seconds; nan where missing.
-    columns : sequence of Column
-        op_kind, stage and chunk of each column.
     steps : ndarray
         [step] step numbers; they may have gaps.
-    level : float
-        Probability of the intervals.
-
-    Returns
-    -------
-    Components
-        With warnings on what the table cannot tell.
 
     Notes
     -----

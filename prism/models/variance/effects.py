@@ -110,10 +110,6 @@ def stratum_limits(
         [column, column] mean products, times their coefficients.
     upper_df, lower_df : ndarray
         [column] degrees of freedom of the diagonals.
-    groups : sequence of ndarray
-        Columns of each group.
-    level : float
-        Probability of the interval.
     """
     q = np.empty((2, len(groups)))
     df = np.empty((2, len(groups)))
@@ -140,8 +136,6 @@ def rank_limits(
         [column, column] mean products of their noise, times their coefficients; [column].
     stages : ndarray
         [column] stage.
-    groups, level
-        As in `stratum_limits`.
     """
     q = np.zeros((2, len(groups)))
     df = np.zeros((2, len(groups)))
@@ -176,14 +170,8 @@ def factor_limits(
     value, total, error : ndarray
         [column] variances, those of content and residual together, and the sampling covariance
         [column, column] of the first, for normal data.
-    shared : bool
-        Whether all columns show one draw, so that its excess kurtosis moves them together.
     kurtosis : ndarray
         [column] excess kurtosis of what is squared.
-    n : float
-        Number of draws.
-    groups, level
-        As in `stratum_limits`.
     """
     size = len(groups)
     mean, variance, heavy = np.empty(size), np.empty(size), np.empty(size)
@@ -234,8 +222,6 @@ def build_effect(name: str, covariance: Array, raw: Array, total: Array) -> Comp
 
     Parameters
     ----------
-    name : str
-        Name of the effect.
     covariance : ndarray
         [column, column] estimated covariance; negative variances count as none.
     raw : ndarray

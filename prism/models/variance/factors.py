@@ -51,13 +51,6 @@ def split_factor(covariance: Array, df: float) -> Split:
     ----------
     covariance : ndarray
         [column, column] estimated covariance.
-    df : float
-        Its degrees of freedom.
-
-    Returns
-    -------
-    Split
-        With errors by the delta method for a Wishart matrix.
 
     Notes
     -----
@@ -184,11 +177,6 @@ def step_memory(scores: Array, steps: NDArray[np.int64]) -> Memory | None:
         [step] scores.
     steps : ndarray
         [step] step numbers, different from each other.
-
-    Returns
-    -------
-    Memory or None
-        None where the likelihood ratio against white noise is not significant at 5 %.
     """
     if scores.size < 8 or not np.ptp(scores) > 0.0:
         return None

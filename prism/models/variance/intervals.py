@@ -22,13 +22,6 @@ def pooled_df(products: Array, df: float) -> float:
     ----------
     products : ndarray
         [column, column] mean products, Wishart over `df`.
-    df : float
-        Degrees of freedom of each column.
-
-    Returns
-    -------
-    float
-        Between `df` (all columns move together) and `df` times the columns (independent).
 
     Notes
     -----
@@ -66,11 +59,6 @@ def workers_df(moving: Array, df: Array) -> float:
     df : ndarray
         [column] degrees of freedom.
 
-    Returns
-    -------
-    float
-        By Satterthwaite, with few levels not taken for unequal columns.
-
     Examples
     --------
     >>> workers_df(np.diag([2.0, 2.0]), np.array([3.0, 3.0]))
@@ -102,13 +90,6 @@ def heavier_df(df: ArrayLike, kurtosis: ArrayLike, n: ArrayLike) -> Array:
 def chi_square_interval(value: ArrayLike, df: ArrayLike, level: float) -> tuple[Array, Array]:
     """Interval of a variance estimated as a chi-square over its degrees of freedom.
 
-    Parameters
-    ----------
-    value, df : array_like
-        Estimate and effective degrees of freedom, of one shape.
-    level : float
-        Probability of the interval, say 0.9.
-
     Examples
     --------
     >>> low, high = chi_square_interval(1.0, 10.0, 0.9)
@@ -124,21 +105,6 @@ def difference_interval(
     upper: ArrayLike, upper_df: ArrayLike, lower: ArrayLike, lower_df: ArrayLike, level: float
 ) -> tuple[Array, Array]:
     """Interval of the difference of two independent mean squares, cut at zero.
-
-    Parameters
-    ----------
-    upper, lower : array_like
-        Mean squares, already multiplied by their coefficients; the component is upper - lower.
-    upper_df, lower_df : array_like
-        Their effective degrees of freedom.
-    level : float
-        Probability of the interval, say 0.9.
-
-    Returns
-    -------
-    tuple of ndarray
-        Lower and upper limit of the component (a variance). Both are 0 in one of twenty tables
-        without the component (at level 0.9): that is coverage, not certainty of nothing.
 
     References
     ----------

@@ -31,21 +31,13 @@ def restore_cells(
 
     Parameters
     ----------
-    strata : Strata
-        Least-squares effects, and what cells have left.
-    content : Component
-        Shared content, as estimated from what cells have left.
     own : ndarray
         [column] variance of the residual.
-    effects : tuple of Component
-        rank_step and step.
     fixed : ndarray
         [column, replica, microbatch] what was taken for workers and positions and is no effect.
 
     Returns
     -------
-    content : Component
-        With scores by whole cells.
     residual : ndarray
         [column, replica, step, microbatch] standardised; nan where missing.
     """

@@ -219,11 +219,6 @@ def find_lemons(
     kinds, stages : ndarray
         [column] number of the op_kind and of the stage; chunks of a stage are averaged.
 
-    Returns
-    -------
-    dict
-        (stage, replica) to the deviation from the median per op_kind [log].
-
     Notes
     -----
     The scale is the first quartile of the absolute differences between peers (Qn), of one column

@@ -60,20 +60,7 @@ class Block:
 
 
 def blocks_of(view: RenderableType, captions: Sequence[str] = ()) -> list[Block]:
-    """Turn what a terminal is shown into parts of a page.
-
-    Parameters
-    ----------
-    view : rich.console.RenderableType
-        Groups of text and tables.
-    captions : sequence of str
-        Captions of the tables that have no heading of their own, in order.
-
-    Returns
-    -------
-    list of Block
-        A heading right above a table is that table's caption.
-    """
+    """Turn what a terminal is shown into parts of a page."""
     found = [block for block in map(_block, _flatten(view)) if block is not None]
     joined = [
         block
@@ -91,15 +78,7 @@ def blocks_of(view: RenderableType, captions: Sequence[str] = ()) -> list[Block]
 
 
 def leave_out(blocks: Sequence[Block], told: Collection[str]) -> list[Block]:
-    """Leave out sentences that the page has elsewhere, and headings with nothing below.
-
-    Parameters
-    ----------
-    blocks : sequence of Block
-        Parts of a page.
-    told : collection of str
-        The sentences.
-    """
+    """Leave out sentences that the page has elsewhere, and headings with nothing below."""
     said = {tidy(sentence) for sentence in told}
     kept = []
     for block in blocks:

@@ -46,13 +46,7 @@ NOT_INCLUDED = (
 
 
 def estimate_section(result: xr.Dataset) -> Section:
-    """Make the section of an estimate, of a job or of a model of step times.
-
-    Parameters
-    ----------
-    result : xarray.Dataset
-        What ``prism.estimate`` returns.
-    """
+    """Make the section of an estimate, of a job or of a model of step times."""
     numbers = summarize_estimate(result)
     pictures = [
         Picture(
@@ -105,15 +99,7 @@ def _question(numbers: Json, result: xr.Dataset) -> str:
 
 
 def answers(numbers: Json, result: xr.Dataset) -> list[str]:
-    """Say the answer in words, what matters most first.
-
-    Parameters
-    ----------
-    numbers : mapping
-        What ``summarize_estimate`` returns.
-    result : xarray.Dataset
-        The estimate itself, for the error of a probability.
-    """
+    """Say the answer in words, what matters most first."""
     step = numbers["step_time"]
     p50, p95, ideal = (
         _time(step, seconds) for seconds in (step["p50"], step["p95"], numbers["ideal_step_time"])
@@ -263,15 +249,7 @@ def _interval(numbers: Json) -> list[str]:
 
 
 def errors_of(numbers: Json, name: str) -> Errors:
-    """Write both errors of a step time or a time-to-train.
-
-    Parameters
-    ----------
-    numbers : mapping
-        What ``summarize_estimate`` returns.
-    name : str
-        ``step_time`` or ``time_to_train``.
-    """
+    """Write both errors of a step time or a time-to-train."""
     found = numbers[name]
     text = f"error {UNKNOWN}"
     if found["mean_se"] is not None:
@@ -301,13 +279,7 @@ def data_text(numbers: Json) -> str:
 
 
 def summary_table(sections: Sequence[tuple[str, str, Section]]) -> Block:
-    """Put several estimates side by side.
-
-    Parameters
-    ----------
-    sections : sequence of tuple of str, str and Section
-        Id on the page, label, and the estimate itself.
-    """
+    """Put several estimates side by side."""
     runs = any("time_to_train" in _numbers(section) for _, _, section in sections)
     deadlines = any(_numbers(section).get("finish_by") for _, _, section in sections)
     step = ["mean, ± one standard error", "p50", "p95", "95 % interval of p95", "data error"]
@@ -353,13 +325,7 @@ def _summary_row(label: str, numbers: Json, runs: bool, deadlines: bool) -> tupl
 
 
 def overlays(results: Mapping[str, xr.Dataset]) -> list[Picture]:
-    """Draw several estimates into one picture, their steps and, where two have one, their runs.
-
-    Parameters
-    ----------
-    results : mapping of str to xarray.Dataset
-        Label and result of each.
-    """
+    """Draw several estimates into one picture, their steps and, where two have one, their runs."""
     pictures = []
     for variable, title in (("step_time", "Step times"), ("time_to_train", "Times-to-train")):
         known = {label: found for label, found in results.items() if variable in found}

@@ -81,21 +81,7 @@ class Picture:
 
 
 def to_svg(picture: Picture, name: str) -> tuple[str, bool]:
-    """Draw a picture as an element of a page.
-
-    Parameters
-    ----------
-    picture : Picture
-        What to draw.
-    name : str
-        Starts all its ids; different for every picture of the page.
-
-    Returns
-    -------
-    tuple of str and bool
-        The ``<svg>`` element, and whether it holds a bitmap: such a picture, a map of colours, is
-        not to be recoloured, and belongs on white.
-    """
+    """Draw a picture as an element of a page."""
     buffer = BytesIO()
     with rc_context(_STYLE), no_warnings():
         figure = picture.draw().get_figure(root=True)

@@ -98,18 +98,7 @@ def inputs_of(result: xr.Dataset) -> Inputs | None:
 
 
 def differences(result: xr.Dataset, first: xr.Dataset) -> Block | None:
-    """Lay out the values of a job that differ from those of another result of the same job.
-
-    Parameters
-    ----------
-    result, first : xarray.Dataset
-        Both with a job.
-
-    Returns
-    -------
-    Block or None
-        Key, value here, value there; None where they are the same.
-    """
+    """Lay out the values of a job that differ from those of another result of the same job."""
     here, there = (dict(flatten(job_values(found) or {})) for found in (result, first))
     keys = [key for key in dict.fromkeys([*here, *there]) if here.get(key) != there.get(key)]
     if not keys:
@@ -150,19 +139,7 @@ def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Block, ...], tuple
 
 
 def made_by(result: xr.Dataset, numbers: Json, file: str, command: str) -> list[tuple[str, str]]:
-    """Say how a result was made: label and text, what is not known left out.
-
-    Parameters
-    ----------
-    result : xarray.Dataset
-        The result.
-    numbers : mapping
-        Its summary.
-    file : str
-        Where it was read.
-    command : str
-        What wrote it.
-    """
+    """Say how a result was made: label and text, what is not known left out."""
     attrs = result.attrs
     rows = [("file", file), ("made by", f"{command}, prism {attrs.get('prism_version', '')}")]
     source, versions = str(attrs.get("source_sha256") or ""), attrs.get("versions")

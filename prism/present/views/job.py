@@ -23,17 +23,7 @@ DURATION_KEYS = {
 
 
 def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableType:
-    """Lay out a resolved job: every key, its value, and where the value came from.
-
-    Parameters
-    ----------
-    name : str
-        The job's name.
-    values : mapping
-        The blocks of the job, nested.
-    sources : mapping of str to str
-        Dotted key to "file:line", "preset", "--set" or "default".
-    """
+    """Lay out a resolved job: every key, its value, and where the value came from."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")

@@ -28,13 +28,7 @@ def describe_table(what: str) -> tuple[dict[str, Any], RenderableType]:
 
 
 def library_view(summary: Json) -> RenderableType:
-    """Lay out a library that `prism fit` made.
-
-    Parameters
-    ----------
-    summary : mapping
-        What ``summarize_fit`` returns for a file of kind ``library``.
-    """
+    """Lay out a library that `prism fit` made."""
     if "collectives" in summary:
         return _collectives_view(summary)
     classes = [

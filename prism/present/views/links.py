@@ -23,15 +23,7 @@ TITLE = "Links, at the rates that large messages reach, one direction"
 
 
 def describe_links(job: Job) -> list[dict[str, Any]]:
-    """List the links of a job's cluster, the innermost first.
-
-    Returns
-    -------
-    list of dict
-        ``tier``; ``gpus`` of the unit that a message leaves, None inside an NVLink domain;
-        ``gbytes_per_s_per_gpu`` [GB/s] and ``gbits_per_s`` of the unit in all [Gbit/s];
-        ``latency_us`` [us]; ``collectives``.
-    """
+    """List the links of a job's cluster, the innermost first."""
     name = job.variability.library
     cluster = build_cluster(job, nominal_library(job, None if name is None else load_library(name)))
     nvlink, network = cluster.nvlink, cluster.network

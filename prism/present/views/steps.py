@@ -25,13 +25,7 @@ _WHAT = {
 
 
 def step_fit_view(summary: Json) -> RenderableType:
-    """Lay out what a fit of step times found.
-
-    Parameters
-    ----------
-    summary : mapping
-        What ``summarize_fit`` returns for a model of kind ``steps``.
-    """
+    """Lay out what a fit of step times found."""
     step, work = summary["step_time"], summary["work_by_step"]
     rows = [
         ("step times", f"{format_count(summary['n'])} of {format_count(summary['runs'])} runs"),

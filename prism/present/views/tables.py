@@ -13,17 +13,7 @@ Json = Mapping[str, Any]
 
 
 def table_view(title: str, rows: Sequence[Json], right: Sequence[str] = ()) -> RenderableType:
-    """Lay out records, one row each, with the keys of the first as the head.
-
-    Parameters
-    ----------
-    title : str
-        The line above.
-    rows : sequence of mapping
-        Records with the same keys.
-    right : sequence of str
-        Keys whose column is flush right.
-    """
+    """Lay out records, one row each, with the keys of the first as the head."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for key in rows[0] if rows else ():
         name = key.replace("_", " ")
@@ -39,13 +29,7 @@ def bold(title: str, rest: str = "") -> Text:
 
 
 def rows_view(rows: Sequence[tuple[str, str]]) -> Table:
-    """Lay out label and text, side by side.
-
-    Parameters
-    ----------
-    rows : sequence of tuple of str and str
-        One line each.
-    """
+    """Lay out label and text, side by side."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     for label, text in rows:
         table.add_row(label, text)

@@ -103,8 +103,6 @@ def wave_sum(at_s: Array, n: Array, step_s: Array, peak_s: float) -> Array:
         Time of the first step and length of a step [s].
     n : float64 [run]
         Steps.
-    peak_s : float
-        Time of day of the highest value [s].
     """
     half = np.pi * step_s / DAY_S
     first = 2.0 * np.pi * (at_s - peak_s) / DAY_S

@@ -124,13 +124,6 @@ def find_congestion(sim: Simulator) -> Congestion | None:
 def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
     """Simulate one slow node at a time, at random places.
 
-    Parameters
-    ----------
-    kind : str
-        ``compute``: the node's GPUs; ``network``: transfers and collectives over its links.
-    factor : float
-        On compute or on transfers.
-
     Returns
     -------
     float64 [place]
@@ -162,13 +155,7 @@ def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
 
 # ------------------------------------------------------------------------------------- stalls
 def find_stalls(sim: Simulator, step_s: float) -> StallProcess | None:
-    """Measure how often the job stalls and what a stall adds; None where not, or in most steps.
-
-    Parameters
-    ----------
-    step_s : float
-        Mean step [s].
-    """
+    """Measure how often the job stalls and what a stall adds; None where not, or in most steps."""
     program, stalls = sim.program, sim.program.stalls
     if stalls.entity == engine.NO_STALL:
         return None
