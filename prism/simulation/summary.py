@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
+from prism.jobs.job import Job
 from prism.simulation.results import TAIL_SAMPLES, job_of
 from prism.workload.memory import GIB, estimate_memory, memory_limit
 
@@ -152,6 +153,7 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
+        out |= _throughput(job, out["step_time"]["mean"])
     memory = estimate_memory(job)
     if memory is not None:
         out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB,
@@ -168,6 +170,17 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["replicas"] = json.loads(dataset.attrs["replicas"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out
+
+
+def _throughput(job: Job, mean_step_s: float) -> dict[str, Any]:
+    """Tokens per second at the mean step, of all GPUs and of one, and what a step holds."""
+    rate = job.tokens_per_step / mean_step_s
+    return {
+        "global_batch": job.tokens_per_step // job.model.seq_len,
+        "tokens_per_step": job.tokens_per_step,
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / job.world_size,
+    }
 
 
 _BETWEEN = ("between_cluster_std", "between_cluster_at_most")

@@ -144,6 +144,9 @@ def _slowdown_rows(summary: Json) -> list[tuple[str, str]]:
 def _step_rows(summary: Json) -> list[tuple[str, str]]:
     """Where the time of a step goes."""
     rows = []
+    if summary.get("tokens_per_s") is not None:
+        rate = f"{summary['tokens_per_s']:,.0f}, {summary['tokens_per_s_per_gpu']:,.0f} per GPU"
+        rows.append(("tokens per second", rate))
     if summary.get("mfu") is not None:
         rows.append(("model flops utilisation (MFU)", format_share(summary["mfu"])))
     if summary.get("model_flops_per_gpu") is not None:
