@@ -48,7 +48,7 @@ class Layout(NamedTuple):
         return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
 
     def groups(self, kind: str, every: int = 1) -> Int:
-        """Ranks of every group of a kind, of each so manieth tp rank [group, member]."""
+        """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
         ranks = self.ranks(self.ep if kind in ("ep", "expert_dp") else self.shard)[..., ::every]
         if kind == "world":
             return np.sort(ranks.reshape(1, -1))

@@ -20,7 +20,7 @@ from prism.engine.arrays import (
 from prism.engine.cache import inlined, jit
 from prism.engine.random import lookup, multiply_lanes, philox_lanes
 
-# Whose shared effects: a replica's, those of all, or the typical one's, which are the latter alone.
+# Whose shared effects: of a replica, of all, or of the typical one, which has only the latter.
 LOCAL, SHARED, TYPICAL = 0, 1, 2
 
 
