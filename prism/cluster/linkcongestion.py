@@ -1,4 +1,4 @@
-"""What congestion of a job's links depends on: leaf switches, and the uplinks of far units.
+"""What congestion of a job's links depends on: leaf switches, and the uplinks of sites.
 
 A message is hit if anything on its way is. Leaves are entities of their own; all that leaves a unit
 of a far tier (a site) shares one more, whichever two units it joins. Left out: congestion of pods'

@@ -1,8 +1,8 @@
 """Tiers of the network above the NVLink domain: what a message meets that leaves its unit.
 
 A unit of a tier is so many neighbouring GPUs (a rack, a pod, a site); units nest. All that leave
-one at a time share its way out, which is o times narrower than the network cards of its GPUs.
-Between far units collectives are hierarchical, and a pipeline's transfers queue for the way out.
+one at a time share its uplink, which is o times narrower than the network cards of its GPUs.
+Between sites (units of far tiers) collectives are hierarchical; transfers queue for the uplink.
 Left out: traffic of other kinds at the same time, routing, more than one way between two units.
 """
 
@@ -29,7 +29,7 @@ Int = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tier:
-    """Units of one size, and the way out of one.
+    """Units of one size, and the uplink of one.
 
     Attributes
     ----------
@@ -37,8 +37,8 @@ class Tier:
     gpus : int
         GPUs of a unit.
     oversubscription : float
-        Achieved rate of the GPUs' network cards over that of the way out [1], < 1 where the way
-        out is the wider one.
+        Achieved rate of the GPUs' network cards over that of the uplink [1], < 1 where the
+        uplink is the wider one.
     latency_s : float
         Latency of a message that leaves its unit [s].
     hierarchical : bool
@@ -100,7 +100,7 @@ def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: floa
 
 
 def _oversubscription(block: TierBlock, bytes_per_s: float, efficiency: float) -> float:
-    """Rate of the GPUs' network cards over that of their unit's way out."""
+    """Rate of the GPUs' network cards over that of their unit's uplink."""
     if block.efficiency is not None:
         efficiency = block.efficiency
     if block.bandwidth_gbytes_per_s is not None:
@@ -186,8 +186,8 @@ def find_hops(
 
     Notes
     -----
-    A unit's way out is full duplex, and gradients go the opposite way of activations. So where some
-    stages send activations out of a far unit and others into it, gradients of the latter go out
+    A unit's uplink is full duplex, and gradients go the opposite way of activations. So where some
+    stages send activations out of a site and others into it, gradients of the latter go out
     too, and both share it as long as forwards and backwards alternate.
     """
     slow, latency_s = np.ones(source.shape), np.full(source.shape, network_s)

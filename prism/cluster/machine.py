@@ -225,7 +225,7 @@ class Cluster:
     def reach(self, group: Group) -> Reach:
         """How the groups of a kind lie in the default order.
 
-        They share a unit's way out, so what counts is a group's mean number of members in a unit.
+        They share a unit's uplink, so what counts is a group's mean number of members in a unit.
         """
         domains, factor = group.domains(self.nvlink_gpus), 1.0
         inside = group.n_ranks / domains
@@ -244,7 +244,7 @@ class Cluster:
         n_bytes : float
             Bytes one GPU sends [byte].
         link : int, optional
-            Of the stage that sends; a link that leaves a far unit is told apart from the others.
+            Of the stage that sends; a link that leaves a site is told apart from the others.
             Without one, the links that leave none count, or all links if there are no others.
 
         Notes
@@ -264,7 +264,7 @@ class Cluster:
         return float(times[alike].mean())
 
     def far_links(self) -> list[int]:
-        """Links of the pipeline that leave a far unit, by the stage that sends."""
+        """Links of the pipeline that leave a site, by the stage that sends."""
         if self.layout.pp == 1 or not any(tier.far for tier in self.tiers):
             return []
         _, hops = self._default_hops()

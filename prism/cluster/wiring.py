@@ -5,7 +5,7 @@ out: with c directed ring edges leaving a unit of g GPUs, over all groups of tha
 1 / (o c / g) of a GPU's rate, o being the oversubscription; where that is more than the whole, all
 of it. Hierarchical collectives send out of each unit once, whatever the order. A ring is as slow as
 its worst unit. Left out: traffic of other kinds at the same time, rings in a better order, and that
-hops which only another placement makes far would queue for the way out.
+hops which only another placement makes far would queue for the uplink.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Wiring:
         """How many times longer messages take than the cluster says [replica].
 
         A transfer takes the mean over its replica's hops, as the nominal one over all of them; one
-        that leaves a far unit has a nominal time of its own.
+        that leaves a site has a nominal time of its own.
         """
         c, own = self.cluster, np.ones(len(self.members))
         if group != "hop":

@@ -226,7 +226,7 @@ def _transfer_bytes(job: Job) -> float:
 
 
 def _far_transfers(job: Job, cluster: Cluster) -> dict[int, tuple[Collective, Collective]]:
-    """Transfers on links that leave a far unit: through the way out, then on the way."""
+    """Transfers on links that leave a site: through the uplink, then on the way."""
     out, n_bytes = {}, _transfer_bytes(job)
     for link in cluster.far_links():
         whole, on_the_way = (cluster.transfer_time(n, link) for n in (n_bytes, 0.0))

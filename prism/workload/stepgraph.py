@@ -161,7 +161,7 @@ class _StepBuilder:
         self.arrived[action.kind, virtual, action.microbatch] = end
 
     def _lay_transfer(self, s: int, link: int, end: int, microbatch: int) -> int:
-        """Lay what a transfer takes; out of a far unit it queues behind the sender's last one."""
+        """Lay what a transfer takes; out of a site it queues behind the sender's last one."""
         for i, transfer in enumerate(self.work.transfers(link)):
             op_type = OpType("transfer", s, collective=transfer, link=link)
             queue = (s, link) if i == 0 and link in self.work.far_transfers else None

@@ -62,8 +62,8 @@ class Workload:
     transfer : Collective or None
         Activation (and its gradient) to a neighbouring stage; None takes no time.
     far_transfers : mapping of int to (Collective, Collective)
-        On links that leave a far unit (a site), by the stage that sends forward: the time a
-        transfer holds the way out, which the next one waits for, and its time on the way.
+        On links that leave a site, by the stage that sends forward: the time a
+        transfer holds the uplink, which the next one waits for, and its time on the way.
     gather, reduce, replicate : tuple
         fsdp's parameter all-gather; the gradients' reduction over dp and cp, or within a shard
         group; hsdp's all-reduce of its parts over the shard groups.
