@@ -18,8 +18,9 @@ from prism.analyses.validation.result import compare_all, make_validation
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
+from prism.present.answer import Errors, Picture
 from prism.present.reports.blocks import Block, blocks_of, leave_out
-from prism.present.reports.figures import COLOURS, Errors, Picture, to_svg
+from prism.present.reports.figures import COLOURS, to_svg
 from prism.present.reports.read import read_results
 from prism.present.views.tables import bold
 
@@ -173,15 +174,15 @@ def test_page_says_what_the_results_say(folder, page):
     text = text_of(page[1]).replace("\N{NO-BREAK SPACE}", " ")
     numbers = json.loads((folder / "first" / "summary.json").read_text())
     step = numbers["step_time"]
-    found = re.search(r"Half of the steps take no longer than ([\d.]+) s, and 95 % no longer than "
-                      r"([\d.]+) s", text)  # fmt: skip
+    found = re.search(r"step, p50 ([\d.]+) s step, p95 ([\d.]+) s", text)
     assert float(found[1]) == pytest.approx(step["p50"], abs=0.05 * step["std"])
     assert float(found[2]) == pytest.approx(step["p95"], abs=0.05 * step["std"])
     assert "within 1 d 16 h" in text
-    assert f"{format_share(numbers['ettr'])} of the time is effective training" in text
+    assert f"effective training (ETTR) {format_share(numbers['ettr'])}" in text
     for file in ("first", "ranking", "sweep"):
         told = json.loads((folder / file / "summary.json").read_text())
-        for sentence in [*told.get("warnings", ()), *told.get("findings", ())]:
+        findings = [x["text"] if isinstance(x, dict) else x for x in told.get("findings", ())]
+        for sentence in [*told.get("warnings", ()), *findings]:
             assert " ".join(sentence.split()) in text
     assert "The prediction cannot be told from the measurement" in text
     assert "Move nodes 24, 25, 26" in text or "move nodes 24, 25, 26" in text.lower()
@@ -320,7 +321,7 @@ def test_figures_aligned_by_spaces_become_columns():
 
 def test_pictures_take_the_colours_of_the_page(made_up_result):
     errors = Errors("none", "none")
-    picture = Picture("a < b", lambda: plot_step_time(made_up_result), "note", errors)
+    picture = Picture("one", "a < b", lambda: plot_step_time(made_up_result), "note", errors)
     one, bitmap = to_svg(picture, "one")
     two, _ = to_svg(picture, "two")
     assert not bitmap

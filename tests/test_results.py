@@ -18,12 +18,13 @@ from prism.analyses.sweep import sweep
 from prism.analyses.validate import validate_steps
 from prism.cli.commands.estimate import estimate as command
 from prism.common.errors import PrismError, as_typed
-from prism.common.resultfiles import KINDS, kind_of, load, save, summary
+from prism.common.resultfiles import KINDS, answer_of, kind_of, load, save, summary
 from prism.common.shipped import data_path
 from prism.jobs.job import job_from_dict, load_job
-from prism.present.reports.estimates import estimate_section, summary_table
-from prism.present.views.estimate import estimate_view
-from prism.present.views.run import term_table
+from prism.present.answers.estimate import terms_table
+from prism.present.reports.estimates import summary_table
+from prism.present.reports.sections import section_of
+from prism.present.terminal import render
 from prism.simulation.execution.content import identity
 from prism.simulation.results import VARIABLES, job_of, made_with, make_dataset
 from prism.simulation.steps import simulate
@@ -180,7 +181,7 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
         "step_time", "time_to_train", "slowdown", "exposed_communication",
         "exposed_communication_se", "engine", "wall_seconds", "warnings", "steps",
     }  # fmt: skip
-    always |= {"delay_by_term", "variance_by_term", "replicas"}
+    always |= {"delay_by_term", "variance_by_term", "replicas", "critical_path", "findings"}
     assert always | {"finish_by", "finish_date", "cost"} == set(answer)
     assert set(answer["time_to_train"]) == SPREAD
     assert set(answer["step_time"]) == SPREAD | {"one_allocation", "allocations"}
@@ -387,7 +388,7 @@ RANKS = {
 
 def texts_of(result):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(estimate_view(summary(result), result))
+    console.print(render(answer_of(result), details=True))
     return console.export_text()
 
 
@@ -399,9 +400,9 @@ def test_what_one_cluster_draw_does_not_tell_is_null():
         assert found["cluster_draws"] == 1 and found["within_cluster_std"] > 0.0
         for key in ("mean_se", "mean_ci90", "p95_ci", "between_cluster_std"):
             assert found[key] is None
-    section = estimate_section(one)
-    told = [texts_of(one), str(summary_table([("a", "one", section)])), *section.answers]
-    told.append(section.pictures[0].errors.monte_carlo)
+    answer = answer_of(one)
+    told = [texts_of(one), str(summary_table([("a", "one", section_of(answer))]))]
+    told += [*(found.text for found in answer.findings), answer.pictures[0].errors.monte_carlo]
     assert not any("nan" in text or "None" in text for text in told)
     two = summary(estimate(job_from_dict(RANKS), replicates=128, steps=1000, seed=3))
     assert two["step_time"]["mean_se"] > 0.0 and two["time_to_train"]["mean_se"] > 0.0
@@ -511,9 +512,9 @@ def test_terms_that_do_not_matter_have_no_row():
         "delay_by_term": {"slow_steps": 1e5, "drift": -0.232, "stalls": 2.0, "step_noise": 50.0},
         "variance_by_term": {"slow_steps": 0.9, "drift": 1e-5, "stalls": 0.1, "step_noise": 0.0},
     }
-    assert term_table(numbers).row_count == 2
-    assert term_table(numbers | {"delay_by_term": {"drift": -0.232}}) is None
-    assert term_table(numbers | {"delay_by_term": {}}) is None
+    assert len(terms_table(numbers).rows) == 2
+    assert not terms_table(numbers | {"delay_by_term": {"drift": -0.232}}).rows
+    assert not terms_table(numbers | {"delay_by_term": {}}).rows
 
 
 def made(kind):

@@ -1,18 +1,15 @@
 """The run model of a job: states measured beside the calm step, what the file says, the results."""
 
-import io
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from prism.analyses.estimate import estimate, reproduce
 from prism.common.errors import PrismError
-from prism.common.resultfiles import summary
+from prism.common.resultfiles import answer_of, summary
 from prism.jobs.job import job_from_dict
 from prism.plots.run import plot_progress
-from prism.present.views.estimate import estimate_view
 from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import build_run_model, mean_step
 from prism.simulation.runs.states import (
@@ -236,10 +233,12 @@ def test_an_interrupted_run_can_be_made_again_and_shown(stopped):
     again = reproduce(stopped, threads=1)
     assert np.array_equal(again.time_to_train, stopped.time_to_train)
     assert np.array_equal(again.progress_time, stopped.progress_time)
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(estimate_view(summary(stopped)))
-    text = console.export_text()
-    assert "work lost to failures" in text and "best interval" in text and "ETTR" in text
+    answer = answer_of(stopped)
+    assert "checkpoint_interval" in [found.code for found in answer.findings]
+    rows = {row[0]: row[1] for table in answer.tables for row in table.rows}
+    numbers = summary(stopped)
+    assert rows["effective training time ratio (ETTR)"].value == numbers["ettr"]
+    assert rows["work lost to failures"].value == numbers["delay_by_term"]["lost_work"]
     ax = plot_progress(stopped)
     assert ax.get_xlabel() == "date" and ax.lines[0].get_ydata()[-1] == 1.0
 

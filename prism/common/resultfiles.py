@@ -23,10 +23,11 @@ class Kind(NamedTuple):
     """
 
     command: str
-    summarize: str
-    view: str
+    summarize: str = ""
+    view: str = ""
     section: str = ""  # of a report's page; none where empty
     words: str = ""  # adds sentences to the summary; none where empty
+    answer: str = ""  # makes the answer of a result
 
     @property
     def is_model(self) -> bool:
@@ -40,14 +41,13 @@ class Kind(NamedTuple):
 
     def figures(self, dataset: "xr.Dataset") -> dict[str, Any]:
         """Give the figures that the command prints as JSON."""
+        if self.answer:
+            return dict(self.call("answer", dataset).json())
         numbers = self.call("summarize", dataset)
         return dict(self.call("words", numbers) if self.words else numbers)
 
 
-_ESTIMATE = Kind(
-    "estimate", "analyses.estimate:summarize_estimate", "present.views.estimate:estimate_view",
-    "present.reports.estimates:estimate_section",
-)  # fmt: skip
+_ESTIMATE = Kind("estimate", answer="present.answers.estimate:estimate_answer")
 _MODEL = Kind(
     "fit",
     "models.fit:summarize_fit",
@@ -55,7 +55,7 @@ _MODEL = Kind(
     "present.reports.measured:model_section",
 )
 KINDS = {
-    "simulation": _ESTIMATE._replace(section=""),
+    "simulation": _ESTIMATE,
     "estimate": _ESTIMATE,
     "steps_estimate": _ESTIMATE,
     "ranking": Kind(
@@ -106,6 +106,20 @@ def kind_of(dataset: "xr.Dataset") -> str | None:
             "step_time", "simulation")  # fmt: skip
         kind = next((k for variable, k in of_variable if variable in dataset), None)
     return str(kind) if str(kind) in KINDS else None
+
+
+def answer_of(dataset: "xr.Dataset") -> Any:
+    """Make the `prism.present.answer.Answer` of a result: a table, JSON, a page, a notebook's cell.
+
+    Raises
+    ------
+    PrismError
+        It is no result of prism.
+    """
+    kind = kind_of(dataset)
+    if kind is None:
+        raise PrismError("no result of prism; expected what one of its functions returned")
+    return KINDS[kind].call("answer", dataset)
 
 
 def summary(dataset: "xr.Dataset") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 # modules that rooms above may import
 FACE = (
-    "jobtemplate", "reports.page", "reports.read", "show", "views.compare", "views.estimate",
+    "answer", "jobtemplate", "reports.page", "reports.read", "show", "terminal", "views.compare",
     "views.measure", "views.model", "views.place", "views.rank", "views.sweep",
     "views.timeline", "views.trace",
 )  # fmt: skip

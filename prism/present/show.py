@@ -18,7 +18,7 @@ from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
 from prism.common.text import format_share
-from prism.present.views.estimate import estimate_view
+from prism.present.terminal import render
 from prism.present.views.job import job_view
 from prism.present.views.tables import bold, table_view
 
@@ -206,7 +206,10 @@ def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Description:
     """Describe a result or a model as the command that wrote it does."""
     known = KINDS[kind]
     numbers = known.figures(result)
-    view = known.call("view", numbers)
+    if known.answer:
+        view: RenderableType = render(known.call("answer", result), details=True)
+    else:
+        view = known.call("view", numbers)
     if known.is_model:
         found = {"kind": "model", "model_kind": kind, "summary": numbers}
         return found, Group(bold(str(path), f": {kind} model"), view)
@@ -215,7 +218,7 @@ def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Description:
     shown = ("kind", "job", "job_sources", "engine", "warnings", "wall_seconds")
     provenance = {key: value for key, value in result.attrs.items() if key not in shown}
     rows = [{"attribute": key, "value": str(value)} for key, value in provenance.items()]
-    view = Group(estimate_view(numbers, result), "", table_view("Provenance", rows))
+    view = Group(view, "", table_view("Provenance", rows))
     return {"kind": "result", "summary": numbers, "provenance": provenance}, view
 
 

@@ -147,6 +147,11 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         "exposed_communication": float(dataset.exposed_communication),
         "exposed_communication_se": _known(float(dataset.exposed_communication_se)),
     }
+    if "critical_path_time" in dataset:
+        path = dataset.critical_path_time
+        out["critical_path"] = dict(
+            zip(path.kernel_class.values.tolist(), path.values.tolist(), strict=True)
+        )
     if "slowdown_probability" in dataset:
         pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}

@@ -14,7 +14,7 @@ from prism.cli.commands.options import (
     output_option,
     rows_of,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def compare(
             progress=report,
         )  # fmt: skip
     numbers = summarize_compare(result)
-    conclude(result, numbers, compare_view, _draw, output=output, as_json=as_json, quiet=quiet)
+    conclude_view(result, numbers, compare_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,6 +11,7 @@ from prism.cli.commands.options import (
     Factors,
     choose_options,
     common_options,
+    details_option,
     output_option,
     place_options,
     rows_of,
@@ -19,10 +20,6 @@ from prism.cli.commands.options import (
 from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -88,6 +85,7 @@ if TYPE_CHECKING:
 )
 @set_option
 @output_option()
+@details_option
 @common_options()
 @place_options
 def estimate(
@@ -102,6 +100,7 @@ def estimate(
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -110,11 +109,9 @@ def estimate(
     JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
     """
     from prism.analyses.estimate import estimate as estimate_job
-    from prism.analyses.estimate import summarize_estimate
     from prism.common.files import check_directory
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.frommodel import is_step_model
-    from prism.present.views.estimate import estimate_view
 
     if under_way is None and (where or options["column"] is not None):
         raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
@@ -141,26 +138,4 @@ def estimate(
             where=rows_of(where) or None,
             **options,
         )
-    numbers = summarize_estimate(result)
-    conclude(
-        result,
-        numbers,
-        lambda numbers: estimate_view(numbers, result),
-        _draw_estimate,
-        output=output,
-        as_json=as_json,
-        quiet=quiet,
-    )
-
-
-def _draw_estimate(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plots of an estimate, by the stem of their files."""
-    from prism import plots
-    from prism.plots.run import plot_progress
-
-    axes = {"step_time": plots.plot_step_time(result)}
-    if "time_to_train" in result:
-        axes["time_to_train"] = plots.plot_time_to_train(result)
-    if "progress_time" in result:
-        axes["progress"] = plot_progress(result)
-    return axes
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

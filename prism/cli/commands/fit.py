@@ -15,8 +15,8 @@ from prism.cli.commands.options import (
     rows_of,
     step_range_option,
 )
-from prism.cli.commands.outputs import check_model_path, tell_warnings
-from prism.cli.commands.terminal import answer, progress_line, say
+from prism.cli.commands.outputs import check_model_path
+from prism.cli.commands.terminal import answer, progress_line, say, tell_warnings
 
 
 @click.command()

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from prism.cli.commands.options import Command, Duration, common_options, output_option
-from prism.cli.commands.outputs import check_model_path, check_picture_path, tell_warnings
-from prism.cli.commands.terminal import answer, progress_line, say
+from prism.cli.commands.outputs import check_model_path, check_picture_path
+from prism.cli.commands.terminal import answer, progress_line, say, tell_warnings
 
 DTYPES = click.Choice(["float64", "float32", "bfloat16", "float16"])
 DEVICE = click.option(

@@ -200,6 +200,11 @@ step_range_option = click.option(
 )
 
 
+details_option = click.option(
+    "--details", is_flag=True, help="Show all tables, not a screen of them."
+)
+
+
 def output_option(
     what: str = "Result, summary and plots.", metavar: str = "DIR"
 ) -> Callable[[Command], Command]:

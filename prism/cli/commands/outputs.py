@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism.cli.commands.terminal import answer, say, to_json
+from prism.cli.commands.terminal import answer, print_answer, say, tell_warnings, to_json
 from prism.common.errors import PrismError
 from prism.common.files import atomic_files, check_directory
 
@@ -54,6 +54,29 @@ def write_folder(
 
 def conclude(
     result: xr.Dataset,
+    *,
+    output: str | None,
+    as_json: bool,
+    details: bool,
+    quiet: bool,
+    texts: Mapping[str, str | bytes] | None = None,
+) -> None:
+    """End a command: write its folder where one was asked for, tell warnings, print the answer."""
+    from prism.common.resultfiles import answer_of
+
+    answer = answer_of(result)
+    numbers = answer.json()
+    if output is not None:
+
+        def draw(_: xr.Dataset) -> dict[str, Axes]:
+            return {picture.stem: picture.draw() for picture in answer.pictures}
+
+        write_folder(output, result, numbers, draw, quiet, texts)
+    print_answer(answer, as_json, details)
+
+
+def conclude_view(
+    result: xr.Dataset,
     numbers: Mapping[str, Any],
     view: Callable[[Mapping[str, Any]], RenderableType],
     draw: Callable[[xr.Dataset], Mapping[str, Axes]],
@@ -93,9 +116,3 @@ def check_picture_path(path: str | os.PathLike[str]) -> None:
             f"{path}: unknown format of a picture; the name must end in {', '.join(PICTURES)}"
         )
     check_directory(file.parent, "--plot")
-
-
-def tell_warnings(numbers: Mapping[str, Any]) -> None:
-    """Write a summary's warnings to stderr; they stay when a command is quiet."""
-    for warning in numbers.get("warnings") or ():
-        say(f"prism: warning: {warning}")

@@ -18,7 +18,7 @@ from prism.cli.commands.options import (
     rows_of,
     set_option,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def place(
     _add_names(result, inventory)
     numbers = in_words(summarize_place(result))
     texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
-    conclude(
+    conclude_view(
         result, numbers, place_view, _draw, output=output, as_json=as_json, quiet=quiet, texts=texts
     )
 

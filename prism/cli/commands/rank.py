@@ -13,7 +13,7 @@ from prism.cli.commands.options import (
     place_options,
     set_option,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def rank(
             progress=report,
         )
     numbers = in_words(summarize_rank(result))
-    conclude(result, numbers, rank_view, _draw, output=output, as_json=as_json, quiet=quiet)
+    conclude_view(result, numbers, rank_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options, output_option, step_range_option
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.recordings import explained
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
@@ -51,7 +51,7 @@ def replay(
         except PrismError as error:
             raise explained(trace, error) from error
     numbers = summarize_replay(result)
-    conclude(result, numbers, replay_view, _draw, output=output, as_json=as_json, quiet=quiet)
+    conclude_view(result, numbers, replay_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

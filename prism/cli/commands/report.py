@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options
-from prism.cli.commands.outputs import tell_warnings
-from prism.cli.commands.terminal import answer, progress_line
+from prism.cli.commands.terminal import answer, progress_line, tell_warnings
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from prism.cli.commands.options import common_options, output_option, place_options, set_option
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def sweep(
             progress=report,
         )
     numbers = in_words(summarize_sweep(result))
-    conclude(result, numbers, sweep_view, _draw, output=output, as_json=as_json, quiet=quiet)
+    conclude_view(result, numbers, sweep_view, _draw, output=output, as_json=as_json, quiet=quiet)
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

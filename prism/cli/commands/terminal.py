@@ -17,6 +17,8 @@ from prism.common.text import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from prism.present.answer import Answer
+
 SHOW_AFTER_S = 0.5
 """Work shorter than this shows no progress [s]."""
 
@@ -65,6 +67,23 @@ def say(text: str) -> None:
     click.echo(visible(text), err=True)
 
 
+def print_answer(answer: Answer, as_json: bool, details: bool) -> None:
+    """Tell warnings on stderr and print an answer on stdout."""
+    tell_warnings(answer.json())
+    if as_json:
+        click.echo(to_json(answer.json()))
+        return
+    from prism.present.terminal import render
+
+    print_view(render(answer, details))
+
+
+def tell_warnings(numbers: Mapping[str, Any]) -> None:
+    """Write a summary's warnings to stderr; they stay when a command is quiet."""
+    for warning in numbers.get("warnings") or ():
+        say(f"prism: warning: {warning}")
+
+
 def answer(
     numbers: Mapping[str, Any],
     as_json: bool,
@@ -74,7 +93,11 @@ def answer(
     if as_json:
         click.echo(to_json(numbers))
         return
-    rendered = view(numbers)
+    print_view(view(numbers))
+
+
+def print_view(rendered: RenderableType) -> None:
+    """Print what rich lays out; nothing in it steers the terminal."""
     if isinstance(rendered, str):
         click.echo(visible(rendered))
         return

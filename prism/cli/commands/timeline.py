@@ -14,7 +14,7 @@ from prism.cli.commands.options import (
     set_option,
     step_range_option,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.terminal import progress_line, say
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def timeline(
             say(f"wrote {output}")
     else:
         texts = {"timeline.json.gz": chrome_bytes(result)}
-    conclude(
+    conclude_view(
         result, numbers, timeline_view, _draw,
         output=None if alone else output, as_json=as_json, quiet=quiet, texts=texts,
     )  # fmt: skip

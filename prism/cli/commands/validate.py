@@ -15,7 +15,7 @@ from prism.cli.commands.options import (
     place_options,
     rows_of,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import conclude_view
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
 
@@ -91,7 +91,9 @@ def validate(
         check_directory(output)
     result = _validate(job, model, trace, measured, options, quiet)
     numbers = summarize_validation(result)
-    conclude(result, numbers, validation_view, _draw, output=output, as_json=as_json, quiet=quiet)
+    conclude_view(
+        result, numbers, validation_view, _draw, output=output, as_json=as_json, quiet=quiet
+    )
 
 
 def _draw(result: xr.Dataset) -> dict[str, Axes]:

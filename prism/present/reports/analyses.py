@@ -21,8 +21,8 @@ from prism.common.text import format_like
 from prism.plots.place import plot_alternatives, plot_slots
 from prism.plots.rank import plot_path, plot_ranking
 from prism.plots.sweep import plot_sweep
-from prism.present.reports.estimates import NOT_INCLUDED
-from prism.present.reports.figures import Errors, Picture
+from prism.present.answer import Errors, Picture
+from prism.present.answers.estimate import NOT_INCLUDED
 from prism.present.reports.sections import Section
 from prism.present.views.place import place_view
 from prism.present.views.rank import rank_view
@@ -49,6 +49,7 @@ def ranking_section(result: xr.Dataset) -> Section:
         note = "Bars are shares of the variance; hatched ones are upper bounds, from one run."
     pictures = [
         Picture(
+            "",
             f"Causes of the spread of the {target} of {numbers['job']}, the largest on top",
             lambda: plot_ranking(result),
             note,
@@ -60,7 +61,7 @@ def ranking_section(result: xr.Dataset) -> Section:
         note += "5 % pass through; each of the three adds up to 100 %."
         title = f"Time on the critical path of {numbers['job']} by kernel class"
         path = _ranking_errors(numbers, "covariance_share", "time's shares of the spread")
-        pictures.append(Picture(title, lambda: plot_path(result), note, path))
+        pictures.append(Picture("", title, lambda: plot_path(result), note, path))
     return Section(
         title=f"What makes the {target} vary",
         subject=str(numbers["job"]),
@@ -108,6 +109,7 @@ def placement_section(result: xr.Dataset) -> Section:
     errors = _placement_errors(numbers)
     pictures = [
         Picture(
+            "",
             f"Placements of slow nodes of {numbers['job']} and alternatives",
             lambda: plot_alternatives(result),
             "Points are p50 and p95 of the step, for the work of one step as is.",
@@ -119,7 +121,7 @@ def placement_section(result: xr.Dataset) -> Section:
         note += "much slower it may be at no cost."
         title = f"Cost of one slow node of {numbers['job']} by its place"
         none = Errors("none: a step without noise", errors.data)
-        pictures.append(Picture(title, lambda: plot_slots(result), note, none))
+        pictures.append(Picture("", title, lambda: plot_slots(result), note, none))
     nodes = "; ".join(assumed(numbers))
     many = len(numbers["slow_nodes"]) != 1
     return Section(
@@ -156,6 +158,7 @@ def sweep_section(result: xr.Dataset) -> Section:
     like, error = float(robust["p95_same_work"]), float(robust["p95_se"] or 0.0) / robust["work"]
     text = format_like(error, like, 0.0999 * error or 1e-4 * like)
     picture = Picture(
+        "",
         f"Settings of {numbers['job']}: p50 of the step against p95",
         lambda: plot_sweep(result),
         "Down and to the left is better; nothing lies below and left of the frontier. Bars are two "

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from prism.analyses.compare import summarize_compare
 from prism.plots.compare import plot_comparison, plot_shift
-from prism.present.reports.estimates import NOT_INCLUDED
-from prism.present.reports.figures import Errors, Picture
+from prism.present.answer import Errors, Picture
+from prism.present.answers.estimate import NOT_INCLUDED
 from prism.present.reports.sections import Section
 from prism.present.views.compare import compare_view
 
@@ -40,12 +40,14 @@ def comparison_section(result: xr.Dataset) -> Section:
         what = TITLES.get(name, name)
         pictures += [
             Picture(
+                "",
                 f"Distribution functions of the {what} of {a} and {b}",
                 partial(plot_comparison, result, name=name),
                 "The curve further to the right takes longer.",
                 errors,
             ),
             Picture(
+                "",
                 f"Difference of the {what} of {a} and {b} by quantile",
                 partial(plot_shift, result, name=name),
                 "Quantile of B less that of A, with its simultaneous 95 % band; where the band "

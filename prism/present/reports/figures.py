@@ -8,16 +8,14 @@ one on the page.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 
 from prism.plots.base import no_warnings, show_names
+from prism.present.answer import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
@@ -49,35 +47,6 @@ _STYLE: Any = {
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _FONT = re.compile(r"(\bfont:[^;]*?\d+(?:\.\d+)?px)[^;]*")
 _FAMILY = re.compile(r"\bfont-family:[^;]*")
-
-
-class Errors(NamedTuple):
-    """Both errors of a figure in words: of the draws, and of the data behind them."""
-
-    monte_carlo: str
-    data: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A plot to be drawn.
-
-    Attributes
-    ----------
-    title : str
-        What it shows, in some words.
-    draw : callable
-        Draws it; its axes.
-    note : str
-        How it is to be read.
-    errors : Errors
-        How far what it shows may be off.
-    """
-
-    title: str
-    draw: Callable[[], Axes]
-    note: str
-    errors: Errors
 
 
 def to_svg(picture: Picture, name: str) -> tuple[str, bool]:

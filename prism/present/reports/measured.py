@@ -14,7 +14,7 @@ from prism.analyses.validate import summarize_validation
 from prism.common.text import format_count, format_like, format_share
 from prism.models.fit import summarize_fit
 from prism.plots.validation import draw_validation, plot_replay, plot_workers
-from prism.present.reports.figures import Errors, Picture
+from prism.present.answer import Errors, Picture
 from prism.present.reports.sections import Section
 from prism.present.views.model import model_view
 from prism.present.views.trace import replay_view, validation_view, verdict
@@ -34,6 +34,7 @@ def validation_section(result: xr.Dataset) -> Section:
     what = "time-to-train" if numbers.get("quantity") == "time_to_train" else "step time"
     subject = str(numbers.get("job") or _name(numbers.get("trace") or numbers.get("measured")))
     picture = Picture(
+        "",
         f"Predicted and measured {what} of {subject}: distribution functions and quantiles",
         lambda: draw_validation(result),
         "On the left distribution functions, on the right predicted against measured quantiles; on "
@@ -98,11 +99,11 @@ def replay_section(result: xr.Dataset) -> Section:
     if "replayed_step_time" in result:
         title = f"Replayed against measured step times of {subject}"
         note = "On the dashed line the graph reproduces the measured step."
-        pictures.append(Picture(title, lambda: plot_replay(result), note, errors))
+        pictures.append(Picture("", title, lambda: plot_replay(result), note, errors))
     if "slowdown_by_worker" in result:
         title = f"Slowdown of the step by worker of {subject}"
         note = "Step time as measured over the step time with only this worker at its mean."
-        pictures.append(Picture(title, lambda: plot_workers(result), note, errors))
+        pictures.append(Picture("", title, lambda: plot_workers(result), note, errors))
     return Section(
         title="Replay of a recording",
         subject=subject,

@@ -18,9 +18,10 @@ from prism.common.errors import PrismError
 from prism.common.files import atomic_write, told_broken
 from prism.common.resultfiles import KINDS
 from prism.common.text import visible
+from prism.present.answer import Picture
 from prism.present.reports.blocks import Block, blocks_of, leave_out, tidy
 from prism.present.reports.estimates import overlays, summary_table
-from prism.present.reports.figures import Picture, to_svg
+from prism.present.reports.figures import to_svg
 from prism.present.reports.inputs import differences, inputs_of, job_values, made_by
 from prism.present.reports.read import Found, read_results
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
-from prism.present.reports.sections import Section
+from prism.present.reports.sections import Section, section_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -95,14 +95,20 @@ def _file(name: str) -> Path:
 def _found(file: str, result: xr.Dataset) -> Found:
     """Make the section of a result."""
     kind = kind_of(result)
-    if kind is None or not KINDS[kind].section:
-        known = ", ".join(dict.fromkeys(f"prism {k.command}" for k in KINDS.values() if k.section))
+    if kind is None or not (KINDS[kind].section or KINDS[kind].answer):
+        known = ", ".join(
+            dict.fromkeys(f"prism {k.command}" for k in KINDS.values() if k.section or k.answer)
+        )
         own = result.attrs.get("kind")
         what = f"a file of kind {own}" if own else f"holds {_some(result)}"
         raise PrismError(f"{file}: {what}; expected what one of these writes by -o: {known}")
     with told_broken(file, f"a result; write it again by prism {KINDS[kind].command}"):
         try:
-            return Found(file, kind, result, KINDS[kind].call("section", result))
+            if KINDS[kind].answer:
+                section = section_of(KINDS[kind].call("answer", result))
+            else:
+                section = KINDS[kind].call("section", result)
+            return Found(file, kind, result, section)
         except PrismError as error:
             raise PrismError(f"{file}: {error}") from error
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from prism.present.reports.figures import Picture
+from prism.present.answer import Answer, Picture
+from prism.present.terminal import render_table
 
 Json = Mapping[str, Any]
 
@@ -60,3 +61,20 @@ class Section:
         for text in (*self.answers, *self.warnings, *sum(self.facts, ())):
             if not isinstance(text, str):
                 raise TypeError(f"{text!r} where a text belongs")
+
+
+def section_of(answer: Answer) -> Section:
+    """Make a section of an answer."""
+    parts = [part for table in answer.tables for part in ("", *render_table(table))]
+    return Section(
+        title=answer.title,
+        subject=answer.subject,
+        question=answer.question,
+        answers=tuple(found.text for found in answer.findings),
+        pictures=answer.pictures,
+        facts=tuple((label, fact.text) for label, fact in answer.facts),
+        view=Group(*parts),
+        captions=(answer.title,),
+        warnings=answer.warnings,
+        numbers=answer.figures,
+    )

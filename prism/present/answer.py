@@ -1,0 +1,218 @@
+"""The one form in which every analysis answers: what a terminal, JSON, a page and a notebook show.
+
+A function of `prism.present.answers` makes it from a result; renderers know nothing of analyses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prism.common.text import (
+    format_count,
+    format_duration,
+    format_like,
+    format_share,
+    percent_change,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Json = Mapping[str, Any]
+
+
+class Figure(NamedTuple):
+    """A number and how it is written; the text of one that is not known says so.
+
+    Attributes
+    ----------
+    value : float, optional
+        As in the JSON: SI units, shares and probabilities as ratios.
+    text : str
+        With its unit.
+    """
+
+    value: float | None
+    text: str
+
+
+Cell = str | Figure | None
+"""What stands in a table: words, a number, or nothing."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title, the title over it and its neighbours, whether flush right."""
+
+    title: str = ""
+    group: str = ""
+    right: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an answer.
+
+    Attributes
+    ----------
+    title : str
+    columns : tuple of Column
+        The first names the rows. No head is shown where no column has a title.
+    rows : tuple of tuple of Cell
+    notes : tuple of str
+        What its columns mean, and what was left out.
+    details : bool
+        Whether a terminal shows it with ``--details`` only.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    details: bool = False
+
+
+class Finding(NamedTuple):
+    """What an analysis found.
+
+    Attributes
+    ----------
+    code : str
+        What kind of finding it is, the same for every job.
+    text : str
+        A sentence or two.
+    severity : str
+        ``answer``, ``advice``, ``info`` or ``warning``.
+    """
+
+    code: str
+    text: str
+    severity: str = "info"
+
+
+class Errors(NamedTuple):
+    """Both errors of a picture in words: of the draws, and of the data behind them."""
+
+    monte_carlo: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot to be drawn.
+
+    Attributes
+    ----------
+    stem : str
+        Of the file it is written to.
+    title : str
+        What it shows.
+    draw : callable
+        Draws it; its axes.
+    note : str
+        How it is to be read.
+    errors : Errors
+        How far what it shows may be off.
+    """
+
+    stem: str
+    title: str
+    draw: Callable[[], Axes]
+    note: str
+    errors: Errors
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an analysis answers.
+
+    Attributes
+    ----------
+    title : str
+        What kind of answer it is.
+    subject : str
+        The job or recording that it is about.
+    head : str
+        Size of the input and of the sample, and the seed: what follows the subject.
+    question : str
+        What was asked.
+    findings : tuple of Finding
+        The answer in words, what matters most first.
+    tables : tuple of Table
+    figures : mapping
+        All numbers, the JSON of the command.
+    warnings, assumptions : tuple of str
+    facts : tuple of str and Figure
+        Some figures that stand out.
+    pictures : tuple of Picture
+    """
+
+    title: str
+    subject: str
+    head: str = ""
+    question: str = ""
+    findings: tuple[Finding, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: Json = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    facts: tuple[tuple[str, Figure], ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+    def json(self) -> dict[str, Any]:
+        """Give the figures with findings, warnings and assumptions: the JSON of the command."""
+        out = dict(self.figures)
+        if self.findings:
+            out["findings"] = [found._asdict() for found in self.findings]
+        if self.assumptions:
+            out["assumptions"] = list(self.assumptions)
+        return out | {"warnings": list(self.warnings)}
+
+
+def pairs_table(title: str, rows: list[tuple[str, Cell]], details: bool = False) -> Table:
+    """Lay out labels and what belongs to each, side by side."""
+    columns = (Column(right=False), Column(right=False))
+    return Table(title, columns, tuple(rows), details=details)
+
+
+# ------------------------------------------------------------------------ numbers as figures
+def count(value: float | None, unit: str = "") -> Cell:
+    """Write a count; nothing where it is None."""
+    return None if value is None else Figure(value, f"{format_count(value)} {unit}".rstrip())
+
+
+def share(value: float | None) -> Cell:
+    """Write a share or a probability in percent: three digits, below 0.1 % only that it is."""
+    if value is None:
+        return None
+    small = 0.0 < abs(value) < 5e-4
+    return Figure(value, "<0.1 %" if small else format_share(value))
+
+
+def duration(seconds: float | None, fine: float | None = None, like: float | None = None) -> Cell:
+    """Write a duration, to a smallest difference and in the unit of another one where given [s]."""
+    if seconds is None:
+        return None
+    if like is not None:
+        assert fine is not None
+        return Figure(seconds, format_like(seconds, like, fine))
+    return Figure(seconds, format_duration(seconds, fine))
+
+
+def error(seconds: float | None, like: float) -> Cell:
+    """Write an error or a spread with two digits, in the unit of what it belongs to [s]."""
+    if seconds is None:
+        return None
+    return duration(seconds, 0.0999 * seconds if seconds > 0 else 1e-3 * abs(like), like)
+
+
+def change(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
+    """Write a relative change in percent, with half of its 95 % interval."""
+    return None if value is None else Figure(value, percent_change(value, interval))
+
+
+def words(cell: Cell) -> str:
+    """Give the text of a cell."""
+    return cell.text if isinstance(cell, Figure) else cell or ""

@@ -1,0 +1,488 @@
+"""The answer of an estimate: how long a step and the run take, what delays them, how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism import plots
+from prism.analyses.estimate import summarize_estimate
+from prism.common.text import format_count, format_duration, format_like, format_share
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Finding,
+    Picture,
+    Table,
+    change,
+    count,
+    duration,
+    error,
+    pairs_table,
+    share,
+    words,
+)
+from prism.simulation.results import TAIL_SAMPLES
+from prism.simulation.summary import spread
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+UNKNOWN = "unknown from 1 cluster draw"
+TITLES = {"step_time": "step time", "time_to_train": "time-to-train"}
+SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
+"""Shares of the run and of its variance that a term is left out below, where both are less [1]."""
+TERMS = {
+    "slow_steps": "steps slower than the ideal",
+    "step_noise": "noise of steps",
+    "run_effect": "differences between runs",
+    "model_error": "model error",
+    "congestion": "congestion",
+    "fail_slow": "fail-slow episodes",
+    "drift": "drift",
+    "stalls": "stalls",
+    "evaluations": "evaluations",
+    "checkpoints": "checkpoints",
+    "lost_work": "work lost to failures",
+    "restarts": "detection and restarts",
+    "spares": "waiting for spare nodes",
+}
+READING = "A curve at 95 % over a time says that 95 of 100 take no longer."
+NOT_INCLUDED = (
+    "not included: distributions and nominal durations are taken as they are; their sources and "
+    "sample sizes are under Inputs"
+)
+
+
+def estimate_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of an estimate, of a job or of a model of step times."""
+    numbers = summarize_estimate(result)
+    return Answer(
+        title="Step time and time-to-train",
+        subject=str(numbers["job"]),
+        head=_head(numbers),
+        question=_question(numbers),
+        findings=tuple(_findings(numbers, result)),
+        tables=tuple(table for table in _tables(numbers) if table.rows),
+        figures=numbers,
+        warnings=tuple(numbers.get("warnings") or ()),
+        facts=tuple(_facts(numbers)),
+        pictures=tuple(_pictures(numbers, result)),
+    )
+
+
+def _head(numbers: Json) -> str:
+    """Say what was simulated."""
+    head = [""]
+    if "world_size" in numbers:
+        head.append(f"{format_count(numbers['world_size'])} GPUs")
+    head.append(f"{format_count(numbers['replicates'])} step replicates")
+    if numbers.get("run_replicates"):
+        steps = f" of {format_count(numbers['steps'])} steps" if "steps" in numbers else ""
+        head.append(f"{format_count(numbers['run_replicates'])} run replicates{steps}")
+    return ", ".join([*head, f"seed {numbers['seed']}"])
+
+
+def _question(numbers: Json) -> str:
+    on = f" on {format_count(numbers['world_size'])} GPUs" if "world_size" in numbers else ""
+    text = f"How long does a step of {numbers['job']}{on} take"
+    if "time_to_train" not in numbers:
+        return f"{text}, with what probability?"
+    text += f", and how long its run of {format_count(numbers['steps'])} steps"
+    if numbers.get("finish_by"):
+        deadline = format_duration(numbers["finish_by"]["deadline"])
+        return f"{text}; with what probability is it done within {deadline}?"
+    return f"{text}, with what probability?"
+
+
+# ------------------------------------------------------------------------------ in sentences
+def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
+    """Say the answer in words, what matters most first."""
+    step, out = numbers["step_time"], []
+    if numbers.get("finish_by"):
+        out.append(Finding("finish_by", _deadline(numbers, result), "answer"))
+    if "time_to_train" in numbers:
+        run = numbers["time_to_train"]
+        p50, p95 = (_text(run, run[key], coarse=True) for key in ("p50", "p95"))
+        text = f"The run takes {p50} in the median, and at most {p95} with 95 % probability."
+        out.append(Finding("time_to_train", text, "answer"))
+    p50, p95, ideal = (_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
+    slower = words(change(step["p50"] / _ideal(numbers) - 1.0))
+    text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
+    out.append(Finding("step_time", f"{text} (p50 {slower} over it).", "answer"))
+    return [*out, *_checkpoint_advice(numbers)]
+
+
+def _ideal(numbers: Json) -> float:
+    return float(numbers["ideal_step_time"])
+
+
+def _deadline(numbers: Json, result: xr.Dataset) -> str:
+    """Say how likely the run is done in time; where no run is, or all are, only a bound is known.
+
+    Runs on the same cluster are alike, so clusters are what is counted.
+    """
+    found = numbers["finish_by"]
+    deadline, p = format_duration(found["deadline"]), float(found["probability"])
+    n, cluster = format_count(numbers["run_replicates"]), result["run_cluster_idx"].to_numpy()
+    n_clusters = np.unique(cluster).size
+    failures = "" if found.get("failures_modelled", True) else " No failures are modelled."
+    if p in (0.0, 1.0):
+        # 3 / n: the 95 % bound on the probability of what was not seen in n draws
+        bound = format_share(min(1.0, 3.0 / n_clusters), 2)
+        which, seen = (("not done", "none"), ("done", "all"))[int(p)]
+        late = " to be late" if p else ""
+        return (
+            f"The run is {which} within {deadline}: {seen} of {n} simulated runs on {n_clusters} "
+            f"cluster draws (less than {bound} likely{late}, with 95 % confidence).{failures}"
+        )
+    done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
+    se = spread(done, cluster)["mean_se"]
+    within = UNKNOWN if se is None else f"± {format_share(se, 2)}, one standard error"
+    text = f"P(done within {deadline}) is {words(share(p))} ({within}; {n} simulated runs)."
+    return text + failures
+
+
+def _term(name: str) -> str:
+    return TERMS.get(name, name.replace("_", " "))
+
+
+def _checkpoint_advice(numbers: Json) -> list[Finding]:
+    """Name the best interval of checkpoints where it would save time."""
+    found = numbers.get("checkpoint") or {}
+    saved = found.get("costs_more")
+    if not saved or saved < 1e-3 * numbers["time_to_train"]["mean"]:
+        return []
+    best = format_duration(numbers["best_checkpoint_interval"])
+    now = format_duration(found["interval"])
+    text = f"A checkpoint every {best} instead of every {now} would save {format_duration(saved)}."
+    return [Finding("checkpoint_interval", text, "advice")]
+
+
+def _facts(numbers: Json) -> list[tuple[str, Figure]]:
+    """Pick the figures that stand out."""
+    step = numbers["step_time"]
+    facts: list[tuple[str, Cell]] = [
+        (f"step, {p}", time_figure(step, step[p])) for p in ("p50", "p95")
+    ]
+    if "time_to_train" in numbers:
+        run = numbers["time_to_train"]
+        facts += [(f"time-to-train, {p}", time_figure(run, run[p], True)) for p in ("p50", "p95")]
+    if numbers.get("finish_by"):
+        found = numbers["finish_by"]
+        within = f"done within {format_duration(found['deadline'])}"
+        facts.append((within, share(found["probability"])))
+    for key, label in (("ettr", "effective training (ETTR)"), ("mfu", "MFU")):
+        facts.append((label, share(numbers.get(key))))
+    return [(label, fact) for label, fact in facts if isinstance(fact, Figure)]
+
+
+# --------------------------------------------------------------------------------- in tables
+def _tables(numbers: Json) -> list[Table]:
+    return [
+        _times(numbers),
+        pairs_table("Run", _run_rows(numbers)),
+        terms_table(numbers),
+        pairs_table("Step", _step_rows(numbers)),
+        _path_table(numbers),
+        pairs_table("Accuracy", _accuracy_rows(numbers)),
+        _spread_table(numbers),
+        pairs_table("Simulation", _engine_rows(numbers), details=True),
+    ]
+
+
+def _columns(numbers: Json) -> tuple[list[str], tuple[Column, ...]]:
+    names = [name for name in TITLES if numbers.get(name)]
+    heads = (Column(TITLES[name].capitalize(), right=False) for name in names)
+    return names, (Column(right=False), *heads)
+
+
+def _times(numbers: Json) -> Table:
+    """Lay out the distributions, one column each."""
+    names, columns = _columns(numbers)
+    found = [numbers[name] for name in names]
+    rows: list[tuple[Cell, ...]] = [
+        ("mean, ± one standard error", *map(mean_figure, found)),
+        ("standard deviation", *map(_std, found)),
+    ]
+    if names[0] == "step_time" and numbers.get("ideal_step_time") is not None:
+        more = (None,) * (len(names) - 1)
+        rows.insert(0, ("ideal", time_figure(numbers["step_time"], _ideal(numbers)), *more))
+    for p in (5, 50, 90, 95, 99):
+        rows.append((f"p{p}", *(_quantile(n, numbers[n], p) for n in names)))
+    return Table("", columns, tuple(rows))
+
+
+def mean_figure(numbers: Json) -> Cell:
+    """Write a mean with its standard error."""
+    text = _text(numbers, numbers["mean"])
+    if numbers.get("mean_se") is not None:
+        text += f" ± {words(error(numbers['mean_se'], numbers['mean']))}"
+    return Figure(numbers["mean"], text)
+
+
+def _std(numbers: Json) -> Cell:
+    text = words(error(numbers["std"], numbers["mean"]))
+    return Figure(numbers["std"], f"{text} (CV {format_share(numbers['cv'])})")
+
+
+def _quantile(name: str, numbers: Json, percentile: int) -> Cell:
+    """Write a quantile; nothing where too few draws stand behind a run's p99."""
+    few = percentile == 99 and 0.01 * numbers["cluster_draws"] < TAIL_SAMPLES
+    if few and name == "time_to_train":
+        return None
+    return time_figure(numbers, numbers[f"p{percentile}"])
+
+
+def _spread_table(numbers: Json) -> Table:
+    """Lay out where the spread of each distribution is."""
+    names, columns = _columns(numbers)
+    found = [numbers[name] for name in names]
+    rows: list[tuple[Cell, ...]] = []
+    for label, key in (
+        ("standard deviation within a cluster draw", "within_cluster_std"),
+        ("model error", "model_error_std"),
+    ):
+        rows.append((label, *(error(n.get(key), n["mean"]) for n in found)))
+    rows.insert(1, ("standard deviation between cluster draws", *map(_between, found)))
+    for label, key in (
+        ("p5 to p95 on one allocation", "one_allocation"),
+        ("p5 to p95 of allocations' means", "allocations"),
+    ):
+        ends = ([_text(n, n[key][p]) for p in ("p5", "p95")] if n.get(key) else [] for n in found)
+        rows.append((label, *(" to ".join(end) or None for end in ends)))
+    rows.append(
+        ("mean, 90 % interval (Monte Carlo)", *(interval_text(n, "mean_ci90") for n in found))
+    )
+    kept = tuple(row for row in rows if any(cell is not None for cell in row[1:]))
+    return Table("Spread", columns, kept, details=True)
+
+
+def _between(numbers: Json) -> Cell:
+    """Write how far cluster draws differ, as far as they tell."""
+    if numbers["between_cluster_std"] is None:
+        return UNKNOWN
+    at_most = numbers["between_cluster_at_most"]
+    if at_most is None:
+        return error(numbers["between_cluster_std"], numbers["mean"])
+    text = f"indistinguishable from 0 (at most {words(error(at_most, numbers['mean']))})"
+    return Figure(numbers["between_cluster_std"], text)
+
+
+def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
+    """Say what the run as a whole comes to."""
+    rows: list[tuple[str, Cell]] = []
+    if numbers.get("under_way"):
+        past = numbers["under_way"]
+        text = f"{format_count(past['steps'])} in {format_duration(past['seconds'])}, part of the "
+        text += f"time-to-train; steps take {past['level'] - 1.0:+.2%} ± {past['level_std']:.2%} "
+        rows.append(("completed steps", f"{text}of what the job says"))
+    if numbers.get("finish_date"):
+        probability = format_share(numbers["finish_date"]["probability"])
+        rows.append((f"done with {probability} by", str(numbers["finish_date"]["date"])))
+    if numbers.get("cost") is not None:
+        rows.append(("cost, mean, in the currency of the price", count(numbers["cost"]["mean"])))
+        rows.append(("cost, p95", count(numbers["cost"]["p95"])))
+    rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
+    if numbers.get("failures") is not None:
+        rows.append(("failures, mean", Figure(numbers["failures"], f"{numbers['failures']:.4g}")))
+    c = numbers.get("checkpoint")
+    if c:
+        rows.append(("checkpoint interval", _steps(c["interval"], c["interval_steps"])))
+    if c and numbers.get("best_checkpoint_interval") is not None:
+        best = _steps(numbers["best_checkpoint_interval"], c["best_interval_steps"])
+        rows.append(("best checkpoint interval", best))
+    return [row for row in rows if row[1] is not None]
+
+
+def _steps(seconds: float, steps: int) -> Figure:
+    plural = "s" if steps != 1 else ""
+    return Figure(seconds, f"{format_duration(seconds)} ({format_count(steps)} step{plural})")
+
+
+def terms_table(numbers: Json) -> Table:
+    """Lay out what each term delays the run, and its share of the variance."""
+    delays, shares = numbers.get("delay_by_term") or {}, numbers.get("variance_by_term") or {}
+    mean = numbers["time_to_train"]["mean"] if delays else 0.0
+    rows: list[tuple[Cell, ...]] = []
+    for term, delay in delays.items():
+        part, short = shares.get(term), abs(delay) < SMALL_DELAY * abs(mean)
+        if short and abs(part or 0.0) < SMALL_SHARE:
+            continue
+        seconds = Figure(delay, "0") if short else duration(delay)
+        rows.append((_term(term), seconds, share(delay / mean), share(part)))
+    columns = (Column(right=False), Column("mean delay"), Column("of the run"), Column("variance"))
+    return Table("What delays the run, and what makes it vary", columns, tuple(rows))
+
+
+def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
+    """Say what a step achieves, and how often it is much slower."""
+    rows: list[tuple[str, Cell]] = []
+    if numbers.get("tokens_per_s") is not None:
+        rate, one = numbers["tokens_per_s"], numbers["tokens_per_s_per_gpu"]
+        rows.append(("tokens/s", Figure(rate, f"{rate:,.0f} ({one:,.0f} per GPU)")))
+        batch, tokens = numbers["global_batch"], numbers["tokens_per_step"]
+        text = f"{format_count(batch)} sequences, {format_count(tokens)} tokens"
+        rows.append(("global batch", Figure(batch, text)))
+    if numbers.get("mfu") is not None:
+        tera = f"{numbers['model_flops_per_gpu'] / 1e12:.1f} TFLOP/s per GPU"
+        text = f"{words(share(numbers['mfu']))} ({tera})"
+        rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
+    exposed, se = (numbers.get(f"exposed_communication{end}") for end in ("", "_se"))
+    if exposed is not None:
+        text = words(share(exposed)) + (f" ± {format_share(se, 2)}" if se else "")
+        rows.append(("exposed communication", Figure(exposed, text)))
+    if numbers.get("memory") is not None:
+        gib, limit = (numbers["memory"][key] for key in ("gib", "limit_gib"))
+        rows.append(
+            ("memory of the fullest GPU", Figure(gib, f"{gib:.0f} of {limit:.1f} GiB (estimate)"))
+        )
+    for factor, probability in (numbers.get("slowdown") or {}).items():
+        if probability > 0.0:
+            rows.append((f"P(step > {factor} x ideal)", share(probability)))
+    return rows
+
+
+def _path_table(numbers: Json) -> Table:
+    """Lay out kernel classes by their mean time on the critical path, the smallest left out."""
+    times = numbers.get("critical_path") or {}
+    total = sum(times.values())
+    rows = tuple(
+        (name, duration(seconds, 1e-4 * total, total), share(seconds / total))
+        for name, seconds in sorted(times.items(), key=lambda item: -item[1])
+        if seconds > 0.001 * total
+    )
+    columns = (Column(right=False), Column("mean"), Column("of the step"))
+    return Table("Critical path by kernel class", columns, rows, details=True)
+
+
+def _accuracy_rows(numbers: Json) -> list[tuple[str, Cell]]:
+    """Say how far the numbers above may be off."""
+    rows: list[tuple[str, Cell]] = []
+    for name, title in TITLES.items():
+        if numbers.get(name):
+            n = numbers[name]["cluster_draws"]
+            interval = interval_text(numbers[name], "p95_ci")
+            if interval is None:
+                interval = UNKNOWN if n == 1 else f"unknown from {format_count(n)} cluster draws"
+            else:
+                interval += f" (Monte Carlo, {format_count(n)} cluster draws)"
+            rows.append((f"p95 {title}, 95 % interval", interval))
+    wrong, data = numbers.get("model_error"), numbers.get("data_error")
+    if wrong:
+        text = f"{format_share(wrong['spread'])} in percentiles and P(done) ({wrong['source']})"
+        rows.append(("model error, on run times", Figure(wrong["spread"], text)))
+    if data:
+        what = "of what was measured"
+        if "library_share" in data:
+            left = format_share(data["library_share"])
+            what = f"calibrated; {left} of the library's variance is left"
+        text = f"{format_share(data['mean'], 2)} ({what})"
+        rows.append(("mean step, standard error", Figure(data["mean"], text)))
+    elif rows and not wrong:
+        text = "not included: prism show names their sources"
+        rows.append(("distributions and nominal durations", text))
+    return rows
+
+
+def interval_text(numbers: Json, key: str) -> str | None:
+    """Write both ends of an interval; None where it is not known."""
+    if numbers[key] is None:
+        return None
+    fine = max(0.005 * float(numbers["std"]), 1e-6 * abs(numbers["mean"]))
+    return " to ".join(format_like(bound, numbers["mean"], fine) for bound in numbers[key])
+
+
+def _engine_rows(numbers: Json) -> list[tuple[str, Cell]]:
+    """Say what the simulation cost."""
+    rows: list[tuple[str, Cell]] = []
+    engine = numbers.get("engine") or {}
+    if engine.get("op_samples"):
+        text = f"{engine['op_samples']:.3g} in {format_duration(engine['seconds'], 0.01)}"
+        if engine.get("ns_per_op_sample") is not None:
+            text += f", {engine['ns_per_op_sample']:.2f} ns each"
+        if engine.get("threads"):
+            text += f" on {engine['threads']} thread{'s' if engine['threads'] != 1 else ''}"
+        rows.append(("op-samples", text))
+    replicas = numbers.get("replicas") or {"engine": "exact"}
+    if replicas["engine"] != "exact":
+        text = f"{replicas['simulated']} of {replicas['replicas']:,} in each cluster draw"
+        rows.append(("replicas simulated", f"{text} (exchangeable)"))
+        waits = format_share(replicas["slowest_unseen"])
+        rows.append(("steps that wait for another replica", f"{waits} (from a pilot run)"))
+    return rows
+
+
+def time_figure(numbers: Json, seconds: float, coarse: bool = False) -> Cell:
+    """Write a time of a distribution, with the digits that its spread makes worth showing."""
+    mean, std = abs(float(numbers["mean"])), float(numbers["std"] or 0.0)
+    if coarse:
+        return duration(seconds, max(0.3 * std, 1e-4 * abs(seconds)))
+    return duration(seconds, max(0.05 * std, 1e-5 * mean), numbers["mean"])
+
+
+def _text(numbers: Json, seconds: float, coarse: bool = False) -> str:
+    return words(time_figure(numbers, seconds, coarse))
+
+
+# ------------------------------------------------------------------------------- in pictures
+def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
+    job = numbers["job"]
+    pictures = [Picture(
+        "step_time", f"Step time of {job}: distribution function",
+        lambda: plots.plot_step_time(result),
+        f"{READING} The band, where it can be seen, is two Monte Carlo standard errors.",
+        errors_of(numbers, "step_time"),
+    )]  # fmt: skip
+    if "time_to_train" in numbers:
+        pictures.append(Picture(
+            "time_to_train", f"Time-to-train of {job}: distribution function",
+            lambda: plots.plot_time_to_train(result),
+            "The height of the curve at a date is the probability that the run is done by then; "
+            "the band is two Monte Carlo standard errors.", errors_of(numbers, "time_to_train"),
+        ))  # fmt: skip
+    if "progress_time" in result:
+        pictures.append(Picture(
+            "progress", f"Progress of {job}: share of steps done over time",
+            lambda: plots.plot_progress(result),
+            "Steps done over time; the inset shows what the calendar is too long to show.",
+            errors_of(numbers, "time_to_train"),
+        ))  # fmt: skip
+    return pictures
+
+
+def errors_of(numbers: Json, name: str) -> Errors:
+    """Write both errors of a step time or a time-to-train."""
+    found = numbers[name]
+    text = f"error {UNKNOWN}"
+    if found["mean_se"] is not None:
+        text = f"mean ± {words(error(found['mean_se'], found['mean']))} (one standard error)"
+    if found["p95_ci"] is not None:
+        text += f"; p95 between {interval_text(found, 'p95_ci')} (95 %)".replace(" to ", " and ")
+    n = numbers["replicates" if name == "step_time" else "run_replicates"]
+    text += f"; from {format_count(n)} {'steps' if name == 'step_time' else 'runs'}"
+    return Errors(text, data_text(numbers))
+
+
+def data_text(numbers: Json) -> str:
+    """Write what the data behind a job leave open, as far as a result knows."""
+    found, wrong = numbers.get("data_error"), numbers.get("model_error")
+    if not found and wrong:
+        return f"run times ± {format_share(wrong['spread'])} (model error, included)"
+    if not found:
+        return NOT_INCLUDED
+    text = f"mean ± {format_share(found['mean'], 2)} (one standard error of what was measured)"
+    if found.get("std"):
+        text += f"; standard deviation ± {format_share(found['std'], 2)}"
+    if found.get("std_at_most"):
+        text += f", at most {found['std_at_most']:.3g} times as large (95 %)"
+    if "library_share" in found:
+        text += f"; {format_share(found['library_share'], 2)} of the library's variance is left"
+    return text

@@ -1,0 +1,77 @@
+"""An answer in a terminal: what was found, tables, assumptions; a screen of it unless all is asked.
+
+Nothing in a name is markup.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from prism.common.text import format_duration
+from prism.present.answer import Answer, Column, Table, words
+
+WIDTH = 110
+"""Widest line of running text [columns]."""
+SPACE = "\N{NO-BREAK SPACE}"
+
+
+def render(answer: Answer, details: bool = False) -> RenderableType:
+    """Lay out an answer; tables that are details are left out and counted unless asked for."""
+    parts: list[RenderableType] = [Text.assemble((answer.subject, "bold"), answer.head)]
+    if answer.findings:
+        parts += ["", *(_line(f"- {found.text}") for found in answer.findings)]
+    hidden = []
+    for table in answer.tables:
+        if table.details and not details:
+            hidden.append(table.title)
+            continue
+        parts += ["", *render_table(table)]
+    if answer.assumptions:
+        parts += ["", Text("Assumptions", style="bold")]
+        parts += [_line(f"- {text}") for text in answer.assumptions]
+    end = [f"--details adds: {', '.join(hidden)}"] if hidden else []
+    if answer.figures.get("wall_seconds") is not None:
+        end.append(f"elapsed {format_duration(answer.figures['wall_seconds'], 0.1)}")
+    if end:
+        parts += ["", _line("; ".join(end))]
+    return Group(*parts)
+
+
+def render_table(table: Table) -> list[RenderableType]:
+    """Lay out a table: title, head and rows, then its notes."""
+    parts: list[RenderableType] = [Text(table.title, style="bold")] if table.title else []
+    if table.rows:
+        headed = any(column.title or column.group for column in table.columns)
+        gap = 2 if len(table.columns) > 3 else 3
+        rich = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=headed)
+        for title, column in zip(_titles(table.columns), table.columns, strict=True):
+            rich.add_column(
+                Text(title), justify="right" if column.right else "left", overflow="fold",
+                no_wrap=column.right,
+            )  # fmt: skip
+        for row in table.rows:
+            rich.add_row(*(Text(words(cell)) for cell in row))
+        parts.append(rich)
+    return parts + [_line(note) for note in table.notes]
+
+
+def _titles(columns: tuple[Column, ...]) -> list[str]:
+    """Write heads of two lines where columns are grouped: the group's name over its first."""
+    grouped = any(column.group for column in columns)
+    titles, last = [], ""
+    for column in columns:
+        above = column.group if column.group != last else ""
+        titles.append(f"{above}\n{column.title}" if grouped else column.title)
+        last = column.group
+    return titles
+
+
+def _line(text: str) -> Text:
+    """Text that breaks at the width of a screen; a number keeps its unit."""
+    kept = text.replace(" %", f"{SPACE}%")
+    lines = textwrap.wrap(kept, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return Text("\n".join(lines).replace(SPACE, " "))
