@@ -161,6 +161,12 @@ class Answer:
     facts: tuple[tuple[str, Figure], ...] = ()
     pictures: tuple[Picture, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse a result whose texts are none; raises TypeError."""
+        for text in (*self.warnings, *self.assumptions, *(found.text for found in self.findings)):
+            if not isinstance(text, str):
+                raise TypeError(f"{text!r} where a text belongs")
+
     def json(self) -> dict[str, Any]:
         """Give the figures with findings, warnings and assumptions: the JSON of the command."""
         out = dict(self.figures)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options
-from prism.cli.commands.terminal import answer, progress_line, tell_warnings
+from prism.cli.commands.terminal import print_answer, progress_line
 
 
 @click.command()
@@ -38,6 +37,7 @@ def report(
     RESULT is what -o of estimate, rank, place, sweep, validate, compare, replay or fit wrote: a
     folder, its result.nc, or a model. The page needs no network and no scripts.
     """
+    from prism.present.answer import Answer, Cell, Column, Table
     from prism.present.reports.page import MOST_BYTES, check_page, make_page
     from prism.present.reports.read import read_results
 
@@ -50,24 +50,18 @@ def report(
         warnings.append(
             f"{output} has {size / 1e6:.1f} MB; give fewer results where it is to be sent by mail"
         )
-    numbers: dict[str, Any] = {
-        "report": output,
-        "bytes": size,
-        "results": [
-            {"file": item.file, "kind": item.kind, "subject": item.section.subject,
-             "answers": item.section.answers, "warnings": item.section.warnings}
-            for item in found
-        ],
-        "warnings": warnings,
-    }  # fmt: skip
-    tell_warnings(numbers)
-    answer(numbers, as_json, _view)
-
-
-def _view(numbers: Mapping[str, Any]) -> str:
-    """Say what was written, and the first sentence of each result."""
-    lines = [f"{numbers['report']}: {numbers['bytes'] / 1e3:,.0f} kB"]
-    for item in numbers["results"]:
-        first = item["answers"][0] if item["answers"] else item["kind"]
-        lines.append(f"  {item['file']}: {first}")
-    return "\n".join(lines)
+    written: list[dict[str, Any]] = []
+    rows: list[tuple[Cell, ...]] = []
+    for item in found:
+        given = item.answer
+        findings = [finding._asdict() for finding in given.findings]
+        written.append({"file": item.file, "kind": item.kind, "subject": given.subject,
+                         "findings": findings, "warnings": list(given.warnings)})  # fmt: skip
+        rows.append((item.file, findings[0]["text"] if findings else given.title))
+    columns = (Column(right=False), Column(right=False))
+    figures = {"report": output, "bytes": size, "results": written}
+    shown = Answer(
+        title="Report", subject=output, head=f": {size / 1e3:,.0f} kB", figures=figures,
+        tables=(Table("", columns, tuple(rows)),), warnings=tuple(warnings),
+    )  # fmt: skip
+    print_answer(shown, as_json, details=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prism import plots
-from prism.common.text import format_count, format_duration, format_share
-from prism.present.answer import Errors, Picture, words
+from prism.common.text import format_duration, format_share
+from prism.present.answer import Cell, Column, Errors, Picture, Table, count
 from prism.present.answers.estimate import READING, interval_text, mean_figure, time_figure
-from prism.present.reports.blocks import Block, Cell
-from prism.present.reports.sections import Section
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,53 +20,35 @@ MOST_CURVES = 8
 """Curves in one picture of several estimates."""
 
 
-def summary_table(sections: Sequence[tuple[str, str, Section]]) -> Block:
-    """Put several estimates side by side."""
-    runs = any("time_to_train" in _numbers(section) for _, _, section in sections)
-    deadlines = any(_numbers(section).get("finish_by") for _, _, section in sections)
-    step = ["mean, ± one standard error", "p50", "p95", "95 % interval of p95", "data error"]
-    run = ["p50", "p95"] * runs
-    top = [Cell("result", rows=2), Cell("GPUs", rows=2, right=True)]
-    top += [Cell("step time", columns=len(step))]
-    top += [Cell("time-to-train", columns=2)] * runs + [Cell("P(in time)", rows=2)] * deadlines
-    rows = tuple(_summary_row(label, _numbers(s), runs, deadlines) for _, label, s in sections)
-    return Block(
-        "table",
-        text="All estimates side by side",
-        head=(tuple(top), tuple(Cell(text, right=True) for text in (*step, *run))),
-        rows=rows,
-        right=(False, *[True] * (len(rows[0]) - 1)),
-        links=tuple(name for name, _, _ in sections),
-    )
+def summary_table(estimates: Mapping[str, Json]) -> Table:
+    """Put the figures of several estimates side by side, by the name of each."""
+    runs = any("time_to_train" in numbers for numbers in estimates.values())
+    deadlines = any(numbers.get("finish_by") for numbers in estimates.values())
+    step = ("mean, ± one standard error", "p50", "p95", "95 % interval of p95", "data error")
+    columns = [Column("result", right=False), Column("GPUs")]
+    columns += [Column(title, "step time") for title in step]
+    columns += [Column(title, "time-to-train") for title in ("p50", "p95")] * runs
+    columns += [Column("P(in time)")] * deadlines
+    rows = tuple((label, *_cells(numbers, runs, deadlines)) for label, numbers in estimates.items())
+    return Table("All estimates side by side", tuple(columns), rows)
 
 
-def _numbers(section: Section) -> Json:
-    assert section.numbers is not None
-    return section.numbers
-
-
-def _summary_row(label: str, numbers: Json, runs: bool, deadlines: bool) -> tuple[str, ...]:
+def _cells(numbers: Json, runs: bool, deadlines: bool) -> list[Cell]:
     """Write one estimate for the table of all."""
     step, run = numbers["step_time"], numbers.get("time_to_train")
-    size = numbers.get("world_size")
-    cells = [label, "" if size is None else format_count(size)]
-    cells.append(words(mean_figure(step)))
-    cells += [words(time_figure(step, step[key])) for key in ("p50", "p95")]
+    cells = [count(numbers.get("world_size")), mean_figure(step)]
+    cells += [time_figure(step, step[p]) for p in ("p50", "p95")]
     cells.append(interval_text(step, "p95_ci") or "unknown")
     data = numbers.get("data_error")
     cells.append(f"± {format_share(data['mean'], 2)}" if data else "not included")
     if runs:
-        cells += (
-            ["", ""]
-            if run is None
-            else [words(time_figure(run, run[key], coarse=True)) for key in ("p50", "p95")]
-        )
+        quantiles = ("p50", "p95")
+        cells += [time_figure(run, run[p], coarse=True) if run else None for p in quantiles]
     if deadlines:
         found = numbers.get("finish_by")
-        text = f"{format_share(found['probability'])} by {format_duration(found['deadline'])}" \
-            if found else ""  # fmt: skip
-        cells.append(text)
-    return tuple(cells)
+        by = f" by {format_duration(found['deadline'])}" if found else ""
+        cells.append(format_share(found["probability"]) + by if found else None)
+    return cells
 
 
 def overlays(results: Mapping[str, xr.Dataset]) -> list[Picture]:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from prism.common.errors import PrismError
 from prism.common.text import format_duration
 from prism.distributions.library import library_path
-from prism.present.reports.blocks import Block, blocks_of
-from prism.present.show import describe
-from prism.present.views.job import flatten, job_view
+from prism.present.answer import Column, Table
+from prism.present.views.job import flatten, job_table
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,20 +36,20 @@ class Inputs:
     ----------
     source : str
         Its file, or the shipped name.
-    given : Block
+    given : Table
         Values that the job, a preset or the command line gives.
-    defaults : Block, optional
+    defaults : Table, optional
         Values that nobody gave.
-    library : tuple of Block
+    library : tuple of Table
         Entries of its library or model, with their sources.
     notes : tuple of str
         What is not known.
     """
 
     source: str
-    given: Block
-    defaults: Block | None
-    library: tuple[Block, ...]
+    given: Table
+    defaults: Table | None
+    library: tuple[Table, ...]
     notes: tuple[str, ...]
 
 
@@ -79,25 +78,21 @@ def inputs_of(result: xr.Dataset) -> Inputs | None:
     source = str(json.loads(result.attrs["job"]).get("source") or name)
     beside = f"{Path(source).parent}{os.sep}" if os.sep in source else ""
     known = {key: place.removeprefix(beside) for key, place in _loaded(sources).items()}
-    caption = f"Values of {name}, each with where it came from"
-    table = replace(blocks_of(job_view(name, values, known))[-1], text=caption)
-    notes = []
+    table = job_table(f"Values of {name}, each with where it came from", values, known)
+    notes, defaults = [], None
     if sources is None:
         notes.append("where values came from was not recorded by the version that made this result")
-        table = replace(
-            table, head=(table.head[0][:2],), rows=tuple(row[:2] for row in table.rows),
-            right=table.right[:2],
-        )  # fmt: skip
-        given, defaults = table, None
+        rows = tuple(row[:2] for row in table.rows)
+        given = replace(table, columns=table.columns[:2], rows=rows)
     else:
         left = tuple(row for row in table.rows if row[-1] == "default")
         given = replace(table, rows=tuple(row for row in table.rows if row[-1] != "default"))
-        defaults = replace(table, text=f"Defaults of {name}", rows=left) if left else None
+        defaults = replace(table, title=f"Defaults of {name}", rows=left) if left else None
     library, more = _library(result, values)
     return Inputs(source, given, defaults, library, (*notes, *more))
 
 
-def differences(result: xr.Dataset, first: xr.Dataset) -> Block | None:
+def differences(result: xr.Dataset, first: xr.Dataset, file: str) -> Table | None:
     """Lay out the values of a job that differ from those of another result of the same job."""
     here, there = (dict(flatten(job_values(found) or {})) for found in (result, first))
     keys = [key for key in dict.fromkeys([*here, *there]) if here.get(key) != there.get(key)]
@@ -105,9 +100,10 @@ def differences(result: xr.Dataset, first: xr.Dataset) -> Block | None:
         return None
     shown = keys if len(keys) <= MOST_DIFFERENCES else keys[: MOST_DIFFERENCES - 1]
     rows = tuple((key, *(_short(side.get(key)) for side in (here, there))) for key in shown)
-    if len(keys) > len(shown):
-        rows += ((f"and {len(keys) - len(shown):,} more", "", ""),)
-    return Block("table", rows=rows, right=(False, False, False))
+    more = len(keys) - len(shown)
+    columns = tuple(Column(title, right=False) for title in ("key", "here", f"in {file}"))
+    notes = (f"and {more:,} more",) if more else ()
+    return Table(f"Not as in {file}", columns, rows, notes)
 
 
 def _short(value: Any, longest: int = 200) -> str:
@@ -116,26 +112,25 @@ def _short(value: Any, longest: int = 200) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """Lay out the library of a job, or the model that its effects are from."""
     variability = values.get("variability") or {}
     name = variability.get("model") or variability.get("library")
     if name is None:
         return (), ("no library: the job says its durations and effects itself",)
     try:
-        _, view = describe(str(name))
-        blocks = tuple(block for block in blocks_of(view) if block.kind != "heading")
+        tables: tuple[Table, ...] = ()
     except PrismError:
         return (), (f"{name} is not here any more, so its entries cannot be listed",)
     kept = str(result.attrs.get("library_sha256") or "")
     if variability.get("model") is None and kept:
         now = hashlib.sha256(library_path(str(name)).read_bytes()).hexdigest()
         if now != kept:
-            return blocks, (
+            return tables, (
                 f"library {name} has changed since this result was made: what is listed is as it "
                 f"is now (sha256 {now[:12]}, then {kept[:12]})",
             )
-    return blocks, ()
+    return tables, ()
 
 
 def made_by(result: xr.Dataset, numbers: Json, file: str, command: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,8 +19,7 @@ from prism.common.errors import PrismError
 from prism.common.files import atomic_write, told_broken
 from prism.common.resultfiles import KINDS
 from prism.common.text import visible
-from prism.present.answer import Picture
-from prism.present.reports.blocks import Block, blocks_of, leave_out, tidy
+from prism.present.answer import Answer, Picture, Table, words
 from prism.present.reports.estimates import overlays, summary_table
 from prism.present.reports.figures import to_svg
 from prism.present.reports.inputs import differences, inputs_of, job_values, made_by
@@ -30,26 +30,26 @@ MOST_BYTES = 2_000_000
 """A page larger than this is told of: it no longer goes through every mail [bytes]."""
 WIDE = 560
 """Width from which a picture has a row of its own [points]."""
+SPACE = "\N{NO-BREAK SPACE}"
 SHORT_ANSWERS = 2
 """Sentences of each result in the answer of a page of several."""
 
 
 @dataclass
 class Part:
-    """A result on the page: its section laid out."""
+    """A result on the page."""
 
     name: str
     found: Found
     label: str
-    blocks: list[Block]
     pictures: list[dict[str, Any]]
     made_by: list[tuple[str, str]]
-    differs: Block | None = None
+    differs: Table | None = None
 
     @property
-    def section(self) -> Any:
+    def answer(self) -> Answer:
         """What it says."""
-        return self.found.section
+        return self.found.answer
 
 
 @dataclass
@@ -126,21 +126,23 @@ def make_page(
     subjects = _subjects(parts)
     estimates = [part for part in parts if part.found.kind in ESTIMATES]
     several = len(estimates) > 1
-    sections = [(part.name, part.label, part.section) for part in estimates]
     both = {part.label: part.found.result for part in estimates}
     environment = Environment(
         loader=PackageLoader("prism.present.reports", "templates"),
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
     )  # fmt: skip
-    environment.filters["tidy"] = tidy
+    environment.filters |= {"tidy": _tidy, "words": words, "head": _head}
     html = environment.get_template("page.html.jinja").render(
         title=title or _title(subjects, parts),
         subjects=subjects,
         parts=parts,
         n_answers=SHORT_ANSWERS,
-        summary=summary_table(sections) if several else None,
+        summary=summary_table({part.label: part.answer.figures for part in estimates})
+        if several
+        else None,
+        estimates=estimates,
         overlays=_drawn(overlays(both), "all", "the estimates") if several else [],
-        warnings=sum(len(part.section.warnings) for part in parts),
+        warnings=sum(len(part.answer.warnings) for part in parts),
         version=prism.__version__,
     )
     html = visible(re.sub(r"\n\s*\n+", "\n", html))
@@ -154,20 +156,16 @@ def _parts(found: Sequence[Found]) -> list[Part]:
     """Lay each result out."""
     parts = []
     for i, item in enumerate(found, 1):
-        section, name = item.section, f"r{i}"
-        view = blocks_of(section.view, section.captions)
-        if view and view[0].kind in ("heading", "paragraph"):
-            view = view[1:]  # the title that a terminal shows
+        answer, name = item.answer, f"r{i}"
         parts.append(
             Part(
                 name=name,
                 found=item,
                 label=_label(item, found),
-                blocks=leave_out(view, section.answers),
-                pictures=_drawn(section.pictures, name, item.file),
+                pictures=_drawn(answer.pictures, name, item.file),
                 made_by=made_by(
                     item.result,
-                    section.numbers or {},
+                    answer.figures,
                     item.file,
                     f"prism {KINDS[item.kind].command}",
                 ),
@@ -176,11 +174,34 @@ def _parts(found: Sequence[Found]) -> list[Part]:
     return parts
 
 
+def _tidy(text: str) -> str:
+    """Put text on one line, each number kept with its unit."""
+    plain = " ".join(text.split())
+    return plain.replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
+
+
+def _head(table: Table) -> list[list[dict[str, Any]]]:
+    """Lay out a table's head: one row of cells, or two where columns are grouped."""
+    if not any(column.title or column.group for column in table.columns):
+        return []
+    two = any(column.group for column in table.columns)
+    top: list[dict[str, Any]] = []
+    below: list[dict[str, Any]] = []
+    for group, columns in groupby(table.columns, key=lambda column: column.group):
+        cells = [{"text": c.title, "columns": 1, "rows": 1, "right": c.right} for c in columns]
+        if group:
+            top.append({"text": group, "columns": len(cells), "rows": 1, "right": False})
+            below += cells
+        else:
+            top += [cell | {"rows": 1 + two} for cell in cells]
+    return [top, below] if two else [top]
+
+
 def _label(item: Found, found: Sequence[Found]) -> str:
     """Name a result by its subject; with its file where several are about that."""
-    same = [other for other in found if other.section.subject == item.section.subject]
+    same = [other for other in found if other.answer.subject == item.answer.subject]
     estimates = [other for other in same if other.kind in ESTIMATES]
-    name = str(item.section.subject)
+    name = str(item.answer.subject)
     if len(estimates) < 2 or item.kind not in ESTIMATES:
         return name
     return f"{name} ({_short(item.file, [other.file for other in estimates])})"
@@ -211,7 +232,7 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
     """Put results of one subject together, in the order given."""
     known: dict[str, Subject] = {}
     for part in parts:
-        text = str(part.section.subject)
+        text = str(part.answer.subject)
         subject = known.setdefault(text, Subject(f"s{len(known) + 1}", text))
         subject.parts.append(part)
     for subject in known.values():
@@ -224,7 +245,7 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
             subject.inputs = inputs_of(first.found.result)
         for part in with_job[1:]:
             with told_broken(part.found.file, "a whole result, with its job"):
-                part.differs = differences(part.found.result, first.found.result)
+                part.differs = differences(part.found.result, first.found.result, first.found.file)
     return list(known.values())
 
 
@@ -232,6 +253,6 @@ def _title(subjects: Sequence[Subject], parts: Sequence[Part]) -> str:
     """Name a page by what it is about."""
     names = [subject.title for subject in subjects]
     if len(parts) == 1:
-        return f"{names[0]}: {parts[0].section.title[0].lower()}{parts[0].section.title[1:]}"
+        return f"{names[0]}: {parts[0].answer.title[0].lower()}{parts[0].answer.title[1:]}"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}: how long, how likely, and why"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
-from prism.present.reports.sections import Section, section_of
+from prism.present.answer import Answer
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -25,7 +25,7 @@ EXPECTED = "a result of prism, which a command writes by -o"
 
 @dataclass(frozen=True)
 class Found:
-    """A result with its section.
+    """A result with its answer.
 
     Attributes
     ----------
@@ -34,17 +34,17 @@ class Found:
     kind : str
         One of `KINDS`.
     result : xarray.Dataset
-    section : Section
+    answer : Answer
     """
 
     file: str
     kind: str
     result: xr.Dataset
-    section: Section
+    answer: Answer
 
 
 def read_results(results: object) -> list[Found]:
-    """Read results and make their sections.
+    """Read results and make their answers.
 
     Parameters
     ----------
@@ -93,22 +93,16 @@ def _file(name: str) -> Path:
 
 
 def _found(file: str, result: xr.Dataset) -> Found:
-    """Make the section of a result."""
+    """Make the answer of a result."""
     kind = kind_of(result)
-    if kind is None or not (KINDS[kind].section or KINDS[kind].answer):
-        known = ", ".join(
-            dict.fromkeys(f"prism {k.command}" for k in KINDS.values() if k.section or k.answer)
-        )
+    if kind is None:
+        known = ", ".join(dict.fromkeys(f"prism {kind.command}" for kind in KINDS.values()))
         own = result.attrs.get("kind")
         what = f"a file of kind {own}" if own else f"holds {_some(result)}"
         raise PrismError(f"{file}: {what}; expected what one of these writes by -o: {known}")
     with told_broken(file, f"a result; write it again by prism {KINDS[kind].command}"):
         try:
-            if KINDS[kind].answer:
-                section = section_of(KINDS[kind].call("answer", result))
-            else:
-                section = KINDS[kind].call("section", result)
-            return Found(file, kind, result, section)
+            return Found(file, kind, result, KINDS[kind].call("answer", result))
         except PrismError as error:
             raise PrismError(f"{file}: {error}") from error
 

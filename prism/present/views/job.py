@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from prism.common.text import format_duration
+from prism.present.answer import Column, Table
 from prism.present.views.tables import bold, plain_text
 
 Json = Mapping[str, Any]
@@ -24,7 +25,7 @@ DURATION_KEYS = {
 
 def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableType:
     """Lay out a resolved job: every key, its value, and where the value came from."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("from", style="dim", overflow="fold")
@@ -37,6 +38,16 @@ def job_view(name: str, values: Json, sources: Mapping[str, str]) -> RenderableT
         text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
         table.add_row(key, text, _source(key, sources))
     return Group(bold(name), "", table)
+
+
+def job_table(title: str, values: Json, sources: Mapping[str, str]) -> Table:
+    """Lay out a resolved job: every key, its value, and where the value came from."""
+    rows = []
+    for key, value in flatten(values):
+        text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
+        rows.append((key, text, _source(key, sources)))
+    columns = tuple(Column(title, right=False) for title in ("key", "value", "from"))
+    return Table(title, columns, tuple(rows))
 
 
 def flatten(values: Json, above: str = "") -> Iterator[tuple[str, Any]]:
