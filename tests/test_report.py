@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from placement_made import placement
+from prism.present.reports.blocks import Block, blocks_of, leave_out
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +20,6 @@ from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
 from prism.present.answer import Errors, Picture
-from prism.present.reports.blocks import Block, blocks_of, leave_out
 from prism.present.reports.figures import COLOURS, to_svg
 from prism.present.reports.read import read_results
 from prism.present.views.tables import bold

@@ -8,6 +8,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import xarray as xr
+from prism.present.reports.sections import section_of
 from rich.console import Console
 
 import prism
@@ -23,7 +24,6 @@ from prism.common.shipped import data_path
 from prism.jobs.job import job_from_dict, load_job
 from prism.present.answers.estimate import terms_table
 from prism.present.reports.estimates import summary_table
-from prism.present.reports.sections import section_of
 from prism.present.terminal import render
 from prism.simulation.execution.content import identity
 from prism.simulation.results import VARIABLES, job_of, made_with, make_dataset

@@ -1,6 +1,7 @@
 """A job made ready to run: its workload, step graph, effects, and the engine's arrays."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -185,15 +186,20 @@ def _library(job: Job) -> Library | None:
     return load_library(name) if name else None
 
 
-def silence(step: Prepared, seed: int) -> Program:
-    """Return a step's program with communication of zero cost; ranks still wait for each other."""
+def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -> Program:
+    """Return a step's program with communication of zero cost; ranks still wait for each other.
+
+    Some classes of it where they are given.
+    """
     job, graph, source = step.job, step.graph, step.source
     assert source is not None
+    if classes is None:
+        classes = [c for c in step.program.classes if is_communication(c)]
     if isinstance(source, TraceModel):
-        silent = [is_communication(kernel_class(node)) for node in source.nodes]
+        silent = [kernel_class(node) in classes for node in source.nodes]
         mean = np.where(np.array(silent)[:, None], 0.0, source.mean)
         program = _trace_program(job, replace(source, mean=mean), graph, seed)
     else:
-        free = {c: Treatment(factor=0.0) for c in step.program.classes if is_communication(c)}
+        free = {c: Treatment(factor=0.0) for c in classes}
         program = build_program(job, graph, replace(source, treatments=free), seed)
     return program if step.program.sample is None else sample_replicas(program)

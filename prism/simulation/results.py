@@ -36,6 +36,8 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "idle_fraction": (("stage",), "1", "mean share of the step a stage computes nothing"),
     "exposed_communication": ((), "1", "share of the step that free communication would save"),
     "exposed_communication_se": ((), "1", "its standard error, by cluster"),
+    "time_loss": (("part",), "1", "share of the mean step by where the time goes"),
+    "time_loss_variance": (("part",), "1", "share of the step's variance that goes with it"),
     "mfu": ((), "1", "model flop per second and GPU over the device's peak"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +47,7 @@ from prism.simulation.sampledreplicas import (
     ignore_unseen,
     needs_fit,
 )
+from prism.simulation.timeloss import find_time_loss
 from prism.simulation.variability import (
     is_communication,
 )
@@ -227,7 +229,11 @@ def simulate_step(
     step_time = times.reshape(-1)[:replicates].astype(np.float64)
     _check_times(job, step_time)
     path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
-    exposed = find_exposed(step, times, seed, threads)
+    silent = _run_silent(step, min(n_blocks, EXPOSED_BLOCKS), seed, threads)
+    exposed = _exposed(times, silent) if silent is not None else Exposed(0.0, 0.0)
+    n = min(n_blocks, PATH_BLOCKS)
+    run = partial(run_blocks, seed=seed, threads=threads)
+    loss = find_time_loss(step, times[:n], times[:n] if silent is None else silent[:n], seed, run)
     values = {
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
@@ -238,9 +244,12 @@ def simulate_step(
         "idle_fraction": idle,
         "exposed_communication": exposed.share,
         "exposed_communication_se": exposed.error,
+        "time_loss": loss.mean,
+        "time_loss_variance": loss.variance,
         **_efficiency(step, float(step_time.mean())),
     }
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
+    coords["part"] = loss.names
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
@@ -302,10 +311,19 @@ def find_exposed(step: Prepared, times: NDArray[Any], seed: int, threads: int) -
     seed, threads : int
         Those that `times` were simulated with.
     """
+    silent = _run_silent(step, min(len(times), EXPOSED_BLOCKS), seed, threads)
+    return Exposed(0.0, 0.0) if silent is None else _exposed(times, silent)
+
+
+def _run_silent(step: Prepared, n: int, seed: int, threads: int) -> NDArray[Any] | None:
+    """Run the first clusters with communication of zero cost; None where there is none."""
     if not any(map(is_communication, step.program.classes)):
-        return Exposed(0.0, 0.0)
-    n = min(len(times), EXPOSED_BLOCKS)
-    silent = run_blocks(silence(step, seed), range(n), seed, threads)[0]
+        return None
+    return run_blocks(silence(step, seed), range(n), seed, threads)[0]
+
+
+def _exposed(times: NDArray[Any], silent: NDArray[Any]) -> Exposed:
+    n = len(silent)
     whole, rest = (x.mean(axis=1, dtype=np.float64) for x in (times[:n], silent))
     mean = float(whole.mean())
     left = float(rest.mean()) / mean

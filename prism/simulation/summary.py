@@ -152,6 +152,16 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["critical_path"] = dict(
             zip(path.kernel_class.values.tolist(), path.values.tolist(), strict=True)
         )
+    if "time_loss" in dataset:
+        columns = (dataset.part.values, dataset.time_loss.values, dataset.time_loss_variance.values)
+        out["time_loss"] = [
+            {
+                "name": str(name),
+                "mean_share": float(mean),
+                "variance_share": _known(float(share)),
+            }
+            for name, mean, share in zip(*columns, strict=True)
+        ]
     if "slowdown_probability" in dataset:
         pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}

@@ -54,6 +54,18 @@ TERMS = {
     "restarts": "detection and restarts",
     "spares": "waiting for spare nodes",
 }
+PARTS = {
+    "compute": "compute, the mean stage",
+    "bubble": "pipeline bubble",
+    "stage_imbalance": "stage imbalance",
+    "stragglers": "stragglers and noise",
+    "launch_gaps": "launch gaps",
+    "step_jitter": "step jitter",
+    **{f"exposed_{group}": f"exposed {group.upper()} communication"
+       for group in ("tp", "cp", "ep", "pp", "dp")},
+}  # fmt: skip
+LEAST_PART = 5e-4
+"""Share of the step below which a part is not listed [1]."""
 READING = "A curve at 95 % over a time says that 95 of 100 take no longer."
 NOT_INCLUDED = (
     "not included: distributions and nominal durations are taken as they are; their sources and "
@@ -190,11 +202,12 @@ def _tables(numbers: Json) -> list[Table]:
         _times(numbers),
         pairs_table("Run", _run_rows(numbers)),
         terms_table(numbers),
+        _loss_table(numbers),
         pairs_table("Step", _step_rows(numbers)),
         _path_table(numbers),
         pairs_table("Accuracy", _accuracy_rows(numbers)),
         _spread_table(numbers),
-        pairs_table("Simulation", _engine_rows(numbers), details=True),
+        pairs_table("Sources and simulation", _engine_rows(numbers), details=True),
     ]
 
 
@@ -295,16 +308,16 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
         rows.append(("failures, mean", Figure(numbers["failures"], f"{numbers['failures']:.4g}")))
     c = numbers.get("checkpoint")
     if c:
-        rows.append(("checkpoint interval", _steps(c["interval"], c["interval_steps"])))
-    if c and numbers.get("best_checkpoint_interval") is not None:
-        best = _steps(numbers["best_checkpoint_interval"], c["best_interval_steps"])
-        rows.append(("best checkpoint interval", best))
+        text = _steps(c["interval"], c["interval_steps"])
+        if numbers.get("best_checkpoint_interval") is not None:
+            best = _steps(numbers["best_checkpoint_interval"], c["best_interval_steps"])
+            text += f"; shortest run at {best}"
+        rows.append(("checkpoint interval", Figure(c["interval"], text)))
     return [row for row in rows if row[1] is not None]
 
 
-def _steps(seconds: float, steps: int) -> Figure:
-    plural = "s" if steps != 1 else ""
-    return Figure(seconds, f"{format_duration(seconds)} ({format_count(steps)} step{plural})")
+def _steps(seconds: float, steps: int) -> str:
+    return f"{format_duration(seconds)} ({format_count(steps)} step{'s' if steps != 1 else ''})"
 
 
 def terms_table(numbers: Json) -> Table:
@@ -335,10 +348,6 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         tera = f"{numbers['model_flops_per_gpu'] / 1e12:.1f} TFLOP/s per GPU"
         text = f"{words(share(numbers['mfu']))} ({tera})"
         rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
-    exposed, se = (numbers.get(f"exposed_communication{end}") for end in ("", "_se"))
-    if exposed is not None:
-        text = words(share(exposed)) + (f" ± {format_share(se, 2)}" if se else "")
-        rows.append(("exposed communication", Figure(exposed, text)))
     if numbers.get("memory") is not None:
         gib, limit = (numbers["memory"][key] for key in ("gib", "limit_gib"))
         rows.append(
@@ -348,6 +357,17 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         if probability > 0.0:
             rows.append((f"P(step > {factor} x ideal)", share(probability)))
     return rows
+
+
+def _loss_table(numbers: Json) -> Table:
+    """Lay out where the time of a step goes; parts that are nothing are left out."""
+    rows = []
+    for part in numbers.get("time_loss") or ():
+        mean, variance = part["mean_share"], part["variance_share"]
+        if abs(mean) >= LEAST_PART or abs(variance or 0.0) >= LEAST_PART:
+            rows.append((PARTS.get(part["name"], part["name"]), share(mean), share(variance)))
+    columns = (Column(right=False), Column("of the mean"), Column("of the variance"))
+    return Table("Where the time of a step goes", columns, tuple(rows))
 
 
 def _path_table(numbers: Json) -> Table:
@@ -377,8 +397,8 @@ def _accuracy_rows(numbers: Json) -> list[tuple[str, Cell]]:
             rows.append((f"p95 {title}, 95 % interval", interval))
     wrong, data = numbers.get("model_error"), numbers.get("data_error")
     if wrong:
-        text = f"{format_share(wrong['spread'])} in percentiles and P(done) ({wrong['source']})"
-        rows.append(("model error, on run times", Figure(wrong["spread"], text)))
+        text = f"{format_share(wrong['spread'])} standard deviation, in percentiles and P(done)"
+        rows.append(("model error of run times", Figure(wrong["spread"], text)))
     if data:
         what = "of what was measured"
         if "library_share" in data:
@@ -401,8 +421,10 @@ def interval_text(numbers: Json, key: str) -> str | None:
 
 
 def _engine_rows(numbers: Json) -> list[tuple[str, Cell]]:
-    """Say what the simulation cost."""
+    """Say where the model error is from, and what the simulation cost."""
     rows: list[tuple[str, Cell]] = []
+    if numbers.get("model_error"):
+        rows.append(("model error", numbers["model_error"]["source"]))
     engine = numbers.get("engine") or {}
     if engine.get("op_samples"):
         text = f"{engine['op_samples']:.3g} in {format_duration(engine['seconds'], 0.01)}"

@@ -1,0 +1,131 @@
+"""Where the time of a step goes: compute, exposed communication by group, bubble, waiting, jitter.
+
+A waterfall over steps with the same draws: communication is made free group by group, then every
+effect is set to 1; what is left is work and idle time of the stages. The parts add up to the step.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.tables import sample_table
+from prism.simulation.execution.task import Arrays
+from prism.simulation.prepare import Prepared, silence
+from prism.simulation.program import Program, ideal_program
+from prism.simulation.variability import is_communication
+
+Array = NDArray[np.float64]
+Run = Callable[..., Arrays]
+
+GROUPS = ("dp", "pp", "ep", "cp", "tp")
+"""Groups of ranks in the order in which their communication is made free, the widest first."""
+LAUNCH = "launch_gap"
+
+
+class TimeLoss(NamedTuple):
+    """Parts of the step, as shares of its mean and of its variance; each adds up to 1."""
+
+    names: list[str]
+    mean: Array  # [part]
+    variance: Array  # [part]; NaN where nothing varies
+
+
+def group_of(kernel_class: str) -> str:
+    """Name the group of ranks over which a class communicates.
+
+    Examples
+    --------
+    >>> [group_of(name) for name in ("p2p", "tp_all_gather", "dp_cp_all_reduce", "gemm_mlp")]
+    ['pp', 'tp', 'dp', '']
+    """
+    if not is_communication(kernel_class):
+        return ""
+    if kernel_class == "p2p":
+        return "pp"
+    first = kernel_class.partition("_")[0]
+    return first if first in GROUPS else "dp"  # all ranks: gradient norms
+
+
+def find_time_loss(
+    step: Prepared, times: NDArray[np.float32], silent: NDArray[np.float32], seed: int, run: Run
+) -> TimeLoss:
+    """Split the step into parts.
+
+    Parameters
+    ----------
+    times, silent : float32 [cluster, lane]
+        Steps of the first clusters, and the same draws with communication of zero cost [s].
+    run : callable
+        Runs blocks of a program under the same seed: `prism.simulation.steps.run_blocks`.
+    """
+    whole = times.astype(np.float64)
+    parts: dict[str, Array] = {}  # seconds of each replicate
+    left, freed = whole, set[str]()
+    present = [g for g in GROUPS if g in map(group_of, step.program.classes)]
+    for group in present:
+        freed |= {c for c in step.program.classes if group_of(c) == group}
+        if group == present[-1]:
+            rest = silent.astype(np.float64)
+        else:
+            rest = run(silence(step, seed, freed), range(len(whole)))[0].astype(np.float64)
+        parts[f"exposed_{group}"] = left - rest
+        left = rest
+    jitter, jitter_variance = _jitter(step.program)
+    ideal = _idle_parts(ideal_program(silence(step, seed)), run)
+    variance = float(whole.var())
+    means = {name: float(part.mean()) for name, part in parts.items()}
+    shares = {name: _covariance(part, whole, variance) for name, part in parts.items()}
+    means |= ideal | {
+        "stragglers": float(left.mean()) - jitter - sum(ideal.values()),
+        "step_jitter": jitter,
+    }
+    by_jitter = jitter_variance / variance if variance else float("nan")
+    shares |= {
+        "stragglers": _covariance(left, whole, variance) - by_jitter,
+        "step_jitter": by_jitter,
+    }
+    order = ["compute", *(f"exposed_{group}" for group in reversed(present)), "bubble",
+             "stage_imbalance", "stragglers", "launch_gaps", "step_jitter"]  # fmt: skip
+    mean = np.array([means[name] for name in order]) / float(whole.mean())
+    none = 0.0 if variance else float("nan")
+    return TimeLoss(order, mean, np.array([shares.get(name, none) for name in order]))
+
+
+def _covariance(part: Array, whole: Array, variance: float) -> float:
+    """Share of the variance of the whole that goes with a part of it."""
+    if not variance:
+        return float("nan")
+    return float(((part - part.mean()) * (whole - whole.mean())).mean()) / variance
+
+
+def _jitter(program: Program) -> tuple[float, float]:
+    """Mean [s] and variance [s^2] of the jitter of a step."""
+    mean = program.jitter.mean_s
+    if not mean:
+        return 0.0, 0.0
+    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
+    std = float(sample_table(program.tables[program.jitter.table], words).std())
+    return mean, (mean * std) ** 2
+
+
+def _idle_parts(ideal: Program, run: Run) -> dict[str, float]:
+    """Split a step without communication and without noise into work and idle time [s].
+
+    Compute is the mean over stages of a rank's work, the imbalance what the busiest stage has
+    more, the bubble what remains.
+    """
+    times, _, path, busy = run(ideal, range(1), track=True)
+    whole = float(times[0, 0])
+    each = busy[0, :, 0].astype(np.float64) / (ideal.graph.n_replicas * ideal.n_members)
+    each = np.minimum(each, whole)  # the engine's 32 bits
+    work, most = float(each.mean()), float(each.max())
+    gaps = 0.0
+    if LAUNCH in ideal.classes:
+        gaps = float(path[0, ideal.classes.index(LAUNCH), 0])
+    gaps = min(gaps, work)
+    return {
+        "compute": work - gaps, "bubble": whole - most, "stage_imbalance": most - work,
+        "launch_gaps": gaps,
+    }  # fmt: skip

@@ -1,0 +1,80 @@
+"""Where the time of a step goes: closed forms of a pipeline, and the same step taken apart."""
+
+import numpy as np
+import pytest
+
+from prism.common.resultfiles import summary
+from prism.jobs.job import job_from_dict, load_job
+from prism.simulation.steps import simulate
+from prism.simulation.timeloss import group_of
+
+P, M, F, B = 4, 6, 1.0, 2.0
+QUIET = {"library": None}
+
+
+def parts_of(job, replicates=64, seed=1):
+    """Parts of a step as name: (share of the mean, share of the variance)."""
+    numbers = summary(simulate(job, replicates=replicates, seed=seed))
+    return {
+        p["name"]: (p["mean_share"], p["variance_share"]) for p in numbers["time_loss"]
+    }, numbers
+
+
+def pipeline(effects=None, **durations):
+    return job_from_dict({
+        "model": {"durations": {"forward_s": F, "backward_s": B} | durations},
+        "parallelism": {"pp": P, "microbatches": M, "schedule": "1f1b"},
+        "variability": QUIET | ({"effects": effects} if effects else {}),
+    })  # fmt: skip
+
+
+def test_bubble_of_a_pipeline_without_noise_is_the_closed_form():
+    parts, numbers = parts_of(pipeline())
+    step = (M + P - 1) * (F + B)
+    assert numbers["step_time"]["mean"] == pytest.approx(step, rel=1e-6)
+    assert parts["bubble"][0] == pytest.approx((P - 1) / (M + P - 1), rel=1e-5)
+    assert parts["compute"][0] == pytest.approx(M / (M + P - 1), rel=1e-5)
+    rest = [share for name, (share, _) in parts.items() if name not in ("bubble", "compute")]
+    assert np.allclose(rest, 0.0, atol=1e-6)
+    assert all(variance is None for _, variance in parts.values())
+
+
+def test_a_long_last_stage_is_imbalance_not_bubble():
+    long = [B, B, B, 2.0 * B]
+    parts, numbers = parts_of(pipeline(backward_s=long))
+    step = numbers["step_time"]["mean"]
+    most, mean = M * (F + 2.0 * B), M * (F + np.mean(long))
+    assert parts["stage_imbalance"][0] == pytest.approx((most - mean) / step, rel=1e-5)
+    assert parts["bubble"][0] == pytest.approx(1.0 - most / step, rel=1e-5)
+
+
+def test_jitter_is_what_it_adds():
+    parts, numbers = parts_of(pipeline({"jitter": {"mean_s": 3.0, "cv": 0.5}}), 6400)
+    step = numbers["step_time"]
+    assert parts["step_jitter"][0] == pytest.approx(3.0 / step["mean"], rel=0.02)
+    # 256 replicates stand behind the variance of the step here
+    assert parts["step_jitter"][1] == pytest.approx(1.0, abs=0.35)
+
+
+def test_noise_is_the_stragglers_part():
+    parts, _ = parts_of(pipeline({"rank": {"cv": 0.05}, "residual": {"cv": 0.03}}), 256)
+    assert parts["stragglers"][0] > 0.01
+    assert parts["stragglers"][1] == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "dp"), [("llama3-70b-fsdp-512", 64), ("gpt3-175b-512", 1), ("deepseek-v3-2048", 64)]
+)
+def test_parts_add_up_and_exposure_is_the_one_of_the_summary(name, dp):
+    p = load_job(name).parallelism
+    nodes = dp * p.tp * p.cp * p.pp // 8
+    job = load_job(name, [f"parallelism.dp={dp}", f"cluster.nodes={nodes}"])
+    parts, numbers = parts_of(job, 256)
+    means, variances = (np.array([part[i] for part in parts.values()]) for i in (0, 1))
+    assert means.sum() == pytest.approx(1.0, abs=1e-9)
+    assert variances.sum() == pytest.approx(1.0, abs=1e-9)
+    assert means.min() > -1e-4
+    exposed = sum(share for part, (share, _) in parts.items() if part.startswith("exposed"))
+    assert exposed == pytest.approx(numbers["exposed_communication"], abs=1e-6)
+    by_group = {f"exposed_{group_of(c)}" for c in numbers["critical_path"] if group_of(c)}
+    assert by_group == {part for part in parts if part.startswith("exposed")}
