@@ -176,6 +176,14 @@ class Answer:
             out["assumptions"] = list(self.assumptions)
         return out | {"warnings": list(self.warnings)}
 
+    def _repr_html_(self) -> str:
+        from prism.present.reports.page import render_cell
+
+        return render_cell(self)
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self.title} of {self.subject}>"
+
 
 def pairs_table(title: str, rows: list[tuple[str, Cell]], details: bool = False) -> Table:
     """Lay out labels and what belongs to each, side by side."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import prism
 from prism.common.errors import PrismError
@@ -24,6 +24,9 @@ from prism.present.reports.estimates import overlays, summary_table
 from prism.present.reports.figures import to_svg
 from prism.present.reports.inputs import differences, inputs_of, job_values, made_by
 from prism.present.reports.read import Found, read_results
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
@@ -120,19 +123,12 @@ def make_page(
     title: str | None = None,
 ) -> str:
     """Lay results out as a page, and write it where a path is given; see `report`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     parts = _parts(found)
     subjects = _subjects(parts)
     estimates = [part for part in parts if part.found.kind in ESTIMATES]
     several = len(estimates) > 1
     both = {part.label: part.found.result for part in estimates}
-    environment = Environment(
-        loader=PackageLoader("prism.present.reports", "templates"),
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
-    )  # fmt: skip
-    environment.filters |= {"tidy": _tidy, "words": words, "head": _head}
-    html = environment.get_template("page.html.jinja").render(
+    html = _template("page.html.jinja").render(
         title=title or _title(subjects, parts),
         subjects=subjects,
         parts=parts,
@@ -150,6 +146,22 @@ def make_page(
         with atomic_write(path) as temporary:
             temporary.write_text(html, encoding="utf-8")
     return html
+
+
+def render_cell(answer: Answer) -> str:
+    """Lay an answer out for a notebook: what a terminal shows, as HTML."""
+    return visible(_template("cell.html.jinja").render(answer=answer))
+
+
+def _template(name: str) -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("prism.present.reports", "templates"),
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {"tidy": _tidy, "words": words, "head": _head}
+    return environment.get_template(name)
 
 
 def _parts(found: Sequence[Found]) -> list[Part]:
