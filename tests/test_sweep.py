@@ -491,6 +491,25 @@ def test_chunks_follow_a_schedule_that_is_varied():
     assert (len(found["rows"]), len(found["refused"])) == (3, 3)
 
 
+def test_replicas_and_microbatches_follow_sizes_that_are_varied(small):
+    found = summarize_sweep(sweep(small, {"parallelism.tp": [1, 2, 4]}, replicates=64, seed=1))
+    rows = {row["parallelism.tp"]: row for row in found["rows"]}
+    assert sorted(rows) == [1, 2, 4] and not found["refused"]
+    for tp, row in rows.items():
+        assert row["parallelism.dp"] * tp * 2 == row["world_size"] == 16
+        assert row["parallelism.dp"] * row["parallelism.microbatches"] == 16  # the job's batch
+    assert [tp for tp, row in rows.items() if row["own"]] == [2]
+    # sizes that are varied too do not follow, and what does not divide is refused as ever
+    fixed = {"parallelism.tp": [2, 4], "parallelism.dp": [4]}
+    found = summarize_sweep(sweep(small, fixed, replicates=64, seed=1))
+    assert (len(found["rows"]), len(found["refused"])) == (1, 1)
+    odd = summarize_sweep(sweep(small, {"parallelism.pp": [2, 3]}, replicates=64, seed=1))
+    assert [row["parallelism.pp"] for row in odd["refused"]] == ["3"]
+    nodes = summarize_sweep(sweep(small, {"cluster.nodes": [2, 4]}, replicates=64, seed=1))
+    assert [row["world_size"] for row in nodes["rows"]] == [32, 16]
+    assert {row["work"] for row in nodes["rows"]} == {1.0}
+
+
 def test_exposed_communication_is_that_of_an_estimate(small):
     found = sweep(small, {"variability.effects.step.cv": [0.0, 0.01]}, replicates=512, seed=4)
     rows = [r for r in summarize_sweep(found)["rows"] if r["variability.effects.step.cv"] == 0.01]

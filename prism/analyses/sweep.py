@@ -25,7 +25,15 @@ from prism.analyses.sweeps.grid import (
     job_at,
     settings,
 )
-from prism.analyses.sweeps.layouts import LAYOUT_KEYS, base_of, global_batch, is_own, layouts
+from prism.analyses.sweeps.layouts import (
+    LAYOUT_KEYS,
+    SIZES,
+    base_of,
+    follow_sizes,
+    global_batch,
+    is_own,
+    layouts,
+)
 from prism.analyses.sweeps.points import MEASURES, Bench, Libraries, Point, least_seconds
 from prism.analyses.sweeps.rows import choose, make_rows, memory_notes, plain_value, same_gpus
 from prism.analyses.sweeps.search import BUILT, search
@@ -133,7 +141,7 @@ def sweep(
         "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
         "varied": list(points[0].setting), "world_size": job.world_size,
         "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
-        **choose(points, objective), "notes": _notes(points, rows),
+        **choose(points, objective), "notes": _followed(points, grid) + _notes(points, rows),
         "warnings": [] if layouts else _refusals(len(refused), len(rows) + len(refused)),
         "clusters": bench.simulated, "rank_clusters": bench.n_quiet,
         "wall_seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
@@ -192,8 +200,9 @@ def _points(
     every = list(settings({key: grid[key] for key in grid if key not in held}))
     asked = len(every)
     if not all_layouts:
-        for setting, follows in follow_schedule(values, every):
-            add(setting, follows, (), False)
+        sized, drops = zip(*follow_sizes(job, values, every), strict=True)
+        for (setting, follows), drop in zip(follow_schedule(values, sized), drops, strict=True):
+            add(setting, (*follows, *drop), (), False)
         return points, refused
     for setting in every:
         try:
@@ -276,6 +285,15 @@ def _notes(points: Sequence[Point], rows: Sequence[Mapping[str, Any]]) -> list[s
     elif unequal:
         notes.append("steps have different numbers of tokens; they are compared per token")
     return notes
+
+
+def _followed(points: Sequence[Point], grid: Mapping[str, Sequence[str]]) -> list[str]:
+    """Say which sizes follow those that are varied."""
+    sizes = ("parallelism.dp", "parallelism.microbatches")
+    keys = [key for key in sizes if key not in grid and key in points[0].setting]
+    if not keys or not SIZES & set(grid):
+        return []
+    return [f"{' and '.join(keys)} follow, for all GPUs and the job's global batch"]
 
 
 def _refusals(refused: int, asked: int) -> list[str]:

@@ -7,7 +7,7 @@ other expert-parallel and microbatch sizes, which `--vary` gives, and uneven spl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prism.analyses.sweeps.grid import Setting, job_at, merged
@@ -20,6 +20,9 @@ from prism.workload.modelsize import expert_width
 KEYS = ("tp", "cp", "pp", "vpp", "dp", "microbatches")
 FAMILY = ("1f1b", "interleaved")
 """One schedule with one chunk and with several; of the others a layout keeps the job's."""
+SIZES = {"parallelism.tp", "parallelism.cp", "parallelism.pp", "cluster.nodes",
+         "cluster.gpus_per_node"}  # fmt: skip
+"""Keys that dp follows."""
 LAYOUT_KEYS = tuple(f"parallelism.{key}" for key in KEYS)
 
 
@@ -120,6 +123,57 @@ def base_of(values: Mapping[str, Any], setting: Setting, name: str) -> Job:
             follows.append("schedule")
         drop = tuple(f"parallelism.{key}" for key in follows)
         return job_at(values, {**setting, **keys}, drop, name)
+
+
+def follow_sizes(
+    job: Job, values: Mapping[str, Any], found: Sequence[Setting]
+) -> list[tuple[Setting, tuple[str, ...]]]:
+    """Let dp and the microbatches follow sizes that are varied: all GPUs, the same global batch.
+
+    What is varied or does not divide stays as it is.
+
+    Parameters
+    ----------
+    values
+        As in `job_at`.
+
+    Returns
+    -------
+    list of (dict of str to str, tuple of str)
+        Settings, with what follows in all of them where it does in one; and the keys that were of
+        the job's own layout.
+    """
+    sized = [_sized(job, values, setting) for setting in found]
+    added = {key for setting, _ in sized for key in setting} - {key for s in found for key in s}
+    own = {key: str(getattr(job.parallelism, key.partition(".")[2])) for key in added}
+    return [
+        (setting | {key: own[key] for key in own if key not in setting}, drop)
+        for setting, drop in sized
+    ]
+
+
+def _sized(
+    job: Job, values: Mapping[str, Any], setting: Setting
+) -> tuple[Setting, tuple[str, ...]]:
+    if not SIZES & set(setting) or "parallelism.dp" in setting:
+        return setting, ()
+    given = merged(values, setting)
+    p, cluster = (given.get(block) or {} for block in ("parallelism", "cluster"))
+    sizes = [p.get(key, 1) for key in ("tp", "cp", "pp", "vpp")]
+    gpus = [cluster.get("nodes"), cluster.get("gpus_per_node", ClusterBlock().gpus_per_node)]
+    size = p.get("microbatch_size", 1)
+    if not all(isinstance(n, int) and n > 0 for n in (*sizes, *gpus, size)):
+        return setting, ()
+    tp, cp, pp, vpp = sizes
+    dp, rest = divmod(gpus[0] * gpus[1], tp * cp * pp)
+    if rest or dp == job.parallelism.dp:
+        return setting, ()
+    setting = {**setting, "parallelism.dp": str(dp)}
+    microbatches, rest = divmod(global_batch(job), dp * size)
+    if "parallelism.microbatches" not in setting and not rest:
+        setting["parallelism.microbatches"] = str(microbatches)
+    changed = pp != job.parallelism.pp or vpp != job.parallelism.vpp
+    return setting, _follows(job, pp, vpp) if changed else ()
 
 
 def is_own(job: Job, setting: Setting) -> bool:
