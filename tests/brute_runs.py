@@ -23,12 +23,12 @@ class BruteRuns:
         self.fail = self.clock(0.0 if model.interruptions is None else self.failure_rate())
         self.state, self.switch = np.zeros(n_runs, int), np.full(n_runs, np.inf)
         if model.regime is not None:
-            self.leave = model.regime.rates.sum(axis=1)
+            self.leave = model.regime.sum(axis=1)
             # long before the start everything has been everywhere
             self.switch = np.full(n_runs, -200.0 / self.leave.min())
             self.switch += rng.exponential(1.0 / self.leave[0], n_runs)
         self.episodes = [[] for _ in range(n_runs)]  # of (end, ratio, swap)
-        self.begin = [self.clock(kind.rate_per_s) for kind in model.episodes]
+        self.begin = self.clock(0.0 if model.episodes is None else model.episodes.rate_per_s)
         self.history = [[(0, -np.inf)] for _ in range(n_runs)]  # checkpoints: step, when written
         self.spares = None
         if model.interruptions is not None and model.interruptions.spares is not None:
@@ -57,17 +57,17 @@ class BruteRuns:
         active = self.done < self.n_steps
         while model.regime is not None and (due := active & (self.switch <= self.t)).any():
             for i in np.flatnonzero(due):
-                rates = model.regime.rates[self.state[i]]
+                rates = model.regime[self.state[i]]
                 self.state[i] = rng.choice(rates.size, p=rates / rates.sum())
                 self.switch[i] += rng.exponential(1.0 / self.leave[self.state[i]])
-        for begin, kind in zip(self.begin, model.episodes, strict=True):
-            for i in np.flatnonzero(active & (begin <= self.t)):
-                sigma = np.sqrt(np.log1p(kind.cv**2))
-                length = rng.lognormal(np.log(kind.mean_s) - 0.5 * sigma**2, sigma)
-                swap = kind.replaced and length > kind.detection_s
-                end = begin[i] + (kind.detection_s if swap else length)
-                self.episodes[i].append((end, rng.choice(kind.slowdowns), swap))
-                begin[i] += rng.exponential(1.0 / kind.rate_per_s)
+        kind = model.episodes
+        for i in np.flatnonzero(active & (self.begin <= self.t)):
+            sigma = np.sqrt(np.log1p(kind.cv**2))
+            length = rng.lognormal(np.log(kind.mean_s) - 0.5 * sigma**2, sigma)
+            swap = kind.replaced and length > kind.detection_s
+            end = self.begin[i] + (kind.detection_s if swap else length)
+            self.episodes[i].append((end, rng.choice(kind.slowdowns), swap))
+            self.begin[i] += rng.exponential(1.0 / kind.rate_per_s)
         if model.episodes:
             for i in np.flatnonzero(active):
                 over = [e for e in self.episodes[i] if e[0] <= self.t[i] and not e[2]]

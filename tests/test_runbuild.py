@@ -66,7 +66,7 @@ def test_congestion_by_the_number_of_leaves_gives_the_mean_of_the_engine():
         here = times[count == m].mean() / times[count == 0].mean()
         assert here == pytest.approx(found.ratio[m], abs=0.01)
     # on and off at the rates that make a tenth of the time 300 s long
-    rates = found.regime.rates
+    rates = found.rates
     assert rates[1, 0] == pytest.approx(1 / 300) and rates[0, 1] == pytest.approx(8 / 9 / 300)
 
 
@@ -147,7 +147,7 @@ def test_what_the_file_says_arrives():
     }  # fmt: skip
     job = small(effects, run)
     model = build_run_model(prepare(job, 1), simulate(job, 640, 1), 1, 2)
-    fail, (slow,) = model.interruptions, model.episodes
+    fail, slow = model.interruptions, model.episodes
     assert fail.rate_per_s == pytest.approx(3.8 * 8 / 1000 / 86_400)
     assert [(k.name, k.share, k.detection_s, k.restart_s, k.replaces) for k in fail.kinds] == [
         ("gpu", 3.0, 120.0, 600.0, True), ("software", 1.0, 120.0, 60.0, False)]  # fmt: skip

@@ -14,17 +14,16 @@ from prism.common.errors import PrismError
 from prism.simulation.runs import model as runmodel
 from prism.simulation.runs.checkpointing import FailureLaw, best_interval, best_steps, expected_time
 from prism.simulation.runs.drift import decay_sum, drift_sum, drift_variance, wave_sum
-from prism.simulation.runs.model import (
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import (
     Cause,
     Checkpoints,
-    CongestionStates,
     Drift,
     Episodes,
     Evaluations,
     Interruptions,
     RunModel,
     StallProcess,
-    simulate_runs,
 )
 from prism.simulation.runs.rates import expected_events, stationary
 
@@ -105,14 +104,15 @@ CASES = {
     },
     "congestion": {
         "mean": MEAN * [1.0, 1.2, 1.5], "std": 0.02 * MEAN * [1.0, 1.2, 3.0],
-        "regime": CongestionStates(np.array([[0, 1e-3, 0], [2e-3, 0, 1e-3], [0, 4e-3, 0]])),
+        "regime": np.array([[0, 1e-3, 0], [2e-3, 0, 1e-3], [0, 4e-3, 0]]),
+    },
+    "slow nodes": {
+        "interruptions": FAILING, "checkpoints": Checkpoints(200, 10.0),
+        "episodes": Episodes(0.2, 8, 1000.0, 1.0, np.array([1.1, 1.4])),
     },
     "slow nodes, some replaced": {
         "interruptions": FAILING, "checkpoints": Checkpoints(200, 10.0),
-        "episodes": (
-            Episodes(0.05, 8, 1000.0, 1.0, np.array([1.1, 1.4]), "compute"),
-            Episodes(0.1, 8, 400.0, 0.5, np.array([1.2, 1.8]), "network", 200.0, True),
-        ),
+        "episodes": Episodes(0.1, 8, 400.0, 0.5, np.array([1.2, 1.8]), 200.0, True),
     },
     "work by step": {
         "profile": np.linspace(0.5, 1.5, 2500), "interruptions": FAILING,
@@ -294,7 +294,7 @@ def test_terms_add_up_and_marks_rise():
             assert np.all(np.diff(runs.marks, axis=1) > 0.0) and np.all(runs.marks[:, 0] == 0.0)
             np.testing.assert_allclose(runs.marks[:, -1], runs.total)
             assert np.allclose(runs.terms["ideal_steps"], 0.9 * n_steps)
-    assert set(simulate_runs(EVERYTHING, 5000, 10, 1).terms) >= {"compute", "network", "lost_work"}
+    assert set(simulate_runs(EVERYTHING, 5000, 10, 1).terms) >= {"fail_slow", "lost_work"}
 
 
 @pytest.mark.parametrize(
@@ -365,5 +365,3 @@ def test_runs_that_cannot_end_are_refused():
     with pytest.raises(PrismError, match="can be followed"):
         case = model(interruptions=Interruptions(100.0, 8), checkpoints=Checkpoints(10, 0.0))
         simulate_runs(case, 10**12, 10, 1)
-    with pytest.raises(PrismError, match="work of 5 steps"):
-        simulate_runs(model(profile=np.ones(5)), 6, 10, 1)

@@ -21,7 +21,8 @@ from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, independent
 from prism.models.steptimes.series import take_apart
 from prism.models.steptimes.spread import Spread, model_variances
-from prism.simulation.runs.model import Drift, RunModel, StallProcess, simulate_runs
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import Drift, RunModel, StallProcess
 
 
 def write(path, seconds):

@@ -11,14 +11,8 @@ from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.runs import condition
 from prism.models.steptimes.spread import Spread, drift_mean_variance, simulate_body
 from prism.models.steptimes.underway import finish, past_of
-from prism.simulation.runs.model import (
-    Checkpoints,
-    CongestionStates,
-    Drift,
-    RunModel,
-    StallProcess,
-    simulate_runs,
-)
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import Checkpoints, Drift, RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
 
@@ -37,10 +31,10 @@ def noise(n, seed=1):
 
 def test_congestion_in_the_steps_so_far_counts_once():
     """A run that goes as its model says has as much left as before anything was measured."""
-    regime = CongestionStates(np.array([[0.0, 0.05], [0.02, 0.0]]))
+    regime = np.array([[0.0, 0.05], [0.02, 0.0]])
     ratio = np.array([1.0, 1.3])
     model = RunModel(MEAN * ratio, 0.01 * MEAN * ratio, regime=regime)
-    usual = 2.0 / float(stationary(regime.rates) @ (1.0 / ratio))
+    usual = 2.0 / float(stationary(regime) @ (1.0 / ratio))
     past = condition(model, steps(usual * noise(1000)), 200, 1)
     assert past.level == pytest.approx(1.0, abs=0.005)
     before, after = (simulate_runs(m, 4000, 200, 1).total.mean() for m in (model, past.model))

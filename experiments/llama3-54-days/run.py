@@ -19,7 +19,8 @@ from prism.plots.base import save_figure
 from prism.plots.run import plot_progress
 from prism.simulation.runs.build import build_run_model, mean_step
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps
-from prism.simulation.runs.model import RunModel, simulate_runs
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import RunModel
 from prism.simulation.steps import default_threads
 
 HERE = Path(__file__).parent

@@ -24,7 +24,8 @@ from prism.simulation.prepare import prepare
 from prism.simulation.program import Program, make_keys, stream_keys
 from prism.simulation.runs.build import build_run_model
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
-from prism.simulation.runs.model import Checkpoints, Drift, Interruptions, RunModel, simulate_runs
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import Checkpoints, Drift, Interruptions, RunModel
 from prism.simulation.steps import default_threads, run_blocks, simulate
 
 N_STEPS, N_CLUSTERS = 20_000, 200

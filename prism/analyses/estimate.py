@@ -24,7 +24,8 @@ from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
 from prism.simulation.runs.build import build_run_model, marks_of, mean_step
 from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
-from prism.simulation.runs.model import RunModel, Runs, simulate_runs
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.sampledreplicas import doubts
 from prism.simulation.steps import (

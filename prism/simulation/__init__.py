@@ -5,7 +5,7 @@ FACE = (
     "assembly", "causes", "clustermeans", "draws", "execution.content", "execution.place",
     "execution.remote", "execution.task", "execution.tasks", "independent", "jobwarnings",
     "lowering", "othernodes", "prepare", "program", "results", "runs.build",
-    "runs.checkpointing", "runs.model", "runs.ramp", "runs.rates", "runs.time_to_train",
+    "runs.checkpointing", "runs.drift", "runs.model", "runs.parts", "runs.ramp", "runs.rates",
     "sampledreplicas", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
     "tracemodel.graph", "tracemodel.model", "tracemodel.scope", "variability",
 )  # fmt: skip

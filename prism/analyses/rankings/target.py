@@ -1,6 +1,6 @@
 """What a ranking is of: a job's inputs and runs, and the step time or the time of a run of steps.
 
-Left out: failures and checkpoints, see `prism.simulation.runs.time_to_train`.
+Left out: failures and checkpoints, see `prism.simulation.runs.model`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import Array, Variance
 from prism.simulation.causes import Input, Residuals
 from prism.simulation.prepare import Prepared
-from prism.simulation.runs.time_to_train import drift_variance, simulate_runs, step_statistics
+from prism.simulation.runs.build import model_of_steps
+from prism.simulation.runs.drift import drift_variance
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import Drift
 from prism.simulation.variability import Variability
 
 TARGETS = ("step_time", "time_to_train")
@@ -101,13 +104,11 @@ class Target:
         lanes = engine.LANES
         cluster = np.repeat(np.arange(steps.size // lanes), lanes)
         drift = 0.0 if steady else self.drift_cv
-        statistics = step_statistics(steps.ravel(), effect.ravel(), cluster, drift, self.memory_s)
-        size = statistics.mean.size
-        runs, which = simulate_runs(
-            statistics, self.n_steps, size * max(1, RUNS // size), self.seed
-        )
-        order = np.argsort(which, kind="stable")
-        return np.ascontiguousarray(self.period_ratio * runs[order].reshape(steps.shape[0], -1))
+        model = model_of_steps(steps.ravel(), effect.ravel(), cluster, Drift(drift, self.memory_s))
+        size = model.mean.size
+        runs = simulate_runs(model, self.n_steps, size * max(1, RUNS // size), self.seed)
+        total = runs.total[np.argsort(runs.cluster, kind="stable")]
+        return np.ascontiguousarray(self.period_ratio * total.reshape(steps.shape[0], -1))
 
 
 @dataclass

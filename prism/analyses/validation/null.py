@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.validation.result import separation
-from prism.simulation.runs.time_to_train import step_statistics
+from prism.simulation.runs.build import model_of_steps
+from prism.simulation.runs.parts import Drift
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,9 +34,9 @@ def null_of_clusters(
     """
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     every, cluster = np.asarray(drawn.step_time, np.float64), np.asarray(drawn.cluster_idx)
-    parts = step_statistics(every, np.ones(every.size), cluster, 0.0, 0.0)
+    parts = model_of_steps(every, np.ones(every.size), cluster, Drift(0.0, 0.0))
     return np.array([
-        separation(s * (rng.choice(parts.mean) + rng.choice(parts.residuals, n)), every)
+        separation(s * (rng.choice(parts.mean[:, 0]) + rng.choice(parts.residuals, n)), every)
         for s in _scales(mean_error, repetitions, seed)
     ])  # fmt: skip
 

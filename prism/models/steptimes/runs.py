@@ -17,7 +17,7 @@ from prism.models.steptimes.series import Series, take_apart
 from prism.models.steptimes.spread import Spread, block_variances
 from prism.models.steptimes.spreadfit import own_noise
 from prism.models.steptimes.underway import FAR, check_one_run, level_given
-from prism.simulation.runs.model import RunModel, StallProcess
+from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
 
@@ -121,7 +121,7 @@ def _usual(model: RunModel) -> float:
     states = model.mean.mean(axis=0)
     if model.regime is None:
         return float(states[0])
-    return 1.0 / float(stationary(model.regime.rates) @ (1.0 / states))
+    return 1.0 / float(stationary(model.regime) @ (1.0 / states))
 
 
 def _stds(model: RunModel, white: float) -> Array:
@@ -174,7 +174,7 @@ def _stalls(model: RunModel, series: Series) -> StallProcess | None:
     lengths = series.stall_s[late] * series.mean_over
     known = np.isfinite(series.body[series.beginning :, 0])
     exposure = float(series.work[series.beginning :][known].sum()) * series.mean_over
-    if model.stalls is None or model.stalls.rate_per_s == 0.0 or not model.stalls.lengths.size:
+    if model.stalls is None:
         return StallProcess(lengths.size / exposure, lengths) if lengths.size else None
     rate = (lengths.size + 1.0) / (exposure + 1.0 / model.stalls.rate_per_s)
     own = model.stalls.lengths

@@ -1,23 +1,28 @@
 """The run model of a job: its simulated steps, and what its file says comes between them."""
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.engine import LANES
 from prism.jobs.job import Job
+from prism.jobs.jobspec.effects import FailSlowEffect
 from prism.jobs.jobspec.run import REPAIR_S, FailuresBlock
 from prism.simulation.draws import congested_leaves, stalls_in
 from prism.simulation.prepare import Prepared
 from prism.simulation.runs.parts import (
+    HOUR_S,
     Array,
     Cause,
     Checkpoints,
     Drift,
     Episodes,
     Evaluations,
+    Index,
     Interruptions,
     RunModel,
 )
@@ -28,8 +33,6 @@ from prism.simulation.runs.states import (
     find_slowdowns,
     find_stalls,
 )
-from prism.simulation.runs.time_to_train import run_model, step_statistics
-from prism.simulation.variability import Variability
 from prism.workload.build import count_parameters
 
 if TYPE_CHECKING:
@@ -49,8 +52,6 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
 
     Parameters
     ----------
-    step : Prepared
-        As `prepare` gives it.
     dataset : xarray.Dataset
         The simulated steps, of `prism.simulate` under the same seed.
 
@@ -62,12 +63,13 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
     job, effects, ratio = step.job, step.effects, step.period_ratio
     # a run is made of what lies between steps
     times, shared = ratio * np.asarray(dataset.step_time), np.asarray(dataset.step_effect)
-    cluster, ideal = np.asarray(dataset.cluster_idx), ratio * float(dataset.ideal_step_time)
-    slow = job.variability.effects.fail_slow
-    full, keep = effects.dependence == "full", np.ones(times.size, bool)
-    congestion, stalls, sim = None, None, None
-    lasting = full and effects.regime.duration_s > 2.0 * ideal and effects.regime.factor > 1.0
-    if (lasting and effects.regime.probability > 0.0) or slow is not None or _stalls(effects):
+    ideal = ratio * float(dataset.ideal_step_time)
+    full, regime, stall = effects.dependence == "full", effects.regime, effects.stall
+    slow, keep = job.variability.effects.fail_slow, np.ones(times.size, bool)
+    congestion = stalls = episodes = None
+    lasting = full and regime.duration_s > 2.0 * ideal and regime.factor > 1.0
+    stalling = stall.rate_per_hour * stall.duration_s > 0.0
+    if (lasting and regime.probability > 0.0) or slow is not None or stalling:
         sim = Simulator(step, seed, threads)
         blocks = range(-(-times.size // LANES))
         congestion = find_congestion(sim) if lasting else None
@@ -78,75 +80,106 @@ def build_run_model(step: Prepared, dataset: "xr.Dataset", seed: int, threads: i
         stalls = find_stalls(sim, float(np.median(times)))
         if stalls is not None:
             keep = stalls_in(sim.program, blocks, seed)[0].reshape(-1)[: times.size] == 0
-    drift_cv = float(effects.step.std) if full else 0.0
-    statistics = step_statistics(
-        times, shared, cluster, drift_cv, effects.correlation_time_s, use=keep
+        if slow is not None:
+            episodes = _episodes(slow, sim)
+    drift = Drift(float(effects.step.std) if full else 0.0, effects.correlation_time_s)
+    wave = job.variability.effects.step
+    if wave is not None and wave.diurnal_cv and full:
+        peak = PEAK_H if wave.diurnal_peak_h is None else wave.diurnal_peak_h
+        drift = replace(drift, diurnal_cv=wave.diurnal_cv, diurnal_peak_s=HOUR_S * peak)
+    model = model_of_steps(
+        times, shared, np.asarray(dataset.cluster_idx), drift, ideal_s=ideal, use=keep
     )
-    model = run_model(statistics, ideal)
     if congestion is not None:
         model = replace(
             model, mean=model.mean * congestion.ratio, std=model.std * congestion.ratio,
-            regime=congestion.regime, residuals=np.empty(0),
+            regime=congestion.rates, residuals=np.empty(0),
         )  # fmt: skip
+    fail, e = job.run.failures, job.run.evaluation
     model = replace(
-        model, stalls=stalls, n_nodes=job.n_nodes, drift=_drift(job, model.drift, full),
-        run_cv=effects.run_cv, model_error=effects.model_error,
+        model, stalls=stalls, n_nodes=job.n_nodes, run_cv=effects.run_cv, episodes=episodes,
+        model_error=effects.model_error,
+        interruptions=None if fail is None else _failures(fail, job.n_nodes),
+        evaluations=None if e is None else Evaluations(e.interval_steps, e.duration),
     )  # fmt: skip
-    if sim is not None and slow is not None:
-        model = replace(model, episodes=(_episodes(job, sim),))
-    return _interrupted(job, model)
+    return replace(model, checkpoints=_checkpoints(job, mean_step(model)))
 
 
-def _stalls(effects: Variability) -> bool:
-    return effects.stall.rate_per_hour * effects.stall.duration_s > 0.0
+def model_of_steps(
+    step_time: Array,
+    effect: Array,
+    cluster: Index,
+    drift: Drift,
+    *,
+    ideal_s: float | None = None,
+    use: NDArray[np.bool_] | None = None,
+) -> RunModel:
+    """Estimate each cluster's steps from simulated ones, for runs of nothing but them.
+
+    Parameters
+    ----------
+    step_time, effect : float64 [replicate]
+        Step times [s] and the step effect in them [1], which is divided out.
+    cluster : int64 [replicate]
+    drift : Drift
+        That of the step effect.
+    use : bool [replicate], optional
+        Steps to use, where stalls are taken out.
+
+    Notes
+    -----
+    Means are shrunk by sqrt(max(0, Vb - Vw/n) / Vb), so that their spread is the clusters' own and
+    not that of n simulated steps. An incomplete last cluster is left out where there are others.
+    """
+    complete = cluster < max(1, step_time.size // LANES)
+    if use is not None and (complete & use).any():
+        complete = complete & use
+    steady, cluster = (step_time / effect)[complete], cluster[complete]
+    labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
+    means = np.bincount(index, steady) / counts
+    squares = np.bincount(index, (steady - means[index]) ** 2)
+    dof = max(1, steady.size - labels.size)
+    within = float(squares.sum() / dof)
+    grand = float(steady.mean())
+    if labels.size > 1:
+        noise = within * float((1.0 / counts).mean())
+        between = float(means.var(ddof=1))
+        keep = math.sqrt(max(0.0, between - noise) / between) if between > 0.0 else 0.0
+        means = grand + keep * (means - grand)
+    own = squares / np.maximum(1, counts - 1)
+    weight = counts / (counts + 32.0)  # half of the trust goes to the pool at 32 steps
+    std = np.sqrt(np.where(counts > 1, weight * own + (1.0 - weight) * within, within))
+    return RunModel(
+        means[:, None], std[:, None], ideal_s, drift=drift, residuals=steady - means[index]
+    )
 
 
-def _drift(job: Job, drift: Drift, full: bool) -> Drift:
-    """Add the daily wave that the job sets."""
-    step = job.variability.effects.step
-    if step is None or not step.diurnal_cv or not full:
-        return drift
-    peak = PEAK_H if step.diurnal_peak_h is None else step.diurnal_peak_h
-    return replace(drift, diurnal_cv=step.diurnal_cv, diurnal_peak_s=3600.0 * peak)
+def mean_step(model: RunModel) -> float:
+    """Mean seconds from one step to the next, with what stalls it and congestion."""
+    share = np.ones(1) if model.regime is None else stationary(model.regime)
+    seconds = float((model.mean @ share).mean())
+    if model.stalls is not None:
+        seconds *= 1.0 + model.stalls.per_second
+    return seconds
 
 
-def _episodes(job: Job, sim: Simulator) -> Episodes:
-    """Return the fail-slow episodes that the job sets."""
-    slow = job.variability.effects.fail_slow
-    assert slow is not None and slow.rate_per_1000_node_days is not None
+def marks_of(n_steps: int) -> Array:
+    """Step counts at which progress is recorded, from 0 to all."""
+    return np.unique(np.round(np.linspace(0.0, n_steps, 101)))
+
+
+def _episodes(slow: FailSlowEffect, sim: Simulator) -> Episodes:
+    assert slow.rate_per_1000_node_days is not None
     factor = SLOW_FACTOR[slow.kind] if slow.factor is None else slow.factor
     return Episodes(
         rate_per_node_hour=slow.rate_per_1000_node_days / 1000.0 / 24.0,
-        n_nodes=job.n_nodes,
+        n_nodes=sim.step.job.n_nodes,
         mean_s=SLOW_S[slow.kind] if slow.duration is None else slow.duration,
         cv=slow.duration_cv,
         slowdowns=find_slowdowns(sim, slow.kind, factor),
         detection_s=np.inf if slow.detection is None else slow.detection,
         replaced=slow.replace,
     )
-
-
-def _interrupted(job: Job, model: RunModel) -> RunModel:
-    """Add checkpoints, failures and evaluations."""
-    run, step_s = job.run, mean_step(model)
-    evaluations = interruptions = None
-    if run.evaluation is not None:
-        evaluations = Evaluations(run.evaluation.interval_steps, run.evaluation.duration)
-    if run.failures is not None:
-        interruptions = _failures(run.failures, job.n_nodes)
-    return replace(
-        model, evaluations=evaluations, interruptions=interruptions,
-        checkpoints=_checkpoints(job, step_s),
-    )  # fmt: skip
-
-
-def mean_step(model: RunModel) -> float:
-    """Mean seconds from one step to the next, with what stalls it and congestion."""
-    share = np.ones(1) if model.regime is None else stationary(model.regime.rates)
-    seconds = float((model.mean @ share).mean())
-    if model.stalls is not None:
-        seconds *= 1.0 + model.stalls.rate_per_s * float(model.stalls.lengths.mean())
-    return seconds
 
 
 def _checkpoints(job: Job, step_s: float) -> Checkpoints | None:
@@ -179,8 +212,3 @@ def _failures(f: FailuresBlock, n_nodes: int) -> Interruptions:
     return Interruptions(
         f.per_1000_node_days, n_nodes, f.detection, f.restart, f.spares, repair_s, causes
     )
-
-
-def marks_of(n_steps: int, n_marks: int = 100) -> Array:
-    """Step counts at which progress is recorded, from 0 to all."""
-    return np.unique(np.round(np.linspace(0.0, n_steps, n_marks + 1)))

@@ -1,9 +1,7 @@
 """How often to write checkpoints: expected time of a run under failures, in closed form.
 
-Failures are a Poisson process; a checkpoint every so much work, written while the job stands still
-or in the background; a failure loses the work since the last one, and a restart takes its time,
-during which the job may fail again. Left out: everything but checkpoints and failures
-(`prism.simulation.runs.model` simulates all of it).
+Failures are a Poisson process; one loses the work since the last checkpoint, and during a restart
+the job may fail again. Left out: all else (`prism.simulation.runs.model` simulates it).
 """
 
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class FailureLaw:
-    """Failures per second of the whole job [1/s], mean time from one to the next step [s]."""
+    """Failures of the whole job [1/s], more than none; mean time from one to the next step [s]."""
 
     rate_per_s: float
     down_s: float
@@ -28,10 +26,8 @@ def expected_time(
     ----------
     work_s : float
         Time of its steps, each counted once [s].
-    interval_s : float
-        Work between two checkpoints [s].
-    write_s : float
-        Time to write one [s].
+    interval_s, write_s : float
+        Work between two checkpoints, and time to write one [s].
     blocking : bool
         The job stands still while a checkpoint is written.
 
@@ -51,8 +47,6 @@ def expected_time(
         cost = rate * (law.down_s + 0.5 * interval_s + write_s)
         return work_s / (1.0 - cost) if cost < 1.0 else np.inf
     n = work_s / interval_s
-    if rate == 0.0:
-        return work_s + n * write_s
     with np.errstate(over="ignore"):
         each = np.exp(rate * law.down_s) * np.expm1(rate * (interval_s + write_s)) / rate
     return float(n * each)
@@ -64,15 +58,9 @@ def best_interval(write_s: float, law: FailureLaw, blocking: bool = True) -> flo
     Notes
     -----
     The minimum of (e^(r (tau + w)) - 1) / tau is at r tau = 1 + W(-e^(-r w - 1)), W Lambert's;
-    for small r w it is Young's sqrt(2 w / r). In the background the shortest interval is best, and
-    it cannot be shorter than a checkpoint takes to write.
-
-    References
-    ----------
-    Young (1974), doi:10.1145/361147.361115.
+    for small r w it is Young's sqrt(2 w / r), doi:10.1145/361147.361115. In the background the
+    shortest interval is best, and it cannot be shorter than a checkpoint takes to write.
     """
-    if law.rate_per_s == 0.0:
-        return np.inf
     if not blocking:
         return write_s
     from scipy.special import lambertw
@@ -84,18 +72,8 @@ def best_interval(write_s: float, law: FailureLaw, blocking: bool = True) -> flo
 
 
 def best_steps(step_s: float, write_s: float, law: FailureLaw, blocking: bool = True) -> int:
-    """Return the whole number of steps between checkpoints that makes the run shortest.
-
-    Parameters
-    ----------
-    step_s : float
-        Mean time of a step with what stalls it [s].
-    write_s, law, blocking
-        As in `expected_time`.
-    """
+    """Return the number of steps, with what stalls them, that is the best interval."""
     found = best_interval(write_s, law, blocking) / step_s
-    if not np.isfinite(found):
-        return 0
     if not blocking:
         return max(1, int(np.ceil(found)))
     low = max(1, int(found))

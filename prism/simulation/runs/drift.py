@@ -2,16 +2,15 @@
 
 A run of n steps needs the sum of n values of the drift and the value after them, so that the next
 n steps go on from there. Both are Gaussian, and their joint law is exact; so is the sum of a
-cosine. Left out: laws of drift that are not Gaussian, and steps of unequal length within a sum.
+cosine.
 """
 
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-DAY_S = 86_400.0
+from prism.simulation.runs.parts import DAY_S, Array
+
 _NONE = 1e4  # a rate that stands for no memory at all: exp(-rate) is 0
 _SLOW = 1e-4  # steps over memory below which the closed forms cancel, and series are exact
 
@@ -33,15 +32,7 @@ def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
 
 
 def decay_sum(n: Array, rate: Array) -> Array:
-    """Sum of r^i for i = 0 ... n - 1, with r = exp(-rate): what is left of a start value, n times.
-
-    Parameters
-    ----------
-    n : float64 [run]
-        Steps.
-    rate : float64 [run]
-        Step over correlation time [1]; infinite without memory.
-    """
+    """Sum of r^i for i = 0 ... n - 1, r = exp(-rate) [run]: what a start value adds to n steps."""
     rate = np.minimum(rate, _NONE)
     gap = -np.expm1(-rate)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -62,10 +53,6 @@ def drift_sum(start: Array, n: Array, rate: Array, z: Array) -> tuple[Array, Arr
         Step over correlation time [1].
     z : float64 [2, run]
         Standard normal.
-
-    Returns
-    -------
-    total, last : float64 [run]
 
     Notes
     -----
@@ -95,15 +82,7 @@ def drift_sum(start: Array, n: Array, rate: Array, z: Array) -> tuple[Array, Arr
 
 
 def wave_sum(at_s: Array, n: Array, step_s: Array, peak_s: float) -> Array:
-    """Sum of cos(2 pi (t - peak) / day) over n steps from a time of day [1].
-
-    Parameters
-    ----------
-    at_s, step_s : float64 [run]
-        Time of the first step and length of a step [s].
-    n : float64 [run]
-        Steps.
-    """
+    """Sum of cos(2 pi (t - peak) / day) over n steps from a time of day on [1]."""
     half = np.pi * step_s / DAY_S
     first = 2.0 * np.pi * (at_s - peak_s) / DAY_S
     below = np.sin(half)

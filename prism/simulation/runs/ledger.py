@@ -1,8 +1,7 @@
 """What a run has done for good, and what it would lose: seconds by term, between checkpoints.
 
 Work counts once it is on a checkpoint. A blocking checkpoint is there when its step ends; one
-written in the background only some time later, until when the one before it counts. Left out:
-checkpoints that cannot be read.
+written in the background only some time later, until when the one before it counts.
 """
 
 import numpy as np
@@ -12,13 +11,7 @@ from prism.simulation.runs.parts import Array, Checkpoints
 
 
 class Ledger:
-    """Seconds by term and steps of many runs, saved and not.
-
-    Parameters
-    ----------
-    checkpoints : Checkpoints or None
-        None: a failure loses everything.
-    """
+    """Seconds by term and steps of many runs, saved and not; all is lost without checkpoints."""
 
     def __init__(self, n_terms: int, n_runs: int, checkpoints: Checkpoints | None) -> None:
         self.checkpoints = checkpoints
@@ -51,12 +44,7 @@ class Ledger:
     def roll_back(self, stop: NDArray[np.bool_], over: Array) -> Array:
         """Send runs back to their last checkpoint; return the seconds they lose [run].
 
-        Parameters
-        ----------
-        stop : bool [run]
-            Which runs.
-        over : float64 [run]
-            Seconds of the step under way.
+        They lose those over the last whole step, too.
         """
         c, lost = self.checkpoints, self.newer.sum(axis=0) + over
         fresh = stop.copy()

@@ -2,7 +2,7 @@
 
 Short undisturbed runs are walked step by step, so that a few rare steps show; all others go from
 event to event (`prism.simulation.runs.events`). Congestion that changes too often to be followed
-counts by its mean and its long-run spread. Left out: where the parts come from.
+counts by its mean and its long-run spread.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,34 +14,22 @@ import numpy as np
 from prism.common.errors import PrismError, named
 from prism.simulation.execution.task import Arrays, Shared, Task
 from prism.simulation.execution.tasks import run_tasks
-from prism.simulation.runs.events import CHUNK, Chunk, EventLoop, term_names, wrong_by
-from prism.simulation.runs.parts import (
-    DAY_S,
-    Array,
-    Cause,
-    Checkpoints,
-    CongestionStates,
-    Drift,
-    Episodes,
-    Evaluations,
-    Interruptions,
-    RunModel,
-    Runs,
-    StallProcess,
+from prism.simulation.runs.events import (
+    CHUNK,
+    Chunk,
+    EventLoop,
+    generator,
+    stack_terms,
+    term_names,
+    wrong_by,
 )
+from prism.simulation.runs.parts import DAY_S, Array, Drift, Index, RunModel, Runs
 from prism.simulation.runs.rates import expected_events, stationary
 
-__all__ = [
-    "Cause", "Checkpoints", "Drift", "Episodes", "Evaluations", "Interruptions", "CongestionStates",
-    "RunModel", "Runs", "StallProcess", "is_undisturbed", "simulate_runs",
-]  # fmt: skip
-
-Progress = Callable[[int, int], None]
 STEP_BY_STEP = 2000  # steps up to which a run is walked; beyond, its sum is as good as normal
 MAX_EVENTS = 200_000.0  # of a run: minutes of work
 MOST_TRIES = 50.0  # of one checkpoint interval, on average, in a run that still gets on
 MARKED = 4 * CHUNK  # runs whose progress is kept: enough for percentiles
-MAX_STALLS = 10**8  # in a thousand short runs: gigabytes
 WALK_S, EVENT_S = 1e-4, 3e-3  # of a chunk of runs: a step, an event; about
 SWITCHES = 5_000.0  # changes of regime in a run beyond which it counts by its long-run spread
 
@@ -53,15 +41,13 @@ def simulate_runs(
     seed: int,
     *,
     start_s: float = 0.0,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     marks: Sequence[int] = (),
 ) -> Runs:
-    """Draw whole runs.
+    """Draw whole runs; the first ones do not change with their number.
 
     Parameters
     ----------
-    n_steps, n_runs, seed : int
-        The first runs do not change with their number.
     start_s : float
         Time of day at which runs start [s].
     progress : callable, optional
@@ -69,113 +55,86 @@ def simulate_runs(
     marks : sequence of int
         Step counts, ascending, whose times are wanted; of the first `MARKED` runs alone.
 
-    Returns
-    -------
-    Runs
-        Run i starts on cluster i modulo their number.
-
     Raises
     ------
     PrismError
         The run would never end, or has more events than can be followed.
     """
-    if model.profile is not None and model.profile.size < n_steps:
-        raise PrismError(
-            f"steps = {n_steps}, but the model knows the work of {model.profile.size} steps; "
-            "lower the steps, or fit a longer run"
-        )
     _check_end(model, n_steps)
     model = _averaged(model, n_steps)
-    chunks = _draw_chunks(model, n_steps, n_runs, seed, start_s, marks, progress)
-    terms = np.concatenate([c.terms for c in chunks], axis=1)[:, :n_runs]
-    return Runs(
-        total=np.concatenate([c.total for c in chunks])[:n_runs],
-        cluster=np.concatenate([c.cluster for c in chunks])[:n_runs],
-        terms=dict(zip(term_names(model), terms, strict=True)),
-        marks=np.concatenate([c.marks for c in chunks[: MARKED // CHUNK]])[:n_runs],
-        failures=np.concatenate([c.failures for c in chunks])[:n_runs],
-    )
-
-
-def _draw_chunks(
-    model: RunModel, n_steps: int, n_runs: int, seed: int, start_s: float, marks: Sequence[int],
-    progress: Progress | None,
-) -> list[Chunk]:  # fmt: skip
-    """Draw all runs, a chunk a task."""
-    shared, firsts = Shared(model), range(0, n_runs, CHUNK)
-    parts: dict[int, Arrays] = {}
+    shared, chunks = Shared(model), dict[int, Arrays]()
 
     def take(i: int, found: Arrays) -> None:
-        parts[i] = found
-        tell(len(parts))
+        chunks[i] = found
+        tell(len(chunks))
 
     def tell(n_chunks: float, share: float = 0.0) -> None:
         if progress is not None:
             progress(min(n_runs, int((n_chunks + share) * CHUNK)), n_runs)
 
-    seconds, tasks = _seconds(model, n_steps), []
-    for i, first in enumerate(firsts):
+    seconds = EVENT_S * (1.0 + expected_events(model, n_steps))
+    if _is_walked(model, n_steps):
+        seconds = WALK_S * n_steps
+    tasks = []
+    for i, first in enumerate(range(0, n_runs, CHUNK)):
         args = (n_steps, first, seed, start_s, tuple(marks) if first < MARKED else ())
         tasks.append(Task(draw_chunk, shared, args, seconds, partial(tell, i)))
     run_tasks(tasks, take)
-    return [Chunk(*parts[i]) for i in range(len(firsts))]
+    parts = (chunks[i] for i in range(len(tasks)))
+    total, cluster, terms, found, failures = zip(*parts, strict=True)
+    rows = np.concatenate(terms, axis=1)[:, :n_runs]
+    return Runs(
+        total=np.concatenate(total)[:n_runs],
+        cluster=np.concatenate(cluster)[:n_runs],
+        terms=dict(zip(term_names(model), rows, strict=True)),
+        marks=np.concatenate(found[: MARKED // CHUNK])[:n_runs],
+        failures=np.concatenate(failures)[:n_runs],
+    )
 
 
 def draw_chunk(
     model: RunModel, n_steps: int, first: int, seed: int, start_s: float, marks: Sequence[int],
     tell: Callable[[float], None] | None = None,
-) -> Arrays:  # fmt: skip
-    """Draw `CHUNK` runs; gives the fields of `prism.simulation.runs.events.Chunk`."""
-    if n_steps <= STEP_BY_STEP and is_undisturbed(model):
-        chunk = _Walk(model, n_steps, first, seed, start_s, marks).run()
-    else:
-        chunk = EventLoop(model, n_steps, first, seed, start_s, marks).run(tell)
-    return chunk.total, chunk.cluster, chunk.terms, chunk.marks, chunk.failures
+) -> Chunk:  # fmt: skip
+    """Draw `CHUNK` runs."""
+    if _is_walked(model, n_steps):
+        return _walk(model, n_steps, first, seed, start_s, marks)
+    return EventLoop(model, n_steps, first, seed, start_s, marks).run(tell)
 
 
-def _seconds(model: RunModel, n_steps: int) -> float:
-    """About how long a chunk of runs takes [s]."""
-    if n_steps <= STEP_BY_STEP and is_undisturbed(model):
-        return WALK_S * n_steps
-    return EVENT_S * (1.0 + expected_events(model, n_steps))
-
-
-def is_undisturbed(model: RunModel) -> bool:
-    """Tell whether a run is its steps and stalls alone."""
-    parts = (model.regime, model.interruptions, model.checkpoints, model.evaluations)
-    return not model.episodes and all(part is None for part in parts)
+def _is_walked(model: RunModel, n_steps: int) -> bool:
+    """Tell whether a run is short, and its steps and stalls alone."""
+    others = (
+        model.regime, model.episodes, model.interruptions, model.checkpoints, model.evaluations,
+    )  # fmt: skip
+    return n_steps <= STEP_BY_STEP and all(part is None for part in others)
 
 
 def _check_end(model: RunModel, n_steps: int) -> None:
-    """Refuse runs that never end, or whose events are too many to follow.
-
-    Notes
-    -----
-    An interval of c seconds under failures at rate r is tried e^(r c) times.
-    """
-    mean = float(model.mean[:, 0].mean())
+    """Refuse runs that never end, or whose events are too many to follow."""
     fail, c = model.interruptions, model.checkpoints
     if fail is not None and fail.rate_per_s > 0.0:
+        often = f"run.failures: one every {1.0 / fail.rate_per_s:.3g} s"
+        most_s = np.log(MOST_TRIES) / fail.rate_per_s  # c seconds at rate r are tried e^(r c) times
         steps, write = (n_steps, 0.0) if c is None else (c.interval_steps, c.write_s)
-        interval = min(steps, n_steps) * mean + write
-        if fail.rate_per_s * interval > np.log(MOST_TRIES):
+        interval = min(steps, n_steps) * float(model.mean[:, 0].mean()) + write
+        if interval > most_s:
             what = "there is no checkpoint" if c is None else f"a checkpoint takes {interval:.3g} s"
             raise PrismError(
-                f"run.failures: one every {1.0 / fail.rate_per_s:.3g} s, but {what}, so that the "
-                "run would hardly get on; set a shorter run.checkpoint.interval"
+                f"{often}, but {what}: the run would hardly get on; set a shorter "
+                "run.checkpoint.interval"
             )
-        if fail.rate_per_s * max(k.detection_s + k.restart_s for k in fail.kinds) > np.log(
-            MOST_TRIES
-        ):
+        if max(k.detection_s + k.restart_s for k in fail.kinds) > most_s:
             raise PrismError(
-                f"run.failures: one every {1.0 / fail.rate_per_s:.3g} s, less than a restart takes"
-                "; lower per_1000_node_days, detection or restart"
+                f"{often}, less than a restart takes; lower per_1000_node_days, detection or "
+                "restart"
             )
     events = expected_events(replace(model, regime=None), n_steps)
     if events > MAX_EVENTS:
         raise PrismError(
-            f"a run of {n_steps} steps has about {events:.2g} failures and fail-slow episodes, at "
-            f"most {MAX_EVENTS:.0e} can be followed; lower their rates, or {named('steps')}"
+            f"a run of {n_steps} steps has about {events:.2g} failures and fail-slow episodes, "
+            f"above the {MAX_EVENTS:.0e} that can be followed; lower their rates, or "
+            f"{named('steps')}"
         )
 
 
@@ -191,12 +150,11 @@ def _averaged(model: RunModel, n_steps: int) -> RunModel:
     """
     if model.regime is None:
         return model
-    only = replace(model, interruptions=None, episodes=())
+    only = replace(model, interruptions=None, episodes=None)
     if expected_events(only, n_steps) <= SWITCHES:
         return model
-    rates = model.regime.rates * (1.0 - np.eye(len(model.regime.rates)))
-    share = stationary(rates)
-    flow = rates - np.diag(rates.sum(axis=1))
+    share = stationary(model.regime)
+    flow = model.regime - np.diag(model.regime.sum(axis=1))
     everywhere = np.tile(share, (share.size, 1))
     deviation = np.linalg.inv(everywhere - flow) - everywhere
     speed = model.mean[:, :1] / model.mean
@@ -205,92 +163,70 @@ def _averaged(model: RunModel, n_steps: int) -> RunModel:
     mean = np.column_stack([model.mean[:, 0], model.mean[:, 0] / average])
     own = (model.std**2) @ share
     std = np.sqrt(own + model.mean[:, 0] * np.maximum(0.0, spread) / average**3)
-    always = CongestionStates(
-        np.array([[0.0, 1.0], [0.0, 0.0]])
-    )  # state 1, from the start and for good
+    always = np.array([[0.0, 1.0], [0.0, 0.0]])  # state 1, from the start and for good
     return replace(model, mean=mean, std=np.column_stack([std, std]), regime=always)
 
 
-class _Walk:
-    """Short runs step by step: resampled steps times a lognormal AR(1) effect, and stalls.
+def _walk(
+    model: RunModel, n_steps: int, first: int, seed: int, start_s: float, marks: Sequence[int]
+) -> Chunk:
+    """Draw short runs: resampled steps times a lognormal AR(1) effect, and stalls [step, run].
 
-    Few steps do not make a sum normal, and a rare step in one of them shows. Arrays are
-    [step, run].
+    Few steps do not make a sum normal, and a rare step in one of them shows.
     """
+    white, shocks, rest = (generator(seed, first, 16 + k) for k in range(3))
+    cluster = (first + np.arange(CHUNK)) % model.mean.shape[0]
+    mean, shape = model.mean[cluster, 0], (n_steps, CHUNK)
+    ideal = mean if model.ideal_s is None else model.ideal_s
+    work = np.ones(n_steps) if model.profile is None else model.profile[:n_steps]
+    if model.residuals.size:
+        own = model.residuals[white.integers(0, model.residuals.size, shape)]
+    else:
+        own = model.std[cluster, 0] * white.standard_normal(shape)
+    own = np.maximum(own, -mean) * work[:, None]
+    drift = _walk_drift(model.drift, n_steps, mean, cluster, start_s, shocks)
+    run = 1.0 + model.run_cv * rest.standard_normal(CHUNK)
+    effect = run * wrong_by(model, first, seed)
+    steady = mean * work[:, None] + own
+    steps = effect * steady * drift
+    stalls = np.zeros(shape)
+    if model.stalls is not None:
+        lengths = model.stalls.lengths
+        count = rest.poisson(model.stalls.rate_per_s * steps).ravel()
+        drawn = lengths[rest.integers(0, lengths.size, int(count.sum()))]
+        at = np.repeat(np.arange(count.size), count)
+        stalls += np.bincount(at, drawn, count.size).reshape(shape)
+    terms = stack_terms(model, {
+        "ideal_steps": ideal * work.sum(),
+        "slow_steps": (mean - ideal) * work.sum(),
+        "step_noise": own.sum(axis=0),
+        "run_effect": (run - 1.0) * steady.sum(axis=0),
+        "model_error": (effect - run) * steady.sum(axis=0),
+        "drift": (effect * steady * (drift - 1.0)).sum(axis=0),
+        "stalls": stalls.sum(axis=0),
+    })  # fmt: skip
+    path = np.concatenate([np.zeros((1, CHUNK)), np.cumsum(steps + stalls, axis=0)])
+    at_mark = path[np.asarray(marks, np.int64)].T
+    return Chunk(terms.sum(axis=0), cluster, terms, at_mark, np.zeros(CHUNK, np.int64))
 
-    def __init__(
-        self, model: RunModel, n_steps: int, first: int, seed: int, start_s: float,
-        marks: Sequence[int],
-    ) -> None:  # fmt: skip
-        self.model, self.n_steps, self.start_s = model, n_steps, start_s
-        self.marks = np.asarray(marks, np.int64)
-        streams = (first // CHUNK << 8) + 16
-        self.white, self.shocks, self.rest = (
-            np.random.Generator(np.random.Philox(key=[seed, streams + k])) for k in range(3)
-        )
-        self.cluster = (first + np.arange(CHUNK)) % model.mean.shape[0]
-        self.wrong = wrong_by(model, first, seed)
 
-    def run(self) -> Chunk:
-        """Walk all runs of the chunk."""
-        model, n = self.model, self.n_steps
-        mean = model.mean[self.cluster, 0]
-        ideal = mean if model.ideal_s is None else np.full(CHUNK, model.ideal_s)
-        work = np.ones(n) if model.profile is None else model.profile[:n]
-        if model.residuals.size:
-            own = model.residuals[self.white.integers(0, model.residuals.size, (n, CHUNK))]
-        else:
-            own = model.std[self.cluster, 0] * self.white.standard_normal((n, CHUNK))
-        own = np.maximum(own, -mean) * work[:, None]
-        drift = self._drift(mean)
-        run = 1.0 + model.run_cv * self.rest.standard_normal(CHUNK)
-        effect = run * self.wrong
-        steady = mean * work[:, None] + own
-        steps = effect * steady * drift
-        stalls = self._stalls(steps)
-        parts = {
-            "ideal_steps": ideal * work.sum(),
-            "slow_steps": (mean - ideal) * work.sum(),
-            "step_noise": own.sum(axis=0),
-            "run_effect": (run - 1.0) * steady.sum(axis=0),
-            "model_error": (effect - run) * steady.sum(axis=0),
-            "drift": (effect * steady * (drift - 1.0)).sum(axis=0),
-            "stalls": stalls.sum(axis=0),
-        }
-        terms = np.array([parts.get(name, np.zeros(CHUNK)) for name in term_names(model)])
-        path = np.concatenate([np.zeros((1, CHUNK)), np.cumsum(steps + stalls, axis=0)])
-        none = np.zeros(CHUNK, np.int64)
-        return Chunk(terms.sum(axis=0), self.cluster, terms, path[self.marks].T, none)
-
-    def _drift(self, mean: Array) -> Array:
-        """Draw what all ranks share: a lognormal AR(1) series and a daily wave, mean 1."""
-        drift, n = self.model.drift, self.n_steps
-        out = np.ones((n, CHUNK))
-        sigma = float(np.sqrt(np.log1p(drift.cv**2)))
-        if sigma > 0.0:
-            x = self.shocks.standard_normal((n, CHUNK))
-            if drift.initial is not None:
-                x[0] = drift.initial[self.cluster]
-            r = np.exp(-mean / drift.tau_s) if drift.tau_s > 0.0 else np.zeros(CHUNK)
-            fresh = np.sqrt(1.0 - r**2)
-            for i in range(1, n):
-                x[i] = r * x[i - 1] + fresh * x[i]
-            out = np.exp(sigma * x - 0.5 * sigma**2)
-        if drift.diurnal_cv > 0.0:
-            at = self.start_s + mean * np.arange(n)[:, None] - drift.diurnal_peak_s
-            out += np.sqrt(2.0) * drift.diurnal_cv * np.cos(2.0 * np.pi * at / DAY_S)
-        return np.maximum(out, 0.0)
-
-    def _stalls(self, seconds: Array) -> Array:
-        """Seconds of stalls in every step."""
-        stalls = self.model.stalls
-        if stalls is None or stalls.rate_per_s == 0.0 or not stalls.lengths.size:
-            return np.zeros_like(seconds)
-        count = self.rest.poisson(stalls.rate_per_s * seconds).ravel()
-        if count.sum() > MAX_STALLS:
-            raise PrismError(
-                f"{stalls.rate_per_s:.3g} stalls per second are too many to follow; lower the rate"
-            )
-        lengths = stalls.lengths[self.rest.integers(0, stalls.lengths.size, int(count.sum()))]
-        found = np.bincount(np.repeat(np.arange(count.size), count), lengths, count.size)
-        return np.asarray(found.reshape(seconds.shape), np.float64)
+def _walk_drift(
+    drift: Drift, n_steps: int, mean: Array, cluster: Index, start_s: float,
+    rng: np.random.Generator,
+) -> Array:  # fmt: skip
+    """Draw what all ranks share: a lognormal AR(1) series and a daily wave, mean 1."""
+    out = np.ones((n_steps, CHUNK))
+    sigma = float(np.sqrt(np.log1p(drift.cv**2)))
+    if sigma > 0.0:
+        x = rng.standard_normal((n_steps, CHUNK))
+        if drift.initial is not None:
+            x[0] = drift.initial[cluster]
+        r = np.exp(-drift.rate(mean))
+        fresh = np.sqrt(1.0 - r**2)
+        for i in range(1, n_steps):
+            x[i] = r * x[i - 1] + fresh * x[i]
+        out = np.exp(sigma * x - 0.5 * sigma**2)
+    if drift.diurnal_cv > 0.0:
+        at = start_s + mean * np.arange(n_steps)[:, None] - drift.diurnal_peak_s
+        out += np.sqrt(2.0) * drift.diurnal_cv * np.cos(2.0 * np.pi * at / DAY_S)
+    return np.maximum(out, 0.0)

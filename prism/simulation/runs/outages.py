@@ -2,67 +2,39 @@
 
 Failures are a Poisson process in time. After one: detection, waiting for a spare node where the
 cause takes a node out, restart; a failure meanwhile starts all of that again. A failed node is a
-spare again when it is repaired. Left out: failures that do not stop the job, and nodes that fail
-more often than others.
+spare again when it is repaired.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.simulation.runs.parts import Array, Interruptions
+from prism.simulation.runs.parts import Array, Index, Interruptions
 
-Index = NDArray[np.int64]
+_NONE = Interruptions(0.0, 0)  # nothing fails, and a planned replacement takes no time
 
 
 class Outages:
-    """Clocks of failures and stocks of spares of many runs.
-
-    Parameters
-    ----------
-    fail : Interruptions or None
-        None: nothing fails, and a planned replacement takes no time.
-    """
+    """Clocks of failures and stocks of spares of many runs."""
 
     def __init__(self, fail: Interruptions | None, n_runs: int, rng: np.random.Generator) -> None:
-        self.rng, self.rate, self.repair_s, self.restart_s = rng, 0.0, 0.0, 0.0
-        self.pool: Array | None = None  # [run, spare] when each is there
-        if fail is not None:
-            self.rate, self.repair_s, self.restart_s = (
-                fail.rate_per_s,
-                fail.repair_s,
-                fail.restart_s,
-            )
-            kinds = fail.kinds
-            self.share = np.cumsum([k.share for k in kinds])
-            self.share /= self.share[-1]
-            self.times = np.array([(k.detection_s, k.restart_s, k.replaces) for k in kinds], float)
-            if fail.spares is not None:
-                self.pool = np.zeros((n_runs, fail.spares))
+        fail = fail or _NONE
+        self.rng, self.rate, self.repair_s = rng, fail.rate_per_s, fail.repair_s
+        self.restart_s, kinds = fail.restart_s, fail.kinds
+        self.share = np.cumsum([k.share for k in kinds])
+        self.share /= self.share[-1]
+        self.times = np.array([(k.detection_s, k.restart_s, k.replaces) for k in kinds], float)
+        # [run, spare] when each is there
+        self.pool = None if fail.spares is None else np.zeros((n_runs, fail.spares))
         self.clock = waiting_times(rng, np.full(n_runs, self.rate))  # of each run's next failure
         self.failures = np.zeros(n_runs, np.int64)
 
     def restart(
         self, runs: Index, failed: NDArray[np.bool_], at: Array
     ) -> tuple[Array, Array, Index]:
-        """Let runs stand still from now until their next step.
+        """Let runs stand still from a time on, failed or to replace a node that was found slow.
 
-        Parameters
-        ----------
-        runs : int64 [n]
-            Which runs.
-        failed : bool [n]
-            Whether by a failure, or to replace a node that was found slow.
-        at : float64 [n]
-            Now [s].
-
-        Returns
-        -------
-        ready : float64 [n]
-            When they go on [s].
-        waited : float64 [n]
-            Seconds of it without a spare.
-        renewed : int64 [m]
-            The run of each node that was replaced.
+        Returns when they go on [s], the seconds of it without a spare, and the run of each node
+        that was replaced.
         """
         ready, waited, failed = at.copy(), np.zeros(runs.size), failed.copy()
         renewed, again = [], np.arange(runs.size)
@@ -75,10 +47,9 @@ class Outages:
             found = ready[again] + detection
             wait = np.where(replaces, self._take_spare(who, found, replaces), 0.0)
             renewed.append(who[replaces])
-            struck = self.clock[who] < found + wait + restart
-            end = np.where(
-                struck, np.maximum(self.clock[who], ready[again]), found + wait + restart
-            )
+            end = found + wait + restart
+            struck = self.clock[who] < end
+            end = np.where(struck, np.maximum(self.clock[who], ready[again]), end)
             waited[again] += np.clip(end - found, 0.0, wait)
             ready[again] = end
             failed[again] = struck

@@ -1,9 +1,7 @@
 """The parts of a run: what its steps take, and everything that comes between them.
 
-Clusters differ for good; all steps of a run drift together, with a memory in seconds; congestion
-and fail-slow episodes come and go; stalls, evaluations, checkpoints and interruptions take time of
-their own. Parameters only. Left out: drawing runs (`prism.simulation.runs.model`), and where the
-parts come from (a job's simulated steps, or fitted step times).
+Parameters only; `prism.simulation.runs.build` takes them from a job's simulated steps,
+`prism.simulation.runs.model` draws runs.
 """
 
 from dataclasses import dataclass, field
@@ -12,102 +10,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
 
 
-def _nothing() -> Array:
-    return np.empty(0)
-
-
 @dataclass(frozen=True)
 class StallProcess:
-    """Rare stops of the whole job: a compound Poisson process.
+    """Rare stops of the whole job: a compound Poisson process."""
 
-    Attributes
-    ----------
-    rate_per_s : float
-        Stalls per second of stepping, of the job as a whole [1/s].
-    lengths : float64 [sample]
-        What a stall adds to the run [s]; drawn with replacement.
-    """
+    rate_per_s: float  # stalls of the job per second of stepping, more than none
+    lengths: Array  # [sample] what a stall adds to the run [s], drawn with replacement; not empty
 
-    rate_per_s: float
-    lengths: Array
+    @property
+    def per_second(self) -> float:
+        """Mean seconds of stalls in a second of stepping [1]."""
+        return self.rate_per_s * float(self.lengths.mean())
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What slows all steps together: a Gaussian AR(1) series in seconds, and a daily wave.
+    """What slows all steps together: a Gaussian AR(1) series in seconds, and a daily wave."""
 
-    Attributes
-    ----------
-    cv, tau_s : float
-        Spread of a step's relative drift [1] and its correlation time [s]; 0 s: new in every step.
-    diurnal_cv, diurnal_peak_s : float
-        Spread over a day of a cosine [1], and the time of day when it is highest [s].
-    initial : float64 [cluster], optional
-        Drift at the start, in units of ``cv`` [1], where it is known; drawn where None.
-    """
+    cv: float  # spread of a step's relative drift [1]
+    tau_s: float  # its correlation time; 0: new in every step
+    diurnal_cv: float = 0.0  # spread over a day of a cosine [1]
+    diurnal_peak_s: float = 0.0  # time of day when it is highest
+    initial: Array | None = None  # [cluster] drift at the start over `cv` [1]; None: drawn
 
-    cv: float
-    tau_s: float
-    diurnal_cv: float = 0.0
-    diurnal_peak_s: float = 0.0
-    initial: Array | None = None
-
-
-@dataclass(frozen=True)
-class CongestionStates:
-    """A Markov process over the states of `RunModel.mean`, on through interruptions.
-
-    Attributes
-    ----------
-    rates : float64 [state, state]
-        Transition rates [1/s]; the diagonal is ignored.
-    """
-
-    rates: Array
+    def rate(self, seconds: Array) -> Array:
+        """Seconds over the correlation time [1]; infinite without memory."""
+        if self.tau_s > 0.0:
+            return seconds / self.tau_s
+        return np.full(seconds.shape, np.inf)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A kind of failure: its share of all [1], its own times [s], and if a node is replaced."""
+    """A kind of failure."""
 
     name: str
-    share: float
+    share: float  # of all failures, relative to the other causes'
     detection_s: float
     restart_s: float
-    replaces: bool = True
+    replaces: bool = True  # the node goes, and a spare comes
 
 
 @dataclass(frozen=True)
 class Interruptions:
-    """Failures of any node, a Poisson process in time; each stops the whole job.
-
-    Attributes
-    ----------
-    per_1000_node_days : float
-        Failures per 1,000 days of one node.
-    n_nodes : int
-        Nodes of the job.
-    detection_s, restart_s : float
-        From a failure to its detection, and from there to the first step [s].
-    spares : int or None
-        Nodes at hand to replace failed ones; None: always enough.
-    repair_s : float
-        Mean time, exponential, until a replaced node is a spare again [s].
-    causes : tuple of Cause
-        Kinds of failure; none: all alike, a node replaced each time.
-    """
+    """Failures of any node, a Poisson process in time; each stops the whole job."""
 
     per_1000_node_days: float
     n_nodes: int
-    detection_s: float = 0.0
-    restart_s: float = 0.0
-    spares: int | None = None
-    repair_s: float = 0.0
-    causes: tuple[Cause, ...] = ()
+    detection_s: float = 0.0  # from a failure to its detection
+    restart_s: float = 0.0  # from there to the first step
+    spares: int | None = None  # nodes at hand to replace failed ones; None: always enough
+    repair_s: float = 0.0  # mean time, exponential, until a replaced node is a spare again
+    causes: tuple[Cause, ...] = ()  # none: all failures alike, a node replaced each time
 
     @property
     def rate_per_s(self) -> float:
@@ -129,34 +88,15 @@ class Interruptions:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Fail-slow episodes: a node, or its links, slow for a while.
-
-    Attributes
-    ----------
-    rate_per_node_hour : float
-        Episodes per node and hour [1/h].
-    n_nodes : int
-    mean_s, cv : float
-        Mean length [s] and its coefficient of variation [1]; lognormal.
-    slowdowns : float64 [sample]
-        The job's step time meanwhile over that without [1], drawn with replacement; of
-        several episodes at a time the worst counts.
-    name : str
-        The term they are reported under.
-    detection_s : float
-        Time until the node is found [s].
-    replaced : bool
-        A found node is replaced: the job goes back to its last checkpoint and restarts.
-    """
+    """Fail-slow episodes: a node, or its links, slow for a while."""
 
     rate_per_node_hour: float
     n_nodes: int
-    mean_s: float
+    mean_s: float  # of a lognormal length
     cv: float
-    slowdowns: Array
-    name: str = "fail_slow"
-    detection_s: float = np.inf
-    replaced: bool = False
+    slowdowns: Array  # [sample] step time meanwhile over that without [1], drawn with replacement
+    detection_s: float = np.inf  # until the node is found
+    replaced: bool = False  # once found, and the job goes back to its last checkpoint
 
     @property
     def rate_per_s(self) -> float:
@@ -166,25 +106,16 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A checkpoint after every so many steps.
-
-    Attributes
-    ----------
-    interval_steps : int
-    write_s : float
-        Time to write one [s]: the job stands still if ``blocking``, else the checkpoint counts
-        from when it is written.
-    blocking : bool
-    """
+    """A checkpoint after every so many steps."""
 
     interval_steps: int
     write_s: float
-    blocking: bool = True
+    blocking: bool = True  # the job stands still; else a checkpoint counts from when it is written
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """An evaluation of some seconds after every so many steps."""
+    """An evaluation after every so many steps."""
 
     interval_steps: int
     duration_s: float
@@ -192,64 +123,41 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class RunModel:
-    """All that a run is made of.
+    """All that a run is made of."""
 
-    Attributes
-    ----------
-    mean, std : float64 [cluster, state]
-        A step's mean and spread at drift 1, stalls taken out [s]; state 0 is the undisturbed one.
-    ideal_s : float or None
-        Step time with every effect at 1 [s]; what is beyond is told apart in the terms.
-    profile : float64 [step], optional
-        Relative work by step, mean 1, where a schedule makes steps differ.
-    run_cv : float
-        Spread between runs that nothing else explains, on all steps of a run [1].
-    model_error : float
-        Standard deviation of the logarithm of what all steps of a run may be wrong by, as the model
-        sees them; the factor's median is 1.
-    residuals : float64 [sample]
-        Steps less their mean [s], for short runs that are walked step by step.
-    n_nodes : int
-        Nodes of which a replacement renews one.
-    """
-
-    mean: Array
-    std: Array
-    ideal_s: float | None = None
-    profile: Array | None = None
-    run_cv: float = 0.0
-    model_error: float = 0.0
+    mean: Array  # [cluster, state] a step at drift 1 without stalls [s]; state 0 is undisturbed
+    std: Array  # [cluster, state] its spread [s]
+    ideal_s: float | None = None  # step with every effect at 1; the terms tell what is beyond
+    profile: Array | None = None  # [step] relative work, mean 1, where steps differ
+    run_cv: float = 0.0  # spread between runs that nothing else explains [1]
+    model_error: float = 0.0  # std of the log of what all steps may be wrong by; its median is 1
     drift: Drift = field(default_factory=lambda: Drift(0.0, 0.0))
     stalls: StallProcess | None = None
-    regime: CongestionStates | None = None
-    episodes: tuple[Episodes, ...] = ()
+    regime: Array | None = None  # [state, state] rates of change [1/s], 0 on the diagonal
+    episodes: Episodes | None = None
     interruptions: Interruptions | None = None
     checkpoints: Checkpoints | None = None
     evaluations: Evaluations | None = None
-    residuals: Array = field(default_factory=_nothing)
-    n_nodes: int = 1
+    residuals: Array = field(default_factory=lambda: np.empty(0))  # [sample] steps less their mean
+    n_nodes: int = 1  # of which a replacement renews one
+
+    @property
+    def pauses(self) -> dict[str, tuple[int, float]]:
+        """Interval [step] and length [s] of what pauses the run regularly, by term."""
+        found, c, e = {}, self.checkpoints, self.evaluations
+        if c is not None and c.blocking:
+            found["checkpoints"] = c.interval_steps, c.write_s
+        if e is not None:
+            found["evaluations"] = e.interval_steps, e.duration_s
+        return found
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs that were drawn.
+    """Runs that were drawn; run i starts on cluster i modulo their number."""
 
-    Attributes
-    ----------
-    total : float64 [run]
-        Time of the whole run [s].
-    cluster : int64 [run]
-        The cluster it starts on.
-    terms : dict of str to float64 [run]
-        Seconds by term; they add up to the total.
-    marks : float64 [run, mark]
-        When so many steps were done for good [s]; of the first runs, where there are many.
-    failures : int64 [run]
-        Interruptions by failures.
-    """
-
-    total: Array
-    cluster: NDArray[np.int64]
-    terms: dict[str, Array]
-    marks: Array
-    failures: NDArray[np.int64]
+    total: Array  # [run] seconds
+    cluster: Index  # [run]
+    terms: dict[str, Array]  # [run] seconds by term, which add up to the total
+    marks: Array  # [run, mark] when so many steps were done for good [s]; of the first runs
+    failures: Index  # [run]

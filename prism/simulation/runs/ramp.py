@@ -1,8 +1,7 @@
 """A global batch that grows over a run: steps of each phase, and what they take.
 
 With fewer microbatches where the schedule has them, as simulated; else with fewer replicas, whose
-step takes as long while the others stand idle. Left out: a sequence length that grows with it, and
-batches larger than the job's.
+step takes as long while the others stand idle.
 """
 
 from math import ceil
@@ -23,12 +22,7 @@ def step_work(
 ) -> tuple[NDArray[np.float64] | None, tuple[str, ...]]:
     """Return the length of every step over that of the job's own, None where all are alike.
 
-    Returns
-    -------
-    work : float64 [step] or None
-        Relative length of a step [1].
-    notes : tuple of str
-        Phases in which replicas stand idle.
+    The texts name phases in which replicas stand idle.
 
     Raises
     ------

@@ -6,15 +6,8 @@ from prism.simulation.runs.parts import Array, RunModel
 
 
 def stationary(rates: Array) -> Array:
-    """Long-run shares of the states of a Markov process.
-
-    Parameters
-    ----------
-    rates : float64 [state, state]
-        Transition rates; the diagonal is ignored.
-    """
-    flow = rates * (1.0 - np.eye(len(rates)))
-    flow = flow - np.diag(flow.sum(axis=1))
+    """Long-run shares of states that change at rates [state, state] with a diagonal of 0."""
+    flow = rates - np.diag(rates.sum(axis=1))
     system = np.vstack([flow.T, np.ones(len(flow))])
     wanted = np.zeros(len(flow) + 1)
     wanted[-1] = 1.0
@@ -25,15 +18,13 @@ def stationary(rates: Array) -> Array:
 def expected_events(model: RunModel, n_steps: int) -> float:
     """Events of one run, about; they happen between its steps as well."""
     seconds = n_steps * float(model.mean[:, 0].mean())
-    c, e = model.checkpoints, model.evaluations
-    if c is not None and c.blocking:
-        seconds += n_steps // c.interval_steps * c.write_s
-    if e is not None:
-        seconds += n_steps // e.interval_steps * e.duration_s
-    rate = sum(2.0 * e.rate_per_s for e in model.episodes)
+    for interval, pause in model.pauses.values():
+        seconds += n_steps // interval * pause
+    rate = 0.0
+    if model.episodes is not None:
+        rate += 2.0 * model.episodes.rate_per_s
     if model.interruptions is not None:
         rate += model.interruptions.rate_per_s
     if model.regime is not None:
-        flow = model.regime.rates * (1.0 - np.eye(len(model.regime.rates)))
-        rate += float(stationary(flow) @ flow.sum(axis=1))
+        rate += float(stationary(model.regime) @ model.regime.sum(axis=1))
     return rate * seconds

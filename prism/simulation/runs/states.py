@@ -1,9 +1,7 @@
 """How fast steps are in the states of a run: congested, with a slow node, between stalls.
 
 Each state is simulated beside the undisturbed step under the same random numbers, so that a few
-hundred replicates tell the ratio. Congestion is told apart by how many leaf switches are congested,
-a slow node by nothing: which one it is, is drawn. Left out: states at the same time within one
-step; their ratios multiply.
+hundred replicates tell the ratio. Ratios of states at the same time multiply.
 """
 
 from dataclasses import dataclass, replace
@@ -14,17 +12,15 @@ import numpy as np
 
 from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.jobs.job import Job
 from prism.simulation.draws import congested_leaves, stall_groups, stalls_in
 from prism.simulation.execution.task import Arrays, Shared, Task
 from prism.simulation.execution.tasks import run_tasks
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, make_keys, run_chunk
-from prism.simulation.runs.parts import Array, CongestionStates, StallProcess
+from prism.simulation.runs.parts import Array, StallProcess
 from prism.simulation.sampledreplicas import fit_unseen, unfitted
 from prism.simulation.steps import SECONDS_PER_SAMPLE, run_blocks
-from prism.simulation.variability import Variability
 
 BLOCKS = 32  # clusters, of 64 steps each, that tell a state apart; and slow nodes that are tried
 ENOUGH = 8  # pairs that make a mean
@@ -34,10 +30,10 @@ RARE = 0.3  # stalls per step beyond which they are part of every step
 
 
 class Congestion(NamedTuple):
-    """Step time by the number of congested leaves over that without [state], and its changes."""
+    """States by the number of congested leaves."""
 
-    ratio: Array
-    regime: CongestionStates
+    ratio: Array  # [state] step time over that without
+    rates: Array  # [state, state] of changes [1/s]
 
 
 @dataclass(frozen=True)
@@ -49,34 +45,20 @@ class Simulator:
     threads: int
 
     @property
-    def job(self) -> Job:
-        """The job."""
-        return self.step.job
-
-    @property
-    def effects(self) -> Variability:
-        """Its effects."""
-        return self.step.effects
-
-    @property
     def program(self) -> Program:
         """The step with its shared effects, also where `dependence: none` pooled them."""
         return self.step.program.shared or self.step.program
 
     def times(self, program: Program) -> Array:
         """Simulate the steps of `BLOCKS` clusters [block, lane] [s]."""
-        found = run_blocks(program, range(BLOCKS), self.seed, self.threads)[0]
-        return np.asarray(found, np.float64)
+        return run_blocks(program, range(BLOCKS), self.seed, self.threads)[0].astype(np.float64)
 
     @cached_property
     def calm(self) -> Program:
         """The step while nothing disturbs it, as fast as it then is."""
-        program = self.program
-        calm = replace(
-            program,
-            links=program.links._replace(probability=0.0),
-            stalls=program.stalls._replace(duration=0.0),
-        )
+        links = self.program.links._replace(probability=0.0)
+        stalls = self.program.stalls._replace(duration=0.0)
+        calm = replace(self.program, links=links, stalls=stalls)
         if calm.sample is None:
             return calm
         # a node that slows down changes which replicas are slow, not what the others take
@@ -97,7 +79,7 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     Each of L leaves is congested a share p of the time, for d seconds on average: of m congested
     ones one is freed at the rate m / d, and one more is hit at (L - m) p / (d (1 - p)).
     """
-    effect, program = sim.effects.regime, sim.program
+    effect, program = sim.step.effects.regime, sim.program
     p, n = effect.probability, program.links.n_leaves
     if n == 0 or effect.duration_s <= 0.0 or not 0.0 < p < 1.0:
         return None
@@ -113,24 +95,16 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     known = np.flatnonzero((found >= ENOUGH) | (np.arange(found.size) == 0))
     states = np.arange(int(binom.isf(TAIL, n, p)) + 1)
     rates = np.zeros((states.size, states.size))
-    up = (n - states) * p / (1.0 - p) / effect.duration_s
-    down = states / effect.duration_s
-    rates[states[:-1], states[1:]] = up[:-1]
-    rates[states[1:], states[:-1]] = down[1:]
-    return Congestion(np.interp(states, known, mean[known]), CongestionStates(rates))
+    rates[states[:-1], states[1:]] = ((n - states) * p / (1.0 - p) / effect.duration_s)[:-1]
+    rates[states[1:], states[:-1]] = (states / effect.duration_s)[1:]
+    return Congestion(np.interp(states, known, mean[known]), rates)
 
 
 # ------------------------------------------------------------------------------- a slow node
 def find_slowdowns(sim: Simulator, kind: str, factor: float) -> Array:
-    """Simulate one slow node at a time, at random places.
-
-    Returns
-    -------
-    float64 [place]
-        Mean step time over that without the slow node [1].
-    """
+    """Simulate one slow node at a time: mean step over that without it [1], at random places."""
     rng = np.random.Generator(np.random.Philox(key=[sim.seed, 11]))
-    placement = Placement(sim.job)
+    placement = Placement(sim.step.job)
     nodes = placement.slots[rng.integers(0, placement.n_slots, BLOCKS)].tolist()
     known, calm = placement.slowdowns(), replace(sim.step, program=sim.calm)
 
@@ -169,17 +143,11 @@ def find_stalls(sim: Simulator, step_s: float) -> StallProcess | None:
     single = count == 1
     if not single.any():
         return None
-    delay = np.maximum((sim.times(often) - sim.calm_times)[single], 0.0)
-    return StallProcess(rate / step_s, delay * _to_the_mean(delay, length[single], stalls.duration))
-
-
-def _to_the_mean(delay: Array, length: Array, mean_s: float) -> float:
-    """Return the factor on delays that takes the luck of the lengths behind them out.
-
-    The mean length is known: it is a control variate of the mean delay.
-    """
-    if delay.size < ENOUGH or length.std() == 0.0 or delay.mean() == 0.0:
-        return 1.0
-    slope = float(np.cov(delay, length)[0, 1] / length.var(ddof=1))
-    wanted = float(delay.mean()) + slope * (mean_s - float(length.mean()))
-    return max(0.0, wanted / float(delay.mean()))
+    delay, length = np.maximum((sim.times(often) - sim.calm_times)[single], 0.0), length[single]
+    mean = float(delay.mean())
+    if delay.size >= ENOUGH and length.std() > 0.0 and mean > 0.0:
+        # the mean length is known: a control variate that takes the luck of those drawn out
+        slope = float(np.cov(delay, length)[0, 1] / length.var(ddof=1))
+        wanted = mean + slope * (stalls.duration - float(length.mean()))
+        delay = delay * max(0.0, wanted / mean)
+    return StallProcess(rate / step_s, delay)
