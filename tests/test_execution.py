@@ -17,8 +17,7 @@ from prism.simulation.execution import chunks, tasks
 from prism.simulation.execution.chunks import ChunkStore
 from prism.simulation.execution.content import content_hash, identity
 from prism.simulation.execution.place import run_on
-from prism.simulation.execution.task import Shared, Task
-from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.execution.tasks import Shared, Task, run_tasks
 
 JOB = "llama3-70b-fsdp-512"
 simulate = importlib.import_module("prism.simulation.steps")  # prism.simulate is the function

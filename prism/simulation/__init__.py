@@ -3,7 +3,7 @@
 # modules that rooms above may import
 FACE = (
     "assembly", "causes", "clustermeans", "draws", "execution.content", "execution.place",
-    "execution.remote", "execution.task", "execution.tasks", "independent", "jobwarnings",
+    "execution.remote", "execution.tasks", "independent", "jobwarnings",
     "lowering", "othernodes", "prepare", "program", "results", "runs.build",
     "runs.checkpointing", "runs.drift", "runs.model", "runs.parts", "runs.ramp", "runs.rates",
     "sampledreplicas", "steps", "summary", "tracemodel.arrays", "tracemodel.file",

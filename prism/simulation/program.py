@@ -19,7 +19,7 @@ from prism.common.errors import PrismError
 from prism.distributions.law import POSITIVE, Law, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
 from prism.simulation.draws import split_seed
-from prism.simulation.execution.task import Arrays
+from prism.simulation.execution.tasks import Arrays
 from prism.simulation.lowering import Part
 
 

@@ -23,8 +23,11 @@ from prism.common.errors import PrismError, named
 from prism.common.sizes import check_size
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
-from prism.simulation.execution.task import TASK_S, Arrays, Shared, Task
-from prism.simulation.execution.tasks import (  # fmt: skip
+from prism.simulation.execution.tasks import (
+    TASK_S,
+    Arrays,
+    Shared,
+    Task,
     cores,
     is_remote,
     keeps_tasks,

@@ -32,8 +32,7 @@ from prism.common.attribution import ClusterControl, control_slope
 from prism.common.errors import PrismError
 from prism.distributions.library import Library, load_library
 from prism.jobs.job import Job
-from prism.simulation.execution.task import Shared
-from prism.simulation.execution.tasks import is_remote, n_threads
+from prism.simulation.execution.tasks import Shared, is_remote, n_threads
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.steps import Exposed, Progress, find_exposed, run_blocks, warm_up
 from prism.workload.build import build_workload

@@ -23,8 +23,7 @@ from prism.distributions.library import Library
 from prism.jobs.job import Job
 from prism.simulation.clustermeans import cluster_times
 from prism.simulation.execution.content import content_hash
-from prism.simulation.execution.task import Arrays, Shared, Task, as_arrays
-from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.execution.tasks import Arrays, Shared, Task, as_arrays, run_tasks
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import ideal_program
 from prism.simulation.results import library_hash

@@ -2,7 +2,7 @@
 
 A chunk is a file named after everything that its result depends on, written under another name
 first, with a hash over its bytes: what is cut off or damaged is computed again. Beside them stands
-which command they are of. Left out: what is in them.
+which command they are of.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from prism.common.errors import PrismError
 from prism.common.files import atomic_write, check_directory
 from prism.simulation.execution.content import Identity, identity
-from prism.simulation.execution.task import Arrays
+from prism.simulation.execution.tasks import Arrays
 
 MANIFEST, LOCK, SUFFIX = "command.json", "lock", ".chunk"
 MAGIC = b"prism chunk 1\n"
 
 
-def _silent(text: str) -> None:
-    """Say nothing."""
+class Manifest(NamedTuple):
+    """Which command the chunks of a folder are of, under which seed, by which program, and when."""
+
+    command: dict[str, Any]
+    seed: int | None
+    identity: dict[str, str]
+    started: str
 
 
 class ChunkStore:
@@ -38,15 +43,11 @@ class ChunkStore:
 
     Parameters
     ----------
-    directory : path
-        Made where it does not exist.
     command : mapping, optional
         What the command was asked, without its seed; a folder of another is refused.
     seed : int, optional
-        Seed of the command; None: that of the interrupted one, if there is one.
-    fresh_seed : callable, optional
-        Gives a seed where there is none.
-    tell : callable, optional
+        None: that of the interrupted command, if there is one, or else what `fresh_seed` gives.
+    tell : callable
         Takes notes for the user.
     """
 
@@ -56,7 +57,7 @@ class ChunkStore:
         command: Mapping[str, Any] | None = None,
         seed: int | None = None,
         fresh_seed: Callable[[], int] | None = None,
-        tell: Callable[[str], None] = _silent,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.directory, self.tell = Path(directory), tell
         self.found = self.computed = 0  # chunks taken up, and made
@@ -65,7 +66,6 @@ class ChunkStore:
         check_directory(self.directory, "--resume")
         self._descriptor = self._lock()
         try:
-            self._check_names()
             self.seed = self._settle(dict(command or {}), seed, fresh_seed)
         except BaseException:
             self.close()
@@ -91,30 +91,22 @@ class ChunkStore:
             pass
         return descriptor
 
-    def _check_names(self) -> None:
-        """Refuse a folder in which other things are."""
-        names = {file.name for file in self.directory.iterdir()}
-        others = sorted(
-            name for name in names - {MANIFEST, LOCK}
-            if not name.endswith(SUFFIX) and not name.startswith(".")
-        )  # fmt: skip
-        if others:
-            raise PrismError(
-                f"{self.directory}: holds {others[0]} and is not a folder of finished chunks; give "
-                "--resume a folder of its own"
-            )
-
     def _settle(
         self, command: dict[str, Any], seed: int | None, fresh: Callable[[], int] | None
     ) -> int | None:
         """Compare with the interrupted command, or note down this one; returns the seed."""
+        for name in sorted(file.name for file in self.directory.iterdir()):
+            if name not in (MANIFEST, LOCK) and name[0] != "." and not name.endswith(SUFFIX):
+                raise PrismError(
+                    f"{self.directory}: holds {name} and is not a folder of finished chunks; give "
+                    "--resume a folder of its own"
+                )
         command, before = json.loads(json.dumps(command)), self._manifest()
         if before is not None:
             self._refuse_other(before, command, seed)
-            there = Identity(**before["identity"])
-            n = self.kept
-            seed = before["seed"] if seed is None else seed
-            under = "" if before["seed"] is None else f", seed {before['seed']}"
+            there, n = Identity(**before.identity), self.kept
+            seed = before.seed if seed is None else seed
+            under = "" if before.seed is None else f", seed {before.seed}"
             if there == identity():
                 self.tell(f"{self.directory}: going on after {n} finished chunks{under}")
                 return seed
@@ -125,55 +117,52 @@ class ChunkStore:
         self._clear()
         if seed is None and fresh is not None:
             seed = fresh()
-        content = {
-            "command": command, "seed": seed, "identity": identity()._asdict(),
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        }  # fmt: skip
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        content = Manifest(command, seed, identity()._asdict(), now)._asdict()
         with atomic_write(self.directory / MANIFEST) as file:
             file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return seed
 
-    def _manifest(self) -> dict[str, Any] | None:
+    def _manifest(self) -> Manifest | None:
         """Read which command the chunks are of; None where there are none, or it cannot be told."""
         try:
-            content = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))
-            Identity(**content["identity"])
-            return {"command": content["command"], **content} if "seed" in content else None
+            text = (self.directory / MANIFEST).read_text(encoding="utf-8")
+            found = Manifest(**json.loads(text))
+            Identity(**found.identity)
+            return found
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, TypeError):
             self.tell(f"{self.directory}: {MANIFEST} is damaged; starting again")
             return None
 
-    def _refuse_other(
-        self, before: Mapping[str, Any], command: Mapping[str, Any], seed: int | None
-    ) -> None:
+    def _refuse_other(self, before: Manifest, command: dict[str, Any], seed: int | None) -> None:
         """Refuse the chunks of another command, naming what differs."""
-        here, there = dict(command), dict(before["command"])
+        here, there = dict(command), dict(before.command)
         if seed is not None:
-            here["seed"], there["seed"] = seed, before["seed"]
-        names = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-        if names:
-            apart = "; ".join(
-                f"{k} {_said(there.get(k))}, here {_said(here.get(k))}" for k in names
-            )
+            here["seed"], there["seed"] = seed, before.seed
+        apart = "; ".join(
+            f"{key} {_said(there.get(key))}, here {_said(here.get(key))}"
+            for key in {**there, **here}
+            if there.get(key) != here.get(key)
+        )
+        if apart:
             raise PrismError(
                 f"{self.directory}: holds finished chunks of another command, begun "
-                f"{before.get('started', 'at another time')} ({apart}); give that command again to "
-                "go on with it, choose another folder with --resume, or remove this one"
+                f"{before.started} ({apart}); give that command again to go on with it, choose "
+                "another folder with --resume, or remove this one"
             )
 
     @property
     def kept(self) -> int:
         """Number of chunks in the folder."""
-        return sum(not file.name.startswith(".") for file in self.directory.glob(f"*{SUFFIX}"))
+        return len(list(self.directory.glob(f"[!.]*{SUFFIX}")))
 
     def _clear(self) -> None:
         """Remove the chunks, and what a killed process was writing; nothing else."""
         for file in self.directory.iterdir():
-            if file.name == MANIFEST or file.name.endswith(SUFFIX):
-                file.unlink(missing_ok=True)
-            elif file.name.startswith(".") and file.name.endswith(".json"):
+            half = file.name.startswith(".") and file.suffix == ".json"
+            if file.name == MANIFEST or file.suffix == SUFFIX or half:
                 file.unlink(missing_ok=True)
 
     # -------------------------------------------------------------------------------- the chunks
@@ -195,15 +184,15 @@ class ChunkStore:
         """Keep what a chunk gave; where there is no room, say so and go on without."""
         with self._counts:
             self.computed += 1
-            if not self._writes:
-                return
+        if not self._writes:
+            return
         try:
             with atomic_write(self.directory / f"{key}{SUFFIX}") as file:
                 file.write_bytes(pack(arrays))
         except PrismError as error:
             with self._counts:
-                told, self._writes = not self._writes, False
-            if not told:
+                first, self._writes = self._writes, False
+            if first:
                 self.tell(f"{error}; going on without keeping chunks")
 
     def finish(self) -> None:
@@ -225,15 +214,7 @@ def _said(value: Any) -> str:
 
 
 def pack(arrays: Arrays) -> bytes:
-    """Lay arrays into the bytes of a chunk, with a hash before them.
-
-    Examples
-    --------
-    >>> unpack(pack((np.arange(3),)))
-    (array([0, 1, 2]),)
-    >>> unpack(pack((np.arange(3),))[:-1]) is None
-    True
-    """
+    """Lay arrays into the bytes of a chunk, with a hash before them."""
     body = io.BytesIO()
     for array in arrays:  # one after the other: numpy before 2.2 has no archive without pickles
         np.save(body, array, allow_pickle=False)

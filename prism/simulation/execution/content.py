@@ -1,7 +1,6 @@
 """What data and programs are, as hashes: names under which finished chunks are kept and sent.
 
 Equal content has equal hashes in every process and on every machine, which pickles do not promise.
-Left out: closeness of any kind; a changed bit is another content.
 """
 
 from __future__ import annotations
@@ -21,20 +20,7 @@ import prism
 def content_hash(*values: Any) -> str:
     """Hash nested data: arrays, numbers, texts, tuples, mappings, dataclasses, functions by name.
 
-    Parameters
-    ----------
-    *values
-        What is hashed, in order.
-
-    Returns
-    -------
-    str
-        Hexadecimal SHA-256.
-
-    Raises
-    ------
-    TypeError
-        A value is of another kind.
+    Hexadecimal SHA-256; a value of another kind is a TypeError.
 
     Examples
     --------
@@ -88,14 +74,7 @@ class Identity(NamedTuple):
     scipy: str  # of which laws' quantiles are made, on workers too
 
     def differences(self, other: Identity) -> str:
-        """Say in words what is different in the other, empty where nothing is.
-
-        Examples
-        --------
-        >>> here = Identity("1", "ab", "0.60", "2.0", "1.14")
-        >>> here.differences(here._replace(numba="0.61"))
-        'numba 0.61 instead of 0.60'
-        """
+        """Say in words what is different in the other, empty where nothing is."""
         names = [name for name in self._fields if getattr(self, name) != getattr(other, name)]
         if "prism" in names and "source" in names:  # of another version that goes without saying
             names.remove("source")

@@ -1,7 +1,7 @@
 """Say where work is done, and where finished chunks are kept, for a block of code.
 
 Everything that simulates asks `prism.simulation.execution.tasks` where to run, so that one `with`
-serves all analyses. Left out: how (`tasks`, `remote`, `chunks`).
+serves all analyses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_on(
     Parameters
     ----------
     scheduler : str or distributed.Client, optional
-        Address of a Dask scheduler, or a client.
+        Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``, or a client, which stays open.
     scheduler_file : path, optional
         File with the address, written by ``dask scheduler --scheduler-file``.
     timeout_s : float
@@ -62,11 +62,8 @@ def run_on(
     try:
         if scheduler is not None or scheduler_file is not None:
             remote = Remote(scheduler, scheduler_file, timeout_s, say)
-        if remote is None and store is None:
-            yield Backend()
-        else:
-            with at_place(Backend(remote, store)):
-                yield Backend(remote, store)
+        with at_place(Backend(remote, store)) as place:
+            yield place
         if store is not None:
             if store.found:
                 say(f"{store.directory}: {store.found} chunks were at hand, {store.computed} made")

@@ -1,8 +1,8 @@
 """Run tasks on the workers of a Dask scheduler.
 
-Shared data goes to the cluster once, under its content's hash, as a task of its own; results come
-back through the scheduler, so that only that has to be reachable. A worker that dies takes nothing
-with it: Dask runs its tasks, and those that hold shared data, on another one.
+Shared data goes to the cluster once, as a task of its own; results come back through the scheduler,
+so that only that has to be reachable. A worker that dies takes nothing with it: Dask runs its
+tasks, and those that hold shared data, on another one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from prism.common.errors import PrismError
 from prism.simulation.execution.content import Identity, identity
-from prism.simulation.execution.task import BEAT_S, WORTH_S, Arrays, Shared, Take, Task
+from prism.simulation.execution.tasks import BEAT_S, Arrays, Shared, Take, Task
 from prism.simulation.execution.worker import call, make_probe, refuse_other
 
 if TYPE_CHECKING:
@@ -38,16 +38,7 @@ _LOOK_S = 2.0  # between two looks at whether workers are there
 
 
 class Remote:
-    """A Dask client, and what was sent to its cluster.
-
-    Parameters
-    ----------
-    scheduler : str, distributed.Client or None
-        Address, such as ``tcp://10.0.0.1:8786``, or a client, which stays open.
-    scheduler_file : path, optional
-        File that ``dask scheduler --scheduler-file`` writes.
-    tell : callable, optional
-        Takes notes for the user.
+    """A Dask client, and what was sent to its cluster; parameters as those of `run_on`.
 
     Raises
     ------
@@ -57,36 +48,31 @@ class Remote:
 
     def __init__(
         self,
-        scheduler: Any = None,
-        scheduler_file: str | os.PathLike[str] | None = None,
-        timeout_s: float = TIMEOUT_S,
-        tell: Callable[[str], None] | None = None,
+        scheduler: Any,
+        scheduler_file: str | os.PathLike[str] | None,
+        timeout_s: float,
+        tell: Callable[[str], None],
     ) -> None:
         self.timeout_s = timeout_s
         self._shared: OrderedDict[str, Any] = OrderedDict()
         self._levels: dict[str, int] = {}
         self._own = scheduler is None or isinstance(scheduler, str)
-        with suppress(ImportError):
+        try:
             import distributed
-
-            self._distributed: Any = distributed
-        if not hasattr(self, "_distributed"):
+        except ImportError as error:
             raise PrismError(
                 "--scheduler needs Dask, which is not installed; pip install 'distributed>=2024.10'"
-            )
-        if self._own:
-            self._hush()
-            address = scheduler
-            if scheduler_file is not None:
-                address = _address_in(Path(scheduler_file), timeout_s)
-            self.client = self._connect(address)
-        else:
-            self.client = scheduler
-        self.address = str(self.client.scheduler.address)
+            ) from error
+        self._distributed: Any = distributed
         try:
-            workers = self._check_workers()
-            if tell is not None:
-                tell(f"{self.address}: {workers}")
+            if self._own:
+                self._hush()
+                if scheduler_file is not None:
+                    scheduler = _address_in(Path(scheduler_file), timeout_s)
+                scheduler = self._connect(scheduler)
+            self.client = scheduler
+            self.address = str(self.client.scheduler.address)
+            tell(f"{self.address}: {self._check_workers()}")
         except BaseException:
             self.close()
             raise
@@ -139,9 +125,8 @@ class Remote:
                     "install it there, the same version as here"
                 )
             refuse_other(worker, identity(), Identity(*found))
-        threads = self.client.nthreads()
-        n = len(threads)
-        return f"{n} worker{'s' * (n > 1)}, {sum(threads.values())} threads"
+        n = len(self.client.nthreads())
+        return f"{n} worker{'s' * (n > 1)}, {self.n_threads} threads"
 
     @property
     def n_threads(self) -> int:
@@ -152,10 +137,12 @@ class Remote:
         """Bring shared data to the cluster, unless it is there; returns its future."""
         held = self._shared.pop(shared.content, None)
         if held is None or held.status not in ("pending", "finished"):
-            name = f"prism-{shared.content[:32]}-{uuid.uuid4().hex[:8]}"
+            # as bytes: unpacked, arrays are the workers' own and can be written; those over a
+            # buffer of the network are read-only, for which numba compiles anew
+            packed, name = pickle.dumps(shared.value, protocol=5), f"prism-{uuid.uuid4().hex}"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of its size
-                held = self.client.submit(bytes, shared.packed, key=name, pure=False)
+                held = self.client.submit(bytes, packed, key=name, pure=False)
         self._shared[shared.content] = held
         while len(self._shared) > KEPT_SHARED:
             self._shared.popitem(last=False)
@@ -168,25 +155,23 @@ class Remote:
         take: Take,
         threads: int,
         store: ChunkStore | None,
-        beat: Callable[[], None] | None,
+        beat: Callable[[], None],
     ) -> None:
         """Run tasks as `run_tasks` does; those in the store are not sent."""
-        batch = _Batch(self, tasks, take, store)
+        batch = _Batch(self, take, store)
         with ThreadPoolExecutor(max_workers=threads) as pool:
-            opened = pool.map(lambda task: _open(task, store), tasks)
+            opened = pool.map(lambda task: task.open(store), tasks)
             try:
-                for i, (key, shared, found) in enumerate(opened):
+                for i, (shared, key, found) in enumerate(opened):
                     if found is not None:
                         take(i, found)
                         continue
-                    batch.submit(_Sent(i, key, shared))
+                    batch.submit(i, tasks[i], shared, key)
                     batch.collect(wait=False)
-                    if beat is not None:
-                        beat()
+                    beat()
                 while batch.waiting:
                     batch.collect(wait=True)
-                    if beat is not None:
-                        beat()
+                    beat()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 batch.cancel()
@@ -199,43 +184,24 @@ class Remote:
             "and give the same command once more (with --resume it goes on where it was)"
         )
 
-    def deserted(self) -> PrismError:
-        """Return the error of a scheduler that has no workers any more."""
-        return PrismError(
-            f"{self.address}: no worker is left, for {self.timeout_s:g} s; start some, or wait "
-            "longer with --scheduler-timeout"
-        )
-
-
-class _Sent(NamedTuple):
-    """A task under way: its number, its key, and its shared data."""
-
-    number: int
-    key: str
-    shared: Shared
-
 
 class _Batch:
-    """Tasks under way, by their futures."""
+    """Tasks under way."""
 
-    def __init__(
-        self, remote: Remote, tasks: Sequence[Task], take: Take, store: ChunkStore | None
-    ) -> None:
-        self.remote, self.tasks, self.take, self.store = remote, tasks, take, store
-        self.waiting: dict[str, tuple[Any, _Sent]] = {}
+    def __init__(self, remote: Remote, take: Take, store: ChunkStore | None) -> None:
+        self.remote, self.take, self.store = remote, take, store
+        self.waiting: dict[str, tuple[Any, int, str]] = {}  # future, number and key, by its name
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._looked = self._seen = time.monotonic()
 
-    def submit(self, sent: _Sent) -> None:
+    def submit(self, number: int, task: Task, shared: Shared, key: str) -> None:
         """Send a task."""
-        task, name = self.tasks[sent.number], f"prism-task-{sent.key[:32]}-{uuid.uuid4().hex[:8]}"
-        kind = f"{task.function.__module__}:{task.function.__qualname__}"
-        work = pickle.dumps((kind, task.args), protocol=5)  # as bytes, see `Shared.packed`
+        work, name = pickle.dumps((task.function, task.args)), f"prism-task-{uuid.uuid4().hex}"
         future = self.remote.client.submit(
-            call, self.remote.send(sent.shared), sent.shared.content, work, tuple(identity()),
+            call, self.remote.send(shared), shared.content, work, tuple(identity()),
             key=name, pure=False,
         )  # fmt: skip
-        self.waiting[name] = future, sent
+        self.waiting[name] = future, number, key
         future.add_done_callback(lambda done: self._done.put(done.key))
 
     def collect(self, wait: bool) -> None:
@@ -246,75 +212,65 @@ class _Batch:
             self._look()
             return
         self._seen = time.monotonic()
-        future, sent = self.waiting.pop(name)
+        future, number, key = self.waiting.pop(name)
         found = self._result(future)
-        if self.store is not None:
-            self.store.save(sent.key, found)
-        self.take(sent.number, found)
+        if self.store is not None and key:
+            self.store.save(key, found)
+        self.take(number, found)
 
     def _result(self, future: Any) -> Arrays:
         """Return what a task gave."""
+        address = self.remote.address
         try:
             arrays: Arrays = future.result(timeout=self.remote.timeout_s)
             return arrays
-        except PrismError:
-            raise
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "prism":
                 raise
             raise PrismError(
-                f"a worker of {self.remote.address} has no prism; install it there, the same "
-                "version as here"
+                f"a worker of {address} has no prism; install it there, the same version as here"
             ) from error
         except self.remote._distributed.KilledWorker as error:
             raise PrismError(
-                f"{self.remote.address}: workers died while at the same task, the last one at "
+                f"{address}: workers died while at the same task, the last one at "
                 f"{error.last_worker.address}; see their logs, and whether they have the memory "
-                f"that this job takes here"
+                "that this job takes here"
             ) from error
         except (CancelledError, TimeoutError) as error:
             raise self.remote.lost() from error
 
     def _look(self) -> None:
         """Give up where the scheduler, or the last worker, has been gone for long."""
-        now = time.monotonic()
+        now, client, timeout_s = time.monotonic(), self.remote.client, self.remote.timeout_s
         if now - self._looked < _LOOK_S:
             return
-        self._looked, client = now, self.remote.client
+        self._looked, long = now, now - self._seen > timeout_s
         if client.status == "running" and client.nthreads():
             self._seen = now
-        elif client.status == "closed":
+        elif client.status == "closed" or (long and client.status != "running"):
             raise self.remote.lost()
-        elif now - self._seen > self.remote.timeout_s:
-            if client.status != "running":
-                raise self.remote.lost()
-            raise self.remote.deserted()
+        elif long:
+            raise PrismError(
+                f"{self.remote.address}: no worker is left, for {timeout_s:g} s; start some, or "
+                "wait longer with --scheduler-timeout"
+            )
 
     def cancel(self) -> None:
         """Stop everything under way."""
-        futures = [future for future, _ in self.waiting.values()]
+        futures = [future for future, _, _ in self.waiting.values()]
         self.waiting.clear()
         with suppress(Exception):
             self.remote.client.cancel(futures, force=True)
 
 
-def _open(task: Task, store: ChunkStore | None) -> tuple[str, Shared, Arrays | None]:
-    """Build a task's shared data, and look for what it gave before."""
-    shared = task.open()
-    key = task.key(shared)
-    kept = store is not None and task.seconds >= WORTH_S
-    return key, shared, store.load(key) if kept and store is not None else None
-
-
 def _address_in(file: Path, timeout_s: float) -> str:
     """Read the address that a scheduler wrote into a file, waiting for it to come."""
-    end, found = time.monotonic() + timeout_s, "is not there"
+    end = time.monotonic() + timeout_s
     while True:
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(file.read_text(encoding="utf-8"))["address"])
-        if file.exists():
-            found = "holds no address of a scheduler"
         if time.monotonic() > end:
+            found = "holds no address of a scheduler" if file.exists() else "is not there"
             raise PrismError(
                 f"--scheduler-file {file}: {found} after {timeout_s:g} s; start a scheduler with "
                 f"`dask scheduler --scheduler-file {file}` on a file system that both see"

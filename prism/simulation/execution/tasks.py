@@ -1,24 +1,83 @@
-"""Run tasks in threads of this process, or where `prism.simulation.execution.place.run_on` says.
+"""Tasks: functions of the package over shared data, run in threads here or where `run_on` says.
 
 Which tasks there are never depends on how many threads or workers run them, so that results do not
-either.
+either. A task's name is its content, under which what it gives can be kept.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prism.simulation.execution.task import BEAT_S, WORTH_S, Arrays, Take, Task
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.simulation.execution.content import content_hash, identity
 
 if TYPE_CHECKING:
     from prism.simulation.execution.chunks import ChunkStore
     from prism.simulation.execution.remote import Remote
+
+Arrays = tuple[NDArray[Any], ...]
+Take = Callable[[int, Arrays], None]
+
+TASK_S = 1.0
+"""Length of a task that is sent away or kept [s]: long against what sending and writing take."""
+WORTH_S = 0.02
+"""Work shorter than this is neither sent nor kept [s]: doing it (again) costs less."""
+BEAT_S = 0.2
+"""Longest time between two reports of progress [s]."""
+
+
+class Shared:
+    """Data that tasks share, told apart by a hash: that of the value where none is given."""
+
+    def __init__(self, value: Any, content: str | None = None) -> None:
+        self.value, self._content = value, content
+        self._lock = threading.Lock()  # tasks of several threads ask at once
+
+    @property
+    def content(self) -> str:
+        """Hash of the data."""
+        with self._lock:
+            if self._content is None:
+                self._content = content_hash(self.value)
+            return self._content
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A piece of work."""
+
+    function: Callable[..., Arrays]  # of a module of the package, where workers find it
+    shared: Shared | Callable[[], Shared]  # its first argument, or what builds it, in a thread
+    args: tuple[Any, ...] = ()  # small, and of the kinds that `content_hash` knows
+    seconds: float = TASK_S  # about
+    tell: Callable[[float], None] | None = None  # takes the share that is done, in this process
+
+    def run(self, shared: Shared) -> Arrays:
+        """Run it here."""
+        options = {} if self.tell is None else {"tell": self.tell}
+        return self.function(shared.value, *self.args, **options)
+
+    def open(self, store: ChunkStore | None) -> tuple[Shared, str, Arrays | None]:
+        """Build its data, and look for what it gave before, under its name (empty: not kept)."""
+        shared = self.shared if isinstance(self.shared, Shared) else self.shared()
+        if store is None or self.seconds < WORTH_S:
+            return shared, "", None
+        key = content_hash(identity(), self.function, shared.content, self.args)
+        return shared, key, store.load(key)
+
+
+def as_arrays(*values: Any) -> Arrays:
+    """Turn numbers and arrays into what a task gives."""
+    return tuple(np.asarray(value) for value in values)
 
 
 @dataclass(frozen=True)
@@ -45,7 +104,7 @@ def is_remote() -> bool:
 
 def keeps_tasks() -> bool:
     """Tell whether tasks are sent away or kept, and should be `TASK_S` long for it."""
-    return current() is not _HERE
+    return current() != _HERE
 
 
 def n_threads(threads: int) -> int:
@@ -60,11 +119,11 @@ def cores() -> int:
 
 
 @contextmanager
-def at_place(place: Backend) -> Iterator[None]:
+def at_place(place: Backend) -> Iterator[Backend]:
     """Run the tasks of a block of code at a place."""
     token = _place.set(place)
     try:
-        yield
+        yield place
     finally:
         _place.reset(token)
 
@@ -88,18 +147,17 @@ def run_tasks(
     PrismError
         The input is wrong, or workers are lost for good.
     """
-    place = current()
+    place, beat = current(), beat or (lambda: None)
     if place.remote is not None and sum(task.seconds for task in tasks) > WORTH_S:
         place.remote.run(tasks, take, threads, place.store, beat)
         return
     if threads == 1:  # in this thread, where Ctrl-C is heard at once
         for i, task in enumerate(tasks):
-            take(i, perform(task, place.store))
-            if beat is not None:
-                beat()
+            take(i, _perform(task, place.store))
+            beat()
         return
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        index = {pool.submit(perform, task, place.store): i for i, task in enumerate(tasks)}
+        index = {pool.submit(_perform, task, place.store): i for i, task in enumerate(tasks)}
         pending = set(index)
         try:
             while pending:
@@ -107,22 +165,16 @@ def run_tasks(
                 for future in done:
                     take(index.pop(future), future.result())
                 del done  # and with it what they gave
-                if beat is not None:
-                    beat()
+                beat()
         except BaseException:
-            for future in pending:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def perform(task: Task, store: ChunkStore | None) -> Arrays:
-    """Run a task here, unless what it gives is in the store."""
-    shared = task.open()
-    if store is None or task.seconds < WORTH_S:
-        return task.run(shared)
-    key = task.key(shared)
-    found = store.load(key)
+def _perform(task: Task, store: ChunkStore | None) -> Arrays:
+    shared, key, found = task.open(store)
     if found is None:
         found = task.run(shared)
-        store.save(key, found)
+        if store is not None and key:
+            store.save(key, found)
     return found

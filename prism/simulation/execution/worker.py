@@ -1,12 +1,10 @@
 """What runs on the workers of a cluster: a task, after a look at whether they run the same program.
 
-Shared data is unpacked once per worker and kept while there is room. Left out: everything about
-Dask, which this neither needs nor knows.
+Nothing here needs or knows Dask.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import threading
@@ -16,7 +14,7 @@ from typing import Any
 
 from prism.common.errors import PrismError
 from prism.simulation.execution.content import Identity, identity
-from prism.simulation.execution.task import Arrays
+from prism.simulation.execution.tasks import Arrays
 
 KEPT_BYTES = 1 << 29
 """Shared data that a worker keeps unpacked [B]."""
@@ -27,7 +25,7 @@ _lock = threading.Lock()
 def call(packed: bytes, content: str, work: bytes, expected: Sequence[str]) -> Arrays:
     """Run a task on a worker: unpack the shared data once, and call the task's function."""
     refuse_other(os.uname().nodename, Identity(*expected), identity())
-    kind, args = pickle.loads(work)
+    function, args = pickle.loads(work)
     with _lock:
         _, value = _unpacked.pop(content, (0, None))
         if value is None:
@@ -35,9 +33,7 @@ def call(packed: bytes, content: str, work: bytes, expected: Sequence[str]) -> A
         _unpacked[content] = len(packed), value
         while len(_unpacked) > 1 and sum(size for size, _ in _unpacked.values()) > KEPT_BYTES:
             _unpacked.popitem(last=False)
-    module, _, name = kind.partition(":")
-    function = importlib.import_module(module)
-    arrays: Arrays = getattr(function, name)(value, *args)
+    arrays: Arrays = function(value, *args)
     return arrays
 
 

@@ -12,8 +12,7 @@ from functools import partial
 import numpy as np
 
 from prism.common.errors import PrismError, named
-from prism.simulation.execution.task import Arrays, Shared, Task
-from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.simulation.runs.events import (
     CHUNK,
     Chunk,

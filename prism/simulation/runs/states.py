@@ -13,8 +13,7 @@ import numpy as np
 from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.simulation.draws import congested_leaves, stall_groups, stalls_in
-from prism.simulation.execution.task import Arrays, Shared, Task
-from prism.simulation.execution.tasks import run_tasks
+from prism.simulation.execution.tasks import Arrays, Shared, Task, run_tasks
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, make_keys, run_chunk
