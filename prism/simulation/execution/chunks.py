@@ -41,14 +41,8 @@ class Manifest(NamedTuple):
 class ChunkStore:
     """A folder of finished chunks of one command, locked while it is open.
 
-    Parameters
-    ----------
-    command : mapping, optional
-        What the command was asked, without its seed; a folder of another is refused.
-    seed : int, optional
-        None: that of the interrupted command, if there is one, or else what `fresh_seed` gives.
-    tell : callable
-        Takes notes for the user.
+    A folder of another command is refused; a seed that is None becomes that of the interrupted
+    command, if there is one, or else what `fresh_seed` gives.
     """
 
     def __init__(

@@ -38,13 +38,7 @@ _LOOK_S = 2.0  # between two looks at whether workers are there
 
 
 class Remote:
-    """A Dask client, and what was sent to its cluster; parameters as those of `run_on`.
-
-    Raises
-    ------
-    PrismError
-        Dask is not installed, nobody answers, or workers run another program.
-    """
+    """A Dask client, and what was sent to its cluster; parameters as those of `run_on`."""
 
     def __init__(
         self,

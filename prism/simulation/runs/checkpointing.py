@@ -52,17 +52,14 @@ def expected_time(
     return float(n * each)
 
 
-def best_interval(write_s: float, law: FailureLaw, blocking: bool = True) -> float:
-    """Return the work between two checkpoints that makes the run shortest [s].
+def best_interval(write_s: float, law: FailureLaw) -> float:
+    """Return the work between two blocking checkpoints that makes the run shortest [s].
 
     Notes
     -----
     The minimum of (e^(r (tau + w)) - 1) / tau is at r tau = 1 + W(-e^(-r w - 1)), W Lambert's;
-    for small r w it is Young's sqrt(2 w / r), doi:10.1145/361147.361115. In the background the
-    shortest interval is best, and it cannot be shorter than a checkpoint takes to write.
+    for small r w it is Young's sqrt(2 w / r), doi:10.1145/361147.361115.
     """
-    if not blocking:
-        return write_s
     from scipy.special import lambertw
 
     x = law.rate_per_s * write_s
@@ -72,10 +69,12 @@ def best_interval(write_s: float, law: FailureLaw, blocking: bool = True) -> flo
 
 
 def best_steps(step_s: float, write_s: float, law: FailureLaw, blocking: bool = True) -> int:
-    """Return the number of steps, with what stalls them, that is the best interval."""
-    found = best_interval(write_s, law, blocking) / step_s
+    """Return the number of steps, with what stalls them, that is the best interval.
+
+    In the background the shortest is, as long as a checkpoint takes to write.
+    """
     if not blocking:
-        return max(1, int(np.ceil(found)))
-    low = max(1, int(found))
+        return max(1, int(np.ceil(write_s / step_s)))
+    low = max(1, int(best_interval(write_s, law) / step_s))
     times = [expected_time(1.0, n * step_s, write_s, law) for n in (low, low + 1)]
     return low + int(times[1] < times[0])

@@ -43,16 +43,7 @@ def decay_sum(n: Array, rate: Array) -> Array:
 def drift_sum(start: Array, n: Array, rate: Array, z: Array) -> tuple[Array, Array]:
     """Draw the sum of n values of an AR(1) series of unit variance, and the value that follows.
 
-    Parameters
-    ----------
-    start : float64 [run]
-        The first of the n values [1].
-    n : float64 [run]
-        How many; 0 leaves the series where it is.
-    rate : float64 [run]
-        Step over correlation time [1].
-    z : float64 [2, run]
-        Standard normal.
+    The first is `start`; `rate` is a step over the correlation time, z standard normal [2, run].
 
     Notes
     -----

@@ -88,12 +88,7 @@ class EventLoop:
         # the work of the first s steps; steps alike where there is no profile
         profile = model.profile
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
-        self._start_clocks()
-
-    # ------------------------------------------------------------------------------- clocks
-    def _start_clocks(self) -> None:
-        """Draw when the first failure, change of regime and episode come."""
-        model, n = self.model, CHUNK
+        # clocks: of the first failure (`outages`), change of regime and episode
         self.state = np.zeros(n, np.int64)
         self.switch = np.full(n, _NEVER)
         if model.regime is not None:
@@ -101,11 +96,11 @@ class EventLoop:
             self.leave = rates.sum(axis=1)
             self.choice = np.cumsum(rates, axis=1) / np.maximum(self.leave, 1e-300)[:, None]
             share = np.cumsum(stationary(rates))
-            self.state = np.searchsorted(share / share[-1], self.rng.random(n), side="right")
-            self.switch = waiting_times(self.rng, self.leave[self.state])
+            self.state = np.searchsorted(share / share[-1], rng.random(n), side="right")
+            self.switch = waiting_times(rng, self.leave[self.state])
         self.begin = np.full(n, _NEVER)
         if model.episodes is not None and model.episodes.rate_per_s > 0.0:
-            self.begin = waiting_times(self.rng, np.full(n, model.episodes.rate_per_s))
+            self.begin = waiting_times(rng, np.full(n, model.episodes.rate_per_s))
         self.end = np.full((n, 1), _NEVER)  # [run, slot] of the episodes under way
         self.ratio = np.ones((n, 1))
         self.swap = np.zeros((n, 1), bool)  # the node is replaced when it ends

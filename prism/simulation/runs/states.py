@@ -80,7 +80,7 @@ def find_congestion(sim: Simulator) -> Congestion | None:
     """
     effect, program = sim.step.effects.regime, sim.program
     p, n = effect.probability, program.links.n_leaves
-    if n == 0 or effect.duration_s <= 0.0 or not 0.0 < p < 1.0:
+    if n == 0 or not 0.0 < p < 1.0:
         return None
     from scipy.stats import binom  # most of a second to load, for few jobs
 
