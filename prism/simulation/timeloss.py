@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.distributions.tables import sample_table
-from prism.simulation.execution.task import Arrays
+from prism.simulation.execution.tasks import Arrays
 from prism.simulation.prepare import Prepared, silence
 from prism.simulation.program import Program, ideal_program
 from prism.simulation.variability import is_communication
