@@ -113,7 +113,7 @@ def test_format() -> None:
         (("1f2b", 2, 2), "expected one of gpipe"),
         (("1f1b", 0, 2), "stages = 0"),
         (("1f1b", 2, 0), "microbatches = 0"),
-        (("1f1b", 2, 2, 2), "use interleaved"),
+        (("1f1b", 2, 2, 2), "or interleaved"),
         (("interleaved", 4, 6, 2), "use 4 or 8 microbatches"),
         (("interleaved", 4, 3, 2), "use 4 microbatches"),
     ],
@@ -132,7 +132,7 @@ def test_deadlock_across_stages() -> None:
 
 def schedule_from_rows(*rows: str) -> Schedule:
     """Build one-chunk rows from text such as ``F0 B0``."""
-    return tuple(
-        tuple(Action(cell[0], 0, int(cell[1:])) for cell in row.split())  # type: ignore[arg-type]
+    return Schedule(
+        [Action(cell[0], 0, int(cell[1:])) for cell in row.split()]  # type: ignore[arg-type]
         for row in rows
     )

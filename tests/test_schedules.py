@@ -324,7 +324,7 @@ def test_drawn_weights_have_a_colour_of_their_own() -> None:
 
 def bad() -> Iterator[tuple[tuple[str, int, int, int], str]]:
     """Counts that a schedule cannot have, and what its message says."""
-    yield ("zb-h1", 2, 4, 2), "has one chunk per stage, got 2; use interleaved, or vpp: 1"
+    yield ("zb-h1", 2, 4, 2), "has one chunk per stage, got 2; use vpp: 1, or interleaved"
     yield ("zb-v", 2, 4, 1), "has 2 chunks per stage, got 1; use vpp: 2"
     yield ("zb-v", 2, 4, 3), "has 2 chunks per stage, got 3; use vpp: 2"
     yield ("dualpipe-v", 4, 7, 2), "microbatches = 7, expected at least 8, 2 for each of the 4"

@@ -1,27 +1,9 @@
-"""How layers are divided over model chunks: evenly, or with fewer at the ends.
-
-The embedding and the loss take time too, so that the first and the last chunk may have a layer
-less. Left out: divisions by measured durations.
-"""
+"""How layers are divided over model chunks."""
 
 
 def auto_split(n_layers: int, n_chunks: int) -> tuple[int, ...] | None:
-    """Divide layers over model chunks evenly, or with one fewer at both ends.
+    """Divide layers over model chunks evenly, or with one fewer at both ends; None if neither goes.
 
-    Parameters
-    ----------
-    n_layers : int
-        Transformer layers.
-    n_chunks : int
-        Model chunks, pp * vpp.
-
-    Returns
-    -------
-    tuple of int, or None
-        Layers of each chunk in virtual-stage order; None if neither rule divides them.
-
-    Notes
-    -----
     The embedding and the loss count as one layer each where that makes the chunks equal, as
     Llama 3 405B has one layer fewer on the first and on the last stage (arXiv:2407.21783,
     section 3.3.2).

@@ -1,9 +1,6 @@
-"""What a pipeline schedule is like: its actions, and on which stage each virtual stage lies.
+"""Actions of a pipeline schedule, and the stage on which each virtual stage lies.
 
-Virtual stages are the model's chunks in the order a microbatch passes them. Looped, they go round
-all stages again and again; in a V every other chunk goes back the way the one before came, so that
-the first and the last of two chunks share stage 0. Left out: the orders themselves
-(`prism.jobs.scheduleorders`) and what they cost.
+Virtual stages are the model's chunks in the order a microbatch passes them.
 """
 
 from __future__ import annotations
@@ -57,15 +54,10 @@ TRAITS = {
 
 @dataclass(frozen=True)
 class VirtualStages:
-    """Where the chunks of a pipeline lie.
+    """Where the chunks of a pipeline of p stages lie.
 
-    Attributes
-    ----------
-    n_stages, n_chunks : int
-        Stages, and chunks of each.
-    shape : str
-        ``looped``: virtual stage v lies on stage v mod p. ``v``: so do chunks 0, 2, ..., and the
-        others lie on stage p - 1 - v mod p.
+    Looped, virtual stage v lies on stage v mod p. In a V so do chunks 0, 2, ..., and the others
+    go back: they lie on stage p - 1 - v mod p.
     """
 
     n_stages: int
@@ -74,14 +66,16 @@ class VirtualStages:
 
     def virtual(self, stage: int, chunk: int) -> int:
         """Virtual stage of a stage's chunk."""
-        back = self.shape == "v" and chunk % 2 == 1
-        return chunk * self.n_stages + (self.n_stages - 1 - stage if back else stage)
+        return chunk * self.n_stages + self._turned(stage, chunk)
 
     def place(self, virtual: int) -> tuple[int, int]:
         """Stage and chunk of a virtual stage."""
         chunk, position = divmod(virtual, self.n_stages)
+        return self._turned(position, chunk), chunk
+
+    def _turned(self, position: int, chunk: int) -> int:
         back = self.shape == "v" and chunk % 2 == 1
-        return (self.n_stages - 1 - position if back else position), chunk
+        return self.n_stages - 1 - position if back else position
 
     def rows(self, values: Sequence[T]) -> list[list[T]]:
         """Sort values of virtual stages by [stage][chunk]."""
@@ -92,16 +86,17 @@ class VirtualStages:
 
     def next_of(self, action: Action, stage: int) -> int | None:
         """Virtual stage that reads what an F or a B gives, None where none does."""
-        if action.kind == "W":
-            return None
-        virtual = self.virtual(stage, action.chunk) + (1 if action.kind == "F" else -1)
-        return virtual if 0 <= virtual < self.n_stages * self.n_chunks else None
+        return self._neighbour(action, stage, 1)
 
     def source_of(self, action: Action, stage: int) -> int | None:
         """Virtual stage whose F (or B) an F (or B) reads, None where it reads none."""
+        return self._neighbour(action, stage, -1)
+
+    def _neighbour(self, action: Action, stage: int, way: int) -> int | None:
+        """Virtual stage that comes next for an action's kind, or (way = -1) came before."""
         if action.kind == "W":
             return None
-        virtual = self.virtual(stage, action.chunk) - (1 if action.kind == "F" else -1)
+        virtual = self.virtual(stage, action.chunk) + (way if action.kind == "F" else -way)
         return virtual if 0 <= virtual < self.n_stages * self.n_chunks else None
 
     def link(self, one: int, other: int) -> int | None:
@@ -123,18 +118,12 @@ class VirtualStages:
 
 
 class Schedule(tuple[tuple[Action, ...], ...]):
-    """Per stage, its actions in program order.
-
-    Parameters
-    ----------
-    shape : str, optional
-        How the virtual stages lie; that of `rows` where it is a schedule, else ``looped``.
-    """
+    """Per stage, its actions in program order; and how its virtual stages lie."""
 
     shape: Shape
 
     def __new__(cls, rows: Iterable[Iterable[Action]], shape: Shape | None = None) -> Schedule:
-        """Lay rows into a schedule."""
+        """Lay rows into a schedule; of another schedule the shape is taken over."""
         made = super().__new__(cls, (tuple(row) for row in rows))
         own: Shape = rows.shape if isinstance(rows, Schedule) else "looped"
         made.shape = own if shape is None else shape
@@ -154,20 +143,21 @@ class Schedule(tuple[tuple[Action, ...], ...]):
         """Backwards of a stage, (chunk, microbatch), whose weight half is an action of its own."""
         return frozenset((a.chunk, a.microbatch) for a in self[stage] if a.kind == "W")
 
+    @property
+    def letters(self) -> list[list[str]]:
+        """Kinds of the actions [stage][action], the input half of a split backward being ``I``."""
+        splits = map(self.split_of, range(len(self)))
+        return [
+            ["I" if a.kind == "B" and a[1:] in split else a.kind for a in row]
+            for row, split in zip(self, splits, strict=True)
+        ]
+
 
 def play_rows(rows: Sequence[Sequence[object]], attempt: Callable[[int, list[int]], bool]) -> bool:
-    """Go through rows side by side, each as far as it gets, until all are done or stuck.
+    """Go through rows side by side, each as far as it gets; tell whether all came to their end.
 
-    Parameters
-    ----------
-    attempt : callable
-        Called with a row and heads, the index of the next item of every row: does that item and
-        returns True, or cannot yet. It may move other heads too.
-
-    Returns
-    -------
-    bool
-        Whether all rows came to their end.
+    `attempt` is called with a row and heads, the index of the next item of every row: does that
+    item and returns True, or cannot yet. It may move other heads too.
     """
     heads, moved = [0] * len(rows), True
     while moved:

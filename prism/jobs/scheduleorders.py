@@ -1,14 +1,13 @@
 """Orders of actions by the schedule's name: what every stage of a pipeline does, and when.
 
-GPipe, 1F1B, interleaved 1F1B, the split-backward ZB-H1, ZB-V and DualPipeV, and the sequential
-order of a job without a pipeline. All are fixed orders that know no durations. Left out: orders
-searched for given durations and memory.
+All are fixed orders that know no durations.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import chain
 
 from prism.common import sizes
 from prism.common.errors import PrismError
@@ -32,11 +31,6 @@ def make_schedule(
         Pipeline stages (pp_size), microbatches per replica and step; each >= 1.
     n_chunks : int, optional
         Model chunks per stage (vpp_size): 2 in a V, else 1 where None.
-
-    Returns
-    -------
-    Schedule
-        One tuple of actions per stage, complete and free of deadlock.
 
     Raises
     ------
@@ -85,23 +79,17 @@ def make_schedule(
 def _row(
     name: str, stage: int, n_stages: int, n_microbatches: int, n_chunks: int
 ) -> tuple[Action, ...]:
-    """Actions of one stage."""
     if name == "zb-v":
         return _zero_bubble_v(stage, n_stages, n_microbatches)
     if name == "dualpipe-v":
         return _dualpipe_v(stage, n_stages, n_microbatches)
-    if name == "interleaved" and n_chunks > 1:
+    if n_chunks > 1:
         return _interleaved(stage, n_stages, n_microbatches, n_chunks)
     warmup = n_microbatches if name == "gpipe" else min(n_microbatches, n_stages - 1 - stage)
     forward = [Action("F", 0, microbatch) for microbatch in range(n_microbatches)]
     backward = [Action("B", 0, microbatch) for microbatch in range(n_microbatches)]
     row = _one_forward_one_backward(forward, backward, warmup)
     return _put_off_weights(row, stage) if name == "zb-h1" else row
-
-
-def fewest_microbatches(name: str, n_stages: int) -> int:
-    """Fewest microbatches that a schedule takes."""
-    return max(1, TRAITS[name].rounds * n_stages) if n_stages > 1 else 1
 
 
 def steady_share(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> float:
@@ -129,21 +117,18 @@ def _check_counts(name: str, n_stages: int, n_microbatches: int, n_chunks: int) 
             raise PrismError(f"schedule {name}: {what} = {count}; expected at least 1")
     if n_stages == 1:
         return
-    chunks = TRAITS[name].chunks
-    if chunks == 1 and n_chunks > 1:
-        raise PrismError(
-            f"schedule {name} has one chunk per stage, got {n_chunks}; use interleaved, or vpp: 1"
-        )
+    chunks, rounds = TRAITS[name].chunks, TRAITS[name].rounds
+    fewest = rounds * n_stages
     if chunks is not None and chunks != n_chunks:
+        many = "one chunk" if chunks == 1 else f"{chunks} chunks"
         raise PrismError(
-            f"schedule {name} has {chunks} chunks per stage, got {n_chunks}; use vpp: {chunks}, "
+            f"schedule {name} has {many} per stage, got {n_chunks}; use vpp: {chunks}, "
             "or interleaved"
         )
-    fewest = fewest_microbatches(name, n_stages)
     if n_microbatches < fewest:
         raise PrismError(
             f"schedule {name}: microbatches = {n_microbatches}, expected at least {fewest}, "
-            f"{TRAITS[name].rounds} for each of the {n_stages} stages; use {fewest}, or zb-v"
+            f"{rounds} for each of the {n_stages} stages; use {fewest}, or zb-v"
         )
     if n_chunks > 1 and chunks is None and n_microbatches % n_stages:
         below = n_microbatches // n_stages * n_stages
@@ -192,11 +177,9 @@ def _one_forward_one_backward(
     forward: list[Action], backward: list[Action], n_warmup: int
 ) -> tuple[Action, ...]:
     """Warm-up forwards, then pairs of one forward and one backward, then what is left."""
-    actions = forward[:n_warmup]
     steady = len(forward) - n_warmup
-    for k in range(steady):
-        actions += [forward[n_warmup + k], backward[k]]
-    return tuple(actions + backward[steady:])
+    pairs = zip(forward[n_warmup:], backward[:steady], strict=True)
+    return (*forward[:n_warmup], *chain.from_iterable(pairs), *backward[steady:])
 
 
 def _put_off_weights(row: Sequence[Action], delay: int) -> tuple[Action, ...]:
@@ -213,11 +196,8 @@ def _put_off_weights(row: Sequence[Action], delay: int) -> tuple[Action, ...]:
 
 
 def _zero_bubble_v(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action, ...]:
-    """One stage of ZB-V.
-
-    With fewer than 2 p - 1 microbatches it is the order of 2 p - 1 without those beyond: what is
-    left waits for nothing that is gone.
-    """
+    """One stage of ZB-V."""
+    # of fewer than 2 p - 1 microbatches what is left waits for nothing that is gone
     s, p, m = stage, n_stages, max(n_microbatches, 2 * n_stages - 1)
     row = _Row()
     row.add("F0", 2 * (p - s) - 1)
@@ -242,9 +222,8 @@ def _dualpipe_v(stage: int, n_stages: int, n_microbatches: int) -> tuple[Action,
     row.add("F0 B1 F1 B0", n_microbatches + s + 1 - 2 * p)
     row.add("B1 F1 B0", p - 1 - s)
     # of the last pairs, the later half of the backwards is split: their weights fill the end
-    ends = ["B1 B0"] * (s + 1)
-    letters = " ".join(ends).split()
-    row.add(" ".join(c if k <= s else c.replace("B", "I") for k, c in enumerate(letters)))
+    cells = ["B1", "B0"] * (s + 1)
+    row.add(" ".join(c if k <= s else c.replace("B", "I") for k, c in enumerate(cells)))
     row.add("W I0", p - 1 - s)
     row.add("W", s + 1)
     return tuple(row.actions)
@@ -259,24 +238,23 @@ class _Row:
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
-        self._next: dict[tuple[Kind, int], int] = {}
+        self._done: Counter[tuple[Kind, str]] = Counter()
         self._waiting: list[Action] = []
 
     def add(self, cells: str, times: int = 1) -> None:
         """Append some cells several times."""
         for cell in cells.split() * times:
-            self._add(cell[0], int(cell[1:]) if cell[1:] else None)
+            self.actions.append(self._late(cell[1:]) if cell[0] == "W" else self._fresh(*cell))
 
-    def _add(self, letter: str, chunk: int | None) -> None:
-        if letter == "W":
-            oldest = next(a for a in self._waiting if chunk in (None, a.chunk))
-            self._waiting.remove(oldest)
-            self.actions.append(oldest._replace(kind="W"))
-            return
-        assert chunk is not None
+    def _late(self, chunk: str) -> Action:
+        oldest = next(a for a in self._waiting if chunk in ("", str(a.chunk)))
+        self._waiting.remove(oldest)
+        return oldest._replace(kind="W")
+
+    def _fresh(self, letter: str, chunk: str) -> Action:
         kind: Kind = "F" if letter == "F" else "B"
-        microbatch = self._next.get((kind, chunk), 0)
-        self._next[kind, chunk] = microbatch + 1
-        self.actions.append(Action(kind, chunk, microbatch))
+        action = Action(kind, int(chunk), self._done[kind, chunk])
+        self._done[kind, chunk] += 1
         if letter == "I":
-            self._waiting.append(self.actions[-1])
+            self._waiting.append(action)
+        return action

@@ -33,17 +33,15 @@ def plot_schedule(
     schedule, given = Schedule(schedule), {"F": 1.0, "B": 2.0, "W": 1.0, **(durations or {})}
     slots = Slots(given["F"], given["B"], given["W"])
     starts, lengths = play_schedule(schedule, *slots), action_times(schedule, slots)
-    n_stages = len(schedule)
+    n_stages, letters = len(schedule), schedule.letters
     end = max(s[-1] + length[-1] for s, length in zip(starts, lengths, strict=True))
     ax = new_axes(ax, (min(16.0, max(7.0, 0.14 * end / slots.forward)), 1.4 + 0.3 * n_stages))
     colours = {"F": BLUE, "B": ORANGE, "I": YELLOW, "W": GREEN}
     names = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
     seen: set[str] = set()
     for stage, row in enumerate(schedule):
-        split = schedule.split_of(stage)
-        for action, start, length in zip(row, starts[stage], lengths[stage], strict=True):
-            late = action.kind == "B" and (action.chunk, action.microbatch) in split
-            kind = "I" if late else action.kind
+        actions = zip(row, letters[stage], starts[stage], lengths[stage], strict=True)
+        for action, kind, start, length in actions:
             ax.barh(
                 stage,
                 length,

@@ -67,7 +67,7 @@ def schedule(
 
 def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
     """Figures of a schedule; times in slots, of which a forward pass takes `Slots.forward`."""
-    from prism.jobs.schedule import Slots, action_letter, action_times, play_schedule
+    from prism.jobs.schedule import Slots, action_times, play_schedule
 
     slots = Slots()
     starts, lengths = play_schedule(actions, *slots), action_times(actions, slots)
@@ -87,8 +87,8 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
         },
         "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
         "actions": [
-            [[action_letter(a, split), a.chunk, a.microbatch] for a in row]
-            for row, split in zip(actions, map(actions.split_of, range(len(actions))), strict=True)
+            [[letter, a.chunk, a.microbatch] for a, letter in zip(*rows, strict=True)]
+            for rows in zip(actions, actions.letters, strict=True)
         ],
     }
 
