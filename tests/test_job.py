@@ -16,13 +16,13 @@ from prism.jobs.job import (
     job_from_dict,
     layer_split,
     load_job,
-    parse_duration,
     provenance,
-    resolve_path,
-    shipped_jobs,
 )
 from prism.jobs.jobspec import othernames
 from prism.jobs.jobspec.blocks import BLOCKS, UNMODELLED
+from prism.jobs.jobspec.layers import resolve_path
+from prism.jobs.jobspec.values import parse_duration
+from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.jobs.layersplit import auto_split, valid_split
 
 GOOD = """\

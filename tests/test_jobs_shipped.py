@@ -5,7 +5,8 @@ import json
 import pytest
 
 from prism.common.shipped import data_path
-from prism.jobs.job import Job, job_schema, layer_split, load_job, provenance, shipped_jobs
+from prism.jobs.job import Job, job_schema, layer_split, load_job, provenance
+from prism.jobs.jobspec.yaml import shipped_jobs
 
 # name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
 LAYOUTS = {

@@ -15,7 +15,8 @@ from prism.cluster.nodemap import Placement, slow_node
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.library import load_library
-from prism.jobs.job import ModelBlock, job_from_dict, load_job
+from prism.jobs.job import job_from_dict, load_job
+from prism.jobs.jobspec.blocks import ModelBlock
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program

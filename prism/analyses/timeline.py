@@ -26,8 +26,9 @@ from prism.common.errors import PrismError, named
 from prism.common.resultfiles import load
 from prism.common.text import time_unit
 from prism.engine import LANES
-from prism.jobs.job import Job, load_job, shipped_jobs
+from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import model_attrs
+from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, run_blocks, settle_call

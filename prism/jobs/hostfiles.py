@@ -1,9 +1,6 @@
-"""Files that say which node takes which place in the rank order.
+"""Files that say which node takes which place (slot) in the rank order.
 
-``hosts.csv`` has a line per place (slot): the node there, its host name, the first rank and the
-stages and replicas of the job that it holds; a job reads it back as ``cluster.hosts``. Lists of
-hosts in rank order, a line per node or per rank, are what launchers take. Left out: which
-placement is good.
+A job reads ``hosts.csv`` back as ``cluster.hosts``; launchers take lists of hosts in rank order.
 """
 
 from __future__ import annotations
@@ -16,13 +13,11 @@ from pathlib import Path
 
 from prism.common.errors import PrismError
 from prism.common.files import read_bytes
-from prism.jobs.hostlists import read_hosts_text
+from prism.jobs.hostlists import is_number, read_hosts_text
 
 COLUMNS = ("slot", "node", "host", "first_rank", "stages", "replicas")
-"""Columns of ``hosts.csv``."""
-
-MAX_BYTES = 64 << 20
-"""Larger files are no placement; a million nodes need less [byte]."""
+MAX_BYTES = 64 << 20  # larger files are no placement; a million nodes need less
+_EXPECTED = f"a placement of prism place, a CSV whose first line is {','.join(COLUMNS)}"
 
 
 def placement_csv(
@@ -33,16 +28,8 @@ def placement_csv(
 ) -> str:
     """Write a placement as the text of ``hosts.csv``.
 
-    Parameters
-    ----------
-    hosts : sequence of int
-        [slot] the node that takes this place of the rank order.
-    groups : sequence of iterable of (int, int)
-        [slot] the (replica, stage) pairs that the place holds.
-    gpus_per_node : int
-        Ranks of a slot.
-    names : mapping of int to str, optional
-        Host names by node; the cell is empty where a node has none.
+    `hosts` [slot] are the nodes, `groups` [slot] the (replica, stage) pairs that each holds,
+    `names` host names by node.
 
     Examples
     --------
@@ -54,33 +41,21 @@ def placement_csv(
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
-    for slot, node in enumerate(hosts):
-        pairs = list(groups[slot])
-        stages = as_ranges(stage for _, stage in pairs)
-        replicas = as_ranges(replica for replica, _ in pairs)
-        host = (names or {}).get(int(node), "")
-        table.writerow([slot, int(node), host, slot * gpus_per_node, stages, replicas])
+    for slot, (node, pairs) in enumerate(zip(hosts, groups, strict=True)):
+        replicas, stages = map(as_ranges, zip(*pairs, strict=True))
+        host = (names or {}).get(node, "")
+        table.writerow([slot, node, host, slot * gpus_per_node, stages, replicas])
     return out.getvalue()
 
 
 def host_order(
     hosts: Sequence[int], names: Mapping[int, str] | None = None, per_host: int = 1
 ) -> str:
-    """List the hosts in rank order, for a launcher.
+    """List the hosts in rank order, for a launcher; a node without a name by its number.
 
-    Parameters
-    ----------
-    hosts : sequence of int
-        [slot] the node that takes this place of the rank order.
-    names : mapping of int to str, optional
-        Host names by node; a node without one is written as its number.
-    per_host : int
-        Lines per host: 1 for a host file of MPI or torchrun, the GPUs of a node for Slurm's
-        ``SLURM_HOSTFILE``, which has a line per task.
+    A host file of MPI or torchrun has one line per host, Slurm's ``SLURM_HOSTFILE`` one per task.
     """
-    known = names or {}
-    lines = (known.get(int(node), str(int(node))) for node in hosts for _ in range(per_host))
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{(names or {}).get(node, node)}\n" * per_host for node in hosts)
 
 
 def as_ranges(numbers: Iterable[int], separator: str = " ") -> str:
@@ -101,41 +76,30 @@ def as_ranges(numbers: Iterable[int], separator: str = " ") -> str:
 
 
 def read_hosts(path: str | os.PathLike[str]) -> list[int]:
-    """Read which node takes which place from a ``hosts.csv``.
+    """Read the node of every slot.
 
-    Parameters
-    ----------
-    path : str or path
-        A CSV with the columns ``slot`` and ``node``; others are passed over. Or the numbers of the
-        nodes in rank order, one or several to a line, as ``host_order`` writes them where names
-        are not known; ``[0-3,7]`` is a range.
-
-    Returns
-    -------
-    list of int
-        [slot] the node.
+    Either a CSV with the columns ``slot`` and ``node``, or the numbers of the nodes in rank order
+    as `host_order` writes them where names are not known; ``[0-3,7]`` is a range. Whether such
+    nodes are there, and no node twice, is for the job to say.
 
     Raises
     ------
     PrismError
         If it cannot be read, a cell is no whole number, or a slot is missing or there twice.
-        Whether such nodes are there, and no node twice, is for the job to say.
     """
     source = str(path)
-    reader = csv.reader(io.StringIO(_read(Path(path), source), newline=""))
+    text = _read(Path(path), source)
+    reader = csv.reader(io.StringIO(text, newline=""))
     try:
         rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise PrismError(f"{source}:{reader.line_num}: cannot be read as CSV: {error}") from error
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     missing = [name for name in ("slot", "node") if name not in header]
-    if missing and len(missing) == 2:
-        return _listed(_read(Path(path), source), source)
+    if len(missing) == 2:
+        return _listed(text, source)
     if missing:
-        raise PrismError(
-            f"{source}: no column {' and '.join(missing)}; expected a placement as prism place "
-            f"writes it: a CSV whose first line is {','.join(COLUMNS)}"
-        )
+        raise PrismError(f"{source}: no column {missing[0]}; expected {_EXPECTED}")
     found: dict[int, int] = {}
     for line, row in rows[1:]:
         slot, node = (_whole(row, header, name, f"{source}:{line}") for name in ("slot", "node"))
@@ -144,31 +108,26 @@ def read_hosts(path: str | os.PathLike[str]) -> list[int]:
         found[slot] = node
     if not found:
         raise PrismError(f"{source}: no slot; expected a line per node in the job's rank order")
-    gap = next((slot for slot in range(len(found)) if slot not in found), None)
-    if gap is not None:
-        raise PrismError(
-            f"{source}: {len(found)} slots but no slot {gap}; expected slots 0 to {len(found) - 1}"
-        )
-    return [found[slot] for slot in range(len(found))]
+    n = len(found)
+    if gaps := set(range(n)) - found.keys():
+        raise PrismError(f"{source}: {n} slots but no slot {min(gaps)}; expected 0 to {n - 1}")
+    return [found[slot] for slot in range(n)]
 
 
 def _listed(text: str, source: str) -> list[int]:
     """Read nodes from a list of their numbers in rank order."""
-    names = read_hosts_text(text, source) if len(text) else []
-    named = next((name for name in names if not (name.isascii() and name.isdecimal())), None)
+    names = read_hosts_text(text, source)
+    named = next((name for name in names if not is_number(name)), None)
     if named is None and names:
         return [int(name) for name in names]
+    found = f", and {named[:40]!r} is no node's number" if named else ""
     raise PrismError(
-        f"{source}: no column slot and node"
-        + (f", and {named[:40]!r} is no node's number" if named else "")
-        + "; expected a placement as prism place writes it: a CSV whose first line is "
-        f"{','.join(COLUMNS)}; or a list of node numbers in rank order (which number a host's name "
-        "has, only the cluster's whole list tells: prism place --hosts LIST)"
+        f"{source}: no column slot and node{found}; expected {_EXPECTED}; or a list of node "
+        "numbers in rank order (for host names: prism place --hosts LIST)"
     )
 
 
 def _read(path: Path, source: str) -> str:
-    """Read the file as text."""
     try:
         text = read_bytes(path, source, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -180,8 +139,8 @@ def _read(path: Path, source: str) -> str:
 
 def _whole(row: Sequence[str], header: Sequence[str], name: str, where: str) -> int:
     """Return a cell as a whole number from 0."""
-    column = header.index(name)
-    cell = row[column].strip() if column < len(row) else ""
-    if not (cell.isascii() and cell.isdecimal()):
+    at = header.index(name)
+    cell = row[at].strip() if at < len(row) else ""
+    if not is_number(cell):
         raise PrismError(f"{where}: {name} is {cell!r}, expected a whole number from 0")
     return int(cell)

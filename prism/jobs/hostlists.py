@@ -8,16 +8,23 @@ assignments in front of them (``NodeList=``).
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 from prism.common.errors import PrismError
 
-MOST_HOSTS = 2_000_000
-"""Longer lists are mistakes: no cluster has as many nodes."""
+MOST_HOSTS = 2_000_000  # longer lists are mistakes: no cluster has as many nodes
 
 _ASSIGNED = re.compile(r"^(?:export\s+)?[A-Za-z_]\w*=(?=\S)")
 _WHERE = re.compile(r"^(?:-w|--host|--hosts|--nodelist|-H)[\s=]+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_PAIRED = re.compile(r"[^][]*(?:\[[^][]*\][^][]*)*")
+_BETWEEN_COMMAS = re.compile(r"(?:[^,[]|\[[^]]*\])+")
+
+
+def is_number(label: str) -> bool:
+    """Tell whether a host is given by its number."""
+    return label.isascii() and label.isdecimal()
 
 
 def looks_like_list(text: str) -> bool:
@@ -32,14 +39,7 @@ def looks_like_list(text: str) -> bool:
 
 
 def read_hosts_text(text: str, source: str) -> list[str]:
-    r"""Read the hosts of a list, each once, in order.
-
-    Parameters
-    ----------
-    text : str
-        The list: one host or several to a line.
-    source : str
-        Where it comes from, for messages.
+    r"""Read the hosts of a list, each once, in order; one host or several to a line.
 
     Raises
     ------
@@ -68,32 +68,17 @@ def read_hosts_text(text: str, source: str) -> list[str]:
 
 def _words(line: str, where: str) -> list[str]:
     """Split a line into hosts: at commas outside of brackets; what follows a host is left out."""
-    parts = [""]
-    depth = 0
-    for letter in line:
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            break
-        if depth == 0 and letter == ",":
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth:
+    if not _PAIRED.fullmatch(line):
         raise PrismError(
             f"{where}: {line[:60]!r}: a bracket is not paired; expected a list such as "
             "node[001-004,7]; quote it, since a shell takes brackets for its own"
         )
-    firsts = [part.split()[0] for part in parts if part.split()]
-    return [re.sub(r":\d+$", "", word) for word in firsts]
+    parts = map(str.split, _BETWEEN_COMMAS.findall(line))
+    return [re.sub(r":\d+$", "", words[0]) for words in parts if words]
 
 
 def expand(word: str, where: str = "") -> list[str]:
     """Expand the ranges of one host expression; several brackets vary the last one fastest.
-
-    Raises
-    ------
-    PrismError
-        If a bracket holds something else than numbers and ranges.
 
     Examples
     --------
@@ -104,9 +89,7 @@ def expand(word: str, where: str = "") -> list[str]:
     choices = [
         [piece] if i % 2 == 0 else _numbers(piece, word, where) for i, piece in enumerate(pieces)
     ]
-    n = 1
-    for choice in choices:
-        n *= len(choice)
+    n = math.prod(map(len, choices))
     if n > MOST_HOSTS:
         raise PrismError(f"{where}: {word[:60]!r}: {n:,} hosts; is a range mistyped?")
     return ["".join(parts) for parts in itertools.product(*choices)]
@@ -116,14 +99,12 @@ def _numbers(inside: str, word: str, where: str) -> list[str]:
     """Numbers of a bracket as texts, as wide as the first of their range is written."""
     found: list[str] = []
     for part in inside.split(","):
-        match = _RANGE.match(part.strip())
-        low, high = (match[1], match[2] or match[1]) if match else ("", "")
-        if match is None or len(high) > 9 or int(high) < int(low):
+        match = _RANGE.fullmatch(part.strip())
+        low, high = (match[1], match[2] or match[1]) if match else ("0", "-1")
+        if not 0 <= int(high) - int(low) < MOST_HOSTS:
             raise PrismError(
                 f"{where}: {word[:60]!r}: {part[:20]!r} is no number and no range from low to "
-                "high; expected a list such as node[001-004,7]"
+                f"high, of {MOST_HOSTS:,} at most; expected a list such as node[001-004,7]"
             )
-        if int(high) - int(low) >= MOST_HOSTS:
-            raise PrismError(f"{where}: {word[:60]!r}: {part} is too long a range")
         found += [str(k).zfill(len(low)) for k in range(int(low), int(high) + 1)]
     return found

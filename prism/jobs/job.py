@@ -1,9 +1,6 @@
 """The job file: five blocks in, one frozen `Job` out, or every mistake of the file at once.
 
-A job says what is trained (`model`), how it is divided (`parallelism`), on what (`cluster`),
-how durations vary (`variability`) and how long the run is (`run`). `load_job` reads a file or
-a shipped job by name, its `base:` chain and `--set` overrides; `provenance` says where each
-value came from. Nothing is simulated here, and no device or distribution is looked up.
+Nothing is simulated here, and no device or distribution is looked up.
 """
 
 from collections.abc import Mapping
@@ -11,19 +8,13 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from prism.common.errors import PrismError
 from prism.jobs.jobspec.blocks import (
     BLOCKS,
     DEVICE_LIBRARY,
+    SIZES,
     ClusterBlock,
     ModelBlock,
     ParallelismBlock,
@@ -31,7 +22,6 @@ from prism.jobs.jobspec.blocks import (
     VariabilityBlock,
 )
 from prism.jobs.jobspec.check import find_problems
-from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.layers import (
     MAPPING,
     Overrides,
@@ -49,41 +39,14 @@ from prism.jobs.jobspec.messages import (
 )
 from prism.jobs.jobspec.presets import PRESETS
 from prism.jobs.jobspec.problem import Blocks
-from prism.jobs.jobspec.values import parse_duration
-from prism.jobs.jobspec.yaml import KeyPath, Layer, display_path, is_override, shipped_jobs
+from prism.jobs.jobspec.yaml import KeyPath, Layer, display_path, is_override
 from prism.jobs.layersplit import auto_split
-
-__all__ = [
-    "PRESETS",
-    "ClusterBlock",
-    "Effects",
-    "Job",
-    "ModelBlock",
-    "ParallelismBlock",
-    "RunBlock",
-    "VariabilityBlock",
-    "job_from_dict",
-    "job_schema",
-    "layer_split",
-    "load_job",
-    "parse_duration",
-    "provenance",
-    "resolve_path",
-    "shipped_jobs",
-]
 
 # Defaults that follow from another key; the description says how, the schema gives no value.
 _DERIVED = {
-    "data_parallel",
-    "reshard_after_forward",
-    "schedule",
-    "vpp",
-    "nvlink_domain_gpus",
-    "library",
-    *("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_size", "seq_len"),
-}
-
-
+    "data_parallel", "reshard_after_forward", "schedule", "vpp", "nvlink_domain_gpus", "library",
+    *SIZES,
+}  # fmt: skip
 DEFAULT_STEPS = 1000  # of a run that is asked for without its length
 
 
@@ -115,15 +78,7 @@ class Job(BaseModel):
     def replace(self, *overrides: str | Mapping[str, Any]) -> "Job":
         """Return the job with other values of some keys; what follows from them follows anew.
 
-        Parameters
-        ----------
-        *overrides : str or mapping
-            "run.deadline=28d", as given to `--set`, or values by dotted key.
-
-        Raises
-        ------
-        PrismError
-            As `load_job`.
+        `overrides` are as `load_job` takes them, and so are the errors.
         """
         places = {tuple(key.split(".")): place for key, place in self._places.items()}
         layer = Layer(given_values(self), places)
@@ -138,18 +93,16 @@ class Job(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        problems = find_problems(
-            Blocks(self.model, self.parallelism, self.cluster, self.variability, self.run)
-        )
+        problems = find_problems(Blocks(**{block: getattr(self, block) for block in BLOCKS}))
         if problems:
             raise ValueError("\n".join(f"{p.label}: {p.text}" for p in problems))
         return self
 
     def __eq__(self, other: object) -> bool:
         # Where the values came from is no part of a job; a rebuilt one equals the loaded one.
-        return isinstance(other, Job) and self.model_dump(exclude={"source"}) == other.model_dump(
-            exclude={"source"}
-        )
+        if not isinstance(other, Job):
+            return False
+        return self.model_dump(exclude={"source"}) == other.model_dump(exclude={"source"})
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json(exclude={"source"}))
@@ -198,11 +151,9 @@ class Job(BaseModel):
     @property
     def has_run(self) -> bool:
         """Whether it asks for a run: says how long it is, when it ends, or what interrupts it."""
-        run, effects = self.run, self.variability.effects
-        said = (
-            run.steps, run.tokens, run.deadline, run.start, run.price_per_gpu_hour,
-            run.checkpoint, run.failures, run.evaluation, run.batch_ramp, effects.fail_slow,
-        )  # fmt: skip
+        effects = self.variability.effects
+        how_told = ("probability", "slowdown_thresholds")
+        said = [effects.fail_slow, *(value for key, value in self.run if key not in how_told)]
         diurnal = effects.step is not None and bool(effects.step.diurnal_cv)
         return diurnal or any(value is not None for value in said)
 
@@ -235,11 +186,6 @@ def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
         "key=value" as given to `--set`, for example "parallelism.dp=64", where the value is YAML;
         or values by dotted key. They are put over the file, in order, before anything is checked.
 
-    Returns
-    -------
-    Job
-        The resolved job.
-
     Raises
     ------
     PrismError
@@ -254,25 +200,7 @@ def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
 
 
 def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
-    """Build a job from a mapping of blocks, with `load_job`'s checks and messages.
-
-    Parameters
-    ----------
-    values : mapping
-        Blocks by name, as in a file (without `base`).
-    name : str, optional
-        The job's name, also used as the place in messages.
-
-    Returns
-    -------
-    Job
-        The resolved job.
-
-    Raises
-    ------
-    PrismError
-        As `load_job`.
-    """
+    """Build a job from blocks by name (without `base`); `name` is the place in messages too."""
     return _build(Layer(values=dict(values)), name, Path(name))
 
 
@@ -305,18 +233,7 @@ def _build(layer: Layer, name: str, path: Path) -> Job:
 
 # ------------------------------------------------------------------------------ what a job says
 def layer_split(job: Job) -> list[int]:
-    """Return the layers of each model chunk.
-
-    Parameters
-    ----------
-    job : Job
-        A job with a model; with explicit durations each chunk counts as one layer.
-
-    Returns
-    -------
-    list of int, shape [pp * vpp]
-        Layer counts in virtual-stage order, see `ParallelismBlock.virtual_stages`.
-    """
+    """Layers of each model chunk [virtual stage]; one each where durations are explicit."""
     p = job.parallelism
     if p.layer_split != "auto":
         return list(p.layer_split)
@@ -328,17 +245,9 @@ def layer_split(job: Job) -> list[int]:
 
 
 def provenance(job: Job) -> dict[str, str]:
-    """Say where each value of a job came from.
+    """Say where each value came from, by dotted key.
 
-    Parameters
-    ----------
-    job : Job
-        A loaded job.
-
-    Returns
-    -------
-    dict of str to str
-        For each dotted key "file:line", "--set", "preset" (a named model's size) or "default".
+    That is "file:line", "--set", "preset" (a named model's size) or "default".
     """
     out: dict[str, str] = {}
     preset = PRESETS.get(job.model.name or "", {})

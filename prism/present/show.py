@@ -63,7 +63,7 @@ def describe(
         If it is none of these.
     """
     from prism.distributions.library import library_names
-    from prism.jobs.job import shipped_jobs
+    from prism.jobs.jobspec.yaml import shipped_jobs
 
     path = Path(what)
     is_netcdf = path.suffix == ".nc" or (what in library_names() and what not in shipped_jobs())
@@ -108,7 +108,8 @@ def _recording_kind(path: Path) -> str | None:
 
 def describe_jobs() -> Description:
     """Describe the jobs that ship with prism."""
-    from prism.jobs.job import load_job, shipped_jobs
+    from prism.jobs.job import load_job
+    from prism.jobs.jobspec.yaml import shipped_jobs
 
     rows = []
     for name in shipped_jobs():

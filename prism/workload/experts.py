@@ -24,7 +24,7 @@ from prism.workload.kernels import Kernel
 from prism.workload.transformer import TP_OVERLAP_COST, Transformer, recomputed
 
 if TYPE_CHECKING:
-    from prism.jobs.job import ModelBlock, ParallelismBlock
+    from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
 
 DEFAULT_IMBALANCE = 1.1
 """Tokens of the busiest ep rank over the mean where the job does not say. An assumption between

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prism.jobs.job import ModelBlock, ParallelismBlock
+    from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
 
 
 @dataclass(frozen=True)

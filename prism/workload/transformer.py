@@ -17,7 +17,7 @@ from prism.workload.kernels import Kernel, Rates, collective_law
 from prism.workload.modelsize import Sizes, attention_flop, shard_sizes
 
 if TYPE_CHECKING:
-    from prism.jobs.job import ModelBlock, ParallelismBlock
+    from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
 
 TP_OVERLAP_COST = 0.2
 """Part of a hidden tp collective that stays visible, as slower compute beside it.

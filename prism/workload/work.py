@@ -14,7 +14,7 @@ from prism.workload.kernels import ChunkWork, is_compute
 
 if TYPE_CHECKING:
     from prism.distributions.library import Library
-    from prism.jobs.job import ParallelismBlock
+    from prism.jobs.jobspec.blocks import ParallelismBlock
 
 COMPUTE_FACTOR = "nominal/compute_time_factor"
 COMMUNICATION_FACTOR = "nominal/communication_time_factor"

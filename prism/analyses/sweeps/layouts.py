@@ -12,7 +12,8 @@ from typing import Any
 
 from prism.analyses.sweeps.grid import Setting, job_at, merged
 from prism.common.errors import PrismError
-from prism.jobs.job import ClusterBlock, Job
+from prism.jobs.job import Job
+from prism.jobs.jobspec.blocks import ClusterBlock
 from prism.jobs.layersplit import auto_split
 from prism.jobs.pipelineshape import TRAITS
 from prism.workload.modelsize import expert_width

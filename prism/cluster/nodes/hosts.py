@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prism.common.errors import PrismError
-from prism.jobs.hostlists import looks_like_list, read_hosts_text
+from prism.jobs.hostlists import is_number, looks_like_list, read_hosts_text
 from prism.traces.content import find_kind, read_text
 
 _SHOWN = 4
@@ -119,7 +119,7 @@ def find_nodes(
         known = {name: node for node, name in enumerate(hosts)}
         index = {label: _look_up(label, known, n_nodes, locate) for label in labels}
         nodes = Nodes(index, dict(enumerate(hosts)))
-    elif all(_is_number(label) for label in labels):
+    elif all(is_number(label) for label in labels):
         # the largest first: what it needs is enough for all
         for label in sorted(labels, key=lambda label: -int(label)):
             _number(label, n_nodes, locate)
@@ -138,10 +138,10 @@ def find_nodes(
 
 def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str]) -> Nodes:
     """Give names numbers in their order, where there is one for every node."""
-    named = [label for label in labels if not _is_number(label)]
+    named = [label for label in labels if not is_number(label)]
     shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
     if len(named) < len(labels):
-        number = next(label for label in labels if _is_number(label))
+        number = next(label for label in labels if is_number(label))
         raise PrismError(
             f"{locate(number)}: node {number} is a number, others are names ({shown}); write all "
             "of them one way"
@@ -167,9 +167,9 @@ def _look_up(label: str, known: dict[str, int], n_nodes: int, locate: Callable[[
         return known[label]
     short = label.partition(".")[0]
     alike = [node for name, node in known.items() if name.partition(".")[0] == short]
-    if len(alike) == 1 and not _is_number(short):
+    if len(alike) == 1 and not is_number(short):
         return alike[0]
-    if _is_number(label):
+    if is_number(label):
         return _number(label, n_nodes, locate)
     near = difflib.get_close_matches(label, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}? " if near else ""
@@ -177,10 +177,6 @@ def _look_up(label: str, known: dict[str, int], n_nodes: int, locate: Callable[[
         f"{locate(label)}: no host {label!r} in the list of {len(known):,} hosts "
         f"({', '.join(list(known)[:_SHOWN])}, ...); {hint}add it to the list, or take it out here"
     )
-
-
-def _is_number(label: str) -> bool:
-    return label.isascii() and label.isdecimal()
 
 
 def _number(label: str, n_nodes: int, locate: Callable[[str], str]) -> int:
