@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -235,8 +235,3 @@ def split_hosts(file_name: str) -> tuple[str, ...]:
         if len(shapes) == 1 and all(re.search(r"\d", half) for half in halves):
             return halves
     return (stem,)
-
-
-def list_hosts(tests: Iterable[BandwidthTest]) -> list[str]:
-    """List the hosts in the order of their first test."""
-    return list(dict.fromkeys(host for test in tests for host in test.hosts))

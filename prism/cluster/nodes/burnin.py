@@ -7,34 +7,23 @@ median node is 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prism.cluster.nodes.hosts import Measured
 from prism.common.errors import PrismError
 from prism.traces.choose import PER_SECOND, check_column, check_groups, example
 from prism.traces.content import RawTable
 
+# names of the column that tells the GPUs of a node apart; the first that is there
 GPU_COLUMNS = ("gpu_id", "gpu_index", "gpu_uuid", "uuid", "local_rank", "device_id", "device",
                "rank", "gpu")  # fmt: skip
-"""Names of the column that tells the GPUs of a node apart; the first that is there."""
+# last words of the name of a column in which more is faster
 RATES = ("tflops", "gflops", "flops", "tbps", "gbps", "bandwidth", "busbw", "algbw")
-"""Last words of the name of a column in which more is faster."""
-UNKNOWN = ("", "-1", "nan", "none", "null", "unknown")
-"""Names of no node."""
-
-
-@dataclass(frozen=True)
-class BurnIn:
-    """Slowdowns by node as the table names it, and what was taken for granted."""
-
-    slowdown: dict[str, float]
-    row: dict[str, int]
-    """First row of each node."""
-    n_gpus: dict[str, int]
-    notes: list[str]
+UNKNOWN = ("", "-1", "nan", "none", "null", "unknown")  # names of no node
 
 
 def read_burn_in(
@@ -43,32 +32,58 @@ def read_burn_in(
     rows: NDArray[np.int64],
     column: str | None,
     where: Mapping[str, str],
-) -> BurnIn:
-    """Say how slow each node of a burn-in table is."""
+    kind: str,
+    gpus_per_node: int,
+) -> Measured:
+    """Say how slow each node of a burn-in table is at one kind of work."""
     gpu_column = next((name for name in GPU_COLUMNS if name in table.columns), None)
-    keys = [node_column] + [gpu_column] * (gpu_column is not None)
-    here = table.frame.iloc[rows]
-    blank = [str(name) for name in here.columns if here[name].isna().all()]
-    rest = RawTable(
-        table.frame.drop(columns=[*keys, *(name for name in blank if name not in keys)]),
-        table.source, table.text, table.delimiter,
-    )  # fmt: skip
+    chosen = table.frame.iloc[rows]
+    keys_and_blanks = [
+        name
+        for name in chosen.columns
+        if name in (node_column, gpu_column) or chosen[name].isna().all()
+    ]
+    rest = replace(table, frame=table.frame.drop(columns=keys_and_blanks))
     column = _measurement(rest, column, where, rows)
     check_groups(rest, column, where, rows)
-    values = table.numbers(column)
-    nodes = table.texts(node_column).astype(object)
-    rows, notes = _usable(table, node_column, column, rows)
+    values, nodes = table.numbers(column), table.texts(node_column).astype(object)
+    rows, notes = _usable(table, node_column, nodes, column, values, rows)
     cost = values if _is_time(column) else 1.0 / np.where(values > 0.0, values, np.nan)
     frame = pd.DataFrame({"node": nodes[rows], "cost": cost[rows], "row": rows})
     frame["gpu"] = table.texts(gpu_column).astype(object)[rows] if gpu_column else ""
-    return _summarize(frame, column, gpu_column, notes)
+    by_gpu = frame.groupby(["node", "gpu"], sort=False)["cost"]
+    by_node = by_gpu.median().groupby(level="node", sort=False)
+    slowdown, n_gpus = by_node.max(), by_node.size()
+    slowdown /= slowdown.median()
+    each = f"their slowest of {_few(n_gpus)} GPUs" if gpu_column else "the median of their rows"
+    notes.append(
+        f"{column} of {len(slowdown):,} nodes: {each}, {_few(by_gpu.size())} runs each, over that "
+        f"of the median node: {slowdown.min():.3g} to {slowdown.max():.3g}"
+    )
+    if gpu_column is None:
+        notes.append(
+            "no column tells the GPUs of a node apart, so a slow one may hide behind the others; "
+            f"expected one of {', '.join(GPU_COLUMNS[:4])}"
+        )
+    elif n_gpus.max() != gpus_per_node:
+        notes.append(
+            f"nodes of {n_gpus.max()} GPUs were measured, the cluster's have {gpus_per_node} "
+            "(cluster.gpus_per_node)"
+        )
+    first = frame.groupby("node", sort=False)["row"].min()
+    factors = {str(node): {kind: float(factor)} for node, factor in slowdown.items()}
+    return Measured(factors, lambda node: table.locate(int(first[node])), notes)
 
 
 def _usable(
-    table: RawTable, node_column: str, column: str, rows: NDArray[np.int64]
+    table: RawTable,
+    node_column: str,
+    nodes: NDArray[np.object_],
+    column: str,
+    values: NDArray[np.float64],
+    rows: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Keep the rows with a node and a value, which must be above 0; say how many are left out."""
-    values, nodes = table.numbers(column), table.texts(node_column).astype(object)
     known = np.array([str(node).strip().lower() not in UNKNOWN for node in nodes[rows]])
     notes = []
     if not known.all():
@@ -88,35 +103,6 @@ def _usable(
     return rows, notes
 
 
-def _summarize(
-    frame: pd.DataFrame, column: str, gpu_column: str | None, notes: list[str]
-) -> BurnIn:
-    """Take medians over runs, the slowest GPU of each node, and the median node as 1."""
-    by_gpu = frame.groupby(["node", "gpu"], sort=False)["cost"]
-    runs = by_gpu.size()
-    by_node = by_gpu.median().groupby(level="node", sort=False)
-    slowest = by_node.max()
-    slowdown = slowest / slowest.median()
-    n_gpus = by_node.size()
-    each = f"their slowest of {_few(n_gpus)} GPUs" if gpu_column else "the median of their rows"
-    notes.append(
-        f"{column} of {len(slowdown):,} nodes: {each}, {_few(runs)} runs each, over that of the "
-        f"median node: {slowdown.min():.3g} to {slowdown.max():.3g}"
-    )
-    if gpu_column is None:
-        notes.append(
-            "no column tells the GPUs of a node apart, so a slow one may hide behind the others; "
-            f"expected one of {', '.join(GPU_COLUMNS[:4])}"
-        )
-    first = frame.groupby("node", sort=False)["row"].min()
-    return BurnIn(
-        {str(k): float(v) for k, v in slowdown.items()},
-        {str(k): int(v) for k, v in first.items()},
-        {str(k): int(v) for k, v in n_gpus.items()} if gpu_column else {},
-        notes,
-    )
-
-
 def _few(counts: pd.Series) -> str:
     """Write a count, or the range of some."""
     low, high = int(counts.min()), int(counts.max())
@@ -132,25 +118,25 @@ def _is_time(column: str) -> bool:
     return "_" in column and _last_word(column) in PER_SECOND
 
 
+def _tells(column: str) -> bool:
+    """Whether a column's name says what it measures."""
+    return _is_time(column) or _last_word(column) in RATES
+
+
 def _measurement(
     table: RawTable, column: str | None, where: Mapping[str, str], rows: NDArray[np.int64]
 ) -> str:
     """Find the one time or rate, or refuse with the candidates."""
     if column is not None:
         check_column(table, column, "--column")
-        if not _is_time(column) and _last_word(column) not in RATES:
+        if not _tells(column):
             raise PrismError(
                 f"{table.source}: the name of column {column!r} does not say whether more is "
-                f"slower or faster; rename it so that it ends with a unit, such as {column}_ms "
-                f"or {column}_tflops"
+                f"slower or faster; end it with a unit, such as {column}_ms or {column}_tflops"
             )
         return column
-    found = [
-        name
-        for name in table.columns
-        if (_is_time(name) or _last_word(name) in RATES)
-        and pd.api.types.is_numeric_dtype(table.frame[name])
-    ]
+    numeric = pd.api.types.is_numeric_dtype
+    found = [name for name in table.columns if _tells(name) and numeric(table.frame[name])]
     if len(found) == 1:
         return found[0]
     if not found:

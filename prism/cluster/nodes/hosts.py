@@ -1,8 +1,6 @@
 """Which node of the rank order a name in a measurement means.
 
-Node k is the k-th host of the cluster, spares last; a number means that, a name is looked up in a
-list of hosts or, where a measurement names every node, takes the order of appearance. Left out:
-any knowledge of a naming scheme, since ``node017`` may be the 17th host or the 18th.
+No naming scheme is assumed, since ``node017`` may be the 17th host or the 18th.
 """
 
 from __future__ import annotations
@@ -11,53 +9,39 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prism.common.errors import PrismError
 from prism.jobs.hostlists import is_number, looks_like_list, read_hosts_text
 from prism.traces.content import find_kind, read_text
 
 _SHOWN = 4
+MOST_BYTES = 64 << 20  # of a list: the 2 million hosts it may have, with 32 characters each
 
-MOST_BYTES = 64 << 20
-"""Of a list of hosts: the 2 million that a list may have, with 32 characters each."""
+
+class Measured(NamedTuple):
+    """What a file says of nodes."""
+
+    factors: dict[str, dict[str, float]]
+    """Slowdowns by the name of a node and the kind of work."""
+    locate: Callable[[str], str]
+    """Where a name stands, for messages."""
+    notes: list[str]
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes by the names that a measurement gives them.
-
-    Attributes
-    ----------
-    index
-        Node by name as written.
-    hosts
-        Host name by node; empty where nodes are known by number alone.
-    note
-        How names were taken, where that is a guess; else empty.
-    """
+    """Nodes by the names that a measurement gives them."""
 
     index: dict[str, int]
     hosts: dict[int, str]
+    """Host name by node; empty where nodes are known by number alone."""
     note: str = ""
+    """How names were taken, where that is a guess."""
 
 
 def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
-    """Read the hosts of a cluster: a name per line, in rank order.
-
-    Parameters
-    ----------
-    path : str
-        A host file or a list itself, as schedulers and launchers write them: ``node1 slots=8``,
-        ``node1:8``, a line per task, ``node[001-004,7]`` (`prism.jobs.hostlists`).
-    n_nodes : int
-        Nodes of the cluster.
-    spares : int
-        Further nodes, which the list may name after the others.
-
-    Returns
-    -------
-    list of str
-        [node] names.
+    """Read the hosts [node] of a cluster from a file or a list, in rank order, spares last.
 
     Raises
     ------
@@ -92,23 +76,10 @@ def find_nodes(
     hosts: Sequence[str] | None,
     locate: Callable[[str], str],
 ) -> Nodes:
-    """Find out which nodes some labels mean.
+    """Find out which nodes some labels mean, each there once, in the order of appearance.
 
-    Parameters
-    ----------
-    labels : sequence of str
-        Names or numbers of nodes, in the order of appearance, each once.
-    n_nodes : int
-        Nodes of the cluster.
-    hosts : sequence of str, optional
-        [node] host names.
-    locate : callable
-        Says where a label stands, for messages.
-
-    Returns
-    -------
-    Nodes
-        A node for every label.
+    A number is a node's, a name is looked up in `hosts` [node] or, where every node is named,
+    takes the order of appearance. `locate` says where a label stands, for messages.
 
     Raises
     ------
@@ -120,9 +91,7 @@ def find_nodes(
         index = {label: _look_up(label, known, n_nodes, locate) for label in labels}
         nodes = Nodes(index, dict(enumerate(hosts)))
     elif all(is_number(label) for label in labels):
-        # the largest first: what it needs is enough for all
-        for label in sorted(labels, key=lambda label: -int(label)):
-            _number(label, n_nodes, locate)
+        _number(max(labels, key=int), n_nodes, locate)
         nodes = Nodes({label: int(label) for label in labels}, {})
     else:
         nodes = _in_order(labels, n_nodes, locate)

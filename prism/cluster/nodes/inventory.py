@@ -1,59 +1,43 @@
-"""Inventories: how slow each node was measured to be, from what operators have at hand.
-
-A table of factors by node; a burn-in table (prism/cluster/nodes/burnin.py); or output of nccl-tests
-per node or per pair of nodes, which slows the network. What a file is, is found by content.
-"""
+"""Inventories: how slow each node was measured to be, from what operators have at hand."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.nodemap import KINDS, NodeSlowdown
+from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_node
 from prism.cluster.nodes.burnin import UNKNOWN, read_burn_in
-from prism.cluster.nodes.hosts import find_nodes
+from prism.cluster.nodes.hosts import Measured, find_nodes
 from prism.common.errors import PrismError
 from prism.traces.choose import check_column, chosen_rows
 from prism.traces.content import RawTable, find_kind, read_table, read_text
-from prism.traces.nccltests import BandwidthTest, is_nccl_tests, list_hosts, read_nccl_tests
+from prism.traces.nccltests import BandwidthTest, is_nccl_tests, read_nccl_tests
 
 NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
-"""Names of the column that tells nodes apart."""
-LEAST, MOST = 1e-3, 1e3
-"""Slowdowns outside of this are mistakes [1]."""
-FASTER = 0.8
-"""A node measured to be so much faster than the others was probably meant to be slower [1]."""
-LARGE = 0.25
-"""Message sizes from this share of the largest on say how fast a link is [1]."""
-NOTABLE = 1.05
-"""Slowdown of a pair of nodes from which on it matters which of the two is slow [1]."""
+LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are mistakes
+FASTER = 0.8  # a node so much faster than the others was probably meant to be slower
+LARGE = 0.25  # message sizes from this share of the largest on say how fast a link is
+NOTABLE = 1.05  # slowdown of a pair of nodes from which on it matters which of the two is slow
 
 
 @dataclass(frozen=True, eq=False)
 class Inventory(Mapping[int, NodeSlowdown]):
-    """Slow nodes of a cluster; a mapping from node to its slowness.
-
-    Attributes
-    ----------
-    nodes
-        Slowness by node; nodes that are as fast as they should be are left out.
-    hosts
-        Host names by node, where names are known.
-    measured
-        The nodes that were measured, slow or not.
-    notes
-        What was taken for granted or left out.
-    """
+    """Slow nodes of a cluster; a mapping from node to its slowness."""
 
     nodes: dict[int, NodeSlowdown]
+    """Slowness by node; nodes that are as fast as they should be are left out."""
     hosts: dict[int, str] = field(default_factory=dict)
+    """Host names by node, where names are known."""
     measured: frozenset[int] = frozenset()
+    """The nodes that were measured, slow or not."""
     notes: tuple[str, ...] = ()
+    """What was assumed or left out."""
 
     def __getitem__(self, node: int) -> NodeSlowdown:
         return self.nodes[node]
@@ -63,15 +47,6 @@ class Inventory(Mapping[int, NodeSlowdown]):
 
     def __len__(self) -> int:
         return len(self.nodes)
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """Factors by kind, by the name of a node; and where a name stands."""
-
-    factors: dict[str, dict[str, float]]
-    locate: Callable[[str], str]
-    notes: list[str]
 
 
 def read_inventory(
@@ -84,20 +59,18 @@ def read_inventory(
     column: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Read how slow nodes are.
+    """Read how slow nodes are; what a file is, is found by content.
 
     Parameters
     ----------
     path : str or path
         A CSV or parquet table with a column of nodes (see `NODE_COLUMNS`) and either factors
-        (``slowdown``, `KINDS`) or a time or rate per GPU; or output of nccl-tests, a file or a
-        folder of files.
-    n_nodes, gpus_per_node : int
-        Size of the cluster.
+        (``slowdown``, `KINDS`) or a time or rate per GPU; or output of nccl-tests per node or per
+        pair of nodes, a file or a folder of files.
     kind : str, optional
         What a plain ``slowdown`` or a time slows, one of `KINDS`; compute where None.
     hosts : sequence of str, optional
-        [node] host names, see `prism.cluster.nodes.hosts.read_host_list`.
+        [node] host names.
     column : str, optional
         The measurement, where a burn-in table has several.
     where : mapping of str to str, optional
@@ -133,12 +106,7 @@ def read_inventory(
 
 
 def merge_inventories(inventories: Mapping[str, Inventory]) -> Inventory:
-    """Join what several files say of the same cluster, say of its GPUs and of its network.
-
-    Parameters
-    ----------
-    inventories : mapping of str to Inventory
-        By the name of the file.
+    """Join what several files, by name, say of the same cluster: of its GPUs and of its network.
 
     Raises
     ------
@@ -149,11 +117,8 @@ def merge_inventories(inventories: Mapping[str, Inventory]) -> Inventory:
     said: dict[tuple[int, str], str] = {}
     for source, inventory in inventories.items():
         for node, slow in inventory.items():
-            changed = {
-                name: value
-                for name, value in slow._asdict().items()
-                if value != NodeSlowdown._field_defaults[name]
-            }
+            default = NodeSlowdown()._asdict()
+            changed = {name: x for name, x in slow._asdict().items() if x != default[name]}
             for name in changed:
                 if (node, name) in said:
                     raise PrismError(
@@ -173,13 +138,8 @@ def merge_inventories(inventories: Mapping[str, Inventory]) -> Inventory:
 def _slowness(factors: Mapping[str, float]) -> NodeSlowdown:
     """Turn factors by kind into one slowness; everything is what a kind is that is not given."""
     everything = factors.get("everything")
-    rest = 1.0 if everything is None else everything
-    return NodeSlowdown(
-        compute=factors.get("compute", rest),
-        memory=factors.get("memory", everything),
-        network=factors.get("network", rest),
-        other=rest,
-    )
+    every = NodeSlowdown() if everything is None else slow_node(everything, "everything")
+    return every._replace(**{kind: x for kind, x in factors.items() if kind != "everything"})
 
 
 def _remarks(slow: Mapping[int, NodeSlowdown], n_nodes: int) -> list[str]:
@@ -205,7 +165,7 @@ def _remarks(slow: Mapping[int, NodeSlowdown], n_nodes: int) -> list[str]:
 # ------------------------------------------------------------------------------------- tables
 def _from_table(
     table: RawTable, kind: str, column: str | None, where: Mapping[str, str], gpus_per_node: int
-) -> _Measured:
+) -> Measured:
     """Read factors, or a burn-in, from a table with a column of nodes."""
     nodes = next((name for name in NODE_COLUMNS if name in table.columns), None)
     if nodes is None:
@@ -219,24 +179,12 @@ def _from_table(
     given = [name for name in ("slowdown", *KINDS) if name in table.columns]
     if given and column is None:
         return _from_factors(table, nodes, given, kind, rows)
-    found = read_burn_in(table, nodes, rows, column, where)
-    notes = found.notes
-    counts = set(found.n_gpus.values())
-    if counts and max(counts) != gpus_per_node:
-        notes.append(
-            f"nodes of {max(counts)} GPUs were measured, the cluster's have {gpus_per_node} "
-            "(cluster.gpus_per_node)"
-        )
-    return _Measured(
-        {label: {kind: factor} for label, factor in found.slowdown.items()},
-        lambda label: table.locate(found.row[label]),
-        notes,
-    )
+    return read_burn_in(table, nodes, rows, column, where, kind, gpus_per_node)
 
 
 def _from_factors(
     table: RawTable, nodes: str, given: Sequence[str], kind: str, rows: NDArray[np.int64]
-) -> _Measured:
+) -> Measured:
     """Read a table whose cells are factors."""
     if "slowdown" in given and kind in given:
         raise PrismError(
@@ -261,24 +209,22 @@ def _from_factors(
                 f"{table.locate(first[label])}; keep one row per node"
             )
         first[label] = int(row)
-        cells = {name: float(values[row]) for name, values in columns.items()}
-        for name, value in cells.items():
-            _check(value, name, lambda row=row: table.locate(int(row)))  # type: ignore[misc]
-        factors[label] = {names[name]: value for name, value in cells.items() if np.isfinite(value)}
-    return _Measured(factors, lambda label: table.locate(first[label]), [])
-
-
-def _check(value: float, name: str, locate: Callable[[], str]) -> None:
-    """Refuse what no slowdown can be; empty cells are the default."""
-    if not np.isnan(value) and not LEAST <= value <= MOST:
-        raise PrismError(
-            f"{locate()}: {name} is {value:g}, expected a factor above 0 ({LEAST:g} to {MOST:g}); "
-            "1.2 is 20 % slower than the others"
-        )
+        factors[label] = {}
+        for name, values in columns.items():
+            value = float(values[row])
+            if np.isnan(value):  # an empty cell is the default
+                continue
+            if not LEAST <= value <= MOST:
+                raise PrismError(
+                    f"{table.locate(int(row))}: {name} is {value:g}, expected a factor above 0 "
+                    f"({LEAST:g} to {MOST:g}); 1.2 is 20 % slower than the others"
+                )
+            factors[label][names[name]] = value
+    return Measured(factors, lambda label: table.locate(first[label]), [])
 
 
 # ------------------------------------------------------------------------------------- nccl-tests
-def _solve(tests: Sequence[BandwidthTest], notes: list[str], source: str) -> _Measured:
+def _solve(tests: Sequence[BandwidthTest], notes: list[str], source: str) -> Measured:
     """Find how slow each node's network is from tests among one or more nodes.
 
     A test is as slow as its slowest node, so the slowdown of node i is bounded by that of every
@@ -292,28 +238,27 @@ def _solve(tests: Sequence[BandwidthTest], notes: list[str], source: str) -> _Me
             factors[host] = min(factors.get(host, np.inf), y)
     # most pairs may hold a slow node where most nodes are well: the median node is 1
     typical = float(np.median(list(factors.values())))
-    first = {host: test.where for test in reversed(tests) for host in test.hosts}
-    notes = [*notes, *_single(tests), *_ambiguous(tests, [y / typical for y in slowdown])]
     low, high = min(factors.values()) / typical, max(factors.values()) / typical
-    notes.insert(
-        0,
+    summary = (
         f"{len(tests):,} tests of {len(factors):,} nodes: time at the largest messages, by bus "
-        f"bandwidth, over that of the median node: {low:.3g} to {high:.3g}",
+        f"bandwidth, over that of the median node: {low:.3g} to {high:.3g}"
     )
-    return _Measured(
-        {host: {"network": factors[host] / typical} for host in list_hosts(tests)},
-        lambda label: first[label],
-        notes,
-    )
+    notes = [summary, *notes]
+    if n_single := sum(len(test.hosts) == 1 for test in tests):
+        notes.append(
+            f"{n_single:,} tests ran within one node, over NVLink unless NCCL was kept off it "
+            "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1); taken as its network"
+        )
+    notes += _ambiguous(tests, [y / typical for y in slowdown])
+    first = {host: test.where for test in reversed(tests) for host in test.hosts}
+    network = {host: {"network": factor / typical} for host, factor in factors.items()}
+    return Measured(network, lambda host: first[host], notes)
 
 
 def _relative(test: BandwidthTest, tests: Sequence[BandwidthTest], source: str) -> float:
     """Say how slow a test was: the median test of its kind over it, at the largest messages."""
-    alike = [
-        other
-        for other in tests
-        if (other.name, len(other.hosts), other.n_gpus) == (test.name, len(test.hosts), test.n_gpus)
-    ]
+    kind = test.name, len(test.hosts), test.n_gpus
+    alike = [t for t in tests if (t.name, len(t.hosts), t.n_gpus) == kind]
     if len(alike) == 1:
         raise PrismError(
             f"{test.where}: the only test of its kind ({test.name or 'unnamed'}, {len(test.hosts)} "
@@ -335,23 +280,9 @@ def _relative(test: BandwidthTest, tests: Sequence[BandwidthTest], source: str) 
     return float(np.median(ratios))
 
 
-def _single(tests: Sequence[BandwidthTest]) -> list[str]:
-    """Say that tests within one node may not have used its network."""
-    n = sum(len(test.hosts) == 1 for test in tests)
-    if not n:
-        return []
-    return [
-        f"{n:,} tests ran within one node, over NVLink unless NCCL was kept off it "
-        "(NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1); taken as its network"
-    ]
-
-
 def _ambiguous(tests: Sequence[BandwidthTest], slowdown: Sequence[float]) -> list[str]:
     """Name the slow tests several of whose nodes no other test knows."""
-    seen: dict[str, int] = {}
-    for test in tests:
-        for host in test.hosts:
-            seen[host] = seen.get(host, 0) + 1
+    seen = Counter(host for test in tests for host in test.hosts)
     notes = []
     for test, y in zip(tests, slowdown, strict=True):
         alone = [host for host in test.hosts if seen[host] == 1]
