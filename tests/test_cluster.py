@@ -28,7 +28,7 @@ NETWORK = Link(40e9, 20e-6)
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
     stage, replica = tp * cp * dp, tp * cp  # Megatron's order
     layout = Layout(tp, cp, dp, pp, stage, replica)
-    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, layout, vpp)
+    return Cluster(DEVICES["h100"], NVLINK, NETWORK, 8, layout, loops=vpp > 1)
 
 
 def pods(gpus: int, over: float) -> tuple[Tier, ...]:

@@ -1,8 +1,4 @@
-"""What one GPU of each kind can do at most: figures of data sheets, by the name a job gives.
-
-What of them kernels achieve is the library's (`prism.workload.kernels`); links of a job may differ
-(`prism.cluster.machine`). Left out: clocks, power states, number formats but bfloat16.
-"""
+"""What one GPU of each kind can do at most: figures of data sheets, by the name a job gives."""
 
 from dataclasses import dataclass
 
@@ -11,31 +7,17 @@ from prism.common.errors import PrismError
 
 @dataclass(frozen=True)
 class Device:
-    """What one GPU can do at most: dense figures of its maker's data sheet.
-
-    Attributes
-    ----------
-    bf16_flop_per_s : float
-        Dense bfloat16 (V100: float16) rate [flop/s].
-    memory_bytes_per_s, memory_bytes : float
-        Memory bandwidth [byte/s] and capacity [byte].
-    nvlink_bytes_per_s, network_bytes_per_s : float
-        One direction, per GPU [byte/s]; data sheets give NVLink in both directions.
-    nvlink_latency_s, network_latency_s : float
-        Time of one hop of a small message [s].
-    power_w : float
-        Thermal design power [W].
-    """
+    """What one GPU can do at most: dense figures of its maker's data sheet."""
 
     name: str
-    bf16_flop_per_s: float
+    bf16_flop_per_s: float  # dense; of V100 float16
     memory_bytes_per_s: float
     memory_bytes: float
-    nvlink_bytes_per_s: float
-    network_bytes_per_s: float
-    nvlink_latency_s: float
+    nvlink_bytes_per_s: float  # one direction; data sheets give both
+    network_bytes_per_s: float  # one direction
+    nvlink_latency_s: float  # one hop of a small message
     network_latency_s: float
-    power_w: float
+    power_w: float  # thermal design power
 
 
 # Rates: NVIDIA data sheets of V100, A100, H100, H200; B200 and GB200 as collected by G. Lockwood

@@ -3,7 +3,7 @@
 ``tp`` and ``cp`` share an op; ``dp_cp`` shares a stage's parameters, with hsdp ``shard`` does, and
 ``replicas`` joins those of all shard groups that hold the same part. ``ep`` joins the ranks that
 hold the experts between them, ``expert_dp`` those that hold the same ones. ``embedding`` is the
-first and the last stage of a pipeline, ``world`` all ranks.
+first and the last stage of a pipeline.
 """
 
 from __future__ import annotations
@@ -97,20 +97,16 @@ def count_units(units: Int) -> Int:
 def layout_of(job: Job) -> Layout:
     """Return the layout of a job."""
     p = job.parallelism
-    return Layout(p.tp, p.cp, p.dp, p.pp, *rank_strides(job), shard_size(job), p.ep)
+    return Layout(p.tp, p.cp, p.dp, p.pp, *_rank_strides(job), shard_size(job), p.ep)
 
 
-def rank_strides(job: Job) -> tuple[int, int]:
-    """Ranks from a stage to the next and from a replica to the next, by the job's rank order.
-
-    ``megatron`` is tp-cp-dp-pp: the replicas of a stage are neighbours. ``tp-cp-pp-dp`` keeps the
-    stages of a replica together, as Llama 3 does (arXiv:2407.21783, section 3.3.2).
-    """
-    layout = job.parallelism
-    group = layout.tp * layout.cp
-    if job.cluster.placement == "tp-cp-pp-dp":
-        return group, group * layout.pp
-    return group * layout.dp, group
+def _rank_strides(job: Job) -> tuple[int, int]:
+    """Ranks from a stage to the next and from a replica to the next."""
+    p = job.parallelism
+    group = p.tp * p.cp
+    if job.cluster.placement == "tp-cp-pp-dp":  # as Llama 3 (arXiv:2407.21783, section 3.3.2)
+        return group, group * p.pp
+    return group * p.dp, group
 
 
 def shard_size(job: Job) -> int:
@@ -119,15 +115,15 @@ def shard_size(job: Job) -> int:
     With hsdp a shard group, which holds one copy of the parameters; by default the neighbours of an
     NVLink domain. With experts an ep group, whose ranks meet inside every layer.
     """
-    layout = job.parallelism
-    if layout.data_parallel != "hsdp":
-        return int(layout.ep)
-    if layout.shard_size is not None:
-        return int(layout.shard_size)
-    within = job.cluster.nvlink_domain_gpus // rank_strides(job)[1]
-    return math.gcd(layout.dp, within) if within > 0 else 1
+    p = job.parallelism
+    if p.data_parallel != "hsdp":
+        return p.ep
+    if p.shard_size is not None:
+        return p.shard_size
+    within = job.cluster.nvlink_domain_gpus // _rank_strides(job)[1]
+    return math.gcd(p.dp, within) if within > 0 else 1
 
 
 def count_replicas(job: Job) -> int:
     """Replicas that are simulated apart: data-parallel ranks, or their shard or ep groups."""
-    return int(job.parallelism.dp) // shard_size(job)
+    return job.parallelism.dp // shard_size(job)

@@ -25,19 +25,14 @@ Int = NDArray[np.int32]
 def n_own_links(job: Job) -> int:
     """Links that each replica has for itself."""
     joined = job.parallelism.data_parallel == "hsdp" or job.parallelism.ep > 1
-    return int(job.parallelism.pp) * (2 if joined else 1)
+    return job.parallelism.pp * (2 if joined else 1)
 
 
 def congested_links(placement: Placement, n_stages: int) -> tuple[Int, Int, int]:
-    """Return the entities that each link touches.
+    """Return the entities that each link touches, lo <= entity < hi, and how many there are.
 
-    Returns
-    -------
-    lo, hi : ndarray of int32 [replica, link, range]
-        Ranges lo <= entity < hi: of leaves as `link_leaves` gives them, one range more for every
-        far tier, whose entity comes after the leaves.
-    n : int
-        Leaves and far tiers.
+    lo and hi [replica, link, range] are of leaves as `link_leaves` gives them, with one range more
+    for every far tier, whose entity comes after the leaves.
     """
     lo, hi = link_leaves(placement, n_stages)
     members, n = placement.members(), placement.n_leaves
@@ -51,15 +46,12 @@ def congested_links(placement: Placement, n_stages: int) -> tuple[Int, Int, int]
 
 
 def link_leaves(placement: Placement, n_stages: int) -> tuple[Int, Int]:
-    """Leaf switches that each link touches.
+    """Leaf switches that each link touches, lo <= leaf < hi [replica, link, range].
 
-    Returns
-    -------
-    lo, hi : ndarray of int32 [replica, link, range]
-        Ranges lo <= leaf < hi, as many as the nodes of two groups need: two where ranks have
-        the default order. The whole job's goes from its first leaf to its last. Ranges are empty
-        where the message stays within an NVLink domain, and for those of replicas or the whole job
-        did so in the default order.
+    There are as many ranges as the nodes of two groups need: two where ranks have the default
+    order. The whole job's goes from its first leaf to its last. Ranges are empty where the message
+    stays within an NVLink domain, and for those of replicas or the whole job did so in the default
+    order.
     """
     job, members, n_own = placement.job, placement.members(), n_own_links(placement.job)
     domain = job.cluster.nvlink_domain_gpus
@@ -113,25 +105,16 @@ def _crossing(job: Job, unit: NDArray[np.integer[Any]], n_stages: int) -> NDArra
 
 
 def _runs(leaves: Int) -> tuple[Int, Int]:
-    """Find the runs lo <= leaf < hi of neighbouring leaves that each group touches.
+    """Find the runs lo <= leaf < hi [replica, stage, run] of leaves [replica, stage, member].
 
-    Parameters
-    ----------
-    leaves : int32 [replica, stage, member]
-
-    Returns
-    -------
-    lo, hi : int32 [replica, stage, run]
-        Empty (0, 0) beyond a group's last run.
+    They are empty (0, 0) beyond a group's last run.
     """
     leaves = np.sort(leaves, axis=2)
     begins = np.diff(leaves, axis=2, prepend=leaves[:, :, :1] - 2) > 1
+    ends = np.diff(leaves, axis=2, append=leaves[:, :, -1:] + 2) > 1
     run = np.cumsum(begins, axis=2) - 1
-    shape = (*leaves.shape[:2], int(run.max()) + 1)
-    lo, hi = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    r, s = np.ix_(*map(range, leaves.shape[:2]))
-    for m in range(leaves.shape[2]):
-        at = (r, s, run[:, :, m])
-        lo[at] = np.where(begins[:, :, m], leaves[:, :, m], lo[at])
-        hi[at] = leaves[:, :, m] + 1
+    lo = np.zeros((*leaves.shape[:2], int(run.max()) + 1), np.int32)
+    hi = np.zeros_like(lo)
+    lo[*np.nonzero(begins)[:2], run[begins]] = leaves[begins]
+    hi[*np.nonzero(ends)[:2], run[ends]] = leaves[ends] + 1
     return lo, hi

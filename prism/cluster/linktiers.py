@@ -2,7 +2,6 @@
 
 A unit of a tier is so many neighbouring GPUs (a rack, a pod, a site); units nest. All that leave
 one at a time share its uplink, which is o times narrower than the network cards of its GPUs.
-Between sites (units of far tiers) collectives are hierarchical; transfers queue for the uplink.
 Left out: traffic of other kinds at the same time, routing, more than one way between two units.
 """
 
@@ -29,63 +28,41 @@ Int = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tier:
-    """Units of one size, and the uplink of one.
-
-    Attributes
-    ----------
-    name : str
-    gpus : int
-        GPUs of a unit.
-    oversubscription : float
-        Achieved rate of the GPUs' network cards over that of the uplink [1], < 1 where the
-        uplink is the wider one.
-    latency_s : float
-        Latency of a message that leaves its unit [s].
-    hierarchical : bool
-        Whether collectives send only what other units lack, once, see `ring_factor`.
-    far : bool
-        Whether that latency is longer than the network's, so that hops are told apart by it.
-    cv : float or None
-        Spread of what leaves a unit [1]; None is as in the network.
-    """
+    """Units of one size, and the uplink of one."""
 
     name: str
     gpus: int
     oversubscription: float = 1.0
+    """Achieved rate of the GPUs' network cards over that of the uplink [1]; may be < 1."""
     latency_s: float = 0.0
+    """Of a message that leaves its unit."""
     hierarchical: bool = False
+    """Whether collectives send only what other units lack, once, see `ring_factor`."""
     far: bool = False
+    """Whether the latency is longer than the network's, so that hops are told apart by it."""
     cv: float | None = None
+    """Spread of what leaves a unit [1]; None is as in the network."""
 
 
 class Reach(NamedTuple):
-    """How a group lies, as far as it decides what its collectives take.
-
-    Attributes
-    ----------
-    domains : int
-        NVLink domains that it touches.
-    factor : float
-        How many times slower the network is for leaving units of tiers [1].
-    latency_s : float
-        What a message through all tiers takes beyond so many hops of the network [s].
-    """
+    """How a group lies, as far as it decides what its collectives take."""
 
     domains: int
+    """NVLink domains that it touches."""
     factor: float = 1.0
+    """How many times slower the network is for leaving units of tiers [1]."""
     latency_s: float = 0.0
+    """What a message through all tiers takes beyond so many hops of the network."""
 
 
 def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: float) -> list[Tier]:
-    """Return a job's tiers, the innermost first."""
+    """Return a job's tiers, the innermost first; the figures are the network's."""
     out: list[Tier] = []
     network_s = latency_s
     for name, block in job.cluster.link_tiers():
-        own_s = latency_s
+        own_s = latency_s + (block.distance_km or 0.0) * SECONDS_PER_KM
         if block.latency_us is not None:
             own_s = block.latency_us * 1e-6
-        elif block.distance_km is not None:
-            own_s = latency_s + block.distance_km * SECONDS_PER_KM
         if own_s < latency_s:
             inner = out[-1].name if out and out[-1].latency_s > network_s else "network"
             raise PrismError(
@@ -113,15 +90,11 @@ def _oversubscription(block: TierBlock, bytes_per_s: float, efficiency: float) -
 def ring_factor(tier: Tier, units: int, domains: int, slow: float) -> float:
     """How many times slower the network is for a group that leaves units of a tier.
 
-    Notes
-    -----
     A ring of k NVLink domains brings S (k-1)/k bytes over every edge, so also out of each unit.
     What u units must send at least is S (u-1)/u each: every unit's share goes out once, by all
     members at a time, and is spread inside. In chunks that are pipelined the slower of both
     levels counts, and no tier is ever slower than with the ring.
 
-    References
-    ----------
     Hierarchical all-reduce (reduce-scatter inside, all-reduce of the parts across, all-gather
     inside): Jia et al., arXiv:1807.11205. Between data centres, in chunks: NVIDIA, "Turbocharge LLM
     training across long-haul data center networks with NVIDIA NeMo Framework" (2025).
@@ -151,60 +124,13 @@ def unit_sizes(tier: Tier, n_gpus: int) -> Int:
 
 
 class Hops(NamedTuple):
-    """What transfers from GPU to GPU meet: arrays of the GPUs' shape.
+    """What transfers from GPU to GPU meet: arrays of the GPUs' shape."""
 
-    Attributes
-    ----------
-    slow : float64
-        How many times slower than the network.
-    latency_s : float64
-        Of the outermost tier that it leaves a unit of, else the network's [s].
-    far : int64
-        Index of the outermost far tier that it leaves a unit of, -1 for none.
-    """
-
+    near: NDArray[np.bool_]
+    """Whether it stays on NVLink, so that nothing of the rest holds."""
     slow: Array
+    """How many times slower than the network."""
     latency_s: Array
+    """Of the outermost tier that it leaves a unit of, else the network's."""
     far: Int
-
-
-def find_hops(
-    tiers: Sequence[Tier],
-    n_gpus: int,
-    source: Int,
-    sink: Int,
-    weight: int,
-    network_s: float,
-    both: float = 0.0,
-) -> Hops:
-    """Follow transfers that are under way at a time through the tiers.
-
-    Parameters
-    ----------
-    source, sink : int64 [...]
-        GPUs that send and receive; where they are the same nothing is sent.
-
-    Notes
-    -----
-    A unit's uplink is full duplex, and gradients go the opposite way of activations. So where some
-    stages send activations out of a site and others into it, gradients of the latter go out
-    too, and both share it as long as forwards and backwards alternate.
-    """
-    slow, latency_s = np.ones(source.shape), np.full(source.shape, network_s)
-    far = np.full(source.shape, -1, np.int64)
-    for i, tier in enumerate(tiers):
-        here, there = source // tier.gpus, sink // tier.gpus
-        leaves = here != there
-        if not leaves.any():
-            continue
-        sizes = unit_sizes(tier, n_gpus)
-        out = weight * np.bincount(here[leaves], minlength=sizes.size) / sizes
-        into = weight * np.bincount(there[leaves], minlength=sizes.size) / sizes
-        if tier.far:
-            out, into = out + both * into, into + both * out
-        share = tier.oversubscription * np.maximum(out[here], into[there])
-        slow = np.where(leaves, np.maximum(slow, share), slow)
-        latency_s = np.where(leaves, tier.latency_s, latency_s)
-        if tier.far:
-            far = np.where(leaves, i, far)
-    return Hops(slow, latency_s, far)
+    """Index of the outermost far tier that it leaves a unit of, -1 for none."""

@@ -1,10 +1,7 @@
 """The machine: link tiers, and how long a message takes in the default order of ranks.
 
-A transfer takes a latency and its bytes over the slowest link of the group. Where ranks sit is
-`prism.cluster.nodemap`'s, what leaving a pod or a site means `prism.cluster.linktiers`', and what
-another order costs `prism.cluster.wiring`'s. Left out: contention between groups of several kinds,
-adaptive routing, a topology inside a leaf, and congestion, which is an effect (see
-`prism.simulation.variability`).
+Left out: contention between groups of several kinds, adaptive routing, a topology inside a leaf,
+and congestion, which is an effect (see `prism.simulation.variability`).
 """
 
 from __future__ import annotations
@@ -21,13 +18,15 @@ from prism.cluster.devices import Device, find_device
 from prism.cluster.groups import Group, Layout, layout_of
 from prism.cluster.linktiers import (
     Hops,
+    Int,
     Reach,
     Tier,
     build_tiers,
     extra_latency,
-    find_hops,
     ring_factor,
+    unit_sizes,
 )
+from prism.jobs.jobspec.blocks import Link as LinkBlock
 from prism.jobs.scheduleorders import steady_share
 
 if TYPE_CHECKING:
@@ -45,42 +44,24 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Links between GPUs and the job's layout on them; times of messages follow.
-
-    Attributes
-    ----------
-    nvlink_gpus : int
-        GPUs of one NVLink domain.
-    layout : Layout
-        Who communicates with whom.
-    vpp_size : int
-        Model chunks of a stage.
-    token_copies, most_domains : int
-        Experts of a token, and the NVLink domains they lie in at most; 0: each travels alone.
-    v_shaped : bool
-        Whether the chunks of the stages lie in a V, see `prism.jobs.pipelineshape`.
-    tiers : tuple of Tier
-        Of the network, the innermost first: racks, pods, sites.
-    steady : float
-        Share of a stage's forwards that alternate with backwards, in the mean [1].
-    """
+    """Links between GPUs and the job's layout on them; times of messages follow."""
 
     device: Device
     nvlink: Link
     network: Link
     nvlink_gpus: int
+    """GPUs of one NVLink domain."""
     layout: Layout
-    vpp_size: int = 1
+    loops: bool = False
+    """Whether the last stage sends to the first."""
     token_copies: int = 1
+    """Experts of a token."""
     most_domains: int = 0
-    v_shaped: bool = False
+    """NVLink domains that a token's experts lie in at most; 0: each copy travels alone."""
     tiers: tuple[Tier, ...] = ()
+    """Of the network, the innermost first: racks, pods, sites."""
     steady: float = 0.0
-
-    @property
-    def loops(self) -> bool:
-        """Whether the last stage sends to the first."""
-        return self.vpp_size > 1 and not self.v_shaped
+    """Share of a stage's forwards that alternate with backwards, in the mean [1]."""
 
     def group(self, name: str) -> Group:
         """Return a kind of group, one of `prism.cluster.groups.GROUPS_BY`."""
@@ -112,8 +93,6 @@ class Cluster:
         n_bytes : float
             Size of the whole (gathered, unreduced) buffer on one rank [byte]; of an all-to-all what
             a rank sends, the part that it keeps included.
-        group : Group
-            Who takes part.
 
         Returns
         -------
@@ -147,18 +126,7 @@ class Cluster:
     def ring_time(
         self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
     ) -> float:
-        """Duration of an all-gather or a reduce-scatter [s], see `collective_time`.
-
-        Parameters
-        ----------
-        n_bytes : float
-            Size of the whole buffer on one rank [byte].
-        n_ranks, domains : int
-            Members of the group, and the NVLink domains they lie in.
-        factor, latency_s : float
-            How many times slower the network is for leaving units of tiers [1], and how much
-            longer messages are on their way [s], see `Reach`.
-        """
+        """Duration of an all-gather or a reduce-scatter [s], see `collective_time` and `Reach`."""
         inside = n_ranks / domains  # in the mean
         latency = latency_s + self.nvlink.latency_s * math.ceil(math.log2(inside))
         nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
@@ -172,17 +140,8 @@ class Cluster:
     def all_to_all_time(
         self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
     ) -> float:
-        """Duration of an all-to-all [s], from the last arrival of its members.
+        """Duration of an all-to-all [s]; where it lies is told by `exits`.
 
-        Parameters
-        ----------
-        n_bytes : float
-            What a rank sends to all, itself included, in equal parts [byte].
-        n_ranks, domains, factor, latency_s
-            As in `ring_time`, the latter two from `exits`.
-
-        Notes
-        -----
         All messages are under way at once, those to other domains over the rank's own network card:
         with g = n_ranks, k domains and m = g / k members in each, ``a_nvl + a_net + max(S (m-1)/g /
         b_nvl, S (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the
@@ -190,8 +149,6 @@ class Cluster:
         NVLink: ``max(S (m-1)/m / b_nvl, c S (k-1)/k / b_net)``, c being its domains over its
         copies. Latencies count once where their tier is used.
 
-        References
-        ----------
         Messages in flight together: NCCL's documentation, "Point-to-point communication",
         all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
         """
@@ -256,47 +213,64 @@ class Cluster:
         """
         if self.layout.pp == 1:
             return 0.0
-        near, hops = self._default_hops()
+        hops = self._default_hops()
         far = hops.far.max(axis=1)
         kind = -1 if link is None else far[link]
         alike = far == kind if (far == kind).any() else far == far
-        times = self.hop_time(n_bytes, near, hops.slow, hops.latency_s)
-        return float(times[alike].mean())
+        return float(self.hop_time(n_bytes, hops)[alike].mean())
 
     def far_links(self) -> list[int]:
         """Links of the pipeline that leave a site, by the stage that sends."""
         if self.layout.pp == 1 or not any(tier.far for tier in self.tiers):
             return []
-        _, hops = self._default_hops()
-        return np.flatnonzero(hops.far.max(axis=1) >= 0).tolist()
+        return np.flatnonzero(self._default_hops().far.max(axis=1) >= 0).tolist()
 
     def link_spread(self, link: int) -> float | None:
         """Spread that the tier states which a far link leaves, None where it states none [1]."""
-        return self.tiers[int(self._default_hops()[1].far[link].max())].cv
+        return self.tiers[int(self._default_hops().far[link].max())].cv
 
-    def _default_hops(self) -> tuple[NDArray[np.bool_], Hops]:
-        """Whether each transfer stays on NVLink, and what it meets else [link, replica]."""
+    def _default_hops(self) -> Hops:
+        """Return what transfers meet in the default order of ranks [link, replica]."""
         stages = np.arange(self.layout.pp)
         target = np.roll(stages, -1) if self.loops else stages[1:]
         replicas = np.arange(self.layout.dp) * self.layout.replica_stride
         source = stages[: len(target), None] * self.layout.stage_stride + replicas
         sink = target[:, None] * self.layout.stage_stride + replicas
-        near = source // self.nvlink_gpus == sink // self.nvlink_gpus
         each = self.layout.tp * self.layout.cp
-        n_gpus, network_s = each * self.layout.dp * self.layout.pp, self.network.latency_s
-        return near, find_hops(self.tiers, n_gpus, source, sink, each, network_s, self.steady)
+        return self.hops(each * self.layout.dp * self.layout.pp, source, sink, each)
 
-    def hop_time(
-        self,
-        n_bytes: float,
-        near: NDArray[np.bool_],
-        slow: NDArray[np.float64],
-        latency_s: float | NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """Duration of transfers [s]: over NVLink where near, else over the network, slow times."""
-        network_s = latency_s + n_bytes / self.network.bytes_per_s * slow
+    def hops(self, n_gpus: int, source: Int, sink: Int, weight: int) -> Hops:
+        """Follow transfers that are under way at a time through the tiers.
+
+        Each from `source` to `sink` stands for `weight` of them; where both are the same nothing is
+        sent. A unit's uplink is full duplex, and gradients go the opposite way of activations. So
+        where some stages send activations out of a site and others into it, gradients of the
+        latter go out too, and both share it as long as forwards and backwards alternate.
+        """
+        near = source // self.nvlink_gpus == sink // self.nvlink_gpus
+        slow, latency_s = np.ones(source.shape), np.full(source.shape, self.network.latency_s)
+        far = np.full(source.shape, -1, np.int64)
+        for i, tier in enumerate(self.tiers):
+            here, there = source // tier.gpus, sink // tier.gpus
+            leaves = here != there
+            if not leaves.any():
+                continue
+            sizes = unit_sizes(tier, n_gpus)
+            out = weight * np.bincount(here[leaves], minlength=sizes.size) / sizes
+            into = weight * np.bincount(there[leaves], minlength=sizes.size) / sizes
+            if tier.far:
+                out, into = out + self.steady * into, into + self.steady * out
+                far[leaves] = i
+            share = tier.oversubscription * np.maximum(out[here], into[there])
+            slow = np.where(leaves, np.maximum(slow, share), slow)
+            latency_s[leaves] = tier.latency_s
+        return Hops(near, slow, latency_s, far)
+
+    def hop_time(self, n_bytes: float, hops: Hops) -> NDArray[np.float64]:
+        """Duration of transfers [s]."""
+        network_s = hops.latency_s + n_bytes / self.network.bytes_per_s * hops.slow
         nvlink_s = self.nvlink.latency_s + n_bytes / self.nvlink.bytes_per_s
-        return np.where(near, nvlink_s, network_s)
+        return np.where(hops.near, nvlink_s, network_s)
 
 
 def build_cluster(job: Job, library: Library) -> Cluster:
@@ -318,38 +292,29 @@ def build_cluster(job: Job, library: Library) -> Cluster:
     """
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)
-    network = _link(job, library, "network", device.network_bytes_per_s, device.network_latency_s)
-    efficiency = _efficiency(job, library, "network")
+
+    def link(tier: str, bytes_per_s: float, latency_s: float) -> tuple[Link, float]:
+        """One tier's link and its efficiency: the job's figures where it has them."""
+        given, time = getattr(block.links, tier) or LinkBlock(), getattr(block.scale, tier).time
+        if given.bandwidth_gbytes_per_s is not None:
+            bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
+        if given.latency_us is not None:
+            latency_s = given.latency_us * 1e-6
+        efficiency = given.efficiency
+        if efficiency is None:
+            efficiency = library.value(f"nominal/{tier}_efficiency")
+        return Link(bytes_per_s * efficiency / time, latency_s * time), efficiency
+
+    network, efficiency = link("network", device.network_bytes_per_s, device.network_latency_s)
     return Cluster(
         device=device,
-        nvlink=_link(job, library, "nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s),
+        nvlink=link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)[0],
         network=network,
         nvlink_gpus=block.nvlink_domain_gpus,
         layout=layout_of(job),
-        vpp_size=layout.vpp,
-        v_shaped=layout.virtual_stages().shape == "v",
+        loops=layout.loops,
         token_copies=max(1, job.model.experts_per_token),
         most_domains=layout.expert_node_limit or 0,
         tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),
         steady=steady_share(layout.schedule, layout.pp, layout.microbatches, layout.vpp),
     )
-
-
-def _link(job: Job, library: Library, tier: str, bytes_per_s: float, latency_s: float) -> Link:
-    """One tier's link: the job's figures where it has them."""
-    links = job.cluster.links
-    given = links.nvlink if tier == "nvlink" else links.network
-    if given is not None and given.bandwidth_gbytes_per_s is not None:
-        bytes_per_s = given.bandwidth_gbytes_per_s * 1e9
-    if given is not None and given.latency_us is not None:
-        latency_s = given.latency_us * 1e-6
-    time = getattr(job.cluster.scale, tier).time
-    return Link(bytes_per_s * _efficiency(job, library, tier) / time, latency_s * time)
-
-
-def _efficiency(job: Job, library: Library, tier: str) -> float:
-    """Share of its bandwidth that large messages reach."""
-    given = job.cluster.links.nvlink if tier == "nvlink" else job.cluster.links.network
-    if given is not None and given.efficiency is not None:
-        return float(given.efficiency)
-    return library.value(f"nominal/{tier}_efficiency")

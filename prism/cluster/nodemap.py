@@ -2,15 +2,12 @@
 
 A job's ranks fill node slots in rank order; a placement says which physical node takes each slot.
 Nodes move as wholes, so what shares a node goes on sharing it. Nodes without a slot are spares.
-Slow nodes have factors by kind of work.
-Left out: what a placement costs (`prism.cluster.machine`, `prism.simulation.placednodes`) and which
-one is good.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +15,7 @@ import numpy as np
 
 from prism.cluster.groups import layout_of
 from prism.common.errors import PrismError
-from prism.jobs.jobspec.values import hosts_problem
+from prism.jobs.jobspec.values import Slowness, hosts_problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +57,7 @@ def slow_node(factor: float, kind: str = "compute") -> NodeSlowdown:
     factor : float
         On durations [1], > 0.
     kind : str
-        One of `KINDS`.
+        ``compute``, ``memory``, ``network`` or ``everything``.
 
     Raises
     ------
@@ -72,28 +69,22 @@ def slow_node(factor: float, kind: str = "compute") -> NodeSlowdown:
             f"slowdown = {factor:g}, expected a factor on durations, more than 0; "
             "1.2 is a node that takes 20 % longer"
         )
-    if kind == "everything":
-        return NodeSlowdown(factor, factor, factor, factor)
     if kind not in KINDS:
         raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
-    return NodeSlowdown()._replace(**{kind: factor})
+    return slow_by_kind({kind: factor})
+
+
+def slow_by_kind(factors: Mapping[str, float | None]) -> NodeSlowdown:
+    """Join factors by kind; ``everything`` is what a kind is that is not given."""
+    given = {kind: factor for kind, factor in factors.items() if factor is not None}
+    whole = given.pop("everything", None)
+    base = NodeSlowdown() if whole is None else NodeSlowdown(whole, whole, whole, whole)
+    return base._replace(**given)
 
 
 @dataclass(frozen=True)
 class Placement:
     """Which GPU does what: slot = rank // gpus_per_node, node = hosts[slot].
-
-    The rank of (stage, dp_rank, tp_cp_rank) is
-    ``stage * stage_stride + dp_rank * replica_stride + tp_cp_rank``, see `prism.cluster.groups`.
-
-    Attributes
-    ----------
-    job : Job
-    hosts : sequence of int, optional
-        [slot] the physical node that takes each slot; the job's ``cluster.hosts``, or the rank
-        order itself (node = slot) where it has none.
-    nodes : int, optional
-        Physical nodes; the job's.
 
     Raises
     ------
@@ -104,7 +95,9 @@ class Placement:
 
     job: Job
     hosts: Sequence[int] | NDArray[np.int64] | None = None
+    """Physical node of every slot [slot]; the job's, or the rank order itself where it has none."""
     nodes: int | None = None
+    """Physical nodes; the job's."""
 
     def __post_init__(self) -> None:
         given = self.job.cluster.hosts if self.hosts is None else self.hosts
@@ -119,7 +112,7 @@ class Placement:
     @property
     def gpus_per_node(self) -> int:
         """GPUs of one node."""
-        return int(self.job.cluster.gpus_per_node)
+        return self.job.cluster.gpus_per_node
 
     @property
     def n_slots(self) -> int:
@@ -129,7 +122,7 @@ class Placement:
     @property
     def n_nodes(self) -> int:
         """Nodes of the cluster, used or not; as many as the job needs where it does not say."""
-        return int(self.nodes or self.job.cluster.nodes or self.n_slots)
+        return self.nodes or self.job.cluster.nodes or self.n_slots
 
     @property
     def n_gpus(self) -> int:
@@ -154,7 +147,7 @@ class Placement:
     @property
     def spares(self) -> list[int]:
         """Nodes without a slot, in rising order."""
-        return [int(n) for n in np.setdiff1d(np.arange(self.n_nodes), self.slots)]
+        return list(np.setdiff1d(np.arange(self.n_nodes), self.slots).tolist())
 
     def ranks(self) -> NDArray[np.int64]:
         """Rank of every member, int64 [replica, stage, member].
@@ -176,20 +169,19 @@ class Placement:
 
     def slot_groups(self) -> list[list[tuple[int, int]]]:
         """For every slot the (replica, stage) pairs whose ranks it holds, in rank order."""
-        groups: list[dict[tuple[int, int], None]] = [{} for _ in range(self.n_slots)]
-        slot = self.ranks() // self.gpus_per_node
-        n_replicas, n_stages, _ = slot.shape
-        for replica in range(n_replicas):
-            for stage in range(n_stages):
-                for k in np.unique(slot[replica, stage]):
-                    groups[k][replica, stage] = None
-        first = self.ranks()[:, :, 0]
-        return [sorted(g, key=lambda pair: int(first[pair])) for g in groups]
+        groups: list[list[tuple[int, int]]] = [[] for _ in range(self.n_slots)]
+        ranks = self.ranks()
+        for pair in np.ndindex(*ranks.shape[:2]):
+            for slot in np.unique(ranks[pair] // self.gpus_per_node):
+                groups[slot].append((pair[0], pair[1]))
+        return [sorted(pairs, key=lambda pair: int(ranks[*pair, 0])) for pairs in groups]
 
     def slowdowns(self) -> dict[int, NodeSlowdown]:
         """Known slow nodes of the job, by physical node."""
-        given = self.job.cluster.node_slowdowns
-        return {int(node): as_slowdown(value) for node, value in given.items()}
+        return {
+            node: slow_by_kind(dict(slow)) if isinstance(slow, Slowness) else NodeSlowdown(slow)
+            for node, slow in self.job.cluster.node_slowdowns.items()
+        }
 
     def _check_domains(self, where: str) -> None:
         """Refuse a map that tears a tp group out of the NVLink domain it has by default."""
@@ -209,16 +201,3 @@ class Placement:
             f"NVLink domain of {domain} GPUs; keep these slots on nodes of one domain, "
             f"{domain // self.gpus_per_node} neighbouring nodes from a multiple of that number"
         )
-
-
-def as_slowdown(value: object) -> NodeSlowdown:
-    """Return what a job's ``cluster.node_slowdowns`` says of a node: a number, or by kind."""
-    if isinstance(value, NodeSlowdown):
-        return value
-    if isinstance(value, int | float):
-        return NodeSlowdown(float(value))
-    named = {name: getattr(value, name) for name in NodeSlowdown._fields}
-    whole = getattr(value, "everything", None)
-    for name in ("compute", "memory", "network", "other"):
-        named[name] = whole if named[name] is None else named[name]
-    return NodeSlowdown(**{name: x for name, x in named.items() if x is not None})

@@ -1,23 +1,23 @@
 """How a placed job's groups lie on NVLink domains and tiers, and what their messages then take.
 
-Rings visit their members in rank order. What leaves a unit of a tier (a pod, a site) shares its way
-out: with c directed ring edges leaving a unit of g GPUs, over all groups of that kind, each gets
+Rings visit their members in rank order. What leaves a unit of a tier (a pod, a site) shares its
+uplink: with c directed ring edges leaving a unit of g GPUs, over all groups of that kind, each gets
 1 / (o c / g) of a GPU's rate, o being the oversubscription; where that is more than the whole, all
-of it. Hierarchical collectives send out of each unit once, whatever the order. A ring is as slow as
-its worst unit. Left out: traffic of other kinds at the same time, rings in a better order, and that
-hops which only another placement makes far would queue for the uplink.
+of it. Left out: traffic of other kinds at the same time, rings in a better order, and that hops
+which only another placement makes far would queue for the uplink.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.cluster.groups import count_units
-from prism.cluster.linktiers import Hops, Reach, Tier, extra_latency, find_hops, unit_sizes
+from prism.cluster.linktiers import Hops, Reach, Tier, extra_latency, unit_sizes
 from prism.cluster.machine import Cluster
 from prism.cluster.nodemap import Placement
 
@@ -26,13 +26,7 @@ Int = NDArray[np.int64]
 
 
 class Wiring:
-    """Seconds of a job's messages under one placement.
-
-    Parameters
-    ----------
-    default : Wiring, optional
-        Of the same job in the default order, which saves work.
-    """
+    """Seconds of a job's messages under one placement; the default order's wiring saves work."""
 
     def __init__(
         self, cluster: Cluster, placement: Placement, default: Wiring | None = None
@@ -40,33 +34,22 @@ class Wiring:
         self.cluster, self.placement, self.default = cluster, placement, default
         self.members = placement.members().astype(np.int64)
         self._reach: dict[str, _Rings] = {}
-        self._hop: tuple[NDArray[np.bool_], Hops] | None = None
 
     @property
     def is_flat(self) -> bool:
         """Tell whether all placements of whole nodes take the same time."""
         c, p = self.cluster, self.placement
-        one_rate = all(
-            tier.gpus >= p.n_gpus
-            or (tier.oversubscription <= 1.0 and tier.latency_s == c.network.latency_s)
+        near = c.network.latency_s
+        return c.nvlink_gpus <= p.gpus_per_node and all(
+            tier.gpus >= p.n_gpus or (tier.oversubscription <= 1.0 and tier.latency_s == near)
             for tier in c.tiers
         )
-        return one_rate and c.nvlink_gpus <= p.gpus_per_node
 
     def seconds(self, group: str, n_bytes: float, stage: int = 0) -> Array:
-        """Duration of one phase of a collective, or of a transfer.
+        """Seconds of the slowest ring or transfer that an op stands for [replica].
 
-        Parameters
-        ----------
-        group : str
-            One of `Cluster.group`, or ``hop`` from a stage to the next one.
-        n_bytes : float
-            As in `Cluster.collective_time` and `Cluster.transfer_time` [byte].
-
-        Returns
-        -------
-        float64 [replica]
-            Seconds of the slowest ring or transfer that the op stands for.
+        That is one phase of a collective of a group of `Cluster.group`, or the ``hop`` from a stage
+        to the next one.
         """
         n_replicas, n_stages, _ = self.members.shape
         if group == "hop":
@@ -84,15 +67,13 @@ class Wiring:
     def is_as(self, other: Wiring, group: str) -> bool:
         """Tell whether messages of a group take as long as under another placement."""
         if group == "hop":
-            (near, hops), (far, others) = self._hop_reach(), other._hop_reach()
-            return all(map(np.array_equal, (near, *hops), (far, *others)))
+            return all(map(np.array_equal, self._hop_reach, other._hop_reach))
         return self._rings_reach(group).rings == other._rings_reach(group).rings
 
     def is_nominal(self, group: str) -> bool:
         """Tell whether messages of a group take everywhere what the cluster says."""
         if group == "hop":
-            near, hops = self._hop_reach()
-            return all(bool((x == x[:1, :, :1]).all()) for x in (near, *hops))
+            return all(bool((x == x[:1, :, :1]).all()) for x in self._hop_reach)
         reaches = self._rings_reach(group).distinct
         nominal = self.cluster.reach(self.cluster.group(group))
         return len(reaches) == 1 and bool(np.allclose(reaches[0], nominal, rtol=1e-9, atol=0.0))
@@ -114,10 +95,6 @@ class Wiring:
             return own
         return np.asarray(self._hops(n_bytes)[:, near].mean(axis=1) / c.transfer_time(n_bytes))
 
-    def tier_factors(self, group: str) -> Array:
-        """How many times slower each ring of a kind is for the units it leaves [ring]."""
-        return np.array([reach.factor for reach in self._rings_reach(group).rings])
-
     def _rings(self, group: str) -> tuple[Int, int]:
         """GPUs of the rings of a kind, in rank order [ring, member], and how many each stands for.
 
@@ -135,37 +112,25 @@ class Wiring:
         network card of its own: the mean number of members in a domain, which may be a fraction.
         """
         if group not in self._reach:
-            rings, n_alike = self._rings(group)
+            c, (rings, n_alike) = self.cluster, self._rings(group)
             domains = self._domains(group, rings)
-            parallel = n_alike * rings.shape[1] / domains
-            if group == "ep":
-                self._reach[group] = self._exits(rings, domains)
-                return self._reach[group]
-            factor, units = np.ones(len(rings)), []
-            for tier in self.cluster.tiers:
-                units.append(count_units(rings // tier.gpus))
-                slow = self._tier_slow(tier, rings, domains, units[-1], parallel)
-                factor = np.maximum(factor, slow)
-            touched = np.stack(units, axis=1) if units else np.ones((len(rings), 0), np.int64)
-            network_s, tiers = self.cluster.network.latency_s, self.cluster.tiers
-            extra = {u: extra_latency(tiers, u, network_s) for u in set(map(tuple, touched))}
-            self._reach[group] = _sort_rings(
-                [
-                    Reach(d, f, extra[u])
-                    for d, f, u in zip(
-                        domains.tolist(), factor.tolist(), map(tuple, touched), strict=True
-                    )
-                ],
-                rings.shape[1],
-            )
+            units = [count_units(rings // tier.gpus) for tier in c.tiers]
+            touched = list(map(tuple, np.array(units).T.tolist())) if units else [()] * len(rings)
+            if group == "ep":  # every member sends to all others, so that no ring decides
+                each = list(map(c.exits, domains.tolist(), touched))
+            else:
+                factor, parallel = np.ones(len(rings)), n_alike * rings.shape[1] / domains
+                for tier, n in zip(c.tiers, units, strict=True):
+                    slow = self._tier_slow(tier, rings, domains, n, parallel)
+                    factor = np.maximum(factor, slow)
+                network_s = c.network.latency_s
+                extra = {u: extra_latency(c.tiers, u, network_s) for u in set(touched)}
+                more = [extra[u] for u in touched]
+                each = list(map(Reach, domains.tolist(), factor.tolist(), more))
+            index = {reach: k for k, reach in enumerate(dict.fromkeys(each))}
+            kind = np.array([index[reach] for reach in each])
+            self._reach[group] = _Rings(tuple(index), kind, rings.shape[1])
         return self._reach[group]
-
-    def _exits(self, groups: Int, domains: Int) -> _Rings:
-        """How ep groups lie: every member sends to all others, so that no ring decides."""
-        units = [count_units(groups // tier.gpus).tolist() for tier in self.cluster.tiers]
-        touched = zip(*units, strict=True) if units else [()] * len(groups)
-        each = [self.cluster.exits(k, u) for k, u in zip(domains.tolist(), touched, strict=True)]
-        return _sort_rings(each, groups.shape[1])
 
     def _tier_slow(
         self, tier: Tier, rings: Int, domains: Int, units: Int, parallel: Array
@@ -195,23 +160,18 @@ class Wiring:
 
     def _hops(self, n_bytes: float) -> Array:
         """Seconds of the transfer from every stage to the next [replica, stage]."""
-        near, hops = self._hop_reach()
-        times = self.cluster.hop_time(n_bytes, near, hops.slow, hops.latency_s)
+        times = self.cluster.hop_time(n_bytes, self._hop_reach)
         return np.asarray(times.max(axis=2))
 
-    def _hop_reach(self) -> tuple[NDArray[np.bool_], Hops]:
-        """Whether transfers stay on NVLink, and what they meet else [replica, stage, member]."""
-        if self._hop is None:
-            c = self.cluster
-            alike = math.gcd(c.layout.tp, self.placement.gpus_per_node)
-            source = self.members[:, :, ::alike]
-            sink = np.roll(source, -1, axis=1)
-            if not c.loops:
-                sink[:, -1] = source[:, -1]  # nothing goes from the last stage to the first
-            near = source // c.nvlink_gpus == sink // c.nvlink_gpus
-            n, network_s = self.placement.n_gpus, c.network.latency_s
-            self._hop = near, find_hops(c.tiers, n, source, sink, alike, network_s, c.steady)
-        return self._hop
+    @cached_property
+    def _hop_reach(self) -> Hops:
+        """What transfers from every stage to the next meet [replica, stage, member]."""
+        alike = math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
+        source = self.members[:, :, ::alike]
+        sink = np.roll(source, -1, axis=1)
+        if not self.cluster.loops:
+            sink[:, -1] = source[:, -1]  # nothing goes from the last stage to the first
+        return self.cluster.hops(self.placement.n_gpus, source, sink, alike)
 
 
 class _Rings(NamedTuple):
@@ -225,9 +185,3 @@ class _Rings(NamedTuple):
     def rings(self) -> list[Reach]:
         """Each of them."""
         return [self.distinct[k] for k in self.kind]
-
-
-def _sort_rings(rings: list[Reach], n_ranks: int) -> _Rings:
-    """Sort rings by how they lie."""
-    index = {each: k for k, each in enumerate(dict.fromkeys(rings))}
-    return _Rings(tuple(index), np.array([index[each] for each in rings]), n_ranks)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_node
+from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
 from prism.cluster.nodes.burnin import UNKNOWN, read_burn_in
 from prism.cluster.nodes.hosts import Measured, find_nodes
 from prism.common.errors import PrismError
@@ -97,7 +97,7 @@ def read_inventory(
         table = read_table(file, source, file_kind, text or None)
         measured = _from_table(table, kind or "compute", column, where, gpus_per_node)
     nodes = find_nodes(list(measured.factors), n_nodes, hosts, measured.locate)
-    slow = {nodes.index[label]: _slowness(factors) for label, factors in measured.factors.items()}
+    slow = {nodes.index[label]: slow_by_kind(x) for label, x in measured.factors.items()}
     notes = measured.notes + [nodes.note] * bool(nodes.note) + _remarks(slow, n_nodes)
     return Inventory(
         {node: slow[node] for node in sorted(slow) if slow[node] != NodeSlowdown()},
@@ -133,13 +133,6 @@ def merge_inventories(inventories: Mapping[str, Inventory]) -> Inventory:
         frozenset().union(*(one.measured for one in each)),
         tuple(note for one in each for note in one.notes),
     )
-
-
-def _slowness(factors: Mapping[str, float]) -> NodeSlowdown:
-    """Turn factors by kind into one slowness; everything is what a kind is that is not given."""
-    everything = factors.get("everything")
-    every = NodeSlowdown() if everything is None else slow_node(everything, "everything")
-    return every._replace(**{kind: x for kind, x in factors.items() if kind != "everything"})
 
 
 def _remarks(slow: Mapping[int, NodeSlowdown], n_nodes: int) -> list[str]:
