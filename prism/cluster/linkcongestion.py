@@ -75,16 +75,14 @@ def link_leaves(placement: Placement, n_stages: int) -> tuple[Int, Int]:
 def _stages(job: Job, n_stages: int) -> list[Sequence[int]]:
     """Stages whose leaves each link touches; the whole job has none of its own."""
     each: list[Sequence[int]] = [[s] for s in range(n_stages)]
-    hops: list[Sequence[int]] = [[s, _peer(job, s, n_stages)] for s in range(n_stages)]
+    hops: list[Sequence[int]] = list(enumerate(_peers(job, n_stages)))
     joined = each if n_own_links(job) > n_stages else []
     return [*hops, *joined, *each, [], [0, n_stages - 1]]
 
 
-def _peer(job: Job, stage: int, n_stages: int) -> int:
-    """Stage at the other end of a stage's link."""
-    if stage + 1 < n_stages:
-        return stage + 1
-    return 0 if job.parallelism.loops else max(0, n_stages - 2)
+def _peers(job: Job, n_stages: int) -> list[int]:
+    """Stages at the other ends of the stages' links."""
+    return [*range(1, n_stages), 0 if job.parallelism.loops else max(0, n_stages - 2)]
 
 
 def _crossing(job: Job, unit: NDArray[np.integer[Any]], n_stages: int) -> NDArray[np.bool_]:
@@ -94,8 +92,7 @@ def _crossing(job: Job, unit: NDArray[np.integer[Any]], n_stages: int) -> NDArra
     """
     n_own = n_own_links(job)
     out = np.zeros((len(unit), n_own + n_stages + 2), bool)
-    for s in range(n_stages):
-        out[:, s] = (unit[:, s] != unit[:, _peer(job, s, n_stages)]).any(axis=1)
+    out[:, :n_stages] = (unit != unit[:, _peers(job, n_stages)]).any(axis=2)
     if n_own > n_stages:
         out[:, n_stages:n_own] = np.ptp(unit, axis=2) > 0
     out[:, n_own:-2] = np.ptp(unit, axis=(0, 2)) > 0

@@ -84,23 +84,12 @@ class Cluster:
         return [group.domains(tier.gpus) for tier in self.tiers]
 
     def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
-        """Duration of a collective, from the last arrival of its members.
+        """Duration of a collective [s], from the last arrival of its members.
 
-        Parameters
-        ----------
-        op_kind : str
-            ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all``.
-        n_bytes : float
-            Size of the whole (gathered, unreduced) buffer on one rank [byte]; of an all-to-all what
-            a rank sends, the part that it keeps included.
+        That is an ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all`` of so many
+        bytes: the whole (gathered, unreduced) buffer on one rank; of an all-to-all what a rank
+        sends, the part that it keeps included.
 
-        Returns
-        -------
-        float
-            Duration [s].
-
-        Notes
-        -----
         With g members in each of k NVLink domains, all-gather and reduce-scatter take
         ``log2(k) a_net + log2(g) a_nvl + max(S/g (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring
         per member across the domains over that member's own network card, a ring inside each
@@ -111,9 +100,7 @@ class Cluster:
         the network rate by max(1, o g / q); see `prism.cluster.linktiers.ring_factor` for
         hierarchical collectives. Of the hops, log2(u) leave one of u units, at the tier's latency.
 
-        References
-        ----------
-        Thakur et al., 2005, doi:10.1177/1094342005051521 (ring and logarithmic latency).
+        Ring and logarithmic latency: Thakur et al., 2005, doi:10.1177/1094342005051521.
         """
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
@@ -196,16 +183,9 @@ class Cluster:
     def transfer_time(self, n_bytes: float, link: int | None = None) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
 
-        Parameters
-        ----------
-        n_bytes : float
-            Bytes one GPU sends [byte].
-        link : int, optional
-            Of the stage that sends; a link that leaves a site is told apart from the others.
-            Without one, the links that leave none count, or all links if there are no others.
+        `link` is of the stage that sends; one that leaves a site is told apart from the others.
+        Without it, the links that leave none count, or all links if there are no others.
 
-        Notes
-        -----
         The mean over stages, replicas and (with several chunks, unless in a V) the way back from
         the last stage to the first: the pipeline's critical path passes all of them. Where
         neighbouring stages lie in different units of a tier, the network is slower by max(1,
@@ -276,19 +256,12 @@ class Cluster:
 def build_cluster(job: Job, library: Library) -> Cluster:
     """Put a job's layout on its cluster.
 
-    Parameters
-    ----------
-    job : Job
-        Gives sizes, device and links. A link's missing figures are the device's, and its missing
-        efficiency the library's.
-    library : Library
-        Gives ``nominal/nvlink_efficiency`` and ``nominal/network_efficiency``.
+    A link's missing figures are the device's, and its missing efficiency the library's.
 
     Raises
     ------
     PrismError
-        If the device is not in `prism.cluster.devices.DEVICES`, or a tier is nearer than what is
-        inside it.
+        If the device is unknown, or a tier is nearer than what is inside it.
     """
     block, layout = job.cluster, job.parallelism
     device = find_device(block.device)

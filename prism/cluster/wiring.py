@@ -95,15 +95,10 @@ class Wiring:
             return own
         return np.asarray(self._hops(n_bytes)[:, near].mean(axis=1) / c.transfer_time(n_bytes))
 
-    def _rings(self, group: str) -> tuple[Int, int]:
-        """GPUs of the rings of a kind, in rank order [ring, member], and how many each stands for.
-
-        Rings of neighbouring tp ranks that never leave each other's node are one.
-        """
-        n_alike = 1
-        if group not in ("tp", "world"):
-            n_alike = math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
-        return self.placement.gpus(self.cluster.layout.groups(group, n_alike)), n_alike
+    @property
+    def _n_alike(self) -> int:
+        """Neighbouring tp ranks that never leave each other's node, so that one is looked at."""
+        return math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
 
     def _rings_reach(self, group: str) -> _Rings:
         """How every ring of a kind lies.
@@ -112,7 +107,8 @@ class Wiring:
         network card of its own: the mean number of members in a domain, which may be a fraction.
         """
         if group not in self._reach:
-            c, (rings, n_alike) = self.cluster, self._rings(group)
+            c, n_alike = self.cluster, 1 if group in ("tp", "world") else self._n_alike
+            rings = self.placement.gpus(c.layout.groups(group, n_alike))  # [ring, member]
             domains = self._domains(group, rings)
             units = [count_units(rings // tier.gpus) for tier in c.tiers]
             touched = list(map(tuple, np.array(units).T.tolist())) if units else [()] * len(rings)
@@ -166,12 +162,11 @@ class Wiring:
     @cached_property
     def _hop_reach(self) -> Hops:
         """What transfers from every stage to the next meet [replica, stage, member]."""
-        alike = math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
-        source = self.members[:, :, ::alike]
+        source = self.members[:, :, :: self._n_alike]
         sink = np.roll(source, -1, axis=1)
         if not self.cluster.loops:
             sink[:, -1] = source[:, -1]  # nothing goes from the last stage to the first
-        return self.cluster.hops(self.placement.n_gpus, source, sink, alike)
+        return self.cluster.hops(self.placement.n_gpus, source, sink, self._n_alike)
 
 
 class _Rings(NamedTuple):

@@ -61,20 +61,10 @@ def read_inventory(
 ) -> Inventory:
     """Read how slow nodes are; what a file is, is found by content.
 
-    Parameters
-    ----------
-    path : str or path
-        A CSV or parquet table with a column of nodes (see `NODE_COLUMNS`) and either factors
-        (``slowdown``, `KINDS`) or a time or rate per GPU; or output of nccl-tests per node or per
-        pair of nodes, a file or a folder of files.
-    kind : str, optional
-        What a plain ``slowdown`` or a time slows, one of `KINDS`; compute where None.
-    hosts : sequence of str, optional
-        [node] host names.
-    column : str, optional
-        The measurement, where a burn-in table has several.
-    where : mapping of str to str, optional
-        Keep the rows in which these columns have these values.
+    It may be a CSV or parquet table with a column of nodes (see `NODE_COLUMNS`) and either factors
+    (``slowdown``, `KINDS`) or a time or rate per GPU; or output of nccl-tests per node or per pair
+    of nodes, a file or a folder of files. `kind` is what a plain ``slowdown`` or a time slows, and
+    `hosts` [node] are names; of a table, `column` is the measurement and `where` chooses rows.
 
     Raises
     ------
