@@ -12,12 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
-from prism.analyses.texts.causes import label, short_label
-from prism.analyses.texts.rank import causes, findings, in_words, rank_warnings
+from prism.common.labels import label, short_label
 from prism.common.resultfiles import save
 from prism.plots.rank import plot_interventions, plot_path, plot_ranking
-from prism.present.views.rank import WIDTH, rank_view
+from prism.present.answer import Figure as Number
+from prism.present.answer import words
+from prism.present.answers import rank as module
+from prism.present.answers.rank import rank_answer
+from prism.present.terminal import WIDTH, render
 from prism.simulation.results import VARIABLES, make_dataset
 
 KEYS = {"name", "time_share", "cv", "first_order", "total_order", "total_order_ci",
@@ -105,10 +107,32 @@ def asked(monkeypatch):
     return calls
 
 
-def lines_of(numbers):
-    console = Console(width=200, color_system=None)
+@pytest.fixture
+def answer(monkeypatch):
+    """Make the answer of a summary."""
+
+    def make(numbers):
+        monkeypatch.setattr(module, "summarize_rank", lambda _: numbers)
+        return rank_answer(None)
+
+    return make
+
+
+def told(answer, code):
+    """Texts of the findings of a code."""
+    return [found.text for found in answer.findings if found.code == code]
+
+
+def table_of(answer, title=""):
+    """Rows of a table by their label, as texts; nothing where there is no such table."""
+    rows = (table.rows for table in answer.tables if table.title.startswith(title))
+    return {row[0]: [words(cell) for cell in row[1:]] for row in next(rows, ())}
+
+
+def lines_of(answer, details=False):
+    console = Console(width=WIDTH, color_system=None)
     with console.capture() as capture:
-        console.print(rank_view(numbers))
+        console.print(render(answer, details))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -154,20 +178,21 @@ def test_json_is_one_object(run, asked):
 
 def test_folder_holds_result_summary_and_plots(run, asked, tmp_path):
     status, _, err = run("rank", "pipeline-8x32", "-o", tmp_path / "out")
-    names = {"result.nc", "summary.json", "ranking.png", "ranking.svg"}
+    plots = {f"{stem}.{kind}" for stem in ("ranking", "critical_path") for kind in ("png", "svg")}
+    names = plots | {"result.nc", "summary.json"}
     assert status == 0 and {file.name for file in (tmp_path / "out").iterdir()} == names
     assert "ranking.png" in err
     written = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert written["kernels"][0]["name"] == "gemm_mlp"
     status, out, _ = run("show", tmp_path / "out" / "result.nc")
-    assert status == 0 and "GEMM MLP" in out and "what makes the step time vary" in out
+    assert status == 0 and "GEMM MLP" in out
     shown = json.loads(run("show", tmp_path / "out" / "result.nc", "--json")[1])
     assert shown["kind"] == "ranking" and shown["summary"] == written
 
 
 def test_quick_warns_and_draws(run, asked, tmp_path):
     status, out, err = run("rank", "pipeline-8x32", "--quick", "-q", "-o", tmp_path / "out")
-    assert status == 0 and "at most" in out and "upper bound" in err
+    assert status == 0 and out and "upper bound" in err
     assert (tmp_path / "out" / "ranking.svg").is_file()
 
 
@@ -205,7 +230,7 @@ def test_a_folder_that_cannot_be_is_told_before_any_work(run, asked, tmp_path):
     assert status == 2 and "file" in err and not asked
 
 
-# --------------------------------------------------------------------------------- in words
+# --------------------------------------------------------------------------------- findings
 def test_labels_are_those_of_a_performance_engineer():
     assert short_label("dp_cp_reduce_scatter") == "dp-cp reduce_scatter"
     assert short_label("tp_all_reduce") == "tp all_reduce"
@@ -216,126 +241,135 @@ def test_labels_are_those_of_a_performance_engineer():
     assert label("void gemm<float [4]>", "kernels") == "void gemm<float [4]>"
 
 
-def test_causes_are_one_list_by_total_order():
-    assert [c["name"] for c in causes(ranking())][:2] == ["dp_reduce_scatter", "rank"]
+def test_the_largest_cause_comes_first_with_what_fixing_it_brings(answer):
+    found = answer(ranking())
+    first = found.findings[0]
+    assert (first.code, first.severity) == ("largest_cause", "answer")
+    for part in ("dp reduce_scatter", "61 ± 1 %", "-41 ± 1 %", "-1.3 ± 0.1 %"):
+        assert part in first.text
+    fact = dict(found.facts)["largest cause, dp reduce_scatter"]
+    assert fact.value == found.json()["kernels"][0]["total_order"]
 
 
-def test_sentences():
-    lines = findings(ranking())
-    assert lines[0] == (
-        "Freezing dp reduce_scatter at its median would cut the standard deviation of the step "
-        "time by 41 % (40 to 42 %) and p95 by 1.3 % (1.2 to 1.4 %)."
-    )
-    text = " ".join(lines)
-    assert "Freezing the rank effect at its median" in text
-    # an interval that holds 0 is no finding
-    assert "Freezing GEMM MLP" not in text and "optimizer" not in text
-    assert "Not additive: 20 ± 2 % of the variance" in text
-    assert "rank effect (20 % alone, 36 % in all)" in text
-    assert "GEMM MLP is what to fix for p95, dp reduce_scatter for the standard deviation" in text
-    assert "In the slowest 5 % of steps more than in the spread: GEMM MLP (45 % against 30 %)" in (
-        text
-    )
-    assert "less than in the spread: dp reduce_scatter (55 % against 70 %)" in text
+def test_causes_that_are_indistinguishable_are_named_together(answer):
+    found = answer(ranking(effects=[row("rank", 0.6, 0.605)]))
+    (text,) = told(found, "largest_cause")
+    assert "dp reduce_scatter" in text and "rank effect" in text and "indistinguishable" in text
+    assert "rank effect" not in told(answer(ranking()), "largest_cause")[0]
 
 
-def test_stalls_are_left_out_rather_than_frozen():
-    text = findings(ranking(effects=[row("stall", 0.3, 0.3, 0.5, 0.01)]))[1]
-    assert text.startswith("Leaving out all stalls would cut the standard deviation")
+def test_a_change_that_is_not_distinguishable_is_only_bounded(answer):
+    still = row("stall", 0.9, 0.9, 0.5, 0.0005)
+    (text,) = told(answer(ranking([], [still])), "largest_cause")
+    assert "-50 ± 1 %" in text and "within 0.1 %" in text and "median" not in text
 
 
-def test_additive_causes_are_said_to_add_up():
-    text = " ".join(findings(ranking(effects=[row("rank", 0.4, 0.4)])))
-    assert "Causes add up: alone they make 100 ± 2 % of the variance" in text
-    assert "Not additive" not in text and "More together" not in text
+def test_another_cause_that_p95_gains_more_from(answer):
+    (text,) = told(answer(ranking()), "largest_for_p95")
+    assert "GEMM MLP" in text and "-3.0 ± 0.1 %" in text
+    assert not told(answer(ranking([row("p2p", 0.9, 0.9, 0.5, 0.02)], [])), "largest_for_p95")
 
 
-def test_other_interventions_have_sentences_and_tables():
+def test_additivity(answer):
+    (text,) = told(answer(ranking()), "additivity")
+    assert "20 ± 2 %" in text  # what arises only where causes meet
+    (text,) = told(answer(ranking(effects=[row("rank", 0.4, 0.4)])), "additivity")
+    assert "100 ± 2 %" in text
+
+
+def test_classes_that_weigh_otherwise_in_the_tail(answer):
+    (text,) = told(answer(ranking()), "tail_differs")
+    assert "GEMM MLP 45 %" in text and "30 %" in text and "dp reduce_scatter 55 %" in text
+    assert not told(answer(ranking(tail_differs=[])), "tail_differs")
+
+
+def test_effects_that_lengthen_the_mean(answer):
+    slow = row("rank", 0.01, 0.02, 0.02, 0.5, mean_reduction=0.49, mean_reduction_ci=[0.48, 0.5])
+    found = answer(ranking(effects=[slow]))
+    (text,) = told(found, "lengthens_mean")
+    assert "-49 ± 1 %" in text and "-2.0 ± 1.0 %" in text
+    assert table_of(found)["rank effect (GPU speed)"][2:] == ["-2.0 ± 1.0 %", "-50 %", "-49 %"]
+
+
+def test_other_interventions_have_tables(answer):
     changed = {"std_if_cut": 0.3, "std_reduction_cut": 0.17, "p95_reduction_cut": -0.002,
                "std_if_faster": 0.3, "std_reduction_faster": 0.1,
                "p95_reduction_faster": 0.1}  # fmt: skip
     numbers = ranking([row("p2p", 0.9, 0.95, **changed)], [])
-    text = " ".join(findings(numbers))
-    assert "Cutting the tail of p2p at its p95" in text and "raise p95 by 0.2 %" in text
-    assert "Making p2p faster by 10 %" in text and "p95 by 10.0 %" in text
-    more = " ".join(findings(numbers | {"speed_up": 0.25}))
-    assert "Making p2p faster by 25 %" in more
-    assert "Freezing" not in text
-    lines = lines_of(numbers)
-    assert any("tail were cut" in line for line in lines)
-    assert any("10 % less time" in line for line in lines)
+    found = answer(numbers | {"speed_up": 0.25})
+    titles = [table.title for table in found.tables]
+    assert any("tail" in title for title in titles) and any("25 %" in title for title in titles)
+    cut, faster = (next(t for t in titles if word in t) for word in ("tail", "25 %"))
+    assert table_of(found, cut) == {"p2p (between stages)": ["-17 %", "+0.2 %"]}
+    assert table_of(found, faster) == {"p2p (between stages)": ["-10 %", "-10 %"]}
+    # nothing was held at its median
+    assert "median" not in " ".join(lines_of(found)) and not told(found, "no_reduction")
+    noise = {"std_if_cut": 0.3, "std_reduction_cut": 0.01, "std_reduction_cut_ci": [-0.01, 0.03]}
+    assert told(answer(ranking([row("p2p", 0.9, 0.95, **noise)], [])), "no_reduction")
 
 
-def test_pairs_have_a_sentence_and_tables():
+def test_pairs_have_tables(answer):
     pair = {"names": ["gemm_mlp", "rank"], "second_order": 0.1, "second_order_ci": [0.08, 0.12],
             "joint": 0.2, "joint_ci": [0.18, 0.22]}  # fmt: skip
-    through = {"rank": {"gemm_mlp": 1.02, "p2p": -0.02}}
-    numbers = ranking(pairs=[pair, pair | {"joint": 1e-5}], through_class=through)
-    assert "GEMM MLP meets the rank effect, 10 % of the variance" in " ".join(findings(numbers))
-    text = "\n".join(lines_of(numbers))
-    assert "GEMM MLP x rank effect" in text and "18 to 22" in text
-    assert "and 1 more of no weight" in text and "rank effect: GEMM MLP 102.0, p2p -2.0" in text
-    assert any("No pair that was tried" in line for line in findings(ranking(pairs=[])))
+    through = {"rank": {"gemm_mlp": 1.02, "p2p": -0.02, "loss": 0.001}}
+    found = answer(ranking(pairs=[pair, pair | {"joint": 1e-5}], through_class=through))
+    shown = table_of(found, "Only where two causes meet")
+    assert shown == {"GEMM MLP x rank effect": ["10 ± 2 %", "20 ± 2 %"]}
+    shown = table_of(found, "Kernel classes that effects act through")
+    assert shown == {"GEMM MLP": ["102 %"], "p2p (between stages)": ["-2.0 %"]}
+    assert not told(found, "no_interaction")
+    assert told(answer(ranking(pairs=[], through_class={})), "no_interaction")
 
 
-def test_warnings():
-    assert rank_warnings(ranking()) == []
-    wide = ranking(effects=[row("rank", 0.3, 0.4, half=0.2)])
-    (warning,) = rank_warnings(wide)
+def test_warnings(answer):
+    assert answer(ranking()).warnings == ()
+    (warning,) = answer(ranking(effects=[row("rank", 0.3, 0.4, half=0.2)])).warnings
     assert "rank effect 40 ± 20 %" in warning
-    assert "bound" in rank_warnings(ranking(quick=True))[0]
+    quick = answer(ranking(quick=True))
+    assert len(quick.warnings) == 1 and not told(quick, "additivity")
     unknown = ranking(quick=True, effects=[row("call", 0.1, 0.1, total_order=None)])
-    assert rank_warnings(unknown)[0].endswith("unknown: call effect")
+    assert answer(unknown).warnings[0].endswith("unknown: call effect")
     # above one half a wider interval will do
-    assert rank_warnings(ranking(effects=[row("rank", 0.6, 0.7, half=0.055)])) == []
+    assert answer(ranking(effects=[row("rank", 0.6, 0.7, half=0.055)])).warnings == ()
 
 
-def test_the_widths_aimed_at_are_those_of_the_sampling():
-    from prism.analyses.texts import rank as ranktext
-
-    assert (ranktext.HALF_WIDTH, ranktext.WIDE_HALF_WIDTH) == (HALF_WIDTH, WIDE_HALF_WIDTH)
-
-
-def test_nothing_varies():
+def test_nothing_varies(answer):
     calm = [row("compute", 0.0, 0.0, 0.0, 0.0, 0.0)]
-    numbers = ranking(calm, [], std=0.0, within_cluster_std=0.0, between_cluster_std=0.0)
-    assert findings(numbers) == ["The step time does not vary: there is nothing to rank."]
-    assert any("compute" in line for line in lines_of(in_words(numbers)))
+    found = answer(ranking(calm, [], std=0.0, within_cluster_std=0.0, between_cluster_std=0.0))
+    assert [finding.code for finding in found.findings] == ["no_variance"]
+    assert any("compute" in line for line in lines_of(found))
 
 
 # ----------------------------------------------------------------------------------- tables
-def test_table_fits_and_is_sorted():
-    lines = lines_of(in_words(ranking()))
-    assert max(map(len, lines)) <= WIDTH
-    rows = [line for line in lines if line.startswith(("dp reduce_scatter", "rank effect"))]
-    assert rows[0].split("  ")[0] == "dp reduce_scatter"
-    assert "60.0    61.0    60 to 62" in rows[0] and "-41 ±1" in rows[0]
-    assert "-1.3 ±0.1" in rows[0]
-    assert any("1 more of no weight: optimizer" in line for line in lines)
+def test_tables_fit_and_causes_are_sorted(answer):
+    found = answer(ranking())
+    assert max(map(len, lines_of(found, details=True))) <= WIDTH
+    shown = table_of(found)
+    assert list(shown) == ["dp reduce_scatter", "rank effect (GPU speed)", "GEMM MLP"]
+    assert shown["dp reduce_scatter"] == ["60 %", "61 ± 1 %", "-41 ± 1 %", "-1.3 ± 0.1 %", ""]
+    assert list(table_of(found, "Smaller causes")) == ["optimizer"]
 
 
-def test_wide_figures_fit():
+def test_figures_are_those_of_the_json(answer):
+    numbers = ranking()
+    listed = {v for rows in (numbers["kernels"], numbers["effects"]) for r in rows
+              for v in r.values() if isinstance(v, float)}  # fmt: skip
+    listed |= {v for v in numbers.values() if isinstance(v, float)}
+    cells = [c for t in answer(numbers).tables for r in t.rows for c in r if isinstance(c, Number)]
+    assert len(cells) > 20 and {cell.value for cell in cells} <= listed
+
+
+def test_wide_figures_fit(answer):
     kernels = [row("k" * 60, 0.6, 0.9, 0.99, 0.95, 0.4, critical_path_share=1.0,
                    covariance_share=-0.999, tail_share=-0.999)]  # fmt: skip
-    lines = lines_of(ranking(kernels, [row("microbatch", 0.0, 1.0, 0.999, 0.999, 1.0)]))
-    assert max(map(len, lines)) <= WIDTH
+    numbers = ranking(kernels, [row("microbatch", 0.0, 1.0, 0.999, 0.999, 1.0)])
+    assert max(map(len, lines_of(answer(numbers), details=True))) <= WIDTH
 
 
-def test_mean_is_shown_where_it_is_known():
-    slow = row("rank", 0.01, 0.02, 0.02, 0.5, mean_reduction=0.49, mean_reduction_ci=[0.48, 0.5])
-    numbers = ranking(effects=[slow])
-    (line,) = (x for x in lines_of(numbers) if x.startswith("rank effect"))
-    assert "-49  -2.0 ±1.0" in line
-    assert (
-        "The rank effect costs time rather than certainty: freezing it would cut the mean by 49 % "
-        "(48 to 50 %), and the standard deviation by 2.0 %."
-    ) in findings(numbers)
-
-
-def test_run_says_what_is_of_a_step():
-    text = "\n".join(lines_of(ranking(target="time_to_train")))
-    assert "what makes the time-to-train vary" in text and "those of one step" in text
-    assert "between sets of GPUs" not in text
+def test_many_causes_take_a_screen(answer):
+    kernels = [row(f"kernel_{i}", 0.05, 0.05, 0.02, 0.01) for i in range(20)]
+    found = answer(ranking(kernels))
+    assert len(lines_of(found)) <= 35 < len(lines_of(found, details=True))
 
 
 # ------------------------------------------------------------------------------------ plots
@@ -346,7 +380,7 @@ def test_plot_has_a_bar_per_cause_that_matters():
     assert sorted(bar.get_width() for bar in ax.patches) == pytest.approx(
         [0.0, 0.1, 0.35, 0.5], abs=1e-5
     )
-    (first,) = (line for line in ax.lines if line.get_label() == "alone")
+    (first,) = (line for line in ax.lines if line.get_label() == "first-order")
     assert list(first.get_xdata()) == pytest.approx([0.4, 0.3, 0.1, 0.0])
     beside = ax.figure.axes[1]
     assert sorted(bar.get_width() for bar in beside.patches)[0] == pytest.approx(-0.5)
@@ -398,8 +432,7 @@ def test_a_small_job_end_to_end(run, small, tmp_path):
         totals = [r["total_order"] for r in found[kind]]
         assert totals == sorted(totals, reverse=True)
     assert sum(r["covariance_share"] for r in found["kernels"]) == pytest.approx(1.0)
-    assert any(line.startswith("Freezing ") for line in found["findings"])
-    assert any(line.startswith("Making ") for line in found["findings"])
+    assert found["findings"][0]["code"] == "largest_cause"
     assert json.loads((out / "summary.json").read_text()) == found
     again = json.loads(run("rank", small, "--seed", 4, "--json", "-q", "--threads", 1,
                            "--intervene", "freeze,cut,speed")[1])  # fmt: skip
@@ -416,6 +449,8 @@ def test_a_job_that_does_not_vary(run, small):
         status, out, err = run("rank", small, "--seed", 1, *off, *mode)
         assert status == 0, err
         assert "does not vary" in out
+        found = json.loads(run("rank", small, "--seed", 1, *off, *mode, "--json")[1])
+        assert [finding["code"] for finding in found["findings"]] == ["no_variance"]
 
 
 def test_a_run_is_ranked(run, small):

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import prism
-from prism.analyses.texts.causes import short_label
-from prism.analyses.texts.rank import causes, in_words
+from prism.common.labels import short_label
+from prism.common.resultfiles import summary
 from prism.plots.base import save_figure
 from prism.plots.rank import plot_ranking
 
@@ -58,17 +58,19 @@ def stem(job, case):
 
 
 def rank(job, threads, quick):
-    """Rank a job: the result, and its summary in words."""
+    """Rank a job: the result, and its summary with findings."""
     result = prism.rank(job, seed=SEED, threads=threads, quick=quick)
-    return result, in_words(prism.summarize_rank(result))
+    return result, summary(result)
 
 
 def shorten(numbers):
     """Keep of a summary what the tables show."""
     kept = {key: numbers[key] for key in ("mean", "std", "p95", "findings", "warnings")}
+    rows = [(row, kind) for kind in ("kernels", "effects") for row in numbers[kind]]
+    rows.sort(key=lambda found: -(found[0]["total_order"] or 0.0))
     kept["causes"] = [
-        {"name": row["name"], "kind": row["kind"]} | {k: row[k] for k in FIGURES if k in row}
-        for row in causes(numbers)
+        {"name": row["name"], "kind": kind} | {k: row[k] for k in FIGURES if k in row}
+        for row, kind in rows
     ]
     return kept
 
@@ -121,7 +123,7 @@ def tell(title, numbers, seconds):
     for row in numbers["causes"][:6]:
         cut = row.get("std_reduction")
         text = f"  {short_label(row['name'], row['kind']):28s}"
-        text += f" in all {100 * (row['total_order'] or 0.0):6.2f} %"
+        text += f" total-order {100 * (row['total_order'] or 0.0):6.2f} %"
         print(text + ("" if cut is None else f", std if frozen {-100 * cut:+.1f} %"), flush=True)
 
 

@@ -58,10 +58,7 @@ KINDS = {
     "simulation": _ESTIMATE,
     "estimate": _ESTIMATE,
     "steps_estimate": _ESTIMATE,
-    "ranking": Kind(
-        "rank", "analyses.rank:summarize_rank", "present.views.rank:rank_view",
-        "present.reports.analyses:ranking_section", "analyses.texts.rank:in_words",
-    ),
+    "ranking": Kind("rank", answer="present.answers.rank:rank_answer"),
     "placement": Kind(
         "place", "analyses.place:summarize_place", "present.views.place:place_view",
         "present.reports.analyses:placement_section", "analyses.texts.place:in_words",

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from prism.analyses.texts.causes import label
-from prism.analyses.texts.rank import TARGETS
+from prism.common.labels import TARGETS, label
 from prism.plots.base import BLUE, GREY, ORANGE, RED, new_axes
 
 Array = NDArray[np.float64]
@@ -71,14 +70,14 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         low, high = np.clip(result["total_order_ci"].to_numpy()[order].T, 0.0, 1.0)
         ax.hlines(rows, low, high, color="black", linewidth=1.2, zorder=3)
         first = result["first_order"].to_numpy()[order]
-        ax.plot(first, rows, "D", mfc="white", mec="black", ms=4.5, zorder=4, label="alone",
+        ax.plot(first, rows, "D", mfc="white", mec="black", ms=4.5, zorder=4, label="first-order",
                 clip_on=False)  # fmt: skip
     for row in rows[np.isnan(total)]:
         ax.annotate("unknown", (0, row), xytext=(3, 0), textcoords="offset points",
                     va="center", fontsize=8, color=GREY)  # fmt: skip
     _finish(ax, result, order)
     ax.set_xlim(0.0, None)
-    ax.set_xlabel("share of the variance: alone, and with others" if not quick else
+    ax.set_xlabel("share of the variance: total-order" if not quick else
                   "share of the variance")  # fmt: skip
     ax.legend(loc="lower right", frameon=False, fontsize=8)
     what = TARGETS[_target(result)]

@@ -72,6 +72,6 @@ def _titles(columns: tuple[Column, ...]) -> list[str]:
 
 def _line(text: str) -> Text:
     """Text that breaks at the width of a screen; a number keeps its unit."""
-    kept = text.replace(" %", f"{SPACE}%")
+    kept = text.replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
     lines = textwrap.wrap(kept, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return Text("\n".join(lines).replace(SPACE, " "))

@@ -39,7 +39,8 @@ def measure_interactions(
     values: dict[str, Any] = {}
     for name, estimates in zip(("pair_order", "pair_joint"), found, strict=True):
         values |= {name: estimates[:, 0], f"{name}_ci": estimates[:, 1:]}
-    values["through_class"] = np.array(through).reshape(len(effects), -1)
+    shape = len(effects), len(case.step.program.classes)
+    values["through_class"] = np.array(through).reshape(shape)
     names = [[shares[i].entry.name for i in pair] for pair in pairs]
     coords = {
         "pair": [" x ".join(pair) for pair in names],

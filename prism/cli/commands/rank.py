@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from prism.cli.commands.options import (
     Names,
     common_options,
+    details_option,
     output_option,
     place_options,
     set_option,
 )
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -56,6 +51,7 @@ if TYPE_CHECKING:
 )
 @set_option
 @output_option()
+@details_option
 @common_options()
 @place_options
 def rank(
@@ -68,6 +64,7 @@ def rank(
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
@@ -84,11 +81,8 @@ def rank(
         told = "--pairs" if pairs else "--intervene" if interventions else "--speed-up"
         raise click.UsageError(f"--quick and {told} exclude each other: it is one run, as is")
     from prism.analyses.rank import rank as rank_causes
-    from prism.analyses.rank import summarize_rank
-    from prism.analyses.texts.rank import in_words
     from prism.common.files import check_directory
     from prism.jobs.job import load_job
-    from prism.present.views.rank import rank_view
 
     if output is not None:
         check_directory(output)
@@ -105,12 +99,4 @@ def rank(
             threads=threads,
             progress=report,
         )
-    numbers = in_words(summarize_rank(result))
-    conclude_view(result, numbers, rank_view, _draw, output=output, as_json=as_json, quiet=quiet)
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plot of a ranking, by the stem of its files."""
-    from prism.plots.rank import plot_ranking
-
-    return {"ranking": plot_ranking(result)}
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

@@ -1,4 +1,4 @@
-"""Sections of a ranking, a placement and a sweep.
+"""Sections of a placement and a sweep.
 
 Words, tables and plots are those of the commands; what is added is the question, and both errors.
 """
@@ -10,97 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prism.analyses.place import summarize_place
-from prism.analyses.rank import summarize_rank
 from prism.analyses.sweep import summarize_sweep
 from prism.analyses.texts.place import assumed, entry, objective_name
 from prism.analyses.texts.place import in_words as place_in_words
-from prism.analyses.texts.rank import TARGETS, causes, half_width
-from prism.analyses.texts.rank import in_words as rank_in_words
 from prism.analyses.texts.sweep import in_words as sweep_in_words
 from prism.common.text import format_like
 from prism.plots.place import plot_alternatives, plot_slots
-from prism.plots.rank import plot_path, plot_ranking
 from prism.plots.sweep import plot_sweep
 from prism.present.answer import Errors, Picture
 from prism.present.answers.estimate import NOT_INCLUDED
 from prism.present.reports.sections import Section
 from prism.present.views.place import place_view
-from prism.present.views.rank import rank_view
 from prism.present.views.sweep import sweep_view
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Json = Mapping[str, Any]
-
-MOST_NAMED = 3
-"""Causes named in the first sentence of a ranking."""
-LEAST_SHARE = 0.01
-
-
-def ranking_section(result: xr.Dataset) -> Section:
-    """Make the section of a ranking, what ``prism.rank`` returns."""
-    numbers = rank_in_words(summarize_rank(result))
-    target = TARGETS[numbers["target"]]
-    errors = _ranking_errors(numbers)
-    note = "Bars are shares of the variance that a cause makes in all, diamonds what it makes "
-    note += "alone, lines 95 % intervals; beside them, what holding it at its median would change."
-    if numbers["quick"]:
-        note = "Bars are shares of the variance; hatched ones are upper bounds, from one run."
-    pictures = [
-        Picture(
-            "",
-            f"Causes of the spread of the {target} of {numbers['job']}, the largest on top",
-            lambda: plot_ranking(result),
-            note,
-            errors,
-        )
-    ]
-    if not numbers["quick"]:
-        note = "Where the mean time of a step is, and which classes its spread and its slowest "
-        note += "5 % pass through; each of the three adds up to 100 %."
-        title = f"Time on the critical path of {numbers['job']} by kernel class"
-        path = _ranking_errors(numbers, "covariance_share", "time's shares of the spread")
-        pictures.append(Picture("", title, lambda: plot_path(result), note, path))
-    return Section(
-        title=f"What makes the {target} vary",
-        subject=str(numbers["job"]),
-        question=f"What makes the {target} of {numbers['job']} vary, and what would fixing a cause "
-        "bring?",
-        answers=(*_largest(numbers, target), *numbers["findings"]),
-        pictures=tuple(pictures),
-        view=rank_view(numbers),
-        captions=("Causes, the largest share of the variance first; figures in percent",),
-        warnings=tuple(numbers["warnings"]),
-        numbers=numbers,
-    )
-
-
-def _largest(numbers: Json, target: str) -> list[str]:
-    """Name the causes with the largest shares of the variance."""
-    rows = [row for row in causes(numbers) if (row.get("total_order") or 0.0) >= LEAST_SHARE]
-    if not rows or not numbers.get("std"):
-        return []
-    named = []
-    for row in rows[:MOST_NAMED]:
-        half = half_width(row, "total_order")
-        error = f" ± {100.0 * half:.0f}" if half >= 0.005 else ""
-        named.append(f"{row['label']}, {100.0 * row['total_order']:.0f}{error} % of the variance")
-    bound = ", from one run and without intervals" if numbers["quick"] else ""
-    return [f"What makes the {target} vary most{bound}: {'; '.join(named)}."]
-
-
-def _ranking_errors(numbers: Json, key: str = "total_order", what: str = "shares") -> Errors:
-    """Write the widest interval of a share, and what is not in it."""
-    if numbers["quick"]:
-        return Errors("not known: one run gives bounds, without intervals", NOT_INCLUDED)
-    rows = [row for row in causes(numbers) if half_width(row, key) > 0.0]
-    if not rows:
-        return Errors("less than the digits shown", NOT_INCLUDED)
-    widest = max(rows, key=lambda row: half_width(row, key))
-    text = f"95 % intervals of the {what}, by cluster; the widest is {widest['label']}, "
-    text += f"± {100.0 * half_width(widest, key):.2g} % of the variance"
-    return Errors(text, NOT_INCLUDED)
 
 
 def placement_section(result: xr.Dataset) -> Section:

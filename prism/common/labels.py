@@ -1,4 +1,4 @@
-"""Names of kernel classes and effects, as a performance engineer says them."""
+"""Names of kernel classes, effects and targets, as a performance engineer says them."""
 
 _NAMES = {
     "gemm_mlp": ("GEMM MLP", ""),
@@ -25,6 +25,7 @@ _EFFECTS = {
     "stall": ("stalls", "rare stops"),
     "jitter": ("step jitter", "added time"),
 }
+TARGETS = {"step_time": "step time", "time_to_train": "time-to-train"}
 _GROUPS = ("dp_cp_", "tp_", "dp_", "cp_", "ep_", "pp_", "world_")
 
 

@@ -1,0 +1,495 @@
+"""The answer of a ranking: what makes the time vary, what to do about it, what that brings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prism import plots
+from prism.analyses.rank import summarize_rank
+from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
+from prism.common.labels import TARGETS, label, short_label
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Finding,
+    Picture,
+    Table,
+    duration,
+    error,
+    pairs_table,
+    words,
+)
+from prism.present.answers.estimate import NOT_INCLUDED
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+Columns = Sequence[tuple[Column, Callable[[Json], Cell]]]
+
+MOST_ROWS, MOST_CHANGES, MOST_PAIRS, MOST_NAMED = 12, 8, 10, 3
+SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
+"""Shares of the variance and of the time, and changes, of causes that are details [1]."""
+LEAST_FINDING = 0.005
+"""Change of p95, or share of the variance of a pair, worth a sentence [1]."""
+LEAST_DELAY, MOST_OF_DELAY = 0.03, 0.1
+"""An effect that freezing cuts the mean by the first, and the spread by less than the second, is
+said to delay [1]."""
+NOTABLE = 0.02
+"""Difference of shares worth a sentence [1]."""
+
+_REMEDIES = {
+    "rank": ("GPUs' own speed", "replace or regroup the slowest GPUs (prism place)"),
+    "step": ("variation common to all GPUs of a step",
+             "look at what they share: power, cooling, fabric, storage"),
+    "microbatch": ("uneven work of microbatches", "pack sequences to microbatches of equal work"),
+    "expert": ("uneven routing to experts", "balance it: auxiliary loss, capacity factor"),
+    "call": ("variation common to the kernels of a forward or backward",
+             "look at the host: launch delays, other processes"),
+    "rank_step": ("variation of single GPUs between steps",
+                  "look at clocks, throttling and the host"),
+    "regime": ("congestion of links", "keep other traffic off them"),
+    "stall": ("stalling", "find what stops ranks: data loading, garbage collection, storage"),
+    "jitter": ("time added between steps", "look at data loading, logging and synchronisation"),
+    "launch_gap": ("variation of launch gaps", "launch fewer kernels, as with CUDA graphs"),
+}  # fmt: skip
+_STEADIER = "look for what disturbs these kernels: clocks, power limits, other processes"
+_OVERLAP = "overlap it with compute, or look for what disturbs its links"
+_COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "nccl"
+"""Words in the names of kernel classes that communicate."""
+_OTHERS = {
+    "_cut": ("std_if_cut", "If the tail of a cause were cut at its own p95"),
+    "_faster": ("std_if_faster", "If a kernel class took {} less time"),
+}
+"""Other interventions by the suffix of their figures: one of these, and the title."""
+
+
+def rank_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a ranking."""
+    numbers = summarize_rank(result)
+    rows, target = _causes(numbers), TARGETS[numbers["target"]]
+    mean, p95, std = (words(cell) for _, cell in _spread(numbers)[:3])
+    return Answer(
+        title=f"What makes the {target} vary",
+        subject=str(numbers["job"]),
+        head=f": {target} with mean {mean}, p95 {p95}, standard deviation {std}; "
+        f"seed {numbers['seed']}",
+        question=f"What makes the {target} of {numbers['job']} vary, and what would fixing a cause "
+        "bring?",
+        findings=tuple(_findings(numbers, rows, target)),
+        tables=tuple(table for table in _tables(numbers, rows) if table.rows),
+        figures=numbers,
+        warnings=tuple(_warnings(numbers, rows)),
+        facts=tuple((name, cell) for name, cell in _facts(numbers, rows)),
+        pictures=tuple(_pictures(numbers, rows, result)),
+    )
+
+
+# ------------------------------------------------------------------------------------- causes
+def _causes(numbers: Json) -> list[dict[str, Any]]:
+    """Put kernel classes and effects into one list, the largest total order first."""
+    rows = [
+        {**row, "kind": kind, "label": label(row["name"], kind)}
+        for kind in ("kernels", "effects")
+        for row in numbers.get(kind) or ()
+    ]
+    return sorted(rows, key=lambda row: -_value(row, "total_order"))
+
+
+def _value(row: Json, key: str) -> float:
+    """Figure of a cause; 0 where there is none."""
+    value = row.get(key)
+    return 0.0 if value is None else float(value)
+
+
+def _half(row: Json, key: str) -> float:
+    """Half of the width of a figure's 95 % interval; 0 where there is none."""
+    bounds = row.get(f"{key}_ci")
+    if not bounds or None in bounds:
+        return 0.0
+    return 0.5 * (float(bounds[1]) - float(bounds[0]))
+
+
+def _short(row: Json) -> str:
+    return short_label(row["name"], row["kind"])
+
+
+def _percent(value: float, half: float = 0.0, sign: str = "") -> str:
+    """Write a share or a change in percent, with half of its interval where the digits show it."""
+    value, half = 100.0 * value, 100.0 * half
+    digits = 0 if max(abs(value), half) >= 9.95 else 1
+    if abs(value) < 0.05 and half < 0.05:
+        return "<0.1 %" if value > 0.0 and not sign else "0 %"
+    text = f"{value:{sign}.{digits}f}"
+    return f"{text} ± {half:.{digits}f} %" if half >= 0.5 * 0.1**digits else f"{text} %"
+
+
+def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
+    """Make a function that writes a share of a row."""
+
+    def write(row: Json) -> Cell:
+        value = row.get(key)
+        return (
+            value if value is None else Figure(value, _percent(value, _half(row, key) * interval))
+        )
+
+    return write
+
+
+def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
+    """Make a function that writes what a reduction of a row changes."""
+
+    def write(row: Json) -> Cell:
+        value, half = row.get(key), _half(row, key) * interval
+        return value if value is None else Figure(value, _percent(-value, half, "+"))
+
+    return write
+
+
+# ------------------------------------------------------------------------------ in sentences
+def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]:
+    """Say what varies most and what to do about it, then what the tables do not show."""
+    if not numbers.get("std"):
+        text = f"The {target} does not vary: there is nothing to rank."
+        return [Finding("no_variance", text, "answer")]
+    known = [row for row in rows if row.get("total_order") is not None]
+    quick = bool(numbers.get("quick"))
+    out = _largest(known, quick, target) if known else []
+    out += [*_best_for_p95(known), *_delays(rows), *_nothing_changes(numbers, rows, target)]
+    out += [] if quick else _additivity(known)
+    return [*out, *_pairs_alike(numbers), *_tail(numbers, rows)]
+
+
+def _largest(known: Sequence[Json], quick: bool, target: str) -> list[Finding]:
+    """Name the largest cause, and those that are statistically indistinguishable from it."""
+    top, key = known[0], "total_order"
+
+    def alike(row: Json) -> bool:
+        return _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
+
+    named = [top, *filter(alike, known[1:])][:MOST_NAMED]
+    parts: list[str] = []
+    for row in named:
+        makes = " makes" * (not parts) + " at most" * (quick and row["kind"] == "kernels")
+        parts.append(f"{_subject(row)}{makes} {words(_share(key)(row))}")
+    text = f"{', '.join(parts)} of the variance of the {target}"
+    text += " (statistically indistinguishable)" * (len(parts) > 1)
+    text += f": {'; '.join(dict.fromkeys(_remedy(row) for row in named))}."
+    text += _brings(top, target) if len(named) == 1 else ""
+    return [Finding("largest_cause", text[0].upper() + text[1:], "answer")]
+
+
+def _subject(row: Json) -> str:
+    """Name a cause by what it is, with the name that tables give it."""
+    if row["name"] in _REMEDIES:
+        return f"{_REMEDIES[row['name']][0]} ({_short(row)})"
+    return f"noise of {_short(row)}" if row["kind"] == "kernels" else f"the {_short(row)}"
+
+
+def _remedy(row: Json) -> str:
+    if row["name"] in _REMEDIES:
+        return _REMEDIES[row["name"]][1]
+    if row["kind"] == "effects":
+        return "look for what the ranks that it acts on have in common"
+    communicates = any(word in row["name"].lower() for word in _COMMUNICATION)
+    return _OVERLAP if communicates else _STEADIER
+
+
+def _brings(row: Json, target: str) -> str:
+    """Say what holding a cause at its median would bring; nothing where it was not tried."""
+    if row.get("std_reduction") is None:
+        return ""
+    fixed = "Without it" if row["name"] == "stall" else "Held at its median"
+    std, p95 = (_distinct(row, key) for key in ("std_reduction", "p95_reduction"))
+    return f" {fixed}: standard deviation {std}, p95 of the {target} {p95}."
+
+
+def _distinct(row: Json, key: str) -> str:
+    """Write a change where it is distinguishable from none, else what it is within."""
+    if abs(_value(row, key)) > _half(row, key):
+        return words(_change(key)(row))
+    bound = max(abs(_value(row, key)) + _half(row, key), 5e-4)
+    return f"statistically unchanged (within {_percent(bound)})"
+
+
+def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
+    """Name another cause that p95 would gain more from."""
+    tried = [row for row in known if row.get("p95_reduction") is not None]
+    if not tried or tried[0] is not known[0]:
+        return []
+    best = max(tried, key=lambda row: _value(row, "p95_reduction"))
+    gap = _value(best, "p95_reduction") - _value(known[0], "p95_reduction")
+    error = _half(best, "p95_reduction") + _half(known[0], "p95_reduction")
+    if gap <= max(error, LEAST_FINDING):
+        return []
+    text = f"p95 would gain more from {_short(best)} held at its median: "
+    return [
+        Finding("largest_for_p95", text + words(_change("p95_reduction")(best)) + ".", "advice")
+    ]
+
+
+def _delays(rows: Sequence[Json]) -> list[Finding]:
+    """Name effects that make the mean long rather than uncertain."""
+    out = []
+    for row in rows:
+        mean, std = row.get("mean_reduction"), row.get("std_reduction")
+        if row["kind"] != "effects" or mean is None or std is None:
+            continue
+        if mean >= LEAST_DELAY and std < MOST_OF_DELAY:
+            changes = [words(_change(key)(row)) for key in ("mean_reduction", "std_reduction")]
+            text = f"The {_short(row)} lengthens the mean rather than the spread: held at its "
+            text += f"median, mean {changes[0]}, standard deviation {changes[1]}."
+            out.append(Finding("lengthens_mean", text, "advice"))
+    return out
+
+
+def _nothing_changes(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]:
+    """Name the interventions that change no figure by more than its error."""
+    tried = {"Held at its median": "std_reduction"}
+    tried |= {_title(suffix, numbers): f"std_reduction{suffix}" for suffix in _OTHERS}
+    out = []
+    for title, key in tried.items():
+        known = [row for row in rows if row.get(key) is not None]
+        if known and not any(_value(row, key) > _half(row, key) for row in known):
+            text = f"{title}: no single cause reduces the standard deviation of the {target} by "
+            out.append(Finding("no_reduction", f"{text}a statistically distinguishable amount."))
+    return out
+
+
+def _additivity(known: Sequence[Json]) -> list[Finding]:
+    """Say how much of the variance single causes make, and how much only several together."""
+    first = {
+        kind: sum(_value(row, "first_order") for row in known if row["kind"] == kind)
+        for kind in ("kernels", "effects")
+    }
+    error = sum(_half(row, "first_order") ** 2 for row in known) ** 0.5
+    whole = first["kernels"] + first["effects"]
+    kernels, effects = (_percent(first[kind]) for kind in ("kernels", "effects"))
+    text = f"First-order, shared effects make {effects} of the variance, kernels' own noise "
+    text += f"{kernels}"
+    if abs(1.0 - whole) <= max(error, NOTABLE):
+        text += f": causes add up ({_percent(whole, error)})."
+    elif whole < 1.0:
+        text += f"; {_percent(1.0 - whole, error)} arises only where causes meet, as in waits for "
+        text += "the slowest rank."
+    else:
+        text += "."
+    return [Finding("additivity", text)] if known else []
+
+
+def _pairs_alike(numbers: Json) -> list[Finding]:
+    """Say that no pair matters where none does."""
+    if "pairs" not in numbers or any(pair["joint"] >= LEAST_FINDING for pair in numbers["pairs"]):
+        return []
+    text = f"No pair of causes makes {_percent(LEAST_FINDING)} of the variance."
+    return [Finding("no_interaction", text)]
+
+
+def _tail(numbers: Json, rows: Sequence[Json]) -> list[Finding]:
+    """Name classes that weigh otherwise in the slowest steps than in the spread."""
+    apart = set(numbers.get("tail_differs") or ())
+    shown = [row for row in rows if row["kind"] == "kernels" and row["name"] in apart]
+    shown.sort(key=lambda row: -abs(row["tail_share"] - row["covariance_share"]))
+    if not shown:
+        return []
+    named = ", ".join(
+        f"{_short(row)} {_percent(row['tail_share'])} of the slowest 5 %, "
+        f"{_percent(row['covariance_share'])} of the spread"
+        for row in shown[:MOST_NAMED]
+    )
+    return [Finding("tail_differs", f"The tail differs from the spread: {named}.")]
+
+
+def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
+    """Say how far the ranking can be trusted."""
+    if numbers.get("quick"):
+        unknown = [_short(row) for row in rows if row.get("total_order") is None]
+        text = "--quick: one run; shares of kernel classes are upper bounds, those of effects have "
+        text += "no interval, and nothing is held at its median"
+        return [f"{text}; unknown: {', '.join(unknown)}" if unknown else text]
+    wide = [
+        f"{_short(row)} {words(_share('total_order')(row))}" for row in rows
+        if _half(row, "total_order")
+        > 1.05 * (HALF_WIDTH if _value(row, "total_order") < 0.5 else WIDE_HALF_WIDTH)
+    ]  # fmt: skip
+    if not wide:
+        return []
+    return [
+        f"wide 95 % intervals, so the order is uncertain: {', '.join(wide)} of the variance; aimed "
+        f"at is ± {_percent(HALF_WIDTH)} (± {_percent(WIDE_HALF_WIDTH)} above one half)"
+    ]
+
+
+def _facts(numbers: Json, rows: Sequence[Json]) -> list[tuple[str, Figure]]:
+    """Pick the figures that stand out."""
+    largest: Cell = _share("total_order")(rows[0]) if rows and numbers.get("std") else None
+    found = [*_spread(numbers)[:3], (f"largest cause, {rows[0]['label']}", largest)]
+    return [(name, cell) for name, cell in found if isinstance(cell, Figure)]
+
+
+# --------------------------------------------------------------------------------- in tables
+_ORDERS: Columns = (
+    (Column("first-order", "variance"), _share("first_order", interval=False)),
+    (Column("total-order", "variance"), _share("total_order")),
+)
+_FROZEN: Columns = (
+    (Column("std", "at its median"), _change("std_reduction")),
+    (Column("p95", "at its median"), _change("p95_reduction")),
+    (Column("mean", "at its median"), _change("mean_reduction", interval=False)),
+)
+_PATH: Columns = (
+    (Column("own CV"), _share("cv")),
+    (Column("mean", "critical path"), _share("critical_path_share")),
+    (Column("spread", "critical path"), _share("covariance_share", interval=False)),
+    (Column("slowest 5 %", "critical path"), _share("tail_share", interval=False)),
+)
+_BOUND: Columns = ((Column("variance"), _share("total_order")),)
+
+
+def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
+    quick = bool(numbers.get("quick"))
+    frozen = _FROZEN if any(row.get("std_if_frozen") is not None for row in rows) else ()
+    columns = (*_BOUND, *_PATH) if quick else (*_ORDERS, *frozen)
+    path_note = (
+        "Critical path: the class's share of the mean step, of its spread and of the excess "
+    )
+    path_note += "of the slowest 5 % of steps; each sums to 100 %."
+    notes = ["Variance: of a kernel class an upper bound.", path_note]
+    if not quick:
+        text = "Total-order: with what a cause makes only together with others. A kernel class "
+        notes = [f"{text}stands for its own noise. ±: half of the 95 % interval."]
+    if frozen:
+        notes.append("At its median, a kernel class has neither its own noise nor effects on it.")
+    shown = [row for row in rows if _matters(row, quick)][:MOST_ROWS] or rows[:MOST_ROWS]
+    rest = [row for row in rows if row not in shown]
+    on_path = sorted(rows, key=lambda row: -_value(row, "critical_path_share"))
+    return [
+        _causes_table("", shown, columns, notes),
+        *(_other(rows, numbers, suffix) for suffix in _OTHERS),
+        _pairs_table(numbers),
+        _causes_table("Smaller causes", rest, columns, [], details=True),
+        _causes_table("Critical path", [] if quick else on_path, _PATH, [path_note], details=True),
+        _through_table(numbers),
+        pairs_table("Spread", _spread(numbers), details=True),
+    ]
+
+
+def _matters(row: Json, quick: bool) -> bool:
+    """Tell whether a cause belongs to the first table."""
+    time = ("critical_path_share", "covariance_share") if quick else ()
+    changes = ("mean_reduction", "std_reduction", "p95_reduction")
+    return (
+        row.get("total_order") is None
+        or row["total_order"] >= SMALL
+        or any(_value(row, key) >= SMALL_TIME for key in time)
+        or any(abs(_value(row, key)) >= SMALL_CHANGE for key in changes)
+    )
+
+
+def _causes_table(
+    title: str, rows: Sequence[Json], columns: Columns, notes: list[str], details: bool = False
+) -> Table:
+    """Lay out causes by columns."""
+    heads = (Column("cause", right=False), *(column for column, _ in columns))
+    cells = tuple((row["label"], *(write(row) for _, write in columns)) for row in rows)
+    return Table(title, heads, cells, tuple(notes), details)
+
+
+def _title(suffix: str, numbers: Json) -> str:
+    return _OTHERS[suffix][1].format(f"{100.0 * (numbers.get('speed_up') or 0.1):.3g} %")
+
+
+def _other(rows: Sequence[Json], numbers: Json, suffix: str) -> Table:
+    """Lay out what another intervention would change, the largest first."""
+    made, keys = _OTHERS[suffix][0], [f"{name}_reduction{suffix}" for name in ("std", "p95")]
+    tried = [row for row in rows if row.get(made) is not None]
+    tried = [row for row in tried if any(abs(_value(row, key)) >= SMALL for key in keys)]
+    tried.sort(key=lambda row: -max(abs(_value(row, key)) for key in keys))
+    columns = [(Column(key.partition("_")[0]), _change(key)) for key in keys]
+    return _causes_table(_title(suffix, numbers), tried[:MOST_CHANGES], columns, [])
+
+
+def _pairs_table(numbers: Json) -> Table:
+    """Lay out what two causes make only together."""
+    columns = (
+        Column("pair", right=False),
+        Column("second-order", "share of the variance"),
+        Column("with others", "share of the variance"),
+    )
+    rows = tuple(
+        (" x ".join(map(short_label, pair["names"])), _share("second_order")(pair),
+         _share("joint")(pair))
+        for pair in (numbers.get("pairs") or ())[:MOST_PAIRS] if pair["joint"] >= SMALL
+    )  # fmt: skip
+    return Table("Only where two causes meet", columns, rows)
+
+
+def _through_table(numbers: Json) -> Table:
+    """Lay out the kernel classes whose time effects act through."""
+    found: Mapping[str, Mapping[str, float]] = numbers.get("through_class") or {}
+    largest = {
+        name: max(abs(shares[name]) for shares in found.values())
+        for name in next(iter(found.values()), {})
+    }
+    rows = tuple(
+        (label(name, "kernels"), *(_share(name)(shares) for shares in found.values()))
+        for name in sorted(largest, key=lambda name: -largest[name])
+        if largest[name] >= SMALL_TIME
+    )
+    columns = (Column("kernel class", right=False), *(Column(short_label(e)) for e in found))
+    notes = (
+        "Shares of the variance that an effect makes, by the class whose time it acts through.",
+    )
+    return Table("Kernel classes that effects act through", columns, rows, notes, details=True)
+
+
+def _spread(numbers: Json) -> list[tuple[str, Cell]]:
+    """Write mean, p95 and standard deviation, and where the last is."""
+    mean, std = numbers["mean"], numbers["std"]
+    fine = max(0.05 * std, 1e-5 * abs(mean))
+    rows: list[tuple[str, Cell]] = [
+        ("mean", duration(mean, fine, mean)),
+        ("p95", duration(numbers["p95"], fine, mean)),
+        ("standard deviation", error(std, mean)),
+    ]
+    for where in ("within a cluster draw", "between cluster draws"):
+        part = numbers.get(f"{where.split()[0]}_cluster_std")
+        rows.append((f"standard deviation {where}", error(part, mean) if part else None))
+    return [row for row in rows if row[1] is not None]
+
+
+# ------------------------------------------------------------------------------- in pictures
+def _pictures(numbers: Json, rows: Sequence[Json], result: xr.Dataset) -> list[Picture]:
+    job, target = numbers["job"], TARGETS[numbers["target"]]
+    note = "Bars are total-order shares of the variance, diamonds first-order shares, lines 95 % "
+    note += "intervals; beside them, what holding a cause at its median would change."
+    if numbers["quick"]:
+        note = "Bars are shares of the variance; hatched ones are upper bounds, from one run."
+    pictures = [Picture(
+        "ranking", f"Causes of the spread of the {target} of {job}, the largest on top",
+        lambda: plots.plot_ranking(result), note, _errors(numbers, rows),
+    )]  # fmt: skip
+    if not numbers["quick"]:
+        pictures.append(Picture(
+            "critical_path", f"Time on the critical path of {job} by kernel class",
+            lambda: plots.plot_path(result),
+            "Shares of the mean time of a step, of its spread and of its slowest 5 %; each adds up "
+            "to 100 %.", _errors(numbers, rows, "covariance_share"),
+        ))  # fmt: skip
+    return pictures
+
+
+def _errors(numbers: Json, rows: Sequence[Json], key: str = "total_order") -> Errors:
+    """Write the widest interval of a share."""
+    if numbers["quick"]:
+        return Errors("unknown: one run gives bounds, without intervals", NOT_INCLUDED)
+    widest = max(rows, key=lambda row: _half(row, key))
+    if not _half(widest, key):
+        return Errors("less than the digits shown", NOT_INCLUDED)
+    text = f"95 % intervals between cluster draws; the widest is {widest['label']}, "
+    return Errors(f"{text}{words(_share(key)(widest))}", NOT_INCLUDED)
