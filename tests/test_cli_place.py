@@ -13,13 +13,15 @@ import xarray as xr
 from placement_made import placement
 from rich.console import Console
 
-from prism.analyses.texts.place import advice, assumed, findings, in_words, rows
+from prism.analyses.placements.rows import rows
 from prism.cli.commands.options import Share
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.text import percent_change
 from prism.jobs.hostfiles import read_hosts
 from prism.jobs.job import load_job
-from prism.present.views.place import WIDTH, place_view
+from prism.present.answer import Figure, words
+from prism.present.answers.place import place_answer
+from prism.present.terminal import WIDTH, render
 from prism.simulation.results import provenance
 
 JOB = """
@@ -70,10 +72,26 @@ def asked(monkeypatch):
     return calls
 
 
-def lines_of(numbers):
-    console = Console(width=200, color_system=None)
+def answer(**more):
+    """Answer of a made-up placement."""
+    return place_answer(xr.Dataset(attrs={"summary": json.dumps(placement(**more))}))
+
+
+def told(answer, code):
+    """Texts of the findings of a code."""
+    return [found.text for found in answer.findings if found.code == code]
+
+
+def table_of(answer, title=""):
+    """Rows of a table by their label, as texts; nothing where there is no such table."""
+    rows = next((table.rows for table in answer.tables if table.title == title), ())
+    return {row[0]: [words(cell) for cell in row[1:]] for row in rows}
+
+
+def lines_of(answer, details=True):
+    console = Console(width=WIDTH, color_system=None)
     with console.capture() as capture:
-        console.print(place_view(numbers))
+        console.print(render(answer, details))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -154,7 +172,7 @@ def test_json_is_one_object(run, asked, job):
     found = json.loads(out)
     assert (status, out.count("\n"), err) == (0, 1, "")
     assert set(found) >= KEYS
-    assert found["findings"][0].startswith("Move nodes 24, 25, 26")
+    assert (found["findings"][0]["code"], found["warnings"]) == ("move", [])
 
 
 @pytest.mark.parametrize(
@@ -206,82 +224,85 @@ def test_a_tolerance_is_a_share_with_or_without_percent():
     assert kind.convert(0.001, None, None) == 0.001
 
 
-# --------------------------------------------------------------------------------- in words
+# --------------------------------------------------------------------------------- findings
 def test_the_advice_comes_first():
-    lines = findings(placement())
-    assert lines[0] == (
+    found = answer()
+    first = found.findings[0]
+    assert (first.code, first.severity) == ("move", "answer")
+    assert first.text == (
         "Move nodes 24, 25, 26 from stage 3 to stage 0 of replicas 0-2: "
         "p95 10.40 s -> 9.80 s (-5.8 ± 0.1 %)."
     )
-    text = " ".join(lines)
-    assert "Better still than moving them" in text and "3 spare nodes -7.7 ± 0.1 %" in text
-    assert "stages 0-1 31 %, stage 2 8 %, stage 3 none" in text
-    assert "9 placements looked at (all placements up to symmetry)" in text
-    assert "With a probability of 97 % none" in text and "0.1 % of the p95" in text
+    (text,) = told(found, "better_alternative")
+    assert "3 spare nodes (-7.7 ± 0.1 %)" in text
+    (text,) = told(found, "selection")
+    assert "9 placements" in text and "97 %" in text and "0.1 %" in text
+    facts = dict(found.facts)
+    assert facts["change"].value == found.json()["placements"][1]["saved"]
 
 
 def test_what_may_as_well_be_worse_is_not_called_better():
     """An interval that spans zero tells nothing: 1.7 ± 3.1 % is no reason to buy nodes."""
-    found = placement()
-    row = next(r for r in found["alternatives"].values() if "3 spare nodes" in str(r.get("label")))
+    alternatives = placement()["alternatives"]
+    row = next(r for r in alternatives.values() if "3 spare nodes" in str(r.get("label")))
     row["saved_ci"] = [row["saved"] - 2 * row["saved"], 3 * row["saved"]]
-    text = " ".join(findings(found))
-    assert "3 spare nodes" not in text and "surely better" in text
+    found = answer(alternatives=alternatives)
+    assert told(found, "no_better_alternative") and not told(found, "better_alternative")
+
+
+def test_what_does_not_help_is_said():
+    alternatives = placement()["alternatives"]
+    del alternatives["spares"]
+    assert told(answer(alternatives=alternatives), "no_better_alternative")
 
 
 def test_nodes_that_change_replica_or_leave():
     nodes = placement()["slow_nodes"][:2]
     nodes[0] = nodes[0] | {"after": {"slot": 5, "stages": [0], "replicas": [5]}, "host": "n24"}
     nodes[1] = nodes[1] | {"after": None}
-    (line,) = advice(placement(slow_nodes=nodes))
+    (line,) = told(answer(slow_nodes=nodes), "move")
     assert "Move node n24 from stage 3 of replica 0 to stage 0 of replica 5" in line
     assert "; take node 25 out: p95" in line
 
 
 def test_a_gain_below_the_tolerance_is_no_reason_to_move():
-    found = placement(tolerance=0.1)
-    (line,) = advice(found)
-    assert line.startswith("Leave the nodes where they are; the best placement (stage")
-    (line,) = advice(placement(best="p0"))
-    assert line == (
-        "Leave the nodes where they are: no placement is better by 0.1 % of the p95 or more."
-    )
-    (line,) = advice(placement(best="p0", n_screened=1))
-    assert "all places are alike" in line
-
-
-def test_what_does_not_help_is_said():
-    found = placement()
-    del found["alternatives"]["spares"]
-    assert "Nothing else that was tried is better for the same work." in findings(found)
+    for more in ({"tolerance": 0.1}, {"best": "p0"}, {"best": "p0", "n_screened": 1}):
+        found = answer(**more)
+        assert found.findings[0].severity == "answer"
+        assert told(found, "leave") and not told(found, "move")
+    assert "-5.8 ± 0.1 %" in told(answer(tolerance=0.1), "leave")[0]
 
 
 def test_a_choice_that_is_none_is_warned_of():
-    assert in_words(placement())["warnings"] == []
-    (warning,) = in_words(placement(p_correct=0.33))["warnings"]
-    assert "33 % only" in warning and "--tolerance" in warning
+    assert answer().warnings == ()
+    (warning,) = answer(p_correct=0.33).warnings
+    assert "33 %" in warning and "--tolerance" in warning
+    assert answer(p_correct=0.33).json()["warnings"] == [warning]
 
 
-def test_stages_alike_are_said_once():
-    flat = [{"stage": i, "slack": 0.0, "cost": 0.5 + i} for i in range(3)]
-    assert any(
-        "No stage has any slack; one such node alone" in line and "5.0 % on stage 0" in line
-        and "25.0 % on stage 2" in line for line in findings(placement(stage_slack=flat))
-    )  # fmt: skip
-    same = [{"stage": i, "slack": 0.1, "cost": None} for i in range(3)]
-    assert "Every stage has a slack of 10 %." in findings(placement(stage_slack=same))
-    most = [row | {"slack": 1.0} for row in same]
-    assert "Every stage has a slack of 100 % or more." in findings(placement(stage_slack=most))
+def test_stages_are_compared_by_what_a_slow_node_costs():
+    found = answer()
+    (text,) = told(found, "stage_cost")
+    assert "-0.1 % to the step on stage 0" in text and "3.0 % on stage 3" in text
+    assert table_of(found, "Slack by stage") == {
+        "0-1": ["31 %", "-0.1 %"], "2": ["8 %", "2.2 %"], "3": ["none", "3.0 %"]
+    }  # fmt: skip
+    same = [{"stage": i, "slack": 1.0, "cost": None} for i in range(3)]
+    found = answer(stage_slack=same)
+    assert table_of(found, "Slack by stage") == {"0-2": ["100 % or more", ""]}
+    assert not told(found, "stage_cost")
+    alike = [{"stage": i, "slack": 0.0, "cost": 0.5} for i in range(3)]
+    assert told(answer(stage_slack=alike), "stage_cost")[0].count("5.0 %") == 1
 
 
 def test_which_nodes_are_slow_is_said():
-    assert assumed(placement()) == ["nodes 24, 25, 26: compute 1.2x"]
+    assert "nodes 24, 25, 26 (compute 1.2x)" in answer().head
     still = {"memory": None, "network": 1.0, "other": 1.0}
     nodes = [{"node": i, "compute": 1.0 + 0.01 * i, **still} for i in range(1, 9)]
-    (line,) = assumed(placement(slow_nodes=nodes))
-    assert line.startswith("8 nodes of known speed; the slowest: 8 1.08, 7 1.07")
+    head = answer(slow_nodes=nodes).head
+    assert "8 nodes" in head and "8 (1.08x), 7 (1.07x)" in head
     whole = nodes[0] | {"compute": 1.1, "memory": 1.1, "network": 1.1, "other": 1.1}
-    assert assumed(placement(slow_nodes=[whole])) == ["node 1: everything 1.1x"]
+    assert "node 1 (everything 1.1x)" in answer(slow_nodes=[whole]).head
 
 
 def test_changes_have_as_many_digits_as_they_are_known_to():
@@ -290,24 +311,36 @@ def test_changes_have_as_many_digits_as_they_are_known_to():
     assert percent_change(-0.095, [0.054, 0.136]) == "-9.5 ± 4.1 %"
 
 
-# ----------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------------- tables
 def test_table_has_placements_and_alternatives_and_fits():
-    lines = lines_of(in_words(placement()))
-    assert max(map(len, lines)) <= WIDTH
-    (best,) = (line for line in lines if line.startswith("best: stage 3"))
-    assert best.split()[-6:] == ["9.80", "s", "-5.8", "±", "0.1", "%"]
-    (dropped,) = (line for line in lines if line.startswith("without the slow nodes"))
-    assert "9.70 s" in dropped and "+49.2 ± 0.2 %" in dropped  # its own step, and for equal work
-    assert "- fewer layers: explicit durations have no layers" in lines
-    assert "90 % of them lie at 9.85 s to 10.45 s" in " ".join(lines).replace("  ", " ")
+    found = answer(notes=["a note"])
+    lines = lines_of(found)
+    assert max(map(len, lines)) <= WIDTH and len(lines_of(found, details=False)) <= 35
+    shown = table_of(found)
+    assert shown["best: stage 3, replicas 0-2"] == ["9.40 s", "9.80 s", "-5.8 ± 0.1 %"]
+    # its own step, and for equal work
+    dropped = shown["without the slow nodes, 3 replicas fewer"]
+    assert dropped == ["9.30 s", "9.70 s", "+49.2 ± 0.2 %"]
+    assert table_of(found, "Impossible for this job") == {
+        "fewer layers": ["explicit durations have no layers"]
+    }
+    assert "9.85 s to 10.45 s" in " ".join(lines)
+    assert found.json()["assumptions"] == ["a note"]
+
+
+def test_figures_are_those_of_the_json():
+    numbers = placement()
+    rows = [*numbers["placements"], *numbers["alternatives"].values(), *numbers["stage_slack"]]
+    listed = {value for row in rows for value in row.values() if isinstance(value, float)}
+    cells = [c for t in answer().tables for r in t.rows for c in r if isinstance(c, Figure)]
+    assert len(cells) > 20 and {cell.value for cell in cells} <= listed
 
 
 def test_the_objective_has_a_column():
-    for objective, word in (("time_to_train", "time-to-train"), ("p99", "p99"), ("p95", "p95")):
-        lines = lines_of(in_words(placement(objective=objective)))
-        first = next(i for i, line in enumerate(lines) if line.endswith("same work"))
-        assert word in lines[first - 1]
-        assert max(map(len, lines)) <= WIDTH
+    for objective, n in (("time_to_train", 4), ("p99", 4), ("p95", 3), ("p50", 3)):
+        found = answer(objective=objective)
+        assert len(table_of(found)["as is: stage 3, replicas 0-2"]) == n
+        assert max(map(len, lines_of(found))) <= WIDTH
 
 
 def test_one_node_cannot_be_all_in_one_replica():
@@ -331,7 +364,7 @@ def test_a_small_job_end_to_end(run, job, tmp_path):
     # the last stage is the longest: a slow node there costs most
     costs = [row["cost"] for row in found["stage_slack"]]
     assert int(np.argmax(costs)) == 3
-    assert found["findings"][0].startswith("Move nodes 24, 25 from stage 3 ")
+    assert found["findings"][0]["code"] == "move"
     best = {row["name"]: row for row in found["placements"]}[found["best"]]
     assert best["saved"] > 0.05 and 3 not in best["stages"]
     hosts = read_hosts(out / "hosts.csv")
@@ -341,7 +374,7 @@ def test_a_small_job_end_to_end(run, job, tmp_path):
     assert again | {"wall_seconds": 0} == found | {"wall_seconds": 0}
     status, text, err = run("show", out / "result.nc")
     assert status == 0, err
-    assert "Move nodes 24, 25" in text and max(map(len, text.splitlines())) <= WIDTH
+    assert "Move nodes 24, 25 from stage 3 " in text and max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_changes_have_the_digits_that_their_interval_allows():

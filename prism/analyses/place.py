@@ -107,7 +107,7 @@ def place(
     call: dict[str, Any] = {"objective": objective, "tolerance": tolerance, "seed": seed}
     if built is job:  # its slow nodes are not written into it
         call["nodes"] = {str(n): list(slow) for n, slow in inventory.items()} or None
-    found |= {"job": job.name, "seed": seed, "notes": notes, "warnings": [], "findings": []}
+    found |= {"job": job.name, "seed": seed, "notes": notes}
     found["wall_seconds"] = time.perf_counter() - begin
     return _dataset(found, provenance(built, call))
 

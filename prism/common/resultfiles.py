@@ -59,10 +59,7 @@ KINDS = {
     "estimate": _ESTIMATE,
     "steps_estimate": _ESTIMATE,
     "ranking": Kind("rank", answer="present.answers.rank:rank_answer"),
-    "placement": Kind(
-        "place", "analyses.place:summarize_place", "present.views.place:place_view",
-        "present.reports.analyses:placement_section", "analyses.texts.place:in_words",
-    ),
+    "placement": Kind("place", answer="present.answers.place:place_answer"),
     "sweep": Kind(
         "sweep", "analyses.sweep:summarize_sweep", "present.views.sweep:sweep_view",
         "present.reports.analyses:sweep_section", "analyses.texts.sweep:in_words",

@@ -15,7 +15,14 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from prism.analyses.place import summarize_place
-from prism.analyses.texts.place import MOST_SLACK, NO_SLACK, entry, objective_name, rows, same_work
+from prism.analyses.placements.rows import (
+    MOST_SLACK,
+    NO_SLACK,
+    entry,
+    objective_name,
+    rows,
+    same_work,
+)
 from prism.common.text import format_share, percent_change, time_unit
 from prism.plots.base import BLUE, GREY, ORANGE, RED, new_axes
 

@@ -3,6 +3,6 @@
 # modules that rooms above may import
 FACE = (
     "answer", "jobtemplate", "reports.page", "reports.read", "show", "terminal", "views.compare",
-    "views.measure", "views.model", "views.place", "views.sweep",
+    "views.measure", "views.model", "views.sweep",
     "views.timeline", "views.trace",
 )  # fmt: skip

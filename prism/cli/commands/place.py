@@ -13,17 +13,17 @@ from prism.cli.commands.options import (
     Share,
     choose_options,
     common_options,
+    details_option,
     output_option,
     place_options,
     rows_of,
     set_option,
 )
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.axes import Axes
 
     from prism.cluster.nodes.inventory import Inventory
     from prism.jobs.job import Job
@@ -74,6 +74,7 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 )
 @set_option
 @output_option("Result, summary, plots, host lists.")
+@details_option
 @common_options()
 @place_options
 def place(
@@ -81,6 +82,7 @@ def place(
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     objective: str,
     tolerance: float,
@@ -97,11 +99,8 @@ def place(
     """
     _check_options(**named)
     from prism.analyses.place import place as place_nodes
-    from prism.analyses.place import summarize_place
-    from prism.analyses.texts.place import in_words
     from prism.common.files import check_directory
     from prism.jobs.job import load_job
-    from prism.present.views.place import place_view
 
     if output is not None:
         check_directory(output)
@@ -128,11 +127,8 @@ def place(
             progress=report,
         )
     _add_names(result, inventory)
-    numbers = in_words(summarize_place(result))
     texts = None if output is None else _host_lists(loaded, result, inventory.hosts)
-    conclude_view(
-        result, numbers, place_view, _draw, output=output, as_json=as_json, quiet=quiet, texts=texts
-    )
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
 
 
 def _check_options(
@@ -231,14 +227,3 @@ def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[
         "hostfile.txt": host_order(best, names),
         "slurm_hostfile.txt": host_order(best, names, per_node),
     }
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plots of a placement, by the stem of their files."""
-    from prism.analyses.place import summarize_place
-    from prism.plots.place import plot_alternatives, plot_slots
-
-    axes = {"alternatives": plot_alternatives(result)}
-    if summarize_place(result)["slot_cost"]:  # what a node costs that is slower than the others
-        axes["slots"] = plot_slots(result)
-    return axes

@@ -263,6 +263,8 @@ def _nothing_changes(numbers: Json, rows: Sequence[Json], target: str) -> list[F
 
 def _additivity(known: Sequence[Json]) -> list[Finding]:
     """Say how much of the variance single causes make, and how much only several together."""
+    if len([row for row in known if row["total_order"] >= SMALL]) < 2:
+        return []
     first = {
         kind: sum(_value(row, "first_order") for row in known if row["kind"] == kind)
         for kind in ("kernels", "effects")
@@ -279,7 +281,7 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
         text += "the slowest rank."
     else:
         text += "."
-    return [Finding("additivity", text)] if known else []
+    return [Finding("additivity", text)]
 
 
 def _pairs_alike(numbers: Json) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Sections of a placement and a sweep.
+"""Section of a sweep.
 
 Words, tables and plots are those of the commands; what is added is the question, and both errors.
 """
@@ -9,70 +9,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prism.analyses.place import summarize_place
 from prism.analyses.sweep import summarize_sweep
-from prism.analyses.texts.place import assumed, entry, objective_name
-from prism.analyses.texts.place import in_words as place_in_words
 from prism.analyses.texts.sweep import in_words as sweep_in_words
 from prism.common.text import format_like
-from prism.plots.place import plot_alternatives, plot_slots
 from prism.plots.sweep import plot_sweep
 from prism.present.answer import Errors, Picture
 from prism.present.answers.estimate import NOT_INCLUDED
 from prism.present.reports.sections import Section
-from prism.present.views.place import place_view
 from prism.present.views.sweep import sweep_view
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Json = Mapping[str, Any]
-
-
-def placement_section(result: xr.Dataset) -> Section:
-    """Make the section of a placement, what ``prism.place`` returns."""
-    numbers = place_in_words(summarize_place(result))
-    errors = _placement_errors(numbers)
-    pictures = [
-        Picture(
-            "",
-            f"Placements of slow nodes of {numbers['job']} and alternatives",
-            lambda: plot_alternatives(result),
-            "Points are p50 and p95 of the step, for the work of one step as is.",
-            errors,
-        )
-    ]
-    if numbers["slot_cost"]:
-        note = "What one slow node costs by where it is, on a step without noise; slack is how "
-        note += "much slower it may be at no cost."
-        title = f"Cost of one slow node of {numbers['job']} by its place"
-        none = Errors("none: a step without noise", errors.data)
-        pictures.append(Picture("", title, lambda: plot_slots(result), note, none))
-    nodes = "; ".join(assumed(numbers))
-    many = len(numbers["slow_nodes"]) != 1
-    return Section(
-        title="Where slow nodes should go",
-        subject=str(numbers["job"]),
-        question=f"Where should the slow node{'s' * many} of {numbers['job']} go, for the least "
-        f"{objective_name(numbers)} of the step? ({nodes})",
-        answers=tuple(dict.fromkeys(numbers["findings"])),
-        pictures=tuple(pictures),
-        view=place_view(numbers),
-        captions=("Placements and alternatives side by side",),
-        warnings=tuple(numbers["warnings"]),
-        numbers=numbers,
-    )
-
-
-def _placement_errors(numbers: Json) -> Errors:
-    """Write the error of the best placement's p95, and that of its gain."""
-    best = entry(numbers, "best")
-    if best.get("p95_se") is None:
-        return Errors("not known", NOT_INCLUDED)
-    like = float(best["p95"])
-    error = format_like(float(best["p95_se"]), like, 0.0999 * float(best["p95_se"]) or 1e-4 * like)
-    text = f"p95 of the best ± {error} (one standard error); changes are of the same draws, and "
-    return Errors(text + "carry half of their 95 % interval", NOT_INCLUDED)
 
 
 def sweep_section(result: xr.Dataset) -> Section:
