@@ -22,6 +22,7 @@ from prism.jobs.jobspec.values import (
     Count,
     Date,
     Duration,
+    Efficiency,
     Hosts,
     NonNegative,
     Number,
@@ -32,6 +33,7 @@ from prism.jobs.jobspec.values import (
     Slowdown,
     Split,
     integral,
+    key,
 )
 from prism.jobs.pipelineshape import TRAITS, VirtualStages
 
@@ -49,64 +51,53 @@ class Durations(Block):
     """Op durations given outright, so that neither a model's sizes nor a device is needed."""
 
     forward_s: Seconds = Field(
-        description="Forward of one microbatch on one stage (all its chunks) [s]; one number "
-        "or one per stage."
+        description="Forward of one microbatch on one stage (all its chunks) [s]; one number or "
+        "one per stage."
     )
     backward_s: Seconds = Field(
-        description="Backward of one microbatch on one stage (all its chunks) [s]; one number "
-        "or one per stage."
+        description="Backward of one microbatch on one stage (all its chunks) [s]; one number or "
+        "one per stage."
     )
-    weight_s: Seconds | None = Field(
-        None,
-        description="Part of backward_s that only gives weight gradients, which the schedules zb-* "
-        "and dualpipe-v put off [half of backward_s; s]; one number or one per stage.",
+    weight_s: Seconds | None = key(
+        "Part of backward_s that only gives weight gradients, which the schedules zb-* and "
+        "dualpipe-v put off [half of backward_s; s]; one number or one per stage."
     )
 
 
 class ModelBlock(Block):
     """What is trained: a named model, its sizes, or explicit op durations."""
 
-    name: str | None = Field(
-        None,
-        description=f"A known model ({', '.join(PRESETS)}); each of its sizes can be overridden "
-        "beside it.",
+    name: str | None = key(
+        f"A known model ({', '.join(PRESETS)}); each of its sizes can be overridden beside it."
     )
-    n_layers: Size = Field(0, description="Transformer layers [the named model's].")
-    hidden_size: Size = Field(0, description="Width of the residual stream [the named model's].")
-    ffn_size: Size = Field(0, description="Width of the feed-forward layer [the named model's].")
-    n_heads: Size = Field(0, description="Attention heads [the named model's].")
-    n_kv_heads: Size = Field(0, description="Key and value heads [n_heads].")
-    vocab_size: Size = Field(0, description="Rows of the embedding [the named model's].")
-    seq_len: Size = Field(0, description="Tokens in a sequence [the named model's].")
-    gated_mlp: StrictBool = Field(
-        True, description="Three feed-forward matrices (SwiGLU) rather than two."
+    n_layers: Size = key("Transformer layers [the named model's].", 0)
+    hidden_size: Size = key("Width of the residual stream [the named model's].", 0)
+    ffn_size: Size = key("Width of the feed-forward layer [the named model's].", 0)
+    n_heads: Size = key("Attention heads [the named model's].", 0)
+    n_kv_heads: Size = key("Key and value heads [n_heads].", 0)
+    vocab_size: Size = key("Rows of the embedding [the named model's].", 0)
+    seq_len: Size = key("Tokens in a sequence [the named model's].", 0)
+    gated_mlp: StrictBool = key("Three feed-forward matrices (SwiGLU) rather than two.", True)
+    tied_embeddings: StrictBool = key("Input and output embedding are one matrix.", False)
+    head_size: Number = key("Width of a head's queries and keys [hidden_size / n_heads].", 0)
+    v_head_size: Number = key("Width of a head's values [head_size].", 0)
+    q_lora_rank: Number = key(
+        "Multi-head latent attention: width of the queries' latent [0: none].", 0
     )
-    tied_embeddings: StrictBool = Field(
-        False, description="Input and output embedding are one matrix."
+    kv_lora_rank: Number = key(
+        "Multi-head latent attention: width of keys' and values' latent [0: none].", 0
     )
-    head_size: Number = Field(
-        0, description="Width of a head's queries and keys [hidden_size / n_heads]."
-    )
-    v_head_size: Number = Field(0, description="Width of a head's values [head_size].")
-    q_lora_rank: Number = Field(
-        0, description="Multi-head latent attention: width of the queries' latent [0: none]."
-    )
-    kv_lora_rank: Number = Field(
-        0, description="Multi-head latent attention: width of keys' and values' latent [0: none]."
-    )
-    rope_head_size: Number = Field(
+    rope_head_size: Number = key(
+        "Multi-head latent attention: part of head_size that carries the position, in the keys "
+        "shared by all heads.",
         0,
-        description="Multi-head latent attention: part of head_size that carries the position, "
-        "in the keys shared by all heads.",
     )
-    n_experts: Number = Field(0, description="Routed experts of a layer [0: all layers dense].")
-    experts_per_token: Number = Field(0, description="Routed experts that each token goes to.")
-    expert_ffn_size: Number = Field(0, description="Width of one expert [ffn_size].")
-    n_shared_experts: Number = Field(0, description="Experts that every token goes to.")
-    n_dense_layers: Number = Field(0, description="First layers without experts.")
-    durations: Durations | None = Field(
-        None, description="Explicit op durations instead of a model's sizes."
-    )
+    n_experts: Number = key("Routed experts of a layer [0: all layers dense].", 0)
+    experts_per_token: Number = key("Routed experts that each token goes to.", 0)
+    expert_ffn_size: Number = key("Width of one expert [ffn_size].", 0)
+    n_shared_experts: Number = key("Experts that every token goes to.", 0)
+    n_dense_layers: Number = key("First layers without experts.", 0)
+    durations: Durations | None = key("Explicit op durations instead of a model's sizes.")
 
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -121,82 +112,70 @@ class ModelBlock(Block):
 class ParallelismBlock(Block):
     """How the work is divided over GPUs and ordered in time."""
 
-    tp: Count = Field(1, description="Tensor-parallel size (tp_size).")
-    cp: Count = Field(1, description="Context-parallel size (cp_size).")
-    pp: Count = Field(1, description="Pipeline stages (pp_size).")
-    vpp: Count = Field(
-        1, description="Model chunks per stage (vpp_size) [2 with zb-v and dualpipe-v, else 1]."
-    )
-    dp: Count = Field(1, description="Data-parallel replicas (dp_size).")
-    ep: Count = Field(
+    tp: Count = key("Tensor-parallel size (tp_size).", 1)
+    cp: Count = key("Context-parallel size (cp_size).", 1)
+    pp: Count = key("Pipeline stages (pp_size).", 1)
+    vpp: Count = key("Model chunks per stage (vpp_size) [2 with zb-v and dualpipe-v, else 1].", 1)
+    dp: Count = key("Data-parallel replicas (dp_size).", 1)
+    ep: Count = key(
+        "Expert-parallel size (ep_size): neighbouring data-parallel ranks that hold the experts "
+        "between them; divides dp and n_experts.",
         1,
-        description="Expert-parallel size (ep_size): neighbouring data-parallel ranks that hold "
-        "the experts between them; divides dp and n_experts.",
     )
-    expert_imbalance: AtLeastOne | None = Field(
-        None,
-        description="Tokens of the busiest expert-parallel rank over the mean "
-        "[1.1, an assumption; 1 with ep = 1].",
+    expert_imbalance: AtLeastOne | None = key(
+        "Tokens of the busiest expert-parallel rank over the mean [1.1, an assumption; 1 with ep = "
+        "1]."
     )
-    expert_node_limit: Count | None = Field(
-        None,
-        description="A token's experts lie on at most so many NVLink domains, and it crosses the "
-        "network once for each [none: once for every expert].",
+    expert_node_limit: Count | None = key(
+        "A token's experts lie on at most so many NVLink domains, and it crosses the network once "
+        "for each [none: once for every expert]."
     )
-    expert_overlap: StrictBool = Field(
+    expert_overlap: StrictBool = key(
+        "All-to-alls run beside the compute of another microbatch, as in DualPipe, rather than "
+        "exposed.",
         False,
-        description="All-to-alls run beside the compute of another microbatch, as in DualPipe, "
-        "rather than exposed.",
     )
-    data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = Field(
+    data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = key(
+        "How replicas share gradients and parameters [ddp if dp > 1, else none]; zero2 is not "
+        "modelled yet.",
         "none",
-        description="How replicas share gradients and parameters [ddp if dp > 1, else none]; "
-        "zero2 is not modelled yet.",
     )
-    shard_size: Count | None = Field(
-        None,
-        description="hsdp: data-parallel ranks that hold one copy of the parameters between them "
-        "[those of an NVLink domain].",
+    shard_size: Count | None = key(
+        "hsdp: data-parallel ranks that hold one copy of the parameters between them [those of an "
+        "NVLink domain]."
     )
-    reshard_after_forward: StrictBool = Field(
-        True,
-        description="fsdp, hsdp: gather parameters again before backward [false if pp > 1, else "
-        "true].",
+    reshard_after_forward: StrictBool = key(
+        "fsdp, hsdp: gather parameters again before backward [false if pp > 1, else true].", True
     )
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"] = Field(
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"] = key(
+        "Pipeline schedule [1f1b if vpp = 1, else interleaved]; zb-h1, zb-v and dualpipe-v split "
+        "the backward, the last two with vpp = 2 chunks of a stage in a V.",
         "1f1b",
-        description="Pipeline schedule [1f1b if vpp = 1, else interleaved]; zb-h1, zb-v and "
-        "dualpipe-v split the backward, the last two with vpp = 2 chunks of a stage in a V.",
     )
-    p2p: Literal["blocking", "async"] = Field(
-        "async",
-        description="Transfers between stages: blocking pairs as Megatron's 1F1B, or async.",
+    p2p: Literal["blocking", "async"] = key(
+        "Transfers between stages: blocking pairs as Megatron's 1F1B, or async.", "async"
     )
     microbatches: Count = Field(
         description="Microbatches per replica and step [1 if pp = 1, else it must be given]."
     )
-    microbatch_size: Count = Field(1, description="Sequences in a microbatch.")
-    sequence_parallel: StrictBool = Field(
-        True, description="Megatron's sequence parallelism inside a tp group."
-    )
-    recompute: Literal["none", "selective", "full"] = Field(
+    microbatch_size: Count = key("Sequences in a microbatch.", 1)
+    sequence_parallel: StrictBool = key("Megatron's sequence parallelism inside a tp group.", True)
+    recompute: Literal["none", "selective", "full"] = key(
+        "Activations recomputed in backward: none; selective, every other matrix product and what "
+        "is neither product nor attention, as torchtitan's selective op; or full. Megatron's "
+        "selective is none: attention recomputes its scores in any case.",
         "none",
-        description="Activations recomputed in backward: none; selective, every other matrix "
-        "product and what is neither product nor attention, as torchtitan's selective op; or full. "
-        "Megatron's selective is none: attention recomputes its scores in any case.",
     )
-    overlap: StrictBool = Field(
-        True, description="Gradient and parameter collectives overlap with compute."
-    )
-    prefetch: Count = Field(1, description="fsdp: layer groups gathered ahead of compute.")
-    bucket_layers: Count = Field(4, description="ddp without a pipeline: layers per bucket.")
-    layer_split: Split = Field(
+    overlap: StrictBool = key("Gradient and parameter collectives overlap with compute.", True)
+    prefetch: Count = key("fsdp: layer groups gathered ahead of compute.", 1)
+    bucket_layers: Count = key("ddp without a pipeline: layers per bucket.", 4)
+    layer_split: Split = key(
+        "Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V there and "
+        "back), pp*vpp counts [auto: even, or one fewer on the first and the last].",
         "auto",
-        description="Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V "
-        "there and back), pp*vpp counts [auto: even, or one fewer on the first and the last].",
     )
-    precision: Literal["bf16", "fp8"] = Field(
-        "bf16", description="Number format of the matrix products; fp8 is not modelled yet."
+    precision: Literal["bf16", "fp8"] = key(
+        "Number format of the matrix products; fp8 is not modelled yet.", "bf16"
     )
 
     @classmethod
@@ -240,76 +219,63 @@ class ParallelismBlock(Block):
 class Link(Block):
     """One tier of links; a figure left out is the device's."""
 
-    bandwidth_gbytes_per_s: Positive | None = Field(
-        None, description="Bandwidth per GPU, one direction [the device's; GB/s]."
+    bandwidth_gbytes_per_s: Positive | None = key(
+        "Bandwidth per GPU, one direction [the device's; GB/s]."
     )
-    latency_us: NonNegative | None = Field(
-        None, description="Latency of one hop [the device's; us]."
-    )
-    efficiency: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
-        None, description="Share of the bandwidth a large message reaches [the device's]."
+    latency_us: NonNegative | None = key("Latency of one hop [the device's; us].")
+    efficiency: Efficiency | None = key(
+        "Share of the bandwidth a large message reaches [the device's]."
     )
 
 
 class Links(Block):
     """The tiers of links."""
 
-    nvlink: Link | None = Field(None, description="Inside an NVLink domain.")
-    network: Link | None = Field(None, description="Between NVLink domains.")
+    nvlink: Link | None = key("Inside an NVLink domain.")
+    network: Link | None = key("Between NVLink domains.")
 
 
 class ClusterBlock(Block):
     """The machines: how many, of what kind, how joined, and which are slow."""
 
-    nodes: Count | None = Field(
-        None, description="Nodes; may be left out only where model.durations are given."
+    nodes: Count | None = key("Nodes; may be left out only where model.durations are given.")
+    gpus_per_node: Count = key("GPUs in a node.", 8)
+    device: Literal["v100", "a100", "h100", "h200", "b200", "gb200"] = key("The GPU.", "h100")
+    nvlink_domain_gpus: Count = key("GPUs joined by NVLink [gpus_per_node; 72 on gb200].", 8)
+    pod_gpus: Count | None = key("GPUs under full bisection bandwidth [all of them].")
+    oversubscription: AtLeastOne = key(
+        "Network bandwidth inside a pod over that between pods.", 1.0
     )
-    gpus_per_node: Count = Field(8, description="GPUs in a node.")
-    device: Literal["v100", "a100", "h100", "h200", "b200", "gb200"] = Field(
-        "h100", description="The GPU."
-    )
-    nvlink_domain_gpus: Count = Field(
-        8, description="GPUs joined by NVLink [gpus_per_node; 72 on gb200]."
-    )
-    pod_gpus: Count | None = Field(
-        None, description="GPUs under full bisection bandwidth [all of them]."
-    )
-    oversubscription: AtLeastOne = Field(
-        1.0, description="Network bandwidth inside a pod over that between pods."
-    )
-    tiers: dict[TierName, TierBlock] = Field(
+    tiers: dict[TierName, TierBlock] = key(
+        "Racks, pods, zones, sites: {name: tier}, each of whole units of the next inner one; pods "
+        "by pod_gpus and oversubscription are one of them.",
         {},
-        description="Racks, pods, zones, sites: {name: tier}, each of whole units of the next "
-        "inner one; pods by pod_gpus and oversubscription are one of them.",
     )
-    leaf_nodes: Count = Field(16, description="Nodes under one leaf switch.")
-    links: Links = Field(Links(), description="Links by tier, where they differ from the device's.")
-    scale: HardwareScale = Field(
+    leaf_nodes: Count = key("Nodes under one leaf switch.", 16)
+    links: Links = key("Links by tier, where they differ from the device's.", Links())
+    scale: HardwareScale = key(
+        "Hardware variants: factors on the nominal durations (time) and on the spread (cv) of "
+        "compute, memory, nvlink and network. What no part owns alone (step, microbatch, call, "
+        "stalls, known slow nodes) stays; so do memory sizes, and the peak that mfu takes.",
         HardwareScale(),
-        description="Hardware variants: factors on the nominal durations (time) and on the spread "
-        "(cv) of compute, memory, nvlink and network. What no part owns alone (step, microbatch, "
-        "call, stalls, known slow nodes) stays; so do memory sizes, and the peak that mfu takes.",
     )
-    node_slowdowns: dict[Annotated[int, Field(ge=0)], Slowdown] = Field(
+    node_slowdowns: dict[Annotated[int, Field(ge=0)], Slowdown] = key(
+        "Known slow nodes: {node index: factor on compute durations}, or factors by kind: {node "
+        "index: {network: 1.5}}.",
         {},
-        description="Known slow nodes: {node index: factor on compute durations}, or factors by "
-        "kind: {node index: {network: 1.5}}.",
     )
-    hosts: Hosts = Field(
-        None,
-        description="The node that takes each slot of gpus_per_node ranks, in rank order: a list "
-        "of node indices, or a placement file of `prism place`; nodes without a slot are spares "
-        "[the rank order itself].",
+    hosts: Hosts = key(
+        "The node that takes each slot of gpus_per_node ranks, in rank order: a list of node "
+        "indices, or a placement file of `prism place`; nodes without a slot are spares [the rank "
+        "order itself]."
     )
-    placement: Literal["megatron", "tp-cp-pp-dp"] = Field(
+    placement: Literal["megatron", "tp-cp-pp-dp"] = key(
+        "Rank order: Megatron's tp-cp-ep-dp-pp (the replicas of a stage together), or tp-cp-pp-dp "
+        "(the stages of a replica together).",
         "megatron",
-        description="Rank order: Megatron's tp-cp-ep-dp-pp (the replicas of a stage together), or "
-        "tp-cp-pp-dp (the stages of a replica together).",
     )
-    max_slowdown: AboveOne | None = Field(
-        None,
-        description="A lemon slower than this is taken out of the cluster "
-        "[the library's; 1.25 without one].",
+    max_slowdown: AboveOne | None = key(
+        "A lemon slower than this is taken out of the cluster [the library's; 1.25 without one]."
     )
 
     @classmethod
@@ -333,31 +299,25 @@ class ClusterBlock(Block):
 class VariabilityBlock(Block):
     """How durations vary: from which library, with which effects, how dependent."""
 
-    library: str | None = Field(
-        None,
-        description="Distribution set: a shipped one (h100-healthy), a .nc file, or none "
-        "[<device>-healthy].",
+    library: str | None = key(
+        "Distribution set: a shipped one (h100-healthy), a .nc file, or none [<device>-healthy]."
     )
-    model: str | None = Field(
-        None, description="A fitted model (.nc of `prism fit`): its graph and effects are used."
+    model: str | None = key("A fitted model (.nc of `prism fit`): its graph and effects are used.")
+    dependence: Literal["full", "none"] = key(
+        "full: effects are shared as modelled; none: every op on its own.", "full"
     )
-    dependence: Literal["full", "none"] = Field(
-        "full", description="full: effects are shared as modelled; none: every op on its own."
+    ranks: Literal["drawn", "measured"] | None = key(
+        "Rank effects of a random cluster, or those a model measured [measured with a model of the "
+        "same layout, else drawn]."
     )
-    ranks: Literal["drawn", "measured"] | None = Field(
-        None,
-        description="Rank effects of a random cluster, or those a model measured [measured with a "
-        "model of the same layout, else drawn].",
+    resolution: Literal["op", "kernel"] = key(
+        "One op per forward or backward, or one per kernel and rank.", "op"
     )
-    resolution: Literal["op", "kernel"] = Field(
-        "op", description="One op per forward or backward, or one per kernel and rank."
-    )
-    effects: Effects = Field(Effects(), description="Effects that differ from the library's.")
-    model_error: Share | None = Field(
-        None,
-        description="What a predicted run may be wrong by, one draw per run: standard deviation of "
-        "the logarithm; 0 leaves it out [the library's: more where weights are gathered layer by "
-        "layer, and on more GPUs than any published job of the device].",
+    effects: Effects = key("Effects that differ from the library's.", Effects())
+    model_error: Share | None = key(
+        "What a predicted run may be wrong by, one draw per run: standard deviation of the "
+        "logarithm; 0 leaves it out [the library's: more where weights are gathered layer by "
+        "layer, and on more GPUs than any published job of the device]."
     )
 
     @classmethod
@@ -373,34 +333,27 @@ class VariabilityBlock(Block):
 class RunBlock(Block):
     """The run: how long, by when, at what price, and what interrupts it."""
 
-    steps: Count | None = Field(None, description="Steps of the run [1000, if it is asked for].")
-    tokens: Positive | None = Field(None, description="Tokens of the run, instead of steps.")
-    deadline: Duration | None = Field(
-        None, description="Time the run may take: 60d, 12h, or seconds [s]."
+    steps: Count | None = key("Steps of the run [1000, if it is asked for].")
+    tokens: Positive | None = key("Tokens of the run, instead of steps.")
+    deadline: Duration | None = key("Time the run may take: 60d, 12h, or seconds [s].")
+    start: Date = key("Date the run starts.")
+    price_per_gpu_hour: NonNegative | None = key("Price of a GPU for an hour, in any currency.")
+    probability: Annotated[float, Field(strict=True, gt=0, lt=1)] = key(
+        "Probability asked of the finish date.", 0.9
     )
-    start: Date = Field(None, description="Date the run starts.")
-    price_per_gpu_hour: NonNegative | None = Field(
-        None, description="Price of a GPU for an hour, in any currency."
+    slowdown_thresholds: tuple[AtLeastOne, ...] = key(
+        "Report P(step slower than this times the ideal).", (1.05, 1.1, 1.2)
     )
-    probability: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
-        0.9, description="Probability asked of the finish date."
+    checkpoint: CheckpointBlock | None = key(
+        "Checkpoints: {interval: 30min, write_s: 60, mode: blocking}."
     )
-    slowdown_thresholds: tuple[AtLeastOne, ...] = Field(
-        (1.05, 1.1, 1.2), description="Report P(step slower than this times the ideal)."
+    failures: FailuresBlock | None = key(
+        "Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}."
     )
-    checkpoint: CheckpointBlock | None = Field(
-        None, description="Checkpoints: {interval: 30min, write_s: 60, mode: blocking}."
+    batch_ramp: tuple[RampPhase, ...] | None = key(
+        "Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...]."
     )
-    failures: FailuresBlock | None = Field(
-        None, description="Failures of nodes: {per_1000_node_days: 3.8, restart: 10min}."
-    )
-    batch_ramp: tuple[RampPhase, ...] | None = Field(
-        None,
-        description="Smaller batches at the beginning: [{tokens: 252e6, global_batch: 512}, ...].",
-    )
-    evaluation: EvaluationBlock | None = Field(
-        None, description="Evaluations: {interval_steps: 1000, duration: 2min}."
-    )
+    evaluation: EvaluationBlock | None = key("Evaluations: {interval_steps: 1000, duration: 2min}.")
 
 
 BLOCKS: dict[str, type[BaseModel]] = {

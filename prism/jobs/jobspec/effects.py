@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
-from prism.jobs.jobspec.values import AtLeastOne, Block, Duration, NonNegative, Positive, Share
+from prism.jobs.jobspec.values import AtLeastOne, Block, Duration, NonNegative, Positive, Share, key
 
 # An exponent of slowdowns, of nodes from 1e-3 to 1e3, which the engine holds in 32 bits.
 Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
@@ -17,112 +17,98 @@ Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
 class RankEffect(Block):
     """Persistent differences between GPUs."""
 
-    cv: NonNegative | None = Field(None, description="CV of the body of healthy GPUs.")
-    lemon_fraction: Share | None = Field(None, description="Share of GPUs that are lemons.")
-    lemon_slowdown: tuple[AtLeastOne, AtLeastOne] | None = Field(
-        None, description="Slowdown of a lemon, [lowest, highest]."
+    cv: NonNegative | None = key("CV of the body of healthy GPUs.")
+    lemon_fraction: Share | None = key("Share of GPUs that are lemons.")
+    lemon_slowdown: tuple[AtLeastOne, AtLeastOne] | None = key(
+        "Slowdown of a lemon, [lowest, highest]."
     )
-    node_share: Share | None = Field(
-        None, description="Share of the variance common to a node's GPUs."
-    )
-    memory_loading: Loading | None = Field(
-        None, description="How far memory-bound kernels follow the effect (compute-bound: 1)."
+    node_share: Share | None = key("Share of the variance common to a node's GPUs.")
+    memory_loading: Loading | None = key(
+        "How far memory-bound kernels follow the effect (compute-bound: 1)."
     )
 
 
 class StepEffect(Block):
     """What slows the whole job together."""
 
-    cv: NonNegative | None = Field(None, description="CV between steps.")
-    correlation_time_s: NonNegative | None = Field(
-        None, description="Correlation time of the drift [s]."
-    )
+    cv: NonNegative | None = key("CV between steps.")
+    correlation_time_s: NonNegative | None = key("Correlation time of the drift [s].")
     # beyond 0.707 a sine wave of that CV would take no time, or less, at its trough
-    diurnal_cv: Annotated[float, Field(strict=True, ge=0, le=0.7)] | None = Field(
-        None, description="CV over a day of a daily wave on top [0; Llama 3 405B saw 1-2 %]."
+    diurnal_cv: Annotated[float, Field(strict=True, ge=0, le=0.7)] | None = key(
+        "CV over a day of a daily wave on top [0; Llama 3 405B saw 1-2 %]."
     )
-    diurnal_peak_h: Annotated[float, Field(strict=True, ge=0, le=24)] | None = Field(
-        None, description="Hour of the day when steps are slowest [15]."
+    diurnal_peak_h: Annotated[float, Field(strict=True, ge=0, le=24)] | None = key(
+        "Hour of the day when steps are slowest [15]."
     )
 
 
 class MicrobatchEffect(Block):
     """Differences in the work itself, one draw for all stages, forward and backward."""
 
-    cv: NonNegative | None = Field(None, description="CV of forward.")
-    backward_loading: NonNegative | None = Field(
-        None, description="How far backward follows the effect (forward: 1)."
-    )
-    loss_loading: NonNegative | None = Field(
-        None, description="How far the loss layer follows the effect (a layer: 1)."
+    cv: NonNegative | None = key("CV of forward.")
+    backward_loading: NonNegative | None = key("How far backward follows the effect (forward: 1).")
+    loss_loading: NonNegative | None = key(
+        "How far the loss layer follows the effect (a layer: 1)."
     )
 
 
 class ExpertEffect(Block):
     """How the load of the busiest expert-parallel rank varies, between microbatches."""
 
-    cv: NonNegative | None = Field(
-        None, description="CV between microbatches of an expert group [0.05, an assumption]."
+    cv: NonNegative | None = key(
+        "CV between microbatches of an expert group [0.05, an assumption]."
     )
 
 
 class CallEffect(Block):
     """What all kernels of one forward or backward share."""
 
-    cv: NonNegative | None = Field(None, description="CV between calls.")
+    cv: NonNegative | None = key("CV between calls.")
 
 
 class ResidualEffect(Block):
     """What is left to each kernel."""
 
-    law: Literal["lognormal", "normal", "gamma"] | None = Field(
-        None, description="Family of the law for every kernel class [lognormal, with cv]."
+    law: Literal["lognormal", "normal", "gamma"] | None = key(
+        "Family of the law for every kernel class [lognormal, with cv]."
     )
-    cv: NonNegative | None = Field(
-        None, description="CV of the law, for every kernel class [the library's]."
-    )
-    scale: NonNegative | None = Field(
-        None, description="Factor on the spread of the library's residual laws."
-    )
+    cv: NonNegative | None = key("CV of the law, for every kernel class [the library's].")
+    scale: NonNegative | None = key("Factor on the spread of the library's residual laws.")
 
 
 class RegimeEffect(Block):
     """Congestion of a link or leaf, on or off, persisting over steps."""
 
-    probability: Share | None = Field(None, description="Share of time a link is congested.")
-    factor: AtLeastOne | None = Field(None, description="Factor on transfers meanwhile.")
-    duration_s: Positive | None = Field(
-        None, description="Mean length of a congestion; it persists over the steps of a run [s]."
+    probability: Share | None = key("Share of time a link is congested.")
+    factor: AtLeastOne | None = key("Factor on transfers meanwhile.")
+    duration_s: Positive | None = key(
+        "Mean length of a congestion; it persists over the steps of a run [s]."
     )
 
 
 class StallEffect(Block):
     """Rare, long stops."""
 
-    entity: Literal["rank", "node", "job"] | None = Field(
-        None, description="What stops: one GPU, one node, or the job."
+    entity: Literal["rank", "node", "job"] | None = key(
+        "What stops: one GPU, one node, or the job."
     )
-    rate_per_hour: NonNegative | None = Field(None, description="Stalls per entity and hour.")
-    duration_s: NonNegative | None = Field(None, description="Mean length of a stall [s].")
-    duration_cv: NonNegative | None = Field(None, description="CV of that length.")
+    rate_per_hour: NonNegative | None = key("Stalls per entity and hour.")
+    duration_s: NonNegative | None = key("Mean length of a stall [s].")
+    duration_cv: NonNegative | None = key("CV of that length.")
 
 
 class JitterEffect(Block):
     """A time added to every step, whatever its length: pauses of hosts, late collectives."""
 
-    mean_s: NonNegative | None = Field(None, description="Mean time added to a step [s].")
-    cv: NonNegative | None = Field(
-        None, description="CV of that time from step to step [1, lognormal]."
-    )
+    mean_s: NonNegative | None = key("Mean time added to a step [s].")
+    cv: NonNegative | None = key("CV of that time from step to step [1, lognormal].")
 
 
 class RunEffect(Block):
     """What all steps of a run share, from run to run on the same nodes."""
 
     # normal: beyond 0.2 one in 3.5 million runs would take no time, or less
-    cv: Annotated[float, Field(strict=True, ge=0, le=0.2)] | None = Field(
-        None, description="CV between runs."
-    )
+    cv: Annotated[float, Field(strict=True, ge=0, le=0.2)] | None = key("CV between runs.")
 
 
 class FailSlowEffect(Block):
@@ -131,38 +117,34 @@ class FailSlowEffect(Block):
     Lengths: means of compute and of network events in Greyhound (ATC'25).
     """
 
-    rate_per_1000_node_days: NonNegative | None = Field(
-        None, description="Episodes per 1,000 node-days."
+    rate_per_1000_node_days: NonNegative | None = key("Episodes per 1,000 node-days.")
+    kind: Literal["compute", "network"] = key(
+        "What is slow: the GPUs of a node, or its links.", "compute"
     )
-    kind: Literal["compute", "network"] = Field(
-        "compute", description="What is slow: the GPUs of a node, or its links."
+    factor: AtLeastOne | None = key("Factor on compute [1.2, a hot node], or on transfers [3].")
+    duration: Duration | None = key(
+        "Mean length of an episode [10min of compute, 24min of network; s]."
     )
-    factor: AtLeastOne | None = Field(
-        None, description="Factor on compute [1.2, a hot node], or on transfers [3]."
+    duration_cv: NonNegative = key("CV of that length.", 1.0)
+    detection: Duration | None = key(
+        "Time until a slow node is found, to be replaced [s, or 10min]."
     )
-    duration: Duration | None = Field(
-        None, description="Mean length of an episode [10min of compute, 24min of network; s]."
-    )
-    duration_cv: NonNegative = Field(1.0, description="CV of that length.")
-    detection: Duration | None = Field(
-        None, description="Time until a slow node is found, to be replaced [s, or 10min]."
-    )
-    replace: StrictBool = Field(
-        False, description="Replace the node that was found: back to the last checkpoint, restart."
+    replace: StrictBool = key(
+        "Replace the node that was found: back to the last checkpoint, restart.", False
     )
 
 
 class Effects(Block):
     """Effects set by the job; one left out is the library's, or off without a library."""
 
-    rank: RankEffect | None = Field(None, description="Differences between GPUs.")
-    step: StepEffect | None = Field(None, description="What all ranks share in a step.")
-    microbatch: MicrobatchEffect | None = Field(None, description="Differences in the work.")
-    expert: ExpertEffect | None = Field(None, description="Differences in experts' load.")
-    call: CallEffect | None = Field(None, description="What kernels of a call share.")
-    residual: ResidualEffect | None = Field(None, description="What is left per kernel.")
-    regime: RegimeEffect | None = Field(None, description="Congestion.")
-    stall: StallEffect | None = Field(None, description="Rare, long stops.")
-    jitter: JitterEffect | None = Field(None, description="A time added to every step.")
-    run: RunEffect | None = Field(None, description="What all steps of a run share.")
-    fail_slow: FailSlowEffect | None = Field(None, description="Episodes of a slow node.")
+    rank: RankEffect | None = key("Differences between GPUs.")
+    step: StepEffect | None = key("What all ranks share in a step.")
+    microbatch: MicrobatchEffect | None = key("Differences in the work.")
+    expert: ExpertEffect | None = key("Differences in experts' load.")
+    call: CallEffect | None = key("What kernels of a call share.")
+    residual: ResidualEffect | None = key("What is left per kernel.")
+    regime: RegimeEffect | None = key("Congestion.")
+    stall: StallEffect | None = key("Rare, long stops.")
+    jitter: JitterEffect | None = key("A time added to every step.")
+    run: RunEffect | None = key("What all steps of a run share.")
+    fail_slow: FailSlowEffect | None = key("Episodes of a slow node.")

@@ -5,41 +5,35 @@ types and units only: times are scaled in `prism.workload.kernels` and `prism.cl
 spreads in `prism.simulation.variability`.
 """
 
-from pydantic import Field
-
-from prism.jobs.jobspec.values import Block, NonNegative, Positive
+from prism.jobs.jobspec.values import Block, NonNegative, Positive, key
 
 
 class HardwarePart(Block):
     """One part of the hardware against what the device and the library say of it."""
 
-    time: Positive = Field(1.0, description="Factor on its nominal durations.")
-    cv: NonNegative = Field(
-        1.0, description="Factor on the spread of what it takes, about the same mean."
-    )
+    time: Positive = key("Factor on its nominal durations.", 1.0)
+    cv: NonNegative = key("Factor on the spread of what it takes, about the same mean.", 1.0)
 
 
 class HardwareScale(Block):
     """Another generation of hardware: means and spreads by part, each scaled apart."""
 
-    compute: HardwarePart = Field(
+    compute: HardwarePart = key(
+        "Compute-bound kernels. cv: their residuals, and the rank effect with its lemons and its "
+        "limit; 0 takes the rank effect away altogether.",
         HardwarePart(),
-        description="Compute-bound kernels. cv: their residuals, and the rank effect with its "
-        "lemons and its limit; 0 takes the rank effect away altogether.",
     )
-    memory: HardwarePart = Field(
+    memory: HardwarePart = key(
+        "Memory-bound kernels. cv: their residuals, and how far they follow the rank effect.",
         HardwarePart(),
-        description="Memory-bound kernels. cv: their residuals, and how far they follow the rank "
-        "effect.",
     )
-    nvlink: HardwarePart = Field(
+    nvlink: HardwarePart = key(
+        "Links inside an NVLink domain, latency and time per byte. cv: residuals of messages that "
+        "stay inside.",
         HardwarePart(),
-        description="Links inside an NVLink domain, latency and time per byte. cv: residuals of "
-        "messages that stay inside.",
     )
-    network: HardwarePart = Field(
+    network: HardwarePart = key(
+        "Links between NVLink domains, latency and time per byte. cv: residuals of messages that "
+        "leave one (transfers between stages too, unless one domain has all GPUs), and congestion.",
         HardwarePart(),
-        description="Links between NVLink domains, latency and time per byte. cv: residuals of "
-        "messages that leave one (transfers between stages too, unless one domain has all GPUs), "
-        "and congestion.",
     )

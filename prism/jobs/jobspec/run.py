@@ -16,6 +16,7 @@ from prism.jobs.jobspec.values import (
     Duration,
     NonNegative,
     Positive,
+    key,
     parse_duration,
 )
 
@@ -45,19 +46,18 @@ Stock = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 class CheckpointBlock(Block):
     """Checkpoints: how often, and what one takes."""
 
-    interval: Duration | None = Field(
-        None, description="Time between two checkpoints [s, or 30min, 1h]; or give interval_steps."
+    interval: Duration | None = key(
+        "Time between two checkpoints [s, or 30min, 1h]; or give interval_steps."
     )
-    interval_steps: Count | None = Field(None, description="Steps between two checkpoints.")
-    write_s: NonNegative | None = Field(
-        None,
-        description="Time to write one [14 bytes per parameter at 0.122 GB/s per GPU: weights and "
-        "Adam's state, arXiv:1910.02054; 2 TB/s for 16,384 GPUs, arXiv:2407.21783; s].",
+    interval_steps: Count | None = key("Steps between two checkpoints.")
+    write_s: NonNegative | None = key(
+        "Time to write one [14 bytes per parameter at 0.122 GB/s per GPU: weights and Adam's "
+        "state, arXiv:1910.02054; 2 TB/s for 16,384 GPUs, arXiv:2407.21783; s]."
     )
-    mode: Literal["blocking", "async"] = Field(
+    mode: Literal["blocking", "async"] = key(
+        "blocking: the job stands still meanwhile; async: written in the background, good for a "
+        "restart once it is whole.",
         "blocking",
-        description="blocking: the job stands still meanwhile; async: written in the background, "
-        "good for a restart once it is whole.",
     )
 
 
@@ -65,33 +65,28 @@ class FailureCause(Block):
     """A cause of failures."""
 
     share: Positive = Field(description="Its share of the failures, relative to the others'.")
-    detection: Pause | None = Field(None, description="Time until it is noticed [failures'; s].")
-    restart: Pause | None = Field(None, description="Time from there to a step [failures'; s].")
-    replace: StrictBool = Field(True, description="Whether the node is replaced.")
+    detection: Pause | None = key("Time until it is noticed [failures'; s].")
+    restart: Pause | None = key("Time from there to a step [failures'; s].")
+    replace: StrictBool = key("Whether the node is replaced.", True)
 
 
 class FailuresBlock(Block):
     """Failures of nodes: each stops the job, which goes on from its last checkpoint."""
 
-    per_1000_node_days: NonNegative = Field(
+    per_1000_node_days: NonNegative = key(
+        "Failures per 1,000 node-days (Llama 3 405B: 3.8; Meta's research clusters: 2.3 and 6.5).",
         FAILURES_PER_1000_NODE_DAYS,
-        description="Failures per 1,000 node-days (Llama 3 405B: 3.8; Meta's research clusters: "
-        "2.3 and 6.5).",
     )
-    detection: Pause = Field(
-        0.0, description="Time until a failure is noticed [s, or 10min; the restart holds it]."
+    detection: Pause = key(
+        "Time until a failure is noticed [s, or 10min; the restart holds it].", 0.0
     )
-    restart: Pause = Field(
-        RESTART_S, description="Time from there to the next step [s, or 10min; 5 to 20 min]."
+    restart: Pause = key("Time from there to the next step [s, or 10min; 5 to 20 min].", RESTART_S)
+    spares: Stock | None = key("Nodes at hand to replace failed ones [always enough].")
+    repair: Duration | None = key(
+        "Mean time until a failed node is a spare again [1d, with spares; s]."
     )
-    spares: Stock | None = Field(
-        None, description="Nodes at hand to replace failed ones [always enough]."
-    )
-    repair: Duration | None = Field(
-        None, description="Mean time until a failed node is a spare again [1d, with spares; s]."
-    )
-    causes: dict[str, FailureCause] = Field(
-        {}, description="Failures by cause: {gpu: {share: 0.6}, software: {share: 0.4, ...}}."
+    causes: dict[str, FailureCause] = key(
+        "Failures by cause: {gpu: {share: 0.6}, software: {share: 0.4, ...}}.", {}
     )
 
 

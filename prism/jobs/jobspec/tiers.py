@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from prism.jobs.jobspec.values import AtLeastOne, Block, Count, NonNegative, Positive
+from prism.jobs.jobspec.values import (
+    AtLeastOne,
+    Block,
+    Count,
+    Efficiency,
+    NonNegative,
+    Positive,
+    key,
+)
 
 SECONDS_PER_KM = 5e-6
 """One way through fibre, of refractive index 1.468 (ITU-T G.652, Corning SMF-28): 4.9 us/km."""
@@ -22,34 +30,31 @@ class TierBlock(Block):
     """A tier of units, and the way out of one of them."""
 
     gpus: Count = Field(description="GPUs of one unit.")
-    oversubscription: AtLeastOne | None = Field(
-        None, description="The GPUs' network bandwidth over that out of a unit [1]."
+    oversubscription: AtLeastOne | None = key(
+        "The GPUs' network bandwidth over that out of a unit [1]."
     )
-    bandwidth_gbytes_per_s: Positive | None = Field(
-        None, description="Bandwidth out of a unit per GPU in it, one direction [GB/s]."
+    bandwidth_gbytes_per_s: Positive | None = key(
+        "Bandwidth out of a unit per GPU in it, one direction [GB/s]."
     )
-    total_gbits_per_s: Positive | None = Field(
-        None, description="Bandwidth out of a unit in all, one direction [Gbit/s]."
+    total_gbits_per_s: Positive | None = key(
+        "Bandwidth out of a unit in all, one direction [Gbit/s]."
     )
-    efficiency: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
-        None,
-        description="Share of bandwidth_gbytes_per_s or total_gbits_per_s that large messages "
-        "reach [the network's].",
+    efficiency: Efficiency | None = key(
+        "Share of bandwidth_gbytes_per_s or total_gbits_per_s that large messages reach [the "
+        "network's]."
     )
-    latency_us: NonNegative | None = Field(
-        None, description="Latency of a message that leaves its unit, one way [the next inner's]."
+    latency_us: NonNegative | None = key(
+        "Latency of a message that leaves its unit, one way [the next inner's]."
     )
-    distance_km: NonNegative | None = Field(
-        None,
-        description="Instead: length of the fibre between two units; 5 us/km are added.",
+    distance_km: NonNegative | None = key(
+        "Instead: length of the fibre between two units; 5 us/km are added."
     )
-    collectives: Literal["ring", "hierarchical"] | None = Field(
-        None,
-        description="ring: in rank order through all units; hierarchical: each unit sends what it "
-        "has to, once [hierarchical where a latency or a distance is given, else ring].",
+    collectives: Literal["ring", "hierarchical"] | None = key(
+        "ring: in rank order through all units; hierarchical: each unit sends what it has to, once "
+        "[hierarchical where a latency or a distance is given, else ring]."
     )
-    cv: NonNegative | None = Field(
-        None, description="Spread of what leaves a unit, a lognormal law [the network's laws]."
+    cv: NonNegative | None = key(
+        "Spread of what leaves a unit, a lognormal law [the network's laws]."
     )
 
     @property

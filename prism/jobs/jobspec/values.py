@@ -128,6 +128,7 @@ NonNegative = Annotated[float, Field(strict=True, ge=0, le=MAX_NUMBER)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, le=MAX_NUMBER)]
 AboveOne = Annotated[float, Field(strict=True, gt=1, le=MAX_NUMBER)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Efficiency = Annotated[float, Field(strict=True, gt=0, le=1)]
 _SECONDS_SCHEMA = {"type": ["number", "array"], "items": {"type": "number", "minimum": 0}}
 Seconds = Annotated[
     float | tuple[float, ...], BeforeValidator(per_stage), WithJsonSchema(_SECONDS_SCHEMA)
@@ -154,6 +155,11 @@ Date = Annotated[
 ]
 
 
+def key(meaning: str, default: Any = None) -> Any:
+    """Field of a key that may be left out."""
+    return Field(default, description=meaning)
+
+
 class Block(BaseModel):
     """What all blocks share: unknown keys are errors, and a loaded job does not change."""
 
@@ -178,19 +184,15 @@ class Block(BaseModel):
 class Slowness(Block):
     """How slow a node is, by kind of work: factors on durations."""
 
-    compute: Positive | None = Field(
-        None, description="On compute-bound kernels [everything, or 1]."
+    compute: Positive | None = key("On compute-bound kernels [everything, or 1].")
+    memory: Positive | None = key(
+        "On memory-bound kernels [everything, or as they follow compute]."
     )
-    memory: Positive | None = Field(
-        None, description="On memory-bound kernels [everything, or as they follow compute]."
+    network: Positive | None = key(
+        "On collectives and transfers over the network [everything, or 1]."
     )
-    network: Positive | None = Field(
-        None, description="On collectives and transfers over the network [everything, or 1]."
-    )
-    other: Positive | None = Field(
-        None, description="On NVLink collectives and host gaps [everything, or 1]."
-    )
-    everything: Positive | None = Field(None, description="On all of these [1].")
+    other: Positive | None = key("On NVLink collectives and host gaps [everything, or 1].")
+    everything: Positive | None = key("On all of these [1].")
 
 
 def parse_slowdown(value: Any) -> float | Slowness:
