@@ -435,7 +435,7 @@ def test_activations_of_a_layer_with_experts():
         ({"parallelism": {"expert_imbalance": 8.5}}, "have 8 times the mean at most; lower it"),
         (
             {"parallelism": {"ep": 1}, "variability": {"effects": {"expert": {"cv": 0.1}}}},
-            "variability.effects.expert: has no effect with parallelism.ep = 1",
+            "variability.effects.expert: has no effect with ep = 1",
         ),
     ],
 )  # fmt: skip

@@ -148,20 +148,12 @@ def test_slowdowns_of_a_job_by_kind():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ({"disk": 2.0}, "no kind of slowness 'disk'; expected one of compute, memory"),
-        ({"network": 0}, "network: expected a factor, more than 0, got 0"),
-        ({"cv": 0.1}, "no kind of slowness 'cv'"),
-        ({}, "says nothing"),
-        (0, "expected a factor, more than 0, got 0"),
-        ("slow", "expected a factor, more than 0, got 'slow'"),
-    ],
+    "value", [{"disk": 2.0}, {"network": 0}, {"cv": 0.1}, {}, {"network": None}, 0, True, "slow"]
 )
-def test_slowdowns_that_make_no_sense(value, words):
+def test_slowdowns_that_make_no_sense(value):
     with pytest.raises(PrismError, match=r"cluster\.node_slowdowns\.1: ") as caught:
         make_job(node_slowdowns={1: value})
-    assert words in str(caught.value)
+    assert f"got {value!r}; " in str(caught.value)
 
 
 def test_factors_out_of_range_and_unknown_nodes():

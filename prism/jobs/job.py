@@ -95,7 +95,7 @@ class Job(BaseModel):
     def _fits_together(self) -> Self:
         problems = find_problems(Blocks(**{block: getattr(self, block) for block in BLOCKS}))
         if problems:
-            raise ValueError("\n".join(f"{p.label}: {p.text}" for p in problems))
+            raise ValueError("\n".join(f"{key}: {text}" for text, key, *_ in problems))
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -220,10 +220,10 @@ def _build(layer: Layer, name: str, path: Path) -> Job:
         for key_path, text in checked.found:
             full = (block, *key_path)
             messages.append(message(layer, source, [full], ".".join(full), text))
-    for problem in find_problems(Blocks(**valid)):
-        if not concludes_from(problem.keys, doubtful):
-            keys = [tuple(key.split(".")) for key in problem.keys]
-            messages.append(message(layer, source, keys, problem.label, problem.text))
+    for text, *keys in find_problems(Blocks(**valid)):
+        if not concludes_from(keys, doubtful):
+            paths = [tuple(key.split(".")) for key in keys]
+            messages.append(message(layer, source, paths, keys[0], text))
     if messages:
         raise PrismError("\n".join(sorted(dict.fromkeys(messages), key=by_line)))
     job = Job(name=name, source=str(path), **valid)

@@ -27,7 +27,7 @@ class Checked(NamedTuple):
 
 
 def validate_block(kind: type[BaseModel], data: Any) -> Checked:
-    """Validate a block by itself, going on without its bad keys as far as that is possible.
+    """Validate a block by itself, with defaults for its bad keys.
 
     What is left lets the checks between keys run as well, so that a misspelt word does not
     hide that the sizes do not fit. Nothing may be concluded from a doubtful key.
@@ -51,13 +51,15 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
         # A required key that was only misspelt is one mistake, not two.
         if detail["type"] != "missing" or path not in meant:
             found.append((path, _words(kind, path, detail)))
+        if detail["type"] == "missing" and path[:-1]:
+            doubtful.add(path := path[:-1])  # what lacks a key says nothing
         _drop(data, path)
     if isinstance(data, dict) and ("microbatches",) in doubtful:
         data["microbatches"] = 1
     try:
         return Checked(kind.model_validate(data), found, doubtful)
     except ValidationError:
-        return Checked(None, found, doubtful)
+        return Checked(kind.model_validate({}), found, {()})
 
 
 def never_legal(layer: Layer) -> list[str]:

@@ -1,10 +1,8 @@
 """What a check of a job works on, and how it says what it found.
 
-`prism.jobs.jobspec.check` and `prism.jobs.jobspec.runcheck` hold the checks;
-`prism.jobs.jobspec.messages` puts file and line to what they find.
+The checks are generators of problems; `prism.jobs.jobspec.messages` puts file and line to them.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from prism.jobs.jobspec.blocks import (
@@ -15,27 +13,26 @@ from prism.jobs.jobspec.blocks import (
     VariabilityBlock,
 )
 
-
-class Problem(NamedTuple):
-    """A mistake: what it is called, the keys that cause it (the likeliest first), the words."""
-
-    label: str
-    keys: tuple[str, ...]
-    text: str
+Problem = tuple[str, ...]
+"""A mistake: the words, then the keys that cause it, the likeliest first."""
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of a job; one that was not valid by itself is None."""
+class Blocks(NamedTuple):
+    """The blocks of a job, each valid by itself."""
 
-    model: ModelBlock | None
-    parallelism: ParallelismBlock | None
-    cluster: ClusterBlock | None
-    variability: VariabilityBlock | None
-    run: RunBlock | None
+    model: ModelBlock
+    parallelism: ParallelismBlock
+    cluster: ClusterBlock
+    variability: VariabilityBlock
+    run: RunBlock
 
 
-def unmodelled(label: str, what: object, nearest: str, *keys: str) -> Problem:
+def unmodelled(what: str, nearest: str, *keys: str) -> Problem:
     """Say that a legal setting is not modelled yet, and which one comes nearest."""
-    text = f"{what} is not modelled yet; the nearest supported setting: {nearest}"
-    return Problem(label, keys or (label,), text)
+    return f"{what} is not modelled yet; the nearest supported setting: {nearest}", *keys
+
+
+def undivided(n: int, name: str, whole: int, *keys: str) -> Problem:
+    """Say that `n` does not divide a number, and what does."""
+    divisors = ", ".join(str(k) for k in range(1, whole + 1) if whole % k == 0)
+    return f"{n} does not divide {name} = {whole}; take one of {divisors}", *keys

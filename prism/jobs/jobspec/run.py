@@ -30,9 +30,7 @@ REPAIR_S = 86_400.0  # assumption: a node is back after a day
 
 def _pause(value: Any) -> float:
     """Return seconds from a length of time, or 0."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0:
-        return 0.0
-    return parse_duration(value)
+    return 0.0 if value == 0 and value is not False else parse_duration(value)
 
 
 Pause = Annotated[

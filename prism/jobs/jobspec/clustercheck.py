@@ -1,0 +1,105 @@
+"""What must hold between the keys of a cluster, its link tiers, and the GPUs of a job.
+
+What depends on the device (the network's own latency) is checked by `prism.cluster.linktiers`.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import ceil
+
+import numpy as np
+
+from prism.jobs.jobspec.problem import Blocks, Problem
+from prism.jobs.jobspec.values import hosts_problem
+
+_OUT = ("oversubscription", "bandwidth_gbytes_per_s", "total_gbits_per_s")
+_FAR = ("latency_us", "distance_km")
+_RESERVED = ("nvlink", "network")
+_PER_NODE = "cluster.gpus_per_node"
+
+
+def check_cluster(b: Blocks) -> Iterator[Problem]:
+    """Check how many GPUs there are, and which nodes are named."""
+    p, c = b.parallelism, b.cluster
+    replica = p.tp * p.cp * p.pp
+    world = replica * p.dp
+    n_slots = ceil(world / c.gpus_per_node)
+    nodes = n_slots if c.nodes is None else c.nodes
+    gpus = nodes * c.gpus_per_node
+    if c.nodes is None and b.model.durations is None:
+        text = f"missing, expected the number of nodes; for tp*cp*pp*dp = {world} set {n_slots}"
+        yield text, "cluster.nodes", "model.durations"
+    # with a map of hosts, nodes that it leaves out are spares
+    elif c.nodes is not None and world != gpus and (c.hosts is None or world > gpus):
+        ways = [f"dp: {gpus // replica}"] if gpus % replica == 0 else []
+        if world % c.gpus_per_node == 0:
+            ways.append(f"cluster.nodes: {n_slots}")
+        way_out = f"one replica takes {replica} GPUs: change tp, cp or pp, or the nodes"
+        way_out = f"set {' or '.join(ways)}" if ways else way_out
+        text = f"tp*cp*pp*dp = {p.tp}*{p.cp}*{p.pp}*{p.dp} = {world}, but the cluster has "
+        text += f"{nodes} nodes of {c.gpus_per_node} = {gpus} GPUs; {way_out}"
+        keys = (f"parallelism.{size}" for size in ("dp", "pp", "tp", "cp"))
+        yield text, "parallelism", *keys, "cluster.nodes", _PER_NODE
+    for node in c.node_slowdowns:
+        if node >= nodes:
+            text = f"no node {node} among {nodes}; indices run from 0 to {nodes - 1}"
+            yield text, f"cluster.node_slowdowns.{node}", "cluster.nodes"
+    if c.hosts is not None:
+        found = hosts_problem(np.array(c.hosts, np.int64), n_slots, nodes)
+        if found is not None:
+            yield found, "cluster.hosts", "cluster.nodes"
+    small, large = sorted((c.nvlink_domain_gpus, c.gpus_per_node))
+    if large % small:
+        text = f"{c.nvlink_domain_gpus} and gpus_per_node = {c.gpus_per_node}: "
+        text += "neither is a multiple of the other; change one"
+        yield text, "cluster.nvlink_domain_gpus", _PER_NODE
+
+
+def check_tiers(b: Blocks) -> Iterator[Problem]:
+    """Check the tiers of a cluster: one word for a thing, sizes that nest, latencies that grow."""
+    c, pods = b.cluster, "cluster.pod_gpus"
+    if c.oversubscription > 1 and c.pod_gpus is None:
+        text = f"{c.oversubscription:g} needs to know where pods end; set {pods}"
+        yield text, "cluster.oversubscription", pods
+    for name, tier in c.tiers.items():
+        key = f"cluster.tiers.{name}"
+        if name in _RESERVED:
+            text = f"{name} is what cluster.links describes; call the tier rack, pod, zone or site"
+            yield text, key
+        if name == "pod" and c.pod_gpus is not None:
+            yield f"pods are described by {pods} already; keep one of the two", key, pods
+        for names in (_OUT, _FAR):
+            given = [n for n in names if getattr(tier, n) is not None]
+            if len(given) > 1:
+                text = f"{' and '.join(given)} say the same thing; keep one of them"
+                yield text, *(f"{key}.{n}" for n in reversed(given))
+        if tier.efficiency is not None and all(getattr(tier, n) is None for n in _OUT[1:]):
+            text = f"has no effect without {' or '.join(_OUT[1:])}; give one"
+            yield text, f"{key}.efficiency", key
+    if c.tiers:
+        yield from _check_nesting(b)
+
+
+def _check_nesting(b: Blocks) -> Iterator[Problem]:
+    """Each unit holds whole units of the next inner tier, and lies no farther away."""
+    c, tiers = b.cluster, b.cluster.link_tiers()
+    sizes = [("gpus_per_node", _PER_NODE, c.gpus_per_node)]
+    if c.nvlink_domain_gpus > c.gpus_per_node:
+        sizes.append(("nvlink_domain_gpus", "cluster.nvlink_domain_gpus", c.nvlink_domain_gpus))
+    for name, tier in tiers:
+        key = f"cluster.tiers.{name}.gpus" if name in c.tiers else "cluster.pod_gpus"
+        sizes.append((f"the {name}'s", key, tier.gpus))
+    for (inner, inner_key, size), (_, key, gpus) in pairwise(sizes):
+        is_tier = inner.startswith("the ")
+        if gpus % size or (gpus == size and is_tier):
+            least = 2 * size if is_tier else size
+            multiples = sorted({max(n * size, least) for n in (gpus // size, gpus // size + 1)})
+            ways = " or ".join(map(str, multiples))
+            text = f"{gpus} GPUs do not hold whole units of {inner} {size}; set {ways}"
+            yield text, key, inner_key
+    known = [(name, t.latency_us) for name, t in tiers if t.latency_us is not None]
+    for (inner, near), (name, far) in pairwise(known):
+        if far < near:
+            text = f"{far:g} is less than the {near:g} of the {inner} inside it; a message that "
+            text += "leaves both takes the longer way; change one"
+            yield text, *(f"cluster.tiers.{tier}.latency_us" for tier in (name, inner))

@@ -1,0 +1,158 @@
+"""What must hold between the keys of a model, and between a model and how it is divided."""
+
+from collections.abc import Iterator
+from math import ceil, lcm
+
+from prism.jobs.jobspec.blocks import SIZES, Durations
+from prism.jobs.jobspec.presets import PRESETS
+from prism.jobs.jobspec.problem import Blocks, Problem, undivided
+from prism.jobs.jobspec.yaml import near
+from prism.jobs.layersplit import auto_split, valid_split
+
+_LATENT = ("q_lora_rank", "kv_lora_rank", "rope_head_size", "head_size")
+
+
+def check_model(b: Blocks) -> Iterator[Problem]:
+    """Check that a model has all of its sizes, or durations instead of them."""
+    m, known = b.model, ", ".join(PRESETS)
+    if m.name is not None and m.name not in PRESETS:
+        meant = near(m.name, PRESETS)
+        hint = f"did you mean {meant[0]}?" if meant else "or leave it out and give the sizes"
+        yield f"expected one of {known}, got {m.name!r}; {hint}", "model.name"
+        return
+    if m.durations is not None:
+        yield from _check_durations(b, m.durations)
+        return
+    missing = [size for size in SIZES if getattr(m, size) < 1]
+    if len(missing) == len(SIZES):
+        text = f"says no model; give a name ({known}), sizes, or durations"
+        yield text, "model", "model.name", "model.durations"
+    elif missing:
+        for name in missing:
+            text = "missing or 0, expected at least 1; give it, or a name"
+            yield text, f"model.{name}", "model.name", "model.durations"
+    else:
+        for size, by in (("hidden_size", "n_heads"), ("n_heads", "n_kv_heads")):
+            n, per = getattr(m, size), getattr(m, by)
+            if n % per and not (size == "hidden_size" and m.head_size):
+                text = f"{n} is not a multiple of {by} = {per}; change one"
+                yield text, f"model.{size}", f"model.{by}"
+        yield from _check_shards(b)
+
+
+def _check_durations(b: Blocks, d: Durations) -> Iterator[Problem]:
+    m, pp, key = b.model, b.parallelism.pp, "model.durations"
+    first = next((name for name in ("name", *SIZES[:-1], "n_experts") if getattr(m, name)), None)
+    if first is not None:
+        yield "has no effect beside durations; keep one of the two", f"model.{first}", key
+    for name, value in d:
+        if isinstance(value, tuple) and len(value) != pp:
+            text = f"has {len(value)} durations, expected one per stage, pp = {pp}; "
+            yield f"{text}give one number, or as many as stages", f"{key}.{name}", "parallelism.pp"
+    forward, whole, late = (
+        v if isinstance(v, tuple) else (v,) for v in (d.forward_s, d.backward_s, d.weight_s or 0.0)
+    )
+    stages = range(max(len(late), len(whole)))
+    if any(late[i % len(late)] > whole[i % len(whole)] for i in stages):
+        text = "is more than backward_s, of which it is a part; give less, or leave it out"
+        yield text, f"{key}.weight_s", f"{key}.backward_s"
+    if not any((*forward, *whole)):
+        yield "are all 0, expected a step that takes time; give forward_s > 0", key
+
+
+def _check_shards(b: Blocks) -> Iterator[Problem]:
+    """Check that tensor and context parallelism divide what they shard."""
+    m, p = b.model, b.parallelism
+    wrong = [name for name in ("n_heads", "ffn_size") if getattr(m, name) % p.tp]
+    if m.n_kv_heads % p.tp and p.tp % m.n_kv_heads:
+        wrong.append("n_kv_heads")
+    if wrong:
+        sizes = ", ".join(f"{name} = {getattr(m, name)}" for name in wrong)
+        text = f"{p.tp} does not divide {sizes}; take a tp that does"
+        yield text, "parallelism.tp", *(f"model.{name}" for name in wrong), "model.name"
+        return
+    # Each context-parallel rank holds two slices, one from either end, to balance causal work.
+    slices = 2 * p.cp if p.cp > 1 else 1
+    shards = lcm(slices, p.cp * p.tp if p.sequence_parallel else p.cp)
+    if m.seq_len % shards:
+        text = f"{m.seq_len} does not split over tp = {p.tp} and cp = {p.cp}; "
+        text += f"take a multiple of {shards}, for example {ceil(m.seq_len / shards) * shards}"
+        yield text, "model.seq_len", "parallelism.cp", "parallelism.tp", "model.name"
+
+
+def check_split(b: Blocks) -> Iterator[Problem]:
+    """Check that every model chunk has its layers."""
+    p, n_layers, split = b.parallelism, b.model.n_layers, b.parallelism.layer_split
+    if b.model.durations is not None or n_layers < 1:
+        return
+    n_chunks = p.pp * p.vpp
+    chunks = f"pp*vpp = {p.pp}*{p.vpp} = {n_chunks} chunks"
+    if n_chunks > n_layers + 2:
+        pp, vpp = (p.pp, (n_layers + 2) // p.pp) if p.pp <= n_layers + 2 else (n_layers, 1)
+        text = f"{n_layers} layers do not fill {chunks}; with pp: {pp} and vpp: {vpp}"
+        n_chunks = pp * vpp
+    elif split == "auto":
+        if auto_split(n_layers, n_chunks) is not None:
+            return
+        text = f"{n_layers} layers do not divide evenly over {chunks};"
+    elif len(split) != n_chunks:
+        text = f"has {len(split)} counts, expected one for each of {chunks};"
+    elif sum(split) != n_layers:
+        text = f"adds up to {sum(split)}, expected n_layers = {n_layers};"
+    else:
+        return
+    valid = list(auto_split(n_layers, n_chunks) or valid_split(n_layers, n_chunks))
+    keys = ("parallelism.layer_split", "parallelism.vpp", "parallelism.pp", "model.n_layers")
+    yield f"{text} a valid layer_split: {valid}", *keys, "model.name"
+
+
+def check_experts(b: Blocks) -> Iterator[Problem]:
+    """Check the experts of a model, and how they are divided."""
+    m, p, key, of = b.model, b.parallelism, "parallelism.ep", "model.n_experts"
+    if not m.n_experts:
+        if p.ep > 1:
+            text = f"{p.ep}, but the model has no experts; set {of}, or ep: 1"
+            yield text, key, of, "model.name"
+        return
+    if m.durations is not None:  # where experts have no effect
+        return
+    if not 1 <= m.experts_per_token <= m.n_experts:
+        text = f"{m.experts_per_token}, expected 1 to n_experts = {m.n_experts}; give it"
+        yield text, "model.experts_per_token", of
+    if m.n_dense_layers >= m.n_layers > 0:
+        text = f"{m.n_dense_layers} of n_layers = {m.n_layers} leave none for experts; lower it, "
+        yield text + f"or set {of}: 0", "model.n_dense_layers", "model.n_layers"
+    if p.dp % p.ep:
+        yield undivided(p.ep, "dp", p.dp, key, "parallelism.dp")
+    if m.n_experts % p.ep:
+        yield undivided(p.ep, "n_experts", m.n_experts, key, of, "model.name")
+    # a token's experts are distinct: a rank computes it at most once for each expert it holds
+    most = min(p.ep, m.n_experts / max(m.experts_per_token, 1))
+    if p.ep > 1 and (p.expert_imbalance or 0) > most >= 1:
+        text = f"{p.expert_imbalance:g}, but {p.ep} ranks of {m.n_experts} experts, "
+        text += f"{m.experts_per_token} to a token, have {most:g} times the mean at most; lower it"
+        yield text, "parallelism.expert_imbalance", key, "model.name"
+    width = m.expert_ffn_size or m.ffn_size
+    if width % p.tp:
+        text = f"{p.tp} does not divide expert_ffn_size = {width}; take a tp that does"
+        yield text, "parallelism.tp", "model.expert_ffn_size", "model.name"
+
+
+def check_latents(b: Blocks) -> Iterator[Problem]:
+    """Check that multi-head latent attention has all of its widths, and only they."""
+    m = b.model
+    keys = tuple(f"model.{name}" for name in _LATENT)
+    given = [name for name in _LATENT[:-1] if getattr(m, name)]
+    missing = [name for name in _LATENT if not getattr(m, name)]
+    if not given:
+        return
+    if missing:
+        text = f"needs {', '.join(missing)} beside {', '.join(given)}; give all of "
+        yield f"{text}{', '.join(_LATENT)}, or none", f"model.{given[0]}", *keys
+        return
+    if m.rope_head_size > m.head_size:
+        text = f"{m.rope_head_size} is part of head_size = {m.head_size}; lower it"
+        yield text, "model.rope_head_size", *keys
+    if m.n_kv_heads != m.n_heads:
+        text = f"{m.n_kv_heads}, but latent attention has as many as n_heads = {m.n_heads}; "
+        yield text + "leave it out", "model.n_kv_heads", *keys
