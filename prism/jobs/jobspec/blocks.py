@@ -37,8 +37,6 @@ from prism.jobs.jobspec.values import (
 )
 from prism.jobs.pipelineshape import TRAITS, VirtualStages
 
-SIZES = ("n_layers", "hidden_size", "ffn_size", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
-
 # Devices with a distribution set of their own; the others must name one (prism.jobspec.check).
 DEVICE_LIBRARY = {d: f"{d}-healthy" for d in ("a100", "h100", "gb200")}
 # Legal values that are not modelled yet, by key, with the nearest one that is.

@@ -1,113 +1,98 @@
 """What other frameworks call the keys and values of a job: Megatron, NeMo, torchtitan, DeepSpeed.
 
-`KEYS` and `VALUES` are the one table, by spellings without case, dashes and underscores; hints for
-unknown words and the table in docs/job-file.md are made of it. Left out: reading their files.
+Hints for unknown words and the table in docs/job-file.md are made of `KEYS` and `VALUES`, by
+spellings without case, dashes and underscores.
 """
 
 from collections.abc import Iterable
 
-KEYS: dict[str, tuple[str, ...]] = {
-    "parallelism.tp": (
-        *("tensor_model_parallel_size", "tensor_parallel_degree", "tensor_parallel_size"),
-        *("tensor_parallel", "tp_size", "tp_degree", "autotp_size"),
-    ),
-    "parallelism.cp": (
-        *("context_parallel_size", "context_parallel_degree", "context_parallel", "cp_size"),
-        *("cp_degree",),
-    ),
-    "parallelism.pp": (
-        *("pipeline_model_parallel_size", "pipeline_parallel_degree", "pipeline_parallel_size"),
-        *("pipeline_parallel", "pp_size", "pp_degree", "pipeline_stages", "num_stages"),
-    ),
-    "parallelism.vpp": (
-        *("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
-        *("virtual_pipeline_parallel_size", "vpp_size"),
-    ),
-    "parallelism.dp": (
-        *("data_parallel_size", "data_parallel_degree", "dp_size", "dp_degree"),
-        *("data_parallel_replicate_degree", "num_replicas"),
-    ),
-    "parallelism.ep": (
-        *("expert_model_parallel_size", "expert_parallel_degree", "expert_parallel_size"),
-        *("expert_parallel", "ep_size"),
-    ),
-    "parallelism.shard_size": (*("data_parallel_shard_degree", "fsdp_size"),),
-    "parallelism.data_parallel": (
-        *("zero_stage", "zero_optimization", "use_distributed_optimizer", "sharding_strategy"),
-        *("data_parallel_sharding_strategy", "use_torch_fsdp2", "fsdp"),
-    ),
-    "parallelism.reshard_after_forward": ("fsdp_reshard_after_forward",),
-    "parallelism.schedule": ("pipeline_parallel_schedule", "pipeline_schedule"),
-    "parallelism.p2p": ("overlap_p2p_comm", "overlap_p2p_communication"),
-    "parallelism.microbatches": (
-        *("global_batch_size", "train_batch_size", "gradient_accumulation_steps"),
-        *("num_microbatches", "gas", "gbs"),
-    ),
-    "parallelism.microbatch_size": (
-        *("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
-        *("pipeline_parallel_microbatch_size", "mbs"),
-    ),
-    "parallelism.recompute": (
-        *("recompute_granularity", "activation_checkpoint", "activation_checkpointing"),
-        *("activations_checkpoint_granularity", "recompute_activations", "checkpoint_activations"),
-    ),
-    "parallelism.overlap": ("overlap_grad_reduce", "overlap_param_gather", "overlap_comm"),
-    "parallelism.layer_split": ("pipeline_model_parallel_layout", "module_fqns_per_model_part"),
-    "parallelism.precision": ("mixed_precision", "mixed_precision_param", "dtype"),
-    "parallelism.expert_node_limit": ("moe_router_group_topk",),
-    "model.n_layers": ("num_layers", "num_hidden_layers", "encoder_num_layers"),
-    "model.hidden_size": ("d_model", "dim", "hidden_dim"),
-    "model.ffn_size": ("ffn_hidden_size", "intermediate_size", "ffn_dim"),
-    "model.n_heads": ("num_attention_heads", "num_heads"),
-    "model.n_kv_heads": ("num_query_groups", "num_key_value_heads", "num_kv_heads"),
-    "model.vocab_size": ("padded_vocab_size",),
-    "model.seq_len": (
-        *("seq_length", "sequence_length", "encoder_seq_length", "max_position_embeddings"),
-    ),
-    "model.head_size": ("kv_channels", "head_dim", "qk_head_dim"),
-    "model.v_head_size": ("v_head_dim",),
-    "model.rope_head_size": ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
-    "model.gated_mlp": ("swiglu", "gated_linear_unit"),
-    "model.tied_embeddings": (
-        *("tie_word_embeddings", "share_embeddings_and_output_weights"),
-        *("untie_embeddings_and_output_weights",),
-    ),
-    "model.n_experts": ("num_experts", "num_moe_experts", "n_routed_experts", "num_local_experts"),
-    "model.experts_per_token": ("moe_router_topk", "num_experts_per_tok", "top_k"),
-    "model.expert_ffn_size": ("moe_ffn_hidden_size", "moe_intermediate_size"),
-    "model.n_shared_experts": ("num_shared_experts",),
-    "model.n_dense_layers": ("first_k_dense_replace", "moe_layer_freq"),
-    "cluster.nodes": ("num_nodes", "nnodes"),
-    "cluster.gpus_per_node": ("num_gpus", "nproc_per_node", "devices", "ngpu"),
-    "run.steps": ("train_iters", "max_steps", "training_steps", "iterations"),
-    "run.tokens": ("train_tokens", "train_samples"),
-    "run.checkpoint": ("save_interval", "checkpoint_interval"),
-    "run.evaluation": ("eval_interval", "val_check_interval"),
+_KEYS = {
+    "parallelism.tp": "tensor_model_parallel_size tensor_parallel_degree tensor_parallel_size "
+    "tensor_parallel tp_size tp_degree autotp_size",
+    "parallelism.cp": "context_parallel_size context_parallel_degree context_parallel cp_size "
+    "cp_degree",
+    "parallelism.pp": "pipeline_model_parallel_size pipeline_parallel_degree "
+    "pipeline_parallel_size pipeline_parallel pp_size pp_degree pipeline_stages num_stages",
+    "parallelism.vpp": "virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank "
+    "virtual_pipeline_parallel_size vpp_size",
+    "parallelism.dp": "data_parallel_size data_parallel_degree dp_size dp_degree "
+    "data_parallel_replicate_degree num_replicas",
+    "parallelism.ep": "expert_model_parallel_size expert_parallel_degree expert_parallel_size "
+    "expert_parallel ep_size",
+    "parallelism.shard_size": "data_parallel_shard_degree fsdp_size",
+    "parallelism.data_parallel": "zero_stage zero_optimization use_distributed_optimizer "
+    "sharding_strategy data_parallel_sharding_strategy use_torch_fsdp2 fsdp",
+    "parallelism.reshard_after_forward": "fsdp_reshard_after_forward",
+    "parallelism.schedule": "pipeline_parallel_schedule pipeline_schedule",
+    "parallelism.p2p": "overlap_p2p_comm overlap_p2p_communication",
+    "parallelism.microbatches": "global_batch_size train_batch_size gradient_accumulation_steps "
+    "num_microbatches gas gbs",
+    "parallelism.microbatch_size": "micro_batch_size train_micro_batch_size_per_gpu "
+    "local_batch_size pipeline_parallel_microbatch_size mbs",
+    "parallelism.recompute": "recompute_granularity activation_checkpoint "
+    "activation_checkpointing activations_checkpoint_granularity recompute_activations "
+    "checkpoint_activations",
+    "parallelism.overlap": "overlap_grad_reduce overlap_param_gather overlap_comm",
+    "parallelism.layer_split": "pipeline_model_parallel_layout module_fqns_per_model_part",
+    "parallelism.precision": "mixed_precision mixed_precision_param dtype",
+    "parallelism.expert_node_limit": "moe_router_group_topk",
+    "model.n_layers": "num_layers num_hidden_layers encoder_num_layers",
+    "model.hidden_size": "d_model dim hidden_dim",
+    "model.ffn_size": "ffn_hidden_size intermediate_size ffn_dim",
+    "model.n_heads": "num_attention_heads num_heads",
+    "model.n_kv_heads": "num_query_groups num_key_value_heads num_kv_heads",
+    "model.vocab_size": "padded_vocab_size",
+    "model.seq_len": "seq_length sequence_length encoder_seq_length max_position_embeddings",
+    "model.head_size": "kv_channels head_dim qk_head_dim",
+    "model.v_head_size": "v_head_dim",
+    "model.rope_head_size": "qk_rope_head_dim qk_pos_emb_head_dim",
+    "model.gated_mlp": "swiglu gated_linear_unit",
+    "model.tied_embeddings": "tie_word_embeddings share_embeddings_and_output_weights "
+    "untie_embeddings_and_output_weights",
+    "model.n_experts": "num_experts num_moe_experts n_routed_experts num_local_experts",
+    "model.experts_per_token": "moe_router_topk num_experts_per_tok top_k",
+    "model.expert_ffn_size": "moe_ffn_hidden_size moe_intermediate_size",
+    "model.n_shared_experts": "num_shared_experts",
+    "model.n_dense_layers": "first_k_dense_replace moe_layer_freq",
+    "cluster.nodes": "num_nodes nnodes",
+    "cluster.gpus_per_node": "num_gpus nproc_per_node devices ngpu",
+    "run.steps": "train_iters max_steps training_steps iterations",
+    "run.tokens": "train_tokens train_samples",
+    "run.checkpoint": "save_interval checkpoint_interval",
+    "run.evaluation": "eval_interval val_check_interval",
 }
+KEYS = {key: names.split() for key, names in _KEYS.items()}
 """Other frameworks' names by the key of a job that says the same, or comes nearest."""
 
-VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+_VALUES = {
     "data_parallel": {
-        "ddp": ("dp", "no_shard", "zero0", "0"),
-        "zero1": ("distributed_optimizer", "optim", "os", "1"),
-        "fsdp": (
-            *("zero3", "zero_stage_3", "fsdp2", "full_shard", "optim_grads_params", "fsdp1", "3"),
-        ),
-        "hsdp": ("hybrid_shard", "zero++", "mics"),
+        "ddp": "dp no_shard zero0 0",
+        "zero1": "distributed_optimizer optim os 1",
+        "fsdp": "zero3 zero_stage_3 fsdp2 full_shard optim_grads_params fsdp1 3",
+        "hsdp": "hybrid_shard zero++ mics",
     },
     "recompute": {
-        "full": ("uniform", "block", "all", "true"),
-        "none": ("false", "off", "attention", "core_attn"),
+        "full": "uniform block all true",
+        "none": "false off attention core_attn",
     },
     "schedule": {
-        "interleaved": ("interleaved1f1b", "vpp"),
-        "zb-h1": ("zerobubble", "interleavedzerobubble", "zb1p", "zbh1"),
-        "zb-v": ("zbvzerobubble", "zbv"),
-        "dualpipe-v": ("dualpipev", "dualpipe"),
-        "gpipe": ("afab",),
+        "interleaved": "interleaved1f1b vpp",
+        "zb-h1": "zerobubble interleavedzerobubble zb1p zbh1",
+        "zb-v": "zbvzerobubble zbv",
+        "dualpipe-v": "dualpipev dualpipe",
+        "gpipe": "afab",
     },
-    "precision": {"bf16": ("bfloat16", "fp16", "float16", "bf16-mixed", "16-mixed")},
-    "p2p": {"blocking": ("sync", "false"), "async": ("true",)},
+    "precision": {
+        "bf16": "bfloat16 fp16 float16 bf16-mixed 16-mixed",
+    },
+    "p2p": {
+        "blocking": "sync false",
+        "async": "true",
+    },
+}
+VALUES = {
+    key: {value: words.split() for value, words in values.items()}
+    for key, values in _VALUES.items()
 }
 """Other frameworks' words by key and the value that says the same, or comes nearest."""
 
@@ -134,29 +119,17 @@ _NOTE_OF = {_plain(name): note for name, note in NOTES.items()}
 
 
 def key_of(name: str) -> str | None:
-    """Return the dotted key that another framework's name stands for, None for any other word.
-
-    Examples
-    --------
-    >>> key_of("tensor-model-parallel-size"), key_of("warmth")
-    ('parallelism.tp', None)
-    """
+    """Return the dotted key that another framework's name stands for."""
     return _KEY_OF.get(_plain(name))
 
 
 def note_of(name: str) -> str | None:
-    """Return what to mind about another framework's name, None where it counts the same."""
+    """Return what to mind about another framework's name, where it does not count the same."""
     return _NOTE_OF.get(_plain(name))
 
 
 def value_of(key: str, word: str, choices: Iterable[str]) -> str | None:
-    """Return the choice of a key that another framework's word stands for.
-
-    Examples
-    --------
-    >>> value_of("data_parallel", "ZeRO-3", ["ddp", "fsdp"])
-    'fsdp'
-    """
+    """Return the choice of a key that another framework's word stands for."""
     for value, words in VALUES.get(key, {}).items():
         if value in choices and _plain(word) in map(_plain, words):
             return value
