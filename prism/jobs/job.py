@@ -15,6 +15,7 @@ from prism.jobs.jobspec.blocks import (
     BLOCKS,
     DEVICE_LIBRARY,
     SIZES,
+    Blocks,
     ClusterBlock,
     ModelBlock,
     ParallelismBlock,
@@ -38,7 +39,6 @@ from prism.jobs.jobspec.messages import (
     validate_block,
 )
 from prism.jobs.jobspec.presets import PRESETS
-from prism.jobs.jobspec.problem import Blocks
 from prism.jobs.jobspec.yaml import KeyPath, Layer, display_path, is_override
 from prism.jobs.layersplit import auto_split
 
@@ -209,8 +209,8 @@ def _build(layer: Layer, name: str, path: Path) -> Job:
     tree, source = _fill_blocks(layer.values), display_path(path)
     messages = list(layer.problems)
     for key in [key for key in tree if key not in BLOCKS]:
-        text = unknown_key(key, BLOCKS, ("base", *BLOCKS))
-        messages.append(message(layer, source, [(key,)], key, text))
+        text = unknown_key(key, ("base", *BLOCKS))
+        messages.append(message(layer, source, [(key,)], text))
     valid: dict[str, Any] = {}
     doubtful: list[str] = []
     for block, kind in BLOCKS.items():
@@ -219,11 +219,11 @@ def _build(layer: Layer, name: str, path: Path) -> Job:
         doubtful += [".".join((block, *key_path)) for key_path in checked.doubtful]
         for key_path, text in checked.found:
             full = (block, *key_path)
-            messages.append(message(layer, source, [full], ".".join(full), text))
+            messages.append(message(layer, source, [full], text))
     for text, *keys in find_problems(Blocks(**valid)):
         if not concludes_from(keys, doubtful):
             paths = [tuple(key.split(".")) for key in keys]
-            messages.append(message(layer, source, paths, keys[0], text))
+            messages.append(message(layer, source, paths, text))
     if messages:
         raise PrismError("\n".join(sorted(dict.fromkeys(messages), key=by_line)))
     job = Job(name=name, source=str(path), **valid)

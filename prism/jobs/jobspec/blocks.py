@@ -1,12 +1,10 @@
 """The five blocks of a job file as frozen pydantic models: names, types, units, defaults.
 
-A block checks its own keys one by one. What holds between keys (sizes, layer splits, what is
-modelled) is `prism.jobs.jobspec.check`; reading files is `prism.jobs.jobspec.layers`. Units are in
-the names; defaults that depend on another key are filled in before validation and described in
-words.
+What holds between keys is `prism.jobs.jobspec.check`. Units are in the names; defaults that depend
+on another key are filled in before validation and described in words.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, StrictBool
 
@@ -44,7 +42,6 @@ UNMODELLED = {"data_parallel": {"zero2": "zero1"}, "precision": {"fp8": "bf16"}}
 NVLINK_DOMAIN_GPUS = {"gb200": 72}  # NVL72: one NVLink domain per rack (NVIDIA GB200 data sheet)
 
 
-# --------------------------------------------------------------------------------------- model
 class Durations(Block):
     """Op durations given outright, so that neither a model's sizes nor a device is needed."""
 
@@ -106,7 +103,6 @@ class ModelBlock(Block):
         return {**preset, **given}
 
 
-# --------------------------------------------------------------------------------- parallelism
 class ParallelismBlock(Block):
     """How the work is divided over GPUs and ordered in time."""
 
@@ -213,7 +209,6 @@ class ParallelismBlock(Block):
         return self.virtual_stages().ends_meet
 
 
-# ------------------------------------------------------------------------------------- cluster
 class Link(Block):
     """One tier of links; a figure left out is the device's."""
 
@@ -293,7 +288,6 @@ class ClusterBlock(Block):
         return sorted(tiers.items(), key=lambda item: item[1].gpus)
 
 
-# --------------------------------------------------------------------------------- variability
 class VariabilityBlock(Block):
     """How durations vary: from which library, with which effects, how dependent."""
 
@@ -327,7 +321,6 @@ class VariabilityBlock(Block):
         return given
 
 
-# ----------------------------------------------------------------------------------------- run
 class RunBlock(Block):
     """The run: how long, by when, at what price, and what interrupts it."""
 
@@ -354,10 +347,14 @@ class RunBlock(Block):
     evaluation: EvaluationBlock | None = key("Evaluations: {interval_steps: 1000, duration: 2min}.")
 
 
-BLOCKS: dict[str, type[BaseModel]] = {
-    "model": ModelBlock,
-    "parallelism": ParallelismBlock,
-    "cluster": ClusterBlock,
-    "variability": VariabilityBlock,
-    "run": RunBlock,
-}
+class Blocks(NamedTuple):
+    """The blocks of a job, each valid by itself."""
+
+    model: ModelBlock
+    parallelism: ParallelismBlock
+    cluster: ClusterBlock
+    variability: VariabilityBlock
+    run: RunBlock
+
+
+BLOCKS: dict[str, type[BaseModel]] = Blocks.__annotations__

@@ -9,7 +9,8 @@ from math import ceil
 
 import numpy as np
 
-from prism.jobs.jobspec.problem import Blocks, Problem
+from prism.jobs.jobspec.blocks import Blocks
+from prism.jobs.jobspec.problem import Problem
 from prism.jobs.jobspec.values import hosts_problem
 
 _OUT = ("oversubscription", "bandwidth_gbytes_per_s", "total_gbits_per_s")

@@ -1,7 +1,6 @@
 """The effects a job file may set (`variability.effects`); what is left out is the library's.
 
-The meaning of each effect, and what it is drawn once per, is `prism.simulation.variability`'s; here
-are names, types and units only.
+The meaning of each, and what it is drawn once per, is `prism.simulation.variability`'s.
 """
 
 from typing import Annotated, Literal

@@ -1,10 +1,10 @@
 """Fitted models where a job or its variability is named: the job that a model describes.
 
-Only the file's attributes are read here. A calibrated model is a library and takes its place; a
-fitted trace stays a model, with its own graph.
+A calibrated model is a library and takes its place; a fitted trace stays a model, with its graph.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,15 @@ from prism.jobs.jobspec.yaml import Layer, display_path, key_paths
 CALIBRATED = "calibrated"
 STEPS = "steps"
 MODELS = "trace", CALIBRATED
-_EXPECTED = "a model, which prism fit TRACE -o MODEL.nc makes"
+_EXPECTED = "a model: prism fit TRACE -o MODEL.nc"
 
 
 def model_attrs(path: str | Path) -> dict[str, str]:
     """Kind, job and base library of a fitted model's file; empty for anything else."""
-    if not isinstance(path, str | Path) or Path(path).suffix != ".nc" or not Path(path).is_file():
-        return {}
-    try:
-        return _read_attrs(path)
-    except PrismError:
-        return {}
+    if isinstance(path, str | Path) and Path(path).suffix == ".nc" and Path(path).is_file():
+        with suppress(PrismError):
+            return _read_attrs(path)
+    return {}
 
 
 def is_step_model(path: str | Path) -> bool:
@@ -34,7 +32,6 @@ def is_step_model(path: str | Path) -> bool:
 
 
 def _read_attrs(path: str | Path) -> dict[str, str]:
-    """Attributes that say what a model is."""
     import h5py
 
     check_sealed(path, _EXPECTED)
@@ -44,13 +41,7 @@ def _read_attrs(path: str | Path) -> dict[str, str]:
 
 
 def job_of_model(path: Path) -> Layer:
-    """Return the job that a fitted model describes, with the model itself as its variability.
-
-    Raises
-    ------
-    PrismError
-        The file cannot be read, or is no model of a job.
-    """
+    """Return the job that a fitted model describes, with the model itself as its variability."""
     shown = display_path(path)
     attrs = _read_attrs(path)
     if attrs.get("kind") == STEPS:
@@ -60,16 +51,14 @@ def job_of_model(path: Path) -> Layer:
         )
     if attrs.get("kind") not in MODELS or "job" not in attrs:
         raise PrismError(
-            f"{shown}: a netCDF file, but neither a job nor a fitted model; expected a YAML job, "
-            "or MODEL.nc from prism fit TRACE -o MODEL.nc"
+            f"{shown}: neither a job nor a fitted model; expected a YAML job, or {_EXPECTED}"
         )
     with told_broken(path, _EXPECTED):
         values: dict[str, Any] = json.loads(attrs["job"])
         own = values.get("variability", {})
-        if attrs["kind"] == CALIBRATED:
-            values["variability"] = {**own, "library": str(path)}
-        else:
-            values["variability"] = {"library": None, **own, "model": str(path)}
+        calibrated = {**own, "library": str(path)}
+        traced = {"library": None, **own, "model": str(path)}
+        values["variability"] = calibrated if attrs["kind"] == CALIBRATED else traced
         return Layer(values, dict.fromkeys(key_paths(values), shown))
 
 

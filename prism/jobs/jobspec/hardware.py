@@ -1,8 +1,7 @@
 """Hardware variants in a job file (`cluster.scale`): factors on means and spreads, part by part.
 
-What a next generation of devices or links would do to a job, without a data sheet for it. Names,
-types and units only: times are scaled in `prism.workload.kernels` and `prism.cluster.machine`,
-spreads in `prism.simulation.variability`.
+Times are scaled in `prism.workload.kernels` and `prism.cluster.machine`, spreads in
+`prism.simulation.variability`.
 """
 
 from prism.jobs.jobspec.values import Block, NonNegative, Positive, key

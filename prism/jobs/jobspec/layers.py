@@ -1,12 +1,7 @@
-"""Job files as trees: which file is read, `base:` chains, and layers upon each other.
-
-Names of shipped jobs, files and fitted models become one `Layer` (`prism.jobs.jobspec.yaml`), with
-the overrides of `--set` on top. Nothing here knows which keys are legal in a block or what they
-mean; that is `prism.jobs.jobspec.blocks` (types) and `prism.jobs.jobspec.check` (sizes, what is
-modelled).
-"""
+"""Which job file is read, `base:` chains, and layers upon each other, `--set` on top."""
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ from prism.jobs.jobspec.yaml import (
     KeyPath,
     Layer,
     display_path,
+    drop,
     key_paths,
     near,
     override_layer,
@@ -40,34 +36,20 @@ _FILE_KEYS = (
 )  # fmt: skip
 
 
-# --------------------------------------------------------------------------- names and files
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()  # a pipe could be read once only, and the head is looked at first
-    except (OSError, ValueError):  # a name too long, or with a NUL in it
-        return False
-
-
 def _shipped_path(name: str) -> Path | None:
     stem = name.removesuffix(".yaml")
     return data_path("jobs") / f"{stem}.yaml" if stem in shipped_jobs() else None
 
 
 def resolve_path(name: str | Path) -> Path:
-    """Find a job file by path, or a shipped job by name.
-
-    Raises
-    ------
-    PrismError
-        If there is neither; the message lists files and shipped jobs of a similar name.
-    """
+    """Find a job file by path, or a shipped job by name; an error lists what is called alike."""
     path = Path(name)
-    if _is_file(path):
+    if os.path.isfile(path):  # a pipe could be read once only, and the head is looked at first
         return path
     shipped = _shipped_path(str(name))
     if shipped is not None:
         return shipped
-    what = "is no regular file, expected a job file" if _exists(path) else "no such job file"
+    what = "is no regular file, expected a job file" if os.path.exists(path) else "no such job file"
     raise PrismError(f"{str(name)[:200] or repr('')}: {what}; {_way_out(path)}")
 
 
@@ -75,13 +57,6 @@ def is_hdf5(path: Path) -> bool:
     """Tell a netCDF-4 file by its first bytes."""
     with path.open("rb") as file:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _way_out(path: Path) -> str:
@@ -99,31 +74,23 @@ def _way_out(path: Path) -> str:
     return f"give a YAML file or a shipped job: {', '.join(shipped) or 'none is installed'}"
 
 
-# ----------------------------------------------------------------------------------- layering
 def _drop(layer: Layer, path: KeyPath) -> None:
     """Forget a key and everything below it."""
-    tree: Any = layer.values
-    for key in path[:-1]:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    if isinstance(tree, dict):
-        tree.pop(path[-1], None)
-    for known in [p for p in layer.places if p[: len(path)] == path]:
-        del layer.places[known]
+    drop(layer.values, path)
+    layer.places = {p: place for p, place in layer.places.items() if p[: len(path)] != path}
 
 
-def _has(tree: Any, path: KeyPath) -> bool:
+def _value(tree: Any, path: KeyPath) -> Any:
     for key in path:
-        if not isinstance(tree, Mapping) or tree.get(key) is None:
-            return False
-        tree = tree[key]
-    return True
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
 
 
 def merge(lower: Layer, upper: Layer) -> Layer:
     """Put `upper` over `lower`: blocks merge key by key, anything else is replaced."""
     for pair in EXCLUSIVE:
         for mine, other in (pair, pair[::-1]):
-            if _has(upper.values, mine) and not _has(upper.values, other):
+            if _value(upper.values, mine) is not None and _value(upper.values, other) is None:
                 _drop(lower, other)
 
     def put(old: dict[str, Any], new: Mapping[str, Any], path: KeyPath) -> None:
@@ -150,35 +117,31 @@ def _find_base(name: str, child: Path) -> Path:
     """Resolve `base: NAME`: a file beside the child first, then a shipped job."""
     for candidate in (child.parent / name, child.parent / f"{name}.yaml"):
         # A user's own llama3-405b-16k.yaml may build on the shipped job of that name.
-        if not _is_file(candidate):
-            continue
-        shipped = _shipped_path(name)
-        own = candidate.resolve() == child.resolve()
-        if not own or shipped is None or shipped.resolve() == child.resolve():
-            return candidate
+        if os.path.isfile(candidate):
+            same, shipped = candidate.resolve() == child.resolve(), _shipped_path(name)
+            if not same or shipped is None or shipped.resolve() == child.resolve():
+                return candidate
     return resolve_path(name)
 
 
 def _read_job(path: Path) -> Layer:
     """Read one job file; a recording is refused with what can be done with it."""
     shown = display_path(path)
+    layer, wrong = Layer(), None
     try:
         layer = parse_yaml(read_text(path), shown)
-        wrong = None if {"base", *BLOCKS} & layer.values.keys() else PrismError("")
     except PrismError as error:
         wrong = error
     # what is called YAML is meant to be a job
-    if wrong is not None and path.suffix not in (".yaml", ".yml"):
+    if not {"base", *BLOCKS} & layer.values.keys() and path.suffix not in (".yaml", ".yml"):
         from prism.traces.kinds import recording_kind  # slow to import
 
         kind = recording_kind(str(path))
         if kind is not None:
             held = {"trace": "a trace", "step_times": "step times"}.get(kind, "measurements")
-            raise PrismError(
-                f"{shown}: holds {held}, expected a YAML job; prism fit {shown} -o MODEL.nc learns "
-                "from it"
-            )
-    if wrong is not None and str(wrong):
+            way_out = f"prism fit {shown} -o MODEL.nc learns from it"
+            raise PrismError(f"{shown}: holds {held}, expected a YAML job; {way_out}")
+    if wrong is not None:
         raise wrong
     return layer
 
@@ -200,18 +163,21 @@ def _on_base(layer: Layer, path: Path, above: Sequence[Path]) -> Layer:
     """Put a layer on the job that its `base:` names."""
     for block, key, suffix in _FILE_KEYS:
         # A library given by file is meant relative to the file that names it.
-        tree = layer.values.get(block)
-        value = tree.get(key) if isinstance(tree, dict) else None
-        if isinstance(tree, dict) and isinstance(value, str) and value.endswith(suffix):
-            tree[key] = str(path.parent / value) if _is_file(path.parent / value) else value
+        value = _value(layer.values, (block, key))
+        if (
+            isinstance(value, str)
+            and value.endswith(suffix)
+            and os.path.isfile(path.parent / value)
+        ):
+            layer.values[block][key] = str(path.parent / value)
     if "base" not in layer.values:
         return layer
     place, name = layer.places[("base",)], layer.values["base"]
     _drop(layer, ("base",))
     if not isinstance(name, str) or not name:
-        wrong = f"{place}: base: expected the name of a job, got {name!r}; "
-        wrong += f"shipped jobs: {', '.join(shipped_jobs())}"
-        raise PrismError("\n".join([*layer.problems, wrong]))
+        text = f"expected the name of a job, got {name!r}; shipped jobs: "
+        text += ", ".join(shipped_jobs())
+        raise PrismError("\n".join([*layer.problems, f"{place}: base: {text}"]))
     chain = [*above, path]
     try:
         base = _find_base(name, path)

@@ -5,7 +5,8 @@ pydantic finds the mistakes of one block; here they become lines such as
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -15,7 +16,7 @@ from prism.jobs.jobspec.blocks import BLOCKS, UNMODELLED
 from prism.jobs.jobspec.effects import Effects
 from prism.jobs.jobspec.othernames import key_of, note_of, value_of
 from prism.jobs.jobspec.values import MAX_COUNT
-from prism.jobs.jobspec.yaml import KeyPath, Layer, is_override, near
+from prism.jobs.jobspec.yaml import KeyPath, Layer, drop, is_override, near
 
 
 class Checked(NamedTuple):
@@ -53,7 +54,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
             found.append((path, _words(kind, path, detail)))
         if detail["type"] == "missing" and path[:-1]:
             doubtful.add(path := path[:-1])  # what lacks a key says nothing
-        _drop(data, path)
+        drop(data, path)
     if isinstance(data, dict) and ("microbatches",) in doubtful:
         data["microbatches"] = 1
     try:
@@ -69,29 +70,16 @@ def never_legal(layer: Layer) -> list[str]:
     wrong = []
     for block, data in layer.values.items():
         if block not in BLOCKS:
-            wrong.append(unknown_key(block, BLOCKS, ("base", *BLOCKS)))
+            wrong.append(unknown_key(block, BLOCKS))
             continue
-        given = [path[1:] for path in layer.places if path[0] == block]
-        for path, text in validate_block(BLOCKS[block], data).found:
-            # what is missing may be given elsewhere
-            if path in given:
-                wrong.append(text)
+        # what is missing may be given elsewhere
+        found = validate_block(BLOCKS[block], data).found
+        wrong += [text for path, text in found if (block, *path) in layer.places]
         for key, values in UNMODELLED.items():
             value = data.get(key) if block == "parallelism" and isinstance(data, Mapping) else None
             if isinstance(value, str) and value in values:
                 wrong.append(f"{value} is not modelled yet; take {values[value]}")
     return wrong
-
-
-def _drop(tree: Any, path: KeyPath) -> None:
-    """Remove a key, or the list it is an item of, from nested dicts."""
-    for i, key in enumerate(path):
-        if not isinstance(tree, dict) or key not in tree:
-            return
-        if i == len(path) - 1 or not isinstance(tree[key], dict):
-            del tree[key]
-            return
-        tree = tree[key]
 
 
 def concludes_from(keys: Iterable[str], doubtful: Iterable[str]) -> bool:
@@ -105,7 +93,6 @@ def _copied(data: Any) -> Any:
     return {str(k): _copied(v) for k, v in data.items()} if isinstance(data, Mapping) else data
 
 
-# ------------------------------------------------------------------------------------ messages
 def _path(detail: ErrorDetails) -> KeyPath:
     return tuple(str(part) for part in detail["loc"] if part != "[key]")
 
@@ -121,34 +108,26 @@ def _fields(kind: type[BaseModel], path: KeyPath) -> list[str]:
     return list(kind.model_fields)
 
 
-def _leaves() -> Iterator[str]:
-    for block, kind in BLOCKS.items():
-        yield from (f"{block}.{name}" for name in kind.model_fields)
-    yield from (f"variability.effects.{name}" for name in Effects.model_fields)
-
-
 def _meant(word: str, siblings: Iterable[str]) -> list[str]:
-    """Return what an unknown key could have meant, the likeliest first: a sibling, or elsewhere."""
-    siblings = list(siblings)
+    """Return what an unknown key could have meant: a sibling, or a key elsewhere."""
     same = [key for key in siblings if key == word.partition(":")[0].strip()]
     foreign = key_of(word)
     if foreign is not None:
         last = foreign.rsplit(".", 1)[1]
         return [last if last in siblings else foreign]
-    elsewhere = [leaf for leaf in _leaves() if leaf.rsplit(".", 1)[1] == word]
+    known: dict[str, type[BaseModel]] = {**BLOCKS, "variability.effects": Effects}
+    elsewhere = [f"{block}.{word}" for block, kind in known.items() if word in kind.model_fields]
     return same or near(word, siblings, 1) or elsewhere[:1]
 
 
-def unknown_key(
-    key: str, siblings: Sequence[str] | Mapping[str, Any], listed: Sequence[str]
-) -> str:
+def unknown_key(key: str, siblings: Iterable[str]) -> str:
     """Say what an unknown key could have meant."""
     meant, note = _meant(key, siblings), note_of(key)
     if ":" in key and meant:
         return f"unknown key; write `{meant[0]}: {key.partition(':')[2].strip()}`, with a space"
     if meant:
         return f"unknown key; did you mean {meant[0]}{f' ({note})' if note else ''}?"
-    return f"unknown key; expected one of {', '.join(listed)}"
+    return f"unknown key; expected one of {', '.join(siblings)}"
 
 
 _REQUIRED = {
@@ -157,6 +136,7 @@ _REQUIRED = {
     "forward_s": "expected seconds; give both forward_s and backward_s",
     "backward_s": "expected seconds; give both forward_s and backward_s",
 }
+# What was expected, by the first word of pydantic's type of error, or by the limit in its context.
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -165,6 +145,7 @@ _KINDS = {
     "tuple": "a list",
     "dict": "a mapping of keys to values",
     "model": "a block of `key: value`",
+    "finite": "a finite number",
 }
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
@@ -173,56 +154,42 @@ def _words(kind: type[BaseModel], path: KeyPath, detail: ErrorDetails) -> str:
     """Put one of pydantic's errors as: what was expected, what came, and a way out."""
     what, context = detail["type"], detail.get("ctx", {})
     if what == "extra_forbidden":
-        fields = _fields(kind, path[:-1])
-        return unknown_key(path[-1], fields, fields)
+        return unknown_key(path[-1], _fields(kind, path[:-1]))
     if what == "missing":
         return f"missing; {_REQUIRED.get(path[-1], 'give it')}"
     if what == "value_error":
-        return str(context.get("error", detail["msg"]))
-    got = _shown(detail["input"])
+        return str(context["error"])
+    value, way_out = detail["input"], "change it, or leave it out"
+    got = "a mapping" if isinstance(value, Mapping) else repr(value)
+    got = got if len(got) <= 60 else f"{got[:57]}..."
+    limit = next((key for key in _LIMITS if key in context), None)
     if what == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        word, key = str(detail["input"]), path[-1]
+        word, key = str(value), path[-1]
         modelled = [c for c in choices if c not in UNMODELLED.get(key, {})]
-        other = value_of(key, word, modelled)
-        meant = [other] if other else near(word, modelled, 1)
-        way_out = f"did you mean {meant[0]}?" if meant else "take one of them"
-        return f"expected {' or '.join(choices)}, got {got}; {way_out}"
-    limits = [
-        f"{_LIMITS[key]} {value:,}" if isinstance(value, int) else f"{_LIMITS[key]} {value:g}"
-        for key, value in context.items()
-        if key in _LIMITS
-    ]
-    if limits:
-        return f"expected {limits[0]}, got {got}; change it, or leave it out"
-    if what == "finite_number":
-        return f"expected a finite number, got {got}; change it, or leave it out"
-    base = what.split("_")[0]
-    if base in _KINDS:
-        return f"expected {_KINDS[base]}, got {got}; change it, or leave it out"
-    return f"{detail['msg']}, got {got}; change it, or leave it out"
+        meant = value_of(key, word, modelled) or next(iter(near(word, modelled, 1)), None)
+        expected = f"expected {' or '.join(choices)}"
+        way_out = f"did you mean {meant}?" if meant else "take one of them"
+    elif limit is not None:
+        number = context[limit]
+        shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+        expected = f"expected {_LIMITS[limit]} {shown}"
+    else:
+        known = _KINDS.get(what.split("_")[0])
+        expected = f"expected {known}" if known else detail["msg"]
+    return f"{expected}, got {got}; {way_out}"
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def message(layer: Layer, source: str, keys: list[KeyPath], label: str, text: str) -> str:
-    """Write "place: label: text", the place being an override if one had a hand in it."""
-    places = [layer.places[key] for key in keys if key in layer.places]
-    overrides = [place for place in places if is_override(place)]
-    place = next(iter(overrides or places), None)
-    if place is None:
-        below = (p for key, p in layer.places.items() if key[: len(keys[0])] == keys[0])
-        place = next(below, None)
-    if place is None:
-        # The nearest enclosing key that is written somewhere, else the file.
-        ancestors = [keys[0][:n] for n in range(len(keys[0]) - 1, 0, -1)]
-        place = next((layer.places[a] for a in ancestors if a in layer.places), source)
-    return f"{place}: {label}: {text}"
+def message(layer: Layer, source: str, keys: Sequence[KeyPath], text: str) -> str:
+    """Write "place: key: text", the place being an override if one had a hand in it."""
+    first, places = keys[0], layer.places
+    given = [places[key] for key in keys if key in places]
+    overrides = [place for place in given if is_override(place)]
+    below = (place for key, place in places.items() if key[: len(first)] == first)
+    # The nearest enclosing key that is written somewhere, else the file.
+    above = (places[first[:n]] for n in range(len(first) - 1, 0, -1) if first[:n] in places)
+    place = next(chain(overrides, given, below, above, [source]))
+    return f"{place}: {'.'.join(first)}: {text}"
 
 
 def by_line(text: str) -> tuple[bool, str, int]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from math import ceil, lcm
 
-from prism.jobs.jobspec.blocks import Durations
+from prism.jobs.jobspec.blocks import Blocks, Durations
 from prism.jobs.jobspec.presets import PRESETS, SIZES
-from prism.jobs.jobspec.problem import Blocks, Problem, undivided
+from prism.jobs.jobspec.problem import Problem, undivided
 from prism.jobs.jobspec.yaml import near
 from prism.jobs.layersplit import auto_split, valid_split
 

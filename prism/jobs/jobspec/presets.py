@@ -25,15 +25,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     # arXiv:2412.19437, sections 4.2 (sizes, sequence of pre-training) and 2.1 (latent attention);
     # the vocabulary is that of the published checkpoint
     "deepseek-v3": _sizes(
-        *(61, 7_168, 18_432, 128, 128, 129_280, 4_096, True, False),
-        **{"n_experts": 256, "experts_per_token": 8, "expert_ffn_size": 2_048},
-        **{"n_shared_experts": 1, "n_dense_layers": 3},
-        **{"head_size": 192, "rope_head_size": 64, "v_head_size": 128},
-        **{"q_lora_rank": 1_536, "kv_lora_rank": 512},
+        61, 7_168, 18_432, 128, 128, 129_280, 4_096, True, False,
+        n_experts=256, experts_per_token=8, expert_ffn_size=2_048, n_shared_experts=1,
+        n_dense_layers=3, head_size=192, rope_head_size=64, v_head_size=128,
+        q_lora_rank=1_536, kv_lora_rank=512,
     ),
     # arXiv:2401.04088, Table 1; the sequence is its context length
     "mixtral-8x7b": _sizes(
-        *(32, 4_096, 14_336, 32, 8, 32_000, 32_768, True, False),
-        **{"n_experts": 8, "experts_per_token": 2, "expert_ffn_size": 14_336},
+        32, 4_096, 14_336, 32, 8, 32_000, 32_768, True, False,
+        n_experts=8, experts_per_token=2, expert_ffn_size=14_336,
     ),
-}
+}  # fmt: skip

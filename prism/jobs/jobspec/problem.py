@@ -1,30 +1,7 @@
-"""What a check of a job works on, and how it says what it found.
-
-The checks are generators of problems; `prism.jobs.jobspec.messages` puts file and line to them.
-"""
-
-from typing import NamedTuple
-
-from prism.jobs.jobspec.blocks import (
-    ClusterBlock,
-    ModelBlock,
-    ParallelismBlock,
-    RunBlock,
-    VariabilityBlock,
-)
+"""How a check of a job says what it found: `prism.jobs.jobspec.messages` adds file and line."""
 
 Problem = tuple[str, ...]
 """A mistake: the words, then the keys that cause it, the likeliest first."""
-
-
-class Blocks(NamedTuple):
-    """The blocks of a job, each valid by itself."""
-
-    model: ModelBlock
-    parallelism: ParallelismBlock
-    cluster: ClusterBlock
-    variability: VariabilityBlock
-    run: RunBlock
 
 
 def unmodelled(what: str, nearest: str, *keys: str) -> Problem:

@@ -1,8 +1,6 @@
-"""What comes between the steps of a run, as a job file says it (`run`): names, types, defaults.
+"""What comes between the steps of a run (`run`): checkpoints, failures, evaluations.
 
-Checkpoints, failures with their causes, evaluations. What they do to a run is
-`prism.simulation.runs.model`'s. Lengths of time are written 90s, 10min, 1h, 1d, or as seconds. What
-must hold between these keys and others is `prism.jobs.jobspec.runcheck`.
+What they do to a run is `prism.simulation.runs.model`'s.
 """
 
 from typing import Annotated, Any, Literal

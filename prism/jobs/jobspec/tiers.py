@@ -1,9 +1,7 @@
 """Link tiers of a job file (`cluster.tiers`): what joins racks, pods, zones and sites.
 
-A tier is a kind of unit, so many GPUs each, and what messages meet that leave such a unit: how much
-of the GPUs' network rate, and how long on the way. Units nest. What must hold between tiers is
-`prism.jobs.jobspec.tiercheck`, and what messages then take `prism.cluster.linktiers` and
-`prism.cluster.machine`.
+A tier is a kind of unit, so many GPUs each, and what messages meet that leave such a unit. What
+they take is `prism.cluster.linktiers` and `prism.cluster.machine`.
 """
 
 from typing import Annotated, Literal

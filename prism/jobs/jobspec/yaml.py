@@ -1,14 +1,13 @@
-"""YAML text as trees that know the place of every key: what a job file says, line by line.
+"""YAML text as trees that know the place of every key ("job.yaml:12" or "--set key=value").
 
-What comes out is a `Layer`: keys and, for each key path, the place it came from ("job.yaml:12" or
-"--set key=value"). YAML is version 1.2: `1e-3` is a number, `yes` is text, a key given twice is a
-mistake. Left out: which file is read, and layers upon each other (`prism.jobs.jobspec.layers`).
+YAML is version 1.2: `1e-3` is a number, `yes` is text, a key given twice is a mistake.
 """
 
 import copy
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +59,24 @@ def display_path(path: Path) -> str:
         return str(path)
 
 
+def is_override(place: str) -> bool:
+    """Tell the place of a value that was set over a job."""
+    return place.startswith(OVERRIDES)
+
+
+def _at_line(shown: str, line: int) -> str:
+    return shown if is_override(shown) else f"{shown}:{line + 1}"
+
+
 def read_text(path: Path) -> str:
     """Read a small UTF-8 file, refusing a large or binary one before it costs anything."""
     shown, way_out = display_path(path), "give a YAML job, not a trace, model or result"
-    raw = read_bytes(path, shown, MAX_BYTES, way_out)
     try:
-        text = raw.decode("utf-8-sig")
-        wrong = "\0" in text
+        text = read_bytes(path, shown, MAX_BYTES, way_out).decode("utf-8-sig")
     except UnicodeDecodeError:
-        wrong = True
-    if wrong:
-        raise PrismError(
-            f"{shown}: is not UTF-8 text, expected a YAML job file; "
-            "give a job, not a trace, model or result"
-        )
+        text = "\0"
+    if "\0" in text:
+        raise PrismError(f"{shown}: is not UTF-8 text, expected a YAML job file; {way_out}")
     return text
 
 
@@ -83,37 +86,32 @@ def _compose(text: str, shown: str) -> Node | None:
         node: Node | None = YAML(typ="safe", pure=True).compose(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = shown if mark is None or is_override(shown) else f"{shown}:{mark.line + 1}"
+        place = shown if mark is None else _at_line(shown, mark.line)
         lines = (getattr(error, "problem", None) or str(error)).splitlines()
-        reason = (lines[0] if lines else "cannot be parsed")[:200]
-        raise PrismError(
-            f"{place}: not valid YAML: {reason}; expected `key: value` lines, "
-            "blocks indented by spaces"
-        ) from None
+        reason = f": {lines[0][:200] if lines else 'cannot be parsed'}"
     except (RecursionError, ValueError, AttributeError, AssertionError) as error:
         # ruamel.yaml lets a few of these out on hostile input (deep nesting, odd directives).
-        raise PrismError(
-            f"{shown}: not valid YAML ({type(error).__name__}); expected `key: value` lines, "
-            "blocks indented by spaces"
-        ) from None
-    return node
+        place, reason = shown, f" ({type(error).__name__})"
+    else:
+        return node
+    way_out = "expected `key: value` lines, blocks indented by spaces"
+    raise PrismError(f"{place}: not valid YAML{reason}; {way_out}")
 
 
 def _scalar(node: Node) -> Any:
     """Return the Python value of a scalar; dates stay text, an unknown tag is an error."""
-    kind = str(node.tag).rsplit(":", 1)[-1]
-    text = str(node.value)
+    kind, text = str(node.tag).rsplit(":", 1)[-1], str(node.value)
+    plain = text.replace("_", "").lower()
     if kind == "null":
         return None
     if kind == "bool":
-        return text.lower() in ("true", "yes", "on")
+        return plain in ("true", "yes", "on")
     if kind == "int":
-        digits = text.replace("_", "").lower()
-        if len(digits) > 40:  # beyond any size; Python refuses some thousands of digits anyway
-            raise ValueError(f"a whole number of {len(digits)} digits; give a smaller one")
-        return int(digits, 0 if digits.lstrip("+-")[:2] in ("0x", "0o", "0b") else 10)
+        if len(plain) > 40:  # beyond any size; Python refuses some thousands of digits anyway
+            raise ValueError(f"a whole number of {len(plain)} digits; give a smaller one")
+        return int(plain, 0 if plain.lstrip("+-")[:2] in ("0x", "0o", "0b") else 10)
     if kind == "float":
-        return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+        return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
     if kind in ("str", "timestamp", "merge", "value"):
         return text
     raise ValueError(f"tag {node.tag} is not supported; write a plain value")
@@ -122,55 +120,46 @@ def _scalar(node: Node) -> Any:
 class _Walker:
     """Turns nodes into a Layer, one visit per node, collecting mistakes with their lines."""
 
-    def __init__(self, shown: str, fixed_place: bool) -> None:
-        self.shown, self.fixed_place = shown, fixed_place
-        self.layer = Layer()
-        self.nodes = 0
-
-    def place(self, node: Node) -> str:
-        """Return "file:line" of a node, or the override's own text."""
-        return self.shown if self.fixed_place else f"{self.shown}:{node.start_mark.line + 1}"
+    def __init__(self, shown: str) -> None:
+        self.shown, self.layer, self.nodes = shown, Layer(), 0
 
     def walk(self, node: Node, path: KeyPath) -> Any:
         """Return the value of a node and note the place of everything below it."""
         self.nodes += 1
+        place = _at_line(self.shown, node.start_mark.line)
+        if path:
+            self.layer.places.setdefault(path, place)
         if self.nodes > MAX_NODES or len(path) > MAX_DEPTH:
             raise PrismError(
-                f"{self.place(node)}: more than {MAX_NODES:,} values or {MAX_DEPTH} levels "
+                f"{place}: more than {MAX_NODES:,} values or {MAX_DEPTH} levels "
                 "(a repeating alias?), expected a job; write the values out"
             )
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
-            items = []
-            for i, item in enumerate(node.value):
-                self.layer.places[(*path, str(i))] = self.place(item)
-                items.append(self.walk(item, (*path, str(i))))
-            return items
+            return [self.walk(item, (*path, str(i))) for i, item in enumerate(node.value)]
         try:
             return _scalar(node)
         except ValueError as error:
-            self.layer.problems.append(f"{self.place(node)}: {'.'.join(path)}: {error}")
+            self.layer.problems.append(f"{place}: {'.'.join(path)}: {error}")
             return None
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            place = self.place(key_node)
-            if not isinstance(key_node, ScalarNode):
-                self.layer.problems.append(f"{place}: a key must be a word; quote it or rename it")
-                continue
+            place = _at_line(self.shown, key_node.start_mark.line)
             # Keys are text throughout (node 3 of node_slowdowns is "3"), as in JSON.
             key = str(key_node.value)
             here = (*path, key)
-            if key in out:
-                self.layer.problems.append(
-                    f"{place}: {'.'.join(here)}: given twice, first at "
-                    f"{self.layer.places[here]}; keep one"
-                )
-                continue
-            self.layer.places[here] = place
-            out[key] = self.walk(value_node, here)
+            if not isinstance(key_node, ScalarNode):
+                self.layer.problems.append(f"{place}: a key must be a word; quote it or rename it")
+            elif key in out:
+                first = self.layer.places[here]
+                twice = f"{place}: {'.'.join(here)}: given twice, first at {first}; keep one"
+                self.layer.problems.append(twice)
+            else:
+                self.layer.places[here] = place
+                out[key] = self.walk(value_node, here)
         return out
 
 
@@ -183,7 +172,7 @@ def parse_yaml(text: str, shown: str) -> Layer:
     if not isinstance(node, MappingNode):
         kind = "a list" if isinstance(node, SequenceNode) else "plain text"
         raise PrismError(f"{shown}:1: holds {kind}, expected blocks of `key: value`; {start}")
-    walker = _Walker(shown, fixed_place=False)
+    walker = _Walker(shown)
     walker.layer.values = walker.walk(node, ())
     return walker.layer
 
@@ -192,29 +181,24 @@ def override_layer(text: str) -> Layer:
     """Turn one `key=value` of `--set` into a Layer; mistakes are in its `problems`."""
     if not isinstance(text, str):
         raise PrismError(f"{named('overrides')} {text!r}: expected text such as parallelism.dp=64")
-    shown = _shown(text)
     key, equals, value = text.partition("=")
-    walker = _Walker(shown, fixed_place=True)
+    walker = _Walker(_shown(text))
     try:
-        node = _compose(value, shown)
-        path = _key_path(key if equals else "", shown)
+        node = _compose(value, walker.shown)
+        path = _key_path(key if equals else "", walker.shown)
         inner = None if node is None else walker.walk(node, path)
     except PrismError as error:
         return Layer(problems=[str(error)])
-    return _at(path, inner, shown, walker.layer)
+    return _at(path, inner, walker.shown, walker.layer.problems)
 
 
 def set_layer(key: str, value: Any) -> Layer:
     """Turn a dotted key and its value into a Layer; mistakes are in its `problems`."""
     shown = _shown(f"{key}={value}")
     try:
-        path = _key_path(key, shown)
+        return _at(_key_path(key, shown), copy.deepcopy(value), shown, [])
     except PrismError as error:
         return Layer(problems=[str(error)])
-    layer = _at(path, copy.deepcopy(value), shown, Layer())
-    if isinstance(value, dict):
-        layer.places.update(dict.fromkeys(key_paths(value, path), shown))
-    return layer
 
 
 def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
@@ -226,9 +210,15 @@ def key_paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from key_paths(value, (*path, str(key)))
 
 
-def is_override(place: str) -> bool:
-    """Tell the place of a value that was set over a job."""
-    return place.startswith(OVERRIDES)
+def drop(tree: Any, path: KeyPath) -> None:
+    """Remove a key, or the list it is an item of, from nested dicts."""
+    for i, key in enumerate(path):
+        if not isinstance(tree, dict) or key not in tree:
+            return
+        if i == len(path) - 1 or not isinstance(tree[key], dict):
+            del tree[key]
+            return
+        tree = tree[key]
 
 
 def _shown(text: str) -> str:
@@ -246,13 +236,9 @@ def _key_path(key: str, shown: str) -> KeyPath:
     return path
 
 
-def _at(path: KeyPath, inner: Any, shown: str, layer: Layer) -> Layer:
-    """Put a value at a key, the place of all keys on the way to it."""
-    for i in range(2, len(path) + 1):
-        layer.places[path[:i]] = shown
-    if len(path) == 1:
-        layer.places[path] = shown
+def _at(path: KeyPath, value: Any, shown: str, problems: list[str]) -> Layer:
+    """Make a layer of the value of a key: the place of all keys but the block's is `shown`."""
     for part in reversed(path):
-        inner = {part: inner}
-    layer.values = dict(inner or {})
-    return layer
+        value = {part: value}
+    own = key_paths(value) if len(path) == 1 else islice(key_paths(value), 1, None)
+    return Layer(value, dict.fromkeys(own, shown), problems)
