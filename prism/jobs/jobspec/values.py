@@ -181,7 +181,7 @@ _FACTORS = {
     for name, field in Slowness.model_fields.items()
 }
 Slowdown = Annotated[
-    Positive | Slowness,
+    Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | Slowness,
     _told(
         f"a factor, more than 0, or factors by kind ({', '.join(_FACTORS)})",
         "1.2 is a node that takes 20 % longer, {network: 1.5} one with slow links",
