@@ -14,7 +14,6 @@ from prism.common.errors import PrismError
 from prism.jobs.jobspec.blocks import (
     BLOCKS,
     DEVICE_LIBRARY,
-    SIZES,
     Blocks,
     ClusterBlock,
     ModelBlock,
@@ -38,7 +37,7 @@ from prism.jobs.jobspec.messages import (
     unknown_key,
     validate_block,
 )
-from prism.jobs.jobspec.presets import PRESETS
+from prism.jobs.jobspec.presets import PRESETS, SIZES
 from prism.jobs.jobspec.yaml import KeyPath, Layer, display_path, is_override
 from prism.jobs.layersplit import auto_split
 
