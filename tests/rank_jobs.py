@@ -1,8 +1,9 @@
 """Jobs for tests of rankings."""
 
-from prism.analyses.rankings.shares import Sampler, list_inputs, measure_residuals, sample_shares
+from prism.analyses.rankings.shares import Sampler, list_inputs, sample_shares
 from prism.jobs.job import job_from_dict
-from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.causes import measure_residuals
+from prism.simulation.prepare import prepare
 
 
 def chain(m=4, dp=1, **effects):
@@ -29,7 +30,7 @@ def small(resolution="op", steps=1000, **effects):
 
 def sampled(job, seed=1):
     step = prepare(job, seed)
-    residuals = measure_residuals(step, prepare_variability(job), seed)
+    residuals = measure_residuals(step, seed)
     sampler = Sampler(step.program, seed, 2)
     found = sample_shares(sampler, list_inputs(step, residuals))
     return {s.entry.name: s for s in found}, sampler

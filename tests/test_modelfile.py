@@ -32,7 +32,7 @@ def model():
 
 def step_times(model, measured):
     graph = build_trace_graph_arrays(model, model.n_replicas)
-    program = build_trace_program(model, graph, model.n_replicas, measured)
+    program = build_trace_program(model, graph, measured)
     return run_blocks(program, range(8), 5)[0]
 
 

@@ -10,10 +10,11 @@ from moe_jobs import LATENT, OFF, make_job, times
 from rank_jobs import sampled
 
 from prism.analyses.rankings.freezing import freeze_effect
-from prism.analyses.rankings.shares import list_inputs, measure_residuals
+from prism.analyses.rankings.shares import list_inputs
 from prism.cluster.linkcongestion import link_leaves, n_own_links
 from prism.cluster.nodemap import Placement
 from prism.jobs.job import load_job
+from prism.simulation.causes import measure_residuals
 from prism.simulation.draws import draw_ranks
 from prism.simulation.lowering import Lowerer
 from prism.simulation.othernodes import relocate
@@ -259,4 +260,4 @@ def test_any_layout_runs_and_noise_only_adds(job):
 
 
 def _residuals(step):
-    return measure_residuals(step, prepare_variability(step.job), 1)
+    return measure_residuals(step, 1)

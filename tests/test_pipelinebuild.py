@@ -14,8 +14,7 @@ from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.laying import Item, Laying
 from prism.models.pipelinetrace.times import read_times
-from prism.simulation.tracemodel.graph import replay
-from prism.simulation.tracemodel.scope import REPLICA
+from prism.simulation.tracemodel.graph import REPLICA, replay
 from prism.traces import make_trace as make_trace_table
 from prism.traces import read_trace
 

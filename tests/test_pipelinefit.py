@@ -10,9 +10,8 @@ from prism.common.errors import PrismError
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import crossed_table, resample, simplify
-from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, filled, replay
+from prism.simulation.tracemodel.graph import WORKER, TraceGraph, TraceNode, filled, replay
 from prism.simulation.tracemodel.model import draw_durations, synthetic_graph
-from prism.simulation.tracemodel.scope import WORKER
 
 LAYOUTS = {
     "1f1b": Layout(2, 4, 6, 10),

@@ -14,8 +14,7 @@ from prism.models.pipelinetrace.groups import (
     named_scope,
     release,
 )
-from prism.simulation.tracemodel.graph import replay
-from prism.simulation.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD
+from prism.simulation.tracemodel.graph import REPLICA, STAGE, WORKER, WORLD, replay
 
 EFFECTS = Effects(residual_sd=0.03, content_sd=0.1, rank_sd=0.02, gap_s=0.004)
 SCATTER, NORM = "grads-reduce-scatter", "layernorm-grads-all-reduce"

@@ -16,7 +16,7 @@ from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.errors import PrismError
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
-from prism.simulation.causes import Input, partition, single_class_residuals, swap_keys
+from prism.simulation.causes import Input, measure_residuals, partition, swap_keys
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import make_keys, split_seed
 from prism.simulation.steps import run_blocks
@@ -220,7 +220,7 @@ def test_noisy_class_off_the_path_ranks_last():
     for c in np.flatnonzero(second):  # ten times the spread of the busy stage
         seg_cv[program.low.coef_seg[program.low.coef_seg_ptr[c]]] *= 10.0
     program = dataclasses.replace(program, low=program.low._replace(seg_cv=seg_cv))
-    residuals = single_class_residuals(program, 1)
+    residuals = measure_residuals(dataclasses.replace(step, program=program, workload=None), 1)
     found = {s.entry.name: s for s in sample_shares(Sampler(program, 1, 2),
                                                     partition(program, residuals))}  # fmt: skip
     _, _, path, _ = run_blocks(program, range(2), 1, track=True)

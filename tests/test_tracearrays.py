@@ -28,7 +28,6 @@ from prism.simulation.tracemodel.model import (
     score_law,
     synthetic_graph,
 )
-from prism.simulation.variability import CongestionEffect, StallEffect, Variability
 
 FULL = Effects(rank_sd=0.01, step_sd=0.015, content_sd=0.03, gap_s=0.003, content_last=0.7)
 CASES = {
@@ -55,7 +54,7 @@ def fitted(layout, effects, seed=1):
 def program_of(model, replicas=None, measured=True):
     replicas = replicas or model.n_replicas
     graph = build_trace_graph_arrays(model, replicas)
-    return build_trace_program(model, graph, replicas, measured), graph
+    return build_trace_program(model, graph, measured), graph
 
 
 def engine_times(program, seed=3, blocks=N_BLOCKS):
@@ -198,9 +197,7 @@ def test_measured_ranks_are_one_cluster_and_drawn_ones_are_many():
 def test_pooling_keeps_every_op_s_variance_and_removes_what_is_shared(name):
     model = fitted(*CASES[name])
     program, graph = program_of(model)
-    none = constant()
-    nothing = Variability(none, none, none, none, CongestionEffect(), StallEffect(), "none")
-    pooled = pool_program(program, graph, nothing, 5)
+    pooled = pool_program(program, graph, 5)
     drawn = draw_durations(model, np.arange(4000) * 10**6, np.random.default_rng(1))
     for i in range(graph.op_type.size):
         if graph.op_type[i] < 0:
@@ -228,9 +225,7 @@ def test_ops_of_one_group_whose_replicas_differ_are_pooled_apart():
     mean[gaps[0]], mean[gaps[1]] = (0.0, 0.1), (0.05, 0.05)
     model = dataclasses.replace(model, mean=mean)
     program, graph = program_of(model)
-    none = constant()
-    nothing = Variability(none, none, none, none, CongestionEffect(), StallEffect(), "none")
-    pooled = pool_program(program, graph, nothing, 5)
+    pooled = pool_program(program, graph, 5)
     drawn = draw_durations(model, np.arange(4000) * 10**6, np.random.default_rng(1))
     by_node = {int(t.collective.name): c for c, t in enumerate(graph.op_types) if t.collective}
     for i in gaps:
@@ -283,9 +278,7 @@ def test_small_traces_simulate_without_nonsense(layout, effects, measured):
         times = engine_times(program, blocks=4)
         assert np.isfinite(times).all() and (times > 0.0).all()
         assert times.mean() == pytest.approx(model.measured_mean, rel=1.2)
-        none = constant()
-        nothing = Variability(none, none, none, none, CongestionEffect(), StallEffect(), "none")
-        pooled = engine_times(pool_program(program, graph, nothing, 1), blocks=4)
+        pooled = engine_times(pool_program(program, graph, 1), blocks=4)
         assert np.isfinite(pooled).all() and (pooled > 0.0).all()
         if dp == model.n_replicas and measured:
             assert times.mean() == pytest.approx(model.measured_mean, rel=0.06)

@@ -15,13 +15,12 @@ from prism.analyses.rank import rank, summarize_rank
 from prism.analyses.rankings.shares import (
     CONTROL_HALF_WIDTH,
     Sampler,
-    measure_residuals,
     sample_shares,
 )
 from prism.common.attribution import cluster_variance
 from prism.jobs.job import load_job
-from prism.simulation.causes import Residuals, partition
-from prism.simulation.prepare import prepare, prepare_variability
+from prism.simulation.causes import Residuals, measure_residuals, partition
+from prism.simulation.prepare import prepare
 from prism.simulation.program import Program
 from prism.simulation.steps import default_threads, run_blocks, warm_up
 
@@ -91,7 +90,7 @@ def check_growth(counts: list[int], seed: int) -> bool:
     job = load_job(CLASSES_JOB)
     step = prepare(job, seed)
     warm_up(step.program, seed)
-    residuals = measure_residuals(step, prepare_variability(job), seed)
+    residuals = measure_residuals(step, seed)
     n_classes = len(step.program.classes)
     print(f"{CLASSES_JOB}: pick-freeze of its {n_classes} classes, and of finer ones")
     fine = True

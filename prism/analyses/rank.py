@@ -25,7 +25,6 @@ from prism.analyses.rankings.shares import (
     Sampler,
     Shares,
     list_inputs,
-    measure_residuals,
     sample_quickly,
     sample_shares,
     tracked_variances,
@@ -44,7 +43,7 @@ from prism.common.attribution import (
 )
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
-from prism.simulation.causes import class_cvs, effect_cv, time_shares
+from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
 from prism.simulation.prepare import prepare
 from prism.simulation.results import make_dataset, provenance
 from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
@@ -152,7 +151,7 @@ def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress 
     step = prepare(job, seed)
     v = step.effects
     warm_up(step.program, seed)
-    residuals = measure_residuals(step, v, seed)
+    residuals = measure_residuals(step, seed)
     inputs = list_inputs(step, residuals)
     sampler = Sampler(step.program, seed, threads, progress)
     ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, step.period_ratio)

@@ -4,8 +4,8 @@
 FACE = (
     "assembly", "causes", "clustermeans", "draws", "execution.content", "execution.place",
     "execution.remote", "execution.tasks", "independent", "jobwarnings",
-    "lowering", "othernodes", "prepare", "program", "results", "runs.build",
+    "othernodes", "prepare", "program", "results", "runs.build",
     "runs.checkpointing", "runs.drift", "runs.model", "runs.parts", "runs.ramp", "runs.rates",
     "sampledreplicas", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
-    "tracemodel.graph", "tracemodel.model", "tracemodel.scope", "variability",
+    "tracemodel.graph", "tracemodel.model", "variability",
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """A job as a program: graph, effects, lowering and tables laid into the engine's arrays.
 
-With `prism.simulation.steps` the one place that sees both objects and arrays. Ops' residuals become
-quantile tables, persistent effects coefficients that the engine lowers per cluster.
+Ops' residuals become quantile tables, persistent effects coefficients that the engine lowers per
+cluster.
 """
 
-from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,17 @@ from prism.distributions.law import lognormal, normal
 from prism.jobs.job import Job
 from prism.simulation.draws import lower
 from prism.simulation.independent import pool_program
-from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, residual_law
+from prism.simulation.lowering import LoweredOp, Lowerer, Term, lowering_arrays, moment_law
 from prism.simulation.placednodes import needs_memory, site_nodes
-from prism.simulation.program import Bank, Origin, PlacedPart, Program, Tables
+from prism.simulation.program import (
+    Bank,
+    Origin,
+    PlacedPart,
+    Program,
+    Tables,
+    global_ops,
+    graph_arrays,
+)
 from prism.simulation.variability import Variability
 from prism.workload.build import nominal_library
 from prism.workload.kernels import is_compute
@@ -33,45 +41,29 @@ SPEED_DRAWS = 4096  # GPUs drawn to tell how far a shard group's slowest is from
 
 
 def build_program(job: Job, graph: StepGraph, variability: Variability, seed: int) -> Program:
-    """Build the engine's arrays of a job.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of the pooled laws (`dependence: none` only).
-    """
+    """Build the engine's arrays of a job; `seed` is of the pooled laws of `dependence: none`."""
     full = _build_full(job, graph, variability)
-    if variability.dependence == "none":
-        return pool_program(full, graph, variability, seed)
-    return full
+    return pool_program(full, graph, seed) if variability.dependence == "none" else full
 
 
 def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
-    placement, default = Placement(job), Placement(job, _rank_order(job))
-    slowdowns = placement.slowdowns()
-    lowerer = Lowerer(
-        v, needs_memory(slowdowns), call_std=v.call.std if shard_size(job) > 1 else 0.0
-    )
+    placement = Placement(job)
+    default = Placement(job, np.arange(placement.n_slots))
+    slowdowns, size = placement.slowdowns(), shard_size(job)
+    lowerer = Lowerer(v, needs_memory(slowdowns), call_std=v.call.std if size > 1 else 0.0)
     lowered = [lowerer.lower(t) for t in graph.op_types]
     tables, bank = Tables(job.source), Bank()
     kernels = bool((graph.call >= 0).any())
-    alone = kernels or shard_size(job) > 1
-    call_std = 0.0 if alone else v.call.std
-    member = default.members()
+    call_std = 0.0 if kernels or size > 1 else v.call.std
     ranks = _ranks(default, v, lowerer, tables)
-    bare = lowering_arrays(lowered, graph.op_types, member, call_std)
-    op_tables, table_std = _residual_tables(lowered, graph, bare, v, call_std, tables)
-    low = lowering_arrays(lowered, graph.op_types, member, call_std, table_std)
+    low = lowering_arrays(lowered, graph.op_types, default.members(), call_std)
+    op_tables, table_std = _residual_tables(lowered, graph, low, v, call_std, tables)
     step_table = tables.optional(v.step, effect="step")
-    links = _links(default, v, graph)
     vec, n_terms = _vectors(default, graph, lowered, v, tables, bank, step_table, kernels)
     stalls, quiet = _stalls(default, graph, v, tables)
-    low = low._replace(quiet=quiet)
+    low = low._replace(table_std=table_std, quiet=quiet)
     classes = tuple(dict.fromkeys(c for op in lowered for c, _ in op.shares))
-    shares = np.zeros((len(lowered), len(classes)), np.float32)
-    for c, op in enumerate(lowered):
-        for name, share in op.shares:
-            shares[c, classes.index(name)] = share
+    shares = [[dict(op.shares).get(c, 0.0) for c in classes] for op in lowered]
     drawn = np.maximum(graph.op_type, 0)
     ops = engine.Ops(
         kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn,
@@ -79,29 +71,20 @@ def _build_full(job: Job, graph: StepGraph, v: Variability) -> Program:
         stage=graph.stage, busy=_busy(graph),
     )  # fmt: skip
     jitter = engine.Jitter(v.jitter_s, tables.add(v.jitter)) if v.jitter_s else engine.NO_JITTER
-    all_tables = tables.stack()
+    wiring = None  # where a job gives durations, there are no messages
+    if job.model.durations is None:
+        wiring = Wiring(build_cluster(job, nominal_library(job, v.library)), default)
     origin = Origin(
         low, np.ones((len(lowerer.roles), default.n_gpus)), lowerer.roles, lowerer.loadings,
-        _places(graph, lowered, default), _wiring(job, v, default),
+        _places(graph, lowered, default), wiring,
     )  # fmt: skip
     program = Program(
-        ops, _graph(graph), bank.arrays(graph.n_microbatches), links, ranks, low,
-        stalls, all_tables, step_table, shares, classes, graph.n_draws,
-        1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin, jitter=jitter,
+        ops, graph_arrays(graph), bank.arrays(graph.n_microbatches), _links(default, v, graph),
+        ranks, low, stalls, tables.stack(), step_table, np.array(shares, np.float32), classes,
+        graph.n_draws, 1 + max(t.member for t in graph.op_types) if kernels else 1, origin=origin,
+        jitter=jitter,
     )  # fmt: skip
     return site_nodes(program, placement, slowdowns)
-
-
-def _rank_order(job: Job) -> NDArray[np.int64]:
-    """Every slot on the node of its number."""
-    return np.arange(-(-job.world_size // job.cluster.gpus_per_node))
-
-
-def _wiring(job: Job, v: Variability, default: Placement) -> Wiring | None:
-    """How messages travel in the default order, None where there are none."""
-    if job.model.durations is not None:
-        return None
-    return Wiring(build_cluster(job, nominal_library(job, v.library)), default)
 
 
 def _places(
@@ -110,10 +93,8 @@ def _places(
     """Whose nodes the fixed parts of every op type wait for."""
     members, domain = default.members(), default.job.cluster.nvlink_domain_gpus
     n = graph.n_stages
-    is_global = np.zeros(len(lowered), bool)
-    for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
-        used = graph.op_type[lo:hi]
-        is_global[used[used >= 0]] |= bool(g)
+    is_global = np.zeros(len(lowered) + 1, bool)  # [op type], and the last of no type, -1
+    is_global[graph.op_type[global_ops(graph)]] = True
     places = []
     for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
         for part in op.parts:
@@ -130,32 +111,16 @@ def _places(
     return tuple(places)
 
 
-def _graph(graph: StepGraph) -> engine.Graph:
-    n_local_phases = int((graph.phase_global == 0).sum())
-    return engine.Graph(
-        graph.phase_global, graph.phase_lo, graph.phase_hi, graph.n_replicas,
-        graph.n_replicas if n_local_phases > 1 else 1, graph.n_slots, graph.n_global_slots,
-        graph.n_stages, graph.final_slot,
-    )  # fmt: skip
-
-
 def _ranks(default: Placement, v: Variability, lowerer: Lowerer, tables: Tables) -> engine.Ranks:
+    n = len(lowerer.loadings)
+    index = np.full(n, -1, np.int32)
+    for j in range(lowerer.n_random):
+        index[j] = tables.optional(v.rank, lowerer.rank_exponent(j), "rank")
     node_weight = float(np.sqrt(v.node_share)) if v.rank.std > 0.0 else 0.0
+    factor = np.ones((n, default.n_gpus), np.float32)
+    node_table = tables.add(normal(1.0))
     return engine.Ranks(
-        n_gpus=default.n_gpus,
-        gpus_per_node=default.gpus_per_node,
-        node_weight=node_weight,
-        node_table=tables.add(normal(1.0)),
-        tables=np.array(
-            [
-                tables.optional(v.rank, lowerer.rank_exponent(j), "rank")
-                if j < lowerer.n_random
-                else -1
-                for j in range(len(lowerer.loadings))
-            ],
-            np.int32,
-        ),
-        factor=np.ones((len(lowerer.loadings), default.n_gpus), np.float32),
+        default.n_gpus, default.gpus_per_node, node_weight, node_table, index, factor
     )
 
 
@@ -168,26 +133,22 @@ def _residual_tables(
     tables: Tables,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Residual table of every op type at x = 1, and each table's standard deviation."""
-    n_gpus = int(bare.member.max()) + 1
-    x = np.ones((max(1, bare.seg_mean.shape[1]), n_gpus), np.float32)
+    x = np.ones((max(1, bare.seg_mean.shape[1]), int(bare.member.max()) + 1), np.float32)
     a, r = lower(bare, x, np.zeros(1, np.int64))
     index, stds = np.zeros(len(lowered), np.int64), np.zeros(len(lowered))
     group = bare.member.shape[2]
-    for c, op in enumerate(lowered):
+    for c, (op, op_type) in enumerate(zip(lowered, graph.op_types, strict=True)):
         mean = float(a[0, c].sum())
-        op_type = graph.op_types[c]
         compute = float(a[0, c, : len(op.terms)] @ [float(t.compute) for t in op.terms])
         call_third = 0.0
         if call_std > 0.0 and op_type.collective is None and mean > 0.0:
             call_third = v.call.skew * (compute / mean) ** 3
-        alone = op.single is not None and (
-            op_type.collective is not None or group == 1 or op_type.member >= 0
-            or not op.segments
-        )  # fmt: skip
-        if alone and call_third == 0.0 and op.single is not None:
+        unmixed = op_type.collective is not None or group == 1 or op_type.member >= 0
+        if op.single is not None and call_third == 0.0 and (unmixed or not op.segments):
             law = op.single
         else:
-            law = residual_law(replace(op, single=None), float(r[0, c]), mean or 1.0, call_third)
+            third = sum(times * s.third for s, times in op.segments) + op.fixed_third
+            law = moment_law(float(r[0, c]), third / (mean or 1.0) ** 3 + call_third)
         index[c], stds[c] = tables.multiplier(law), law.std
     return index, stds
 
@@ -212,18 +173,14 @@ def _vectors(
     width = max(len(op.terms) for op in lowered)
     vec = np.zeros((graph.kind.size, width), np.int32)
     n_terms = np.ones(graph.kind.size, np.int32)
-    is_global = np.zeros(graph.kind.size, np.int64)
-    for g, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
-        is_global[lo:hi] = g
+    is_global = global_ops(graph)
     congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
-    mb_tables: dict[float, int] = {}
+    largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
     for i in np.flatnonzero(graph.op_type >= 0):
         op_type, op = graph.op_types[graph.op_type[i]], lowered[graph.op_type[i]]
         n_terms[i] = len(op.terms)
         for t, term in enumerate(op.terms):
-            if term.mb_loading not in mb_tables:
-                mb_tables[term.mb_loading] = tables.largest(v.microbatch, term.mb_loading, relative)
-            mb_table = mb_tables[term.mb_loading]
+            mb_table = largest(term.mb_loading)
             called, call = call_table if term.compute else -1, int(graph.call[i])
             if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
                 called, call = tables.optional(v.expert, effect="expert"), int(graph.microbatch[i])

@@ -2,12 +2,13 @@
 
 The partition: the residuals of each kernel class, and each shared effect. What several classes
 share (a call too) is an input of its own, never part of a class: else a class's total order would
-fall below its first. An op that holds kernels of several classes has one residual; redrawing one
-class's part of it mixes draws so that the residuals before and after have the joint law that
-redrawing those kernels gives. Exact for ops of one class, and for normal residuals.
+fall below its first. Redrawing one class's part of an op of several mixes draws so that the
+residuals before and after have the joint law that redrawing those kernels gives: exact for ops of
+one class, and for normal residuals.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.distributions.tables import sample_table
 from prism.simulation.draws import draw_ranks, lower
-from prism.simulation.lowering import LoweredOp
-from prism.simulation.program import Program, ideal_program, stream_keys
+from prism.simulation.lowering import Lowerer
+from prism.simulation.prepare import Prepared
+from prism.simulation.program import Program, global_ops, ideal_program, stream_keys
 from prism.workload.opgraph import OpType
 
 Array = NDArray[np.float64]
@@ -45,28 +47,24 @@ class Residuals:
     classes: Array  # [coef, class]
     call: Array  # [coef]
 
-    def share(self, k: int) -> Array:
-        """Share of class k in each op's residual variance [coef]."""
-        return self._over_total(self.classes[:, k])
-
-    @property
-    def call_share(self) -> Array:
-        """Share of the call effect [coef]."""
-        return self._over_total(self.call)
-
-    def _over_total(self, part: Array) -> Array:
+    def share(self, part: Array) -> Array:
+        """Share of some of this variance in that of each op [coef]."""
         total = self.classes.sum(axis=1) + self.call
         return np.asarray(np.divide(part, total, out=np.zeros_like(part), where=total > 0.0))
 
 
-def lowered_residuals(
-    program: Program, lowered: list[LoweredOp], op_types: tuple[OpType, ...], seed: int
-) -> Residuals:
-    """Variance by class of ops lowered from kernels, at the first cluster's GPUs."""
+def measure_residuals(step: Prepared, seed: int) -> Residuals:
+    """Variance of every op's residual by class, at the first cluster's GPUs."""
+    program, op_types = step.program, step.graph.op_types
     low, x = program.low, draw_ranks(program, 0, seed)
-    classes = np.zeros((len(lowered), len(program.classes)))
-    call = np.zeros(len(lowered))
-    for c, (op, op_type) in enumerate(zip(lowered, op_types, strict=True)):
+    if step.workload is None:  # ops of a trace hold one class each
+        a, r = lower(low, x)
+        std = a.sum(axis=2, dtype=np.float64) * r * low.table_std
+        return Residuals((std**2).mean(axis=0)[:, None] * program.shares, np.zeros(std.shape[1]))
+    lowerer = Lowerer(step.effects)
+    classes, call = np.zeros(program.shares.shape), np.zeros(len(op_types))
+    for c, op_type in enumerate(op_types):
+        op = lowerer.lower(op_type)
         mean = np.array([low.fixed_mean[0, c]])
         for name, var in op.fixed_classes:
             classes[c, program.classes.index(name)] += var
@@ -79,13 +77,6 @@ def lowered_residuals(
                 classes[c, at] += low.coef_count[e] * v * low.quiet[c] ** 2 * share
         call[c] = float((mean @ low.call_cv[c])[0]) ** 2
     return Residuals(classes, call)
-
-
-def single_class_residuals(program: Program, seed: int) -> Residuals:
-    """Variance of ops that hold one class each, as those of a trace do."""
-    a, r = lower(program.low, draw_ranks(program, 0, seed))
-    std = a.sum(axis=2, dtype=np.float64) * r * program.low.table_std
-    return Residuals((std**2).mean(axis=0)[:, None] * program.shares, np.zeros(std.shape[1]))
 
 
 def _segment(
@@ -109,9 +100,8 @@ def _segment(
 def has_fixed_ranks(program: Program) -> bool:
     """Tell whether every GPU keeps a factor of its own, such as the one that was measured."""
     ranks, low = program.ranks, program.low
-    return not (ranks.tables >= 0).any() and bool(
-        (ranks.factor != 1.0).any() and (low.coef_stage >= 0).any()
-    )
+    fixed = (ranks.factor != 1.0).any() and (low.coef_stage >= 0).any()
+    return bool(fixed and not (ranks.tables >= 0).any())
 
 
 def partition(program: Program, residuals: Residuals, call_name: str = "call") -> list[Input]:
@@ -120,7 +110,8 @@ def partition(program: Program, residuals: Residuals, call_name: str = "call") -
     Ranks that keep their factors are an input too: one that moves the mean alone.
     """
     kernels = [
-        Input(name, "kernels", weights=residuals.share(k)) for k, name in enumerate(program.classes)
+        Input(name, "kernels", weights=residuals.share(var))
+        for name, var in zip(program.classes, residuals.classes.T, strict=True)
     ]
     bank, stalls = program.bank, program.stalls
     shared = {
@@ -136,7 +127,7 @@ def partition(program: Program, residuals: Residuals, call_name: str = "call") -
     if has_fixed_ranks(program):
         effects.append(Input("rank", "effects"))
     if residuals.call.any():
-        effects.append(Input("call", "effects", weights=residuals.call_share))
+        effects.append(Input("call", "effects", weights=residuals.share(residuals.call)))
     return kernels + effects
 
 
@@ -171,12 +162,9 @@ def nominal_seconds(program: Program) -> Array:
 
 def time_shares(program: Program) -> Array:
     """Return each class's share of all ranks' busy time, at nominal durations [class]."""
-    ops, graph = program.ops, program.graph
-    copies = np.zeros(ops.kind.size)
-    for is_global, lo, hi in zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True):
-        copies[lo:hi] = 1.0 if is_global else graph.n_replicas
+    ops, seconds = program.ops, nominal_seconds(program)
+    copies = np.where(global_ops(program.graph), 1.0, program.graph.n_replicas)
     drawn = ops.kind == engine.DRAW
-    seconds = nominal_seconds(program)
     weight = np.bincount(ops.coef[drawn], copies[drawn], seconds.size) * seconds
     total = weight @ program.shares.astype(np.float64)
     return np.asarray(total / max(float(total.sum()), 1e-300))
@@ -196,23 +184,23 @@ def effect_cv(program: Program, name: str) -> float:
     """Coefficient of variation of one draw of a shared effect, where it acts most [1]."""
     bank, links = program.bank, program.links
     if name == "regime":
-        p, mean = links.probability, 1.0
-        return float(np.sqrt(p * (1.0 - p)) * (links.congested - links.quiet) / mean)
+        p = links.probability
+        return float(np.sqrt(p * (1.0 - p)) * (links.congested - links.quiet))
     if name == "call" and program.low.call_cv.any():
         return float(program.low.call_cv.max())
-    tables = {
-        "rank": program.ranks.tables,
-        "step": np.array([program.step_table]),
-        "microbatch": bank.mb_table,
-        "call": bank.call_table,
-        "rank_step": bank.call_table,
-        "expert": bank.call_table,
-        "jitter": np.array([program.jitter.table]),
-    }.get(name, np.array([-1]))
+    tables: Any = {
+        "rank": program.ranks.tables, "step": program.step_table, "microbatch": bank.mb_table,
+        "call": bank.call_table, "rank_step": bank.call_table, "expert": bank.call_table,
+        "jitter": program.jitter.table,
+    }.get(name, -1)  # fmt: skip
+    used = set(np.ravel(tables).tolist()) - {-1}
+    return max((float(_values(program.tables[i]).std()) for i in used), default=float("nan"))
+
+
+def _values(table: NDArray[np.float32]) -> Array:
+    """Values of a table at evenly spaced probabilities."""
     words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
-    used = set(tables.ravel().tolist()) - {-1}
-    stds = [float(sample_table(program.tables[i], words).std()) for i in used]
-    return max(stds, default=float("nan"))
+    return sample_table(table, words)
 
 
 def stall_bound(program: Program) -> tuple[float, float]:
@@ -223,6 +211,5 @@ def stall_bound(program: Program) -> tuple[float, float]:
     rate = float(stalls.probability[0])
     if stalls.entity == engine.GROUP_STALL:
         rate = float(stalls.probability.sum()) * program.graph.n_replicas
-    words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
-    length = 1.0 + sample_table(program.tables[stalls.table], words).astype(np.float64)
+    length = 1.0 + _values(program.tables[stalls.table])
     return rate, rate * (1.0 + rate) * stalls.duration**2 * float((length**2).mean())

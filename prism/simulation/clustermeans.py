@@ -1,9 +1,8 @@
 """Step times of many clusters with nothing random but the ranks, at a fraction of a step's cost.
 
-A lane is a cluster here, where in a simulation 64 lanes share one: so rare slow ranks, which make
-the variance between clusters heavy-tailed, are met often enough. What these times explain of the
-clusters' means is a control variate (`prism.common.attribution.ClusterControl`); left out is what
-noise does to a maximum, so they are no estimate of their own.
+A lane is a cluster here, so rare slow ranks are met often enough; what these times explain of the
+clusters' means is a control variate (`prism.common.attribution.ClusterControl`). Without what noise
+does to a maximum, they are no estimate of their own.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +20,19 @@ Lanes = NDArray[np.float32]
 def cluster_times(program: Program, clusters: range, seed: int, threads: int = 1) -> Lanes:
     """Step time of each cluster with every effect but the ranks' at its mean [s].
 
-    Parameters
-    ----------
-    clusters : range
-        Cluster i has the ranks of block i of a run under the same seed.
+    Cluster i has the ranks of block i of a run under the same seed.
     """
     batches = [clusters[i : i + engine.LANES] for i in range(0, len(clusters), engine.LANES)]
-    step = quiet_step(program)
+    step, shape = quiet_step(program), (program.graph.n_replicas, *program.low.call_cv.shape[:1])
+
+    def run(batch: range) -> Lanes:
+        seconds = np.zeros((*shape, engine.LANES), np.float32)
+        for lane, cluster in enumerate(batch):
+            seconds[:, :, lane] = lower(program.low, draw_ranks(program, cluster, seed))[0].sum(2)
+        return run_lanes(step, seconds)[: len(batch)]
+
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        parts = list(pool.map(lambda batch: _run_batch(program, step, batch, seed), batches))
-    return np.concatenate([*parts, np.zeros(0, np.float32)])
+        return np.concatenate([*pool.map(run, batches), np.zeros(0, np.float32)])
 
 
 def quiet_step(program: Program) -> engine.Step:
@@ -50,33 +52,11 @@ def quiet_step(program: Program) -> engine.Step:
     return program.arrays(track=False)._replace(ops=quiet, bank=bank)
 
 
-def _durations(program: Program, clusters: range, seed: int) -> Lanes:
-    """Seconds of every op type of every replica in each cluster [replica, coef, lane]."""
-    n = program.low.call_cv.shape[0]
-    out = np.zeros((program.graph.n_replicas, n, engine.LANES), np.float32)
-    for lane, cluster in enumerate(clusters):
-        out[:, :, lane] = lower(program.low, draw_ranks(program, cluster, seed))[0].sum(axis=2)
-    return out
-
-
-def _run_batch(program: Program, step: engine.Step, clusters: range, seed: int) -> Lanes:
-    return run_lanes(step, _durations(program, clusters, seed))[: len(clusters)]
-
-
 def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
-    """Run a quiet step whose ops take other durations in every lane.
+    """Run a step from `quiet_step` whose ops take other durations in every lane [lane], in seconds.
 
-    Parameters
-    ----------
-    step : engine.Step
-        From `quiet_step`.
-    durations : float32 [replica, coef, lane]
-        Seconds; as many replicas as are given are run, and ops over replicas take the first's.
-
-    Returns
-    -------
-    float32 [lane]
-        Step times [s].
+    `durations` [replica, coef, lane]: as many replicas as are given are run, and ops over replicas
+    take the first's.
     """
     graph, shape, skipped = step.graph, durations.shape[:2], step.bank.skipped
     done = 1.0 - skipped if skipped.shape[0] else np.ones(shape)

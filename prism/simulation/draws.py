@@ -19,14 +19,9 @@ Counts = NDArray[np.int64]
 WORD = 4294967296.0  # 32-bit words
 
 
-def split_seed(seed: int) -> tuple[np.uint32, np.uint32]:
-    """Split a 64-bit seed into the two words of Philox's key."""
-    return np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
-
-
 def seed_key(seed: int) -> NDArray[np.uint32]:
-    """Philox's key under a seed [2]."""
-    return np.array(split_seed(seed), np.uint32)
+    """Philox's key under a 64-bit seed [2]."""
+    return np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32)
 
 
 def draw_ranks(program: Program, cluster: int, seed: int) -> Lanes:
@@ -40,14 +35,7 @@ def draw_ranks(program: Program, cluster: int, seed: int) -> Lanes:
 def lower(
     low: engine.Lowering, x: Lanes, replicas: NDArray[np.int64] | None = None
 ) -> tuple[Lanes, Lanes]:
-    """Lower kernels to ops.
-
-    Parameters
-    ----------
-    x : float32 [loading, gpu]
-        How slow each GPU is.
-    replicas : int64 [n], optional
-        All of them where None.
+    """Lower kernels to ops under x[loading, gpu], of some replicas or all.
 
     Returns
     -------
@@ -96,9 +84,7 @@ def stalls_in(program: Program, blocks: range, seed: int) -> tuple[Counts, NDArr
         for stall in draw_stalls(program, block, seed):
             if stall.hit.any():
                 count[i] += stall.hit
-                seconds = program.stalls.duration * (
-                    1.0 + sample_table(table, stall.words[2]).astype(float)
-                )
+                seconds = program.stalls.duration * (1.0 + sample_table(table, stall.words[2]))
                 length[i] += np.where(stall.hit, seconds, 0.0)
     return count, length
 

@@ -2,7 +2,7 @@
 
 The pooled law of an op type is sampled from the very program that it replaces: coefficients of
 several cluster draws, all shared effects and the residual, so its variance is that of `full`. What
-goes is the dependence between ops. Left out: a tail finer than the samples hold.
+goes is the dependence between ops, and a tail finer than the samples hold.
 """
 
 from dataclasses import replace
@@ -10,36 +10,35 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.distributions.law import Law, constant, empirical, lognormal
+from prism.distributions.law import Law, constant, empirical
 from prism.distributions.tables import sample_table
 from prism.simulation.draws import draw_ranks, lower
 from prism.simulation.program import Bank, Program, Tables
-from prism.simulation.variability import Variability
 from prism.workload.opgraph import StepGraph
 
 POOL_CLUSTERS = 16  # clusters pooled at least
 POOL_SAMPLES = 1 << 16  # samples of each op's pooled law
 
 
-def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) -> Program:
-    """`dependence: none`: every op redraws everything from its pooled law, total variance kept."""
+def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
+    """Make every op redraw everything from its pooled law, its total variance kept."""
     laws, means = _pooled_laws(program, graph, seed)
-    tables = Tables()
+    tables, n = Tables(), len(laws)
     index = np.array([tables.add(law) for law in laws], np.int32)
-    n = len(laws)
-    fixed = np.zeros((n, 1))
-    fixed[:, 0] = means
+    stall, jitter = (
+        tables.add_table((i,), program.tables[i])
+        for i in (program.stalls.table, program.jitter.table)
+    )
     low = program.low._replace(
         seg_mean=np.zeros((0, program.low.seg_mean.shape[1])), seg_cv=np.zeros(0),
         seg_cdf=np.zeros(0, np.int32), coef_stage=np.full(n, -1, np.int32),
         coef_seg_ptr=np.zeros(n + 1, np.int32), coef_seg=np.zeros(0, np.int32),
-        coef_count=np.zeros(0), coef_split=np.zeros((0, 1)), fixed_mean=fixed[None],
+        coef_count=np.zeros(0), coef_split=np.zeros((0, 1)),
+        fixed_mean=np.array(means)[None, :, None],
         fixed_var=np.array([[(m * law.std) ** 2 for m, law in zip(means, laws, strict=True)]]),
         call_cv=np.zeros((n, 1)), table_std=np.array([law.std for law in laws]),
         quiet=np.ones(n),
     )  # fmt: skip
-    stalls = program.stalls._replace(table=tables.add(lognormal(v.stall.duration_cv)))
-    jitter = program.jitter._replace(table=tables.add(v.jitter))
     ranks = program.ranks._replace(
         tables=np.full_like(program.ranks.tables, -1), node_weight=0.0, node_table=0,
         factor=np.ones_like(program.ranks.factor),
@@ -49,21 +48,22 @@ def pool_program(program: Program, graph: StepGraph, v: Variability, seed: int) 
         n_terms=np.ones_like(program.ops.n_terms), table=index[program.ops.coef],
     )  # fmt: skip
     return replace(
-        program, ops=ops, low=low, ranks=ranks, stalls=stalls, tables=tables.stack(),
+        program, ops=ops, low=low, ranks=ranks, stalls=program.stalls._replace(table=stall),
         bank=Bank().arrays(0), links=program.links._replace(n_leaves=0), step_table=-1,
-        jitter=jitter, shared=program,
+        jitter=program.jitter._replace(table=jitter), tables=tables.stack(), shared=program,
     )  # fmt: skip
 
 
 def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[Law], list[float]]:
     """Pool each op type's duration over clusters, replicas and all shared effects."""
     rng = np.random.Generator(np.random.Philox(seed))
-    pooled_a, pooled_r = _sample_coefficients(program, seed)
+    clusters = range(max(POOL_CLUSTERS, 1024 // program.graph.n_replicas))
+    drawn = zip(*(lower(program.low, draw_ranks(program, k, seed)) for k in clusters), strict=True)
+    pooled_a, pooled_r = (np.concatenate(x) for x in drawn)  # [draw, coef, term], [draw, coef]
     laws: list[Law] = []
     means: list[float] = []
-    tables = program.tables.astype(np.float64)
     example = {int(t): i for i, t in enumerate(graph.op_type) if t >= 0}
-    alike = program.alike
+    alike, bank = program.alike, program.bank
     seconds = pooled_a.sum(axis=2, dtype=np.float64).mean(axis=0)
     for c in range(program.low.table_std.size):
         if alike is not None and alike[c] != c:
@@ -74,22 +74,22 @@ def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[La
         i = example[c]
         pick = rng.integers(0, pooled_a.shape[0], POOL_SAMPLES)
         samples = np.zeros(POOL_SAMPLES)
-        shared: dict[tuple[str, int], NDArray[np.uint32]] = {}
+        shared: dict[str, NDArray[np.uint32]] = {}
         for t in range(program.ops.n_terms[i]):
             v = program.ops.vec[i, t]
             part = pooled_a[pick, c, t].astype(np.float64)
-            for name, column in (
-                ("step", program.bank.step_table[:, v]),
-                ("mb", program.bank.mb_table[v : v + 1]),
-                ("call", program.bank.call_table[v : v + 1]),
+            for name, rows in (
+                ("step", bank.step_table[:, v]),
+                ("microbatch", bank.mb_table[v : v + 1]),
+                ("call", bank.call_table[v : v + 1]),
             ):
-                if column.max() >= 0:
-                    u = shared.setdefault((name, 0), _uniforms(rng))
-                    part = part * _factors(tables, column, pick, u)
-            if program.bank.link[v] >= 0 and program.links.n_leaves > 0:
-                part = part * _link_samples(program, int(program.bank.link[v]), rng)
+                if rows.max() >= 0:
+                    u = shared.setdefault(name, _uniforms(rng))
+                    part = part * _factors(program.tables, rows, pick, u)
+            if bank.link[v] >= 0 and program.links.n_leaves > 0:
+                part = part * _link_samples(program, int(bank.link[v]), rng)
             samples += part
-        residual = _look_up(tables[program.ops.table[i]], _uniforms(rng))
+        residual = sample_table(program.tables[program.ops.table[i]], _uniforms(rng))
         samples *= 1.0 + pooled_r[pick, c] * residual
         mean = float(samples.mean())
         means.append(mean)
@@ -98,7 +98,7 @@ def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[La
 
 
 def _factors(
-    tables: NDArray[np.float64], rows: NDArray[np.int32], pick: NDArray[np.int64],
+    tables: NDArray[np.float32], rows: NDArray[np.int32], pick: NDArray[np.int64],
     u: NDArray[np.uint32],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Shared effect of each sample, by the table of its replica (or the one for all)."""
@@ -106,25 +106,12 @@ def _factors(
     for row, table in enumerate(rows):
         if table >= 0:
             own = pick % rows.size == row
-            out[own] += _look_up(tables[table], u[own])
+            out[own] += sample_table(tables[table], u[own])
     return out
-
-
-def _sample_coefficients(
-    program: Program, seed: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Coefficients of several cluster draws, [draw, coef, term] and [draw, coef]."""
-    clusters = range(max(POOL_CLUSTERS, 1024 // program.graph.n_replicas))
-    a, r = zip(*(lower(program.low, draw_ranks(program, k, seed)) for k in clusters), strict=True)
-    return np.concatenate(a), np.concatenate(r)
 
 
 def _uniforms(rng: np.random.Generator) -> NDArray[np.uint32]:
     return rng.integers(0, 1 << 32, POOL_SAMPLES, dtype=np.uint32)
-
-
-def _look_up(table: NDArray[np.float64], u: NDArray[np.uint32]) -> NDArray[np.float64]:
-    return np.asarray(sample_table(table.astype(np.float32), u))
 
 
 def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -2,9 +2,8 @@
 
 An op is segments of kernels between two tp or cp collectives. Conditional on the persistent
 effects x of the group's GPUs, each segment takes the maximum over the group; the engine integrates
-its mean and variance per cluster draw, and this module prepares what it integrates: segment means
-per rank loading, residual spread and shape, the split into terms by shared effect, and the
-residual table of the op. Third cumulants enter through the tables' shapes, taken at x = 1.
+its mean and variance per cluster draw, and this module prepares what it integrates. Third cumulants
+enter through the tables' shapes, taken at x = 1.
 Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
 over the whole shard group, so that its ranks wait for each other at every op where a prefetched
 gather would let them drift by a unit. With experts a segment is maximised over the ep group, also
@@ -12,6 +11,7 @@ at the end of an op, and every rank's experts take as long as the busiest's.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,7 +119,6 @@ class Lowerer:
         return self.loadings[column] * (self.v.memory_spread if memory else 1.0)
 
     def _column(self, kernel_class: str) -> int:
-        """Index of the rank loading of a kernel class."""
         if kernel_class in MEMORY_CLASSES and "memory" in self.roles:
             column = self.roles.index("memory")
         else:
@@ -133,28 +132,27 @@ class Lowerer:
         name = kernel.kernel_class
         law, factor = self.v.treated_residual(name, kernel.law)
         if self.v.treatment(name).frozen:
-            if isinstance(kernel, Collective):
-                link, routed = not name.startswith("tp_") and not is_compute(name), False
-            else:
+            link, routed = not name.startswith("tp_") and not is_compute(name), False
+            if isinstance(kernel, Kernel):
                 link, routed = _is_far(kernel), kernel.routed
             factor *= self.v.shared_median(op_kind, name, link, routed)
         return law, kernel.duration * factor
 
     def lower(self, op_type: OpType) -> LoweredOp:
-        """Lower one op type; see `LoweredOp`."""
+        """Lower one op type; a collective is one fixed part."""
         c = op_type.collective
-        if c is not None:
-            law, duration = self._treated(op_type.op_kind, c)
-            frozen = self.v.treatment(c.kernel_class).frozen
-            term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
-            var = (duration * law.std) ** 2
-            role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
-            part = Part(role, c.group or "stage", c.bytes, 0, duration, var)
-            return LoweredOp(
-                (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),),
-                law, ((c.kernel_class, var),), (part,),
-            )  # fmt: skip
-        return self._lower_kernels(op_type)
+        if c is None:
+            return self._lower_kernels(op_type)
+        law, duration = self._treated(op_type.op_kind, c)
+        frozen = self.v.treatment(c.kernel_class).frozen
+        term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
+        var = (duration * law.std) ** 2
+        role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
+        part = Part(role, c.group or "stage", c.bytes, 0, duration, var)
+        return LoweredOp(
+            (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),), law,
+            ((c.kernel_class, var),), (part,),
+        )  # fmt: skip
 
     def _term(self, op_kind: str, kernel: Kernel) -> Term:
         if self.v.treatment(kernel.kernel_class).frozen:
@@ -165,22 +163,25 @@ class Lowerer:
         return Term(loading, is_compute(kernel.kernel_class) and not kernel.group)
 
     def _lower_kernels(self, op_type: OpType) -> LoweredOp:
-        counts: dict[Segment, float] = {}
-        fixed: dict[Term, float] = {}
-        by_class: dict[str, float] = {}
+        counts: dict[Segment, float] = defaultdict(float)
+        fixed: dict[Term, float] = defaultdict(float)
+        by_class: dict[str, float] = defaultdict(float)
+        shares: dict[str, float] = defaultdict(float)
         stretched: dict[tuple[str, str, float, Term, float], tuple[float, float, float]] = {}
+        total = sum(k.duration for k in op_type.kernels) or 1.0
         var = third = 0.0
         run: list[Kernel] = []
         for kernel in op_type.kernels:
+            shares[kernel.kernel_class] += kernel.duration / total
             if not kernel.group:
                 run.append(kernel)
                 continue
             self._close(op_type.op_kind, run, counts)
             term, name = self._term(op_type.op_kind, kernel), kernel.kernel_class
             law, duration = self._treated(op_type.op_kind, kernel)
-            fixed[term] = fixed.get(term, 0.0) + duration
+            fixed[term] += duration
             own = (duration * law.std) ** 2
-            by_class[name] = by_class.get(name, 0.0) + own
+            by_class[name] += own
             var += own
             third += duration**3 * law.skew
             beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
@@ -189,10 +190,6 @@ class Lowerer:
             stretched[key] = mean + duration, spread + own, hidden + beside
         self._close(op_type.op_kind, run, counts)
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
-        total = sum(k.duration for k in op_type.kernels) or 1.0
-        shares: dict[str, float] = {}
-        for k in op_type.kernels:
-            shares[k.kernel_class] = shares.get(k.kernel_class, 0.0) + k.duration / total
         parts = tuple(
             Part(role, group, n_bytes, terms.index(term), *seconds)
             for (role, group, n_bytes, term, _), seconds in stretched.items()
@@ -211,17 +208,16 @@ class Lowerer:
             return
         mean = [0.0] * len(self.loadings)
         var = third = 0.0
-        split: dict[Term, float] = {}
-        by_class: dict[str, float] = {}
+        split: dict[Term, float] = defaultdict(float)
+        by_class: dict[str, float] = defaultdict(float)
         for k in run:
             law, duration = self._treated(op_kind, k)
             mean[self._column(k.kernel_class)] += duration
             own = (duration * law.std) ** 2
             var += own
-            by_class[k.kernel_class] = by_class.get(k.kernel_class, 0.0) + own
+            by_class[k.kernel_class] += own
             third += duration**3 * law.skew
-            term = self._term(op_kind, k)
-            split[term] = split.get(term, 0.0) + duration
+            split[self._term(op_kind, k)] += duration
         called = sum(d for term, d in split.items() if term.compute) * self.call_std
         var += called**2
         total = sum(mean)
@@ -232,7 +228,7 @@ class Lowerer:
             tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items()),
             tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
         )  # fmt: skip
-        counts[segment] = counts.get(segment, 0.0) + 1.0
+        counts[segment] += 1.0
 
 
 def _is_far(kernel: Kernel) -> bool:
@@ -258,67 +254,49 @@ def lowering_arrays(
     op_types: tuple[OpType, ...],
     member: NDArray[np.int32],
     call_std: float,
-    table_std: Array | None = None,
 ) -> engine.Lowering:
-    """Lay lowered ops into the engine's arrays.
+    """Lay lowered ops into the engine's arrays, residual tables of standard deviation 1.
 
-    Parameters
-    ----------
-    member : int32 [replica, stage, member]
-        Physical GPU of each rank.
-    call_std : float
-        CV of the call effect to lower into the residual (0 where it is drawn apart).
-    table_std : float64 [coef], optional
-        Standard deviation of each op's residual table; 1 where it is not known yet.
+    `member` [replica, stage, member] is the physical GPU of each rank, `call_std` the CV of the
+    call effect to lower into the residual (0 where it is drawn apart).
     """
     n, n_terms = len(lowered), max(len(op.terms) for op in lowered)
     segments = list(dict.fromkeys(s for op in lowered for s, _ in op.segments))
     index = {s: i for i, s in enumerate(segments)}
-    ptr, seg, count, split = [0], [], [], []
+    seg: list[int] = []
+    count: list[float] = []
+    split = np.zeros((sum(len(op.segments) for op in lowered), n_terms))
     fixed_mean, call_cv = np.zeros((n, n_terms)), np.zeros((n, n_terms))
     for c, op in enumerate(lowered):
         for s, times in op.segments:
+            for term, share in s.split:
+                split[len(seg), op.terms.index(term)] = share
             seg.append(index[s])
             count.append(times)
-            shares = dict(s.split)
-            row = [shares.get(t, 0.0) for t in op.terms]
-            split.append(row + [0.0] * (n_terms - len(row)))
-        ptr.append(len(seg))
         fixed_mean[c, : len(op.terms)] = op.fixed
-        is_op = op_types[c].collective is None
-        for t, term in enumerate(op.terms):
-            call_cv[c, t] = call_std if term.compute and is_op else 0.0
+        if op_types[c].collective is None:
+            call_cv[c, : len(op.terms)] = [call_std if t.compute else 0.0 for t in op.terms]
     n_loadings = max((len(s.mean) for s in segments), default=1)
     totals = [sum(s.mean) for s in segments]
     shapes = [moment_law(s.std / m, s.third / m**3) for s, m in zip(segments, totals, strict=True)]
     shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
     cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
-    has_rank = [len(op.segments) > 0 for op in lowered]
+    stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
     return engine.Lowering(
         member=np.ascontiguousarray(member, np.int32),
         seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
         seg_cv=np.array([s.std / m for s, m in zip(segments, totals, strict=True)], np.float64),
         seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
         cdf=np.array(cdfs, np.float64),
-        coef_stage=np.array(
-            [t.stage if r else -1 for t, r in zip(op_types, has_rank, strict=True)], np.int32
-        ),
-        coef_seg_ptr=np.array(ptr, np.int32),
+        coef_stage=np.array(stages, np.int32),
+        coef_seg_ptr=np.cumsum([0, *(len(op.segments) for op in lowered)], dtype=np.int32),
         coef_seg=np.array(seg, np.int32),
         coef_count=np.array(count, np.float64),
-        coef_split=np.array(split, np.float64).reshape(-1, n_terms),
+        coef_split=split,
         coef_member=np.array([t.member for t in op_types], np.int32),
         fixed_mean=fixed_mean[None],
         fixed_var=np.array([[op.fixed_var for op in lowered]], np.float64),
         call_cv=call_cv,
-        table_std=np.ones(n) if table_std is None else np.asarray(table_std, np.float64),
+        table_std=np.ones(n),
         quiet=np.ones(n),
     )
-
-
-def residual_law(op: LoweredOp, relative_std: float, mean: float, call_third: float) -> Law:
-    """Law of an op's residual and call together: the kernel's own, or matched in three moments."""
-    if op.single is not None and call_third == 0.0:
-        return op.single
-    third = sum(times * s.third for s, times in op.segments) + op.fixed_third
-    return moment_law(relative_std, third / mean**3 + call_third)

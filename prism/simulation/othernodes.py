@@ -1,7 +1,7 @@
 """A built step with its nodes elsewhere, or with less work in some replicas.
 
 No graph is laid and no law tabulated anew, so that thousands of placements can be compared; what
-comes out equals the program of a job that says the same. Left out: anything that changes the graph.
+comes out equals the program of a job that says the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,10 @@ def relocate(
     slowdowns: Mapping[int, NodeSlowdown],
     n_nodes: int | None = None,
 ) -> Program:
-    """Put a built step's nodes elsewhere.
+    """Put a built step's nodes elsewhere, equal to the bit to a job that says so by its keys.
 
     Parameters
     ----------
-    step : Prepared
-        Under any placement.
     hosts : sequence of int
         [slot] the physical node that takes each slot.
     slowdowns : mapping of int to NodeSlowdown
@@ -39,11 +37,6 @@ def relocate(
         a node is a traced worker, which keeps what was measured of it; these factors come on top.
     n_nodes : int, optional
         Physical nodes, more than the job's where there are further spares.
-
-    Returns
-    -------
-    Program
-        Equal to the bit to that of a job with these ``cluster.hosts`` and ``node_slowdowns``.
 
     Raises
     ------
@@ -62,7 +55,7 @@ def relocate(
     if program.origin is None or program.shared is not None:
         raise PrismError(
             f"{step.job.source or step.job.name}: variability.dependence: none forgets which node "
-            "is slow, so that nodes have no places; set full"
+            "is slow; set full to place nodes"
         )
     if step.workload is None:
         return site_workers(program, placement, slowdowns)
@@ -74,7 +67,7 @@ def relocate(
 def _rebuilt(
     step: Prepared, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
 ) -> Program:
-    """Lower a job's ops anew, memory-bound kernels with factors of their own."""
+    """Build a job's program anew, memory-bound kernels with factors of their own."""
     job, blocks = step.job, step.job.model_dump(exclude={"name", "source"})
     blocks["cluster"] |= {
         "hosts": placement.slots.tolist(),
@@ -84,8 +77,7 @@ def _rebuilt(
             for node, slow in slowdowns.items()
         },
     }
-    anew = job_from_dict(blocks, job.name)
-    return build_program(anew, step.graph, step.effects, 0)
+    return build_program(job_from_dict(blocks, job.name), step.graph, step.effects, 0)
 
 
 def limit_microbatches(
@@ -93,12 +85,8 @@ def limit_microbatches(
 ) -> Program:
     """Give replicas fewer microbatches than the schedule has: the later ones take no time there.
 
-    Parameters
-    ----------
-    counts : sequence of int
-        [replica] microbatches of each, from 1 to the schedule's. Their sum is the step's batch.
-    program : Program, optional
-        The step's under another placement.
+    `counts` [replica] are from 1 to the schedule's, and their sum is the step's batch; `program` is
+    the step's under another placement.
 
     Raises
     ------

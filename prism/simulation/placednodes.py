@@ -2,8 +2,7 @@
 
 A built program and one whose nodes were moved come from the same function, so that they are equal
 to the bit. Slow compute is a factor of the GPU, which every draw and lowering reads; slow links,
-memory and host gaps stretch fixed times by the slowest node that takes part. Left out: what
-placement does to the graph, which is nothing.
+memory and host gaps stretch fixed times by the slowest node that takes part.
 """
 
 from collections.abc import Mapping
@@ -29,10 +28,7 @@ def site_nodes(
     program: Program, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
 ) -> Program:
     """Put a job's nodes to their places."""
-    origin = program.origin
-    assert origin is not None
-    where = placement.job.source or placement.job.name
-    check_slowdowns(slowdowns, placement.n_nodes, where)
+    origin = _checked_origin(program, placement, slowdowns)
     n, gpus = placement.n_nodes, placement.gpus_per_node
     factor = [
         _by_gpu(slowdowns, role, loading, n, gpus)
@@ -47,7 +43,10 @@ def site_nodes(
     ranks = program.ranks._replace(
         n_gpus=placement.n_gpus, factor=np.ascontiguousarray(np.stack(factor), np.float32)
     )
-    links = _links(program, placement)
+    links = program.links
+    if links.n_leaves:
+        lo, hi, n_leaves = congested_links(placement, program.graph.n_stages)
+        links = links._replace(leaf_lo=lo, leaf_hi=hi, n_leaves=n_leaves)
     return replace(program, low=low, ranks=ranks, typical=typical, links=links)
 
 
@@ -59,18 +58,19 @@ def site_workers(
     What a worker takes longer than a typical one moves along, the share that follows no effect
     too; transfers and gaps stay what they were measured to be at their place. Spares are typical.
     """
-    origin = program.origin
-    assert origin is not None
-    where = placement.job.source or placement.job.name
-    check_slowdowns(slowdowns, placement.n_nodes, where)
+    origin = _checked_origin(program, placement, slowdowns)
     other = [n for n, s in slowdowns.items() if s != NodeSlowdown(s.compute)]
     if other:
         raise PrismError(
-            f"{where}: cluster.node_slowdowns: node {other[0]}: a fitted trace knows compute and "
-            "transfers as they were measured; give a factor on compute alone, or place a job file"
+            f"{placement.job.source or placement.job.name}: cluster.node_slowdowns: node "
+            f"{other[0]}: a fitted trace knows compute and transfers as they were measured; give a "
+            "factor on compute alone, or place a job file"
         )
     n_gpus = placement.n_nodes
-    gpu = _worker_gpus(origin, placement)
+    # engine GPU of every node: the one that has the node's place in the default order
+    default = Placement(placement.job, np.arange(placement.n_slots), placement.nodes)
+    gpu = np.arange(placement.n_nodes)
+    gpu[default.members()] = origin.low.member
     low = origin.low._replace(member=np.ascontiguousarray(gpu[placement.members()], np.int32))
     factor = np.ones((len(origin.roles), n_gpus))
     factor[:, : origin.factor.shape[1]] = origin.factor
@@ -88,21 +88,10 @@ def site_workers(
     return replace(program, ops=ops, low=low, ranks=ranks)
 
 
-def _worker_gpus(origin: Origin, placement: Placement) -> NDArray[np.int64]:
-    """Engine GPU of every node: the one that has the node's place in the default order."""
-    default = Placement(placement.job, np.arange(placement.n_slots), placement.nodes)
-    out = np.arange(placement.n_nodes)
-    out[default.members()] = origin.low.member
-    return out
-
-
 def hold_seconds(low: engine.Lowering, held: Array) -> engine.Lowering:
-    """Seconds of measured workers that follow no effect, as the second term of their ops.
+    """Give ops a second term, the seconds of measured workers that follow no effect.
 
-    Parameters
-    ----------
-    held : float64 [2, loading, gpu]
-        A worker's factor, and the share of its time that follows no effect.
+    `held` [2, loading, gpu]: a worker's factor, and the share of its time that follows no effect.
     """
     fixed = low.fixed_mean.copy()
     for c in np.flatnonzero(low.coef_stage >= 0):
@@ -118,20 +107,24 @@ def count_terms(low: engine.Lowering) -> NDArray[np.int32]:
     return np.where(low.fixed_mean[:, :, 1].any(axis=0), 2, 1).astype(np.int32)
 
 
-def check_slowdowns(slowdowns: Mapping[int, NodeSlowdown], n_nodes: int, where: str) -> None:
+def _checked_origin(
+    program: Program, placement: Placement, slowdowns: Mapping[int, NodeSlowdown]
+) -> Origin:
     """Refuse slowdowns of nodes that are not there, and factors out of range."""
-    key = f"{where}: cluster.node_slowdowns"
+    key = f"{placement.job.source or placement.job.name}: cluster.node_slowdowns"
+    n_nodes = placement.n_nodes
     for node, slow in slowdowns.items():
         if not 0 <= node < n_nodes:
             raise PrismError(
                 f"{key}: no node {node} among {n_nodes}; indices run from 0 to {n_nodes - 1}"
             )
-        factors = [x for x in slow if x is not None]
-        if not all(LEAST <= x <= MOST for x in factors):
+        if not all(LEAST <= x <= MOST for x in slow if x is not None):
             raise PrismError(
                 f"{key}: node {node}: expected factors between {LEAST:g} and {MOST:g}; "
                 "a node that does not work is left out of cluster.nodes"
             )
+    assert program.origin is not None
+    return program.origin
 
 
 def needs_memory(slowdowns: Mapping[int, NodeSlowdown]) -> bool:
@@ -161,17 +154,12 @@ def _stretch(
 ) -> tuple[engine.Lowering, Array | None]:
     """Give fixed times of a placement with its slow nodes and, if they differ, without them.
 
-    Parameters
-    ----------
-    fixed : mapping of str to float64 [gpu]
-        Factors by role, where any is not 1.
+    `fixed` [gpu] has factors by role, where any is not 1.
     """
     low = origin.low._replace(member=placement.members())
     own, moved = _own_groups(origin), _moved_groups(origin, placement)
-    places = [
-        p for p in origin.places
-        if p.part.group in own or p.part.group in moved or p.part.role in fixed
-    ]  # fmt: skip
+    stretched = own | moved.keys()
+    places = [p for p in origin.places if p.part.group in stretched or p.part.role in fixed]
     if not places:
         return low, None
     slow = {role: x[low.member].max(axis=2) for role, x in fixed.items()}
@@ -182,13 +170,11 @@ def _stretch(
     for place in places:
         part, c = place.part, place.coef
         ratio = np.ones(n_replicas)
-        if origin.wiring is not None and (part.group in own or part.group in moved):
+        if origin.wiring is not None and part.group in stretched:
             ratio = _ratio(origin.wiring, moved.get(part.group), place, part.group in own)
         if place.shared:  # one op for all replicas
             ratio = np.full_like(ratio, ratio.max())
-        whole = ratio
-        if part.role in slow:
-            whole = ratio * _slowest(slow[part.role], place)
+        whole = ratio * _slowest(slow[part.role], place) if part.role in slow else ratio
         typical[:, c, part.term] += part.mean * (ratio - 1.0)
         mean[:, c, part.term] += part.mean * (whole - 1.0)
         var[:, c] += part.var * (whole**2 - 1.0)
@@ -245,12 +231,3 @@ def _slowest(slow: Array, place: PlacedPart) -> Array:
     stages = slice(None) if place.stage < 0 else [place.stage, place.peer]
     own = slow[:, stages].max(axis=1)
     return np.full_like(own, own.max()) if place.shared else own
-
-
-def _links(program: Program, placement: Placement) -> engine.Links:
-    """Leaf switches that the links touch under a placement; none where nothing is congested."""
-    links = program.links
-    if links.n_leaves == 0:
-        return links
-    lo, hi, n = congested_links(placement, program.graph.n_stages)
-    return links._replace(leaf_lo=lo, leaf_hi=hi, n_leaves=n)

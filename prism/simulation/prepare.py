@@ -68,8 +68,7 @@ class Prepared:
 def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "exact") -> Prepared:
     """Build workload, step graph and engine arrays of a job, over another library where given.
 
-    `engine` is one of `prism.simulation.sampledreplicas.ENGINES`: whether all replicas are
-    simulated.
+    `engine`, one of `prism.simulation.sampledreplicas.ENGINES`: whether all replicas are simulated.
 
     Raises
     ------
@@ -82,8 +81,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     library = _library(job) if library is None else library
     workload = build_workload(job, library)
     p = job.parallelism
-    n_chunks = len(workload.chunks[0])
-    schedule = make_schedule(p.schedule, p.pp, p.microbatches, n_chunks)
+    schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(workload.chunks[0]))
     options = GraphOptions(
         n_replicas=count_replicas(job), group_size=p.tp * p.cp,
         resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap, prefetch=p.prefetch,
@@ -98,13 +96,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
 
 
 def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact") -> Prepared:
-    """Build the engine's arrays of a job that a fitted trace stands for.
-
-    Raises
-    ------
-    PrismError
-        The job asks for what the trace cannot tell.
-    """
+    """Build the engine's arrays of a job that a fitted trace stands for."""
     check_trace_job(job, model)
     graph = build_trace_graph_arrays(model, job.parallelism.dp)
     program = _trace_program(job, model, graph, seed)
@@ -112,30 +104,21 @@ def prepare_trace(job: Job, model: TraceModel, seed: int, engine: str = "exact")
 
 
 def _trace_program(job: Job, model: TraceModel, graph: StepGraph, seed: int) -> Program:
-    dp = job.parallelism.dp
-    ranks = job.variability.ranks or ("measured" if dp == model.n_replicas else "drawn")
-    program = build_trace_program(model, graph, dp, ranks == "measured")
-    if job.variability.dependence == "none":
-        program = pool_program(program, graph, model_variability(job, model), seed)
-    return program
+    same = job.parallelism.dp == model.n_replicas
+    ranks = job.variability.ranks or ("measured" if same else "drawn")
+    program = build_trace_program(model, graph, ranks == "measured")
+    return pool_program(program, graph, seed) if job.variability.dependence == "none" else program
 
 
 def model_variability(job: Job, model: TraceModel) -> Variability:
     """Effects of a fitted trace as far as the run needs them: the step factor and its memory."""
-    profile = step_profile(model)
-    cv = math.sqrt(float(model.weight @ (profile - 1.0) ** 2))
+    cv = math.sqrt(float(model.weight @ (step_profile(model) - 1.0) ** 2))
     none = constant()
     return Variability(
-        rank=none,
-        step=lognormal(cv),
-        microbatch=none,
-        call=none,
-        regime=CongestionEffect(),
-        stall=StallEffect(),
-        dependence=job.variability.dependence,
-        model_error=job.variability.model_error or 0.0,
+        none, lognormal(cv), none, none, CongestionEffect(), StallEffect(),
+        job.variability.dependence, model_error=job.variability.model_error or 0.0,
         correlation_time_s=model.correlation_steps * model.measured_mean,
-    )
+    )  # fmt: skip
 
 
 def _check_size(job: Job) -> None:
@@ -163,15 +146,14 @@ def _check_size(job: Job) -> None:
 
 def check_threads(step: Prepared, threads: int) -> None:
     """Refuse a step that takes too much memory, of every thread, or time, of a single block."""
-    n_bytes = thread_bytes(step.program) * threads
-    check_size(
-        step.job.source,
-        {
-            f"bytes of buffers on {threads} threads": (n_bytes, sizes.BYTE),
-            "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),
-        },
-        f"parallelism.dp or microbatches, or {named('threads')}",
-    )
+    counts = {
+        f"bytes of buffers on {threads} threads": (
+            thread_bytes(step.program) * threads, sizes.BYTE
+        ),
+        "op-samples of a block": (count_draws(step.program) * LANES, sizes.OP_SAMPLE),
+    }  # fmt: skip
+    way_out = f"parallelism.dp or microbatches, or {named('threads')}"
+    check_size(step.job.source, counts, way_out)
 
 
 def prepare_variability(job: Job) -> Variability:

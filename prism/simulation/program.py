@@ -18,9 +18,10 @@ from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.law import POSITIVE, Law, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
-from prism.simulation.draws import split_seed
+from prism.simulation.draws import seed_key
 from prism.simulation.execution.tasks import Arrays
 from prism.simulation.lowering import Part
+from prism.workload.opgraph import StepGraph
 
 
 class PlacedPart(NamedTuple):
@@ -181,6 +182,21 @@ class Bank:
         )  # fmt: skip
 
 
+def graph_arrays(graph: StepGraph) -> engine.Graph:
+    """Replicas have rooms of their own where they meet in mid-step."""
+    n_local_phases = int((graph.phase_global == 0).sum())
+    return engine.Graph(
+        graph.phase_global, graph.phase_lo, graph.phase_hi, graph.n_replicas,
+        graph.n_replicas if n_local_phases > 1 else 1, graph.n_slots, graph.n_global_slots,
+        graph.n_stages, graph.final_slot,
+    )  # fmt: skip
+
+
+def global_ops(graph: StepGraph | engine.Graph) -> NDArray[np.bool_]:
+    """Tell which ops are one for all replicas [op]."""
+    return np.repeat(graph.phase_global > 0, graph.phase_hi - graph.phase_lo)
+
+
 def ideal_program(program: Program) -> Program:
     """Return the same step with every effect at 1."""
     program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
@@ -210,7 +226,7 @@ def ideal_program(program: Program) -> Program:
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
     seeds = [(others or {}).get(stream, seed) for stream in range(engine.JITTER + 1)]
-    return np.array([split_seed(x) for x in seeds], np.uint32)
+    return np.array([seed_key(x) for x in seeds], np.uint32)
 
 
 def make_keys(seed: int) -> engine.Keys:

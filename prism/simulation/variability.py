@@ -34,21 +34,18 @@ neither it nor the job says. An assumption: half of what that rank has over its 
 
 
 class CongestionEffect(NamedTuple):
-    """Congestion: share of time [1], factor on transfers [1], mean length [s]."""
+    """Congestion of links or leaves."""
 
-    probability: float = 0.0
-    factor: float = 1.0
-    duration_s: float = 0.0
+    probability: float = 0.0  # share of time
+    factor: float = 1.0  # on transfers
+    duration_s: float = 0.0  # mean
 
 
 class StallEffect(NamedTuple):
-    """Rare stops: entity, rate per entity [1/h], length [s] and its cv [1].
-
-    They are part of the mean step, unless they add to it, as those do that were measured apart.
-    """
+    """Rare stops, part of the mean step unless they add to it, as those measured apart do."""
 
     entity: str = "rank"
-    rate_per_hour: float = 0.0
+    rate_per_hour: float = 0.0  # per entity
     duration_s: float = 0.0
     duration_cv: float = 0.0
     adds: bool = False
@@ -67,65 +64,32 @@ UNTREATED = Treatment()
 
 @dataclass(frozen=True)
 class Variability:
-    """All effects of a job, each with mean 1 over its population.
+    """All effects of a job, each with mean 1 over its population; loadings are exponents."""
 
-    Attributes
-    ----------
-    rank, step, microbatch, call : Law
-        Persistent GPU slowdown, step shock, microbatch content (forward), call.
-    jitter : Law
-        Shape of the time added to every step, of mean 1.
-    jitter_s : float
-        Its mean [s]; the ideal step is without it.
-    run_cv : float
-        Spread between runs on the same nodes [1].
-    model_error : float
-        What a whole run may be wrong by, standard deviation of the logarithm [1].
-    node_share : float
-        Share of the rank effect's variance common to the GPUs of a node [1].
-    memory_loading, memory_spread : float
-        Exponent of the rank effect on memory-bound kernels, of a known slow node as of any; and
-        what the random part's is multiplied by on a hardware variant [1].
-    correlation_time_s : float
-        Correlation time of the step effect [s].
-    backward_loading, loss_loading : float
-        Exponents of the microbatch effect [1].
-    expert : Law
-        Load of the busiest rank of an ep group in a microbatch, over its mean.
-    residuals : dict of str to Law
-        Per library entry; `residual` looks one up.
-    scale : HardwareScale
-        Factors on the spread of residuals by part of the hardware, see `residual_part`.
-    one_domain : bool
-        Whether one NVLink domain has all GPUs.
-    treatments : mapping of str to Treatment
-        Interventions by kernel class; none unless asked for.
-    """
-
-    rank: Law
+    rank: Law  # persistent GPU slowdown
     step: Law
-    microbatch: Law
+    microbatch: Law  # of forward
     call: Law
     regime: CongestionEffect
     stall: StallEffect
     dependence: str
-    node_share: float = 0.0
-    memory_loading: float = 0.0
-    memory_spread: float = 1.0
-    correlation_time_s: float = 0.0
-    backward_loading: float = 1.5
-    loss_loading: float = 1.0
+    node_share: float = 0.0  # of the rank effect's variance, common to the GPUs of a node
+    memory_loading: float = 0.0  # of memory-bound kernels on the rank effect, or a known slow node
+    memory_spread: float = 1.0  # factor on the loading of the random part, on a hardware variant
+    correlation_time_s: float = 0.0  # of the step effect
+    backward_loading: float = 1.5  # on the microbatch effect
+    loss_loading: float = 1.0  # on the microbatch effect
     replaced_residual: Law | None = None
     residual_scale: float = 1.0
-    scale: HardwareScale = HardwareScale()
-    one_domain: bool = False
+    scale: HardwareScale = HardwareScale()  # factors on the spread of residuals by `residual_part`
+    one_domain: bool = False  # one NVLink domain has all GPUs
     library: Library | None = None
-    expert: Law = field(default_factory=laws.constant)
-    jitter: Law = field(default_factory=laws.constant)
-    jitter_s: float = 0.0
-    run_cv: float = 0.0
-    model_error: float = 0.0
-    treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)
+    expert: Law = field(default_factory=laws.constant)  # busiest rank of an ep group, over its mean
+    jitter: Law = field(default_factory=laws.constant)  # shape of the time added to every step
+    jitter_s: float = 0.0  # and its mean, which the ideal step is without
+    run_cv: float = 0.0  # between runs on the same nodes
+    model_error: float = 0.0  # of a whole run, standard deviation of the logarithm
+    treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)  # by class
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
     def residual(self, entry: str) -> Law:
@@ -133,13 +97,11 @@ class Variability:
         spread: float = getattr(self.scale, residual_part(entry, self.one_domain)).cv
         if self.replaced_residual is not None:
             return self.replaced_residual.spread_by(spread)
-        stated = entry.startswith(LOGNORMAL)
-        if self.library is None and not stated:
-            return laws.constant()
         if entry not in self._cache:
-            if stated or self.library is None:
+            law = laws.constant()
+            if entry.startswith(LOGNORMAL):
                 law = laws.lognormal(float(entry.removeprefix(LOGNORMAL)))
-            else:
+            elif self.library is not None:
                 law = self.library.law(entry)
             self._cache[entry] = law.scaled_to(law.cv * self.residual_scale).spread_by(spread)
         return self._cache[entry]
@@ -230,93 +192,44 @@ def resolve_variability(
     PrismError
         An effect is set without what it needs.
     """
-    effects = job.variability.effects
-    pick = _Pick(library)
-    residual_scale = effects.residual.scale if effects.residual is not None else None
-    scale, where = job.cluster.scale, job.source or job.name
+    pick, scale = _Pick(job, library), job.cluster.scale
+    residual = job.variability.effects.residual
     return Variability(
         rank=_rank_law(job, library).spread_by(scale.compute.cv),
         step=_step_law(job, pick, workload),
-        microbatch=pick.law("microbatch", effects.microbatch),
+        microbatch=pick.law("microbatch"),
         expert=_expert_law(job, pick),
-        call=pick.law("call", effects.call),
-        regime=_stretched_regime(
-            CongestionEffect(
-                pick.value("regime", effects.regime, "probability", 0.0),
-                pick.value("regime", effects.regime, "factor", 1.0),
-                pick.value("regime", effects.regime, "duration_s", 0.0),
-            ),
-            scale.network.cv,
-            where,
-        ),
+        call=pick.law("call"),
+        regime=_regime(job, pick),
         stall=_stall(job, pick),
-        jitter=pick.law("jitter", effects.jitter, JITTER_CV),
-        jitter_s=pick.value("jitter", effects.jitter, "mean_s", 0.0),
-        run_cv=pick.value("run", effects.run, "cv", 0.0),
+        jitter=pick.law("jitter", JITTER_CV),
+        jitter_s=pick.value("jitter", "mean_s"),
+        run_cv=pick.value("run", "cv"),
         model_error=_model_error(job, pick),
         dependence=job.variability.dependence,
-        node_share=pick.value("rank", effects.rank, "node_share", 0.0),
-        memory_loading=pick.value("rank", effects.rank, "memory_loading", 0.0),
+        node_share=pick.value("rank", "node_share"),
+        memory_loading=pick.value("rank", "memory_loading"),
         # of a law that is stretched already; where nothing is left of it nothing follows
         memory_spread=scale.memory.cv / scale.compute.cv if scale.compute.cv > 0.0 else 1.0,
-        correlation_time_s=pick.value("step", effects.step, "correlation_time_s", 0.0),
-        backward_loading=pick.value("microbatch", effects.microbatch, "backward_loading", 1.5),
-        loss_loading=pick.value("microbatch", effects.microbatch, "loss_loading", 1.0),
+        correlation_time_s=pick.value("step", "correlation_time_s"),
+        backward_loading=pick.value("microbatch", "backward_loading", 1.5),
+        loss_loading=pick.value("microbatch", "loss_loading", 1.0),
         replaced_residual=_replaced_residual(job),
-        residual_scale=1.0 if residual_scale is None else residual_scale,
+        residual_scale=1.0 if residual is None or residual.scale is None else residual.scale,
         scale=scale,
         one_domain=job.world_size <= job.cluster.nvlink_domain_gpus,
         library=library,
     )
 
 
-def _stretched_regime(regime: CongestionEffect, factor: float, where: str) -> CongestionEffect:
-    """Congestion whose two levels lie `factor` times as far from their mean."""
-    p, f = regime.probability, regime.factor
-    if factor == 1.0 or p == 0.0 or f == 1.0:
-        return regime
-    mean = 1.0 + p * (f - 1.0)
-    free, hit = (1.0 + factor * (level / mean - 1.0) for level in (1.0, f))
-    if free <= 0.0:
-        most = mean / (mean - 1.0)
-        raise PrismError(
-            f"{where}: cluster.scale.network.cv: {factor:g} leaves a free link no time, since "
-            f"congestion ({p:g} of the time, {f:g} times) is that wide; take less than {most:.3g}, "
-            "or set variability.effects.regime"
-        )
-    return regime._replace(factor=hit / free)
-
-
-def model_error_kind(job: Job) -> str:
-    """Return the suffix of a library's entries on the model's error.
-
-    Where weights are gathered layer by layer, hosts decide more than the model knows.
-    """
-    p = job.parallelism
-    return "_fsdp" if p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward else ""
-
-
-def _model_error(job: Job, pick: "_Pick") -> float:
-    """Error of the model: the job's, else that of the library for jobs of its kind and size."""
-    if job.variability.model_error is not None:
-        return job.variability.model_error
-    kind = model_error_kind(job)
-    error = pick.value("run", None, f"model_error{kind}", 0.0)
-    if error == 0.0:
-        return 0.0
-    largest = pick.value("run", None, f"largest_gpus{kind}", math.inf)
-    beyond = math.log(max(1.0, job.world_size / largest))
-    return math.hypot(error, pick.value("run", None, "model_error_growth", 0.0) * beyond)
-
-
 class _Pick:
-    """Job first, then library, then a default."""
+    """Values and laws of effects: the job's, else the library's, else a default."""
 
-    def __init__(self, library: Library | None) -> None:
-        self.library = library
+    def __init__(self, job: Job, library: Library | None) -> None:
+        self.effects, self.library = job.variability.effects, library
 
-    def value(self, effect: str, block: object, name: str, default: float) -> float:
-        given = getattr(block, name, None)
+    def value(self, effect: str, name: str, default: float = 0.0) -> float:
+        given = getattr(getattr(self.effects, effect), name, None)
         if given is not None:
             return float(given)
         entry = f"{effect}/{name}"
@@ -324,52 +237,83 @@ class _Pick:
             return self.library.value(entry)
         return default
 
-    def law(self, entry: str, block: object, default_cv: float = 0.0) -> Law:
-        cv = getattr(block, "cv", None)
-        if self.library is not None and entry in self.library:
-            law = self.library.law(entry)
+    def law(self, effect: str, default_cv: float = 0.0) -> Law:
+        cv = getattr(getattr(self.effects, effect), "cv", None)
+        if self.library is not None and effect in self.library:
+            law = self.library.law(effect)
             return law if cv is None else law.scaled_to(cv)
         return laws.lognormal(default_cv if cv is None else cv)
 
 
+def _regime(job: Job, pick: _Pick) -> CongestionEffect:
+    """Congestion, whose two levels lie `cluster.scale.network.cv` times as far from their mean."""
+    p, f = pick.value("regime", "probability"), pick.value("regime", "factor", 1.0)
+    duration, factor = pick.value("regime", "duration_s"), job.cluster.scale.network.cv
+    if factor == 1.0 or p == 0.0 or f == 1.0:
+        return CongestionEffect(p, f, duration)
+    mean = 1.0 + p * (f - 1.0)
+    free, hit = (1.0 + factor * (level / mean - 1.0) for level in (1.0, f))
+    if free <= 0.0:
+        raise PrismError(
+            f"{job.source or job.name}: cluster.scale.network.cv: {factor:g} leaves a link that is "
+            f"not congested no time; take less than {mean / (mean - 1.0):.3g}, or set "
+            "variability.effects.regime"
+        )
+    return CongestionEffect(p, hit / free, duration)
+
+
+def model_error_kind(job: Job) -> str:
+    """Suffix of a library's entries on the model's error.
+
+    Where weights are gathered layer by layer, hosts decide more than the model knows.
+    """
+    p = job.parallelism
+    return "_fsdp" if p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward else ""
+
+
+def _model_error(job: Job, pick: _Pick) -> float:
+    """Error of the model: the job's, else that of the library for jobs of its kind and size."""
+    if job.variability.model_error is not None:
+        return job.variability.model_error
+    kind = model_error_kind(job)
+    error = pick.value("run", f"model_error{kind}")
+    if error == 0.0:
+        return 0.0
+    largest = pick.value("run", f"largest_gpus{kind}", math.inf)
+    beyond = math.log(max(1.0, job.world_size / largest))
+    return math.hypot(error, pick.value("run", "model_error_growth") * beyond)
+
+
 def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Law:
     """Law of the step effect; a calibrated library has a part that is a time, whatever the step."""
-    block = job.variability.effects.step
-    law = pick.law("step", block)
-    fixed_s = pick.value("step", None, "fixed_s", 0.0)
+    block, law = job.variability.effects.step, pick.law("step")
+    fixed_s = pick.value("step", "fixed_s")
     if (block is not None and block.cv is not None) or fixed_s == 0.0:
         return law
     workload = build_workload(job, pick.library) if workload is None else workload
     step_s = nominal_step(workload, job.parallelism)
-    return law.scaled_to(math.hypot(pick.value("step", None, "relative", 0.0), fixed_s / step_s))
+    return law.scaled_to(math.hypot(pick.value("step", "relative"), fixed_s / step_s))
 
 
 def _expert_law(job: Job, pick: _Pick) -> Law:
     """Law of the expert effect; nothing is out of balance within one rank."""
-    block, library = job.variability.effects.expert, pick.library
     if job.parallelism.ep == 1:
         return laws.constant()
-    if library is not None and "expert" not in library and (block is None or block.cv is None):
-        return laws.lognormal(EXPERT_CV)
-    return pick.law("expert", block)
+    return pick.law("expert", 0.0 if pick.library is None else EXPERT_CV)
 
 
 def _stall(job: Job, pick: _Pick) -> StallEffect:
     """Stalls; a calibrated library counts those that delay the whole job, by job and by node."""
     block = job.variability.effects.stall
     entity = "rank" if block is None or block.entity is None else block.entity
-    rate, adds = pick.value("stall", block, "rate_per_hour", 0.0), False
+    rate, adds = pick.value("stall", "rate_per_hour"), False
     if block is None or (block.entity is None and block.rate_per_hour is None):
-        of_job = pick.value("stall", None, "job_rate_per_hour", 0.0)
-        of_job += job.n_nodes * pick.value("stall", None, "node_rate_per_hour", 0.0)
-        adds = of_job > 0.0
-        entity, rate = ("job", of_job) if adds else (entity, rate)
-    return StallEffect(
-        entity, rate,
-        pick.value("stall", block, "duration_s", 0.0),
-        pick.value("stall", block, "duration_cv", 0.0),
-        adds,
-    )  # fmt: skip
+        of_job = pick.value("stall", "job_rate_per_hour")
+        of_job += job.n_nodes * pick.value("stall", "node_rate_per_hour")
+        if of_job > 0.0:
+            entity, rate, adds = "job", of_job, True
+    duration, cv = pick.value("stall", "duration_s"), pick.value("stall", "duration_cv")
+    return StallEffect(entity, rate, duration, cv, adds)
 
 
 def _replaced_residual(job: Job) -> Law | None:
@@ -379,12 +323,11 @@ def _replaced_residual(job: Job) -> Law | None:
     if residual.cv is None:
         raise PrismError(
             f"{job.source}: variability.effects.residual: law = {residual.law} without a cv; "
-            "give the cv as well, or leave the law out and set scale"
+            "give one, or set scale alone"
         )
-    name, cv = residual.law or "lognormal", residual.cv
-    if cv == 0.0:
+    if residual.cv == 0.0:
         return laws.constant()
-    return laws.CONSTRUCTORS[name](cv)
+    return laws.CONSTRUCTORS[residual.law or "lognormal"](residual.cv)
 
 
 def _rank_law(job: Job, library: Library | None) -> Law:

@@ -25,18 +25,14 @@ from prism.common.attribution import (
 from prism.simulation.causes import (
     Input,
     Residuals,
-    lowered_residuals,
     nominal_seconds,
     partition,
-    single_class_residuals,
     swap_keys,
 )
 from prism.simulation.clustermeans import cluster_times
-from prism.simulation.lowering import Lowerer
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 from prism.simulation.steps import Progress, run_blocks
-from prism.simulation.variability import Variability
 
 PILOT_BLOCKS = 4
 MAX_BLOCKS = 1024
@@ -256,15 +252,6 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
             total[i] -= control_slope((base,), control) ** 2 * (apart - control.variance)
             total[i] = max(total[i], sampler.variance.between)
     return total
-
-
-def measure_residuals(step: Prepared, v: Variability, seed: int) -> Residuals:
-    """Return the variance of every op's residual by class."""
-    if step.workload is None:
-        return single_class_residuals(step.program, seed)
-    lowerer = Lowerer(v)
-    lowered = [lowerer.lower(t) for t in step.graph.op_types]
-    return lowered_residuals(step.program, lowered, step.graph.op_types, seed)
 
 
 def list_inputs(step: Prepared, residuals: Residuals) -> list[Input]:

@@ -17,7 +17,6 @@ from prism.analyses.validation.result import compare_all, make_validation, separ
 from prism.analyses.validation.steps import validate_split
 from prism.common import agreement as measures
 from prism.common.errors import PrismError, named
-from prism.distributions.law import constant
 from prism.engine import LANES
 from prism.models.fit import warnings_of
 from prism.models.pipelinetrace.build import build_trace_graph
@@ -33,7 +32,6 @@ from prism.simulation.tracemodel.model import (
     independent_graph,
     synthetic_graph,
 )
-from prism.simulation.variability import CongestionEffect, StallEffect, Variability
 from prism.traces import Trace, read_trace
 from prism.traces.kinds import holds_step_times
 
@@ -157,12 +155,8 @@ def predict_steps(
 def step_program(model: TraceModel, dependence: str, seed: int) -> Program:
     """Engine arrays of a model on the traced cluster."""
     graph = build_trace_graph_arrays(model, model.n_replicas)
-    program = build_trace_program(model, graph, model.n_replicas, measured_ranks=True)
-    if dependence == "full":
-        return program
-    none = constant()
-    nothing = Variability(none, none, none, none, CongestionEffect(), StallEffect(), dependence)
-    return pool_program(program, graph, nothing, seed)
+    program = build_trace_program(model, graph, measured_ranks=True)
+    return program if dependence == "full" else pool_program(program, graph, seed)
 
 
 def _repeat(

@@ -19,7 +19,7 @@ from prism.models.kerneltrace.graph import NODE_KINDS
 from prism.models.kerneltrace.groups import NodeGroup, joined, node_groups
 from prism.models.kerneltrace.laws import StepLaws, kernel_table, step_laws
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
-from prism.simulation.tracemodel.graph import Array, TraceNode
+from prism.simulation.tracemodel.graph import REPLICA, WORKER, Array, TraceNode
 from prism.simulation.tracemodel.model import (
     OpGroup,
     TraceModel,
@@ -27,7 +27,6 @@ from prism.simulation.tracemodel.model import (
     sample_law,
     synthetic_graph,
 )
-from prism.simulation.tracemodel.scope import REPLICA, WORKER
 from prism.traces import Trace
 from prism.traces.kernelnames import COLLECTIVES
 

@@ -30,8 +30,16 @@ from prism.models.pipelinetrace.transfers import (
     pair_transfers,
     posted_after,
 )
-from prism.simulation.tracemodel.graph import COMPUTE, TraceGraph
-from prism.simulation.tracemodel.scope import REPLICA, STAGE, WORKER, WORLD, Scope, median
+from prism.simulation.tracemodel.graph import (
+    COMPUTE,
+    REPLICA,
+    STAGE,
+    WORKER,
+    WORLD,
+    Scope,
+    TraceGraph,
+    median,
+)
 
 if TYPE_CHECKING:
     from prism.traces import Trace

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.simulation.tracemodel.scope import (
+from prism.simulation.tracemodel.graph import (
     REPLICA,
     STAGE,
     WORKER,

@@ -16,8 +16,15 @@ from prism.common.errors import PrismError
 from prism.models.pipelinetrace.groups import CLOCK_S, Barrier, release
 from prism.models.pipelinetrace.times import Key, Times
 from prism.models.pipelinetrace.transfers import Pair
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceNode
-from prism.simulation.tracemodel.scope import REPLICA, WORKER, Scope, median
+from prism.simulation.tracemodel.graph import (
+    COMPUTE,
+    REPLICA,
+    WORKER,
+    Array,
+    Scope,
+    TraceNode,
+    median,
+)
 
 
 class Item(NamedTuple):

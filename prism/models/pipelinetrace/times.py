@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.models.pipelinetrace.groups import CLOCK_S
 from prism.models.pipelinetrace.pairs import transfer_roles
-from prism.simulation.tracemodel.graph import COMPUTE, Array
-from prism.simulation.tracemodel.scope import median
+from prism.simulation.tracemodel.graph import COMPUTE, Array, median
 
 if TYPE_CHECKING:
     from prism.traces import Trace

@@ -13,8 +13,7 @@ import numpy as np
 from prism.models.pipelinetrace.groups import CLOCK_S, COINCIDE_SHARE, COINCIDE_STEP
 from prism.models.pipelinetrace.pairs import Role, transfer_roles
 from prism.models.pipelinetrace.times import Key, Times
-from prism.simulation.tracemodel.graph import Array
-from prism.simulation.tracemodel.scope import median
+from prism.simulation.tracemodel.graph import Array, median
 
 BESIDE = 0.1  # share of transfers during which a worker computes, from which they do not block
 LATER = 0.95  # share of steps in which an op starts after an arrival, if it waits for it

@@ -1,8 +1,8 @@
 """A fitted trace as a program: its graph and laws laid into the engine's arrays.
 
-Every node is an op of its own: compute ops take their rank factor from the cluster's GPUs, so that
-ranks can be measured or drawn; the other ops have a mean per replica. Left out: barriers that only
-one replica knows, which do not move the step's end.
+Every node is an op of its own: compute ops take their rank factor from the cluster's GPUs, the
+other ops have a mean per replica. Left out: barriers that only one replica knows, which do not move
+the step's end.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from prism import engine
 from prism.distributions.law import constant
 from prism.distributions.tables import LEVELS, N_CELLS, table_edges
 from prism.simulation.placednodes import count_terms, hold_seconds
-from prism.simulation.program import Origin, Program, Tables
+from prism.simulation.program import Origin, Program, Tables, graph_arrays
 from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceNode
 from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, Table, TraceModel, profile_table
 from prism.workload.build import Collective
@@ -52,29 +52,18 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
     return build_arrays(builder, final, n_replicas, model.n_stages)
 
 
-def build_trace_program(
-    model: TraceModel, graph: StepGraph, n_replicas: int, measured_ranks: bool
-) -> Program:
-    """Build the engine's arrays of a fitted trace.
+def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: bool) -> Program:
+    """Build the engine's arrays of a fitted trace on a graph from `build_trace_graph_arrays`.
 
-    Parameters
-    ----------
-    graph : StepGraph
-        From `build_trace_graph_arrays`.
-    n_replicas : int
-        dp_size to simulate.
-    measured_ranks : bool
-        Whether each worker keeps its measured factor; else ranks are drawn from the body, and
-        lemons are as many in proportion.
+    Each worker keeps its measured factor; or else ranks are drawn from the body, and lemons are as
+    many in proportion.
     """
     node_of = [int(t.collective.name) for t in graph.op_types if t.collective is not None]
-    lay = _Layout(model, node_of, n_replicas, measured_ranks, Tables())
+    lay = _Layout(model, node_of, graph.n_replicas, measured_ranks)
     low, typical = lay.lowering()
-    ranks, bank, vec = lay.ranks(), *lay.bank(graph)
-    held, measured = lay.held(), lay.measured_factor()
-    origin = Origin(
-        low, measured, ("compute",) * len(measured), (1.0,) * len(measured), (), None, held
-    )
+    (factor, ranks), (bank, vec), held = lay.ranks(), lay.bank(graph), lay.held()
+    roles, loadings = ("compute",) * len(factor), (1.0,) * len(factor)
+    origin = Origin(low, factor, roles, loadings, (), None, held)
     if held is not None:
         low = hold_seconds(low, held)
     nodes = [model.nodes[i] for i in node_of]
@@ -82,27 +71,25 @@ def build_trace_program(
     classes = tuple(dict.fromkeys(names))
     shares = np.array([[float(c == name) for c in classes] for name in names], np.float32)
     drawn = np.maximum(graph.op_type, 0)
-    residual = np.array([lay.tables.multiplier(lay.group(c).residual) for c in range(len(nodes))])
+    residual = [lay.tables.multiplier(lay.group(c).residual) for c in range(len(nodes))]
     alone = np.array([n.kind == "op" and len(n.stages) == 1 and not n.is_global for n in nodes])
     busy = np.where((graph.op_type >= 0) & alone[drawn], graph.stage, -1)
     ops = engine.Ops(
         kind=graph.kind, pred0=graph.pred0, pred1=graph.pred1, out=graph.out, coef=drawn, vec=vec,
-        n_terms=count_terms(low)[drawn],
-        table=residual.astype(np.int32)[drawn], draw=graph.draw, stage=graph.stage,
-        busy=busy.astype(np.int32),
-    )  # fmt: skip
-    n_local = int((graph.phase_global == 0).sum())
-    shape = engine.Graph(
-        graph.phase_global, graph.phase_lo, graph.phase_hi, n_replicas,
-        n_replicas if n_local > 1 else 1, graph.n_slots, graph.n_global_slots, graph.n_stages,
-        graph.final_slot,
+        n_terms=count_terms(low)[drawn], table=np.array(residual, np.int32)[drawn],
+        draw=graph.draw, stage=graph.stage, busy=busy.astype(np.int32),
     )  # fmt: skip
     step_table = lay.tables.add_table(("step",), profile_table(step_profile(model), model.weight))
+    n_stages = graph.n_stages
+    no_leaf = np.zeros((graph.n_replicas, 2 * n_stages + 2, 2), np.int32)
+    links = engine.Links(no_leaf, no_leaf, n_stages, 0, 0.0, 1.0, 1.0)
+    stalls = engine.Stalls(
+        engine.NO_STALL, np.zeros(n_stages), 1.0, 0.0, lay.tables.add(constant()),
+        np.zeros(n_stages + 1, np.int32), np.zeros(0, np.int32), np.zeros(0),
+    )  # fmt: skip
     return Program(
-        ops, shape, bank, _no_links(n_replicas, graph.n_stages), ranks, low,
-        _no_stalls(graph.n_stages, lay.tables), lay.tables.stack(), step_table, shares, classes,
-        graph.n_draws, 1, typical=typical,
-        alike=lay.alike(), origin=origin,
+        ops, graph_arrays(graph), bank, links, ranks, low, stalls, lay.tables.stack(), step_table,
+        shares, classes, graph.n_draws, 1, typical=typical, alike=lay.alike(), origin=origin,
     )  # fmt: skip
 
 
@@ -119,11 +106,12 @@ class _Layout:
     """Arrays of one program, coefficient by coefficient (one per node)."""
 
     def __init__(
-        self, model: TraceModel, node_of: list[int], n_replicas: int, measured: bool, tables: Tables
+        self, model: TraceModel, node_of: list[int], n_replicas: int, measured: bool
     ) -> None:
-        self.model, self.node_of, self.n_replicas, self.tables = model, node_of, n_replicas, tables
-        self.measured = measured and n_replicas == model.n_replicas
+        self.model, self.node_of, self.n_replicas = model, node_of, n_replicas
+        self.tables = Tables()
         self.same = n_replicas == model.n_replicas  # replicas keep what is their own
+        self.measured = measured and self.same and len(model.rank_kinds) > 0
         self.kind = np.array([model.rank_index(model.nodes[i]) for i in node_of])
 
     def group(self, c: int) -> OpGroup:
@@ -152,21 +140,17 @@ class _Layout:
         fixed = np.zeros((mean.shape[1], n, 2))
         fixed[:, :, 0] = np.where(self.kind >= 0, 0.0, mean.T)
         typical = fixed.mean(axis=0, keepdims=True)
-        n_loadings = max(1, len(m.rank_kinds))
-        seg_mean = np.zeros((ranked.size, n_loadings))
+        seg_mean = np.zeros((ranked.size, max(1, len(m.rank_kinds))))
         seg_mean[np.arange(ranked.size), self.kind[ranked]] = mean[ranked].mean(axis=1)
         ptr = np.concatenate([[0], np.cumsum(self.kind >= 0)])
-        n_stages = m.n_stages
-        member = np.arange(self.n_replicas * n_stages).reshape(self.n_replicas, n_stages, 1)
+        member = np.arange(self.n_replicas * m.n_stages).reshape(self.n_replicas, m.n_stages, 1)
         stage = [m.nodes[i].stages[0] for i in self.node_of]
-        split = np.zeros((ranked.size, 2))
-        split[:, 0] = 1.0
         return engine.Lowering(
             member=member.astype(np.int32), seg_mean=seg_mean, seg_cv=cv[ranked],
             seg_cdf=np.zeros(ranked.size, np.int32), cdf=np.zeros((1, engine.CDF_ROWS)),
             coef_stage=np.where(self.kind >= 0, stage, -1).astype(np.int32),
             coef_seg_ptr=ptr.astype(np.int32), coef_seg=np.arange(ranked.size, dtype=np.int32),
-            coef_count=np.ones(ranked.size), coef_split=split,
+            coef_count=np.ones(ranked.size), coef_split=np.tile([1.0, 0.0], (ranked.size, 1)),
             coef_member=np.zeros(n, np.int32), fixed_mean=fixed,
             fixed_var=(fixed[:, :, 0] * cv) ** 2, call_cv=np.zeros((n, 2)), table_std=cv,
             quiet=np.ones(n),
@@ -178,31 +162,25 @@ class _Layout:
         Shape [2, op_kind, gpu]; None where ranks are drawn.
         """
         m = self.model
-        if not (self.measured and m.rank_kinds):
+        if not self.measured:
             return None
         both = np.stack([m.rank, 1.0 - m.follows])
         return np.swapaxes(both, 2, 3).reshape(2, len(m.rank_kinds), -1)
 
-    def measured_factor(self) -> Array:
-        """Mean factor of every GPU [op_kind, gpu]: as measured, or of the law it is drawn from."""
+    def ranks(self) -> tuple[Array, engine.Ranks]:
+        """Mean factor of every GPU [op_kind, gpu]: as measured, or of body and lemons."""
         m, n_gpus = self.model, self.n_replicas * self.model.n_stages
-        n_loadings = max(1, len(m.rank_kinds))
-        if self.measured and m.rank_kinds:
-            return np.swapaxes(m.rank * m.follows, 1, 2).reshape(n_loadings, n_gpus)
-        means = [drawn_rank_table(m, k)[1] for k in range(len(m.rank_kinds))] or [1.0]
-        return np.repeat(np.array(means)[:, None], n_gpus, axis=1)
-
-    def ranks(self) -> engine.Ranks:
-        """Lay persistent factors of the workers: measured, or drawn from body and lemons."""
-        m, factor = self.model, self.measured_factor()
+        factor = np.ones((max(1, len(m.rank_kinds)), n_gpus))
         index = np.full(len(factor), -1, np.int32)
-        if m.rank_kinds and not self.measured:
-            for k in range(len(factor)):
-                table, _ = drawn_rank_table(m, k)
+        if self.measured:
+            factor = np.swapaxes(m.rank * m.follows, 1, 2).reshape(factor.shape)
+        else:
+            for k in range(len(m.rank_kinds)):
+                table, factor[k] = drawn_rank_table(m, k)
                 if table[:, 0].any():
                     index[k] = self.tables.add_table(("rank", k), table)
-        n_gpus = factor.shape[1]
-        return engine.Ranks(n_gpus, 1, 0.0, 0, index, np.ascontiguousarray(factor, np.float32))
+        in_engine = np.ascontiguousarray(factor, np.float32)
+        return factor, engine.Ranks(n_gpus, 1, 0.0, 0, index, in_engine)
 
     def bank(self, graph: StepGraph) -> tuple[engine.Bank, NDArray[np.int32]]:
         """Shared-effect vectors, one per (group, microbatch), and each op's vector."""
@@ -215,23 +193,21 @@ class _Layout:
             follows = m.groups[g].content != 0.0 and m.nodes[node].op_kind in COMPUTE
             mb = int(graph.microbatch[i]) if follows else -1
             vec[i, 0] = rows.setdefault((g, mb), len(rows))
-        keys = list(rows)[1:]
         n_rows = self.n_replicas if self.same else 1
         step = np.full((n_rows, len(rows)), -1, np.int32)
-        mb_table, call_table = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
+        mb_table, call_table = np.full((2, len(rows)), -1, np.int32)
+        mb_of, drift = np.zeros((2, len(rows)), np.int32)
         is_global = np.zeros(len(rows), np.uint8)
         scope = {int(m.group[i]): m.nodes[i].is_global for i in self.node_of}
-        for v, (g, mb) in enumerate(keys, start=1):
+        for (g, mb), v in list(rows.items())[1:]:
             group = m.groups[g]
             step[:, v] = self._profiles(g, n_rows)
-            mb_table[v] = (
-                self.tables.optional(m.content, group.content / SCORE_STD) if mb >= 0 else -1
-            )
+            if mb >= 0:
+                mb_table[v] = self.tables.optional(m.content, group.content / SCORE_STD)
+                mb_of[v] = mb
             call_table[v] = self.tables.optional(m.rank_step, group.rank_step / SCORE_STD)
-            is_global[v] = scope[g]
-        mb_of = np.array([0] + [max(mb, 0) for _, mb in keys], np.int32)
+            drift[v], is_global[v] = group.drift, scope[g]
         n_mb = graph.n_microbatches if bool((mb_table >= 0).any()) else 0
-        drift = np.array([0] + [m.groups[g].drift for g, _ in keys], np.int32)
         no_link = np.full(len(rows), -1, np.int32)
         return engine.Bank(step, mb_table, mb_of, call_table, drift, no_link, is_global, n_mb), vec
 
@@ -240,28 +216,18 @@ class _Layout:
         profile = self.model.profile[g]
         if not self.same:
             profile = profile.mean(axis=0, keepdims=True)
-        out = []
-        for row in profile[:n_rows]:
-            flat = float(row.std()) < 1e-9
-            key = (g, row.tobytes())
-            out.append(
-                -1 if flat else self.tables.add_table(key, profile_table(row, self.model.weight))
-            )
-        return out
+        return [
+            -1 if float(row.std()) < 1e-9
+            else self.tables.add_table((g, row.tobytes()), profile_table(row, self.model.weight))
+            for row in profile[:n_rows]
+        ]  # fmt: skip
 
 
 def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
-    """Tabulate a drawn worker's factor in one op_kind: the body's law, and lemons above it.
+    """Tabulate a drawn worker's factor in one op_kind over its mean, - 1; and that mean.
 
-    Every lemon has the probability it has among the traced workers, and its own slowdown in each
-    op_kind; the same number draws a worker's factors in all of them.
-
-    Returns
-    -------
-    table : float32 [row, 2]
-        Factor over its mean, - 1.
-    mean : float
-        Mean factor, 1 without lemons.
+    The body's law, and lemons above it: every one has the probability it has among the traced
+    workers, and its own slowdown in each op_kind; the same number draws all of a worker's factors.
     """
     width = np.diff(table_edges())
     rows = np.concatenate([np.arange(first, first + count) for first, count, _ in LEVELS])
@@ -294,15 +260,3 @@ def _lemon_cells(probability: float) -> NDArray[np.int64]:
     wide = min(int(probability * 2.0**10), n_wide)
     narrow = min(round((probability - wide * 2.0**-10) * 2.0**20), n_narrow)
     return np.concatenate([n_wide - 1 - np.arange(wide), n_wide + np.arange(narrow)])
-
-
-def _no_links(n_replicas: int, n_stages: int) -> engine.Links:
-    none = np.zeros((n_replicas, 2 * n_stages + 2, 2), np.int32)
-    return engine.Links(none, none, n_stages, 0, 0.0, 1.0, 1.0)
-
-
-def _no_stalls(n_stages: int, tables: Tables) -> engine.Stalls:
-    return engine.Stalls(
-        engine.NO_STALL, np.zeros(n_stages), 1.0, 0.0, tables.add(constant()),
-        np.zeros(n_stages + 1, np.int32), np.zeros(0, np.int32), np.zeros(0),
-    )  # fmt: skip

@@ -1,8 +1,7 @@
 """Fitted models as files: a `TraceModel` to and from a netCDF dataset.
 
 What has a number for every op, rank or step is an array with units; the graph's nodes and the op
-groups' labels are one JSON text each. Left out: what a model means, see
-`prism.simulation.tracemodel.model`.
+groups' labels are one JSON text each.
 """
 
 import json
@@ -15,9 +14,8 @@ import numpy as np
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.distributions.law import Law, constant
-from prism.simulation.tracemodel.graph import TraceNode
+from prism.simulation.tracemodel.graph import Scope, TraceNode
 from prism.simulation.tracemodel.model import OpGroup, TraceModel
-from prism.simulation.tracemodel.scope import Scope
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,7 +25,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "mean": (
         ("node", "dp_rank"),
         "s",
-        "mean duration from the last arrival, rank factor taken out",
+        "mean time from the last arrival, rank factor taken out",
     ),
     "profile": (("op_group", "dp_rank", "step"), "1", "step factor, steps from fast to slow"),
     "weight": (("step",), "1", "probability of drawing each measured step"),
@@ -40,13 +38,7 @@ _LAWS = ("rank_law", "content", "rank_step")
 
 
 def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
-    """Lay a model into labelled arrays.
-
-    Parameters
-    ----------
-    attrs : dict
-        Provenance: version, hash of the source files, seed, inputs.
-    """
+    """Lay a model into labelled arrays; `attrs` are its provenance."""
     import xarray as xr
 
     data: dict[str, Any] = {
@@ -79,18 +71,12 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
 
 
 def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
-    """Rebuild a model.
-
-    Raises
-    ------
-    PrismError
-        The dataset is no trace model of a version that is understood.
-    """
+    """Rebuild a model; raises PrismError where the dataset is none that is understood."""
     kind = dataset.attrs.get("kind")
     if kind == "steps":
         raise PrismError(
-            f"{source}: a model of step times alone, which has no step graph and no effects of "
-            "ranks or ops; a job needs one of a trace: prism fit TRACE -o MODEL.nc"
+            f"{source}: a model of step times alone, without a step graph; a job needs one of a "
+            "trace: prism fit TRACE -o MODEL.nc"
         )
     if kind != "trace" or dataset.attrs.get("schema") != SCHEMA:
         raise PrismError(
@@ -124,19 +110,19 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
 
 def _check(model: TraceModel) -> None:
     """Refuse what is no graph with durations."""
-    n = len(model.nodes)
-    if n == 0 or model.mean.shape != (n, model.n_replicas) or model.group.shape != (n,):
-        raise ValueError(f"{n} nodes, but durations {model.mean.shape} and groups")
-    kinds, steps = len(model.rank_kinds), model.steps.size
-    place = (kinds, model.n_stages, model.n_replicas)
+    n, kinds = len(model.nodes), len(model.rank_kinds)
+    place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
     shapes = {
-        "profile": (len(model.groups), model.n_replicas, steps), "weight": (steps,),
-        "rank": place, "follows": place, "rank_power": (kinds,),
+        "mean": (n, model.n_replicas), "profile": (len(model.groups), model.n_replicas, steps),
+        "weight": (steps,), "rank": place, "follows": place, "rank_power": (kinds,), "group": (n,),
     }  # fmt: skip
     for name, shape in shapes.items():
-        if getattr(model, name).shape != shape or steps < 1:
-            raise ValueError(f"{name} {getattr(model, name).shape} is not {shape}")
-    if not (model.weight.sum() > 0.0 and model.mean.max() > 0.0):
+        values = getattr(model, name)
+        if values.shape != shape:
+            raise ValueError(f"{name} {values.shape} is not {shape}")
+        if not np.isfinite(values).all() or (name != "group" and values.min(initial=0.0) < 0.0):
+            raise ValueError(f"{name} holds negative or infinite values")
+    if not (n and steps and model.weight.sum() > 0.0 and model.mean.max() > 0.0):
         raise ValueError("no step has a weight, or no op takes time")
     if model.group.dtype.kind != "i":
         raise ValueError("group holds no whole numbers")
@@ -148,23 +134,12 @@ def _check(model: TraceModel) -> None:
             raise ValueError(f"node {i} comes before what it waits for")
         if not node.stages or not all(0 <= s < model.n_stages for s in node.stages):
             raise ValueError(f"node {i} is on stages {node.stages} of {model.n_stages}")
-        least = -1 if node.kind == "join" else 0
-        if not least <= model.group[i] < len(model.groups):
+        if not (-1 if node.kind == "join" else 0) <= model.group[i] < len(model.groups):
             raise ValueError(f"node {i} is of group {model.group[i]}")
-    for name in ARRAYS:
-        values = getattr(model, name)
-        if not np.isfinite(values).all() or (name != "group" and values.min(initial=0.0) < 0.0):
-            raise ValueError(f"{name} holds negative or infinite values")
 
 
 def load_model(path: str | Path) -> TraceModel:
-    """Read a model from its file.
-
-    Raises
-    ------
-    PrismError
-        The file is missing, or holds something else.
-    """
+    """Read a model from its file; raises PrismError where that is missing or something else."""
     if not Path(path).is_file():
         raise PrismError(f"{path}: no such model; prism fit TRACE -o MODEL.nc makes one")
     expected = "a model, which prism fit TRACE -o MODEL.nc makes"

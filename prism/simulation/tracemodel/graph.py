@@ -1,22 +1,46 @@
 """A pipeline trace as a graph: its own order of ops, meetings, and every op's own duration.
 
-Each traced worker is a chain of what it did, in the order in which it did it; transfers and
-collectives join several chains and count from the last arrival; the host's gaps between ops are ops
-of their own. `replay` propagates durations through the graph, so measured ones reproduce the
-measured step, and changed ones answer what-if questions. `prism.models.pipelinetrace.build` makes
-the graph. Left out: contention between streams.
+Each traced worker is a chain of what it did; transfers and collectives join several chains and
+count from the last arrival; the host's gaps between ops are ops of their own. `replay` propagates
+durations through the graph, so measured ones reproduce the measured step, and changed ones answer
+what-if questions. Left out: contention between streams.
+Arrays over workers are [stage, replica, step]; NaN stands for what a trace lacks.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.simulation.tracemodel.scope import Scope, median
-
 Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")
+
+
+class Scope(NamedTuple):
+    """Who takes part in one op: each worker alone, those of a stage, of a replica, or all."""
+
+    name: str  # worker, replica, stage, world
+
+    def axes(self) -> tuple[int, ...]:
+        """Axes of [stage, replica] that a meeting runs over."""
+        return {"worker": (), "replica": (0,), "stage": (1,), "world": (0, 1)}[self.name]
+
+    def latest(self, times: Array) -> Array:
+        """Latest of every worker's meeting, [stage, replica, step], NaN ignored."""
+        top = times
+        with np.errstate(all="ignore"):
+            for axis in self.axes():
+                top = np.fmax.reduce(top, axis=axis, keepdims=True)
+        return np.broadcast_to(top, times.shape)
+
+    def earliest(self, times: Array) -> Array:
+        """Earliest of every worker's meeting, [stage, replica, step], NaN ignored."""
+        return -self.latest(-times)
+
+
+WORKER, REPLICA, STAGE, WORLD = (Scope(n) for n in ("worker", "replica", "stage", "world"))
 
 
 class TraceNode(NamedTuple):
@@ -41,39 +65,20 @@ class TraceNode(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceGraph:
-    """Nodes in topological order, and what was measured of them.
-
-    Attributes
-    ----------
-    nodes : tuple of TraceNode
-    durations : float64 [node, replica, step]
-        Seconds from the last arrival; 0 for joins; equal over replicas for global nodes; NaN where
-        the trace lacks the op.
-    steps : int64 [step]
-        Step numbers.
-    measured : float64 [step]
-        Step times, last end - first start [s].
-    p2p : str
-        ``blocking``, ``async`` or ``none``.
-    notes : tuple of str
-        What had to be inferred.
-    edges_recorded, edges_inferred : int
-        Edges between workers that ops name, and those found from coinciding times.
-    placed : bool [node, replica, step], optional
-        Ops that were not recorded, whose duration is what their neighbours leave: good for a
-        replay, no measurement.
-    """
+    """Nodes in topological order, and what was measured of them."""
 
     nodes: tuple[TraceNode, ...]
-    durations: Array
-    steps: NDArray[np.int64]
-    measured: Array
+    durations: Array  # [node, replica, step] s from the last arrival; 0 for joins, NaN: missing
+    steps: NDArray[np.int64]  # their numbers
+    measured: Array  # [step] last end - first start [s]
     n_stages: int
     n_replicas: int
-    p2p: str
-    notes: tuple[str, ...] = ()
-    edges_recorded: int = 0
-    edges_inferred: int = 0
+    p2p: str  # blocking, async or none
+    notes: tuple[str, ...] = ()  # what had to be inferred
+    edges_recorded: int = 0  # between workers, that ops name
+    edges_inferred: int = 0  # found from coinciding times
+    # [node, replica, step] ops that were not recorded, whose duration is what their neighbours
+    # leave: good for a replay, no measurement
     placed: NDArray[np.bool_] | None = None
 
     def where(self, **fields: object) -> NDArray[np.int64]:
@@ -91,17 +96,12 @@ class TraceGraph:
 
 
 def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
-    """Propagate durations through the graph: start of a node = latest end of its predecessors.
+    """Step times [step], every node starting at the latest end of its predecessors [s].
 
     Parameters
     ----------
     durations : float64 [node, replica, step], optional
         Seconds; the measured ones by default, where a missing one is its node's median.
-
-    Returns
-    -------
-    float64 [step]
-        Step times [s].
     """
     return np.asarray(ends_of(graph, durations).max(axis=(0, 1)))
 
@@ -134,3 +134,21 @@ def filled(graph: TraceGraph) -> Array:
     node = median(durations, axis=(1, 2), keepdims=True)
     guess = np.where(np.isfinite(own), own, np.where(np.isfinite(node), node, 0.0))
     return np.where(np.isfinite(durations), durations, guess)
+
+
+def median(
+    values: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> Array:
+    """Median of what is not missing; NaN where all of it is."""
+    if values.size and np.isfinite(values).all():  # far faster
+        return np.asarray(np.median(values, axis=axis, keepdims=keepdims))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
+        return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
+
+
+def mean(values: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    """Mean of what is not missing; NaN where all of it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
+        return np.asarray(np.nanmean(values, axis=axis))

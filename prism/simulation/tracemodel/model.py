@@ -3,8 +3,7 @@
 Every op's duration is `mean x rank x step x microbatch x rank_step x residual`, each factor of mean
 1 over its population. The step factor is a profile over the measured steps, so that one draw (which
 of them) moves compute, collectives and gaps together as they moved; the others are laws. The same
-tables serve `draw_durations` here and the engine (`prism.simulation.tracemodel.arrays`). Left out:
-how it is estimated (`prism.models.fit`), and effects that a trace of one job cannot show.
+tables serve `draw_durations` here and the engine.
 """
 
 import math
@@ -55,82 +54,42 @@ class OpGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceModel:
-    """What a trace taught.
+    """What a trace taught; workers that are lemons are apart from the body of the others."""
 
-    Attributes
-    ----------
-    nodes : tuple of TraceNode
-        The step's graph, negligible gaps folded into the ops after them.
-    group : int64 [node]
-        Index into ``groups``; -1 for joins.
-    mean : float64 [node, replica]
-        Seconds; with the rank factor taken out where the op has one.
-    profile : float64 [group, replica, step]
-        Step factor of each group in each measured step, mean 1; from the fastest step to the
-        slowest.
-    steps : int64 [step]
-        Their numbers.
-    weight : float64 [step]
-        Probability of drawing each of them; equal unless `conditioned`.
-    rank : float64 [op_kind, stage, replica]
-        Persistent factor of each traced worker, 1 for a typical one.
-    follows : float64 [op_kind, stage, replica]
-        Share of a worker's time that follows the shared effects; a lemon held up for a fixed time
-        varies less than its slowdown would have it. 1 for the body.
-    rank_kinds : tuple of str
-        The op_kinds of ``rank``; others have no rank factor.
-    rank_law : Law
-        Of a worker drawn from the body, for the op_kind with the largest spread; lemons apart.
-    rank_power : float64 [op_kind]
-        Exponent of the rank law in each op_kind.
-    content, rank_step : Law
-        Of exp(score) with the score's standard deviation at ``SCORE_STD``.
-    correlation_steps, correlation_share : float
-        Steps over which the step factor is remembered (0: none was found), and the share of its
-        variance that is.
-    lemons : tuple of (replica, stage, slowdown)
-    measured_mean : float
-        Of the measured steps [s].
-    period_ratio : float
-        Time from one measured step to the next over the step's own time [1]; below 1 where steps
-        overlap, as where the host runs ahead of the GPU.
-    report : dict
-        What `prism fit` prints.
-    job : dict
-        Blocks of the job file that describes the traced job.
-    """
-
-    nodes: tuple[TraceNode, ...]
+    nodes: tuple[TraceNode, ...]  # of the step, negligible gaps folded into the ops after them
     n_stages: int
     n_replicas: int
     p2p: str
-    group: NDArray[np.int64]
+    group: NDArray[np.int64]  # [node] index into groups; -1 for joins
     groups: tuple[OpGroup, ...]
-    mean: Array
-    profile: Array
-    steps: NDArray[np.int64]
-    weight: Array
-    rank: Array
-    follows: Array
-    rank_kinds: tuple[str, ...]
-    rank_law: Law
-    rank_power: Array
-    content: Law
-    rank_step: Law
-    correlation_steps: float
-    correlation_share: float
-    lemons: tuple[tuple[int, int, float], ...] = ()
-    measured_mean: float = 0.0
+    mean: Array  # [node, replica] s, without the rank factor where the op has one
+    profile: Array  # [group, replica, step] step factor, mean 1, from the fastest to the slowest
+    steps: NDArray[np.int64]  # their numbers
+    weight: Array  # [step] probability of drawing each; equal unless `conditioned`
+    rank: Array  # [op_kind, stage, replica] persistent factor of a worker, 1 for a typical one
+    # share of a worker's time that follows the shared effects, 1 for the body: a lemon held up for
+    # a fixed time varies less than its slowdown would have it
+    follows: Array  # [op_kind, stage, replica]
+    rank_kinds: tuple[str, ...]  # the op_kinds of `rank`; others have no rank factor
+    rank_law: Law  # of a worker of the body, for the op_kind with the largest spread
+    rank_power: Array  # [op_kind] exponent of it
+    content: Law  # of exp(score) with the score's standard deviation at SCORE_STD
+    rank_step: Law  # the same
+    correlation_steps: float  # steps over which the step factor is remembered; 0: none was found
+    correlation_share: float  # share of its variance that is
+    lemons: tuple[tuple[int, int, float], ...] = ()  # replica, stage, slowdown
+    measured_mean: float = 0.0  # of the measured steps [s]
+    # time from one step to the next over its own: below 1 where steps overlap, as where the host
+    # runs ahead of the GPU
     period_ratio: float = 1.0
-    report: dict[str, Any] = field(default_factory=dict)
-    job: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)  # what `prism fit` prints
+    job: dict[str, Any] = field(default_factory=dict)  # blocks of the traced job's file
 
     def rank_index(self, node: TraceNode) -> int:
         """Which rank factor a node has, -1: none."""
         is_op = node.kind == "op" and len(node.stages) == 1 and node.microbatch >= 0
-        return (
-            self.rank_kinds.index(node.op_kind) if is_op and node.op_kind in self.rank_kinds else -1
-        )
+        has_rank = is_op and node.op_kind in self.rank_kinds
+        return self.rank_kinds.index(node.op_kind) if has_rank else -1
 
 
 SCORE_STD = 0.1  # any number that keeps exp(score) well behaved; loadings are relative to it
@@ -172,11 +131,6 @@ def profile_table(profile: Array, weight: Array) -> Table:
 def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
     """Weigh the measured steps by how likely steps of these numbers are to be like them.
 
-    Parameters
-    ----------
-    steps : int64 [step]
-        Numbers of the steps that are asked for.
-
     Notes
     -----
     The step factor's normal score has correlation `share exp(-distance / correlation_steps)`; given
@@ -204,17 +158,10 @@ def conditioned(model: TraceModel, steps: NDArray[np.int64]) -> TraceModel:
 
 # -------------------------------------------------------------------------------- drawing
 def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.Generator) -> Array:
-    """Draw a synthetic measurement of the traced workers.
+    """Draw a synthetic measurement of the traced workers [node, replica, step], in seconds.
 
-    Parameters
-    ----------
-    steps : int64 [step]
-        Step numbers; the step factor remembers over their gaps.
-
-    Returns
-    -------
-    float64 [node, replica, step]
-        Seconds; equal over replicas for nodes that wait for all of them.
+    `steps` are step numbers; the step factor remembers over their gaps. Nodes that wait for all
+    replicas are equal over them.
     """
     n_steps, n_replicas = steps.size, model.n_replicas
     which = _draw_steps(model, steps, rng)
@@ -231,27 +178,26 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
         return shared[key]
 
     out = np.zeros((len(model.nodes), n_replicas, n_steps))
-    residual = [None if g.residual.std == 0.0 else quantile_table(g.residual) for g in model.groups]
+    tables = [None if g.residual.std == 0.0 else quantile_table(g.residual) for g in model.groups]
     for i, node in enumerate(model.nodes):
         g = int(model.group[i])
         if g < 0:
             continue
         group = model.groups[g]
-        base = model.mean[i][:, None] * model.profile[g][:, which]
+        mean = model.mean[i][:, None]
+        base = mean * model.profile[g][:, which]
         if group.content != 0.0 and node.microbatch >= 0:
             base = base * effect(0, model.content, group.content)[node.microbatch]
         if group.rank_step != 0.0:
             base = base * effect(1, model.rank_step, group.rank_step)[group.drift]
-        table = residual[g]
-        shape = (1, n_steps) if node.is_global else (n_replicas, n_steps)
+        table, shape = tables[g], (1 if node.is_global else n_replicas, n_steps)
         if table is not None:
             base = base * (1.0 + np.asarray(sample_table(table, _uniforms(rng, shape))))
         kind = model.rank_index(node)
         if kind >= 0:
-            factor, follows = (
-                x[kind, node.stages[0]][:, None] for x in (model.rank, model.follows)
-            )
-            base = factor * (follows * base + (1.0 - follows) * model.mean[i][:, None])
+            own = kind, node.stages[0], slice(None), None
+            follows = model.follows[own]
+            base = model.rank[own] * (follows * base + (1.0 - follows) * mean)
         out[i] = base[:1] if node.is_global else base
     return out
 
@@ -279,17 +225,7 @@ def synthetic_graph(
     model: TraceModel, steps: NDArray[np.int64], rng: np.random.Generator
 ) -> TraceGraph:
     """Draw a synthetic trace as a graph with durations, its step times replayed."""
-    durations = draw_durations(model, steps, rng)
-    graph = TraceGraph(
-        model.nodes,
-        durations,
-        steps,
-        np.zeros(steps.size),
-        model.n_stages,
-        model.n_replicas,
-        model.p2p,
-    )
-    return replace(graph, measured=replay(graph))
+    return _replayed(model, steps, draw_durations(model, steps, rng))
 
 
 def independent_graph(
@@ -301,16 +237,17 @@ def independent_graph(
     and microbatches no longer have anything of their own.
     """
     n = steps.size
-    pool = 1 + POOL_STEPS // n
-    durations = draw_durations(model, np.tile(steps, pool), rng)
+    durations = draw_durations(model, np.tile(steps, 1 + POOL_STEPS // n), rng)
     out = np.zeros((len(model.nodes), model.n_replicas, n))
     for i, node in enumerate(model.nodes):
-        shape = (1, n) if node.is_global else (model.n_replicas, n)
-        values = durations[i, :1] if node.is_global else durations[i]
-        out[i] = rng.choice(values.ravel(), shape)
-    graph = TraceGraph(
-        model.nodes, out, steps, np.zeros(n), model.n_stages, model.n_replicas, model.p2p
-    )
+        rows = 1 if node.is_global else model.n_replicas
+        out[i] = rng.choice(durations[i, :rows].ravel(), (rows, n))
+    return _replayed(model, steps, out)
+
+
+def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> TraceGraph:
+    shape = model.n_stages, model.n_replicas, model.p2p
+    graph = TraceGraph(model.nodes, durations, steps, np.zeros(steps.size), *shape)
     return replace(graph, measured=replay(graph))
 
 
@@ -325,31 +262,21 @@ def figures(seconds: Array) -> dict[str, float]:
 
 
 def check_trace_job(job: Job, model: TraceModel) -> None:
-    """Refuse keys that differ from the traced job's and that its model cannot follow.
-
-    Raises
-    ------
-    PrismError
-        Naming them.
-    """
+    """Refuse keys that differ from the traced job's and that its model cannot follow."""
     if job.variability.ranks == "measured" and job.parallelism.dp != model.n_replicas:
         raise PrismError(
             f"{job.source}: variability.ranks: measured holds for dp = {model.n_replicas}, as "
-            f"traced, but dp = {job.parallelism.dp}; set drawn, or leave it out"
+            f"traced, not {job.parallelism.dp}; set drawn, or leave it out"
         )
     traced = job_from_dict(model.job)
-    free = {"parallelism.dp", "variability.model", "variability.ranks", "variability.dependence"}
-    free |= {
-        "variability.model_error",
-        "cluster.nodes",
-        "cluster.gpus_per_node",
-        "cluster.nvlink_domain_gpus",
-    }
+    free = {f"variability.{k}" for k in ("model", "ranks", "dependence", "model_error")}
+    free |= {f"cluster.{k}" for k in ("nodes", "gpus_per_node", "nvlink_domain_gpus")}
+    free |= {"parallelism.dp", "parallelism.data_parallel"}
     changed = []
     for block in ("model", "parallelism", "cluster", "variability"):
         here, there = (getattr(x, block).model_dump() for x in (job, traced))
         changed += [f"{block}.{k}" for k in here if here[k] != there[k]]
-    changed = [key for key in changed if key not in free and key != "parallelism.data_parallel"]
+    changed = [key for key in changed if key not in free]
     if changed:
         raise PrismError(
             f"{job.source}: {', '.join(changed)}: a fitted trace has its own; with it can be set: "
