@@ -8,7 +8,7 @@ from prism.workload.memory import estimate_memory, memory_limit
 
 
 def doubts(job, *changes):
-    return job_doubts(load_job(job, changes))
+    return list(job_doubts(load_job(job, changes)))
 
 
 def test_the_jobs_that_fit_raise_none():

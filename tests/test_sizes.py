@@ -14,7 +14,7 @@ from prism.common.errors import PrismError
 from prism.jobs.job import load_job
 from prism.jobs.schedule import make_schedule
 from prism.simulation.prepare import prepare
-from prism.simulation.steps import check_counts
+from prism.simulation.steps import settle_call
 
 REFUSED = [
     ("schedule", "1f1b", "--stages", "1000", "--microbatches", "100000"),
@@ -42,10 +42,10 @@ def test_what_is_too_large_is_refused_at_once(run, monkeypatch, words):
 
 
 def test_little_memory_refuses_what_much_takes(monkeypatch):
-    check_counts(10_000, 1, 1)
+    settle_call(10_000, 1, 1)
     monkeypatch.setattr(sizes, "free_bytes", lambda: 1e5)
     with pytest.raises(PrismError, match="lower replicates"):
-        check_counts(10_000, 1, 1)
+        settle_call(10_000, 1, 1)
 
 
 def test_buffers_of_threads_are_counted(monkeypatch):

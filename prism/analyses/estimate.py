@@ -19,7 +19,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import parse_date, parse_duration
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
-from prism.simulation.jobwarnings import job_doubts
+from prism.simulation.jobwarnings import job_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
 from prism.simulation.runs.build import build_run_model, marks_of, mean_step
@@ -27,7 +27,6 @@ from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
-from prism.simulation.sampledreplicas import doubts
 from prism.simulation.steps import (
     REPLICATES,
     Progress,
@@ -143,7 +142,8 @@ def estimate(
     attrs |= {"kind": "estimate"}
     replicas = json.loads(dataset.attrs["replicas"])
     warnings = [
-        *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters), *doubts(replicas),
+        *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
+        *replica_doubts(replicas),
     ]  # fmt: skip
     calibrated = _calibration(job)
     if calibrated is not None:

@@ -6,6 +6,6 @@ FACE = (
     "execution.remote", "execution.tasks", "independent", "jobwarnings",
     "othernodes", "prepare", "program", "results", "runs.build",
     "runs.checkpointing", "runs.drift", "runs.model", "runs.parts", "runs.ramp", "runs.rates",
-    "sampledreplicas", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
+    "steps", "summary", "tracemodel.arrays", "tracemodel.file",
     "tracemodel.graph", "tracemodel.model", "variability",
 )  # fmt: skip

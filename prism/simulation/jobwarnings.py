@@ -1,46 +1,48 @@
-"""What of a job runs, but perhaps not as meant: too much memory, settings that do nothing.
+"""Doubts about what of a job runs, but perhaps not as meant: sentences for an answer's warnings.
 
-Each doubt is a sentence for the warnings of an answer; what cannot be meant is an error of the job
-file (`prism.jobs.jobspec.check`). Left out: doubts about statistics, which each analysis has
-itself.
+What cannot be meant is an error of the job file (`prism.jobs.jobspec.check`).
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from prism.cluster.groups import shard_size
 from prism.jobs.job import Job
 from prism.workload.memory import GIB, estimate_memory, memory_limit
 
+DOUBT = 0.2  # share of steps beyond the sample from which on a warning is given
 
-def job_doubts(job: Job) -> list[str]:
+
+def job_doubts(job: Job) -> Iterator[str]:
     """Say what a user should know before trusting any figure of the job."""
-    return [*_memory(job), *_sharding(job), *_tiers(job)]
-
-
-def _memory(job: Job) -> Iterator[str]:
-    memory = estimate_memory(job)
+    memory, p = estimate_memory(job), job.parallelism
     if memory is not None and memory.total > memory_limit(job):
         yield (
             f"memory: stage {memory.stage} is estimated at {memory.gib:.0f} GiB per GPU, more than "
             f"the {memory_limit(job) / GIB:.1f} GiB of {job.cluster.device}; shard more (tp, pp, "
             "fsdp), recompute, or take prism sweep --layouts for what fits"
         )
-
-
-def _sharding(job: Job) -> Iterator[str]:
-    p = job.parallelism
     if p.data_parallel == "hsdp" and p.dp > 1 and shard_size(job) == 1:
         yield (
             f"hsdp: one replica (tp {p.tp}, cp {p.cp}) fills the NVLink domain of "
             f"{job.cluster.nvlink_domain_gpus} GPUs, so that nothing is sharded, as with ddp; set "
             "parallelism.shard_size"
         )
-
-
-def _tiers(job: Job) -> Iterator[str]:
     for name, tier in job.cluster.tiers.items():
         if tier.gpus >= job.world_size:
             yield (
                 f"cluster.tiers.{name}: its units hold {tier.gpus:,} GPUs, the job has "
                 f"{job.world_size:,}; nothing leaves one, so that it has no effect"
             )
+
+
+def replica_doubts(replicas: dict[str, Any]) -> Iterator[str]:
+    """Say why an engine that was asked for did not run, or where it guesses."""
+    if replicas["reason"]:
+        yield f"all {replicas['replicas']} replicas were simulated: {replicas['reason']}"
+    beyond = replicas.get("beyond_sample", 0.0)
+    if beyond > DOUBT:
+        yield (
+            f"{beyond:.0%} of the steps wait for a replica beyond any time that was simulated, "
+            "where its law is an extrapolation; --engine exact simulates all replicas"
+        )

@@ -1,8 +1,4 @@
-"""The engine's arrays of one step, and what they are built of.
-
-A `Program` is what the engine runs. Shared effects become vectors of lanes (`Bank`), laws become
-quantile tables (`Tables`).
-"""
+"""The engine's arrays of one step, and what they are built of."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping
@@ -86,7 +82,7 @@ class Program:
 
 
 class Tables:
-    """Quantile tables, built once per (law, power); `source` is the file that laws are of."""
+    """Quantile tables, one per law and power; `source` is the file that laws are of."""
 
     def __init__(self, source: str = "") -> None:
         self.source = f"{source}: " if source else ""
@@ -108,31 +104,25 @@ class Tables:
         return self.index[key]
 
     def multiplier(self, law: Law) -> int:
-        """Index of the table of a law of durations.
-
-        Raises
-        ------
-        PrismError
-            The law reaches below 0.
-        """
+        """Index of the table of a law of durations; raises PrismError where it reaches below 0."""
         index = self.add(law)
         self._check(law, index, "residual")
         return index
 
     def _check(self, law: Law, index: int, effect: str) -> None:
-        if float(self.arrays[index][0, 0]) < -1.0:
-            name = law.family.replace("_", " ")
-            of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
-            way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
-            if effect == "residual":
-                way_out += " (or scale)"
-                way_out += "" if law.family == "lognormal" else ", or law: lognormal with a cv"
-            if effect in ("residual", "rank"):
-                way_out += ", or of cluster.scale where that widens it"
-            raise PrismError(
-                f"{self.source}{of}: its law ({name}) with cv {law.cv:.3g} gives negative "
-                f"durations; {way_out}"
-            )
+        if float(self.arrays[index][0, 0]) >= -1.0:
+            return
+        of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
+        way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
+        if effect == "residual":
+            way_out += " (or scale)"
+            way_out += "" if law.family == "lognormal" else ", or law: lognormal with a cv"
+        if effect in ("residual", "rank"):
+            way_out += ", or of cluster.scale where that widens it"
+        raise PrismError(
+            f"{self.source}{of}: its law ({law.family.replace('_', ' ')}) with cv {law.cv:.3g} "
+            f"gives negative durations; {way_out}"
+        )
 
     def optional(self, law: Law, power: float = 1.0, effect: str = "") -> int:
         """Index of the table, -1 where the effect is off; it is named where its law is refused."""
@@ -145,10 +135,7 @@ class Tables:
     def largest(self, law: Law, power: float, relative: NDArray[np.float64]) -> int:
         """Index of the table of the largest of several X**power; -1 where the effect is off.
 
-        Parameters
-        ----------
-        relative : float64 [draw, n]
-            What each of n values is multiplied by, in equally likely cases; at most 1.
+        `relative` [draw, n] multiplies each of n values in equally likely cases; at most 1.
         """
         if relative.shape[1] == 1 or power == 0.0 or law.std == 0.0:
             return self.optional(law, power, "microbatch")
@@ -200,25 +187,23 @@ def global_ops(graph: StepGraph | engine.Graph) -> NDArray[np.bool_]:
 def ideal_program(program: Program) -> Program:
     """Return the same step with every effect at 1."""
     program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
-    low = program.low
-    n_vectors = program.bank.mb.shape[0]
-    off = np.full(n_vectors, -1, np.int32)
-    n_loadings = program.ranks.tables.shape[0]
+    low, bank, ranks = program.low, program.bank, program.ranks
+    off = np.full_like(bank.mb_table, -1)
     mean = low.fixed_mean if program.typical is None else program.typical
     return replace(
         program,
-        bank=program.bank._replace(step_table=off[None], mb_table=off, call_table=off, link=off,
-                                   n_microbatches=0),
-        ranks=program.ranks._replace(
-            tables=np.full(n_loadings, -1, np.int32), factor=np.ones_like(program.ranks.factor),
+        bank=bank._replace(
+            step_table=off[None], mb_table=off, call_table=off, link=off, n_microbatches=0
+        ),
+        ranks=ranks._replace(
+            tables=np.full_like(ranks.tables, -1), factor=np.ones_like(ranks.factor)
         ),
         low=low._replace(
             seg_cv=np.zeros_like(low.seg_cv), fixed_mean=mean, fixed_var=np.zeros(mean.shape[:2]),
             call_cv=np.zeros_like(low.call_cv), quiet=np.ones_like(low.quiet),
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
-        links=program.links._replace(n_leaves=0),
-        step_table=-1,
+        links=program.links._replace(n_leaves=0), step_table=-1,
         sample=None if program.sample is None else program.sample.alone(),
     )  # fmt: skip
 
@@ -250,8 +235,7 @@ def run_chunk(
 
 def thread_bytes(program: Program) -> float:
     """Bytes of the buffers that each thread of the engine holds, the critical path followed."""
-    step = program.work(track=True)
-    step = step.step if isinstance(step, engine.SampledStep) else step
+    step = program.arrays(track=True)
     graph, (n_coefs, n_terms) = step.graph, step.low.call_cv.shape
     rows = graph.n_state * graph.n_slots + graph.n_global_slots
     lanes = rows * (1 + len(program.classes)) + graph.n_state * step.bank.mb.shape[0]
@@ -270,10 +254,8 @@ def make_room(step: engine.Step, n: int) -> Arrays:
 def _largest_table(law: Law, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
     """Table of the largest of n X**power, times the float64 [draw, n] in `cases`.
 
-    Notes
-    -----
-    X**power has mean 1, and the largest of several another. With F the law of one,
-    ``G(t) = mean over draws of prod_i F(t / relative_i)``, tabulated by logits.
+    With F the law of one, the largest's is the mean over draws of prod_i F(t / relative_i),
+    tabulated by logits; the mean of X**power is 1, that of the largest is not.
     """
     relative = np.frombuffer(cases).reshape(-1, n)
     q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))

@@ -57,57 +57,35 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "input_cv": (("input",), "1", "coefficient of variation of one draw of the input"),
     "critical_path_share": (("input",), "1", "share of the mean critical path"),
     "covariance_share": (("input",), "1", "Cov(T_k, T) / Var T, T_k its time on the path"),
-    "covariance_share_ci": (("input", "bound"), "1", "95 % interval of the covariance share"),
     "tail_share": (("input",), "1", "share of the excess of steps beyond p95 over the mean"),
-    "tail_share_ci": (("input", "bound"), "1", "95 % interval of the tail share"),
     "pair_order": (("pair",), "1", "share of the variance: interaction of two inputs alone"),
-    "pair_order_ci": (("pair", "bound"), "1", "its 95 % interval"),
     "pair_joint": (("pair",), "1", "share of the variance: all interactions that hold both inputs"),
-    "pair_joint_ci": (("pair", "bound"), "1", "its 95 % interval"),
-    "through_class": (
-        ("effect", "kernel_class"),
-        "1",
-        "share of the variance that an effect makes through each class's time on the path",
-    ),
+    "through_class": (("effect", "kernel_class"), "1", "share of the variance that an effect makes "
+                      "through each class's time on the path"),
     "first_order": (("input",), "1", "first-order share of the variance"),
-    "first_order_ci": (("input", "bound"), "1", "95 % interval of the first order"),
     "total_order": (("input",), "1", "total-order share of the variance"),
-    "total_order_ci": (("input", "bound"), "1", "95 % interval of the total order"),
     "total_order_within": (("input",), "1", "total order in the variance within a cluster"),
     "n_clusters": (("input",), "1", "clusters that the shares of an input rest on"),
-    "mean_if": (("intervention", "input"), "s", "mean after the intervention"),
-    "std_if": (("intervention", "input"), "s", "standard deviation after the intervention"),
-    "p50_if": (("intervention", "input"), "s", "p50 after the intervention"),
-    "p95_if": (("intervention", "input"), "s", "p95 after the intervention"),
-    "p99_if": (("intervention", "input"), "s", "p99 after the intervention"),
-    "mean_reduction": (("intervention", "input"), "1", "relative reduction of the mean"),
-    "mean_reduction_ci": (("intervention", "input", "bound"), "1", "its 95 % interval"),
-    "std_reduction": (("intervention", "input"), "1", "relative reduction of the std"),
-    "std_reduction_ci": (("intervention", "input", "bound"), "1", "its 95 % interval"),
-    "p50_reduction": (("intervention", "input"), "1", "relative reduction of p50"),
-    "p50_reduction_ci": (("intervention", "input", "bound"), "1", "its 95 % interval"),
-    "p99_reduction": (("intervention", "input"), "1", "relative reduction of p99"),
-    "p99_reduction_ci": (("intervention", "input", "bound"), "1", "its 95 % interval"),
-    "p95_reduction": (("intervention", "input"), "1", "relative reduction of p95"),
-    "p95_reduction_ci": (("intervention", "input", "bound"), "1", "its 95 % interval"),
     "target_mean": ((), "s", "mean of what is ranked"),
     "target_std": ((), "s", "standard deviation of what is ranked"),
     "target_p95": ((), "s", "p95 of what is ranked"),
     "within_cluster_std": ((), "s", "standard deviation of what is ranked within a cluster"),
     "between_cluster_std": ((), "s", "standard deviation of the clusters' means of it"),
-}
+}  # fmt: skip
+_IF = ("intervention", "input")
+for _name, _text in (("mean", "mean"), ("std", "standard deviation"), ("p50", "p50"),
+                     ("p95", "p95"), ("p99", "p99")):  # fmt: skip
+    VARIABLES[f"{_name}_if"] = _IF, "s", f"{_text} after the intervention"
+    VARIABLES[f"{_name}_reduction"] = _IF, "1", f"relative reduction of the {_text}"
+for _name, (_dims, _units, _text) in list(VARIABLES.items()):
+    if _name.endswith(("_order", "_joint", "_share", "_reduction")):
+        VARIABLES[f"{_name}_ci"] = (*_dims, "bound"), _units, f"95 % interval: {_text}"
 
 
 def make_dataset(
     values: dict[str, Any], coords: dict[str, Any], attrs: dict[str, Any]
 ) -> "xr.Dataset":
-    """Assemble a dataset from plain arrays, with units and long names.
-
-    Raises
-    ------
-    KeyError
-        A variable that `VARIABLES` does not list.
-    """
+    """Assemble a dataset from plain arrays, with the units and long names of `VARIABLES`."""
     import xarray as xr
 
     data = {}
@@ -119,6 +97,9 @@ def make_dataset(
 
 def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
     """Attributes that say how a result was made, and rebuild its call."""
+    given = {key: source for key, source in value_sources(job).items() if source != "default"}
+    # nothing of a job that was not read from a file, and so does not know
+    sources = {"job_sources": json.dumps(given)} if set(given.values()) - {"preset"} else {}
     return {
         "schema": SCHEMA,
         **made_with(),
@@ -127,7 +108,7 @@ def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
         "job": job.model_dump_json(),
         "call": json.dumps(call),
         "seed": str(call["seed"]),
-        **_sources(job),
+        **sources,
     }
 
 
@@ -142,15 +123,6 @@ def made_with() -> dict[str, str]:
     }
 
 
-def _sources(job: Job) -> dict[str, str]:
-    """Attribute that says where each value came from that is not a default, by dotted key.
-
-    Nothing where a job was not read from a file, and so does not know.
-    """
-    given = {key: source for key, source in value_sources(job).items() if source != "default"}
-    return {"job_sources": json.dumps(given)} if set(given.values()) - {"preset"} else {}
-
-
 def library_hash(job: Job) -> str:
     """Hash of the library's file, since a name alone does not say what is in it."""
     name = job.variability.library
@@ -160,6 +132,5 @@ def library_hash(job: Job) -> str:
 def job_of(dataset: "xr.Dataset") -> Job:
     """Rebuild the job a result was made from."""
     values = json.loads(dataset.attrs["job"])
-    name = values.pop("name")
     values.pop("source", None)
-    return job_from_dict(values, name)
+    return job_from_dict(values, values.pop("name"))

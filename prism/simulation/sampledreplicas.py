@@ -3,17 +3,13 @@
 Replicas that meet at the end of a step are exchangeable: given the cluster and what all of them
 share, their times are independent. Every cluster draws all its GPUs, so each replica's persistent
 level is known; the slowest and a stratified sample run as in the exact engine, and the step also
-waits for the slowest of the others, drawn from the law that a fixed pilot of clusters gives of a
-replica's time at its level. Left out: congestion hits the replicas left out one by one, also
-where they share a leaf switch.
-
-References
-----------
-.. [1] David, Nagaraja, Order Statistics, 2003, section 2.1: the law of a maximum, prod_i F_i.
+waits for the slowest of the others (David and Nagaraja, Order Statistics, 2003, section 2.1), drawn
+from the law that a fixed pilot of clusters gives of a replica's time at its level. Left out:
+congestion hits the replicas left out one by one, also where they share a leaf switch.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +18,7 @@ from scipy.special import ndtri
 
 from prism import engine
 from prism.simulation.draws import lower
-from prism.simulation.program import Program, make_keys, make_room
+from prism.simulation.program import Program, global_ops, make_keys, make_room
 from prism.simulation.unseenlaw import by_level, noise_table, widen
 
 Array = NDArray[np.float64]
@@ -31,7 +27,6 @@ N_TOP, N_BULK = 64, 64  # replicas simulated in each cluster: the slowest, and o
 PILOT = 16  # clusters that tell what replicas take that are left out: 132,096 times
 ENOUGH = 1024  # replicas that `auto` simulates exactly
 DRAWN, MOST_DRAWN = 64, 1 << 17  # draws of microbatches in 64 lanes: for each replica, at most
-DOUBT = 0.2  # share of steps beyond the sample from which on a warning is given
 
 
 class Choice(NamedTuple):
@@ -43,44 +38,24 @@ class Choice(NamedTuple):
     reason: str  # why exact though the other was asked for; else empty
 
 
-@dataclass(frozen=True)
-class Unseen:
-    """What the pilot tells about replicas that are not simulated [1].
+class Unseen(NamedTuple):
+    """What the pilot tells about replicas that are not simulated."""
 
-    Attributes
-    ----------
-    program : Program
-        With the law of their times.
-    slowest : float
-        Share of steps in which one of them is the slowest.
-    beyond : float
-        Share of steps that read their noise's law beyond all that the pilot saw.
-    n_draws : int
-        Op-samples of the pilot.
-    """
-
-    program: Program
-    slowest: float
-    beyond: float
-    n_draws: int
+    program: Program  # with the law of their times
+    slowest: float  # share of steps in which one of them is the slowest
+    beyond: float  # share of steps that read their noise's law beyond all that the pilot saw
+    n_draws: int  # op-samples of the pilot
 
 
 def choose_engine(program: Program, name: str, limit: int = ENOUGH) -> tuple[Program, Choice]:
     """Let a program simulate some of its replicas where that is asked for and holds.
 
-    Parameters
-    ----------
-    name : str
-        One of `ENGINES`; ``auto`` simulates up to `limit` replicas exactly.
+    `name` is one of `ENGINES`; ``auto`` simulates up to `limit` replicas exactly.
     """
     n = program.graph.n_replicas
     exact = Choice("exact", n, n, "")
     if name == "exact" or (name == "auto" and n <= limit):
         return program, exact
-    if n <= 1 + N_TOP + N_BULK:
-        return program, exact._replace(
-            reason=f"{n} replica{'s are' if n > 1 else ' is'} few enough"
-        )
     reason = _obstacle(program)
     if reason:
         return program, exact._replace(reason=reason)
@@ -89,6 +64,9 @@ def choose_engine(program: Program, name: str, limit: int = ENOUGH) -> tuple[Pro
 
 def _obstacle(program: Program) -> str:
     """Say why the replicas of a job cannot be left out; empty where they can."""
+    n = program.graph.n_replicas
+    if n <= 1 + N_TOP + N_BULK:
+        return f"{n} replica{'s are' if n > 1 else ' is'} few enough"
     if program.stalls.entity == engine.GROUP_STALL:
         return "stalls of ranks or nodes hit few replicas, which are not known in advance"
     if np.any(program.low.coef_member >= 0):
@@ -106,22 +84,21 @@ def sample_replicas(program: Program, n_top: int = N_TOP, n_bulk: int = N_BULK) 
     if 1 + n_top + n_bulk >= graph.n_replicas:
         return program
     last = slice(graph.phase_lo[-1], graph.phase_hi[-1])
-    exported = ops.out[ops.kind == engine.EXPORT]
     read = np.concatenate([ops.pred0[last], ops.pred1[last]])
-    exports = np.unique(exported[np.isin(exported, read)])
-    local = np.repeat(graph.phase_global == 0, graph.phase_hi - graph.phase_lo)
-    coef = np.unique(ops.coef[local & (ops.kind == engine.DRAW)])
+    exports = np.intersect1d(ops.out[ops.kind == engine.EXPORT], read)
+    coef = np.unique(ops.coef[~global_ops(graph) & (ops.kind == engine.DRAW)])
     coef = coef[np.argsort(low.coef_stage[coef], kind="stable")]
-    seconds = low.seg_mean * np.bincount(
-        low.coef_seg, low.coef_count, low.seg_mean.shape[0]
-    ).reshape(-1, 1)
+    times = np.bincount(low.coef_seg, low.coef_count, low.seg_mean.shape[0])
+    seconds = low.seg_mean * times[:, None]
     total = max(float(seconds.sum()), 1e-300)
-    typical = _typical(program)
+    x = np.ones((max(1, program.ranks.tables.size), max(1, program.ranks.n_gpus)), np.float32)
+    typical = lower(low, x, np.zeros(1, np.int64))[0][0]  # of a replica whose GPUs are average
+    zero = np.zeros(1)  # before a fit, replicas that are left out take no time
     sample = engine.Sample(
         n_top, n_bulk, (exports - graph.n_slots).astype(np.int32),
         _tails(program, typical, exports), coef.astype(np.int32), typical,
         seconds.sum(axis=0) / total, float(seconds.sum(axis=1) @ low.seg_cv) / total,
-        _softness(low.member.shape[2]), *_no_noise(),
+        _softness(low.member.shape[2]), zero, zero, zero + 1e-30, 0.0, 1.0, zero,
     )  # fmt: skip
     return replace(program, sample=sample)
 
@@ -148,22 +125,9 @@ def count_draws(program: Program) -> int:
     graph, sample = program.graph, program.sample
     if sample is None:
         return program.n_draws
-    drawn = (program.ops.kind == engine.DRAW).astype(np.int64)
-    starts = zip(graph.phase_global, graph.phase_lo, graph.phase_hi, strict=True)
-    rows = sample.n_rows
-    return sum(int(drawn[lo:hi].sum()) * (1 if g else rows) for g, lo, hi in starts)
-
-
-def _no_noise() -> tuple[Array, Array, Array, float, float, Array]:
-    """Return a law under which replicas that are left out take no time: before a fit."""
-    zero = np.zeros(1)
-    return zero, zero, zero + 1e-30, 0.0, 1.0, zero
-
-
-def _typical(program: Program) -> NDArray[np.float32]:
-    """Seconds of every op of a replica whose GPUs are average [coef, term]."""
-    x = np.ones((max(1, program.ranks.tables.size), max(1, program.ranks.n_gpus)), np.float32)
-    return np.asarray(lower(program.low, x, np.zeros(1, np.int64))[0][0])
+    copies = np.where(global_ops(graph), 1, sample.n_rows)
+    kind = program.ops.kind[: copies.size]  # `warm_up` runs none of them
+    return int(copies[kind == engine.DRAW].sum())
 
 
 def _tails(
@@ -198,29 +162,7 @@ def describe_replicas(choice: Choice | None, unseen: Unseen | None) -> dict[str,
     return out
 
 
-def doubts(replicas: dict[str, Any]) -> list[str]:
-    """Say why an engine that was asked for did not run, or where it guesses."""
-    out = []
-    if replicas["reason"]:
-        out.append(f"all {replicas['replicas']} replicas were simulated: {replicas['reason']}")
-    beyond = replicas.get("beyond_sample", 0.0)
-    if beyond > DOUBT:
-        out.append(
-            f"{beyond:.0%} of the steps wait for a replica beyond any time that was simulated, "
-            "where its law is an extrapolation; --engine exact simulates all replicas"
-        )
-    return out
-
-
 # --------------------------------------------------------------------------------- the pilot
-def _ratios(pilot: engine.Sampled) -> tuple[Array, Array]:
-    """Level [s] and step over the typical one's [lane], of every replica and block."""
-    work = pilot.own.astype(np.float64) - pilot.after[:, None]
-    level = np.take_along_axis(pilot.level, pilot.chosen[:, :-1], axis=1)
-    ratio = work[:, :-1] / work[:, -1:]
-    return level.astype(np.float64).ravel(), ratio.reshape(-1, engine.LANES)
-
-
 def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> engine.Sampled:
     """Run the first blocks, as if there were no other replicas; the first axis is the block."""
     step, sample = program.arrays(track=False), program.sample
@@ -246,18 +188,17 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
     """Tell from a pilot what replicas take that are not simulated.
 
     The pilot is the first clusters, however many are asked for, so that the first of many
-    replicates are those of few.
-
-    Notes
-    -----
-    A replica's own work over the typical one's, which has the same shared effects, follows the
-    law of `prism.simulation.unseenlaw`. Where microbatches decide, most of it is known without
-    simulating.
+    replicates are those of few. A replica's own work over the typical one's, which has the same
+    shared effects, follows the law of `prism.simulation.unseenlaw`. Where microbatches decide, most
+    of it is known without simulating.
     """
     assert program.sample is not None
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
     pilot = _run_pilot(program, keys, threads)
-    level, ratio = _ratios(pilot)
+    work = pilot.own.astype(np.float64) - pilot.after[:, None]
+    level = np.take_along_axis(pilot.level, pilot.chosen[:, :-1], axis=1)
+    level = level.astype(np.float64).ravel()  # [s] of every replica and block
+    ratio = (work[:, :-1] / work[:, -1:]).reshape(-1, engine.LANES)  # to the typical one's step
     knot, mean, std = by_level(level, ratio)
     at = np.interp(level, knot, mean)[:, None]
     noise = ((ratio - at) / np.interp(level, knot, std)[:, None]).ravel()

@@ -35,13 +35,7 @@ from prism.simulation.execution.tasks import (
     run_tasks,
 )
 from prism.simulation.prepare import Prepared, check_threads, prepare, silence
-from prism.simulation.program import (
-    Program,
-    ideal_program,
-    make_keys,
-    make_room,
-    run_chunk,
-)
+from prism.simulation.program import Program, ideal_program, make_keys, make_room, run_chunk
 from prism.simulation.results import make_dataset, provenance
 from prism.simulation.sampledreplicas import (
     count_draws,
@@ -51,9 +45,7 @@ from prism.simulation.sampledreplicas import (
     needs_fit,
 )
 from prism.simulation.timeloss import find_time_loss
-from prism.simulation.variability import (
-    is_communication,
-)
+from prism.simulation.variability import is_communication
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -126,7 +118,8 @@ def run_blocks(
             whole[span] = part
         finished += len(chunks[i])
 
-    run_tasks(tasks, take, threads, None if progress is None else lambda: progress(finished, n))
+    report = None if progress is None else lambda: progress(finished, n)
+    run_tasks(tasks, take, threads, report)
     return out
 
 
@@ -136,11 +129,15 @@ def settle_call(replicates: int, seed: int | None, threads: int | None) -> tuple
     Raises
     ------
     PrismError
-        A number is out of range.
+        A number is out of range; it names the number and its range.
     """
     seed = fresh_seed() if seed is None else seed
     threads = default_threads() if threads is None else threads
-    check_counts(replicates, seed, threads)
+    check_whole("replicates", replicates, 1)
+    check_whole("seed", seed, 0, MAX_SEED - 1)
+    check_whole("threads", threads, 1)
+    name = named("replicates")
+    check_size(name, {"replicates": (replicates, sizes.REPLICATE)}, name)
     return seed, threads
 
 
@@ -151,21 +148,6 @@ def check_whole(name: str, value: Any, low: int, high: int | None = None) -> Non
         raise PrismError(f"{named(name)} = {value!r}: expected a whole number, {text}")
     if value < low or (high is not None and value > high):
         raise PrismError(f"{named(name)} = {value}: expected {text}")
-
-
-def check_counts(replicates: int, seed: int, threads: int) -> None:
-    """Refuse numbers that cannot be run.
-
-    Raises
-    ------
-    PrismError
-        Naming the number and its range.
-    """
-    check_whole("replicates", replicates, 1)
-    check_whole("seed", seed, 0, MAX_SEED - 1)
-    check_whole("threads", threads, 1)
-    name = named("replicates")
-    check_size(name, {"replicates": (replicates, sizes.REPLICATE)}, name)
 
 
 def simulate(
@@ -220,7 +202,7 @@ def simulate_step(
     n_blocks = -(-replicates // LANES)
     if not is_remote():
         check_threads(step, min(threads, n_blocks))
-    ideal_time, ideal_path = _ideal(step.program, seed)
+    ideal, _, ideal_path, _ = run_blocks(ideal_program(step.program), range(1), seed, track=True)
     warm_up(step.program, seed)
     started = time.perf_counter()
     unseen = fit_unseen(step.program, seed, threads) if needs_fit(step.program) else None
@@ -230,7 +212,11 @@ def simulate_step(
     )
     seconds = time.perf_counter() - started
     step_time = times.reshape(-1)[:replicates].astype(np.float64)
-    _check_times(job, step_time)
+    if not (np.all(np.isfinite(step_time)) and np.all(step_time > 0.0)):
+        raise PrismError(
+            f"{job.source}: steps take 0 s, or longer than 32 bits hold; durations and slowdowns "
+            "must stay within 1e-30 and 1e30 s: check their units"
+        )
     path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
     silent = _run_silent(step, min(n_blocks, EXPOSED_BLOCKS), seed, threads)
     exposed = _exposed(times, silent) if silent is not None else Exposed(0.0, 0.0)
@@ -241,9 +227,9 @@ def simulate_step(
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
         "cluster_idx": np.arange(replicates) // LANES,
-        "ideal_step_time": ideal_time,
+        "ideal_step_time": float(ideal[0, 0]),
         "critical_path_time": path,
-        "ideal_critical_path_time": ideal_path,
+        "ideal_critical_path_time": ideal_path[0, :, 0].astype(np.float64),
         "idle_fraction": idle,
         "exposed_communication": exposed.share,
         "exposed_communication_se": exposed.error,
@@ -261,19 +247,11 @@ def simulate_step(
     return make_dataset(values, coords, attrs)
 
 
-def _check_times(job: Job, step_time: NDArray[np.float64]) -> None:
-    """Refuse results that the engine's 32-bit lanes could not hold."""
-    if not (np.all(np.isfinite(step_time)) and np.all(step_time > 0.0)):
-        raise PrismError(
-            f"{job.source}: steps take 0 s, or longer than 32 bits hold; durations and slowdowns "
-            "must stay within 1e-30 and 1e30 s: check their units"
-        )
-
-
 def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> dict[str, float]:
     """Cost of the run; ns per op-sample is that of one of the threads that had work."""
-    each = seconds * min(n_threads(threads), blocks) / samples * 1e9 if samples else 0.0
-    threads = n_threads(threads) if is_remote() else threads
+    working = n_threads(threads)
+    each = seconds * min(working, blocks) / samples * 1e9 if samples else 0.0
+    threads = working if is_remote() else threads
     return {"op_samples": samples, "seconds": seconds, "ns_per_op_sample": each, "threads": threads}
 
 
@@ -281,16 +259,9 @@ def warm_up(program: Program, seed: int) -> None:
     """Compile (or load) the engine, so that its time is not counted as work."""
     if is_remote():  # workers compile for themselves
         return
-    empty = program.graph._replace(
-        phase_lo=np.zeros_like(program.graph.phase_lo),
-        phase_hi=np.zeros_like(program.graph.phase_hi), n_state=1,
-    )  # fmt: skip
+    none = np.zeros_like(program.graph.phase_lo)
+    empty = program.graph._replace(phase_lo=none, phase_hi=none, n_state=1)
     run_blocks(ignore_unseen(replace(program, graph=empty)), range(1), seed)
-
-
-def _ideal(program: Program, seed: int) -> tuple[float, NDArray[np.float64]]:
-    times, _, path, _ = run_blocks(ideal_program(program), range(1), seed, track=True)
-    return float(times[0, 0]), path[0, :, 0].astype(np.float64)
 
 
 def _critical_path(
@@ -306,13 +277,8 @@ def _critical_path(
 def find_exposed(step: Prepared, times: NDArray[Any], seed: int, threads: int) -> Exposed:
     """Find the share of the step that communication of zero cost would save.
 
-    Parameters
-    ----------
-    times : [cluster, lane]
-        Its simulated steps [s]. The first clusters are simulated once more with the same keys, so
-        that the two differ by communication alone.
-    seed, threads : int
-        Those that `times` were simulated with.
+    The first clusters of `times` [cluster, lane] are simulated once more with the same keys, so
+    that the two differ by communication alone.
     """
     silent = _run_silent(step, min(len(times), EXPOSED_BLOCKS), seed, threads)
     return Exposed(0.0, 0.0) if silent is None else _exposed(times, silent)

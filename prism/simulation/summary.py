@@ -9,51 +9,40 @@ from numpy.typing import NDArray
 from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
-from prism.jobs.job import Job
 from prism.simulation.results import TAIL_SAMPLES, job_of
 from prism.workload.memory import GIB, estimate_memory, memory_limit
 
 if TYPE_CHECKING:
     import xarray as xr
 
+QUANTILES = {"p5": 0.05, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+BETWEEN = ("between_cluster_std", "between_cluster_at_most")
+
 
 def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str, Any]:
-    """Summarise a sample whose members of one cluster draw are alike.
+    """Summarise a sample [n] whose members of one cluster draw are alike, in its unit.
 
-    Parameters
-    ----------
-    values : float64 [n], seconds
-    cluster : int64 [n]
-
-    Returns
-    -------
-    dict
-        mean, std, cv, quantiles, standard error of the mean by cluster draw and its 90 % interval,
-        95 % interval of p95, the spread within and between cluster draws, and their number. What
-        needs several draws is None with one; `p95_ci` is None too where it reaches beyond the
-        sample. `between_cluster_at_most` is None but where the spread between draws is not
-        distinguishable from zero at 5 %: its upper 95 % bound then.
+    The standard error of the mean is by cluster draw, its interval at 90 %, that of p95 at 95 %.
+    What needs several draws is None with one; `p95_ci` is None too where it reaches beyond the
+    sample. `between_cluster_at_most` is None but where the spread between draws is not
+    distinguishable from zero at 5 %: its upper 95 % bound then.
 
     Notes
     -----
-    The one-way layout by expected mean squares, test and bound by the F statistic [1]_.
-
-    References
-    ----------
-    .. [1] Searle, Casella and McCulloch, Variance Components (1992), section 3.6.
+    The one-way layout by expected mean squares, test and bound by the F statistic: Searle, Casella
+    and McCulloch, Variance Components (1992), section 3.6.
     """
     labels, index, counts = np.unique(cluster, return_inverse=True, return_counts=True)
     n, mean = labels.size, float(values.mean())
     means = np.bincount(index, values) / counts
     squares = np.bincount(index, (values - means[index]) ** 2)
     within = float(squares.sum() / max(1, values.size - n))
-    quantiles = np.quantile(values, [0.05, 0.5, 0.9, 0.95, 0.99])
     std = float(values.std(ddof=1)) if values.size > 1 else 0.0
     error = _mean_error(counts, means, mean)
     between, at_most = _between(counts, means, mean, within)
     found = {
         "mean": mean, "std": std, "cv": std / mean if mean else 0.0,
-        **dict(zip(("p5", "p50", "p90", "p95", "p99"), map(float, quantiles), strict=True)),
+        **_quantiles(values),
         "mean_se": error, "mean_ci90": _mean_interval(mean, error, n),
         "p95_ci": _p95_interval(values, index, counts),
         "within_cluster_std": float(np.sqrt(within)),
@@ -61,6 +50,13 @@ def spread(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> dict[str,
         "cluster_draws": n,
     }  # fmt: skip
     return _add_up(found)
+
+
+def _quantiles(values: NDArray[np.float64], *names: str) -> dict[str, float]:
+    """Quantiles by name; all of `QUANTILES` where none is named."""
+    names = names or tuple(QUANTILES)
+    found = np.quantile(values, [QUANTILES[name] for name in names])
+    return dict(zip(names, map(float, found), strict=True))
 
 
 def _add_up(found: dict[str, Any]) -> dict[str, Any]:
@@ -112,15 +108,11 @@ def _mean_interval(mean: float, error: float | None, n: int) -> list[float] | No
 def _p95_interval(
     values: NDArray[np.float64], index: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> list[float] | None:
-    """95 % interval of p95 by Woodruff's method, with cluster draws as the independent units.
+    """95 % interval of p95, with cluster draws as the independent units.
 
     The share of values up to the sample's p95 has a standard error by cluster draw; the interval
-    lies between the quantiles that far on both sides.
-
-    References
-    ----------
-    .. [1] Woodruff (1952), "Confidence intervals for medians and other position measures",
-       doi:10.1080/01621459.1952.10483443.
+    lies between the quantiles that far on both sides: Woodruff (1952), "Confidence intervals for
+    medians and other position measures", doi:10.1080/01621459.1952.10483443.
     """
     below = (values <= np.quantile(values, 0.95)).astype(np.float64)
     error = _mean_error(counts, np.bincount(index, below) / counts, float(below.mean()))
@@ -168,37 +160,24 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
     if "mfu" in dataset:
         out["mfu"] = float(dataset.mfu)
         out["model_flops_per_gpu"] = float(dataset.model_flops_per_gpu)
-        out |= _throughput(job, out["step_time"]["mean"])
+        out["global_batch"] = job.tokens_per_step // job.model.seq_len
+        out["tokens_per_step"] = job.tokens_per_step
+        out["tokens_per_s"] = job.tokens_per_step / out["step_time"]["mean"]
+        out["tokens_per_s_per_gpu"] = out["tokens_per_s"] / job.world_size
     memory = estimate_memory(job)
     if memory is not None:
         out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB,
                          "stage": memory.stage}  # fmt: skip
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)
-    if "model_error" in dataset.attrs:
-        out["model_error"] = json.loads(dataset.attrs["model_error"])
-    if "data_error" in dataset.attrs:
-        out["data_error"] = json.loads(dataset.attrs["data_error"])
+    out |= {k: json.loads(dataset.attrs[k]) for k in ("model_error", "data_error")
+            if k in dataset.attrs}  # fmt: skip
     out["warnings"] = json.loads(dataset.attrs.get("warnings", "[]"))
     out["engine"] = json.loads(dataset.attrs["engine"])
     if "replicas" in dataset.attrs:
         out["replicas"] = json.loads(dataset.attrs["replicas"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])
     return out
-
-
-def _throughput(job: Job, mean_step_s: float) -> dict[str, Any]:
-    """Tokens per second at the mean step, of all GPUs and of one, and what a step holds."""
-    rate = job.tokens_per_step / mean_step_s
-    return {
-        "global_batch": job.tokens_per_step // job.model.seq_len,
-        "tokens_per_step": job.tokens_per_step,
-        "tokens_per_s": rate,
-        "tokens_per_s_per_gpu": rate / job.world_size,
-    }
-
-
-_BETWEEN = ("between_cluster_std", "between_cluster_at_most")
 
 
 def _steady(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -211,35 +190,27 @@ def _step_spread(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise steps; what all GPUs share in a step says nothing of how clusters differ."""
     steps = np.asarray(dataset.step_time, np.float64)
     found, steady = spread(steps, np.asarray(dataset.cluster_idx)), _steady(dataset)
-    found = _add_up(found | {key: steady[key] for key in _BETWEEN})
+    found = _add_up(found | {key: steady[key] for key in BETWEEN})
     one, allocations = apart(dataset)
-    quantiles = [0.05, 0.5, 0.9, 0.95, 0.99]
-    names = ("p5", "p50", "p90", "p95", "p99")
-    found["one_allocation"] = dict(zip(names, map(float, np.quantile(one, quantiles)), strict=True))
+    found["one_allocation"] = _quantiles(one)
     found["allocations"] = None
     if allocations.size >= TAIL_SAMPLES / 0.05:  # enough of them for the 5th and the 95th
-        low, middle, high = map(float, np.quantile(allocations, [0.05, 0.5, 0.95]))
-        found["allocations"] = {"p5": low, "p50": middle, "p95": high}
+        found["allocations"] = _quantiles(allocations, "p5", "p50", "p95")
     return found
 
 
 def apart(dataset: "xr.Dataset") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return steps of a job on one allocation, and the mean steps of allocations [s].
+    """Return steps of a job on one allocation [replicate], and mean steps of allocations [cluster].
 
     An allocation is a cluster draw: the nodes that a job gets. Steps are taken about the mean of
-    their own draw; means of draws are without the noise of the few steps behind each.
-
-    Returns
-    -------
-    one : float64 [replicate]
-    allocations : float64 [cluster]
+    their own draw; means of draws are without the noise of the few steps behind each. In seconds.
     """
     steps = np.asarray(dataset.step_time, np.float64)
     _, index, counts = np.unique(dataset.cluster_idx, return_inverse=True, return_counts=True)
     means = np.bincount(index, steps) / counts
     steady = steps / np.asarray(dataset.step_effect)
     quiet = np.bincount(index, steady) / counts
-    between, seen = _steady(dataset)[_BETWEEN[0]], float(quiet.std(ddof=1)) if quiet.size > 1 else 0
+    between, seen = _steady(dataset)[BETWEEN[0]], float(quiet.std(ddof=1)) if quiet.size > 1 else 0
     keep = between / seen if between and seen else 0.0
     middle = float(steps.mean())
     return steps - means[index] + middle, middle + keep * (quiet - quiet.mean())
@@ -261,13 +232,13 @@ def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, A
     n, scale = step["cluster_draws"], out["mean"] / step["mean"]
     out["cluster_draws"] = min(n, out["cluster_draws"])
     if step["mean_se"] is None:
-        return out | dict.fromkeys(("mean_se", "mean_ci90", "p95_ci", *_BETWEEN))
+        return out | dict.fromkeys(("mean_se", "mean_ci90", "p95_ci", *BETWEEN))
     # few runs on each cluster hardly tell how these differ, their steps do
     between, within = scale * step["between_cluster_std"], out["within_cluster_std"]
     if n >= runs.size:  # one run each
         within = max(0.0, out["std"] ** 2 - between**2) ** 0.5
     shared = scale * step["mean_se"] * max(1.0, n / runs.size) ** 0.5
-    error, at_most = float(np.hypot(shared, within / np.sqrt(runs.size))), step[_BETWEEN[1]]
+    error, at_most = float(np.hypot(shared, within / np.sqrt(runs.size))), step[BETWEEN[1]]
     out |= {
         "mean_se": error, "mean_ci90": _mean_interval(out["mean"], error, n),
         "within_cluster_std": within, "between_cluster_std": between,
@@ -302,7 +273,7 @@ def _with_model_error(
     )
     out, whole = _run_spread(calm, runs - wrong), spread(runs, np.arange(runs.size))
     std = float(wrong.std(ddof=1)) if wrong.size > 1 else 0.0
-    out |= {key: whole[key] for key in ("mean", "p5", "p50", "p90", "p95", "p99")}
+    out |= {key: whole[key] for key in ("mean", *QUANTILES)}
     out |= {"model_error_std": std, "std": math.hypot(out["std"], std)}
     out["cv"] = out["std"] / out["mean"]
     if out["mean_se"] is not None:
@@ -367,24 +338,21 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
     probability = float(call["probability"])
     if call.get("start"):
-        start = datetime.datetime.fromisoformat(call["start"])
         seconds = float(np.quantile(runs, probability))
+        start = datetime.datetime.fromisoformat(call["start"])
         try:
-            length = datetime.timedelta(seconds=seconds)
-            start + length  # noqa: B018
+            end = start + datetime.timedelta(seconds=seconds)
         except OverflowError as error:
             raise PrismError(
-                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
-                "days later, beyond "
-                f"the year 9999; leave the start out, or lower {named('steps')}"
+                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} days "
+                f"later, beyond the year 9999; leave the start out, or lower {named('steps')}"
             ) from error
         out["finish_date"] = {
             "probability": probability,
-            "date": (start + length).isoformat(timespec="seconds"),
+            "date": end.isoformat(timespec="seconds"),
         }
     out |= _terms(dataset, runs)
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)
-        out["cost"] = {"mean": float(cost.mean()), "p50": float(np.quantile(cost, 0.5)),
-                       "p95": float(np.quantile(cost, 0.95))}  # fmt: skip
+        out["cost"] = {"mean": float(cost.mean()), **_quantiles(cost, "p50", "p95")}
     return out

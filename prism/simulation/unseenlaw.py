@@ -1,9 +1,8 @@
 """The law of what a replica takes that is not simulated, from times that were.
 
-A replica's own work over that of a typical one is ``m(level) + s(level) e``: m rises with the
-level through means of `KNOTS` bins, s is a straight line, and the law of e is pooled over replicas
-and clusters. Left out: differences between replicas that last and that their level does not tell
-are drawn anew in every step.
+A replica's own work over that of a typical one is ``m(level) + s(level) e``: m rises with the level
+through means of `KNOTS` bins, s is a straight line, and the law of e is pooled over replicas and
+clusters. Lasting differences that the level does not tell are drawn anew in every step.
 """
 
 from collections.abc import Callable
@@ -47,13 +46,7 @@ def by_level(level: Array, ratio: Array) -> tuple[Array, Array, Array]:
 
 
 def noise_table(noise: Array) -> tuple[float, float, Array]:
-    """Tabulate the log of a cdf: its first point, the distance between points, the values.
-
-    Parameters
-    ----------
-    noise : float64 [n]
-        Ascending.
-    """
+    """Tabulate the log of ascending noise's cdf: its first point, the points' distance, values."""
     n = noise.size
     q = (np.arange(n) + 0.5) / n
     end, tail = _tail(noise, q)
@@ -105,25 +98,14 @@ def _tail(noise: Array, q: Array) -> tuple[float, Curve]:
 
 
 def widen(noise: Array, told: Features, drawn: Features) -> Array:
-    """Let many draws of the microbatches stand for the few of a pilot.
+    """Let many draws of the microbatches stand for the few of a pilot; ascending.
 
     Who is the slowest of thousands is decided where a pilot has few values, while most of the
-    noise often follows from how long the microbatches are, of which millions cost little.
-
-    Parameters
-    ----------
-    noise : float64 [n]
-    told : float32 or float64 [n, feature]
-        Of the microbatches behind each.
-    drawn : float32 or float64 [m, feature]
-        The same of other draws.
-
-    Returns
-    -------
-    float64 [m] or [n]
-        Ascending: what the microbatches tell of each draw, a plane over the features that bends
-        where the longest `BEND` begin, and what they leave open, taken from noise whose
-        microbatches are alike. The noise itself where they tell less than `TOLD` of its variance.
+    noise [n] often follows from how long the microbatches are, of which millions cost little.
+    `told` [n, feature] is of the microbatches behind each, `drawn` [m, feature] of other draws.
+    What comes back [m] is what the microbatches tell of each draw, a plane over the features that
+    bends where the longest `BEND` begin, and what they leave open, taken from noise whose
+    microbatches are alike; the noise itself where they tell less than `TOLD` of its variance.
     """
     one: Array = np.column_stack([told, np.ones(noise.size)]).astype(np.float64)
     line = np.linalg.lstsq(one, noise, rcond=None)[0]
