@@ -20,7 +20,7 @@ from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.common.errors import PrismError
 from prism.common.resultfiles import load, save
 from prism.jobs.job import job_from_dict, load_job
-from prism.simulation.clustermeans import quiet_step, run_lanes
+from prism.simulation.draws import quiet_step, run_lanes
 from prism.simulation.results import job_of
 from prism.simulation.steps import run_blocks
 

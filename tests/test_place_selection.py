@@ -19,7 +19,7 @@ from prism.analyses.placements.selection import (
     probability_within,
     select,
 )
-from prism.simulation.clustermeans import cluster_times
+from prism.simulation.draws import cluster_times
 from prism.simulation.othernodes import limit_microbatches
 from prism.simulation.steps import run_blocks
 

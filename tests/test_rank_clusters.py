@@ -16,7 +16,7 @@ from prism.common.resultfiles import save
 from prism.jobs.job import job_from_dict, load_job
 from prism.models.fit import fit
 from prism.simulation.causes import stall_bound
-from prism.simulation.clustermeans import cluster_times
+from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment

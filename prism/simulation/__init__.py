@@ -2,10 +2,9 @@
 
 # modules that rooms above may import
 FACE = (
-    "assembly", "causes", "clustermeans", "draws", "execution.content", "execution.place",
-    "execution.remote", "execution.tasks", "independent", "jobwarnings",
-    "othernodes", "prepare", "program", "results", "runs.build",
-    "runs.checkpointing", "runs.drift", "runs.model", "runs.parts", "runs.ramp", "runs.rates",
-    "steps", "summary", "tracemodel.arrays", "tracemodel.file",
+    "causes", "draws", "execution.content", "execution.place", "execution.remote",
+    "execution.tasks", "independent", "jobwarnings", "othernodes", "prepare", "program",
+    "results", "runs.build", "runs.checkpointing", "runs.drift", "runs.model", "runs.parts",
+    "runs.ramp", "runs.rates", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
     "tracemodel.graph", "tracemodel.model", "variability",
 )  # fmt: skip

@@ -149,7 +149,7 @@ def _residual_tables(
         else:
             third = sum(times * s.third for s, times in op.segments) + op.fixed_third
             law = moment_law(float(r[0, c]), third / (mean or 1.0) ** 3 + call_third)
-        index[c], stds[c] = tables.multiplier(law), law.std
+        index[c], stds[c] = tables.checked(law), law.std
     return index, stds
 
 
@@ -186,14 +186,12 @@ def _vectors(
                 called, call = tables.optional(v.expert, effect="expert"), int(graph.microbatch[i])
             called = called if call >= 0 else -1
             vec[i, t] = bank.add(
-                -1 if term.frozen else step_table,
-                mb_table,
-                int(graph.microbatch[i]) if mb_table >= 0 else 0,
-                called,
+                -1 if term.frozen else step_table, mb_table,
+                int(graph.microbatch[i]) if mb_table >= 0 else 0, called,
                 call if called >= 0 else -1,
                 _link_of(op_type, term, graph.n_stages, n_own) if congested else -1,
                 int(is_global[i]),
-            )
+            )  # fmt: skip
     return vec, n_terms
 
 
@@ -234,13 +232,12 @@ def _link_of(op_type: OpType, term: Term, n_stages: int, n_own: int) -> int:
 
 def _links(placement: Placement, v: Variability, graph: StepGraph) -> engine.Links:
     p, factor = v.regime.probability, v.regime.factor
-    congested = p > 0.0 and factor > 1.0
     lo, hi, n = congested_links(placement, graph.n_stages)
-    mean = 1.0 + p * (factor - 1.0) if congested else 1.0
-    return engine.Links(
-        lo, hi, n_own_links(placement.job), n if congested else 0,
-        p if congested else 0.0, 1.0 / mean, factor / mean if congested else 1.0,
-    )  # fmt: skip
+    if p == 0.0 or factor == 1.0:
+        n, p, factor = 0, 0.0, 1.0
+    mean = 1.0 + p * (factor - 1.0)
+    n_own = n_own_links(placement.job)
+    return engine.Links(lo, hi, n_own, n, p, 1.0 / mean, factor / mean)
 
 
 def _stalls(
@@ -257,8 +254,9 @@ def _stalls(
     nominal = np.array([nominal_duration(t) for t in graph.op_types])
     ops, shares, probability = [], [], np.zeros(graph.n_stages)
     entities = _entities(placement, stall.entity)
+    busy = _busy(graph)
     for s in range(graph.n_stages):
-        hit = np.flatnonzero((_busy(graph) == s) & (nominal[graph.op_type] > 0.0))
+        hit = np.flatnonzero((busy == s) & (nominal[graph.op_type] > 0.0))
         exposed = nominal[graph.op_type[hit]]
         # members of a group work at the same time: one of them stands for all
         alone = np.array([graph.op_types[t].member <= 0 for t in graph.op_type[hit]], bool)
@@ -301,6 +299,5 @@ def _entities(placement: Placement, entity: str) -> float:
 
 def _busy(graph: StepGraph) -> NDArray[np.int32]:
     """Stage that computes during each op, -1 for joins, transfers and collectives over replicas."""
-    local = [t.collective is None for t in graph.op_types]
-    computes = (graph.op_type >= 0) & np.array(local, bool)[np.maximum(graph.op_type, 0)]
+    computes = np.array([*(t.collective is None for t in graph.op_types), False])[graph.op_type]
     return np.where(computes, graph.stage, -1).astype(np.int32)

@@ -13,6 +13,7 @@ at the end of an op, and every rank's experts take as long as the busiest's.
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -96,8 +97,8 @@ class Lowerer:
     ``loadings`` are the distinct rank exponents; those from ``n_random`` on follow only the fixed
     slowdowns of hot nodes, since their kernels are frozen. ``roles`` say what of a slow node each
     follows; memory-bound kernels have a loading of their own where it differs from the others, or
-    where nodes are slow in memory (`own_memory`). Where a group's ranks have calls of their own
-    (a shard group's), their spread `call_std` goes into the segments.
+    where nodes are slow in memory (`own_memory`). `call_std` is the spread of calls that a shard
+    group's ranks have of their own, within the segments.
     """
 
     def __init__(
@@ -170,25 +171,26 @@ class Lowerer:
         stretched: dict[tuple[str, str, float, Term, float], tuple[float, float, float]] = {}
         total = sum(k.duration for k in op_type.kernels) or 1.0
         var = third = 0.0
-        run: list[Kernel] = []
         for kernel in op_type.kernels:
             shares[kernel.kernel_class] += kernel.duration / total
-            if not kernel.group:
-                run.append(kernel)
+        for barriers, run in groupby(op_type.kernels, lambda kernel: bool(kernel.group)):
+            if not barriers:
+                segment = self._segment(op_type.op_kind, list(run))
+                if segment is not None:
+                    counts[segment] += 1.0
                 continue
-            self._close(op_type.op_kind, run, counts)
-            term, name = self._term(op_type.op_kind, kernel), kernel.kernel_class
-            law, duration = self._treated(op_type.op_kind, kernel)
-            fixed[term] += duration
-            own = (duration * law.std) ** 2
-            by_class[name] += own
-            var += own
-            third += duration**3 * law.skew
-            beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
-            key = _link_role(kernel.law), kernel.group, kernel.bytes, term, beside
-            mean, spread, hidden = stretched.get(key, (0.0, 0.0, 0.0))
-            stretched[key] = mean + duration, spread + own, hidden + beside
-        self._close(op_type.op_kind, run, counts)
+            for kernel in run:
+                term = self._term(op_type.op_kind, kernel)
+                law, duration = self._treated(op_type.op_kind, kernel)
+                fixed[term] += duration
+                own = (duration * law.std) ** 2
+                by_class[kernel.kernel_class] += own
+                var += own
+                third += duration**3 * law.skew
+                beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
+                key = _link_role(kernel.law), kernel.group, kernel.bytes, term, beside
+                mean, spread, hidden = stretched.get(key, (0.0, 0.0, 0.0))
+                stretched[key] = mean + duration, spread + own, hidden + beside
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
             Part(role, group, n_bytes, terms.index(term), *seconds)
@@ -202,10 +204,8 @@ class Lowerer:
             tuple(shares.items()), single, tuple(by_class.items()), parts,
         )  # fmt: skip
 
-    def _close(self, op_kind: str, run: list[Kernel], counts: dict[Segment, float]) -> None:
-        """Turn the kernels since the last barrier into a segment."""
-        if not run:
-            return
+    def _segment(self, op_kind: str, run: list[Kernel]) -> Segment | None:
+        """Turn the kernels between two barriers into a segment; None where they take no time."""
         mean = [0.0] * len(self.loadings)
         var = third = 0.0
         split: dict[Term, float] = defaultdict(float)
@@ -221,14 +221,12 @@ class Lowerer:
         called = sum(d for term, d in split.items() if term.compute) * self.call_std
         var += called**2
         total = sum(mean)
-        run.clear()
         if total <= 0.0:
-            return
-        segment = Segment(
+            return None
+        return Segment(
             tuple(mean), math.sqrt(var), third, tuple((t, d / total) for t, d in split.items()),
             tuple((c, own / (var or 1.0)) for c, own in by_class.items()),
         )  # fmt: skip
-        counts[segment] += 1.0
 
 
 def _is_far(kernel: Kernel) -> bool:

@@ -34,11 +34,8 @@ def site_nodes(
         _by_gpu(slowdowns, role, loading, n, gpus)
         for role, loading in zip(origin.roles, origin.loadings, strict=True)
     ]
-    fixed = {
-        role: _by_gpu(slowdowns, role, 0.0, n, gpus)
-        for role in FIXED_ROLES
-        if any(_component(s, role, 0.0) != 1.0 for s in slowdowns.values())
-    }
+    fixed = {role: _by_gpu(slowdowns, role, 0.0, n, gpus) for role in FIXED_ROLES}
+    fixed = {role: x for role, x in fixed.items() if (x != 1.0).any()}
     low, typical = _stretch(origin, placement, fixed)
     ranks = program.ranks._replace(
         n_gpus=placement.n_gpus, factor=np.ascontiguousarray(np.stack(factor), np.float32)
@@ -132,20 +129,14 @@ def needs_memory(slowdowns: Mapping[int, NodeSlowdown]) -> bool:
     return any(slow.memory is not None or slow.other != 1.0 for slow in slowdowns.values())
 
 
-def _component(slow: NodeSlowdown, role: str, loading: float) -> float:
-    """Return a node's factor on what follows a role; memory follows compute where it has none."""
-    if role != "memory":
-        return float(getattr(slow, role))
-    return float(slow.compute**loading if slow.memory is None else slow.memory)
-
-
 def _by_gpu(
     slowdowns: Mapping[int, NodeSlowdown], role: str, loading: float, n_nodes: int, gpus: int
 ) -> Array:
-    """Factor of every GPU on what follows a role [gpu]."""
+    """Factor of every GPU on what follows a role [gpu]; memory that of compute by default."""
     out = np.ones((n_nodes, gpus))
     for node, slow in slowdowns.items():
-        out[node] = _component(slow, role, loading)
+        as_compute = role == "memory" and slow.memory is None
+        out[node] = slow.compute**loading if as_compute else getattr(slow, role)
     return out.ravel()
 
 

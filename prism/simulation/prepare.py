@@ -1,7 +1,7 @@
 """A job made ready to run: its workload, step graph, effects, and the engine's arrays."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -168,20 +168,22 @@ def _library(job: Job) -> Library | None:
     return load_library(name) if name else None
 
 
+def treat_classes(step: Prepared, treatments: Mapping[str, Treatment], seed: int) -> Program:
+    """Build a job's program anew with some kernel classes treated."""
+    return build_program(step.job, step.graph, replace(step.effects, treatments=treatments), seed)
+
+
 def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -> Program:
     """Return a step's program with communication of zero cost; ranks still wait for each other.
 
     Some classes of it where they are given.
     """
-    job, graph, source = step.job, step.graph, step.source
-    assert source is not None
     if classes is None:
         classes = [c for c in step.program.classes if is_communication(c)]
-    if isinstance(source, TraceModel):
-        silent = [kernel_class(node) in classes for node in source.nodes]
-        mean = np.where(np.array(silent)[:, None], 0.0, source.mean)
-        program = _trace_program(job, replace(source, mean=mean), graph, seed)
+    if isinstance(step.source, TraceModel):
+        silent = [kernel_class(node) in classes for node in step.source.nodes]
+        mean = np.where(np.array(silent)[:, None], 0.0, step.source.mean)
+        program = _trace_program(step.job, replace(step.source, mean=mean), step.graph, seed)
     else:
-        free = {c: Treatment(factor=0.0) for c in classes}
-        program = build_program(job, graph, replace(source, treatments=free), seed)
+        program = treat_classes(step, {c: Treatment(factor=0.0) for c in classes}, seed)
     return program if step.program.sample is None else sample_replicas(program)

@@ -103,15 +103,11 @@ class Tables:
             self.arrays.append(table)
         return self.index[key]
 
-    def multiplier(self, law: Law) -> int:
-        """Index of the table of a law of durations; raises PrismError where it reaches below 0."""
-        index = self.add(law)
-        self._check(law, index, "residual")
-        return index
-
-    def _check(self, law: Law, index: int, effect: str) -> None:
+    def checked(self, law: Law, power: float = 1.0, effect: str = "residual") -> int:
+        """Index of a table of durations; raises PrismError where it reaches below 0."""
+        index = self.add(law, power)
         if float(self.arrays[index][0, 0]) >= -1.0:
-            return
+            return index
         of = f"variability.effects.{effect}" if effect else "an effect of the fitted trace"
         way_out = f"take a smaller {of}.cv" if effect else "its spread is too wide to be drawn"
         if effect == "residual":
@@ -128,9 +124,7 @@ class Tables:
         """Index of the table, -1 where the effect is off; it is named where its law is refused."""
         if power == 0.0 or law.std == 0.0:
             return -1
-        index = self.add(law, power)
-        self._check(law, index, effect)
-        return index
+        return self.checked(law, power, effect)
 
     def largest(self, law: Law, power: float, relative: NDArray[np.float64]) -> int:
         """Index of the table of the largest of several X**power; -1 where the effect is off.

@@ -1,9 +1,7 @@
 """Which effect multiplies which op, and how strongly: parameters only.
 
 Resolves the job's `variability` block over its library into laws of mean 1 and loadings per kernel
-class and op_kind. The causes are those of the PRISM paper's setting: persistent GPU speed (rank),
-what a step, a microbatch, an expert group or a call share, the kernel's own residual, congestion
-(regime) and rare stalls.
+class and op_kind.
 """
 
 import math
@@ -164,8 +162,8 @@ def _median(law: Law, loading: float) -> float:
 def residual_part(entry: str, one_domain: bool) -> str:
     """Part of the hardware that a library's residual law speaks of, as in `HardwareScale`.
 
-    Transfers between stages have one law whatever their tier; they are the network's unless one
-    NVLink domain has all GPUs. A spread that a link tier states is the network's.
+    Transfers between stages are the network's unless one NVLink domain has all GPUs, and so is a
+    spread that a link tier states.
     """
     name = entry.removeprefix("residual/")
     if name.startswith("nvlink") or (name == "p2p" and one_domain):

@@ -2,7 +2,7 @@
 
 A p95 over random clusters rests on rare slow GPUs, which the few clusters that whole steps are
 simulated on hardly meet. Here nothing is random but the ranks, a lane is a cluster, and between
-placements only the replicas that changed are lowered anew. See `prism.simulation.clustermeans`.
+placements only the replicas that changed are lowered anew. See `prism.simulation.draws`.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.simulation.clustermeans import cluster_times, quiet_step, run_lanes
-from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.draws import cluster_times, draw_ranks, lower, quiet_step, run_lanes
 from prism.simulation.program import Program
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.analyses.placements.clusters import op_seconds
-from prism.simulation.clustermeans import quiet_step, run_lanes
+from prism.simulation.draws import quiet_step, run_lanes
 from prism.simulation.program import Program
 
 Array = NDArray[np.float64]

@@ -13,21 +13,11 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions.tables import N_CELLS, sample_table
-from prism.jobs.job import Job
-from prism.simulation.assembly import build_program
 from prism.simulation.causes import has_fixed_ranks
 from prism.simulation.program import Program
-from prism.simulation.variability import Treatment, Variability
-from prism.workload.opgraph import StepGraph
+from prism.simulation.variability import Treatment
 
 Int = NDArray[np.int32]
-
-
-def treat_class(
-    job: Job, graph: StepGraph, v: Variability, name: str, treatment: Treatment, seed: int
-) -> Program:
-    """Build a job's program anew with one kernel class treated."""
-    return build_program(job, graph, replace(v, treatments={name: treatment}), seed)
 
 
 class _Tables:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.freezing import freeze_effect, treat_class, treat_ops
+from prism.analyses.rankings.freezing import freeze_effect, treat_ops
 from prism.analyses.rankings.target import Case
 from prism.common.attribution import (
     COMPARED,
@@ -21,7 +21,8 @@ from prism.common.attribution import (
     spread_clusters,
 )
 from prism.simulation.causes import Input
-from prism.simulation.clustermeans import cluster_times
+from prism.simulation.draws import cluster_times
+from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
@@ -157,4 +158,4 @@ def intervene(case: Case, entry: Input, what: str, faster: float = FASTER) -> Pr
     if step.workload is None:
         k = step.program.classes.index(entry.name)
         return treat_ops(step.program, step.program.shares[:, k] > 0.0, treatment)
-    return treat_class(step.job, step.graph, case.v, entry.name, treatment, case.sampler.seed)
+    return treat_classes(step, {entry.name: treatment}, case.sampler.seed)

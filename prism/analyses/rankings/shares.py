@@ -29,7 +29,7 @@ from prism.simulation.causes import (
     partition,
     swap_keys,
 )
-from prism.simulation.clustermeans import cluster_times
+from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
 from prism.simulation.steps import Progress, run_blocks

@@ -21,7 +21,7 @@ from prism.analyses.placements.screen import Screen
 from prism.common.errors import PrismError
 from prism.distributions.library import Library
 from prism.jobs.job import Job
-from prism.simulation.clustermeans import cluster_times
+from prism.simulation.draws import cluster_times
 from prism.simulation.execution.content import content_hash
 from prism.simulation.execution.tasks import Arrays, Shared, Task, as_arrays, run_tasks
 from prism.simulation.prepare import Prepared, prepare

@@ -71,7 +71,7 @@ def build_trace_program(model: TraceModel, graph: StepGraph, measured_ranks: boo
     classes = tuple(dict.fromkeys(names))
     shares = np.array([[float(c == name) for c in classes] for name in names], np.float32)
     drawn = np.maximum(graph.op_type, 0)
-    residual = [lay.tables.multiplier(lay.group(c).residual) for c in range(len(nodes))]
+    residual = [lay.tables.checked(lay.group(c).residual) for c in range(len(nodes))]
     alone = np.array([n.kind == "op" and len(n.stages) == 1 and not n.is_global for n in nodes])
     busy = np.where((graph.op_type >= 0) & alone[drawn], graph.stage, -1)
     ops = engine.Ops(
@@ -142,7 +142,7 @@ class _Layout:
         typical = fixed.mean(axis=0, keepdims=True)
         seg_mean = np.zeros((ranked.size, max(1, len(m.rank_kinds))))
         seg_mean[np.arange(ranked.size), self.kind[ranked]] = mean[ranked].mean(axis=1)
-        ptr = np.concatenate([[0], np.cumsum(self.kind >= 0)])
+        ptr = np.cumsum([False, *(self.kind >= 0)])
         member = np.arange(self.n_replicas * m.n_stages).reshape(self.n_replicas, m.n_stages, 1)
         stage = [m.nodes[i].stages[0] for i in self.node_of]
         return engine.Lowering(
@@ -157,10 +157,7 @@ class _Layout:
         ), typical  # fmt: skip
 
     def held(self) -> Array | None:
-        """Measured factor of every worker, and the share of it that follows no effect.
-
-        Shape [2, op_kind, gpu]; None where ranks are drawn.
-        """
+        """Factor and share without effects of measured workers [2, op_kind, gpu], None if drawn."""
         m = self.model
         if not self.measured:
             return None

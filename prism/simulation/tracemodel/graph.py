@@ -36,7 +36,7 @@ class Scope(NamedTuple):
         return np.broadcast_to(top, times.shape)
 
     def earliest(self, times: Array) -> Array:
-        """Earliest of every worker's meeting, [stage, replica, step], NaN ignored."""
+        """Earliest of every worker's meeting, as `latest`."""
         return -self.latest(-times)
 
 
@@ -96,12 +96,10 @@ class TraceGraph:
 
 
 def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
-    """Step times [step], every node starting at the latest end of its predecessors [s].
+    """Step times [step] in seconds, every node starting at the latest end of its predecessors.
 
-    Parameters
-    ----------
-    durations : float64 [node, replica, step], optional
-        Seconds; the measured ones by default, where a missing one is its node's median.
+    `durations` [node, replica, step] are the measured ones by default, where a missing one is its
+    node's median.
     """
     return np.asarray(ends_of(graph, durations).max(axis=(0, 1)))
 
