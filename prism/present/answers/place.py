@@ -304,7 +304,7 @@ def _rows_table(numbers: Json, found: Sequence[Json]) -> Table:
         for row in found
     )
     heads = (Column(right=False), *(column for _, column in columns))
-    heads += (Column("same work", f"{name} vs as is"),)
+    heads += (Column("same work", "vs as is"),)
     return Table("", heads, cells, tuple(_notes(found, key, name)))
 
 
@@ -324,7 +324,10 @@ def _time(row: Json, key: str, fine: float, now: Json) -> Cell:
 
 def _notes(found: Sequence[Json], key: str, name: str) -> list[str]:
     """Explain what is not plain."""
-    notes = ["Same work: per token where the batch differs; ± half of the 95 % interval."]
+    notes = [
+        f"Vs as is: change of {name} for the same work, per token where the batch differs; ± half "
+        "of the 95 % interval."
+    ]
     random = next((row for row in found if row.get("name") == "random"), {})
     key = key if f"p5_of_{key}" in random else "objective"
     if random.get(f"p5_of_{key}") is not None:

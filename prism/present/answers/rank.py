@@ -133,10 +133,8 @@ def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
     """Make a function that writes a share of a row."""
 
     def write(row: Json) -> Cell:
-        value = row.get(key)
-        return (
-            value if value is None else Figure(value, _percent(value, _half(row, key) * interval))
-        )
+        value, half = row.get(key), _half(row, key) * interval
+        return value if value is None else Figure(value, _percent(value, half))
 
     return write
 
@@ -160,7 +158,7 @@ def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]
     known = [row for row in rows if row.get("total_order") is not None]
     quick = bool(numbers.get("quick"))
     out = _largest(known, quick, target) if known else []
-    out += [*_best_for_p95(known), *_delays(rows), *_nothing_changes(numbers, rows, target)]
+    out += [*_best_for_p95(known), *_delays(rows)]
     out += [] if quick else _additivity(known)
     return [*out, *_pairs_alike(numbers), *_tail(numbers, rows)]
 
@@ -218,8 +216,12 @@ def _distinct(row: Json, key: str) -> str:
 
 
 def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
-    """Name another cause that p95 would gain more from."""
+    """Name another cause of the kind of the largest that p95 would gain more from.
+
+    Of the same kind, as a kernel class at its median has no effects on it either.
+    """
     tried = [row for row in known if row.get("p95_reduction") is not None]
+    tried = [row for row in tried if row["kind"] == known[0]["kind"]]
     if not tried or tried[0] is not known[0]:
         return []
     best = max(tried, key=lambda row: _value(row, "p95_reduction"))
@@ -245,19 +247,6 @@ def _delays(rows: Sequence[Json]) -> list[Finding]:
             text = f"The {_short(row)} lengthens the mean rather than the spread: held at its "
             text += f"median, mean {changes[0]}, standard deviation {changes[1]}."
             out.append(Finding("lengthens_mean", text, "advice"))
-    return out
-
-
-def _nothing_changes(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]:
-    """Name the interventions that change no figure by more than its error."""
-    tried = {"Held at its median": "std_reduction"}
-    tried |= {_title(suffix, numbers): f"std_reduction{suffix}" for suffix in _OTHERS}
-    out = []
-    for title, key in tried.items():
-        known = [row for row in rows if row.get(key) is not None]
-        if known and not any(_value(row, key) > _half(row, key) for row in known):
-            text = f"{title}: no single cause reduces the standard deviation of the {target} by "
-            out.append(Finding("no_reduction", f"{text}a statistically distinguishable amount."))
     return out
 
 
