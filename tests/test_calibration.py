@@ -367,7 +367,7 @@ def test_what_a_calibration_rests_on_round_trips(tmp_path):
     with xr.open_dataset(path, engine="h5netcdf") as again:
         assert json.loads(again.attrs["job"]) == {"model": {}}
         assert again.attrs["base_library"] == BASE
-        assert list(from_dataset(again.load()).entries) == list(library.entries)
+        assert list(from_dataset(again.load(), "again").entries) == list(library.entries)
     to_dataset(library).to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")
     assert load_calibration(tmp_path / "plain.nc") is None
     for broken in (1.0, [[0.2, 0.3], [0.3, 0.2]], [[0.2, float("nan")], [0.1, 0.3]], "x"):

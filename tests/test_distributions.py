@@ -19,10 +19,9 @@ from prism.distributions.law import (
     mixture,
     normal,
     quantile_table,
-    sample_table,
     uniform,
 )
-from prism.distributions.tables import LEVELS, N_CELLS, table_row
+from prism.distributions.tables import LEVELS, N_CELLS, sample_table, table_row
 
 LAWS: dict[str, Law] = {
     "lognormal": lognormal(0.02),

@@ -12,12 +12,12 @@ from prism.distributions.library import (
     Entry,
     GemmTable,
     Library,
-    format_library,
     library_names,
     load_library,
     save_library,
     to_dataset,
 )
+from prism.present.show import describe
 
 STATES = ("healthy", "uncurated", "stressed")
 SETS = [f"{gpu}-{state}" for gpu in ("a100", "gb200", "h100") for state in STATES]
@@ -187,8 +187,8 @@ def test_every_variable_has_units_and_a_long_name():
 
 
 def test_show_lists_every_entry(shipped):
-    text = format_library(shipped)
-    assert all(name in text for name in shipped.entries)
+    rows = describe(shipped.name)[0]["entries"]
+    assert [row["entry"] for row in rows] == list(shipped.entries)
 
 
 def test_errors_name_a_way_out(tmp_path):

@@ -35,7 +35,7 @@ from fits import (
 )
 
 from prism.distributions.law import Law, bounded_body_lemons, lognormal, mixture
-from prism.distributions.library import Entry, Library, format_library, save_library
+from prism.distributions.library import Entry, Library, save_library
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "distributions"
@@ -425,7 +425,7 @@ def main() -> int:
         for state in ("healthy", "uncurated", "stressed"):
             library = build_set(data, gpu, state)
             save_library(library, OUT / f"{library.name}.nc")
-            print(format_library(library), end="\n\n")
+            print(f"{library.name}: {len(library.entries)} entries; prism show {library.name}")
     return 0
 
 

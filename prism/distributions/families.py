@@ -1,126 +1,86 @@
-"""Standard members of the families behind `prism.distributions.law`: plain functions on arrays.
+"""Standard members of the families of `prism.distributions.law`: (cdf, ppf) of each.
 
-One pair per family, `cdf(params, z)` and `ppf(params, q)`, with the location and scale that make
-the formulas shortest; `prism.distributions.law.Law` shifts and scales them. scipy.special is
-imported inside the functions: it costs start-up time that `prism --help` must not pay. Left out:
-fitting.
+Their location and scale make the formulas shortest; `Law` shifts and scales them, and imports this
+module (and scipy.special, slow to start) only where one is evaluated.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammainc, gammaincinv, ndtr, ndtri
 
 Array = NDArray[np.float64]
 Params = tuple[float, ...]
-Function = Callable[[Params, Array], Array]
+Function = Callable[[Params, Array], Any]
 
 BODY_THRESHOLD = 0.9  # probability from which the bounded body follows its generalised Pareto tail
+_TAIL_START = float(ndtri(BODY_THRESHOLD))
+# the scale that makes the density continuous at the threshold
+_TAIL_SCALE = (1.0 - BODY_THRESHOLD) / (
+    math.exp(-0.5 * _TAIL_START * _TAIL_START) / math.sqrt(2.0 * math.pi)
+)
 
 
-def _constant_cdf(params: Params, z: Array) -> Array:
-    return np.where(z >= 0.0, 1.0, 0.0)
+def _sigma(params: Params) -> float:
+    return math.sqrt(math.log1p(params[0] * params[0]))
 
 
-def _constant_ppf(params: Params, q: Array) -> Array:
-    return np.zeros_like(q)
+def _lognormal_cdf(params: Params, z: Array) -> Any:
+    sigma = _sigma(params)
+    with np.errstate(divide="ignore"):
+        return ndtr(np.log(np.maximum(z, 0.0)) / sigma + 0.5 * sigma)
 
 
-def _sigma(cv: float) -> float:
-    return math.sqrt(math.log1p(cv * cv))
+def _lognormal_ppf(params: Params, q: Array) -> Any:
+    sigma = _sigma(params)
+    return np.exp(sigma * ndtri(q) - 0.5 * sigma * sigma)
 
 
-def _lognormal_cdf(params: Params, z: Array) -> Array:
-    from scipy.special import ndtr
-
-    sigma = _sigma(params[0])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.where(z > 0.0, np.log(np.where(z > 0.0, z, 1.0)), -np.inf)
-    return np.asarray(ndtr(logs / sigma + 0.5 * sigma))
-
-
-def _lognormal_ppf(params: Params, q: Array) -> Array:
-    from scipy.special import ndtri
-
-    sigma = _sigma(params[0])
-    return np.asarray(np.exp(sigma * ndtri(q) - 0.5 * sigma * sigma))
-
-
-def _normal_cdf(params: Params, z: Array) -> Array:
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr(z))
-
-
-def _normal_ppf(params: Params, q: Array) -> Array:
-    from scipy.special import ndtri
-
-    return np.asarray(ndtri(q))
-
-
-def _gamma_cdf(params: Params, z: Array) -> Array:
-    from scipy.special import gammainc
-
+def _gamma_cdf(params: Params, z: Array) -> Any:
     shape = params[0] ** -2
-    return np.asarray(gammainc(shape, np.maximum(z, 0.0) * shape))
+    return gammainc(shape, np.maximum(z, 0.0) * shape)
 
 
-def _gamma_ppf(params: Params, q: Array) -> Array:
-    from scipy.special import gammaincinv
-
+def _gamma_ppf(params: Params, q: Array) -> Any:
     shape = params[0] ** -2
-    return np.asarray(gammaincinv(shape, q) / shape)
+    return gammaincinv(shape, q) / shape
 
 
-def _uniform_cdf(params: Params, z: Array) -> Array:
+def _uniform_cdf(params: Params, z: Array) -> Any:
     lo, hi = params
     if hi == lo:
         return np.where(z >= lo, 1.0, 0.0)
     return np.clip((z - lo) / (hi - lo), 0.0, 1.0)
 
 
-def _uniform_ppf(params: Params, q: Array) -> Array:
+def _uniform_ppf(params: Params, q: Array) -> Any:
     lo, hi = params
     return lo + (hi - lo) * q
 
 
-def _body_tail() -> tuple[float, float]:
-    """Threshold and the tail scale that makes the density continuous there."""
-    from scipy.special import ndtri
-
-    threshold = float(ndtri(BODY_THRESHOLD))
-    density = math.exp(-0.5 * threshold * threshold) / math.sqrt(2.0 * math.pi)
-    return threshold, (1.0 - BODY_THRESHOLD) / density
-
-
-def _bounded_body_cdf(params: Params, z: Array) -> Array:
-    from scipy.special import ndtr
-
+def _bounded_body_cdf(params: Params, z: Array) -> Any:
     shape = params[1]
-    threshold, scale = _body_tail()
-    base = np.maximum(1.0 + shape * np.maximum(z - threshold, 0.0) / scale, 0.0)
+    base = np.maximum(1.0 + shape * np.maximum(z - _TAIL_START, 0.0) / _TAIL_SCALE, 0.0)
     tail = 1.0 - (1.0 - BODY_THRESHOLD) * base ** (-1.0 / shape)
-    return np.where(z <= threshold, ndtr(z), tail)
+    return np.where(z <= _TAIL_START, ndtr(z), tail)
 
 
-def _bounded_body_ppf(params: Params, q: Array) -> Array:
-    from scipy.special import ndtri
-
+def _bounded_body_ppf(params: Params, q: Array) -> Any:
     shape = params[1]
-    threshold, scale = _body_tail()
     survival = np.minimum((1.0 - q) / (1.0 - BODY_THRESHOLD), 1.0)
-    tail = threshold + scale / shape * (survival**-shape - 1.0)
+    tail = _TAIL_START + _TAIL_SCALE / shape * (survival**-shape - 1.0)
     return np.where(q <= BODY_THRESHOLD, ndtri(np.minimum(q, BODY_THRESHOLD)), tail)
 
 
-# family -> (cdf, ppf) of its standard member; mixtures and quantile laws live in Law itself
 STANDARD: dict[str, tuple[Function, Function]] = {
-    "constant": (_constant_cdf, _constant_ppf),
+    "constant": (lambda _, z: np.where(z >= 0.0, 1.0, 0.0), lambda _, q: np.zeros_like(q)),
     "lognormal": (_lognormal_cdf, _lognormal_ppf),
-    "normal": (_normal_cdf, _normal_ppf),
+    "normal": (lambda _, z: ndtr(z), lambda _, q: ndtri(q)),
     "gamma": (_gamma_cdf, _gamma_ppf),
     "uniform": (_uniform_cdf, _uniform_ppf),
     "bounded_body": (_bounded_body_cdf, _bounded_body_ppf),

@@ -1,10 +1,6 @@
 """Laws of the random multipliers, and the quantile tables the engine draws from.
 
-A `Law` describes one positive multiplier: mean, spread, third moment, cdf and ppf. Every effect of
-prism has mean 1, so a nominal duration stays the mean. `quantile_table` turns a law into the 3072
-cells that one 32-bit random number indexes, with a fine upper tail, because a step waits for the
-slowest of up to a million draws. Left out: fitting (prism/models/fit.py) and dependence between
-draws.
+Every effect of prism has mean 1, so that a nominal duration stays the mean.
 """
 
 from __future__ import annotations
@@ -13,17 +9,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.distributions.families import BODY_THRESHOLD, STANDARD
 from prism.distributions.tables import N_CELLS, quadrature, table_of_quantiles, tail_panels
-from prism.distributions.tables import sample_table as sample_table
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from prism.distributions.families import Function
 
     Array = NDArray[np.float64]
 
@@ -36,16 +33,11 @@ PARAM_NAMES: dict[str, tuple[str, ...]] = {
     "uniform": ("lo", "hi"),
     "bounded_body": ("cv", "gpd_shape"),
     "bounded_body_lemons": (
-        "body_cv",
-        "gpd_shape",
-        "lemon_fraction",
-        "lo",
-        "hi",
-        "max_slowdown",
+        "body_cv", "gpd_shape", "lemon_fraction", "lo", "hi", "max_slowdown",
     ),
     "mixture": (),  # the weights, as many as there are parts
     "empirical": (),  # knots instead
-}
+}  # fmt: skip
 _TIP = 1e-6  # probability of the outermost values of a law that is kept as quantiles
 _TAIL = np.geomspace(_TIP, 1e-3, 31)
 _TAILED = np.unique(np.concatenate([np.linspace(0.0, 1.0, 513), _TAIL, 1.0 - _TAIL]))
@@ -53,11 +45,9 @@ POSITIVE = 1e-9  # a duration is never negative: lower bound before a power is t
 
 
 class Moments(NamedTuple):
-    """Moments of X**p / E[X**p] (dimensionless), and the normalisation E[X**p]."""
+    """Standard deviation of X**p / E[X**p], and the normalisation E[X**p]."""
 
-    mean: float
     std: float
-    third: float
     norm: float
 
 
@@ -105,7 +95,7 @@ class Law:
             return np.asarray(sum(weighted))
         if self.family == "empirical":
             return np.asarray(np.interp(z, self.knots_x, self.knots_q))
-        return STANDARD[self.family][0](self.params, z)
+        return np.asarray(_standard(self.family)[0](self.params, z))
 
     def ppf(self, q: ArrayLike) -> Array:
         """Quantile of probability q, the inverse of `cdf`."""
@@ -115,7 +105,7 @@ class Law:
         elif self.family == "empirical":
             z = np.asarray(np.interp(probability, self.knots_q, self.knots_x))
         else:
-            z = STANDARD[self.family][1](self.params, probability)
+            z = _standard(self.family)[1](self.params, probability)
         return np.asarray(self.loc + self.scale * z)
 
     @property
@@ -127,15 +117,15 @@ class Law:
 
     def power_moments(self, power: float) -> Moments:
         """Moments of X**power / E[X**power], the multiplier that a loading makes of this law."""
-        norm, std, third = _moments(self, float(power))
-        return Moments(1.0, std / norm, third / norm**3, norm)
+        norm, std, _ = _moments(self, float(power))
+        return Moments(std / norm, norm)
 
     def times(self, factor: float) -> Law:
         """Law of factor * X, factor > 0 (used for the parts of a mixture)."""
         return replace(self, loc=self.loc * factor, scale=self.scale * factor)
 
     def scaled_to(self, cv: float) -> Law:
-        """Return the law with mean 1 and this coefficient of variation, of the same shape.
+        """Law of the same shape with mean 1 and this coefficient of variation.
 
         Parametric families are rebuilt with the new cv; others are stretched about their mean, also
         below 0, which whoever draws from them refuses.
@@ -144,16 +134,15 @@ class Law:
             return constant()
         if self.family in CONSTRUCTORS and self.family != "bounded_body_lemons":
             return CONSTRUCTORS[self.family](cv, *self.params[1:])
-        ratio, mean = _at_least("cv", cv, 0.0) / self.cv, self.mean
+        ratio, mean = _checked_cv(cv) / self.cv, self.mean
         loc, scale = 1.0 + ratio * (self.loc / mean - 1.0), ratio * self.scale / mean
         return replace(self, loc=loc, scale=scale)
 
     def spread_by(self, factor: float) -> Law:
-        """Return the law of mean 1 with its spread multiplied, in a form that a file can hold.
+        """Law of mean 1 with its spread multiplied, in a form that a file can hold.
 
         A family with a constructor is rebuilt at the new CV; ranks' law moves its body, its lemons
-        and its limit; other laws go through quantiles that are moved away from 1, or towards it,
-        as far as nothing takes negative time.
+        and its limit; of others the quantiles move, as far as nothing takes negative time.
         """
         if self.std == 0.0 or factor == 1.0:
             return self
@@ -174,14 +163,12 @@ class Law:
         return empirical(q.tolist(), np.maximum.accumulate(values).tolist())
 
     def with_params(self, **changes: float) -> Law:
-        """Return the same family with some of its named parameters changed (see `PARAM_NAMES`)."""
+        """Law of the same family with some of its parameters (`PARAM_NAMES`) changed."""
         names = PARAM_NAMES[self.family]
         unknown = sorted(set(changes) - set(names))
         if unknown or self.family not in CONSTRUCTORS:
-            raise PrismError(
-                f"law {self.family}: no parameter {', '.join(unknown) or 'to change'}; "
-                f"it has {', '.join(names) or 'none'}"
-            )
+            wrong = ", ".join(unknown) or "to change"
+            raise PrismError(f"law {self.family}: no parameter {wrong}; it has {', '.join(names)}")
         values = dict(zip(names, self.params, strict=True)) | changes
         return CONSTRUCTORS[self.family](**values)
 
@@ -193,17 +180,17 @@ def constant() -> Law:
 
 def lognormal(cv: float) -> Law:
     """Return a lognormal law with mean 1."""
-    return Law("lognormal", (_at_least("cv", cv, 0.0),)) if cv else constant()
+    return Law("lognormal", (_checked_cv(cv),)) if cv else constant()
 
 
 def normal(cv: float) -> Law:
     """Return a normal law with mean 1."""
-    return Law("normal", (cv,), loc=1.0, scale=_at_least("cv", cv, 0.0)) if cv else constant()
+    return Law("normal", (cv,), loc=1.0, scale=_checked_cv(cv)) if cv else constant()
 
 
 def gamma(cv: float) -> Law:
     """Gamma with mean 1, shape 1/cv**2."""
-    return Law("gamma", (_at_least("cv", cv, 0.0),)) if cv else constant()
+    return Law("gamma", (_checked_cv(cv),)) if cv else constant()
 
 
 def uniform(lo: float, hi: float) -> Law:
@@ -214,21 +201,17 @@ def uniform(lo: float, hi: float) -> Law:
 
 
 def bounded_body(cv: float, gpd_shape: float) -> Law:
-    """Return a normal bulk with a bounded generalised Pareto tail above its 90 % quantile; mean 1.
+    """Return a normal bulk with a bounded generalised Pareto tail from its 90 % quantile; mean 1.
 
-    The tail's scale makes the density continuous at the threshold. Shape -0.15 puts the bound 5.1
-    bulk standard deviations above the median.
-
-    References
-    ----------
-    Coles, An Introduction to Statistical Modeling of Extreme Values, 2001, section 4.2.
+    Shape -0.15 puts the bound 5.1 bulk standard deviations above the median. Coles, An Introduction
+    to Statistical Modeling of Extreme Values, 2001, section 4.2.
     """
     if not -0.5 <= gpd_shape < 0.0:
         raise PrismError(f"gpd_shape = {gpd_shape:g}, expected -0.5 <= shape < 0: a bounded tail")
     if not cv:
         return constant()
     z_mean, z_std, _ = _moments(Law("bounded_body", (0.0, gpd_shape)), 1.0)
-    scale = _at_least("cv", cv, 0.0) / z_std
+    scale = _checked_cv(cv) / z_std
     return Law("bounded_body", (cv, gpd_shape), loc=1.0 - scale * z_mean, scale=scale)
 
 
@@ -272,9 +255,9 @@ def empirical(q: Sequence[float], values: Sequence[float]) -> Law:
     """Quantile law: `values` at probabilities `q` (from 0 to 1), straight lines between; mean 1."""
     probabilities = tuple(float(p) for p in q)
     points = tuple(float(v) for v in values)
-    rising = all(b > a for a, b in zip(probabilities, probabilities[1:], strict=False))
-    sorted_points = all(b >= a for a, b in zip(points, points[1:], strict=False))
-    if len(points) != len(probabilities) or len(points) < 2 or not rising or not sorted_points:
+    rising = all(b > a for a, b in pairwise(probabilities))
+    ordered = all(b >= a for a, b in pairwise(points))
+    if len(points) != len(probabilities) or len(points) < 2 or not rising or not ordered:
         raise PrismError("empirical: q must rise, values must not fall, both equally long")
     if probabilities[0] != 0.0 or probabilities[-1] != 1.0 or points[0] < 0.0 or points[-1] <= 0.0:
         raise PrismError("empirical: q must run from 0 to 1 and values must be positive")
@@ -301,10 +284,16 @@ CONSTRUCTORS: dict[str, Callable[..., Law]] = {
 }
 
 
-def _at_least(name: str, value: float, bound: float) -> float:
-    if not (math.isfinite(value) and value >= bound):
-        raise PrismError(f"{name} = {value:g}, expected a finite number of at least {bound:g}")
-    return value
+def _checked_cv(cv: float) -> float:
+    if not (math.isfinite(cv) and cv >= 0.0):
+        raise PrismError(f"cv = {cv:g}, expected a finite number of at least 0")
+    return cv
+
+
+def _standard(family: str) -> tuple[Function, Function]:
+    from prism.distributions.families import STANDARD
+
+    return STANDARD[family]
 
 
 def _invert_mixture(law: Law, q: Array) -> Array:
@@ -329,6 +318,8 @@ def _moments(law: Law, power: float) -> tuple[float, float, float]:
     if law.family == "empirical":
         q, weights = quadrature(np.asarray(law.knots_q), 6)
     else:
+        from prism.distributions.families import BODY_THRESHOLD
+
         kink = [BODY_THRESHOLD] if law.family == "bounded_body" else []
         q, weights = quadrature(np.unique(np.append(tail_panels(), kink)), 12)
     x = law.ppf(q)
@@ -356,29 +347,7 @@ def _mixture_moments(law: Law, power: float) -> tuple[float, float, float]:
 
 
 def quantile_table(law: Law, power: float = 1.0) -> NDArray[np.float32]:
-    """Table of Y = X**power / E[X**power] - 1 for the engine's look-up by one 32-bit number.
-
-    Parameters
-    ----------
-    law
-        Law of X.
-    power
-        Loading: the multiplier is X**power, normalised to mean 1.
-
-    Returns
-    -------
-    table : float32 [3072, 2]
-        Rows (value, slope): Y = value + slope * fraction, the fraction an integer.
-        `prism.distributions.tables` says which row a number reads. Rows 1023 and 2047 are unused
-        (the next level replaces them).
-
-    Notes
-    -----
-    Y is the straight line between the law's quantiles at the edges of a cell. The outermost edges
-    (probability 0 and 1, possibly infinite) are put where the mean of the outermost cell is right.
-    Last, an affine map gives the table mean 0 and the standard deviation of Y over all 2**32
-    numbers. Half a unit of the fraction is folded into the value, so a cell is read at midpoints.
-    """
+    """Table [3072, 2] of Y = X**power / E[X**power] - 1, see `table_of_quantiles`."""
     moments = law.power_moments(power)
     if moments.std == 0.0:
         return np.zeros((N_CELLS, 2), dtype=np.float32)

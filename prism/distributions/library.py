@@ -1,10 +1,6 @@
-"""The shipped library: laws and figures of a device, each with its source, in one netCDF file.
+"""Libraries: laws and figures of a device, each with its source, in one netCDF file.
 
-A set such as `h100-healthy` holds two kinds of entries: laws (multipliers of mean 1, parametric or
-quantile tables) and figures (efficiencies, rates, loadings); also a measured table of GEMM
-throughput where the device has one. Files are written by experiments/library/build.py. Left out:
-what an effect multiplies (prism/simulation/variability.py) and where the fits come from (that
-build).
+The shipped ones, such as `h100-healthy`, are written by experiments/library/build.py.
 """
 
 from __future__ import annotations
@@ -12,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -42,6 +38,8 @@ Array = NDArray[np.float64]
 SCHEMA = 1  # of the file; raised when a reader of an older file would go wrong
 MIXTURE = "lognormal_mixture"  # how a mixture is named in a file
 _EXPECTED = "a library of distributions"
+_TEXTS = ("source", "long_name", "units", "device")  # of an entry, each a variable of the file
+_GEMM = ("gemm_flop", "gemm_throughput")
 MAX_BYTES = 16 * 2**20  # a set is far below 1 MB: anything larger is not one
 
 
@@ -59,11 +57,6 @@ class Entry:
     device: str = ""  # what it was measured on, where that is another device than the set's
 
     @property
-    def kind(self) -> str:
-        """Return "law" or "scalar"."""
-        return "scalar" if self.law is None else "law"
-
-    @property
     def mean(self) -> float:
         """Mean of the law, or the figure itself."""
         return self.number if self.law is None else self.law.mean
@@ -76,18 +69,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class GemmTable:
-    """Measured throughput of matrix products over their size, for one device.
+    """Measured throughput of matrix products over their size, for one device."""
 
-    Attributes
-    ----------
-    flop
-        Work of one product, ascending [bins; flop].
-    throughput
-        Median throughput over the shapes of that size [bins; flop/s].
-    """
-
-    flop: Array
-    throughput: Array
+    flop: Array  # of one product, ascending [bin]
+    throughput: Array  # median over the shapes of that size [bin; flop/s]
     source: str = ""
 
 
@@ -103,11 +88,11 @@ class Library:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def __contains__(self, entry: str) -> bool:
-        """Say whether there is such an entry."""
+        """Whether there is such an entry."""
         return entry in self.entries
 
     def entry(self, name: str) -> Entry:
-        """Return the whole line of an entry."""
+        """Whole line of an entry."""
         if name not in self.entries:
             near = difflib.get_close_matches(name, list(self.entries), n=3, cutoff=0.4)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
@@ -115,21 +100,21 @@ class Library:
         return self.entries[name]
 
     def law(self, name: str) -> Law:
-        """Return the law of an entry, mean 1."""
+        """Law of an entry, mean 1."""
         law = self.entry(name).law
         if law is None:
             raise PrismError(f"library {self.name}: {name!r} is a figure, not a law; use value()")
         return law
 
     def value(self, name: str) -> float:
-        """Return the figure of an entry, in the entry's units (SI)."""
+        """Figure of an entry, in the entry's units (SI)."""
         entry = self.entry(name)
         if entry.law is not None:
             raise PrismError(f"library {self.name}: {name!r} is a law, not a figure; use law()")
         return entry.number
 
     def source(self, name: str) -> str:
-        """Return where an entry comes from."""
+        """Where an entry comes from."""
         return self.entry(name).source
 
 
@@ -147,10 +132,10 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
         No such set or file, or not a library file.
     """
     path = library_path(os.fspath(name_or_path))
-    if path.stat().st_size > MAX_BYTES:
-        size = path.stat().st_size / 2**20
-        raise PrismError(f"{path}: {size:.0f} MB is too large for a library; got another file?")
     stat = path.stat()
+    if stat.st_size > MAX_BYTES:
+        size = stat.st_size / 2**20
+        raise PrismError(f"{path}: {size:.0f} MB is too large for a library; got another file?")
     return _read_library(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
@@ -159,23 +144,17 @@ def _read_library(path: Path, version: tuple[int, int, int]) -> Library:
     """Read a file once for as long as it stays the same."""
     dataset = read_netcdf(path, _EXPECTED)
     if dataset.attrs.get("prism_schema") != f"library-{SCHEMA}":
-        found = dataset.attrs.get("prism_schema", "none")
+        found, names = dataset.attrs.get("prism_schema", "none"), ", ".join(library_names())
         raise PrismError(
             f"{path}: expected a prism library (schema library-{SCHEMA}), got schema {found}; "
-            "shipped sets: " + ", ".join(library_names())
+            f"shipped sets: {names}"
         )
     with told_broken(path, _EXPECTED):
         return from_dataset(dataset, path.stem)
 
 
 def library_path(text: str) -> Path:
-    """File of a shipped set or of a path.
-
-    Raises
-    ------
-    PrismError
-        There is neither.
-    """
+    """File of a shipped set or of a path."""
     folder = data_path("distributions")
     shipped = folder / f"{text}.nc"
     if os.sep not in text and shipped.is_file():
@@ -185,57 +164,38 @@ def library_path(text: str) -> Path:
         return path
     names = library_names()
     near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names
-    raise PrismError(
-        f"library {text!r}: neither a shipped set nor a file; "
-        + (f"did you mean {' or '.join(near)}?" if near else f"no sets in {folder}")
-    )
+    way_out = f"did you mean {' or '.join(near)}?" if near else f"no sets in {folder}"
+    raise PrismError(f"library {text!r}: neither a shipped set nor a file; {way_out}")
 
 
-def from_dataset(dataset: xr.Dataset, name: str = "") -> Library:
+def from_dataset(dataset: xr.Dataset, name: str) -> Library:
     """Library of a dataset that `to_dataset` made."""
     columns = {str(key): np.asarray(dataset[key].values) for key in dataset.data_vars}
+    numbers = columns["params"], columns["quantile_probability"], columns["quantile_value"]
     entries: dict[str, Entry] = {}
-    for i, label in enumerate(np.asarray(dataset["entry"].values)):
-        family = str(columns["family"][i])
-        law = None
-        if family != "scalar":
-            params = columns["params"][i]
-            knots = columns["quantile_probability"][i], columns["quantile_value"][i]
-            law = _law_from_file(
-                family,
-                [float(v) for v in params[~np.isnan(params)]],
-                *([float(v) for v in k[~np.isnan(k)]] for k in knots),
-            )
-        entries[str(label)] = Entry(
-            name=str(label),
+    for i, label in enumerate(map(str, dataset["entry"].values)):
+        law = _law_from_file(str(columns["family"][i]), *(x[i][~np.isnan(x[i])] for x in numbers))
+        entries[label] = Entry(
+            name=label,
             law=law,
             number=float(columns["mean"][i]) if law is None else math.nan,
             n=int(columns["n"][i]),
-            **{key: str(columns[key][i]) for key in ("source", "long_name", "units", "device")},
+            **{key: str(columns[key][i]) for key in _TEXTS},
         )
     gemm = None
     if "gemm_throughput" in columns:
-        variable = dataset["gemm_throughput"]
-        gemm = GemmTable(
-            np.asarray(dataset["gemm_flop"].values, dtype=np.float64),
-            np.asarray(variable.values, dtype=np.float64),
-            str(variable.attrs.get("source", "")),
-        )
+        flop, throughput = (np.asarray(dataset[k].values, np.float64) for k in _GEMM)
+        gemm = GemmTable(flop, throughput, str(dataset["gemm_throughput"].attrs.get("source", "")))
     attrs = {str(key): value for key, value in dataset.attrs.items()}
-    return Library(
-        name=name or str(attrs.get("name", "")),
-        device=str(attrs.get("device", "")),
-        entries=entries,
-        date=str(attrs.get("date", "")),
-        gemm=gemm,
-        attrs=attrs,
-    )
+    device, date = (str(attrs.get(key, "")) for key in ("device", "date"))
+    return Library(name, device, entries, date, gemm, attrs)
 
 
-def _law_from_file(
-    family: str, params: Sequence[float], q: Sequence[float], values: Sequence[float]
-) -> Law:
-    """Rebuild a law from a row of the file."""
+def _law_from_file(family: str, *numbers: Array) -> Law | None:
+    """Rebuild a law from a row of the file: parameters, probabilities and values of knots."""
+    params, q, values = (x.tolist() for x in numbers)
+    if family == "scalar":
+        return None
     if family == "constant":
         return constant()
     if family == "empirical":
@@ -263,7 +223,7 @@ def _law_to_file(law: Law | None) -> tuple[str, list[float], list[tuple[float, f
 
 
 def to_dataset(library: Library) -> xr.Dataset:
-    """Labelled arrays of a library, as its file holds them: dims entry, param, quantile."""
+    """Labelled arrays of a library, as its file holds them: entries by parameters and knots."""
     import xarray as xr
 
     rows = list(library.entries.values())
@@ -276,17 +236,13 @@ def to_dataset(library: Library) -> xr.Dataset:
         params[i, : len(law_params)] = law_params
         if law_knots:
             knots[i, : len(law_knots)] = law_knots
-
-    def text(values: list[str]) -> NDArray[np.object_]:
-        return np.array(values, dtype=object)
-
-    families = [family for family, _, _ in laws]
+    families = np.array([family for family, _, _ in laws], object)
     legend = "; ".join(f"{name}: {', '.join(p)}" for name, p in PARAM_NAMES.items() if p)
     legend += f"; {MIXTURE}: weight, mean, cv of every part"
     one = "entry"
     dataset = xr.Dataset(
         {
-            "family": (one, text(families), {"long_name": "family of the law, or scalar"}),
+            "family": (one, families, {"long_name": "family of the law, or scalar"}),
             "params": ((one, "param"), params, {"long_name": legend}),
             "quantile_probability": ((one, "quantile"), knots[..., 0], {"long_name": "knots"}),
             "quantile_value": ((one, "quantile"), knots[..., 1], {"long_name": "values at knots"}),
@@ -294,7 +250,7 @@ def to_dataset(library: Library) -> xr.Dataset:
             "std": (one, [row.std for row in rows], {"long_name": "standard deviation"}),
             "n": (one, [row.n for row in rows], {"long_name": "observations behind it"}),
         },
-        coords={one: text([row.name for row in rows])},
+        coords={one: np.array([row.name for row in rows], object)},
         attrs={
             "prism_schema": f"library-{SCHEMA}",
             "name": library.name,
@@ -306,43 +262,18 @@ def to_dataset(library: Library) -> xr.Dataset:
     for variable in dataset.data_vars.values():
         variable.attrs.setdefault("units", "1")
     dataset["mean"].attrs["units"] = dataset["std"].attrs["units"] = "see the variable units"
-    for key in ("source", "long_name", "units", "device"):
+    for key in _TEXTS:
         what = {"long_name": f"{key} of the entry", "units": "1"}
-        dataset[key] = (one, text([getattr(row, key) for row in rows]), what)
+        dataset[key] = (one, np.array([getattr(row, key) for row in rows], object), what)
     if library.gemm is not None:
-        _add_gemm(dataset, library.gemm)
+        (flop, throughput), gemm = _GEMM, library.gemm
+        about = {"long_name": "work of one matrix product", "units": "flop"}
+        dataset.coords[flop] = (flop, gemm.flop, about)
+        about = {"long_name": "median measured throughput", "units": "flop/s"}
+        dataset[throughput] = (flop, gemm.throughput, about | {"source": gemm.source})
     return dataset
-
-
-def _add_gemm(dataset: xr.Dataset, gemm: GemmTable) -> None:
-    flop = {"long_name": "work of one matrix product", "units": "flop"}
-    dataset.coords["gemm_flop"] = ("gemm_flop", gemm.flop, flop)
-    dataset["gemm_throughput"] = (
-        "gemm_flop",
-        gemm.throughput,
-        {"long_name": "median measured throughput", "units": "flop/s", "source": gemm.source},
-    )
 
 
 def save_library(library: Library, path: str | os.PathLike[str]) -> None:
     """Write a library to netCDF; a file of that name is replaced only once the new one is whole."""
     write_netcdf(to_dataset(library), path)
-
-
-def format_library(library: Library) -> str:
-    """Table of a library for a terminal: entry, law or figure, spread, n, source."""
-    lines = [f"{library.name}: {library.device}, {library.date}".rstrip(", "), ""]
-    width = max((len(name) for name in library.entries), default=5)
-    for row in library.entries.values():
-        if row.law is None:
-            what = f"{row.number:.6g} {row.units if row.units != '1' else ''}".strip()
-        else:
-            p99, p50 = row.law.ppf([0.99, 0.5])
-            spread = f"cv {100 * row.law.cv:.3g} % p99/p50 {p99 / p50:.3f}"
-            what = f"{_law_to_file(row.law)[0]} {spread}" + (f" n {row.n:,}" if row.n else "")
-        lines.append(f"{row.name:<{width}}  {what:<52}  {row.source}")
-    if library.gemm is not None:
-        low, high = library.gemm.throughput.min() / 1e12, library.gemm.throughput.max() / 1e12
-        bins = library.gemm.flop.size
-        lines.append(f"{'measured GEMM':<{width}}  {bins} sizes, {low:.3g} to {high:.3g} TFLOP/s")
-    return "\n".join(lines)

@@ -1,9 +1,8 @@
 """The quantile table's layout: 3072 straight-line cells that one 32-bit number indexes.
 
 Three levels of 1024 cells: width 2**-10 of probability, the top cell again in 1024, its top cell
-again in 1024 (width 2**-30). So a table reaches the expected maximum of a million draws, which 1024
-equal cells do not. Here are the layout, its exact moments and the plain reference of the look-up;
-the engine repeats the look-up in compiled code.
+again in 1024 (width 2**-30): a step waits for the slowest of up to a million draws. The engine
+repeats the look-up in compiled code.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 N_CELLS = 3072
-# first row, used cells, bits of the integer fraction; rows 1023 and 2047 are unused
+# first row, used cells, bits of the integer fraction
 LEVELS = ((0, 1023, 22), (1024, 1023, 12), (2048, 1024, 2))
 
 
@@ -56,22 +55,12 @@ def _end_cells() -> tuple[Array, Array]:
 def table_of_quantiles(
     ppf: Callable[[Array], Array], std: float, low: float = -math.inf
 ) -> NDArray[np.float32]:
-    """Table [3072, 2] of (value, slope) from a quantile function of mean 0.
+    """Table [3072, 2] of (value, slope) from a quantile function; no value falls below `low`.
 
-    Parameters
-    ----------
-    ppf
-        Quantile function of the quantity, its mean 0.
-    std
-        Standard deviation that the table shall have.
-    low
-        Least value that the quantity can have; what is scaled to `std` stays above it.
-
-    Notes
-    -----
     Inner edges take the quantiles themselves; the edges at probability 0 and 1, where a quantile
     may be infinite, are put where the mean of the outermost cell is right. Last, an affine map
-    gives the table mean 0 and standard deviation `std` over all 2**32 numbers.
+    gives the table mean 0 and standard deviation `std` over all 2**32 numbers. Rows 1023 and 2047
+    are unused: the next level replaces them.
     """
     edges = table_edges()
     nodes, weights = _end_cells()
