@@ -68,7 +68,7 @@ def test_collectives_of_both_levels():
     assert cluster.tier(cluster.group("replicas")) == "network"
     step = prepare(job, 1)
     work = step.workload
-    gather, reduce, replicate = (x[0][1] for x in (work.gather, work.reduce, work.replicate))
+    (gather,), (reduce, replicate) = work.gathers[0][1], work.reduces[0][1]
     assert (gather.group, reduce.group, replicate.group) == ("shard", "shard", "replicas")
     assert reduce.bytes == 2.0 * gather.bytes  # float32 gradients of bfloat16 parameters
     assert replicate.bytes == reduce.bytes / 4  # a GPU's part

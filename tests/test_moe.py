@@ -94,26 +94,26 @@ def test_two_reductions_among_the_ranks_that_share():
     work, cluster = build_workload(job, LIBRARY), build_cluster(job, LIBRARY)
     held = 3 * 3 * 1024 * 1408 * 16 / 4
     dense = count_parameters(job.model) - 4 * held
-    reduce = [c for row in work.reduce for c in row]
-    experts = [c for row in work.expert_reduce for c in row if c is not None]
+    reduce = [each[0] for row in work.reduces for each in row]
+    experts = [c for row in work.reduces for each in row for c in each[1:]]
     assert sum(c.bytes for c in reduce) == pytest.approx(4.0 * dense)
     assert sum(c.bytes for c in experts) == pytest.approx(4.0 * held)
     assert {c.group for c in reduce} == {"dp_cp"} and {c.group for c in experts} == {"expert_dp"}
     assert cluster.group("dp_cp").n_ranks == 16 and cluster.group("expert_dp").n_ranks == 4
-    (gather,) = work.expert_param_gather
+    (gather,) = work.param_gathers[1]
     assert gather.bytes == pytest.approx(2.0 * held)
     names = [t.collective.name for t in prepare(job, 1).graph.op_types if t.collective]
     for name in ("gradient_reduce", "expert_gradient_reduce", "expert_parameter_gather"):
         assert name in names
     alone = build_workload(make_job(ep=16), LIBRARY)
-    assert not any(c for row in alone.expert_reduce for c in row)  # nobody shares them
+    assert all(len(each) == 1 for row in alone.reduces for each in row)  # nobody shares them
 
 
 def test_fsdp_gathers_experts_among_fewer_ranks():
     work = build_workload(make_job(ep=4, data_parallel="fsdp"), LIBRARY)
-    gathered = [c for row in work.expert_gather for c in row if c is not None]
+    gathered = [c for row in work.gathers for each in row for c in each[1:]]
     assert len(gathered) == 3 and {c.group for c in gathered} == {"expert_dp"}  # one a sparse layer
-    assert [c.name for c in work.gathers(0, 1)] == ["parameter_gather", "expert_parameter_gather"]
+    assert [c.name for c in work.gathers[0][1]] == ["parameter_gather", "expert_parameter_gather"]
     assert ideal_step(make_job(ep=4, data_parallel="fsdp")) > 0.0
 
 
@@ -324,8 +324,8 @@ def test_a_group_of_equal_gpus_without_noise_is_the_ideal():
     program = prepare(job, 1).program
     work = build_workload(job, None)
     each = sum(k.duration for d in ("forward", "backward") for k in kernels(work, d))
-    ends = [c for rows in (work.reduce,) for row in rows for c in row]
-    ends += [work.grad_norm_reduce, work.optimizer[0], work.param_gather[0]]
+    ends = [each[0] for row in work.reduces for each in row]
+    ends += [work.grad_norm_reduce, work.optimizer[0], work.param_gathers[0][0]]
     want = 2 * each + sum(c.duration for c in ends)
     assert np.ptp(times(program, 4)) == 0.0
     assert times(program)[0, 0] == pytest.approx(want, rel=1e-6)

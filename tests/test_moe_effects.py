@@ -174,7 +174,7 @@ def test_residuals_are_maximised_between_all_to_alls():
                 else:
                     ranks += k.duration * (1 + 0.05 * rng.standard_normal((n, 8)))
             total += ranks.max(axis=1)
-    ends = [c for row in work.reduce for c in row if c]
+    ends = [c for row in work.reduces for each in row for c in each]
     for c in (*ends, work.grad_norm_reduce, work.optimizer[0]):
         total += c.duration * (1 + 0.05 * rng.standard_normal(n))
     error = 5 * np.hypot(total.std() / n**0.5, found.std() / found.size**0.5)

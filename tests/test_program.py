@@ -205,7 +205,7 @@ def test_larger_groups_meet_congestion_more_often(dp, leaf_nodes, leaves):
     cluster = {"gpus_per_node": 1, "leaf_nodes": leaf_nodes}
     job = explicit(REGIME, cluster=cluster, dp=dp, microbatches=1)
     reduce = Collective("r", "all_reduce", "dp_all_reduce", 1.0, 0.0, "residual/network_large")
-    work = workload([[0.0]], [[0.0]], reduce=((reduce,),))
+    work = workload([[0.0]], [[0.0]], reduces=(((reduce,),),))
     times = run_work(job, work, 500)
     hit = times > 1.5
     np.testing.assert_allclose(times[~hit], QUIET, rtol=1e-5)

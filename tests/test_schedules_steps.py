@@ -95,8 +95,8 @@ def test_nothing_is_sent_where_a_v_turns(name, hops):
 @pytest.mark.parametrize("name", SPLIT)
 def test_gradients_are_reduced_after_the_last_weights(name):
     schedule = make_schedule(name, 2, 4)
-    reduce = ((collective("r", "reduce_scatter", 100.0),) * schedule.n_chunks,) * 2
-    time = step_time(with_chunks(schedule, 1.0, 1.0, 1.0, reduce=reduce), schedule)
+    reduces = (((collective("r", "reduce_scatter", 100.0),),) * schedule.n_chunks,) * 2
+    time = step_time(with_chunks(schedule, 1.0, 1.0, 1.0, reduces=reduces), schedule)
     # a stage's reductions follow each other, the first one after that chunk's last W (or whole B)
     slots, expected = Slots(1.0, 2.0, 1.0), []
     starts, lengths = play_schedule(schedule, *slots), action_times(schedule, slots)

@@ -28,7 +28,7 @@ def collective(name, op_kind, duration):
 
 
 def workload(forward, backward, **extra):
-    """Workload of durations [stage][chunk]; collectives by field, None where not given."""
+    """Workload of durations [stage][chunk]; collectives by field, none where not given."""
     forward, backward = np.atleast_2d(forward), np.atleast_2d(backward)
     p, v = forward.shape
     chunks = tuple(
@@ -38,18 +38,13 @@ def workload(forward, backward, **extra):
         )
         for s in range(p)
     )
-    nothing = ((None,) * v,) * p
-    fields = {
-        "chunks": chunks, "transfer": None, "gather": nothing, "reduce": nothing,
-        "layernorm_reduce": None, "embedding_reduce": None, "grad_norm_reduce": None,
-        "optimizer": (), "param_gather": (None,) * p, "model_flop": 0.0, "tokens": 0.0,
-    }  # fmt: skip
-    return Workload(**(fields | extra))
+    nothing = (((),) * v,) * p
+    return Workload(**({"chunks": chunks, "gathers": nothing, "reduces": nothing} | extra))
 
 
 def per_chunk(name, op_kind, durations):
     return tuple(
-        tuple(collective(name, op_kind, d) if d else None for d in row)
+        tuple((collective(name, op_kind, d),) if d else () for d in row)
         for row in np.atleast_2d(durations)
     )
 
@@ -186,7 +181,7 @@ def use_times(gather, forward, backward, prefetch, reshard, microbatches):
 def test_gathers_run_ahead_as_far_as_prefetch(prefetch, reshard):
     rng = np.random.default_rng(7)
     gather, forward, backward = rng.uniform(0.1, 2.0, (3, 6))
-    work = workload(forward, backward, gather=per_chunk("g", "all_gather", gather))
+    work = workload(forward, backward, gathers=per_chunk("g", "all_gather", gather))
     schedule = make_schedule("1f1b", 1, 3, 6)
     time = step_time(work, schedule, prefetch=prefetch, reshard_after_forward=reshard)
     expected = use_times(gather, forward, backward, prefetch, reshard, 3)
@@ -201,14 +196,14 @@ def test_gathers_run_ahead_as_far_as_prefetch(prefetch, reshard):
 @pytest.mark.parametrize(("gather", "expected"), [(0.5, 0.5 + 8 * 3.0), (1.5, 8 * 1.5 + 1 + 16)])
 def test_gathers_hide_behind_compute(gather, expected):
     """Short gathers: the first is exposed. Long ones: forward runs at their pace."""
-    work = workload([1.0] * 8, [2.0] * 8, gather=per_chunk("g", "all_gather", [gather] * 8))
+    work = workload([1.0] * 8, [2.0] * 8, gathers=per_chunk("g", "all_gather", [gather] * 8))
     assert step_time(work, make_schedule("1f1b", 1, 1, 8)) == expected
 
 
 @pytest.mark.parametrize("reduce", [0.5, 3.0])
 def test_reduces_follow_the_last_backward(reduce):
     n, m = 5, 4
-    work = workload([1.0] * n, [2.0] * n, reduce=per_chunk("r", "reduce_scatter", [reduce] * n))
+    work = workload([1.0] * n, [2.0] * n, reduces=per_chunk("r", "reduce_scatter", [reduce] * n))
     schedule = make_schedule("1f1b", 1, m, n)
     total = m * n * 3.0
     # the first bucket is ready n - 1 backwards before the end; the stream then is busy or waits
@@ -226,8 +221,8 @@ def test_pipeline_reduces_once_per_chunk_and_gathers_once():
     p, v, m = 2, 2, 4
     work = workload(
         np.ones((p, v)), 2 * np.ones((p, v)),
-        gather=per_chunk("g", "all_gather", np.full((p, v), 0.25)),
-        reduce=per_chunk("r", "reduce_scatter", np.full((p, v), 0.25)),
+        gathers=per_chunk("g", "all_gather", np.full((p, v), 0.25)),
+        reduces=per_chunk("r", "reduce_scatter", np.full((p, v), 0.25)),
     )  # fmt: skip
     schedule = make_schedule("interleaved", p, m, v)
     graph = run(work, schedule)[0]
@@ -240,12 +235,12 @@ def test_pipeline_reduces_once_per_chunk_and_gathers_once():
 
 def end_of_step(p, optimizer, gathers):
     return {
-        "reduce": per_chunk("r", "reduce_scatter", np.full((p, 1), 0.5)),
+        "reduces": per_chunk("r", "reduce_scatter", np.full((p, 1), 0.5)),
         "layernorm_reduce": collective("ln", "all_reduce", 0.25),
         "embedding_reduce": collective("emb", "all_reduce", 0.125),
         "grad_norm_reduce": collective("norm", "all_reduce", 0.0625),
         "optimizer": tuple(collective("adam", "optimizer", d) for d in optimizer),
-        "param_gather": tuple(collective("pg", "all_gather", d) for d in gathers),
+        "param_gathers": (tuple(collective("pg", "all_gather", d) for d in gathers),),
     }
 
 
@@ -355,9 +350,9 @@ def test_engine_is_the_longest_path(valid, dp, prefetch, overlap, reshard, gathe
     schedule, rng = valid
     p, v = len(schedule), 1 + max(a.chunk for a in schedule[0])
     extra = end_of_step(p, rng.uniform(0.1, 1, p), rng.uniform(0.1, 1, p))
-    extra["reduce"] = per_chunk("r", "reduce_scatter", rng.uniform(0.1, 2, (p, v)))
+    extra["reduces"] = per_chunk("r", "reduce_scatter", rng.uniform(0.1, 2, (p, v)))
     if gathers:
-        extra["gather"] = per_chunk("g", "all_gather", rng.uniform(0.1, 2, (p, v)))
+        extra["gathers"] = per_chunk("g", "all_gather", rng.uniform(0.1, 2, (p, v)))
     extra["transfer"] = Collective("t", "transfer", "p2p", 0.3, 0.0, "residual/p2p")
     work = workload(rng.uniform(0.5, 2, (p, v)), rng.uniform(0.5, 2, (p, v)), **extra)
     slow = {int(g): 1.0 + 0.5 * rng.random() for g in range(p * dp)}

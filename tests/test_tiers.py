@@ -225,7 +225,7 @@ def test_replicas_between_sites_pay_every_barrier_s_latency():
     work = build_workload(far, LIBRARY)
     messages = 2 + 1 + 1  # all-reduce of the norm, gather, and at least the last reduce-scatter
     assert found >= messages * hop * 0.999
-    assert found <= (messages + len(work.reduce[0])) * hop * 1.001
+    assert found <= (messages + len(work.reduces[0])) * hop * 1.001
 
 
 def test_a_pipeline_over_two_sites_fills_over_the_distance():

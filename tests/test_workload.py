@@ -181,13 +181,13 @@ def test_fsdp_units_are_layers(library: Library) -> None:
     assert len(work.chunks) == 1 and len(work.chunks[0]) == 32
     assert named(work.chunks[0][0].forward, "embedding")
     assert named(work.chunks[0][-1].forward, "loss")
-    gathered = [collective.bytes for collective in work.gather[0] if collective]
-    reduced = [collective.bytes for collective in work.reduce[0] if collective]
+    gathered = [collective.bytes for (collective,) in work.gathers[0]]
+    reduced = [collective.bytes for (collective,) in work.reduces[0]]
     assert sum(gathered) == pytest.approx(2 * n)
     assert sum(reduced) == pytest.approx(4 * n)
-    assert {c.op_kind for c in work.reduce[0] if c} == {"reduce_scatter"}
+    assert {c.op_kind for (c,) in work.reduces[0]} == {"reduce_scatter"}
     assert work.optimizer[0].bytes == pytest.approx(30 * n / 8)
-    assert work.param_gather == (None,)
+    assert not any(map(any, work.param_gathers))
 
 
 def test_ddp_buckets(library: Library) -> None:
@@ -195,23 +195,23 @@ def test_ddp_buckets(library: Library) -> None:
                     "parallelism.bucket_layers=5")  # fmt: skip
     work = build_workload(job, library)
     assert len(work.chunks[0]) == 7
-    assert {c.op_kind for c in work.reduce[0] if c} == {"all_reduce"}
-    assert work.gather[0] == (None,) * 7
+    assert {c.op_kind for (c,) in work.reduces[0]} == {"all_reduce"}
+    assert work.gathers[0] == ((),) * 7
     assert work.optimizer[0].bytes == pytest.approx(30 * count_parameters(job.model))
 
 
 def test_zero1_gathers_parameters_after_the_optimizer(library: Library) -> None:
     job = small_job("parallelism.tp=1", "parallelism.dp=8", "parallelism.data_parallel=zero1")
     work = build_workload(job, library)
-    (gather,) = work.param_gather
-    assert gather is not None
+    (gather,), (of_experts,) = work.param_gathers
+    assert gather is not None and of_experts is None
     assert gather.bytes == pytest.approx(2 * count_parameters(job.model))
-    assert work.gather[0][0] is None and work.reduce[0][0] is not None
+    assert not work.gathers[0][0] and work.reduces[0][0]
 
 
 def test_one_replica_shares_nothing(library: Library) -> None:
     work = build_workload(small_job("parallelism.dp=1"), library)
-    assert set(work.reduce[0]) == set(work.gather[0]) == {None}
+    assert set(work.reduces[0]) == set(work.gathers[0]) == {()}
     assert work.transfer is None and work.embedding_reduce is None
 
 
@@ -305,12 +305,13 @@ def test_shipped_jobs_name_laws_that_exist(name: str) -> None:
     job = load_job(name)
     library = load_library(job.variability.library or "h100-healthy")
     work = build_workload(job, library)
-    ends = [*work.optimizer, *work.param_gather, work.transfer, work.grad_norm_reduce]
+    ends = [*work.optimizer, *sum(work.param_gathers, ()), work.transfer, work.grad_norm_reduce]
     ends += [work.layernorm_reduce, work.embedding_reduce]
-    ends += [c for rows in (work.gather, work.reduce) for row in rows for c in row]
+    rows = *work.gathers, *work.reduces
+    ends += [collective for row in rows for chunk in row for collective in chunk]
     parts = [*forward(work), *backward(work), *(c for c in ends if c is not None)]
     assert all(part.law in library for part in parts)
     assert all(0.0 < part.duration < 10.0 for part in parts)
     assert len(work.chunks) == job.parallelism.pp
     shape = [len(row) for row in work.chunks]
-    assert shape == [len(row) for row in work.gather] == [len(row) for row in work.reduce]
+    assert shape == [len(row) for row in work.gathers] == [len(row) for row in work.reduces]

@@ -94,10 +94,10 @@ def _messages(work: Workload) -> Iterator[tuple[str, float]]:
                 for op in OPS:
                     if kernel.group and kernel.kernel_class.endswith(op):
                         yield op, kernel.bytes
-    rows = [work.gather, work.reduce, work.replicate, work.expert_gather, work.expert_reduce]
-    shared: list[Collective | None] = [c for table in rows if table for r in table for c in r]
+    each = [chunk for rows in (work.gathers, work.reduces) for row in rows for chunk in row]
+    shared: list[Collective | None] = [collective for chunk in each for collective in chunk]
     shared += [work.layernorm_reduce, work.embedding_reduce, work.grad_norm_reduce]
-    shared += [*work.param_gather, *work.expert_param_gather]
+    shared += [collective for row in work.param_gathers for collective in row]
     for collective in shared:
         if collective is not None:
             yield collective.op_kind, collective.bytes

@@ -1,13 +1,12 @@
 """One step's work: every GPU's kernels by stage and chunk, and the collectives between replicas.
 
-Combines the model, the layout and the cluster into nominal durations, flop and bytes. Parameters
-and activations are bfloat16; gradients are reduced in float32 and Adam's state is float32, as in
-Megatron-LM and Llama 3. Left out: order and waiting (`prism.jobs.schedule`,
-`prism.workload.stepgraph`), how durations vary (`prism.simulation.variability`), fp8.
+Parameters and activations are bfloat16; gradients are reduced in float32 and Adam's state is
+float32, as in Megatron-LM and Llama 3. Left out: fp8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,28 +18,28 @@ from prism.workload.kernels import (
     LOGNORMAL,
     ChunkWork,
     Kernel,
-    Rates,
     build_rates,
     collective_law,
     split_backward,
 )
-from prism.workload.modelchunks import Slot, chunk_experts, chunk_parameters, lay_slots
-from prism.workload.modelsize import attention_flop, count_parameters, resident_parameters
+from prism.workload.modelsize import (
+    Slot,
+    attention_flop,
+    chunk_experts,
+    chunk_parameters,
+    count_parameters,
+    lay_slots,
+    resident_parameters,
+)
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 __all__ = [
-    "ChunkWork",
-    "Collective",
-    "Kernel",
-    "Workload",
-    "build_workload",
-    "count_model_flop",
-    "count_parameters",
-    "nominal_step",
-]
+    "ChunkWork", "Collective", "Kernel", "Workload", "build_workload", "count_model_flop",
+    "count_parameters", "nominal_library", "nominal_step",
+]  # fmt: skip
 
 PARAMETER_BYTES = 2.0
 """Bytes of a parameter that is gathered: bfloat16."""
@@ -54,72 +53,61 @@ OPTIMIZER_BYTES = 30.0
 
 _DEFAULT_LIBRARY = "h100-healthy"
 
-_REDUCE_CLASS = {
-    "tp": "tp_all_reduce",
-    "embedding": "embedding_all_reduce",
-    "world": "world_all_reduce",
-}
-
 
 def build_workload(job: Job, library: Library | None) -> Workload:
-    """Return a job's work with nominal durations.
-
-    Parameters
-    ----------
-    job : Job
-        Model, layout and cluster.
-    library : Library or None
-        Gives efficiencies and the measured GEMM table. None takes them from the set of the job's
-        device, or from ``h100-healthy`` where the device has none.
-
-    Raises
-    ------
-    PrismError
-        If the library lacks a nominal entry.
-    """
+    """Return a job's work with nominal durations, from its device's library where None is given."""
     if job.model.durations is not None:
         return scaled(_explicit_workload(job), library)
     library = nominal_library(job, library)
-    layout, slots = job.parallelism, _slots(job)
-    cluster = build_cluster(job, library)
-    scale = job.cluster.scale
+    layout, model, slots = job.parallelism, job.model, _slots(job)
+    cluster, scale = build_cluster(job, library), job.cluster.scale
     rates = replace(
         build_rates(cluster, library),
         compute_factor=scale.compute.time,
         memory_factor=scale.memory.time,
     )
-    transformer = SparseTransformer(job.model, layout, cluster, rates)
-    experts = _Sharing(
-        job, cluster, rates, [[chunk_experts(job, x) for x in row] for row in slots], "expert_dp"
-    )
-    shared = _Sharing(
-        job, cluster, rates, [[chunk_parameters(job, x) for x in row] for row in slots]
-    )
-    apart = layout.ep > 1
-    embedding_bytes = GRADIENT_BYTES * job.model.vocab_size * job.model.hidden_size / layout.tp
+    transformer = SparseTransformer(model, layout, cluster, rates)
+    # cp ranks of a lone replica still reduce, as in ddp
+    mode = "ddp" if layout.data_parallel == "none" else layout.data_parallel
+    dense = _Sharing(cluster, mode, "shard" if mode == "hsdp" else "dp_cp")
+    experts = _Sharing(cluster, mode, "expert_dp", "expert_")
+    held = [[(chunk_parameters(job, x), chunk_experts(job, x)) for x in row] for row in slots]
+    of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
+
+    def per_chunk(found: Callable[[_Sharing, float], tuple[Collective, ...]]) -> PerChunk:
+        return tuple(tuple(found(dense, a) + found(experts, b) for a, b in row) for row in held)
+
+    def adam(n_bytes: float) -> Collective:
+        duration, law = rates.memory_time(n_bytes), "residual/optimizer"
+        return Collective("optimizer", "optimizer", "optimizer", duration, n_bytes, law)
+
+    def all_reduce(name: str, n_bytes: float, among: str) -> Collective | None:
+        return _collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
+
+    embedding_bytes = GRADIENT_BYTES * model.vocab_size * model.hidden_size / layout.tp
     norm_bytes = max(sum(_replicated(job, slot) for slot in row) for row in slots)
-    tied = job.model.tied_embeddings and not layout.ends_meet
+    tied = model.tied_embeddings and not layout.ends_meet
+    transfer, far_transfers = _transfers(job, cluster)
     workload = Workload(
         chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
-        transfer=_transfer(job, cluster),
-        far_transfers=_far_transfers(job, cluster),
-        gather=shared.gather(),
-        reduce=shared.reduce(),
-        replicate=shared.replicate(),
-        layernorm_reduce=_all_reduce(cluster, "layernorm_reduce", "tp", norm_bytes)
+        gathers=per_chunk(_Sharing.gathers),
+        reduces=per_chunk(_Sharing.reduces),
+        transfer=transfer,
+        far_transfers=far_transfers,
+        layernorm_reduce=all_reduce("layernorm", norm_bytes, "tp")
         if layout.sequence_parallel
         else None,
-        embedding_reduce=_all_reduce(cluster, "embedding_reduce", "embedding", embedding_bytes)
-        if tied
-        else None,
-        grad_norm_reduce=_all_reduce(cluster, "grad_norm_reduce", "world", GRADIENT_BYTES),
-        optimizer=shared.optimizer(experts),
-        param_gather=shared.param_gather(),
-        expert_gather=experts.gather() if apart else None,
-        expert_reduce=experts.reduce() if apart else None,
-        expert_param_gather=experts.param_gather() if apart else (),
+        embedding_reduce=all_reduce("embedding", embedding_bytes, "embedding") if tied else None,
+        grad_norm_reduce=all_reduce("grad_norm", GRADIENT_BYTES, "world"),
+        optimizer=tuple(
+            adam(dense.optimizer_bytes(a) + experts.optimizer_bytes(b)) for a, b in of_stage
+        ),
+        param_gathers=(
+            tuple(dense.param_gather(a) for a, _ in of_stage),
+            tuple(experts.param_gather(b) for _, b in of_stage),
+        ),
         model_flop=count_model_flop(job),
-        tokens=float(_sequences(job) * job.model.seq_len),
+        tokens=float(_sequences(job) * model.seq_len),
     )
     return scaled(workload, library)
 
@@ -135,17 +123,11 @@ def nominal_library(job: Job, library: Library | None) -> Library:
 def count_model_flop(job: Job) -> float:
     """Count the useful flop of the job's step, without recomputation.
 
-    Notes
-    -----
     ``6 N tokens + 3 L A``: N all parameters that a token passes (of routed experts, those it goes
     to) with embeddings, A = 2 s^2 h per sequence the forward of causal attention in one of L
-    layers, and backward twice the forward. Per token that is ``6 N + 6 L s h``. Flash attention's
-    backward does 2.5 times its forward; the extra half is recomputation and is not counted.
-
-    References
-    ----------
-    Narayanan et al., arXiv:2104.04473, equation 3 (without its recomputation, causal); Chowdhery
-    et al., arXiv:2204.02311, appendix B.
+    layers, and backward twice the forward. Flash attention's backward does 2.5 times its forward;
+    the extra half is recomputation and is not counted. Narayanan et al., arXiv:2104.04473,
+    equation 3 (without its recomputation, causal); Chowdhery et al., arXiv:2204.02311, appendix B.
     """
     sequences = _sequences(job)
     dense = 6.0 * count_parameters(job.model, active=True) * sequences * job.model.seq_len
@@ -160,14 +142,11 @@ def _sequences(job: Job) -> int:
 
 def _slots(job: Job) -> list[list[Slot]]:
     """Lay out chunks [stage][chunk]; without a pipeline they are units or buckets of layers."""
-    layout = job.parallelism
-    if layout.pp == 1:
-        size = 1 if layout.data_parallel in ("fsdp", "hsdp") else layout.bucket_layers
-        n_layers = job.model.n_layers
-        counts = [min(size, n_layers - first) for first in range(0, n_layers, size)]
-    else:
-        counts = layer_split(job)
-    return lay_slots(job, counts)
+    layout, n_layers = job.parallelism, job.model.n_layers
+    if layout.pp > 1:
+        return lay_slots(job, layer_split(job))
+    size = 1 if layout.data_parallel in ("fsdp", "hsdp") else layout.bucket_layers
+    return lay_slots(job, [min(size, n_layers - first) for first in range(0, n_layers, size)])
 
 
 def _chunk(transformer: SparseTransformer, slot: Slot) -> ChunkWork:
@@ -197,140 +176,81 @@ def _replicated(job: Job, slot: Slot) -> float:
     return GRADIENT_BYTES * (n_layers * resident_parameters(job.model) + routers)
 
 
-def _all_reduce(cluster: Cluster, name: str, group_name: str, n_bytes: float) -> Collective | None:
-    """One of the all-reduces at the end of a step, None in a group of one."""
-    group = cluster.group(group_name)
-    if group.n_ranks == 1:
-        return None
-    duration = cluster.collective_time("all_reduce", n_bytes, group)
-    law = collective_law(cluster, n_bytes, group)
-    kernel_class = _REDUCE_CLASS[group_name]
-    return Collective(name, "all_reduce", kernel_class, duration, n_bytes, law, group_name)
-
-
-def _transfer(job: Job, cluster: Cluster) -> Collective | None:
-    """Activation sent to the next stage: every tp rank sends its part of the stream."""
-    layout = job.parallelism
-    if layout.pp == 1:
-        return None
-    n_bytes = _transfer_bytes(job)
-    duration = cluster.transfer_time(n_bytes)
-    return Collective("transfer", "transfer", "p2p", duration, n_bytes, "residual/p2p", "hop")
-
-
-def _transfer_bytes(job: Job) -> float:
-    """Bytes that one GPU sends to the next stage for a microbatch [byte]."""
+def _transfers(
+    job: Job, cluster: Cluster
+) -> tuple[Collective | None, dict[int, tuple[Collective, Collective]]]:
+    """Lay out what one GPU sends to the next stage: its part of the stream, on far links in two."""
     layout = job.parallelism
     tokens = layout.microbatch_size * job.model.seq_len / layout.cp
-    return 2.0 * tokens * job.model.hidden_size / layout.tp
-
-
-def _far_transfers(job: Job, cluster: Cluster) -> dict[int, tuple[Collective, Collective]]:
-    """Transfers on links that leave a site: through the uplink, then on the way."""
-    out, n_bytes = {}, _transfer_bytes(job)
+    n_bytes = 2.0 * tokens * job.model.hidden_size / layout.tp
+    duration, law = cluster.transfer_time(n_bytes), "residual/p2p"
+    sent, far = Collective("transfer", "transfer", "p2p", duration, n_bytes, law, "hop"), {}
     for link in cluster.far_links():
-        whole, on_the_way = (cluster.transfer_time(n, link) for n in (n_bytes, 0.0))
+        whole, way = (cluster.transfer_time(n, link) for n in (n_bytes, 0.0))
         cv = cluster.link_spread(link)
-        law = "residual/p2p" if cv is None else f"{LOGNORMAL}{cv!r}"
-        sent = Collective("transfer", "transfer", "p2p", whole - on_the_way, n_bytes, law, "hop")
-        out[link] = sent, replace(sent, duration=on_the_way, bytes=0.0)
-    return out
+        own = replace(sent, law=law if cv is None else f"{LOGNORMAL}{cv!r}")
+        far[link] = replace(own, duration=whole - way), replace(own, duration=way, bytes=0.0)
+    return (sent if layout.pp > 1 else None), far
+
+
+def _collective(
+    cluster: Cluster, name: str, op_kind: str, n_bytes: float, among: str, of: str = ""
+) -> Collective | None:
+    """Return a collective of a kind of group, None in groups of one."""
+    group = cluster.group(among)
+    if group.n_ranks == 1:
+        return None
+    duration = cluster.collective_time(op_kind, n_bytes, group)
+    law = collective_law(cluster, n_bytes, group)
+    return Collective(name, op_kind, f"{of or among}_{op_kind}", duration, n_bytes, law, among)
 
 
 @dataclass(frozen=True)
 class _Sharing:
-    """How replicas share a stage's parameters: collectives of the dp x cp group, the optimizer.
+    """Ranks that share parameters of one GPU, and what they do with so many of them."""
 
-    Routed experts are shared by fewer ranks, those of the group ``expert_dp``.
-    """
-
-    job: Job
     cluster: Cluster
-    rates: Rates
-    parameters: list[list[float]]  # of one GPU, [stage][chunk]
-    own_group: str = ""
+    mode: str  # kind of data parallelism
+    group: str
+    prefix: str = ""  # of names: routed experts, which fewer ranks share
 
-    @property
-    def mode(self) -> str:
-        """Kind of data parallelism; cp ranks of a lone replica still reduce, as in ddp."""
-        mode = self.job.parallelism.data_parallel
-        return "ddp" if mode == "none" else mode
+    def gathers(self, n: float) -> tuple[Collective, ...]:
+        """All-gather of parameters, with fsdp and hsdp."""
+        if self.mode not in ("fsdp", "hsdp"):
+            return ()
+        return self._some("parameter_gather", "all_gather", PARAMETER_BYTES * n, self.group)
 
-    @property
-    def group(self) -> str:
-        """Who shares a stage's parameters."""
-        return self.own_group or ("shard" if self.mode == "hsdp" else "dp_cp")
-
-    def gather(self) -> PerChunk:
-        """All-gather of a chunk's parameters, with fsdp and hsdp."""
-        used = self.mode in ("fsdp", "hsdp")
-        return self._each("parameter_gather", "all_gather", PARAMETER_BYTES, used)
-
-    def reduce(self) -> PerChunk:
-        """Gradients of a chunk: all-reduce in ddp, else reduce-scatter."""
+    def reduces(self, n: float) -> tuple[Collective, ...]:
+        """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
         op_kind = "all_reduce" if self.mode == "ddp" else "reduce_scatter"
-        return self._each("gradient_reduce", op_kind, GRADIENT_BYTES, True)
-
-    def replicate(self) -> PerChunk | None:
-        """All-reduce of a GPU's part of a chunk's gradients over hsdp's shard groups."""
+        own = self._some("gradient_reduce", op_kind, GRADIENT_BYTES * n, self.group)
         if self.mode != "hsdp":
-            return None
-        n_bytes = GRADIENT_BYTES / self.cluster.group("shard").n_ranks
-        return self._each("gradient_replicate", "all_reduce", n_bytes, True, "replicas")
+            return own
+        n_bytes = GRADIENT_BYTES / self.n_shards * n
+        return own + self._some("gradient_replicate", "all_reduce", n_bytes, "replicas")
 
-    def param_gather(self) -> tuple[Collective | None, ...]:
+    def param_gather(self, n: float) -> Collective | None:
         """zero1: all-gather of a stage's parameters after the optimizer."""
-        return tuple(
-            self._collective("parameter_gather", "all_gather", PARAMETER_BYTES * sum(row))
-            if self.mode == "zero1"
-            else None
-            for row in self.parameters
-        )
+        if self.mode != "zero1":
+            return None
+        found = self._some("parameter_gather", "all_gather", PARAMETER_BYTES * n, self.group)
+        return found[0] if found else None
+
+    def optimizer_bytes(self, n: float) -> float:
+        """Memory traffic of Adam on one GPU's shard [byte]."""
+        return OPTIMIZER_BYTES * n / self.n_shards
 
     @property
     def n_shards(self) -> int:
         """Ranks that divide the optimizer's work, one in ddp."""
         return 1 if self.mode == "ddp" else self.cluster.group(self.group).n_ranks
 
-    def optimizer(self, experts: _Sharing) -> tuple[Collective, ...]:
-        """Adam on one GPU's shards of dense parameters and experts, all of them in ddp."""
-        out = []
-        for row, more in zip(self.parameters, experts.parameters, strict=True):
-            n_bytes = OPTIMIZER_BYTES * sum(row) / self.n_shards
-            n_bytes += OPTIMIZER_BYTES * sum(more) / experts.n_shards
-            duration = self.rates.memory_time(n_bytes)
-            law = "residual/optimizer"
-            out.append(Collective("optimizer", "optimizer", "optimizer", duration, n_bytes, law))
-        return tuple(out)
-
-    def _each(
-        self, name: str, op_kind: str, n_bytes: float, used: bool, among: str = ""
-    ) -> PerChunk:
-        """One collective per chunk, of `n_bytes` per parameter."""
-        return tuple(
-            tuple(
-                self._collective(name, op_kind, n_bytes * n, among) if used else None for n in row
-            )
-            for row in self.parameters
-        )
-
-    def _collective(
-        self, name: str, op_kind: str, n_bytes: float, among: str = ""
-    ) -> Collective | None:
-        """Return a collective of a group (who shares parameters), None in a group of one."""
-        among = among or self.group
-        group = self.cluster.group(among)
-        if group.n_ranks == 1 or (self.own_group and n_bytes == 0.0):
-            return None
-        name = f"expert_{name}" if self.own_group else name
-        duration = self.cluster.collective_time(op_kind, n_bytes, group)
-        law = collective_law(self.cluster, n_bytes, group)
-        return Collective(name, op_kind, f"dp_{op_kind}", duration, n_bytes, law, among)
-
-
-def _of_stage(value: float | tuple[float, ...], stage: int) -> float:
-    """Seconds of a stage, given one number or one per stage."""
-    return float(value[stage] if isinstance(value, tuple | list) else value)
+    def _some(self, name: str, op_kind: str, n_bytes: float, among: str) -> tuple[Collective, ...]:
+        """One collective; none in a group of one, or of no experts."""
+        if self.prefix and n_bytes == 0.0:
+            return ()
+        found = _collective(self.cluster, self.prefix + name, op_kind, n_bytes, among, "dp")
+        return () if found is None else (found,)
 
 
 def _explicit_workload(job: Job) -> Workload:
@@ -342,34 +262,24 @@ def _explicit_workload(job: Job) -> Workload:
     """
     layout, given = job.parallelism, job.model.durations
     assert given is not None
+
+    def seconds(value: float | tuple[float, ...], stage: int) -> float:
+        return float(value[stage] if isinstance(value, tuple | list) else value)
+
+    def chunk(name: str, seconds: float) -> tuple[Kernel, ...]:
+        duration = seconds / layout.vpp * job.cluster.scale.compute.time
+        return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),)
+
     rows = []
     for stage in range(layout.pp):
-
-        def chunk(name: str, seconds: float) -> tuple[Kernel, ...]:
-            duration = seconds / layout.vpp * job.cluster.scale.compute.time
-            return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),)
-
-        forward, backward = _of_stage(given.forward_s, stage), _of_stage(given.backward_s, stage)
+        forward, backward = seconds(given.forward_s, stage), seconds(given.backward_s, stage)
         work = ChunkWork(chunk("forward", forward), chunk("backward", backward))
         if layout.splits:
-            late = given.weight_s
-            weight = 0.5 * backward if late is None else _of_stage(late, stage)
+            weight = 0.5 * backward if given.weight_s is None else seconds(given.weight_s, stage)
             work = replace(
                 work, inputs=chunk("backward_input", backward - weight),
                 weights=chunk("backward_weight", weight),
             )  # fmt: skip
         rows.append((work,) * layout.vpp)
-    nothing: PerChunk = ((None,) * layout.vpp,) * layout.pp
-    return Workload(
-        chunks=tuple(rows),
-        transfer=None,
-        gather=nothing,
-        reduce=nothing,
-        layernorm_reduce=None,
-        embedding_reduce=None,
-        grad_norm_reduce=None,
-        optimizer=(),
-        param_gather=(None,) * layout.pp,
-        model_flop=0.0,
-        tokens=0.0,
-    )
+    nothing: PerChunk = (((),) * layout.vpp,) * layout.pp
+    return Workload(tuple(rows), nothing, nothing)

@@ -24,8 +24,7 @@ from prism.cluster.groups import shard_size
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.experts import expert_imbalance
-from prism.workload.modelchunks import Slot, chunk_experts, chunk_parameters, lay_slots
-from prism.workload.modelsize import shard_sizes
+from prism.workload.modelsize import Slot, chunk_experts, chunk_parameters, lay_slots, shard_sizes
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job

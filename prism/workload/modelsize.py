@@ -1,56 +1,45 @@
-"""What follows from a model's sizes: its parameters, one GPU's widths, attention's flop.
+"""What follows from a model's sizes: parameters, one GPU's widths, attention's flop, model chunks.
 
-Dense layers and layers of routed and shared experts; heads of one width, or multi-head latent
-attention, where queries, keys and values come from narrow latents. Left out: biases, and the
-correction that balances DeepSeek-V3's experts (one number for each).
-
-References
-----------
-.. [1] DeepSeek-V3, arXiv:2412.19437, section 2.1.1 (latent attention) and 2.1.2 (experts).
+Experts and latent attention as in DeepSeek-V3, arXiv:2412.19437, section 2.1. Left out: biases, and
+the correction that balances its experts (one number for each).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from prism.jobs.job import Job
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths of one GPU's share: heads and feed-forward over tp, tokens over cp.
+    """Widths of one GPU's share: heads and feed-forward over tp, tokens over cp."""
 
-    Attributes
-    ----------
-    tokens : float
-        Tokens of one microbatch in this GPU's cp part.
-    resident : float
-        Tokens whose norms and residuals this GPU computes: over tp with sequence parallelism.
-    hidden, query, key, value, ffn, vocab : float
-        Width of the residual stream, of the queries, of the keys, of the values, of the
-        feed-forward layer and of the vocabulary on this GPU.
-    out : float
-        Width of attention's output before its projection.
-    heads : float
-        Heads of this GPU.
-    expert, shared : float
-        Width of one routed expert, and of all shared ones together.
-    """
-
-    tokens: float
-    resident: float
+    tokens: float  # of one microbatch in this GPU's cp part
+    resident: float  # whose norms and residuals it computes: over tp with sequence parallelism
     hidden: float
     query: float
     key: float
     value: float
-    out: float
+    out: float  # attention's output before its projection
     heads: float
     ffn: float
     vocab: float
-    expert: float
-    shared: float
+    expert: float  # one routed expert
+    shared: float  # all shared experts together
+
+
+class Slot(NamedTuple):
+    """What one chunk holds: layers without and with experts, and the model's ends."""
+
+    n_dense: int
+    n_sparse: int
+    embedding: bool
+    loss: bool
 
 
 def head_sizes(model: ModelBlock) -> tuple[float, float]:
@@ -70,7 +59,7 @@ def n_sparse_layers(model: ModelBlock) -> int:
 
 
 def shard_sizes(model: ModelBlock, layout: ParallelismBlock) -> Sizes:
-    """Return one GPU's widths; where tp exceeds the key heads, each is held by several GPUs."""
+    """Size one GPU's share; where tp exceeds the key heads, each is held by several GPUs."""
     tokens = layout.microbatch_size * model.seq_len / layout.cp
     head, v_head = head_sizes(model)
     n_keys = max(1.0, model.n_kv_heads / layout.tp)
@@ -90,20 +79,15 @@ def shard_sizes(model: ModelBlock, layout: ParallelismBlock) -> Sizes:
     )
 
 
-def layer_parameters(model: ModelBlock) -> float:
-    """Parameters of one dense transformer layer: attention, MLP and two norms."""
-    return _attention_parameters(model) + _mlp_parameters(model, model.ffn_size)
-
-
-def sparse_layer_parameters(model: ModelBlock) -> float:
-    """Parameters of a layer with experts but for those: attention, router, shared experts."""
-    shared = _mlp_parameters(model, model.n_shared_experts * expert_width(model))
-    return _attention_parameters(model) + shared + float(model.hidden_size * model.n_experts)
-
-
-def expert_parameters(model: ModelBlock) -> float:
-    """Parameters of one routed expert."""
-    return _mlp_parameters(model, expert_width(model))
+def _layers_parameters(model: ModelBlock, n_dense: int, n_sparse: int, n_experts: int) -> float:
+    """Parameters of layers without and with experts, so many of these routed in each."""
+    attention = _attention_parameters(model)
+    total = n_dense * (attention + _mlp_parameters(model, model.ffn_size))
+    if n_sparse:
+        shared = _mlp_parameters(model, model.n_shared_experts * expert_width(model))
+        each = attention + shared + float(model.hidden_size * model.n_experts)
+        total += n_sparse * (each + n_experts * _mlp_parameters(model, expert_width(model)))
+    return total
 
 
 def count_parameters(model: ModelBlock, active: bool = False) -> float:
@@ -113,19 +97,14 @@ def count_parameters(model: ModelBlock, active: bool = False) -> float:
     """
     embeddings = (1.0 if model.tied_embeddings else 2.0) * model.vocab_size * model.hidden_size
     n_sparse = n_sparse_layers(model)
-    total = (model.n_layers - n_sparse) * layer_parameters(model) + embeddings + model.hidden_size
-    if n_sparse:
-        n_experts = model.experts_per_token if active else model.n_experts
-        each = sparse_layer_parameters(model) + n_experts * expert_parameters(model)
-        total += n_sparse * each
-    return total
+    n_experts = model.experts_per_token if active else model.n_experts
+    layers = _layers_parameters(model, model.n_layers - n_sparse, n_sparse, n_experts)
+    return layers + embeddings + model.hidden_size
 
 
 def attention_flop(model: ModelBlock, n_sequences: float) -> float:
     """Flop of causal attention's forward in one layer, for whole sequences.
 
-    Notes
-    -----
     Scores and their product with the values: ``2 s^2`` times the heads' widths of queries and of
     values, half of it under the causal mask; ``2 s^2 h`` where both add up to ``2 h``.
     """
@@ -156,3 +135,38 @@ def _attention_parameters(model: ModelBlock) -> float:
     q, kv, rope = model.q_lora_rank, model.kv_lora_rank, model.rope_head_size
     up = q * heads * head + kv * heads * (head - rope + v_head)
     return up + out + resident_parameters(model)
+
+
+def lay_slots(job: Job, counts: Sequence[int]) -> list[list[Slot]]:
+    """Lay out chunks of so many layers, in the order a microbatch passes them, [stage][chunk]."""
+    layout = job.parallelism
+    last, first_sparse = len(counts) - 1, job.model.n_layers - n_sparse_layers(job.model)
+    slots, done = [], 0
+    for i, n in enumerate(counts):
+        n_dense = min(n, max(0, first_sparse - done))
+        slots.append(Slot(n_dense, n - n_dense, embedding=i == 0, loss=i == last))
+        done += n
+    return layout.virtual_stages(len(slots) // layout.pp).rows(slots)
+
+
+def chunk_parameters(job: Job, slot: Slot) -> float:
+    """Parameters of one chunk on one GPU; a tied matrix counts once per stage.
+
+    Routed experts that ep ranks hold between them are `chunk_experts`.
+    """
+    model = job.model
+    table = float(model.vocab_size * model.hidden_size)
+    own_output = slot.loss and not (model.tied_embeddings and job.parallelism.ends_meet)
+    n_experts = model.n_experts if job.parallelism.ep == 1 else 0
+    total = _layers_parameters(model, slot.n_dense, slot.n_sparse, n_experts)
+    total += table * (slot.embedding + own_output) + (model.hidden_size if slot.loss else 0)
+    return total / job.parallelism.tp
+
+
+def chunk_experts(job: Job, slot: Slot) -> float:
+    """Parameters of one chunk's routed experts on one GPU, where ep ranks share them."""
+    p, model = job.parallelism, job.model
+    if p.ep == 1 or not slot.n_sparse:
+        return 0.0
+    each = _mlp_parameters(model, expert_width(model))
+    return slot.n_sparse * each * model.n_experts / p.ep / p.tp

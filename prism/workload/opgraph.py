@@ -1,12 +1,14 @@
 """Graphs of ops with at most two predecessors, and their arrays for the engine.
 
 A `Builder` takes local nodes, which stand for every dp replica, and global ones, which wait for all
-replicas. `build_arrays` orders them by phase and earliest start, and gives ends to slots that are
-reused. What the nodes of a training step are is `prism.workload.stepgraph`'s business.
+replicas. `build_arrays` orders them and gives their ends to slots that are reused.
 """
 
 import heapq
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +31,7 @@ class OpType(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One node under construction."""
+    """One node under construction; its predecessors come before it, START is none of them."""
 
     preds: tuple[int, ...]
     is_global: bool
@@ -41,30 +43,18 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class StepGraph:
-    """Arrays of the step graph, ops in execution order.
+    """Arrays of the step graph, ops in execution order; see `engine.Ops` for the first ones."""
 
-    Attributes
-    ----------
-    kind, pred0, pred1, out, op_type, stage, microbatch, call, draw : ndarray [op]
-        `engine.Ops` fields; ``op_type`` and ``call`` are -1 where they do not apply.
-    phase_global, phase_lo, phase_hi : ndarray [phase]
-        Ranges of ops that run once per replica (0) or once for all replicas (1).
-    op_types : tuple of OpType
-    n_replicas, n_slots, n_global_slots, final_slot, n_calls : int
-    nominal_s : float
-        The step with nominal durations [s], without barriers inside ops.
-    """
-
-    kind: np.ndarray
+    kind: np.ndarray  # [op]
     pred0: np.ndarray
     pred1: np.ndarray
     out: np.ndarray
-    op_type: np.ndarray
+    op_type: np.ndarray  # -1: none
     stage: np.ndarray
     microbatch: np.ndarray
-    call: np.ndarray
+    call: np.ndarray  # -1: none
     draw: np.ndarray
-    phase_global: np.ndarray
+    phase_global: np.ndarray  # [phase] whether its ops run once for all replicas, or once for each
     phase_lo: np.ndarray
     phase_hi: np.ndarray
     op_types: tuple[OpType, ...]
@@ -75,7 +65,7 @@ class StepGraph:
     n_global_slots: int
     final_slot: int
     n_calls: int
-    nominal_s: float
+    nominal_s: float  # the step with nominal durations, without barriers inside ops [s]
 
     @property
     def n_draws(self) -> int:
@@ -94,10 +84,6 @@ class Builder:
     nodes: list[Node] = field(default_factory=lambda: [Node((), False, -1, 0, -1, -1)])
     types: dict[OpType, int] = field(default_factory=dict)
 
-    def type_index(self, op_type: OpType) -> int:
-        """Index of an op type; equal types share it."""
-        return self.types.setdefault(op_type, len(self.types))
-
     def add(
         self,
         preds: list[int],
@@ -109,38 +95,43 @@ class Builder:
         call: int = -1,
     ) -> int:
         """Add an op; joins of more than two predecessors become binary joins."""
-        index = -1 if op_type is None else self.type_index(op_type)
-        preds = self._reduce(list(dict.fromkeys(p for p in preds if p != START)), is_global, stage)
-        self.nodes.append(Node(tuple(preds), is_global, index, stage, microbatch, call))
-        return len(self.nodes) - 1
+        index = -1 if op_type is None else self.types.setdefault(op_type, len(self.types))
+        preds = _unique(preds)
+        # local ends are joined inside the replica first: one export instead of many
+        local = [p for p in preds if not self.nodes[p].is_global]
+        other = [p for p in preds if self.nodes[p].is_global]
+        if is_global:
+            local = self._at_most(1, local, False, stage)
+        pair = tuple(self._at_most(2, local + other, is_global, stage))
+        return self._append(Node(pair, is_global, index, stage, microbatch, call))
 
     def join(self, preds: list[int], *, is_global: bool = False, stage: int = 0) -> int:
         """Return a node that ends when all predecessors have."""
-        unique = list(dict.fromkeys(p for p in preds if p != START))
+        unique = _unique(preds)
         if not unique:
             return START
         if len(unique) == 1 and (self.nodes[unique[0]].is_global or not is_global):
             return unique[0]
         return self.add(unique, None, is_global=is_global, stage=stage)
 
-    def _reduce(self, preds: list[int], is_global: bool, stage: int) -> list[int]:
-        # Local ends are joined inside the replica first: one export instead of many.
-        local = [p for p in preds if not self.nodes[p].is_global]
-        other = [p for p in preds if self.nodes[p].is_global]
-        if is_global and len(local) > 1:
-            local = [self._tree(local, False, stage)]
-        preds = local + other
-        return preds if len(preds) <= 2 else [self._tree(preds, is_global, stage)]
-
-    def _tree(self, preds: list[int], is_global: bool, stage: int) -> int:
-        while len(preds) > 1:
+    def _at_most(self, n: int, preds: list[int], is_global: bool, stage: int) -> list[int]:
+        """Predecessors as they are, or one join of all where they are more than n."""
+        while len(preds) > n:
+            n = 1
             pairs = [preds[i : i + 2] for i in range(0, len(preds), 2)]
-            preds = [p[0] if len(p) == 1 else self._append_join(p, is_global, stage) for p in pairs]
-        return preds[0]
+            preds = [
+                self._append(Node(tuple(p), is_global, -1, stage, -1, -1)) if len(p) > 1 else p[0]
+                for p in pairs
+            ]
+        return preds
 
-    def _append_join(self, pair: list[int], is_global: bool, stage: int) -> int:
-        self.nodes.append(Node(tuple(pair), is_global, -1, stage, -1, -1))
+    def _append(self, node: Node) -> int:
+        self.nodes.append(node)
         return len(self.nodes) - 1
+
+
+def _unique(preds: list[int]) -> list[int]:
+    return list(dict.fromkeys(p for p in preds if p != START))
 
 
 def nominal_duration(op_type: OpType) -> float:
@@ -154,81 +145,75 @@ def _execution_order(
     nodes: list[Node], op_types: tuple[OpType, ...]
 ) -> tuple[list[int], list[int], float]:
     """Order nodes by phase and earliest start, so that few ends are alive at a time."""
-    durations = [nominal_duration(t) for t in op_types]
-    phase, end = [-1] * len(nodes), [0.0] * len(nodes)
-    followers: list[list[int]] = [[] for _ in nodes]
-    missing = [len(n.preds) for n in nodes]
-    start = [0.0] * len(nodes)
-    for i, node in enumerate(nodes):
-        for p in node.preds:
-            followers[p].append(i)
-    ready = [i for i in range(1, len(nodes)) if missing[i] == 0]
-    for i in ready:
-        phase[i] = -1 if nodes[i].is_global else 0
-    heap = [(phase[i], 0.0, i) for i in ready]
-    heapq.heapify(heap)
-    order = []
-    while heap:
-        ph, begin, i = heapq.heappop(heap)
-        order.append(i)
-        node = nodes[i]
-        end[i] = begin + (durations[node.op_type] if node.op_type >= 0 else 0.0)
-        for j in followers[i]:
-            hop = 0 if nodes[j].is_global == node.is_global else 1
-            phase[j] = max(phase[j], ph + hop)
-            start[j] = max(start[j], end[i])
-            missing[j] -= 1
-            if missing[j] == 0:
-                heapq.heappush(heap, (phase[j], start[j], j))
+    durations = [*map(nominal_duration, op_types), 0.0]  # the last one is a join's
+    phase, start, end = [0], [0.0], [0.0]
+    for node in nodes[1:]:
+        hops = (phase[p] + (node.is_global != nodes[p].is_global) for p in node.preds)
+        phase.append(max(hops, default=-1 if node.is_global else 0))
+        start.append(max((end[p] for p in node.preds), default=0.0))
+        end.append(start[-1] + durations[node.op_type])
+    order = sorted(range(1, len(nodes)), key=lambda i: (phase[i], start[i], i))
     return order, phase, max(end)
 
 
-def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
-    """Lay the nodes into arrays, in execution order and with reused slots.
+class _Slots:
+    """Slots of ends: local ones from 1 are reused once given back; global ones are -1, -2, ..."""
 
-    Parameters
-    ----------
-    final : int
-        The node with the step's end; global.
-    n_replicas, n_stages : int
-        How many replicas share the local nodes, and of how many stages.
-    """
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.n_local, self.n_global = 1, 0
+
+    def take(self, is_global: bool) -> int:
+        if is_global:
+            self.n_global += 1
+            return -self.n_global
+        if self.free:
+            return heapq.heappop(self.free)
+        self.n_local += 1
+        return self.n_local - 1
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot > 0:
+                heapq.heappush(self.free, slot)
+
+
+def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
+    """Lay nodes into arrays, in execution order; `final`, a global one, has the step's end."""
     nodes, op_types = builder.nodes, tuple(builder.types)
     order, phase, nominal_s = _execution_order(nodes, op_types)
-    exported = {
-        p for n in nodes if n.is_global for p in n.preds if not nodes[p].is_global and p != START
+    # draws are counted within a stage, in the order of the schedule (not of durations)
+    counters: dict[tuple[bool, int], count[int]] = defaultdict(count)
+    draws = [next(counters[n.is_global, n.stage]) if n.op_type >= 0 else -1 for n in nodes]
+    seen = {p for n in nodes if n.is_global for p in n.preds}
+    last_reader = {
+        p: i for i in order for p in nodes[i].preds if nodes[i].is_global == nodes[p].is_global
     }
-    slots = _Slots(nodes, order)
-    draws = _draw_indices(nodes)
+    slots, slot, export = _Slots(), {START: 0}, {}  # export: what all replicas wait for
     rows: list[tuple[int, ...]] = []
-    phases: list[tuple[int, int, int]] = []
+    phases: list[list[int]] = []
     for i in order:
         node = nodes[i]
         if not phases or phases[-1][0] != phase[i]:
-            phases.append((phase[i], len(rows), len(rows)))
-        preds = [slots.of(p, node.is_global) for p in node.preds]
-        preds += [slots.start] * (2 - len(preds))
-        out = slots.allocate(i)
-        kind = JOIN if node.op_type < 0 else DRAW
-        rows.append(
-            (kind, *preds, out, node.op_type, node.stage, node.microbatch, node.call, draws[i])
-        )
-        if i in exported:
-            rows.append((EXPORT, out, slots.start, slots.export(i), -1, node.stage, -1, -1, -1))
-        slots.release(i)
-        phases[-1] = (phase[i], phases[-1][1], len(rows))
+            phases.append([phase[i], len(rows), 0])
+        preds = [export.get(p, slot[p]) if node.is_global else slot[p] for p in node.preds]
+        out = slot[i] = slots.take(node.is_global)
+        kind, rest = (DRAW if node.op_type >= 0 else JOIN), (0,) * (2 - len(preds))
+        rows.append((kind, *preds, *rest, out, *node[2:], draws[i]))
+        if i in seen and not node.is_global:
+            export[i] = slots.take(True)
+            rows.append((EXPORT, out, 0, export[i], -1, node.stage, -1, -1, -1))
+        slots.give_back(slot[p] for p in node.preds if last_reader.get(p) == i)
+        if i not in last_reader:
+            slots.give_back([out])
+        phases[-1][2] = len(rows)
     table = np.array(rows, np.int64).reshape(len(rows), 9)
-    n_slots = slots.n_local
-    encoded = np.where(table[:, 1:4] < 0, n_slots - 1 - table[:, 1:4], table[:, 1:4])
-    final_slot = n_slots - 1 - slots.of(final, True)
-    names = ("op_type", "stage", "microbatch", "call", "draw")
-    columns = {n: table[:, 4 + k].astype(np.int32) for k, n in enumerate(names)}
+    table[:, 1:4] = np.where(table[:, 1:4] < 0, slots.n_local - 1 - table[:, 1:4], table[:, 1:4])
+    _, *columns = table.T.astype(np.int32)
+    names = ("pred0", "pred1", "out", "op_type", "stage", "microbatch", "call", "draw")
     return StepGraph(
         kind=table[:, 0].astype(np.int8),
-        pred0=encoded[:, 0].astype(np.int32),
-        pred1=encoded[:, 1].astype(np.int32),
-        out=encoded[:, 2].astype(np.int32),
-        **columns,
+        **dict(zip(names, columns, strict=True)),
         phase_global=np.array([p % 2 for p, _, _ in phases], np.uint8),
         phase_lo=np.array([lo for _, lo, _ in phases], np.int64),
         phase_hi=np.array([hi for _, _, hi in phases], np.int64),
@@ -236,76 +221,9 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         n_stages=n_stages,
         n_microbatches=1 + max(n.microbatch for n in nodes),
         n_replicas=n_replicas,
-        n_slots=n_slots,
+        n_slots=slots.n_local,
         n_global_slots=slots.n_global,
-        final_slot=final_slot,
+        final_slot=slots.n_local - 1 - slot[final],
         n_calls=1 + max(n.call for n in nodes),
         nominal_s=nominal_s,
     )
-
-
-def _draw_indices(nodes: list[Node]) -> list[int]:
-    """Index of each draw within its stage, in the order of the schedule (not of durations)."""
-    counters: dict[tuple[bool, int], int] = {}
-    draws = []
-    for node in nodes:
-        if node.op_type < 0:
-            draws.append(-1)
-            continue
-        key = (node.is_global, node.stage)
-        draws.append(counters.get(key, 0))
-        counters[key] = draws[-1] + 1
-    return draws
-
-
-class _Slots:
-    """Slots of ends: local ones are reused once nobody reads them; global ones are -1, -2, ..."""
-
-    start = 0
-
-    def __init__(self, nodes: list[Node], order: list[int]) -> None:
-        self.nodes = nodes
-        self.last_reader: dict[int, int] = {}
-        for i in order:
-            for p in nodes[i].preds:
-                if nodes[i].is_global == nodes[p].is_global:
-                    self.last_reader[p] = i
-        self.slot: dict[int, int] = {START: 0}
-        self.exports: dict[int, int] = {}
-        self.free: list[int] = []
-        self.n_local, self.n_global = 1, 0
-
-    def of(self, node: int, reader_is_global: bool) -> int:
-        """Slot a reader finds a node's end in."""
-        if reader_is_global and not self.nodes[node].is_global:
-            return self.exports[node] if node != START else self.start
-        return self.slot[node]
-
-    def _new_global(self) -> int:
-        self.n_global += 1
-        return -self.n_global
-
-    def allocate(self, node: int) -> int:
-        """Slot for a node's own end."""
-        if self.nodes[node].is_global:
-            self.slot[node] = self._new_global()
-        else:
-            if not self.free:
-                self.free.append(self.n_local)
-                self.n_local += 1
-            self.slot[node] = heapq.heappop(self.free)
-        return self.slot[node]
-
-    def export(self, node: int) -> int:
-        """Global slot that takes the latest end over the replicas."""
-        self.exports[node] = self._new_global()
-        return self.exports[node]
-
-    def release(self, node: int) -> None:
-        """Free what this node was the last to read, and its own slot if nobody reads it."""
-        done = {p for p in self.nodes[node].preds if self.last_reader.get(p) == node}
-        if node not in self.last_reader:
-            done.add(node)
-        for p in done:
-            if p != START and not self.nodes[p].is_global:
-                heapq.heappush(self.free, self.slot[p])

@@ -1,12 +1,11 @@
 """The step graph: which op of a training step waits for which.
 
-Turns a workload and a pipeline schedule into ops: compute and transfers of every stage, gathers and
-reductions of parameters and gradients, and the barriers at the end of the step. Left out:
-durations' variability (see `prism.simulation.variability`) and contention between the streams of
-one GPU.
+Left out: contention between the streams of one GPU.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
@@ -42,12 +41,12 @@ class _Stage:
     """What a stage has reached."""
 
     last: list[int]  # last node of every group member
+    pending: Counter[int]  # gradients still to come, by chunk
+    split: frozenset[tuple[int, int]]  # (chunk, microbatch) of split backwards
     starts: list[list[int]] = field(default_factory=list)  # nodes before each use of parameters
     gathered: set[int] = field(default_factory=set)  # chunks
     gather_stream: int = START
     reduce_stream: int = START
-    pending: dict[int, int] = field(default_factory=dict)  # chunk -> gradients still to come
-    split: frozenset[tuple[int, int]] = frozenset()  # (chunk, microbatch) of split backwards
     reduces: list[Collective] = field(default_factory=list)
 
 
@@ -56,39 +55,36 @@ class _StepBuilder:
 
     def __init__(self, workload: Workload, schedule: Schedule, options: GraphOptions) -> None:
         schedule = Schedule(schedule)
-        self.work, self.schedule, self.options = workload, schedule, options
-        self.b = Builder()
-        self.n_stages = len(schedule)
+        self.work, self.options, self.b = workload, options, Builder()
         self.virtual_stages = schedule.virtual_stages
         self.n_calls = 0
         members = options.group_size if options.resolution == "kernel" else 1
         self.stages = [
-            _Stage([START] * members, split=schedule.split_of(s)) for s in range(self.n_stages)
+            _Stage(
+                [START] * members,
+                Counter(a.chunk for a in actions if a.kind == "B"),
+                schedule.split_of(s),
+            )
+            for s, actions in enumerate(schedule)
         ]
-        for stage, actions in zip(self.stages, schedule, strict=True):
-            for a in actions:
-                if a.kind == "B":
-                    stage.pending[a.chunk] = stage.pending.get(a.chunk, 0) + 1
         self.arrived: dict[Message, int] = {}  # message -> node
-        self.sent: dict[tuple[int, int] | None, int] = {}  # (sender, far link) -> its last node
+        self.sent: dict[tuple[int, int], int] = {}  # (sender, far link) -> its last node
+        self.blocking = options.p2p == "blocking" and len(schedule) > 1
+        self.items: list[list[Action | Meeting]] = (
+            blocking_items(schedule) if self.blocking else [list(a) for a in schedule]
+        )
 
     def build(self) -> tuple[Builder, int]:
         """Lay all items in an order in which their inputs exist, then the step's end."""
-        blocking = self.options.p2p == "blocking" and self.n_stages > 1
-        items: list[list[Action | Meeting]] = (
-            blocking_items(self.schedule) if blocking else [list(a) for a in self.schedule]
-        )
-        if not play_rows(items, lambda s, heads: self._try(s, items, heads, blocking)):
+        if not play_rows(self.items, self._try):
             raise PrismError("schedule: deadlock; some action comes before its input can exist")
         return self.b, self._end_of_step()
 
-    def _try(
-        self, s: int, items: list[list[Action | Meeting]], heads: list[int], blocking: bool
-    ) -> bool:
-        item = items[s][heads[s]]
+    def _try(self, s: int, heads: list[int]) -> bool:
+        item = self.items[s][heads[s]]
         if isinstance(item, Meeting):
             peer = item.stages[0] if item.stages[1] == s else item.stages[1]
-            if heads[peer] >= len(items[peer]) or items[peer][heads[peer]] != item:
+            if self.items[peer][heads[peer] : heads[peer] + 1] != [item]:
                 return False
             self._meet(item)
             heads[peer] += 1
@@ -96,7 +92,7 @@ class _StepBuilder:
             source = _source(item, s, self.virtual_stages)
             if source is not None and source not in self.arrived:
                 return False
-            self._action(s, item, blocking)
+            self._action(s, item, [] if source is None else [self.arrived[source]])
         return True
 
     def _meet(self, meeting: Meeting) -> None:
@@ -110,13 +106,10 @@ class _StepBuilder:
         node = preds[0] if len(preds) == 1 else self.b.join(preds, stage=low)
         a.last, b.last = [node] * len(a.last), [node] * len(b.last)
 
-    def _action(self, s: int, action: Action, blocking: bool) -> None:
+    def _action(self, s: int, action: Action, inputs: list[int]) -> None:
         stage = self.stages[s]
-        source = _source(action, s, self.virtual_stages)
         # a weight's gradient needs its input and its output's gradient, not the weight
-        waits = [] if action.kind == "W" else self._gather(s, action.chunk)
-        if source is not None:
-            waits.append(self.arrived[source])
+        waits = inputs if action.kind == "W" else self._gather(s, action.chunk) + inputs
         work, split = self.work.chunks[s][action.chunk], action[1:] in stage.split
         op_kind, kernels = {
             "F": ("forward", work.forward),
@@ -130,7 +123,7 @@ class _StepBuilder:
             node = self.b.add(stage.last + waits, op_type, stage=s, microbatch=action.microbatch)
             stage.last = [node]
         if action.kind != "W":
-            self._send(s, action, blocking)
+            self._send(s, action)
         if action.kind == ("W" if split else "B"):
             self._reduce(s, action.chunk)
 
@@ -151,32 +144,27 @@ class _StepBuilder:
                 last[g] = self.b.add([last[g]], op_type, stage=s, microbatch=microbatch, call=call)
         self.stages[s].last = last
 
-    def _send(self, s: int, action: Action, blocking: bool) -> None:
+    def _send(self, s: int, action: Action) -> None:
         end = self.b.join(self.stages[s].last, stage=s)
         virtual = self.virtual_stages.virtual(s, action.chunk)
         reader = self.virtual_stages.next_of(action, s)
         link = None if reader is None else self.virtual_stages.link(virtual, reader)
-        if link is not None and not blocking:
-            end = self._lay_transfer(s, link, end, action.microbatch)
+        if link is not None and not self.blocking:
+            for i, transfer in enumerate(self.work.transfers(link)):
+                op_type = OpType("transfer", s, collective=transfer, link=link)
+                # out of a site it queues behind the sender's last one
+                queued = i == 0 and link in self.work.far_transfers
+                preds = [end, self.sent.get((s, link), START)] if queued else [end]
+                end = self.b.add(preds, op_type, stage=s, microbatch=action.microbatch)
+                if queued:
+                    self.sent[s, link] = end
         self.arrived[action.kind, virtual, action.microbatch] = end
-
-    def _lay_transfer(self, s: int, link: int, end: int, microbatch: int) -> int:
-        """Lay what a transfer takes; out of a site it queues behind the sender's last one."""
-        for i, transfer in enumerate(self.work.transfers(link)):
-            op_type = OpType("transfer", s, collective=transfer, link=link)
-            queue = (s, link) if i == 0 and link in self.work.far_transfers else None
-            preds = [end, self.sent[queue]] if queue in self.sent else [end]
-            end = self.b.add(preds, op_type, stage=s, microbatch=microbatch)
-            if queue is not None:
-                self.sent[queue] = end
-        return end
 
     # -- data parallelism -------------------------------------------------------------------
 
     def _gather(self, s: int, chunk: int) -> list[int]:
         """Parameters of a chunk, gathered on a stream of their own, prefetched a few uses ahead."""
-        collectives = self.work.gathers(s, chunk)
-        stage = self.stages[s]
+        collectives, stage = self.work.gathers[s][chunk], self.stages[s]
         if not collectives:
             return []
         if chunk in stage.gathered and not self.options.reshard_after_forward:
@@ -186,12 +174,7 @@ class _StepBuilder:
         k = len(stage.starts) - 1 - ahead
         issued = stage.starts[k] if k >= 0 else []
         for collective in collectives:
-            stage.gather_stream = self.b.add(
-                [stage.gather_stream, *issued],
-                OpType(collective.op_kind, s, collective=collective),
-                is_global=collective.group != "shard",
-                stage=s,
-            )
+            stage.gather_stream = self._collective(s, [stage.gather_stream, *issued], collective)
         stage.gathered.add(chunk)
         return [stage.gather_stream]
 
@@ -201,47 +184,43 @@ class _StepBuilder:
         stage.pending[chunk] -= 1
         if stage.pending[chunk] > 0 and not self.options.reshard_after_forward:
             return
-        for collective in self.work.reduces(s, chunk):
-            if self.options.overlap:
-                self._lay_reduce(s, collective, stage.last)
-            else:
-                stage.reduces.append(collective)
+        stage.reduces.extend(self.work.reduces[s][chunk])
+        if self.options.overlap:
+            self._lay_reduces(s)
 
-    def _lay_reduce(self, s: int, collective: Collective, after: list[int]) -> None:
+    def _lay_reduces(self, s: int) -> None:
         stage = self.stages[s]
-        stage.reduce_stream = self.b.add(
-            [*after, stage.reduce_stream],
-            OpType(collective.op_kind, s, collective=collective),
-            is_global=collective.group != "shard",
-            stage=s,
-        )
+        for collective in stage.reduces:
+            preds = [*stage.last, stage.reduce_stream]
+            stage.reduce_stream = self._collective(s, preds, collective)
+        stage.reduces.clear()
 
     def _end_of_step(self) -> int:
         """Lay the chain of barriers at the end of the step; the last one is global."""
-        for s, stage in enumerate(self.stages):
-            for collective in stage.reduces:
-                self._lay_reduce(s, collective, stage.last)
+        for s in range(len(self.stages)):
+            self._lay_reduces(s)
         done = [
             self.b.join([*st.last, st.reduce_stream], stage=s, is_global=True)
             for s, st in enumerate(self.stages)
         ]
         if self.work.layernorm_reduce is not None:
-            done = [self._end_op(s, [d], self.work.layernorm_reduce) for s, d in enumerate(done)]
-        if self.work.embedding_reduce is not None and self.n_stages > 1:
-            both = self._end_op(0, [done[0], done[-1]], self.work.embedding_reduce)
+            norms = self.work.layernorm_reduce
+            done = [self._collective(s, [d], norms) for s, d in enumerate(done)]
+        if self.work.embedding_reduce is not None and len(done) > 1:
+            both = self._collective(0, [done[0], done[-1]], self.work.embedding_reduce)
             done[0] = done[-1] = both
         if self.work.grad_norm_reduce is not None:
-            done = [self._end_op(0, done, self.work.grad_norm_reduce)] * self.n_stages
-        gathers = self.work.param_gather, self.work.expert_param_gather
-        for per_stage in (self.work.optimizer, *gathers):
+            done = [self._collective(0, done, self.work.grad_norm_reduce)] * len(done)
+        for per_stage in (self.work.optimizer, *self.work.param_gathers):
             for s, last in enumerate(per_stage):
                 if last is not None:
-                    done[s] = self._end_op(s, [done[s]], last)
+                    done[s] = self._collective(s, [done[s]], last)
         return self.b.join(done, is_global=True)
 
-    def _end_op(self, s: int, preds: list[int], collective: Collective) -> int:
+    def _collective(self, s: int, preds: list[int], collective: Collective) -> int:
+        """Lay a collective, of all replicas unless it is a shard group's own."""
         op_type = OpType(collective.op_kind, s, collective=collective)
-        return self.b.add(preds, op_type, is_global=True, stage=s)
+        return self.b.add(preds, op_type, is_global=collective.group != "shard", stage=s)
 
 
 def _source(action: Action, stage: int, stages: VirtualStages) -> Message | None:
@@ -250,36 +229,25 @@ def _source(action: Action, stage: int, stages: VirtualStages) -> Message | None
     return None if virtual is None else (action.kind, virtual, action.microbatch)
 
 
-def _target(action: Action, stage: int, stages: VirtualStages) -> int | None:
-    """Stage that reads what an action sends, None where no other stage does."""
-    virtual = stages.next_of(action, stage)
-    reader = stage if virtual is None else stages.place(virtual)[0]
-    return None if reader == stage else reader
-
-
 def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
     """Interleave a schedule of one chunk per stage with its blocking transfers.
 
     A send followed at once by a receive from the same neighbour is one meeting where the
     neighbour's order mirrors it, as Megatron's send-forward-recv-backward.
     """
-    stages = VirtualStages(len(schedule))
-    adjacent: list[dict[Message, Message]] = []
+    stages = VirtualStages(len(schedule))  # of one chunk each: a virtual stage is a stage
+    answers: dict[Message, Message] = {}  # to a message, what its sender then reads from the reader
     for s, actions in enumerate(schedule):
-        pairs: dict[Message, Message] = {}
-        for a, b in zip(actions, actions[1:], strict=False):
-            received, peer = _source(b, s, stages), _target(a, s, stages)
-            if received is not None and peer is not None and received[1] == peer:
-                pairs[a.kind, s, a.microbatch] = received
-        adjacent.append(pairs)
+        for a, b in pairwise(actions):
+            received = _source(b, s, stages)
+            if received is not None and received[1] == stages.next_of(a, s):
+                answers[a.kind, s, a.microbatch] = received
 
     def meeting(message: Message, reader: int) -> Meeting:
-        sender = message[1]
-        messages = {message}
-        answer = adjacent[sender].get(message)
-        if answer is not None and adjacent[answer[1]].get(answer) == message:
-            messages.add(answer)
-        return Meeting((min(sender, reader), max(sender, reader)), frozenset(messages))
+        both, answer = (message[1], reader), answers.get(message)
+        mutual = answer is not None and answers.get(answer) == message
+        messages = (message, answer) if answer is not None and mutual else (message,)
+        return Meeting((min(both), max(both)), frozenset(messages))
 
     items: list[list[Action | Meeting]] = []
     for s, actions in enumerate(schedule):
@@ -291,27 +259,14 @@ def blocking_items(schedule: Schedule) -> list[list[Action | Meeting]]:
                 if not row or row[-1] != before:
                     row.append(before)
             row.append(a)
-            peer = _target(a, s, stages)
-            if peer is not None:
-                row.append(meeting((a.kind, s, a.microbatch), peer))
+            reader = stages.next_of(a, s)
+            if reader is not None:
+                row.append(meeting((a.kind, s, a.microbatch), reader))
         items.append(row)
     return items
 
 
 def build_step_graph(workload: Workload, schedule: Schedule, options: GraphOptions) -> StepGraph:
-    """Build the arrays of one step.
-
-    Parameters
-    ----------
-    workload : Workload
-        Ops with nominal durations [s].
-    schedule : Schedule
-        Action lists per stage.
-
-    Raises
-    ------
-    PrismError
-        The schedule deadlocks.
-    """
+    """Build the arrays of one step; PrismError where the schedule deadlocks."""
     builder, final = _StepBuilder(workload, schedule, options).build()
     return build_arrays(builder, final, options.n_replicas, len(schedule))

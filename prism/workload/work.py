@@ -1,16 +1,12 @@
-"""What one step does, as data: its kernels and collectives, and how long they would take alone.
-
-A `Workload` holds the nominal work of a job; a calibrated library's two factors scale its
-durations.
-"""
+"""What one step does, as data: its kernels and collectives, and how long they would take alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from prism.workload.kernels import ChunkWork, is_compute
+from prism.workload.kernels import ChunkWork, Kernel, is_compute
 
 if TYPE_CHECKING:
     from prism.distributions.library import Library
@@ -23,98 +19,49 @@ COMMUNICATION_FACTOR = "nominal/communication_time_factor"
 
 @dataclass(frozen=True)
 class Collective:
-    """An op that is one for its whole group, or one GPU's optimizer.
-
-    Attributes
-    ----------
-    op_kind : str
-        ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``transfer`` or ``optimizer``.
-    duration : float
-        Nominal duration from the last arrival [s].
-    bytes : float
-        Message size, or memory traffic of the optimizer [byte].
-    law : str
-        Library entry of its residual.
-    group : str
-        Who takes part: a group of `Cluster.group`, ``hop`` (two neighbouring stages), or ``""``.
-    """
+    """An op that is one for its whole group, or one GPU's optimizer."""
 
     name: str
-    op_kind: str
+    op_kind: str  # all_gather, reduce_scatter, all_reduce, transfer or optimizer
     kernel_class: str
-    duration: float
-    bytes: float
-    law: str
-    group: str = ""
+    duration: float  # nominal, from the last arrival [s]
+    bytes: float  # message size, or memory traffic of the optimizer [byte]
+    law: str  # library entry of its residual
+    group: str = ""  # who takes part: of `Cluster.group`, or hop: two neighbouring stages
 
 
-PerChunk = tuple[tuple[Collective | None, ...], ...]
+PerChunk = tuple[tuple[tuple[Collective, ...], ...], ...]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one step does. Shapes are ``[stage][chunk]`` or ``[stage]``; None is nothing to do.
+    """What one step does, [stage][chunk] or [stage]; None or nothing where there is nothing to do.
 
-    Attributes
-    ----------
-    chunks : tuple
-        Kernels; with one stage, chunks are fsdp units or ddp buckets in layer order.
-    transfer : Collective or None
-        Activation (and its gradient) to a neighbouring stage; None takes no time.
-    far_transfers : mapping of int to (Collective, Collective)
-        On links that leave a site, by the stage that sends forward: the time a
-        transfer holds the uplink, which the next one waits for, and its time on the way.
-    gather, reduce, replicate : tuple
-        fsdp's parameter all-gather; the gradients' reduction over dp and cp, or within a shard
-        group; hsdp's all-reduce of its parts over the shard groups.
-    expert_gather, expert_reduce, expert_param_gather : tuple
-        The same of routed experts, which fewer ranks share; None or empty without.
-    layernorm_reduce, embedding_reduce, grad_norm_reduce : Collective or None
-        All-reduces at the end of the step: tp, first and last stage, all ranks.
-    optimizer, param_gather : tuple
-        Per stage: Adam on one GPU's shard; zero1's parameter all-gather.
-    model_flop : float
-        Useful work of the job's step, see `count_model_flop` [flop]; 0 if unknown.
-    tokens : float
-        Tokens of the job's step; 0 if unknown.
+    With one stage, chunks are fsdp units or ddp buckets in layer order. Routed experts, which fewer
+    ranks share, have collectives of their own.
     """
 
     chunks: tuple[tuple[ChunkWork, ...], ...]
-    transfer: Collective | None
-    gather: PerChunk
-    reduce: PerChunk
-    layernorm_reduce: Collective | None
-    embedding_reduce: Collective | None
-    grad_norm_reduce: Collective | None
-    optimizer: tuple[Collective, ...]
-    param_gather: tuple[Collective | None, ...]
-    model_flop: float
-    tokens: float
-    replicate: PerChunk | None = None
-    expert_gather: PerChunk | None = None
-    expert_reduce: PerChunk | None = None
-    expert_param_gather: tuple[Collective | None, ...] = ()
+    gathers: PerChunk  # fsdp's parameters, one after the other
+    reduces: PerChunk  # gradients over dp and cp; hsdp: in a shard group, then over those
+    transfer: Collective | None = None  # activation or gradient to a neighbouring stage
+    # on links that leave a site, by the stage that sends forward: the time that a transfer holds
+    # the uplink, which the next one waits for, and its time on the way
     far_transfers: Mapping[int, tuple[Collective, Collective]] = field(default_factory=dict)
-
-    def gathers(self, stage: int, chunk: int) -> list[Collective]:
-        """All-gathers of a chunk's parameters: of all, or of dense ones and of experts."""
-        return _present((self.gather, self.expert_gather), stage, chunk)
-
-    def reduces(self, stage: int, chunk: int) -> list[Collective]:
-        """Reductions of a chunk's gradients, one after the other."""
-        return _present((self.reduce, self.replicate, self.expert_reduce), stage, chunk)
+    # all-reduces at the end of the step: tp, first and last stage, all ranks
+    layernorm_reduce: Collective | None = None
+    embedding_reduce: Collective | None = None
+    grad_norm_reduce: Collective | None = None
+    optimizer: tuple[Collective, ...] = ()  # Adam on one GPU's shard
+    param_gathers: tuple[tuple[Collective | None, ...], ...] = ()  # zero1's, row by row
+    model_flop: float = 0.0  # useful work, see `count_model_flop` [flop]; 0 if unknown
+    tokens: float = 0.0  # 0 if unknown
 
     def transfers(self, link: int) -> tuple[Collective, ...]:
         """Return what a transfer on a link takes in turn; nothing where it takes no time."""
         if link in self.far_transfers:
             return self.far_transfers[link]
         return (self.transfer,) if self.transfer is not None and self.transfer.duration > 0 else ()
-
-
-def _present(each: tuple[PerChunk | None, ...], stage: int, chunk: int) -> list[Collective]:
-    """Return the collectives of a chunk that there are."""
-    found = (rows[stage][chunk] for rows in each if rows is not None)
-    return [collective for collective in found if collective is not None]
 
 
 def nominal_step(workload: Workload, layout: ParallelismBlock) -> float:
@@ -138,30 +85,17 @@ def scaled(workload: Workload, library: Library | None) -> Workload:
         return workload
     compute, communication = library.value(COMPUTE_FACTOR), library.value(COMMUNICATION_FACTOR)
 
-    def one(op: Any) -> Any:
-        if op is None:
-            return None
-        factor = compute if is_compute(op.kernel_class) else communication
-        return replace(op, duration=op.duration * factor)
+    def scale(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(scale, part))
+        if isinstance(part, dict):
+            return {key: scale(value) for key, value in part.items()}
+        if isinstance(part, Kernel | Collective):
+            factor = compute if is_compute(part.kernel_class) else communication
+            return replace(part, duration=part.duration * factor)
+        if isinstance(part, ChunkWork | Workload):
+            return replace(part, **{f.name: scale(getattr(part, f.name)) for f in fields(part)})
+        return part
 
-    def chunk(work: ChunkWork) -> ChunkWork:
-        halves = work.forward, work.backward, work.inputs, work.weights
-        return ChunkWork(*(tuple(map(one, kernels)) for kernels in halves))
-
-    def each(rows: PerChunk) -> PerChunk:
-        return tuple(tuple(map(one, row)) for row in rows)
-
-    w = workload
-    return replace(
-        w,
-        chunks=tuple(tuple(map(chunk, row)) for row in w.chunks),
-        transfer=one(w.transfer), gather=each(w.gather), reduce=each(w.reduce),
-        replicate=None if w.replicate is None else each(w.replicate),
-        expert_gather=None if w.expert_gather is None else each(w.expert_gather),
-        expert_reduce=None if w.expert_reduce is None else each(w.expert_reduce),
-        expert_param_gather=tuple(map(one, w.expert_param_gather)),
-        layernorm_reduce=one(w.layernorm_reduce), embedding_reduce=one(w.embedding_reduce),
-        grad_norm_reduce=one(w.grad_norm_reduce), optimizer=tuple(map(one, w.optimizer)),
-        param_gather=tuple(map(one, w.param_gather)),
-        far_transfers={link: (one(a), one(b)) for link, (a, b) in w.far_transfers.items()},
-    )  # fmt: skip
+    whole: Workload = scale(workload)
+    return whole
