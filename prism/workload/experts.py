@@ -2,10 +2,7 @@
 
 A token goes to `experts_per_token` routed experts, which an ep group of data-parallel ranks holds
 between them: sent there by an all-to-all, computed as one grouped product, sent back by another.
-The busiest rank has more than its share by a fixed factor; how that varies is
-`prism.simulation.variability`'s `expert` effect. Left out: dropped tokens, the loss that balances
-experts, shared experts beside the all-to-alls, recomputation of parts of a layer (which a job may
-not ask for).
+Left out: dropped tokens, the loss that balances experts, shared experts beside the all-to-alls.
 
 References
 ----------
@@ -94,8 +91,6 @@ class SparseTransformer(Transformer):
             self._residual("mlp_residual"),
         )
 
-    # -- experts ------------------------------------------------------------------------------
-
     @property
     def _copies(self) -> float:
         """Tokens that a rank's routed experts compute, in the mean: every token several times."""
@@ -106,22 +101,14 @@ class SparseTransformer(Transformer):
         """Routed experts of one rank."""
         return self.model.n_experts / self.layout.ep
 
-    @property
-    def _up(self) -> float:
-        """First products of a feed-forward layer: two where it is gated."""
-        return 2.0 if self.model.gated_mlp else 1.0
-
     def _routed(self) -> tuple[Kernel, ...]:
         """Dispatch, routed experts, combine."""
-        s, r, n, held = self.sizes, self.rates, self._copies, self._held
-        up = self._up * s.expert
+        width, n, held = self.sizes.expert, self._copies, self._held
         return self._unbalanced(
             *self._to_all("dispatch"),
             *self._gather_copies("experts_all_gather", "all_gather"),
             *self._sort("sort"),
-            r.gemm("expert_up", "gemm_expert", n, up, s.hidden, groups=held),
-            r.memory("expert_activation", 2.0 * n * (up + s.expert)),
-            r.gemm("expert_down", "gemm_expert", n, s.hidden, s.expert, groups=held),
+            *self._mlp("expert", width, "gemm_expert", n, held),
             *self._sort("unsort"),
             *self._gather_copies("experts_reduce_scatter", "reduce_scatter"),
             *self._to_all("combine"),
@@ -129,17 +116,12 @@ class SparseTransformer(Transformer):
 
     def _routed_backward(self) -> tuple[Kernel, ...]:
         """Gradients of `_routed`, with its two all-to-alls."""
-        s, r, n, held = self.sizes, self.rates, self._copies, self._held
-        up = self._up * s.expert
+        width, n, held = self.sizes.expert, self._copies, self._held
         return self._unbalanced(
             *self._to_all("combine_backward"),
             *self._gather_copies("experts_backward_all_gather", "all_gather"),
             *self._sort("unsort_backward"),
-            *self._gemm_backward(
-                "expert_down", "gemm_expert", s.hidden, s.expert, tokens=n, groups=held
-            ),
-            r.memory("expert_activation_backward", 2.0 * n * (2.0 * up + s.expert)),
-            *self._gemm_backward("expert_up", "gemm_expert", up, s.hidden, tokens=n, groups=held),
+            *self._mlp_backward("expert", width, "gemm_expert", n, held),
             *self._sort("sort_backward"),
             *self._gather_copies("experts_backward_reduce_scatter", "reduce_scatter"),
             *self._to_all("dispatch_backward"),
@@ -147,31 +129,17 @@ class SparseTransformer(Transformer):
 
     def _shared(self) -> tuple[Kernel, ...]:
         """Experts that every token goes to: a dense MLP beside the routed ones."""
-        s, r = self.sizes, self.rates
         if not self.model.n_shared_experts:
             return ()
-        up = self._up * s.shared
-        return (
-            *self._enter("shared"),
-            r.gemm("shared_up", "gemm_mlp", s.tokens, up, s.hidden),
-            r.memory("shared_activation", 2.0 * s.tokens * (up + s.shared)),
-            r.gemm("shared_down", "gemm_mlp", s.tokens, s.hidden, s.shared),
-            *self._leave("shared"),
-        )
+        mlp = self._mlp("shared", self.sizes.shared)
+        return (*self._enter("shared"), *mlp, *self._leave("shared"))
 
     def _shared_backward(self) -> tuple[Kernel, ...]:
         """Gradients of `_shared`."""
-        s = self.sizes
         if not self.model.n_shared_experts:
             return ()
-        up = self._up * s.shared
-        n_bytes = 2.0 * s.tokens * (2.0 * up + s.shared)
-        return (
-            *self._enter_backward("shared"),
-            *self._gemm_backward("shared_down", "gemm_mlp", s.hidden, s.shared),
-            self.rates.memory("shared_activation_backward", n_bytes),
-            *self._gemm_backward("shared_up", "gemm_mlp", up, s.hidden, leave="shared"),
-        )
+        mlp = self._mlp_backward("shared", self.sizes.shared, leave="shared")
+        return (*self._enter("shared_backward"), *mlp)
 
     def _scatter(self, name: str) -> Kernel:
         """Copy tokens to where their experts want them, or add up what came back."""
@@ -203,8 +171,6 @@ class SparseTransformer(Transformer):
     def _overlapped(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         """Leave of all-to-alls what is exposed beside another microbatch's compute.
 
-        Notes
-        -----
         DualPipe pairs a forward with a backward of another microbatch, so that each direction's
         all-to-alls run beside as much compute as it has itself ([1]_, section 3.2.1). What of them
         is longer is exposed, and at least `TP_OVERLAP_COST`, which stands for the multiprocessors
@@ -218,8 +184,6 @@ class SparseTransformer(Transformer):
         return tuple(
             replace(k, duration=k.duration * left) if k.group == "ep" else k for k in kernels
         )
-
-    # -- multi-head latent attention ------------------------------------------------------------
 
     def _project(self) -> tuple[Kernel, ...]:
         """Project the stream, or latents that every tp rank computes, to queries, keys, values.

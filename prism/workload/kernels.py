@@ -1,9 +1,7 @@
 """Nominal durations of kernels on one GPU, from a measured table or a roofline.
 
-A matrix product takes its measured throughput where the library has the device's, else a roofline
-with the library's efficiencies; attention and memory-bound kernels take the roofline. Nominal is
-the mean: what makes a kernel vary is `prism.simulation.variability`. Left out: shapes (only flop
-counts choose the throughput), clocks, and kernels that overlap each other.
+Nominal is the mean. Left out: shapes (only flop counts choose the throughput), clocks, and kernels
+that overlap each other.
 """
 
 from __future__ import annotations
@@ -50,37 +48,18 @@ def is_compute(kernel_class: str) -> bool:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of one GPU, or one collective of its tp, cp or ep group.
-
-    Attributes
-    ----------
-    duration : float
-        Nominal duration [s]; of a collective, the exposed part of its transfer.
-    flop, bytes : float
-        Work [flop] and memory traffic (a collective: message size) [byte].
-    law : str
-        Library entry of its residual.
-    group : str
-        ``""`` for a kernel on its own, ``tp``, ``cp`` or ``ep`` for a collective of that group:
-        nobody passes it before all members have come.
-    is_weight : bool
-        Whether it gives nothing but a weight's gradient, and may wait (`split_backward`).
-    hidden_s : float
-        Part of a collective's transfer that a weight gradient beside it hides [s].
-    routed : bool
-        Whether its work follows how tokens are routed to the ranks of an ep group.
-    """
+    """One kernel of one GPU, or one collective of its tp, cp or ep group."""
 
     name: str
     kernel_class: str
-    duration: float
+    duration: float  # nominal; of a collective, the exposed part of its transfer [s]
     flop: float
-    bytes: float
-    law: str
-    group: str = ""
-    is_weight: bool = False
-    hidden_s: float = 0.0
-    routed: bool = False
+    bytes: float  # memory traffic; of a collective, its message
+    law: str  # library entry of its residual
+    group: str = ""  # of a collective: nobody passes it before all members have come
+    is_weight: bool = False  # gives nothing but a weight's gradient, and may wait
+    hidden_s: float = 0.0  # of a collective, what a weight gradient beside it hides [s]
+    routed: bool = False  # its work follows how tokens are routed to the ranks of an ep group
 
 
 @dataclass(frozen=True)
@@ -112,34 +91,17 @@ def split_backward(kernels: tuple[Kernel, ...]) -> tuple[tuple[Kernel, ...], tup
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU achieves, and the kernels that follow from it.
+    """What a GPU achieves, and the kernels that follow from it."""
 
-    Attributes
-    ----------
-    gemm_flop_per_s, gemm_half_flop : float
-        Roofline of matrix products: rate of a large one [flop/s], and the size that reaches half
-        of it [flop].
-    attention_flop_per_s, attention_backward_flop_per_s : float
-        Rates of fused attention [flop/s].
-    memory_bytes_per_s, launch_s : float
-        Achieved memory bandwidth [byte/s]; fixed time of any kernel [s].
-    table : GemmTable or None
-        Measured throughput by size, for this device.
-    gemm_derate : float
-        Throughput inside training over throughput of a product measured on its own.
-    compute_factor, memory_factor : float
-        How many times longer compute and memory traffic take on a hardware variant.
-    """
-
-    gemm_flop_per_s: float
-    gemm_half_flop: float
+    gemm_flop_per_s: float  # of a large product
+    gemm_half_flop: float  # the size that reaches half of it
     attention_flop_per_s: float
     attention_backward_flop_per_s: float
     memory_bytes_per_s: float
-    launch_s: float
-    table: GemmTable | None = None
-    gemm_derate: float = 1.0
-    compute_factor: float = 1.0
+    launch_s: float  # fixed time of any kernel
+    table: GemmTable | None = None  # measured throughput by size, for this device
+    gemm_derate: float = 1.0  # throughput inside training over that of a product on its own
+    compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
     memory_factor: float = 1.0
 
     def gemm(
@@ -179,8 +141,6 @@ class Rates:
     def gemm_time(self, flop: float) -> float:
         """Duration [s] of a matrix product of `flop` operations.
 
-        Notes
-        -----
         From the table, interpolated in log size and constant beyond its ends. Without one
         ``flop / (rate * flop / (flop + half)) = (flop + half) / rate``. Both over the derate.
         """

@@ -40,30 +40,19 @@ loss is computed as torch's cross entropy does, the product in bfloat16 and the 
 log-softmax and of its input in float32. Megatron's fused loss, in place, has 4 bytes beside."""
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
+_schedule = lru_cache(maxsize=256)(make_schedule)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one GPU of the busiest stage holds at the worst moment [byte].
+    """What one GPU of the busiest stage holds at the worst moment [byte]."""
 
-    Attributes
-    ----------
-    weights, gradients, optimizer : float
-        Parameters in bfloat16 as far as they are there whole, their gradients, Adam's state.
-    activations : float
-        Kept from forwards whose backwards are still to come.
-    workspace : float
-        Beside them, while a backward runs.
-    stage : int
-        The busiest pipeline stage.
-    """
-
-    weights: float
+    weights: float  # in bfloat16, as far as they are there whole
     gradients: float
-    optimizer: float
-    activations: float
-    workspace: float
-    stage: int
+    optimizer: float  # Adam's state
+    activations: float  # kept from forwards whose backwards are still to come
+    workspace: float  # beside them, while a backward runs
+    stage: int  # the busiest one
 
     @property
     def total(self) -> float:
@@ -78,25 +67,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What a model chunk adds on one GPU: parameters, and bytes.
-
-    A forward leaves `kept`, the input half of a split backward `late` for the weight half, and a
-    backward has `workspace` beside it. Routed experts count among the parameters, and again by
-    themselves where fewer ranks share them.
-    """
+    """What a model chunk adds on one GPU: parameters, and bytes."""
 
     parameters: float
-    experts: float
-    kept: float
-    workspace: float
-    late: float
+    experts: float  # of the parameters, those of routed experts where fewer ranks share them
+    kept: float  # by a forward
+    workspace: float  # beside a backward
+    late: float  # left by the input half of a split backward for the weight half
 
 
 def memory_limit(job: Job) -> float:
     """Memory [byte] that a job may take of its device.
 
-    Notes
-    -----
     The data sheet's figure in decimal gigabytes, as in `prism.cluster.devices.DEVICES`. A driver
     shows as many binary ones (an H100 of 80 GB: 79.1 GiB), so some 6 % are the reserve for CUDA,
     NCCL and what the allocator loses.
@@ -107,19 +89,6 @@ def memory_limit(job: Job) -> float:
 def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float]:
     """Bytes of one layer's activations on one GPU for one microbatch: all, and those kept.
 
-    Parameters
-    ----------
-    sparse : bool
-        Whether the layer has experts.
-
-    Returns
-    -------
-    all, kept : float
-        What backward needs of a layer, and what is kept for it after the forward: the layer's
-        input alone with full recomputation, a part with selective [byte].
-
-    Notes
-    -----
     Per token in bfloat16: both norms' inputs and outputs 8 h, query, key, value and attention's
     output 4 q + 4 k, and the MLP's product(s) and their activation 4 f (plain) or 6 f (gated), f
     its width. With f = 4 h and as many key heads as heads that is 32 h, where [1]_ has 34 h with
@@ -152,20 +121,8 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
 
 
 def estimate_memory(job: Job) -> Memory | None:
-    """Estimate the memory of the busiest stage's GPUs.
+    """Estimate the memory of the busiest stage's GPUs; None where the model is not known.
 
-    Parameters
-    ----------
-    job : Job
-        With a model; explicit durations and fitted traces have no sizes.
-
-    Returns
-    -------
-    Memory or None
-        None where the model is not known.
-
-    Notes
-    -----
     Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam; zero1 shards Adam's;
     fsdp and hsdp all but what is gathered: with resharding the units in use and prefetched, and
     the gradients of two (one computed, one on its way); without, a chunk's weights from its first
@@ -187,29 +144,13 @@ def estimate_memory(job: Job) -> Memory | None:
     """
     if job.model.durations is not None or job.variability.model is not None:
         return None
-    p, rows = job.parallelism, _chunks(job)
-    schedule = _schedule(p.schedule, p.pp, _steady(p.schedule, p.pp, p.microbatches), len(rows[0]))
-    seen: list[list[_Chunk]] = []
-    found: list[Memory] = []
-    for stage, row in enumerate(rows):
-        # of stages with the same chunks the first has most in flight, unless weights wait
-        if p.splits or row not in seen:
-            seen.append(row)
-            found.append(_peak(job, stage, row, schedule))
-    return max(found, key=lambda memory: memory.total)
-
-
-def _steady(name: str, n_stages: int, n_microbatches: int) -> int:
-    """Give the fewest microbatches that hold as much at the worst moment."""
-    if name == "gpipe" and n_stages > 1:
-        return n_microbatches
-    return min(n_microbatches, STEADY_ROUNDS * n_stages)
-
-
-@lru_cache(maxsize=256)
-def _schedule(name: str, n_stages: int, n_microbatches: int, n_chunks: int) -> Schedule:
-    """Make a schedule, or take it from where it was made for another layout."""
-    return make_schedule(name, n_stages, n_microbatches, n_chunks)
+    p, rows, microbatches = job.parallelism, _chunks(job), job.parallelism.microbatches
+    if p.schedule != "gpipe" or p.pp == 1:
+        microbatches = min(microbatches, STEADY_ROUNDS * p.pp)
+    schedule = _schedule(p.schedule, p.pp, microbatches, len(rows[0]))
+    # of stages with the same chunks the first has most in flight, unless weights wait
+    stages = [s for s, row in enumerate(rows) if p.splits or row not in rows[:s]]
+    return max((_peak(job, s, rows[s], schedule) for s in stages), key=lambda memory: memory.total)
 
 
 def _chunks(job: Job) -> list[list[_Chunk]]:
@@ -246,10 +187,11 @@ def _beside(job: Job, sparse: bool) -> float:
     """
     model, p, s = job.model, job.parallelism, shard_sizes(job.model, job.parallelism)
     whole, kept = layer_activation_bytes(job, sparse)
-    inside = s.ffn * (2.0 if model.gated_mlp else 1.0)
+    products = 2.0 if model.gated_mlp else 1.0
+    inside = s.ffn * products
     if sparse:
         copies = model.experts_per_token * expert_imbalance(model, p)
-        inside = copies * (s.hidden + s.expert * (2.0 if model.gated_mlp else 1.0))
+        inside = copies * (s.hidden + s.expert * products)
     gathered = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
     return gathered + 2.0 * s.tokens * inside + whole - kept
 
@@ -279,8 +221,8 @@ def _worst_moment(
 ) -> tuple[float, float, float, float]:
     """Activations, gathered weights, whole gradients and workspace when they are most [byte].
 
-    The latter two count only where they last: weights from a chunk's first forward to its last
-    backward, gradients from the first action that adds to them to the last.
+    Weights and gradients count only where they last: from a chunk's first forward to its last
+    backward, and from the first action that adds to them to the last.
     """
     actions, split = schedule[stage], schedule.split_of(stage)
     uses = Counter(a.chunk for a in actions if a.kind == "B") if lasting else Counter()

@@ -1,9 +1,7 @@
 """A dense transformer's kernels on one GPU of a tp x cp group: layer, embedding, loss.
 
-Attention with grouped heads, causal, balanced over cp; a plain or gated MLP; flash attention;
-bfloat16 with float32 gradients. Tensor parallelism is Megatron's, with or without sequence
-parallelism. Left out: dropout, biases, fp8, and fusions of kernels beyond those named; experts and
-latent attention are `prism.workload.experts`'s.
+Causal attention with grouped heads, balanced over cp; flash attention; tensor parallelism as in
+Megatron. Left out: dropout, biases, fp8, and fusions of kernels beyond those named.
 """
 
 from __future__ import annotations
@@ -60,8 +58,8 @@ class Transformer:
         return (
             self._norm("attention_norm"),
             *self._project(),
-            *self._gather_keys("attention"),
-            self._attention("attention"),
+            *self._cp("attention_keys_all_gather", "all_gather"),
+            self._attention(),
             self.rates.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
             *self._leave("attention"),
             self._residual("attention_residual"),
@@ -70,15 +68,11 @@ class Transformer:
     @cached_property
     def layer_forward(self) -> tuple[Kernel, ...]:
         """Forward of one layer."""
-        s, r = self.sizes, self.rates
-        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
         return (
             *self.attention_forward,
             self._norm("mlp_norm"),
             *self._enter("mlp"),
-            r.gemm("mlp_up", "gemm_mlp", s.tokens, up, s.hidden),
-            r.memory("activation", 2.0 * s.tokens * (up + s.ffn)),
-            r.gemm("mlp_down", "gemm_mlp", s.tokens, s.hidden, s.ffn),
+            *self._mlp("mlp", self.sizes.ffn),
             *self._leave("mlp"),
             self._residual("mlp_residual"),
         )
@@ -86,15 +80,11 @@ class Transformer:
     @cached_property
     def layer_backward(self) -> tuple[Kernel, ...]:
         """Backward of one layer, with what it recomputes."""
-        s, r = self.sizes, self.rates
-        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
         again = {"none": (), "selective": self._selected, "full": self.layer_forward}
         return (
             *(recomputed(kernel) for kernel in again[self.layout.recompute]),
-            *self._enter_backward("mlp"),
-            *self._gemm_backward("mlp_down", "gemm_mlp", s.hidden, s.ffn),
-            r.memory("activation_backward", 2.0 * s.tokens * (2.0 * up + s.ffn)),
-            *self._gemm_backward("mlp_up", "gemm_mlp", up, s.hidden, leave="mlp"),
+            *self._enter("mlp_backward"),
+            *self._mlp_backward("mlp", self.sizes.ffn, leave="mlp"),
             self._norm("mlp_norm_backward", backward=True),
             self._residual("mlp_residual_backward"),
             *self.attention_backward,
@@ -107,8 +97,7 @@ class Transformer:
         Of the products q, k, v, out, gate (or up), up, down every second one, and whatever is
         neither a product nor attention nor a reduce-scatter; see `prism.workload.memory`.
         """
-        s, r, layout = self.sizes, self.rates, self.layout
-        up = (2.0 if self.model.gated_mlp else 1.0) * s.ffn
+        s, r, activation = self.sizes, self.rates, self._mlp("mlp", self.sizes.ffn)[1]
         second = (r.gemm("mlp_up", "gemm_mlp", s.tokens, s.ffn, s.hidden),)
         return (
             self._norm("attention_norm"),
@@ -116,12 +105,12 @@ class Transformer:
             r.gemm("key", "gemm_attention", s.tokens, s.key, s.hidden),
             *self._rope("rope"),
             r.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
-            *(() if layout.sequence_parallel else self._leave("attention")),
+            *(() if self.layout.sequence_parallel else self._leave("attention")),
             self._residual("attention_residual"),
             self._norm("mlp_norm"),
             *self._enter("mlp"),
             *(second if self.model.gated_mlp else ()),
-            r.memory("activation", 2.0 * s.tokens * (up + s.ffn)),
+            activation,
         )
 
     @cached_property
@@ -129,9 +118,11 @@ class Transformer:
         """Backward of a layer's first half."""
         s = self.sizes
         return (
-            *self._enter_backward("attention"),
+            *self._enter("attention_backward"),
             *self._gemm_backward("projection", "gemm_attention", s.hidden, s.out),
-            *self._attention_backward(),
+            *self._cp("attention_backward_keys_all_gather", "all_gather"),
+            self._attention(backward=True),
+            *self._cp("keys_reduce_scatter", "reduce_scatter"),
             *self._project_backward(),
             self._norm("attention_norm_backward", backward=True),
             self._residual("attention_residual_backward"),
@@ -149,7 +140,7 @@ class Transformer:
         """Scatter of gradients into the float32 table: read 2 + 4, write 4 bytes a value."""
         s = self.sizes
         scatter = self.rates.memory("embedding_backward", 10.0 * s.tokens * s.hidden, "embedding")
-        return (*self._enter_backward("embedding"), replace(scatter, is_weight=True))
+        return (*self._enter("embedding_backward"), replace(scatter, is_weight=True))
 
     @cached_property
     def loss_forward(self) -> tuple[Kernel, ...]:
@@ -176,10 +167,8 @@ class Transformer:
             self._norm("final_norm_backward", backward=True),
         )
 
-    # -- memory-bound kernels: bfloat16 values read and written once each -----------------------
-
     def _norm(self, name: str, backward: bool = False) -> Kernel:
-        """Norm: input and output; backward reads input and gradient, writes a gradient."""
+        """Norm: bfloat16 input and output; backward reads input and gradient, writes a gradient."""
         values = (3.0 if backward else 2.0) * self.sizes.resident * self.sizes.hidden
         return self.rates.memory(name, 2.0 * values)
 
@@ -193,8 +182,6 @@ class Transformer:
             return ()
         s = self.sizes
         return (self.rates.memory(name, 4.0 * s.tokens * (s.query + s.key)),)
-
-    # -- matrix products and attention ----------------------------------------------------------
 
     def _project(self) -> tuple[Kernel, ...]:
         """Project the stream to queries, keys and values."""
@@ -228,32 +215,49 @@ class Transformer:
             weight,
         )
 
-    def _attention(self, name: str) -> Kernel:
-        """Fused causal attention of this GPU's queries with all keys."""
-        s = self.sizes
-        n_bytes = 2.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
-        return self.rates.attention(name, self._attention_flop(), n_bytes)
+    def _attention(self, backward: bool = False) -> Kernel:
+        """Fused causal attention of this GPU's queries with all keys, balanced over cp."""
+        s, p = self.sizes, self.layout
+        n_bytes = 2.0 * s.tokens * (s.query + s.out + (s.key + s.value) * p.cp)
+        flop = attention_flop(self.model, p.microbatch_size) / (p.tp * p.cp)
+        if not backward:
+            return self.rates.attention("attention", flop, n_bytes)
+        flop, n_bytes = ATTENTION_BACKWARD_FLOP * flop, 2.0 * n_bytes
+        return self.rates.attention("attention_backward", flop, n_bytes, backward=True)
 
-    def _attention_flop(self) -> float:
-        """Flop of one GPU's part of one layer's attention, balanced over cp."""
-        whole = attention_flop(self.model, self.layout.microbatch_size)
-        return whole / (self.layout.tp * self.layout.cp)
+    @property
+    def _up(self) -> float:
+        """First products of a feed-forward layer: two where it is gated."""
+        return 2.0 if self.model.gated_mlp else 1.0
 
-    def _attention_backward(self) -> tuple[Kernel, ...]:
-        """Flash attention's backward, with keys gathered again over cp."""
-        s = self.sizes
-        n_bytes = 4.0 * s.tokens * (s.query + s.out + (s.key + s.value) * self.layout.cp)
-        flop = ATTENTION_BACKWARD_FLOP * self._attention_flop()
+    def _mlp(
+        self, name: str, width: float, kernel_class: str = "gemm_mlp", tokens: float = 0.0,
+        groups: float = 1.0,
+    ) -> tuple[Kernel, Kernel, Kernel]:  # fmt: skip
+        """Feed-forward layer of so many groups (experts), of all tokens by default."""
+        tokens, up, hidden = tokens or self.sizes.tokens, self._up * width, self.sizes.hidden
+        activation, r = f"{name}_activation".removeprefix("mlp_"), self.rates
         return (
-            *self._gather_keys("attention_backward"),
-            self.rates.attention("attention_backward", flop, n_bytes, backward=True),
-            *self._cp("keys_reduce_scatter", "reduce_scatter"),
+            r.gemm(f"{name}_up", kernel_class, tokens, up, hidden, groups=groups),
+            r.memory(activation, 2.0 * tokens * (up + width)),
+            r.gemm(f"{name}_down", kernel_class, tokens, hidden, width, groups=groups),
         )
 
-    # -- collectives inside a layer -------------------------------------------------------------
+    def _mlp_backward(
+        self, name: str, width: float, kernel_class: str = "gemm_mlp", tokens: float = 0.0,
+        groups: float = 1.0, leave: str = "",
+    ) -> tuple[Kernel, ...]:  # fmt: skip
+        """Gradients of `_mlp`."""
+        tokens, up, hidden = tokens or self.sizes.tokens, self._up * width, self.sizes.hidden
+        activation = f"{name}_activation_backward".removeprefix("mlp_")
+        return (
+            *self._gemm_backward(f"{name}_down", kernel_class, hidden, width, "", tokens, groups),
+            self.rates.memory(activation, 2.0 * tokens * (2.0 * up + width)),
+            *self._gemm_backward(f"{name}_up", kernel_class, up, hidden, leave, tokens, groups),
+        )
 
     def _enter(self, name: str) -> tuple[Kernel, ...]:
-        """Before a column-parallel product: gather the sequence."""
+        """Gather the sequence: before column-parallel products, or gradients of row-parallel ones."""
         if not self.layout.sequence_parallel:
             return ()
         return self._tp(f"{name}_all_gather", "all_gather", self._stream_bytes)
@@ -262,10 +266,6 @@ class Transformer:
         """After a row-parallel product: sum over tp, and scatter the sequence."""
         op_kind = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
         return self._tp(f"{name}_{op_kind}", op_kind, self._stream_bytes)
-
-    def _enter_backward(self, name: str) -> tuple[Kernel, ...]:
-        """Before a row-parallel product's gradients: gather the gradient's sequence."""
-        return self._enter(f"{name}_backward")
 
     def _leave_backward(self, name: str, hidden_s: float) -> tuple[Kernel, ...]:
         """After a column-parallel product's input gradient: sum, hidden by the weight gradient."""
@@ -279,10 +279,6 @@ class Transformer:
     def _stream_bytes(self) -> float:
         """Bytes of a microbatch's residual stream in bfloat16."""
         return 2.0 * self.sizes.tokens * self.sizes.hidden
-
-    def _gather_keys(self, name: str) -> tuple[Kernel, ...]:
-        """Gather keys and values of the whole sequence over cp."""
-        return self._cp(f"{name}_keys_all_gather", "all_gather")
 
     def _cp(self, name: str, op_kind: str) -> tuple[Kernel, ...]:
         """Communicate keys and values [bfloat16] of the cp group."""
