@@ -36,8 +36,7 @@ scores in float32 (6), scores read to choose the top (4) and to normalise, count
 def expert_imbalance(model: ModelBlock, layout: ParallelismBlock) -> float:
     """Tokens of the busiest expert-parallel rank over the mean.
 
-    A token's experts are distinct, so that no rank has more than `experts_per_token` lets it have:
-    with all experts for every token, all ranks have the same.
+    A token's experts are distinct, so that no rank has more than `experts_per_token` lets it have.
     """
     if layout.ep == 1:
         return 1.0
@@ -186,22 +185,18 @@ class SparseTransformer(Transformer):
         )
 
     def _project(self) -> tuple[Kernel, ...]:
-        """Project the stream, or latents that every tp rank computes, to queries, keys, values.
-
-        With sequence parallelism a rank computes the latents of its own tokens, and gathers them.
-        """
+        """Project the stream, or latents that every tp rank computes, to queries, keys, values."""
         if not self.model.kv_lora_rank:
             return super()._project()
         s, r, m, rows = self.sizes, self.rates, self.model, self.sizes.resident
         kv_down = float(m.kv_lora_rank + m.rope_head_size)
-        gathered: tuple[Kernel, ...] = ()
-        if self.layout.sequence_parallel:
-            gathered = self._tp("latents_all_gather", "all_gather", self._latent_bytes)
+        gathered = self._tp("latents_all_gather", "all_gather", self._latent_bytes)
         return (
             r.gemm("q_down", "gemm_attention", rows, m.q_lora_rank, s.hidden),
             r.gemm("kv_down", "gemm_attention", rows, kv_down, s.hidden),
             r.memory("latent_norm", 4.0 * rows * (m.q_lora_rank + m.kv_lora_rank)),
-            *gathered,
+            # a rank has the latents of its own tokens
+            *(gathered if self.layout.sequence_parallel else ()),
             r.gemm("q_up", "gemm_attention", s.tokens, s.query, m.q_lora_rank),
             r.gemm("kv_up", "gemm_attention", s.tokens, self._kv_up, m.kv_lora_rank),
             r.memory("rope", self._rope_bytes),

@@ -30,8 +30,7 @@ GEMM_LARGE_S = 1e-3
 """Matrix products from this nominal duration on follow the law ``residual/gemm_large`` [s].
 
 It is where the library's two laws part: profiles resolve 1 us, so only a product of 1 ms and more
-shows its own spread of about a tenth of a percent (microsoft/vidur). On an H100 that is about
-7e11 flop; by duration rather than flop, because a slower device needs fewer for the same time.
+shows its own spread of about a tenth of a percent (microsoft/vidur).
 """
 
 MESSAGE_BYTES = ((1e6, "small"), (1e8, "medium"), (float("inf"), "large"))
@@ -64,14 +63,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """One GPU's kernels for one model chunk and one microbatch, in program order.
-
-    `inputs` and `weights` are the halves of a split backward; empty where none is split.
-    """
+    """One GPU's kernels for one model chunk and one microbatch, in program order."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    inputs: tuple[Kernel, ...] = ()
+    inputs: tuple[Kernel, ...] = ()  # halves of a split backward
     weights: tuple[Kernel, ...] = ()
 
 
@@ -164,12 +160,10 @@ def build_rates(cluster: Cluster, library: Library) -> Rates:
     for it. The shipped sets have none: their efficiencies were fitted to measured sizes and then
     calibrated on training. Jobs on other devices take the library's efficiencies only.
     """
-    device = cluster.device
+    device, peak, value = cluster.device, cluster.device.bf16_flop_per_s, library.value
     own = device_key(library.device) if MEASURED_GEMM in library.attrs else library.device
     measured = DEVICES.get(own)
-    same = measured is not None and measured.bf16_flop_per_s == device.bf16_flop_per_s
-    peak = device.bf16_flop_per_s
-    value = library.value
+    same = measured is not None and measured.bf16_flop_per_s == peak
     return Rates(
         gemm_flop_per_s=peak * value("nominal/gemm_efficiency_max"),
         gemm_half_flop=value("nominal/gemm_half_flop"),

@@ -156,20 +156,16 @@ def estimate_memory(job: Job) -> Memory | None:
 def _chunks(job: Job) -> list[list[_Chunk]]:
     """Lay out the model's chunks [stage][chunk]; without a pipeline a layer is one."""
     counts = layer_split(job) if job.parallelism.pp > 1 else [1] * job.model.n_layers
-    kinds = [
-        (layer_activation_bytes(job, sparse), _beside(job, sparse)) for sparse in (False, True)
-    ]
+    kinds = [(*layer_activation_bytes(job, x), _beside(job, x)) for x in (False, True)]
     return [[_chunk(job, slot, kinds) for slot in row] for row in lay_slots(job, counts)]
 
 
-def _chunk(job: Job, slot: Slot, kinds: list[tuple[tuple[float, float], float]]) -> _Chunk:
+def _chunk(job: Job, slot: Slot, kinds: list[tuple[float, float, float]]) -> _Chunk:
     """Add up what a chunk has, with bytes of a layer without and with experts."""
     s = shard_sizes(job.model, job.parallelism)
     kept, late, workspace = 0.0, 0.0, 0.0
-    for count, ((whole, kept_of_one), beside) in zip(
-        (slot.n_dense, slot.n_sparse), kinds, strict=True
-    ):
-        kept += count * kept_of_one
+    for count, (whole, own, beside) in zip(slot[:2], kinds, strict=True):
+        kept += count * own
         late += count * whole
         workspace = max(workspace, beside if count else 0.0)
     if slot.loss:

@@ -189,7 +189,8 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
     last_reader = {
         p: i for i in order for p in nodes[i].preds if nodes[i].is_global == nodes[p].is_global
     }
-    slots, slot, export = _Slots(), {START: 0}, {}  # export: what all replicas wait for
+    slots, slot = _Slots(), {START: 0}
+    export: dict[int, int] = {}  # slots of the latest end over the replicas
     rows: list[tuple[int, ...]] = []
     phases: list[list[int]] = []
     for i in order:

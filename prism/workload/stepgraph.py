@@ -59,13 +59,10 @@ class _StepBuilder:
         self.virtual_stages = schedule.virtual_stages
         self.n_calls = 0
         members = options.group_size if options.resolution == "kernel" else 1
+        splits = map(schedule.split_of, range(len(schedule)))
         self.stages = [
-            _Stage(
-                [START] * members,
-                Counter(a.chunk for a in actions if a.kind == "B"),
-                schedule.split_of(s),
-            )
-            for s, actions in enumerate(schedule)
+            _Stage([START] * members, Counter(a.chunk for a in row if a.kind == "B"), split)
+            for row, split in zip(schedule, splits, strict=True)
         ]
         self.arrived: dict[Message, int] = {}  # message -> node
         self.sent: dict[tuple[int, int], int] = {}  # (sender, far link) -> its last node

@@ -257,7 +257,7 @@ class Transformer:
         )
 
     def _enter(self, name: str) -> tuple[Kernel, ...]:
-        """Gather the sequence: before column-parallel products, or gradients of row-parallel ones."""
+        """Gather the sequence before a column-parallel product."""
         if not self.layout.sequence_parallel:
             return ()
         return self._tp(f"{name}_all_gather", "all_gather", self._stream_bytes)
