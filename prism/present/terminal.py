@@ -6,8 +6,9 @@ Nothing in a name is markup.
 from __future__ import annotations
 
 import textwrap
+from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -23,7 +24,7 @@ def render(answer: Answer, details: bool = False) -> RenderableType:
     """Lay out an answer; tables that are details are left out and counted unless asked for."""
     parts: list[RenderableType] = [Text.assemble((answer.subject, "bold"), answer.head)]
     if answer.findings:
-        parts += ["", *(_line(f"- {found.text}") for found in answer.findings)]
+        parts += ["", *(_Line(f"- {found.text}") for found in answer.findings)]
     hidden = []
     for table in answer.tables:
         if table.details and not details:
@@ -32,12 +33,12 @@ def render(answer: Answer, details: bool = False) -> RenderableType:
         parts += ["", *render_table(table)]
     if answer.assumptions:
         parts += ["", Text("Assumptions", style="bold")]
-        parts += [_line(f"- {text}") for text in answer.assumptions]
+        parts += [_Line(f"- {text}") for text in answer.assumptions]
     end = [f"--details adds: {', '.join(hidden)}"] if hidden else []
     if answer.figures.get("wall_seconds") is not None:
         end.append(f"elapsed {format_duration(answer.figures['wall_seconds'], 0.1)}")
     if end:
-        parts += ["", _line("; ".join(end))]
+        parts += ["", _Line("; ".join(end))]
     return Group(*parts)
 
 
@@ -56,7 +57,7 @@ def render_table(table: Table) -> list[RenderableType]:
         for row in table.rows:
             rich.add_row(*(Text(words(cell)) for cell in row))
         parts.append(rich)
-    return parts + [_line(note) for note in table.notes]
+    return parts + [_Line(note) for note in table.notes]
 
 
 def _titles(columns: tuple[Column, ...]) -> list[str]:
@@ -70,8 +71,13 @@ def _titles(columns: tuple[Column, ...]) -> list[str]:
     return titles
 
 
-def _line(text: str) -> Text:
-    """Text that breaks at the width of a screen; a number keeps its unit."""
-    kept = text.replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
-    lines = textwrap.wrap(kept, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    return Text("\n".join(lines).replace(SPACE, " "))
+class _Line(NamedTuple):
+    """Text that breaks at the width of a screen; a number keeps its unit and its error."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept = self.text.replace(" %", f"{SPACE}%").replace(" ± ", f"{SPACE}±{SPACE}")
+        width = min(WIDTH, options.max_width)
+        lines = textwrap.wrap(kept, width, subsequent_indent="  ", break_on_hyphens=False)
+        yield Text("\n".join(lines).replace(SPACE, " "))
