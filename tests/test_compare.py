@@ -18,6 +18,7 @@ from prism.analyses.comparisons.figures import FIGURES, influences, leave_one_ou
 from prism.analyses.comparisons.longrun import long_run
 from prism.analyses.comparisons.power import Side, needed, power_at
 from prism.analyses.comparisons.quantity import compare_figures, cosines_of, holm
+from prism.common.resultfiles import answer_of
 from prism.models.steptimes.spread import ar1
 
 REPEATS = 30
@@ -209,12 +210,16 @@ def test_one_run_each_says_nothing_about_versions(run, tmp_path):
     rng = np.random.default_rng(7)
     a = write(tmp_path / "a.csv", series(400, rng))
     b = write(tmp_path / "b.csv", 1.05 * series(400, rng))
-    status, out, err = run("compare", a, b, "-q")
-    assert status == 0 and "The step of run B is" in out and "slower" in out
-    assert "not about two versions" in err
+    status, out, err = run("compare", a, b, "-q", "--json")
+    numbers = json.loads(out)
+    found = numbers["quantities"]["step_time"]
+    assert status == 0 and found["figures"]["p50"]["verdict"] == "different"
+    assert set(found["units"].values()) == {"steps"} and len(numbers["warnings"]) == 1
+    assert [(f["code"], f["severity"]) for f in numbers["findings"]] == [("step_time", "answer")]
     many = write(tmp_path / "many.csv", [series(100, rng) for _ in range(6)])
-    status, out, err = run("compare", many, b, "-q")
-    assert "taken to vary as the runs of the other side" in err and "The step of B is" in out
+    mixed = json.loads(run("compare", many, b, "-q", "--json")[1])
+    assert mixed["quantities"]["step_time"]["units"] == {"a": "runs", "b": "steps"}
+    assert len(mixed["warnings"]) == 1 and mixed["warnings"] != numbers["warnings"]
 
 
 def test_work_by_step_is_no_noise_between_runs(tmp_path):
@@ -254,12 +259,54 @@ def test_output_is_shown_again(run, tmp_path, results):
     for name, result in zip("ab", results, strict=False):
         (tmp_path / name).mkdir()
         prism.save(result, tmp_path / name / "result.nc")
-    status, out, _ = run("compare", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "-q")
-    assert status == 0 and "Paired by cluster" in out
+    status, out, _ = run(
+        "compare", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "-q", "--details"
+    )
+    assert status == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"result.nc", "summary.json", "compare.png", "compare.svg"}
     status, again, _ = run("show", tmp_path / "out" / "result.nc")
     assert status == 0 and again == out
+
+
+def test_the_answer_says_the_figures_of_the_json(results):
+    answer = answer_of(compare(results[0], results[1], seed=0))
+    found = answer.figures["quantities"]["step_time"]["figures"]
+    (table,) = [table for table in answer.tables if table.title == "Step time"]
+    rows = {row[0]: row for row in table.rows}
+    for key in ("p50", "p95"):
+        row = found[key]
+        assert [cell.value for cell in rows[key][1:4]] == [row["a"], row["b"], row["relative"]]
+        assert rows[key][5].value == row["p_adjusted"]
+    (finding,) = answer.findings
+    assert (finding.code, finding.severity) == ("step_time", "answer")
+    assert rows["p50"][3].text.lstrip("+") in finding.text
+
+
+def test_what_is_left_open_comes_with_a_sample_size(results):
+    answer = answer_of(compare(results[0], results[2], seed=0))
+    codes = [(finding.code, finding.severity) for finding in answer.findings]
+    assert codes == [("step_time", "answer"), ("step_time_sample_size", "advice")]
+    assert [table.details for table in answer.tables] == [False, False, True]
+
+
+def test_keys_in_which_the_jobs_differ_are_listed(results):
+    job = {"name": "made", "source": "a.yaml", "parallelism": {"pp": 4, "vpp": None}}
+    other = {"name": "made", "source": "b.yaml", "parallelism": {"pp": 8, "vpp": 2}}
+    pair = [
+        results[0].assign_attrs(job=json.dumps(values)) for values in (job, other)
+    ]  # fmt: skip
+    found = compare(*pair, seed=0)
+    assert summarize_compare(found)["job_differences"] == [
+        {"key": "parallelism.pp", "a": 4, "b": 8}, {"key": "parallelism.vpp", "a": None, "b": 2},
+    ]  # fmt: skip
+    (sides,) = [table for table in answer_of(found).tables if "differ" in table.title]
+    assert sides.rows[-2:] == (("parallelism.pp", "4", "8"), ("parallelism.vpp", "not set", "2"))
+    other["parallelism"] |= {f"key{i}": i for i in range(20)}
+    pair[1] = results[0].assign_attrs(job=json.dumps(other))
+    (sides,) = [t for t in answer_of(compare(*pair, seed=0)).tables if "differ" in t.title]
+    assert len(sides.rows) <= 13 and "12" in sides.notes[0]
+    assert summarize_compare(compare(results[0], pair[1], seed=0))["job_differences"] == []
 
 
 def test_totals_of_runs(tmp_path):

@@ -19,11 +19,11 @@ from prism.analyses.comparisons.inputs import (
     Input,
     brought_together,
     describe,
+    job_differences,
     read_input,
 )
 from prism.analyses.comparisons.power import LEVEL
 from prism.analyses.comparisons.quantity import Quantity, compare_quantity, holm, shared_variance
-from prism.analyses.texts.compare import in_words
 from prism.common.errors import PrismError
 from prism.simulation.steps import fresh_seed
 
@@ -99,10 +99,11 @@ def compare(
     numbers: dict[str, Any] = {
         "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
         "quantities": {name: _numbers(quantity) for name, quantity in found.items()},
+        "job_differences": job_differences(first, second),
         "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
     }  # fmt: skip
     _adjust(numbers["quantities"], effect)
-    return _to_dataset(found, in_words(numbers), seed)
+    return _to_dataset(found, numbers, seed)
 
 
 def summarize_compare(dataset: "xr.Dataset") -> dict[str, Any]:

@@ -68,10 +68,7 @@ KINDS = {
         "validate", "analyses.validate:summarize_validation", "present.views.trace:validation_view",
         "present.reports.measured:validation_section",
     ),
-    "comparison": Kind(
-        "compare", "analyses.compare:summarize_compare", "present.views.compare:compare_view",
-        "present.reports.compared:comparison_section",
-    ),
+    "comparison": Kind("compare", answer="present.answers.compare:compare_answer"),
     "replay": Kind(
         "replay", "analyses.replay:summarize_replay", "present.views.trace:replay_view",
         "present.reports.measured:replay_section",

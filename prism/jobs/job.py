@@ -3,7 +3,7 @@
 Nothing is simulated here, and no device or distribution is looked up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil, inf
 from pathlib import Path
 from typing import Any, Self
@@ -265,6 +265,22 @@ def provenance(job: Job) -> dict[str, str]:
     for block in BLOCKS:
         visit(getattr(job, block), (block,))
     return out
+
+
+def flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk a nested mapping: dotted key and value, in order; what is not set is left out.
+
+    Examples
+    --------
+    >>> list(flatten({"a": {"b": 1, "c": None}, "d": [2]}))
+    [('a.b', 1), ('d', [2])]
+    """
+    for key, value in values.items():
+        name = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, name)
+        elif value is not None and value != {}:
+            yield name, value
 
 
 def given_values(job: Job) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Each becomes samples by quantity, with what is independent in them, and notes on
 a slow start, steps that only one side has. Left out: any statistics.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from prism.analyses.comparisons.errors import Pairing, Sample
 from prism.common.errors import PrismError, named
 from prism.common.files import read_netcdf, told_broken
+from prism.jobs.job import flatten
 from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
 from prism.simulation.summary import model_error_time
 from prism.traces import StepTimes, read_step_times
@@ -49,6 +51,8 @@ class Input:
         Name of the job that was simulated; empty for a measurement.
     seed : int or None
         Of the simulation.
+    keys : dict
+        Values of its job by dotted key; empty for a measurement or a model of steps.
     mean_over : int
         Steps that one value is the mean of.
     start : int
@@ -63,6 +67,7 @@ class Input:
     samples: dict[str, Sample]
     job: str = ""
     seed: int | None = None
+    keys: dict[str, Any] = field(default_factory=dict)
     mean_over: int = 1
     start: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
@@ -139,8 +144,15 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
                     "steps_per_run": int(result.attrs.get("steps", 0))}  # fmt: skip
     return Input(
         name, "simulated", samples, str(result.attrs.get("job_name", "")),
-        int(result.attrs["seed"]) if "seed" in result.attrs else None, figures=figures,
+        int(result.attrs["seed"]) if "seed" in result.attrs else None,
+        keys=dict(flatten(_job_of(result))), figures=figures,
     )  # fmt: skip
+
+
+def _job_of(result: "xr.Dataset") -> dict[str, Any]:
+    """Give the values of a result's job, without its name and file."""
+    values: dict[str, Any] = json.loads(result.attrs.get("job", "{}"))
+    return {key: value for key, value in values.items() if key not in ("name", "source")}
 
 
 def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
@@ -257,6 +269,14 @@ def _with(side: Input, kept: NDArray[np.bool_]) -> Input:
         side, samples={**side.samples, STEPS: left},
         figures={**side.figures, "steps": int(kept.sum())},
     )  # fmt: skip
+
+
+def job_differences(a: Input, b: Input) -> list[dict[str, Any]]:
+    """Keys in which the jobs of two results differ, with both values; None where one has none."""
+    if not a.keys or not b.keys:
+        return []
+    pairs = ((key, a.keys.get(key), b.keys.get(key)) for key in dict.fromkeys([*a.keys, *b.keys]))
+    return [{"key": key, "a": old, "b": new} for key, old, new in pairs if old != new]
 
 
 def describe(side: Input) -> dict[str, Any]:

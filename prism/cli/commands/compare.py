@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from prism.cli.commands.options import (
@@ -11,15 +9,12 @@ from prism.cli.commands.options import (
     Share,
     choose_options,
     common_options,
+    details_option,
     output_option,
     rows_of,
 )
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -41,6 +36,7 @@ if TYPE_CHECKING:
     help="First steps of each measured run to leave out.  [default: those that stick out]",
 )
 @output_option()
+@details_option
 @common_options(threads=NO_EFFECT)
 def compare(
     a: str,
@@ -51,6 +47,7 @@ def compare(
     skip: int | None,
     output: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
@@ -62,9 +59,7 @@ def compare(
     Differences are those of B against A.
     """
     from prism.analyses.compare import compare as compare_two
-    from prism.analyses.compare import summarize_compare
     from prism.common.files import check_directory
-    from prism.present.views.compare import compare_view
 
     if output is not None:
         check_directory(output)
@@ -73,18 +68,4 @@ def compare(
             a, b, column=column, where=rows_of(where), effect=effect, skip=skip, seed=seed,
             progress=report,
         )  # fmt: skip
-    numbers = summarize_compare(result)
-    conclude_view(result, numbers, compare_view, _draw, output=output, as_json=as_json, quiet=quiet)
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plots of a comparison, by the stem of their files."""
-    import json
-
-    from prism.plots.compare import draw_comparison
-
-    names = json.loads(result.attrs["quantities"])
-    return {
-        f"compare_{name}" if len(names) > 1 else "compare": draw_comparison(result, name)
-        for name in names
-    }
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from prism.common.errors import PrismError
 from prism.common.text import format_duration
 from prism.distributions.library import library_path
+from prism.jobs.job import flatten
 from prism.present.answer import Column, Table
-from prism.present.views.job import flatten, job_table
+from prism.present.views.job import job_table
 
 if TYPE_CHECKING:
     import xarray as xr

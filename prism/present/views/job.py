@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
 from prism.common.text import format_duration
+from prism.jobs.job import flatten
 from prism.present.answer import Column, Table
 from prism.present.views.tables import bold, plain_text
 
@@ -48,22 +49,6 @@ def job_table(title: str, values: Json, sources: Mapping[str, str]) -> Table:
         rows.append((key, text, _source(key, sources)))
     columns = tuple(Column(title, right=False) for title in ("key", "value", "from"))
     return Table(title, columns, tuple(rows))
-
-
-def flatten(values: Json, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk a nested mapping: dotted key and value, in order; what is not set is left out.
-
-    Examples
-    --------
-    >>> list(flatten({"a": {"b": 1, "c": None}, "d": [2]}))
-    [('a.b', 1), ('d', [2])]
-    """
-    for key, value in values.items():
-        name = f"{above}.{key}" if above else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, name)
-        elif value is not None and value != {}:
-            yield name, value
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str:

@@ -1,0 +1,331 @@
+"""The answer of a comparison: whether two results, or two measurements, really differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from prism import plots
+from prism.analyses.compare import summarize_compare
+from prism.common.text import format_count, format_like
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Finding,
+    Picture,
+    Table,
+    share,
+)
+from prism.present.answers.estimate import NOT_INCLUDED, TITLES
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+WORDS = {"step_time": "step", "time_to_train": "run"}
+NAMES = {"std": "standard deviation", "cv": "CV"}
+LANES = 64
+"""Replicates of a cluster draw."""
+MOST_KEYS = 10
+"""Keys of the jobs in the table; the JSON has all that differ."""
+LONGEST_VALUE = 40
+
+
+def compare_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a comparison."""
+    numbers = summarize_compare(result)
+    found = numbers["quantities"]
+    a, b = (str(numbers[side]["name"]) for side in "ab")
+    return Answer(
+        title="Is the difference real",
+        subject=f"{a} and {b}",
+        head=f": B against A, seed {numbers['seed']}",
+        question=f"Is the difference between {a} (A) and {b} (B) real?",
+        findings=tuple(
+            finding for name, quantity in found.items()
+            for finding in (_difference(name, quantity, numbers["effect"]),
+                            *_sample_sizes(name, quantity, numbers["effect"]))
+        ),
+        tables=(
+            *(_figures(name, quantity) for name, quantity in found.items()),
+            _sides(numbers),
+            *(_planning(name, quantity, numbers["effect"]) for name, quantity in found.items()),
+        ),
+        figures=numbers,
+        warnings=tuple(numbers["warnings"]),
+        assumptions=tuple(_assumptions(numbers)),
+        facts=tuple(
+            (f"{TITLES[name]}, {key}, B against A", Figure(row["relative"], _percent(row)))
+            for name, quantity in found.items()
+            for key, row in quantity["figures"].items()
+            if key in ("p50", "p95") and row["relative"] is not None
+        ),
+        pictures=tuple(_pictures(numbers, result)),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ in sentences
+def _difference(name: str, quantity: Json, effect: float) -> Finding:
+    """Say how percentiles and spread differ; the distributions only where nothing else does."""
+    figures, ks = quantity["figures"], quantity["ks"]
+    middle = "p50" if figures["p50"]["verdict"] else "mean"
+    keys = [key for key in (middle, "p95", "std") if figures[key]["verdict"]]
+    parts = [_clause(key, figures[key], effect) for key in keys]
+    if ks["verdict"] == "different" and not any(
+        row["verdict"] == "different" for row in figures.values()
+    ):
+        parts.append(f"the distributions differ (KS {ks['distance']:.3f}, {_p(ks)})")
+    single = {quantity["units"]["a"], quantity["units"]["b"]} == {"steps"}
+    side = "run B" if single else "B"  # no more than these two runs are known
+    text = "; ".join(parts) or "not tested, too few values are independent"
+    return Finding(name, f"The {WORDS[name]} of {side} is {text}.", "answer")
+
+
+def _clause(key: str, row: Json, effect: float) -> str:
+    """Say what was found of one figure."""
+    low, high = row["relative_ci"]
+    of, at = ("its standard deviation is ", "") if key == "std" else ("", f" at {key}")
+    if row["verdict"] == "same":
+        return f"{of}the same{at} to within {share_text(effect)} ({_interval(low, high)})"
+    found = f"({_interval(low, high)}, {_p(row)})"
+    if row["verdict"] == "open":
+        return f"{of}statistically indistinguishable from A's{at} {found}"
+    more, less = ("larger", "smaller") if key == "std" else ("slower", "faster")
+    size = f"{100.0 * abs(row['relative']):.{_digits(high - low)}f} %"
+    small = f", below {share_text(effect)}" if max(abs(low), abs(high)) < effect else ""
+    return f"{of}{size} {more if row['relative'] > 0 else less}{at} {found}{small}"
+
+
+def _sample_sizes(name: str, quantity: Json, effect: float) -> list[Finding]:
+    """Say what it takes to see the effect, where a percentile is left open."""
+    sizes = [
+        f"{needed} for {key}"
+        for key in ("p50", "p95") if quantity["figures"][key]["verdict"] == "open"
+        if (needed := _needed(quantity, key, "0.8"))
+    ]  # fmt: skip
+    if not sizes:
+        return []
+    unit, length = _unit(quantity)
+    text = f"Sample size per side for 80 % power at {share_text(effect)}, in {unit}"
+    out = [Finding(f"{name}_sample_size", f"{text}: {', '.join(sizes)}.", "advice")]
+    between = quantity["between_share"]
+    if between is not None and length > 1.0:
+        way = "more runs help, longer ones hardly" if between > 0.5 else "longer runs help too"
+        text = f"{100.0 * between:.0f} % of the variance of the mean is between runs: {way}."
+        out.append(Finding(f"{name}_between_runs", text, "advice"))
+    return out
+
+
+def _assumptions(numbers: Json) -> list[str]:
+    """Say what was taken to be independent, and how p-values were corrected."""
+    out = list(numbers["notes"])
+    for quantity in numbers["quantities"].values():
+        out.append(_independence(quantity))
+    tests = sum(
+        row["p_value"] is not None for q in numbers["quantities"].values()
+        for row in (*q["figures"].values(), q["ks"])
+    )  # fmt: skip
+    out.append(f"95 % intervals, each on its own; p-values corrected for {tests} tests (Holm)")
+    return list(dict.fromkeys(out))
+
+
+def _independence(quantity: Json) -> str:
+    n, kinds = quantity["n_units"], quantity["units"]
+    worth = " and ".join(f"{quantity['n_effective'][side]:,.0f}" for side in "ab")
+    if quantity["paired_by"] == "cluster":
+        return f"paired by cluster draw: same random numbers, {max(n.values())} independent pairs"
+    if quantity["paired_by"] == "step":
+        pairs = format_count(quantity["n"]["a"])
+        return f"paired by step number: {pairs} pairs, effective sample size {worth} for the mean"
+    if set(kinds.values()) == {"steps"}:
+        return f"stretches of a run are independent: effective sample size {worth} for the mean"
+    a, b = (f"{n[s]} {kinds[s]}" if kinds[s] != "steps" else "1 run" for s in "ab")
+    return f"independent: {a} of A, {b} of B".replace("clusters", "cluster draws")
+
+
+# --------------------------------------------------------------------------------- in tables
+def _figures(name: str, quantity: Json) -> Table:
+    """Lay out one quantity, a figure a row."""
+    heads = ("A", "B", "B / A - 1", "95 % interval", "p")
+    columns = (Column(right=False), *(Column(head) for head in heads))
+    rows = []
+    for key, row in quantity["figures"].items():
+        cells: list[Cell] = [NAMES.get(key, key), *_both(key, row), None, "not tested", None]
+        if row["p_value"] is not None:
+            p = Figure(row["p_adjusted"], _p(row).removeprefix("p ").removeprefix("= "))
+            relative = Figure(row["relative"], _percent(row))
+            cells[3:] = [relative, _interval(*row["relative_ci"]), p]
+        elif key == "p99":
+            continue
+        rows.append(tuple(cells))
+    ks, notes = quantity["ks"], []
+    tested = f"not tested: {ks['why_not']}" if ks["p_value"] is None else _p(ks)
+    notes.append(f"KS distance {ks['distance']:.3f} ({tested})")
+    if quantity["figures"]["p95"]["p_value"] is None:
+        notes.append("p95 and p99 not tested: too few independent values lie beyond")
+    return Table(TITLES[name].capitalize(), columns, tuple(rows), ("; ".join(notes),))
+
+
+def _both(key: str, row: Json) -> list[Cell]:
+    """Write the figure of either side."""
+    if key == "cv":
+        return [share(row[side]) for side in "ab"]
+    fine = abs(row["difference"]) / 10.0 or row["a"] * 1e-4
+    fine = min(max(fine, row["a"] * 1e-6), row["a"] * 1e-3)
+    return [
+        Figure(row[side], format_like(row[side], row["a"], fine) if row[side] else "0 s")
+        for side in "ab"
+    ]
+
+
+def _sides(numbers: Json) -> Table:
+    """Lay out what is compared, and the keys in which the jobs differ."""
+    sides = [_sizes(numbers[side]) for side in "ab"]
+    rows: list[tuple[Cell, ...]] = [
+        (label, *(side.get(label) for side in sides))
+        for label in dict.fromkeys([*sides[0], *sides[1]])
+    ]
+    differing = numbers.get("job_differences") or ()
+    rows += [(row["key"], *(_short(row[side]) for side in "ab")) for row in differing[:MOST_KEYS]]
+    more = len(differing) - MOST_KEYS
+    notes = (f"{more} more keys of the jobs differ: --json lists them",) if more > 0 else ()
+    columns = (Column(right=False), Column("A", right=False), Column("B", right=False))
+    title = f"What is compared{', and where the jobs differ' * bool(differing)}"
+    return Table(title, columns, tuple(rows), notes)
+
+
+def _sizes(side: Json) -> dict[str, str]:
+    """Say what one side is and holds, by label."""
+    if side["source"] == "measured":
+        sizes = {"measured": f"{format_count(side['steps'])} values of {_runs(side['runs'])}"}
+        return {"name": side["name"], **sizes}
+    draws = f"{format_count(side['clusters'])} cluster draws"
+    out = {"name": side["name"], "job": f"{side['job']}, seed {side['seed']}"}
+    out["steps"] = f"{format_count(side['replicates'])} replicates on {draws}"
+    if side.get("run_replicates"):
+        steps = format_count(side["steps_per_run"])
+        out["runs"] = f"{format_count(side['run_replicates'])} of {steps} steps"
+    return out
+
+
+def _runs(n: int) -> str:
+    return f"{format_count(n)} run{'s' * (n != 1)}"
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False).strip('"')
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def _planning(name: str, quantity: Json, effect: float) -> Table:
+    """Lay out absolute differences, and what it takes to see the effect."""
+    power = f"{_unit(quantity)[0]} per side to see {share_text(effect)}"
+    columns = (Column(right=False), Column("B - A"), Column("± 95 %"),
+               Column("80 % power", power), Column("90 % power", power))  # fmt: skip
+    rows = tuple(
+        (NAMES.get(key, key), *_absolute(key, row),
+         *(_needed(quantity, key, power) for power in ("0.8", "0.9")))
+        for key, row in quantity["figures"].items() if row["p_value"] is not None
+    )  # fmt: skip
+    title = f"{TITLES[name].capitalize()}: sample size"
+    return Table(title, columns, rows, details=True)
+
+
+def _absolute(key: str, row: Json) -> tuple[Cell, Cell]:
+    """Write an absolute difference and half of its interval; none of a CV."""
+    if key == "cv":
+        return None, None
+    size = row["difference"]
+    half = 0.5 * (row["difference_ci"][1] - row["difference_ci"][0])
+    like = max(abs(size), half)
+    if like == 0.0:
+        return Figure(0.0, "0 s"), Figure(0.0, "0 s")
+    fine = 0.1 * half if half > 1e-9 * like else 1e-4 * like
+    text = f"{'+' if size >= 0 else '-'}{format_like(abs(size), like, fine)}"
+    return Figure(size, text), Figure(half, format_like(half, like, fine))
+
+
+def _unit(quantity: Json) -> tuple[str, float]:
+    """Name what is counted where more is asked for; the usual number of steps of a run, else 0."""
+    kinds = quantity["units"]
+    if "runs" not in kinds.values():
+        return ("replicates" if kinds["a"] == "clusters" else str(kinds["a"])), 0.0
+    lengths = [n / quantity["n_units"][s] for s, n in quantity["n"].items() if kinds[s] == "runs"]
+    steps = f" of {format_count(sum(lengths) / len(lengths))} steps" if lengths[0] > 1 else ""
+    return f"runs{steps}", lengths[0]
+
+
+def _needed(quantity: Json, key: str, power: str) -> str | None:
+    """Write how many units are needed, rounded up to three digits; clusters as replicates."""
+    plan = quantity["figures"][key]["needed"]
+    if plan is None:
+        return None
+    if plan[power] is None:
+        return "over 10^9"
+    value = plan[power] * (LANES if _unit(quantity)[0] == "replicates" else 1)
+    digits = max(0, math.floor(math.log10(value)) - 2)
+    return format_count(math.ceil(value / 10**digits) * 10**digits)
+
+
+# ------------------------------------------------------------------------ numbers and pictures
+def _p(row: Json) -> str:
+    """Write a p-value, corrected."""
+    p = float(row["p_adjusted"])
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def share_text(value: float) -> str:
+    """Write an effect in percent, as short as it is."""
+    return f"{100.0 * value:.10g} %"
+
+
+def _percent(row: Json) -> str:
+    """Write a relative difference with the digits that its interval shows."""
+    low, high = row["relative_ci"]
+    return f"{100.0 * row['relative']:+.{_digits(high - low)}f} %"
+
+
+def _interval(low: float, high: float) -> str:
+    digits = _digits(high - low)
+    return f"{100.0 * low:+.{digits}f} to {100.0 * high:+.{digits}f} %"
+
+
+def _digits(width: float) -> int:
+    """Decimals of a percentage whose interval is that wide [1]."""
+    if not math.isfinite(width) or width <= 0.0:
+        return 2
+    return max(0, min(5, 1 - math.floor(math.log10(100.0 * width))))
+
+
+def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
+    """Draw both distribution functions and their difference by quantile."""
+    a, b = (str(numbers[side]["name"]) for side in "ab")
+    drawn = [numbers[side]["source"] == "simulated" for side in "ab"]
+    pictures = []
+    for name, quantity in numbers["quantities"].items():
+        n = quantity["n_effective"]
+        worth = f"in the intervals; effective sample size {n['a']:.3g} of A, {n['b']:.3g} of B"
+        measured = f"{worth}; that of a simulated side is not included" if any(drawn) else worth
+        errors = Errors(
+            worth if any(drawn) else "none: nothing is drawn",
+            NOT_INCLUDED if all(drawn) else measured,
+        )
+        pictures.append(Picture(
+            f"compare_{name}" if len(numbers["quantities"]) > 1 else "compare",
+            f"{TITLES[name].capitalize()} of {a} and {b}: distribution functions, and their "
+            "difference by quantile",
+            partial(plots.draw_comparison, result, name),
+            "On the left the curve further to the right takes longer; on the right the quantile of "
+            "B less that of A with its simultaneous 95 % band: they differ where it leaves zero.",
+            errors,
+        ))  # fmt: skip
+    return pictures
