@@ -1,16 +1,19 @@
-"""prism sweep: the command, its words, its table and its plot."""
+"""prism sweep: the command, its answer and its plot."""
 
 import json
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from rich.console import Console
+import xarray as xr
 
 from prism.analyses.sweep import summarize_sweep, sweep
-from prism.analyses.texts.sweep import findings, in_words, label, refusals, sweep_warnings
+from prism.analyses.sweeps.points import Point
+from prism.analyses.sweeps.rows import label, make_rows
+from prism.common.resultfiles import answer_of
+from prism.jobs.job import load_job
 from prism.plots.sweep import plot_sweep
-from prism.present.views.sweep import WIDTH, shown_rows, sweep_view
+from prism.present.answer import words
 
 JOB = """
 model: {durations: {forward_s: 1.0, backward_s: 2.0}}
@@ -47,7 +50,9 @@ def made_row(p50, p95, figures="full", own=False, **setting):
 def made():
     """A made-up sweep: fastest and robust differ, one between them, one left out."""
     rows = [
-        made_row(10.4, 10.8, tp=8), made_row(10.2, 10.9, tp=4), made_row(10.0, 11.2, tp=2),
+        made_row(10.4, 10.8, tp=8),
+        made_row(10.2, 10.9, tp=4) | {"indistinguishable_from_best": True},
+        made_row(10.0, 11.2, tp=2),
         made_row(11.0, 11.0, tp=1, own=True), made_row(12.0, 12.5, "screen", tp=16),
         made_row(None, None, "ideal", tp=32),
     ]  # fmt: skip
@@ -62,11 +67,15 @@ def made():
     }  # fmt: skip
 
 
-def text_of(numbers):
-    console = Console(width=200, color_system=None)
-    with console.capture() as capture:
-        console.print(sweep_view(numbers))
-    return capture.get()
+def answer(numbers):
+    attrs = {"kind": "sweep", "summary": json.dumps(numbers), "call": "{}"}
+    return answer_of(xr.Dataset(attrs=attrs))
+
+
+def table_of(numbers, title="Settings"):
+    """Rows of a table as text, by the first column."""
+    (table,) = [table for table in answer(numbers).tables if table.title.startswith(title)]
+    return {words(row[0]): [words(cell) for cell in row[1:]] for row in table.rows}
 
 
 # ------------------------------------------------------------------------------ the command
@@ -89,7 +98,8 @@ def test_json_is_one_object_with_what_was_promised(run, job):
 
 def test_a_folder_is_whole_and_show_tells_it(run, job, tmp_path):
     out = tmp_path / "out"
-    status, text, err = run("sweep", job, *VARY, "--replicates", 1024, "--seed", 3, "-o", out)
+    asked = ("--replicates", 1024, "--seed", 3, "--details", "-o", out)
+    status, text, err = run("sweep", job, *VARY, *asked)
     assert status == 0
     assert err == f"wrote {out}: result.nc, summary.json, sweep.png, sweep.svg\n"
     assert (out / "sweep.png").read_bytes()[:4] == b"\x89PNG"
@@ -126,47 +136,84 @@ def test_a_place_that_cannot_be_written_is_told_first(run, job, tmp_path):
     assert "is a file" in err
 
 
-# ------------------------------------------------------------------------------ words and table
+# ------------------------------------------------------------------------------ the answer
 def test_fastest_and_robust_are_both_named_when_they_differ(made):
-    told = findings(made)
-    assert told[0].startswith("Fastest (least p50) is tp 2: p50 10.00 s, p95 11.20 s (-9.1 ± 0.2 %")
-    assert told[1].startswith("Robust (least p95) is tp 8: p50 10.40 s")
-    assert told[2].startswith("1 more on the frontier")
-    assert told[3].startswith("The job's own, tp 1: p50 11.00 s")
+    found = {finding.code: finding for finding in answer(made).findings}
+    assert list(found) == ["fastest", "robust", "indistinguishable"]
+    assert found["fastest"].severity == found["robust"].severity == "answer"
+    for code, figures in (("fastest", ("tp 2", "10.00 s", "11.20 s")), ("robust", ("tp 8",))):
+        assert all(text in found[code].text for text in figures)
+    assert "tp 4" in found["indistinguishable"].text
     made["fastest"] = 0
-    assert findings(made)[0].startswith("Fastest and robust is tp 8")
+    codes = [finding.code for finding in answer(made).findings]
+    assert codes == ["fastest_and_robust", "indistinguishable"]
 
 
 def test_a_choice_that_is_not_sure_is_a_warning(made):
-    (told,) = sweep_warnings(made)
-    assert "better by 0.1 % than the robust one is certain to 50 % only" in told
-    assert in_words(made)["warnings"] == [told]
+    assert len(answer(made).warnings) == 1
+    assert len(answer(made | {"p_correct": {"fastest": 0.99, "robust": 0.99}}).warnings) == 0
+    assert len(answer(made | {"warnings": ["refused"]}).json()["warnings"]) == 2
 
 
 def test_refusals_that_differ_in_numbers_are_one(made):
-    assert refusals(made) == ["3: need more than the 74.5 GiB of h100", "1: heads"]
+    reasons = table_of(made, "Refused")
+    assert list(reasons) == ["3", "1"] and reasons["1"] == ["heads"]
 
 
-def test_labels_leave_out_what_is_one_or_the_same():
+def test_labels_leave_out_what_is_one_and_keep_whole_names():
     assert label(LAYOUT, list(LAYOUT)) == "tp 8 pp 16 dp 128"
-    assert label({"cluster.links.network.latency_us": 5}, ["cluster.links.network.latency_us"]) == (
-        "links.network.latency_us 5"
-    )
+    key = "cluster.links.network.latency_us"
+    assert label({key: 5}, [key]) == "network.latency_us 5"
+    keys = {"parallelism.schedule": "1f1b", "parallelism.vpp": 2}
+    assert label(keys, list(keys)) == "1f1b vpp 2"
 
 
 def test_the_table_has_marks_and_says_what_is_left_out(made):
-    text = text_of(made)
-    lines = {line.split()[0]: line for line in text.splitlines() if " s  " in line}
-    assert lines["2"].rstrip().endswith("fastest")
-    assert lines["8"].rstrip().endswith("robust")
-    assert lines["4"].rstrip().endswith("frontier")
-    assert lines["1"].rstrip().endswith("the job's own")
-    assert lines["16"].rstrip().endswith("screened")
-    assert "32" not in lines
-    assert "1 layout was not simulated" in text
-    assert "come from the ranks of 256 clusters" in text
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= WIDTH
-    assert 5 not in shown_rows(made)
+    rows = table_of(made)
+    marks = {"2": "fastest", "8": "robust", "4": "indistinguishable", "1": "job's own", "16": ""}
+    assert {tp: row[-1] for tp, row in rows.items()} == marks
+    (table,) = [table for table in answer(made).tables if table.title == "Settings"]
+    titles = [column.title for column in table.columns]
+    assert titles == ["tp", "GiB", "p50", "p95", "± of p95", "p95 vs own", ""]
+    for row, given in zip(table.rows, made["rows"], strict=False):
+        assert [row[2].value, row[3].value] == [given["p50"], given["p95"]]
+    assert any("1 not simulated" in note for note in table.notes)
+
+
+def test_settings_beyond_a_screen_are_details(made):
+    made["rows"][4:5] = [made_row(12.0 + i, 12.5 + i, "screen", tp=100 + i) for i in range(20)]
+    tables = {table.title: table for table in answer(made).tables}
+    assert len(tables["Settings"].rows) == 12 and not tables["Settings"].details
+    assert len(tables["Other simulated settings"].rows) == 12
+    assert tables["Other simulated settings"].details
+
+
+def test_keys_that_are_the_same_in_all_rows_stand_in_a_note(made):
+    made["varied"].append("parallelism.vpp")
+    for row in made["rows"]:
+        row["parallelism.vpp"] = 2
+    (table,) = [table for table in answer(made).tables if table.title == "Settings"]
+    assert "vpp" not in [column.title for column in table.columns]
+    assert "vpp 2" in table.notes[0]
+
+
+def test_settings_within_the_error_of_the_difference_are_marked(job):
+    """Independent noise of 1 % of 64 clusters: 0.1 % is within the error, 2 % is not."""
+    rng = np.random.default_rng(2)
+    points = [
+        Point(
+            {"run.steps": str(k)}, load_job(job), done=True,
+            times=level * np.exp(0.01 * rng.standard_normal((64, 1)) + np.zeros(64)),
+        )
+        for k, level in enumerate((1.0, 1.001, 1.02))
+    ]  # fmt: skip
+    rows = make_rows(points, "mean")
+    assert [row["indistinguishable_from_best"] for row in rows] == [False, True, False]
+    assert rows[0]["best_change"] is None
+    for row in rows[1:]:
+        change = row["mean"] / rows[0]["mean"] - 1.0
+        assert row["best_change"] == pytest.approx(change)
+        assert row["best_change_se"] == pytest.approx(0.01 * np.sqrt(2 / 64), rel=0.4)
 
 
 # ------------------------------------------------------------------------------ the plot

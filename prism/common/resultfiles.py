@@ -60,10 +60,7 @@ KINDS = {
     "steps_estimate": _ESTIMATE,
     "ranking": Kind("rank", answer="present.answers.rank:rank_answer"),
     "placement": Kind("place", answer="present.answers.place:place_answer"),
-    "sweep": Kind(
-        "sweep", "analyses.sweep:summarize_sweep", "present.views.sweep:sweep_view",
-        "present.reports.analyses:sweep_section", "analyses.texts.sweep:in_words",
-    ),
+    "sweep": Kind("sweep", answer="present.answers.sweep:sweep_answer"),
     "validation": Kind(
         "validate", "analyses.validate:summarize_validation", "present.views.trace:validation_view",
         "present.reports.measured:validation_section",

@@ -13,7 +13,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from prism.analyses.sweep import summarize_sweep
-from prism.analyses.texts.sweep import label, same_work_differs
+from prism.analyses.sweeps.rows import label, same_work_differs
 from prism.common.text import time_unit
 from prism.plots.base import BLUE, GREEN, GREY, ORANGE, RED, new_axes
 

@@ -2,7 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "answer", "jobtemplate", "reports.page", "reports.read", "show", "terminal", "views.compare",
-    "views.measure", "views.model", "views.sweep",
-    "views.timeline", "views.trace",
+    "answer", "jobtemplate", "reports.page", "reports.read", "show", "terminal",
+    "views.measure", "views.model", "views.timeline", "views.trace",
 )  # fmt: skip

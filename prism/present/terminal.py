@@ -49,10 +49,14 @@ def render_table(table: Table) -> list[RenderableType]:
         headed = any(column.title or column.group for column in table.columns)
         gap = 2 if len(table.columns) > 3 else 3
         rich = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=headed)
-        for title, column in zip(_titles(table.columns), table.columns, strict=True):
+        for k, (title, column) in enumerate(
+            zip(_titles(table.columns), table.columns, strict=True)
+        ):
+            # a number is never cut: a table too wide for the terminal runs over its edge
+            longest = max(len(words(row[k])) for row in table.rows) if column.right else None
             rich.add_column(
                 Text(title), justify="right" if column.right else "left", overflow="fold",
-                no_wrap=column.right,
+                no_wrap=column.right, min_width=longest,
             )  # fmt: skip
         for row in table.rows:
             rich.add_row(*(Text(words(cell)) for cell in row))

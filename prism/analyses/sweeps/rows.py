@@ -1,7 +1,6 @@
 """What a sweep found, as rows: the figures of every setting, and which ones are the best.
 
-Plain mappings that JSON takes; times in seconds. Left out: words and tables
-(`prism.present.views.sweep`) and plots.
+Plain mappings that JSON takes; times in seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from prism import engine
 from prism.analyses.sweeps.points import MEASURES, Point, difference, probability_best
@@ -20,6 +20,10 @@ from prism.workload.memory import GIB, memory_limit
 
 TOLERANCE = 0.001
 """Share of a figure that does not matter, as in `prism.analyses.placements`."""
+LEVEL = 0.05
+"""Of the test whether a setting differs from the best one."""
+BARE = ("data_parallel", "schedule")
+"""Keys whose values say what they are."""
 
 
 def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
@@ -27,7 +31,25 @@ def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
     own = {point.group: point for point in reversed(points) if point.own and point.n}
     any_own = next(iter(own.values()), None)
     ordered = _ordered(points, objective)
-    return [_row(point, own.get(point.group, any_own)) for point in ordered]
+    best = min((p for p in ordered if p.done), key=lambda p: p.figure(objective))
+    return [
+        _row(point, own.get(point.group, any_own)) | _from_best(point, best, objective)
+        for point in ordered
+    ]
+
+
+def _from_best(point: Point, best: Point, objective: str) -> dict[str, Any]:
+    """Compare a setting with the best one: the change, its error, whether it may be none."""
+    out: dict[str, Any] = dict.fromkeys(("best_change", "best_change_se"))
+    out["indistinguishable_from_best"] = False
+    if point is best or min(point.n, best.n) < 2:
+        return out
+    found = difference(point, best, objective)
+    reach = float(stats.t.isf(LEVEL / 2.0, found.n - 1)) * found.error
+    return {
+        "best_change": found.change, "best_change_se": found.error,
+        "indistinguishable_from_best": abs(found.change) <= reach,
+    }  # fmt: skip
 
 
 def _ordered(points: Sequence[Point], objective: str) -> list[Point]:
@@ -150,3 +172,24 @@ def memory_notes(points: Sequence[Point]) -> list[str]:
 def same_gpus(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all settings take as many GPUs."""
     return len({row["world_size"] for row in rows}) <= 1
+
+
+def same_work_differs(numbers: Mapping[str, Any]) -> bool:
+    """Whether steps do unequal work, so that times are compared per token."""
+    return any(abs(row["work"] - 1.0) > 1e-9 for row in numbers["rows"])
+
+
+def key_name(key: str) -> str:
+    """Name a key of the job without its block: ``vpp``, ``network.latency_us``, ``step.cv``."""
+    return ".".join(key.split(".")[1:][-2:]) or key
+
+
+def label(row: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """Name a setting: ``tp 8 pp 16 dp 128``; a 1 is left out where many keys vary."""
+    words = []
+    for key in varied:
+        if row[key] == 1 and len(varied) > 3 and key.startswith("parallelism."):
+            continue
+        name = key_name(key)
+        words.append(str(row[key]) if name in BARE else f"{name} {row[key]}")
+    return " ".join(words) or "as is"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from prism.cli.commands.options import common_options, output_option, place_options, set_option
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.options import (
+    common_options,
+    details_option,
+    output_option,
+    place_options,
+    set_option,
+)
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 )
 @set_option
 @output_option("Result, summary and plot.")
+@details_option
 @common_options()
 @place_options
 def sweep(
@@ -57,6 +58,7 @@ def sweep(
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
@@ -67,13 +69,10 @@ def sweep(
     """
     if not vary and not layouts:
         raise click.UsageError("nothing to vary; give --vary KEY=A,B,C or --layouts")
-    from prism.analyses.sweep import summarize_sweep
     from prism.analyses.sweep import sweep as sweep_settings
     from prism.analyses.sweeps.grid import parse_vary
-    from prism.analyses.texts.sweep import in_words
     from prism.common.files import check_directory
     from prism.jobs.job import load_job
-    from prism.present.views.sweep import sweep_view
 
     grid = parse_vary(vary)
     if output is not None:
@@ -90,12 +89,4 @@ def sweep(
             threads=threads,
             progress=report,
         )
-    numbers = in_words(summarize_sweep(result))
-    conclude_view(result, numbers, sweep_view, _draw, output=output, as_json=as_json, quiet=quiet)
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plot of a sweep, by the stem of its files."""
-    from prism.plots.sweep import plot_sweep
-
-    return {"sweep": plot_sweep(result)}
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

@@ -1,0 +1,325 @@
+"""The answer of a sweep: the fastest and the robust setting, and all that are as good."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from prism import plots
+from prism.analyses.sweep import summarize_sweep
+from prism.analyses.sweeps.rows import TOLERANCE, key_name, label, same_work_differs
+from prism.common.text import format_count, format_like, format_share
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Finding,
+    Picture,
+    Table,
+    change,
+    count,
+    error,
+    share,
+    words,
+)
+from prism.present.answers.estimate import NOT_INCLUDED
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+MOST_ROWS = 12
+"""Settings in the first table, where not more of them are marked."""
+MOST_NAMED = 3
+MOST_REASONS = 5
+SIGNIFICANT = 1.96
+LEAST_SURE = 0.9
+"""Probability of a right choice below which there is a warning [1]."""
+KEY = "varied"
+"""Group of the columns of varied keys, until they stand in a table."""
+CHOICES = {"fastest": "p50", "robust": "p95"}
+
+
+def sweep_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a sweep."""
+    numbers = summarize_sweep(result)
+    rows = numbers["rows"]
+    robust, keys = rows[numbers["robust"]], numbers["varied"]
+    shown = shown_rows(numbers)
+    rest = [i for i, row in enumerate(rows) if row["p50"] is not None and i not in shown]
+    made = (
+        _settings_table("Settings", numbers, shown),
+        _by_setting(numbers),
+        _refused(numbers),
+        _settings_table("Other simulated settings", numbers, rest, details=True),
+        _why(numbers, [*shown, *rest]),
+    )
+    asked = _varied(json.loads(result.attrs["call"]), keys)
+    return Answer(
+        title="Settings side by side",
+        subject=str(numbers["job"]),
+        head=_head(numbers),
+        question=f"Which setting of {numbers['job']} has the shortest step, in the median and at "
+        f"p95? Varied: {asked}.",
+        findings=tuple(_findings(numbers)),
+        tables=tuple(table for table in made if table.rows),
+        figures=numbers,
+        warnings=(*numbers["warnings"], *_unsure(numbers)),
+        assumptions=tuple(numbers["notes"]),
+        facts=tuple(
+            (f"{label(rows[numbers[name]], keys)}, {measure}",
+             _time(rows[numbers[name]], f"{measure}_same_work"))
+            for name, measure in CHOICES.items()
+        ),
+        pictures=(Picture(
+            "sweep", f"Settings of {numbers['job']}: p50 of the step against p95",
+            lambda: plots.plot_sweep(result),
+            "Down and to the left is better; nothing lies below and left of the frontier. Bars are "
+            "two standard errors.",
+            Errors(f"p95 of the robust one ± {words(_error(robust))} (one standard error)",
+                   NOT_INCLUDED),
+        ),),
+    )  # fmt: skip
+
+
+def _head(numbers: Json) -> str:
+    rows = numbers["rows"]
+    run = sum(row["p50"] is not None for row in rows)
+    simulated = f" ({format_count(run)} simulated)" if run < len(rows) else ""
+    plural = "s" * (len(rows) != 1)
+    return f", {format_count(len(rows))} setting{plural}{simulated}, seed {numbers['seed']}"
+
+
+def _varied(call: Json, keys: Sequence[str]) -> str:
+    """Say which keys took which values."""
+    vary: Mapping[str, Sequence[str]] = call.get("vary") or {}
+    named = [f"{key} = {', '.join(map(str, values))}" for key, values in vary.items()]
+    if call.get("layouts"):
+        named.append("all layouts that use its GPUs, keep its batch and fit the memory")
+    return "; ".join(named) or ", ".join(keys)
+
+
+# ------------------------------------------------------------------------------ in sentences
+def _findings(numbers: Json) -> list[Finding]:
+    """Name the best settings, and those that are as good."""
+    rows, keys = numbers["rows"], numbers["varied"]
+    fast, robust = numbers["fastest"], numbers["robust"]
+    if fast == robust:
+        text = f"Fastest and robust (least p50 and p95) is {_setting(rows[fast], keys)}."
+        out = [Finding("fastest_and_robust", text, "answer")]
+    else:
+        text = f"Fastest (least p50) is {_setting(rows[fast], keys)}."
+        out = [Finding("fastest", text, "answer")]
+        text = f"Robust (least p95) is {_setting(rows[robust], keys)}."
+        out.append(Finding("robust", text, "answer"))
+    ties = [label(row, keys) for row in rows if row.get("indistinguishable_from_best")]
+    if ties:
+        text = f"Statistically indistinguishable from the best in {numbers['objective']}"
+        more = len(ties) - MOST_NAMED
+        named = "; ".join(ties[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        out.append(Finding("indistinguishable", f"{text}: {named}."))
+    return out
+
+
+def _setting(row: Json, keys: Sequence[str]) -> str:
+    """Name a setting with p50 and p95, and their changes against the job's own."""
+    own = "the job's own setting, " if row["own"] else ""
+    p50, p95 = (words(_time(row, f"{measure}_same_work")) for measure in ("p50", "p95"))
+    text = f"{own}{label(row, keys)}: p50 {p50}, p95 {p95}"
+    if row.get("p50_change") is not None:
+        changes = " and ".join(words(_change(row, measure)) for measure in ("p50", "p95"))
+        text += f" ({changes} against the job's own)"
+    return text
+
+
+def _unsure(numbers: Json) -> list[str]:
+    """Say which choice the simulated steps do not carry."""
+    return [
+        f"that no setting has a {measure} better by 0.1 % than the {name} one is certain to "
+        f"{format_share(float(numbers['p_correct'][name]), 2)} only; raise --replicates"
+        for name, measure in CHOICES.items()
+        if float(numbers["p_correct"][name]) < LEAST_SURE
+    ]
+
+
+# --------------------------------------------------------------------------------- in tables
+def shown_rows(numbers: Json) -> list[int]:
+    """Choose the rows of the first table: the best ones, the frontier and the job's own."""
+    rows = numbers["rows"]
+    must = {numbers["fastest"], numbers["robust"], numbers["best"], *numbers["frontier"]}
+    must |= {i for i, row in enumerate(rows) if row["own"]}
+    rest = [i for i, row in enumerate(rows) if i not in must and row["p50"] is not None]
+    return sorted([*must, *rest[: max(0, MOST_ROWS - len(must))]])
+
+
+def _keys(numbers: Json, which: Sequence[int]) -> tuple[Column, ...]:
+    """Head the columns of the varied keys."""
+    rows = numbers["rows"]
+    return tuple(
+        Column(key_name(key), KEY, all(isinstance(rows[i][key], int | float) for i in which))
+        for key in numbers["varied"]
+    )
+
+
+def _settings_table(
+    title: str, numbers: Json, which: Sequence[int], details: bool = False
+) -> Table:
+    """Lay out settings with their times."""
+    rows = numbers["rows"]
+    one_size = len({row["world_size"] for row in rows}) == 1
+    columns = (
+        *_keys(numbers, which), Column("GPUs"), Column("GiB"),
+        *(Column(name, "step time") for name in ("p50", "p95", "± of p95")),
+        Column("p95 vs own"), Column(right=False),
+    )  # fmt: skip
+    made: list[tuple[Cell, ...]] = []
+    for i in which:
+        row = rows[i]
+        made.append((
+            *(_value(row[key]) for key in numbers["varied"]),
+            None if one_size else count(row["world_size"]), _gib(row),
+            _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
+            _change(row, "p95"), _marks(i, row, numbers),
+        ))  # fmt: skip
+    return _table(title, columns, made, () if details else _notes(numbers), details)
+
+
+def _table(
+    title: str, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]],
+    notes: tuple[str, ...], details: bool,
+) -> Table:  # fmt: skip
+    """Make a table without columns of nothing or zeros, and without keys that are all the same."""
+    kept, same = [], []
+    for k, column in enumerate(columns):
+        values = {cell.value if isinstance(cell, Figure) else cell for cell in (r[k] for r in rows)}
+        if column.group == KEY and len(values) == 1 < len(rows):
+            same.append(f"{column.title} {words(rows[0][k])}")
+        elif any(values):
+            kept.append(k)
+    heads = tuple(replace(columns[k], group=columns[k].group.removeprefix(KEY)) for k in kept)
+    some = tuple(tuple(row[k] for k in kept) for row in rows)
+    if same:
+        notes = (f"in all rows: {', '.join(same)}", *notes)
+    return Table(title, heads, some, notes, details)
+
+
+def _value(value: Any) -> Cell:
+    return Figure(value, str(value)) if isinstance(value, int | float) else str(value)
+
+
+def _gib(row: Json) -> Cell:
+    gib = row["memory_gib"]
+    return None if gib is None else Figure(gib, f"{gib:.0f}")
+
+
+def _marks(i: int, row: Json, numbers: Json) -> str:
+    """Say what a row is."""
+    names = [name for name in CHOICES if numbers[name] == i]
+    if numbers["objective"] == "mean" and numbers["best"] == i:
+        names.append("least mean")
+    if row.get("indistinguishable_from_best"):
+        names.append("indistinguishable")
+    elif row.get("best_change") is not None and row["best_change"] <= TOLERANCE:
+        names.append(f"within {format_share(TOLERANCE)}")
+    if i in numbers["frontier"] and not names:
+        names.append("frontier")
+    return ", ".join([*names, *["job's own"] * bool(row["own"])])
+
+
+def _notes(numbers: Json) -> tuple[str, ...]:
+    """Explain what is not plain, and say what was not simulated."""
+    notes = []
+    rows = numbers["rows"]
+    if any(row.get("indistinguishable_from_best") for row in rows):
+        notes.append(
+            f"indistinguishable: {numbers['objective']} differs from the best by less than the "
+            "error of the difference (95 %)"
+        )
+    if any("frontier" in _marks(i, row, numbers) for i, row in enumerate(rows)):
+        notes.append("frontier: no setting is better in both p50 and p95")
+    if same_work_differs(numbers):
+        notes.append("times are for the tokens of one step of the job")
+    bounds = sum(row["p50"] is None for row in rows)
+    if bounds:
+        notes.append(f"{format_count(bounds)} not simulated: slower even without noise")
+    return ("; ".join(notes),) if notes else ()
+
+
+def _by_setting(numbers: Json) -> Table:
+    """Lay out the best layout of each setting varied by hand."""
+    rows, groups = numbers["rows"], numbers.get("by_setting") or ()
+    hand = [key for key in numbers["varied"] if groups and key in groups[0]]
+    rest = [key for key in numbers["varied"] if key not in hand]
+    columns = [Column(key_name(key), right=False) for key in hand]
+    columns += [Column("robust layout", right=False), Column("p50"), Column("p95")]
+    made = []
+    for group in groups:
+        best = rows[group["robust"]]
+        times = (_time(best, f"{measure}_same_work") for measure in ("p50", "p95"))
+        made.append((*(_value(group[key]) for key in hand), label(best, rest), *times))
+    return Table("Best layout of each setting", tuple(columns), tuple(made))
+
+
+def _refused(numbers: Json) -> Table:
+    """Lay out why settings were refused, the commonest reasons first."""
+    refused = numbers["refused"]
+    kinds = Counter(_kind(row["reason"]) for row in refused).most_common(MOST_REASONS)
+    asked = format_count(len(refused) + len(numbers["rows"]))
+    title = f"Refused: {format_count(len(refused))} of {asked} settings"
+    columns = (Column("settings"), Column("reason", right=False))
+    return Table(title, columns, tuple((count(n), kind) for kind, n in kinds))
+
+
+def _kind(reason: str) -> str:
+    """Put reasons that differ in their numbers together."""
+    if reason.startswith("needs ") and " GiB" in reason:
+        return "need " + reason[reason.index("more than") :]
+    return reason
+
+
+def _why(numbers: Json, which: Sequence[int]) -> Table:
+    """Lay out what the steps are made of, and on how many cluster draws they were simulated."""
+    heads = ("ideal step", "exposed communication", "MFU", "cluster draws")
+    columns = (*_keys(numbers, which), *map(Column, heads))
+    made = []
+    for i in which:
+        row = numbers["rows"][i]
+        ideal = Figure(row["ideal_step_time"], words(_time(row, "ideal_step_time", row["work"])))
+        made.append((
+            *(_value(row[key]) for key in numbers["varied"]), ideal,
+            share(row.get("exposed_communication")), share(row.get("mfu")), count(row["clusters"]),
+        ))  # fmt: skip
+    note = (
+        "settings that are worse than another in p50 and p95 are simulated on few cluster draws; "
+        f"rare slow GPUs then come from the ranks of {format_count(numbers['rank_clusters'])}"
+    )
+    screened = any(row["figures"] == "screen" for row in numbers["rows"])
+    return _table("Ideal step and communication", columns, made, (note,) * screened, True)
+
+
+# ------------------------------------------------------------------------------- as figures
+def _time(row: Json, key: str, work: float = 1.0) -> Figure:
+    """Write a time of a setting [s], for the same work."""
+    like = float(row["p50_same_work"])
+    fine = max(1e-3 * like, 0.3 * float(row["p95_se"] or 0.0) / float(row["work"]))
+    return Figure(row[key], format_like(float(row[key]) / work, like, fine))
+
+
+def _error(row: Json) -> Cell:
+    """Write the standard error of p95, for the same work."""
+    if row["p95_se"] is None:
+        return None
+    return error(float(row["p95_se"]) / float(row["work"]), float(row["p95_same_work"]))
+
+
+def _change(row: Json, measure: str) -> Cell:
+    """Write the change against the job's own setting, with half of its 95 % interval."""
+    value, se = row.get(f"{measure}_change"), row.get(f"{measure}_change_se")
+    half = SIGNIFICANT * (se or 0.0)
+    return None if value is None else change(value, (value - half, value + half))
