@@ -106,7 +106,7 @@ def test_all_commands_take_a_model_for_a_job(run, made, tmp_path):
     place = summarised(run("place", model, *options, "--slow-nodes", 1, "--slowdown", 1.2))
     assert place["slow_nodes"]
     status, out, _ = run("show", model)
-    assert status == 0 and "time of messages" in out
+    assert status == 0 and "h100" in out
     assert summarised(run("show", model, "--json"))["model_kind"] == "calibrated"
     steps = made / "a.csv"
     options = (*options, "--replicates", 640, "--bootstrap", 20)

@@ -13,6 +13,7 @@ import xarray as xr
 
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
+from prism.present.answers import fit as fit_answers
 from prism.present.views.trace import verdict
 
 FIT = {
@@ -24,8 +25,11 @@ FIT = {
         | {"law": None, "ks": None},
     ],
     "effects": {
-        "rank": {"forward": {"cv": 0.012, "ci": [0.008, 0.02], "share": 0.4}},
-        "residual": {"cv": 0.003, "ci": [0.0028, 0.0032], "share": 0.1},
+        "rank": {"cv": 0.012, "ci": [0.008, 0.02], "share": 0.8}
+        | {"by_op_kind": {"forward": {"cv": 0.012, "ci": [0.008, 0.02], "share": 0.8}}},
+        "residual": {"cv": 0.003, "ci": [0.0028, 0.0032], "share": 0.2},
+        "rank_step": {"cv": 0.0, "ci": [0.0, 0.002], "share": 0.0},
+        "call": {"cv": None, "ci": [None, None], "share": None, "by_op_kind": {}},
     },
     "loadings": {"forward stage 0": {"step": 1.0, "microbatch": 0.5}},
     "cross_check": {"measured": {"n": 3, "mean": 10.0, "p50": 9.9, "p95": None, "cv": 0.02}},
@@ -81,7 +85,7 @@ def calls(monkeypatch):
         return call
 
     for module, functions in {
-        "models.fit": {"fit": stand_in("fit", "model"), "summarize_fit": lambda _: FIT},
+        "models.fit": {"fit": stand_in("fit", "model")},
         "analyses.replay": {
             "replay": stand_in("replay", "replay"),
             "summarize_replay": lambda _: REPLAY,
@@ -94,6 +98,7 @@ def calls(monkeypatch):
         made = ModuleType(f"prism.{module}")
         vars(made).update(functions)
         monkeypatch.setitem(sys.modules, f"prism.{module}", made)
+    monkeypatch.setattr(fit_answers, "summarize_fit", lambda _: FIT)
     return seen
 
 
@@ -131,12 +136,13 @@ def test_fit_writes_a_model_that_can_be_shown(run, calls, table, tmp_path):
     model = tmp_path / "m.nc"
     status, out, err = run("fit", table, "-o", model, "--seed", "3", "--json")
     assert (status, out.count("\n")) == (0, 1)
-    assert json.loads(out) == FIT
+    found = json.loads(out)
+    assert {key: found[key] for key in FIT} == FIT
     assert calls == [("fit", ((str(table),),), {"seed": 3, "where": {}})]
     assert "warning: few steps" in err and str(model) in err
     status, out, _ = run("show", model, "--json")
     assert status == 0
-    assert json.loads(out) == {"kind": "model", "model_kind": "trace", "summary": FIT}
+    assert json.loads(out) == {"kind": "model", "model_kind": "trace", "summary": found}
 
 
 def test_fit_prints_what_it_found(run, calls, table):
@@ -146,13 +152,42 @@ def test_fit_prints_what_it_found(run, calls, table):
         "forward stage 0",
         "gemm<float [4]>[/x]",  # a kernel's name is no markup
         "0.8 % to 2 %",
-        "replica 1, stage 0",
-        "2.4 x",
-        "9.9 s",
-        "node share: taken from the library",
+        "2.4 times",
+        "9.900 s",
     ):
         assert text in out
     assert "-o MODEL.nc" in err
+    reason = "taken from the library"
+    assert reason not in out and reason in run("fit", table, "--details")[1]
+
+
+def test_the_answer_of_a_fit_has_the_numbers_of_its_json():
+    many = {"name": "k" * 80 + "0", "n": 5, "mean": 1e-3, "cv": 0.1, "p99_p50": 1.2}
+    many |= {"law": "empirical", "ks": 0.1, "step_share": 0.01}
+    kernels = [*FIT["kernels"], *(many | {"name": f"{'k' * 80}{i}"} for i in range(20))]
+    answer = fit_answers.answer_of_figures(FIT | {"kernels": kernels})
+    codes = [found.code for found in answer.findings]
+    assert codes == ["largest_effects", "slow_workers", "not_identifiable"]
+    tables = {table.title: table for table in answer.tables}
+    assert len(tables["Kernels"].rows) == fit_answers.MOST_KERNELS
+    shown = [table for table in answer.tables if not table.details]
+    assert sum(len(table.rows) + 2 for table in shown) < 35
+    names = [row[0] for title in ("Kernels", "Further kernels") for row in tables[title].rows]
+    assert len(names) == 22 and max(map(len, names)) == fit_answers.LONGEST_NAME
+    assert len(set(names)) == 22  # both ends of a long name are kept
+    assert [row[0] for row in tables["Effects"].rows] == ["rank", "residual"]  # no row of zeros
+    known = set(numbers_in(answer.json()))
+    values = [c.value for t in answer.tables for row in t.rows for c in row if hasattr(c, "value")]
+    assert values and set(values) <= known
+
+
+def numbers_in(value):
+    """Walk all numbers of a JSON."""
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(item)
+    elif isinstance(value, int | float):
+        yield value
 
 
 @pytest.mark.parametrize(
@@ -345,7 +380,7 @@ def test_show_trace_tells_its_kinds_of_op(run, table):
     assert rows["forward"]["share"] == pytest.approx(1 / 3)
     assert rows["all_reduce"]["includes_waiting"] and not rows["forward"]["includes_waiting"]
     status, out, _ = run("show", table)
-    assert "includes waiting" in out and "500 ms" in out
+    assert "includes waiting" in out and "500.0 ms" in out
 
 
 def test_show_step_times(run, step_times):
@@ -353,7 +388,7 @@ def test_show_step_times(run, step_times):
     assert (found["kind"], found["n"], found["n_runs"]) == ("step_times", 9, 1)
     assert found["mean"] == pytest.approx(1.1)
     status, out, _ = run("show", step_times)
-    assert status == 0 and "1.1 s" in out
+    assert status == 0 and "1.1" in out
 
 
 def test_show_chooses_among_step_times(run, tmp_path):

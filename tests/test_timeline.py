@@ -290,7 +290,7 @@ def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):
     assert run("timeline", result, "-o", file, "-q")[0] == 0
     assert len(check_trace(json.loads(file.read_text()))) == 16 * 2
     status, out, _ = run("timeline", path, *size[:4], "--percentiles", "50")
-    assert status == 0 and "Share of the step that each row computes" in out
+    assert status == 0 and "computes" in out
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,7 @@ class Kind(NamedTuple):
 
 
 _ESTIMATE = Kind("estimate", answer="present.answers.estimate:estimate_answer")
-_MODEL = Kind(
-    "fit",
-    "models.fit:summarize_fit",
-    "present.views.model:model_view",
-    "present.reports.measured:model_section",
-)
+_MODEL = Kind("fit", answer="present.answers.fit:fit_answer")
 KINDS = {
     "simulation": _ESTIMATE,
     "estimate": _ESTIMATE,
@@ -70,15 +65,9 @@ KINDS = {
         "replay", "analyses.replay:summarize_replay", "present.views.trace:replay_view",
         "present.reports.measured:replay_section",
     ),
-    "timeline": Kind(
-        "timeline", "analyses.timeline:summarize_timeline", "present.views.timeline:timeline_view"
-    ),
-    "measurement": Kind(
-        "measure", "measuring.command:summarize_measurement", "present.views.measure:measure_view"
-    ),
-    "measured_step": Kind(
-        "measure", "measuring.step:summarize_step", "present.views.measure:step_view"
-    ),
+    "timeline": Kind("timeline", answer="present.answers.timeline:timeline_answer"),
+    "measurement": Kind("measure", answer="present.answers.measure:measurement_answer"),
+    "measured_step": Kind("measure", answer="present.answers.measure:step_answer"),
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "answer", "jobtemplate", "reports.page", "reports.read", "show", "terminal",
-    "views.measure", "views.model", "views.timeline", "views.trace",
+    "answer", "answers.fit", "answers.measure", "jobtemplate", "reports.page", "reports.read",
+    "show", "terminal", "views.trace",
 )  # fmt: skip

@@ -5,7 +5,7 @@ A function of `prism.present.answers` makes it from a result; renderers know not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -189,6 +189,11 @@ def pairs_table(title: str, rows: list[tuple[str, Cell]], details: bool = False)
     """Lay out labels and what belongs to each, side by side."""
     columns = (Column(right=False), Column(right=False))
     return Table(title, columns, tuple(rows), details=details)
+
+
+def lines_table(title: str, lines: Iterable[str] | None, details: bool = False) -> Table:
+    """List remarks under a title, one a row."""
+    return Table(title, (Column(right=False),), tuple((x,) for x in lines or ()), details=details)
 
 
 # ------------------------------------------------------------------------ numbers as figures

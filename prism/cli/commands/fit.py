@@ -11,12 +11,13 @@ from prism.cli.commands.options import (
     KeyValue,
     choose_options,
     common_options,
+    details_option,
     output_option,
     rows_of,
     step_range_option,
 )
 from prism.cli.commands.outputs import check_model_path
-from prism.cli.commands.terminal import answer, progress_line, say, tell_warnings
+from prism.cli.commands.terminal import print_answer, progress_line, say
 
 
 @click.command()
@@ -39,12 +40,14 @@ from prism.cli.commands.terminal import answer, progress_line, say, tell_warning
     help="Learn the variation from the first N steps of each run; work by step from all.",
 )
 @step_range_option
+@details_option
 @common_options(threads="Threads of --calibrate.  [default: all cores]")
 def fit(
     inputs: tuple[str, ...],
     output: str | None,
     calibrate: tuple[tuple[str, str], ...],
     where: tuple[tuple[str, str], ...],
+    details: bool,
     as_json: bool,
     quiet: bool,
     seed: int | None,
@@ -68,8 +71,7 @@ def fit(
         check_model_path(output, [*inputs, *(steps for _, steps in calibrate)])
     from prism.common.resultfiles import save
     from prism.models.fit import fit as fit_trace
-    from prism.models.fit import summarize_fit
-    from prism.present.views.model import model_view
+    from prism.present.answers.fit import fit_answer
 
     with progress_line("fitting", quiet) as report:
         options["where"] = rows_of(where)
@@ -80,15 +82,13 @@ def fit(
             model = fit_calibrated(calibrate, seed, threads=threads, progress=report, **given)
         else:
             model = fit_trace(inputs, seed=seed, **given)
-    numbers = summarize_fit(model)
     if output is not None:
         save(model, output)
         if not quiet:
             say(f"wrote {output}")
     elif not quiet:
         say("the model is not kept; -o MODEL.nc writes it")
-    tell_warnings(numbers)
-    answer(numbers, as_json, model_view)
+    print_answer(fit_answer(model), as_json, details)
 
 
 def _check_calibration(

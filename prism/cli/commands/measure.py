@@ -7,9 +7,15 @@ from typing import Any
 
 import click
 
-from prism.cli.commands.options import Command, Duration, common_options, output_option
+from prism.cli.commands.options import (
+    Command,
+    Duration,
+    common_options,
+    details_option,
+    output_option,
+)
 from prism.cli.commands.outputs import check_model_path, check_picture_path
-from prism.cli.commands.terminal import answer, progress_line, say, tell_warnings
+from prism.cli.commands.terminal import print_answer, progress_line, say
 
 DTYPES = click.Choice(["float64", "float32", "bfloat16", "float16"])
 DEVICE = click.option(
@@ -61,6 +67,7 @@ def _library_options(command: Command) -> Command:
         DEVICE,
         click.option("--dtype", type=DTYPES, help="[default: bfloat16 on a GPU, float32 on a CPU]"),
         JOB,
+        details_option,
         output_option("Library to write; one that exists keeps its other entries.", "LIBRARY.nc"),
     ):
         command = option(command)
@@ -147,10 +154,10 @@ def collective(**options: Any) -> None:
 def _measure(kind: Any, options: dict[str, Any]) -> None:
     """Measure a kind, write its library, print its figures."""
     from prism.measuring.command import measure as run
-    from prism.measuring.command import samples_path, summarize_measurement
-    from prism.present.views.measure import measure_view
+    from prism.measuring.command import samples_path
+    from prism.present.answers.measure import measurement_answer
 
-    as_json, quiet = options.pop("as_json"), options.pop("quiet")
+    as_json, quiet, details = (options.pop(name) for name in ("as_json", "quiet", "details"))
     output, plot = options.pop("output"), options.pop("plot")
     if output is not None:
         check_model_path(output, ())
@@ -173,18 +180,16 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
         raise
     if result is None:
         return  # a launcher's other ranks
-    numbers = summarize_measurement(result)
+    shown = measurement_answer(result)
     if output is not None and not quiet:
         say(f"wrote {output}, {samples_path(output)}")
     elif output is None and not quiet:
         say("the library is not kept; -o LIBRARY.nc writes it")
     if plot is not None:
         from prism.plots.base import save_figure
-        from prism.plots.measure import plot_measurement
 
-        save_figure(plot_measurement(result), plot)
-    tell_warnings(numbers)
-    answer(numbers, as_json, measure_view)
+        save_figure(shown.pictures[0].draw(), plot)
+    print_answer(shown, as_json, details)
 
 
 @measure.command()
@@ -218,9 +223,11 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True)
 @DEVICE
 @LIMIT
+@details_option
 @common_options(threads=THREADS)
 def step(
     output: str | None,
+    details: bool,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -231,9 +238,9 @@ def step(
     times.
     """
     from prism.common.files import check_directory
-    from prism.measuring.step import StepJob, measure_step, summarize_step
+    from prism.measuring.step import StepJob, measure_step
     from prism.measuring.tinymodel import Sizes
-    from prism.present.views.measure import step_view
+    from prism.present.answers.measure import step_answer
 
     if output is not None:
         check_directory(output)
@@ -244,12 +251,10 @@ def step(
     job = StepJob(sizes=sizes, **{name: options.pop(name) for name in names})
     with progress_line("training", quiet) as report:
         result = measure_step(output, job, progress=report, **options)
-    numbers = summarize_step(result)
     if not quiet:
         say(
             f"wrote {output}: trace.csv, steps.csv, summary.json"
             if output is not None
             else "the trace is not kept; -o DIR writes it"
         )
-    tell_warnings(numbers)
-    answer(numbers, as_json, step_view)
+    print_answer(step_answer(result), as_json, details)

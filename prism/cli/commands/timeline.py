@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,16 +10,13 @@ from prism.cli.commands.options import (
     Numbers,
     Percentiles,
     common_options,
+    details_option,
     output_option,
     set_option,
     step_range_option,
 )
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line, say
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -45,9 +42,15 @@ if TYPE_CHECKING:
 @output_option(
     "timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone."
 )
+@details_option
 @common_options()
 def timeline(
-    what: tuple[str, ...], output: str | None, as_json: bool, quiet: bool, **options: Any
+    what: tuple[str, ...],
+    output: str | None,
+    details: bool,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Say when every op of a step runs, and what it waits for.
 
@@ -57,18 +60,15 @@ def timeline(
     """
     from pathlib import Path
 
-    from prism.analyses.timeline import summarize_timeline
     from prism.analyses.timeline import timeline as lay_timeline
     from prism.analyses.timelines.chrome import chrome_bytes, write_chrome
     from prism.common.files import check_directory
-    from prism.present.views.timeline import timeline_view
 
     alone = output is not None and output.endswith((".json", ".json.gz"))
     if output is not None:
         check_directory(Path(output).absolute().parent if alone else output)
     with progress_line("simulating", quiet) as report:
         result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
-    numbers = summarize_timeline(result)
     texts = None
     if output is None:
         if not quiet:
@@ -80,14 +80,7 @@ def timeline(
             say(f"wrote {output}")
     else:
         texts = {"timeline.json.gz": chrome_bytes(result)}
-    conclude_view(
-        result, numbers, timeline_view, _draw,
-        output=None if alone else output, as_json=as_json, quiet=quiet, texts=texts,
+    conclude(
+        result, output=None if alone else output, as_json=as_json, details=details, quiet=quiet,
+        texts=texts,
     )  # fmt: skip
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the picture of a timeline, by the stem of its files."""
-    from prism.plots.gantt import plot_gantt
-
-    return {"timeline": plot_gantt(result)}

@@ -1,4 +1,4 @@
-"""Sections of what rests on recordings: a validation, a replay, a fitted model.
+"""Sections of what rests on recordings: a validation, a replay.
 
 Words, tables and plots are those of the commands; what is added is the question, and both errors.
 """
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from prism.analyses.replay import summarize_replay
 from prism.analyses.validate import summarize_validation
 from prism.common.text import format_count, format_like, format_share
-from prism.models.fit import summarize_fit
 from prism.plots.validation import draw_validation, plot_replay, plot_workers
 from prism.present.answer import Errors, Picture
 from prism.present.reports.sections import Section
-from prism.present.views.model import model_view
 from prism.present.views.trace import replay_view, validation_view, verdict
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 
 SPLITS = {"first-half": "the first half of its steps", "even": "every other of its steps"}
-MOST_EFFECTS = 3
 
 
 def validation_section(result: xr.Dataset) -> Section:
@@ -139,60 +136,4 @@ def _replay_answers(numbers: Json) -> list[str]:
             f"With every effect at its mean a step would take {step}; stragglers and noise make it "
             f"{100.0 * (slowdown - 1.0):.2f} % longer."
         )
-    return out
-
-
-def model_section(result: xr.Dataset) -> Section:
-    """Make the section of a fitted model, what ``prism.fit`` returns."""
-    numbers = summarize_fit(result)
-    inputs = [_name(source) for source in numbers.get("inputs") or ()]
-    subject = ", ".join(dict.fromkeys(inputs)) or "a recording"
-    kind = str(result.attrs["kind"])
-    return Section(
-        title={"steps": "Model of step times", "calibrated": "Job brought to measurements"}.get(
-            kind, "Model of a trace"
-        ),
-        subject=subject,
-        question=f"What does {subject} say about durations, and about what makes them differ?",
-        answers=tuple(_model_answers(numbers)),
-        view=model_view(numbers),
-        captions=("Beginning, slow changes and stalls",),
-        warnings=tuple(numbers.get("warnings") or ()),
-        numbers=numbers,
-    )
-
-
-def _model_answers(numbers: Json) -> list[str]:
-    """Name the effects that make most of the variance, and sizes that were met."""
-    out = []
-    sizes = numbers.get("sizes") or ()
-    for size in sizes:
-        p50, p95 = (100.0 * size[f"{key}_error"] for key in ("p50", "p95"))
-        out.append(
-            f"{size['job']}: as fitted, p50 is {p50:+.2f} % and p95 {p95:+.2f} % off the measured "
-            "ones."
-        )
-    shares = []
-    for name, effect in (numbers.get("effects") or {}).items():
-        if isinstance(effect, Mapping) and effect.get("cv") is not None:
-            share = effect.get("share", effect.get("share_of_step"))
-            if share:
-                shares.append((float(share), str(name), float(effect["cv"])))
-    named = [
-        f"{name.replace('_', ' ')} ({format_share(share, 2)} of the variance, CV "
-        f"{format_share(cv, 2)})"
-        for share, name, cv in sorted(shares, reverse=True)[:MOST_EFFECTS]
-    ]
-    if named:
-        out.append(f"What makes durations differ most: {', '.join(named)}.")
-    slow = numbers.get("lemons") or ()
-    if slow:
-        told = ", ".join(
-            f"replica {lemon['replica']}, stage {lemon['stage']} ({lemon['slowdown']:.3g} times)"
-            for lemon in slow
-        )
-        out.append(f"Slower than their peers, and kept apart: {told}.")
-    missing = numbers.get("not_identifiable") or ()
-    if missing:
-        out.append(f"{len(missing)} things cannot be learned from this input; they are listed.")
     return out

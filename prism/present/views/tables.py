@@ -41,12 +41,6 @@ def lines_view(title: str, lines: Sequence[str] | None) -> list[RenderableType]:
     return ["", bold(title), *(Text(f"- {line}") for line in lines)] if lines else []
 
 
-def inputs_line(summary: Json) -> Text:
-    """Name what was read, and the seed where something was drawn."""
-    seed = [] if summary.get("seed") is None else [f"seed {summary['seed']}"]
-    return Text(", ".join([*map(str, summary.get("inputs") or ()), *seed]), style="bold")
-
-
 def plain_text(value: Any) -> str:
     """Write a value as it would stand in a job file."""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What a fit, a replay and a validation look like in a terminal.
+"""What a replay and a validation look like in a terminal.
 
 Built from the same mappings that the JSON is made of, as in `prism.present.views`. What a summary
 lacks is left out. Nothing is computed here beyond the choice of a unit.
@@ -13,15 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from prism.common.text import format_count, format_duration, format_like, format_share
-from prism.present.views.tables import bold, inputs_line, lines_view, rows_view, table_view
+from prism.common.text import format_count, format_duration, format_like
+from prism.present.views.tables import bold, lines_view, rows_view, table_view
 
 Json = Mapping[str, Any]
 
-MOST_KERNELS = 40
-"""Kernels listed; those with the largest share of the time come first in a fit's summary."""
 MOST_CAUSES = 8
-LONGEST_NAME = 44
 WORTH_SHOWING = 1.0005
 """Slowdown below which a cause is only counted."""
 SIGNIFICANT = 0.05
@@ -29,131 +26,6 @@ _BASELINES = (
     ("copy", "copy of the training"), ("line", "line in microbatches"),
     ("independent", "independent sampling"),
 )  # fmt: skip
-
-
-def fit_view(summary: Json) -> RenderableType:
-    """Lay out what a fit found.
-
-    Parameters
-    ----------
-    summary : mapping
-        What ``summarize_fit`` returns, the JSON of ``prism fit``.
-
-    Returns
-    -------
-    rich.console.RenderableType
-        Kernels, components of the spread, lemons, and what a trace cannot tell.
-    """
-    parts: list[RenderableType] = [inputs_line(summary)]
-    kernels = list(summary.get("kernels") or ())
-    if kernels:
-        rows = [_kernel_row(kernel) for kernel in kernels[:MOST_KERNELS]]
-        right = ("n", "mean", "CV", "p99/p50", "KS to lognormal", "share of time")
-        parts += ["", table_view("Kernels", rows, right)]
-        if len(kernels) > MOST_KERNELS:
-            parts.append(f"and {len(kernels) - MOST_KERNELS} more: --json lists all")
-    effects = [row for name, value in _items(summary, "effects") for row in _effects(name, value)]
-    if effects:
-        title = "What makes durations differ: CV of each effect, its interval, share of variance"
-        parts += ["", table_view(title, effects, ("CV", "90 % interval", "share"))]
-    loadings = [
-        {"op": place, **{name: _share(value) for name, value in values.items()}}
-        for place, values in _items(summary, "loadings")
-        if isinstance(values, Mapping)
-    ]
-    if loadings:
-        keys = list(dict.fromkeys(key for row in loadings for key in row))
-        same = [{key: row.get(key, "") for key in keys} for row in loadings]
-        title = "CV of each op by effect: how strongly it follows what is shared"
-        parts += ["", table_view(title, same, keys[1:])]
-    parts += _lemons(summary.get("lemons"))
-    parts += _cross_check(summary.get("cross_check"))
-    parts += lines_view("Not to be learned from this input", summary.get("not_identifiable"))
-    parts += lines_view("Notes", summary.get("notes"))
-    return Group(*parts)
-
-
-def _items(summary: Json, key: str) -> list[tuple[str, Any]]:
-    """Return what a nested part of a summary holds; nothing where it has none."""
-    value = summary.get(key)
-    return [(str(name), item) for name, item in value.items()] if isinstance(value, Mapping) else []
-
-
-def _kernel_row(kernel: Json) -> dict[str, str]:
-    """One kernel or op with its own spread."""
-    mean = kernel.get("mean")
-    drawn = kernel.get("ks") and kernel.get("law") != "constant"
-    return {
-        "kernel": _short(str(kernel.get("name", ""))),
-        "n": format_count(kernel["n"]) if kernel.get("n") is not None else "",
-        "mean": format_duration(mean) if mean is not None else "",
-        "CV": _share(kernel.get("cv")),
-        "p99/p50": f"{kernel['p99_p50']:.3f}" if kernel.get("p99_p50") is not None else "",
-        "law": str(kernel.get("law") or ""),
-        "KS to lognormal": f"{kernel['ks']:.3f}" if drawn else "",
-        "share of time": _share(kernel.get("step_share")),
-    }
-
-
-def _short(name: str) -> str:
-    """Cut a kernel's name to what tells it apart; the JSON has it whole."""
-    name = name.removeprefix("void ")
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
-
-
-def _effects(name: str, value: Any, kind: str = "") -> Iterator[dict[str, str]]:
-    """Rows of one effect: one where it is a figure, one per op_kind where it has several."""
-    if not isinstance(value, Mapping):
-        if value is not None and not isinstance(value, str):
-            yield {"effect": name, "op kind": kind or "all", "CV": _share(value), **_NO_INTERVAL}
-        return
-    if value.get("cv") is not None:
-        ci = value.get("ci") or ()
-        yield {
-            "effect": name.replace("_", " "),
-            "op kind": kind or "all",
-            "CV": _share(value["cv"]),
-            "90 % interval": " to ".join(map(_share, ci)) if None not in ci else "",
-            "share": _share(value.get("share")),
-        }
-    for key, inner in value.items():
-        if isinstance(inner, Mapping) and key != "loadings":
-            if key == "by_op_kind":
-                yield from _effects(name, inner, kind)
-            elif "cv" in inner:
-                yield from _effects(name, inner, str(key))
-
-
-_NO_INTERVAL = {"90 % interval": "", "share": ""}
-
-
-def _lemons(lemons: Any) -> list[RenderableType]:
-    """Workers that are slower than their peers, by far."""
-    if not lemons:
-        return []
-    rows = [
-        (
-            f"replica {lemon['replica']}, stage {lemon['stage']}",
-            f"{lemon['slowdown']:.3g} x as slow as its peers",
-        )
-        for lemon in lemons
-    ]
-    return ["", bold("Slow workers, apart from the law of the others"), rows_view(rows)]
-
-
-def _cross_check(found: Any) -> list[RenderableType]:
-    """Hold the model's step times against the measured ones, and against resampled steps."""
-    if not isinstance(found, Mapping):
-        return []
-    rows = []
-    for name, value in found.items():
-        figures = value if isinstance(value, Mapping) else {"mean": value}
-        row = {"step time": name.replace("_", " ")}
-        for key in ("mean", "p50", "p95"):
-            number = figures.get(key)
-            row[key] = "" if number is None else format_duration(number)
-        rows.append(row | {"CV": _share(figures.get("cv"))})
-    return ["", table_view("Cross-check", rows, ("mean", "p50", "p95", "CV"))]
 
 
 def replay_view(summary: Json) -> RenderableType:
@@ -371,8 +243,3 @@ def _percent(value: float, sign: str = "") -> str:
     """Write a relative error, two decimals of a percent, or one digit where it is less."""
     digits = ".2f" if abs(value) >= 1e-4 or abs(value) < 1e-9 else ".1g"
     return f"{100.0 * value:{sign}{digits}} %"
-
-
-def _share(value: Any) -> str:
-    """Write a CV or a share; nothing where there is none."""
-    return "" if value is None else format_share(float(value))

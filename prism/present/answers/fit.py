@@ -1,0 +1,479 @@
+"""The answer of a fit: what makes durations differ, how well the model holds, what stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism.common.text import format_count, format_duration, format_share
+from prism.models.fit import summarize_fit
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Figure,
+    Finding,
+    Table,
+    change,
+    count,
+    duration,
+    error,
+    lines_table,
+    pairs_table,
+    share,
+    words,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+MOST_KERNELS, MOST_IN_DETAILS = 10, 200
+"""Kernels shown by default and in detail, those with the largest share of the time first."""
+MOST_EFFECTS, MOST_WORKERS = 2, 5
+LONGEST_NAME = 40
+TITLES = {
+    "steps": "Model of step times",
+    "calibrated": "Calibrated job",
+    "library": "Library of distributions",
+}
+NOT_IDENTIFIABLE = "Not identifiable from this input"
+STEP_EFFECTS = {
+    "clock": "clock error, compensated by the next step",
+    "white": "noise of single steps",
+    "drift": "slow drift",
+    "run": "differences between runs",
+}
+FACTORS = {
+    "compute": "duration of kernels on GPUs",
+    "communication": "duration of messages",
+    "between_runs": "spread between runs (rank effect)",
+    "within_run": "spread within a run (residual, call, microbatch)",
+}
+CHECKED = {
+    "measured": "measured",
+    "model": "fitted model",
+    "resampled": "measured steps, resampled",
+    "ideal": "ideal, every effect at 1",
+}
+
+
+def fit_answer(model: xr.Dataset) -> Answer:
+    """Make the answer of a fit: a model of a trace, of step times, a calibrated job, a library."""
+    return answer_of_figures(summarize_fit(model))
+
+
+def answer_of_figures(numbers: Json) -> Answer:
+    """Make the answer from a fit's figures."""
+    kind = str(numbers.get("kind", "trace"))
+    inputs = dict.fromkeys(Path(str(source)).name for source in numbers.get("inputs") or ())
+    subject = ", ".join(inputs) or "a recording"
+    makers = {"steps": _steps, "calibrated": _calibrated}
+    maker = _collectives if "collectives" in numbers else makers.get(kind, _trace)
+    head, findings, tables = maker(numbers)
+    if numbers.get("seed") is not None:
+        head.append(f"seed {numbers['seed']}")
+    open_ends = [str(text) for text in numbers.get("not_identifiable") or ()]
+    if open_ends:
+        names = "; ".join(text.partition(": ")[0] for text in open_ends)
+        findings.append(Finding("not_identifiable", f"{NOT_IDENTIFIABLE}: {names}."))
+    apart = tuple((name, why) for name, _, why in (text.partition(": ") for text in open_ends))
+    tables += [
+        Table(NOT_IDENTIFIABLE, (Column(right=False),) * 2, apart, details=True),
+        lines_table("Notes on the input", numbers.get("notes")),
+    ]
+    return Answer(
+        title=TITLES.get(kind, "Model of a trace"),
+        subject=subject,
+        head=f": {', '.join(head)}" if head else "",
+        question=f"What does {subject} say about durations, and about what makes them differ?",
+        findings=tuple(findings),
+        tables=tuple(table for table in tables if table.rows),
+        figures=numbers,
+        warnings=tuple(numbers.get("warnings") or ()),
+    )
+
+
+Parts = tuple[list[str], list[Finding], list[Table]]
+
+
+def _counted(n: int, unit: str) -> str:
+    return f"{format_count(n)} {unit}{'s' if n != 1 else ''}"
+
+
+def _ratio(value: float | None) -> Cell:
+    return None if value is None else Figure(value, f"{value:.3f}")
+
+
+def _interval(ends: Sequence[float | None] | None) -> str | None:
+    """Write both ends of an interval of shares; nothing where one is not known."""
+    if not ends or None in ends:
+        return None
+    low, high = (words(share(end)) for end in ends)
+    return f"{low} to {high}"
+
+
+# ------------------------------------------------------------------- of a trace, or of kernels
+def _trace(numbers: Json) -> Parts:
+    """Lay out a model of a trace, or a library of kernels."""
+    layout = [("steps", "step"), ("dp_size", "replica"), ("stages", "stage")]
+    if any("kernel_class" in kernel for kernel in numbers.get("kernels") or ()):
+        layout = [("steps", "step"), ("stages", "rank")]  # of profiled kernels a stage is a rank
+    head = [_counted(numbers[key], unit) for key, unit in layout if key in numbers]
+    findings = [*_largest(numbers), *_reproduced(numbers), *_slow_workers(numbers)]
+    if numbers.get("why_no_model"):
+        text = f"No model, a library of distributions only: {numbers['why_no_model']}."
+        findings.insert(0, Finding("no_model", text, "answer"))
+    return head, findings, [
+        _effects(numbers),
+        _step_times(numbers),
+        _classes(numbers),
+        *_kernels(numbers.get("kernels") or ()),
+        _effects_by_kind(numbers),
+        _loadings(numbers),
+    ]  # fmt: skip
+
+
+def _largest(numbers: Json) -> list[Finding]:
+    """Name the effects that most of the variance of durations is due to."""
+    effects = numbers.get("effects") or {}
+    found = {name: e["share"] for name, e in effects.items() if e.get("share")}
+    largest = sorted(found, key=lambda name: -found[name])[:MOST_EFFECTS]
+    if not largest:
+        return []
+    text = ", ".join(f"{words(share(found[name]))} {_label(name)}" for name in largest)
+    return [Finding("largest_effects", f"Variance of durations: {text}.", "answer")]
+
+
+def _label(name: str) -> str:
+    return name.replace("_", "-") + (" effect" if name != "residual" else "")
+
+
+def _reproduced(numbers: Json) -> list[Finding]:
+    """Hold the model's step times against the measured ones."""
+    found = numbers.get("cross_check") or {}
+    measured, model = found.get("measured"), found.get("model")
+    if not measured or not model:
+        return []
+    text = ", ".join(
+        f"{key} {words(change(model[key] / measured[key] - 1.0))}"
+        for key in ("mean", "p95") if measured.get(key) and model.get(key)
+    )  # fmt: skip
+    ratio = ""
+    if measured.get("cv") and model.get("cv") is not None:
+        ratio = f", CV {model['cv'] / measured['cv']:.2f} times the measured one"
+    return [Finding("model_error", f"Model against measured step times: {text}{ratio}.", "answer")]
+
+
+def _slow_workers(numbers: Json) -> list[Finding]:
+    """Name workers that are slower than their peers by far."""
+    slow = sorted(numbers.get("lemons") or (), key=lambda worker: -worker["slowdown"])
+    if not slow:
+        return []
+    text = ", ".join(
+        f"replica {w['replica']} stage {w['stage']} ({w['slowdown']:.3g} times as slow)"
+        for w in slow[:MOST_WORKERS]
+    )
+    more = f" and {len(slow) - MOST_WORKERS} more" if len(slow) > MOST_WORKERS else ""
+    text = f"Slower than their peers, left out of the rank effect: {text}{more}."
+    return [Finding("slow_workers", text, "warning")]
+
+
+def _effects(numbers: Json) -> Table:
+    """Lay out the effects, pooled over kinds of op; those that are 0 are named below."""
+    rows, none = [], []
+    effects = {n: e for n, e in (numbers.get("effects") or {}).items() if e.get("cv") is not None}
+    for name, e in sorted(effects.items(), key=lambda item: -(item[1].get("share") or 0.0)):
+        if e["cv"] > 0.0:
+            rows.append((name.replace("_", "-"), share(e["cv"]), _interval(e.get("ci")),
+                         share(e.get("share"))))  # fmt: skip
+            continue
+        most = (e.get("ci") or (None,))[-1]
+        bound = f" (at most {words(share(most))})" if most else ""
+        none.append(name.replace("_", "-") + bound)
+    notes = (f"indistinguishable from 0: {', '.join(none)}",) if none else ()
+    if not any(row[2] for row in rows):
+        columns: tuple[Column, ...] = (Column(right=False), Column("CV"))
+        return Table("Effects", columns, tuple(row[:2] for row in rows), notes)
+    columns = (Column(right=False), Column("CV"), Column("90 % interval"), Column("of variance"))
+    return Table("Effects", columns, tuple(rows), notes)
+
+
+def _effects_by_kind(numbers: Json) -> Table:
+    """Lay out the effects of each kind of op."""
+    rows = tuple(
+        (name.replace("_", "-"), kind, share(e["cv"]), _interval(e.get("ci")), share(e["share"]))
+        for name, effect in (numbers.get("effects") or {}).items()
+        for kind, e in _by_kind(effect)
+        if e["cv"]
+    )
+    columns = (Column("effect", right=False), Column("kind of op", right=False), Column("CV"),
+               Column("90 % interval"), Column("of variance"))  # fmt: skip
+    return Table("Effects by kind of op", columns, rows, details=True)
+
+
+def _by_kind(effect: Json) -> Iterator[tuple[str, Json]]:
+    yield from (effect.get("by_op_kind") or {}).items()
+
+
+def _loadings(numbers: Json) -> Table:
+    """Lay out how strongly each op follows each effect."""
+    loadings = numbers.get("loadings") or {}
+    keys = list(dict.fromkeys(key for values in loadings.values() for key in values))
+    keys = [key for key in keys if any(values.get(key) for values in loadings.values())]
+    rows = tuple((op, *(share(values.get(key)) for key in keys)) for op, values in loadings.items())
+    heads = (Column(key.replace("_", "-"), "CV by effect") for key in keys)
+    return Table("Effects by op", (Column(right=False), *heads), rows, details=True)
+
+
+def _step_times(numbers: Json) -> Table:
+    """Lay out measured and simulated step times."""
+    rows = []
+    for key, found in (numbers.get("cross_check") or {}).items():
+        figures = found if isinstance(found, Mapping) else {"mean": found}
+        times = (figures.get(name) for name in ("mean", "p50", "p95"))
+        rows.append((CHECKED.get(key, key), *(_time(t, numbers) for t in times),
+                     share(figures.get("cv"))))  # fmt: skip
+    heads = map(Column, ("mean", "p50", "p95", "CV"))
+    return Table("Step time", (Column(right=False), *heads), tuple(rows))
+
+
+def _time(seconds: float | None, numbers: Json) -> Cell:
+    """Write a step time with the digits that the spread makes worth showing."""
+    like = numbers["cross_check"]["measured"]
+    fine = max(0.02 * (like.get("cv") or 0.0), 1e-4) * like["mean"]
+    return duration(seconds, fine, like["mean"])
+
+
+def _classes(numbers: Json) -> Table:
+    """Lay out classes of kernels."""
+    rows = tuple(
+        (row["name"], count(row["n"]), share(row["cv"]), share(row["step_share"]))
+        for row in sorted(numbers.get("classes") or (), key=lambda row: -row["step_share"])
+    )
+    columns = (Column(right=False), Column("n"), Column("CV"), Column("of the time"))
+    notes = ("CV: of durations over the mean of their kernel",)
+    return Table("Classes of kernels", columns, rows, notes)
+
+
+def _kernels(kernels: Sequence[Json]) -> list[Table]:
+    """Lay out kernels, the longest ones by default."""
+    names = ["", "n", "mean", "CV", "p99/p50", "distribution", "KS", "of the time"]
+    rows = [_kernel(kernel) for kernel in kernels]
+    empty = {i for i in range(len(names)) if i and not any(row[i] is not None for row in rows)}
+    columns = tuple(
+        Column(name, right=name not in ("", "distribution"))
+        for i, name in enumerate(names) if i not in empty
+    )  # fmt: skip
+    kept = [tuple(cell for i, cell in enumerate(row) if i not in empty) for row in rows]
+    notes = [] if 6 in empty else ["KS: distance to the lognormal of the same mean and CV"]
+    more = len(kept) - MOST_KERNELS
+    if more > 0:
+        left = sum(kernel.get("step_share") or 0.0 for kernel in kernels[MOST_KERNELS:])
+        part = f" ({words(share(left))} of the time)" if left else ""
+        notes.append(f"{format_count(more)} more{part}: --details lists them")
+    shown = Table("Kernels", columns, tuple(kept[:MOST_KERNELS]), tuple(notes))
+    rest = tuple(kept[MOST_KERNELS:MOST_IN_DETAILS])
+    left_out = len(kept) - MOST_IN_DETAILS
+    more_yet = (f"{left_out:,} more: --json lists all",) if left_out > 0 else ()
+    return [shown, Table("Further kernels", columns, rest, more_yet, details=True)]
+
+
+def _kernel(kernel: Json) -> tuple[Cell, ...]:
+    """One kernel or op with its own spread."""
+    drawn = kernel.get("ks") and kernel.get("law") != "constant"
+    return (
+        shorten(str(kernel.get("name", ""))),
+        count(kernel.get("n")),
+        duration(kernel.get("mean"), 1e-3 * (kernel.get("mean") or 0.0)),
+        share(kernel.get("cv")),
+        _ratio(kernel.get("p99_p50")),
+        kernel.get("law"),
+        _ratio(kernel["ks"]) if drawn else None,
+        share(kernel.get("step_share")),
+    )
+
+
+def shorten(name: str, longest: int = LONGEST_NAME) -> str:
+    """Leave out the middle of a long name: both ends tell kernels apart; the JSON has it whole.
+
+    Examples
+    --------
+    >>> shorten("void at::native::vectorized_elementwise_kernel<4, float>", 30)
+    'at::native::ve...nel<4, float>'
+    """
+    name = name.removeprefix("void ")
+    if len(name) <= longest:
+        return name
+    tail = (longest - 3) // 2
+    return f"{name[: longest - 3 - tail]}...{name[-tail:]}"
+
+
+# ------------------------------------------------------------------------------ of collectives
+def _collectives(numbers: Json) -> Parts:
+    """Lay out latency and bandwidth of collectives, and the links they suggest."""
+    rows = tuple(map(_collective, numbers["collectives"]))
+    heads = ("hosts", "GPUs", "n", "", "90 %", "GB/s", "90 %", "residual", "CV")
+    groups = ("", "", "", "latency", "latency", "bus bandwidth", "bus bandwidth", "", "")
+    columns = (Column(right=False), *map(Column, heads, groups))
+    lines = ["cluster:", "  links:"]
+    for tier, link in numbers["links"].items():
+        values = ", ".join(f"{key}: {value:g}" for key, value in link.items())
+        lines.append(f"    {tier}: {{{values}}}")
+    notes = (
+        "time = latency + bytes on the bus / bus bandwidth; residual: largest relative deviation "
+        "from it; CV: of repeats",
+    )
+    return [], [], [
+        Table("Collectives", columns, rows, notes),
+        lines_table("For a job's file", lines if numbers["links"] else ()),
+    ]  # fmt: skip
+
+
+def _collective(row: Json) -> tuple[Cell, ...]:
+    low, high = row["latency_ci"]
+    slow, fast = row["bus_ci"]
+    bus = row["bus_bytes_per_s"]
+    worst = max((abs(x) for x in row["off_the_line"].values()), default=None)
+    return (
+        row["name"], count(row["hosts"]), count(row["gpus"] or None), count(row["n"]),
+        duration(row["latency_s"], 1e-3 * row["latency_s"]),
+        f"{1e6 * low:.3g} to {1e6 * high:.3g} us",
+        None if bus is None else Figure(bus, f"{bus / 1e9:.4g}"),
+        None if slow is None else f"{slow / 1e9:.4g} to {fast / 1e9:.4g}",
+        share(worst), share(row["repeat_cv"]),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- of step times
+def _steps(numbers: Json) -> Parts:
+    """Lay out a model of step times."""
+    head = [f"{format_count(numbers['n'])} step times of {_counted(numbers['runs'], 'run')}"]
+    if numbers["mean_over"] > 1:
+        head.append(f"each the mean of {numbers['mean_over']} steps")
+    findings = _step_findings(numbers)
+    step = numbers["step_time"]
+    mean, std = step["mean"], step["std"]
+    fine = max(0.02 * (step["p95"] - step["p5"]), 1e-5 * mean)
+    text = f"{words(duration(mean, fine, mean))} ± {words(error(step['mean_se'], mean))}"
+    spread = f"{words(error(std, mean))} (CV {format_share(step['cv'])})"
+    times: list[tuple[str, Cell]] = [
+        ("mean, ± one standard error", Figure(mean, text)),
+        ("standard deviation", Figure(std, spread)),
+        *((f"p{q}", duration(step[f"p{q}"], fine, mean)) for q in (5, 50, 95, 99)),
+    ]
+    if round(numbers["n_effective"]) < numbers["n"]:
+        effective = Figure(numbers["n_effective"], f"{numbers['n_effective']:.1f}")
+        times.append(("effective sample size", effective))
+    return head, findings, [pairs_table("Step time", times), _step_effects(numbers)]
+
+
+def _step_findings(numbers: Json) -> list[Finding]:
+    """Say what the spread is made of, what stalls cost, and what else the steps hold."""
+    effects, out = numbers["effects"], []
+    for key, of in (("share_of_step", "a step time"), ("share_of_run", "a run's time")):
+        largest = max(effects, key=lambda name: effects[name][key] or 0.0)
+        if effects[largest][key]:
+            part = f"{words(share(effects[largest][key]))} {STEP_EFFECTS[largest]}"
+            out.append(Finding(f"largest_{key}", f"Variance of {of}: {part}.", "answer"))
+    stalls, work = numbers["stalls"], numbers["work_by_step"]
+    if stalls["n"]:
+        low, high = stalls["rate_per_h_ci"]
+        text = f"{_counted(stalls['n'], 'stall')}: {stalls['rate_per_h']:.3g} per hour (90 % "
+        text += f"interval {low:.3g} to {high:.3g}), mean {format_duration(stalls['mean_s'])}, p95 "
+        text += f"{format_duration(stalls['p95_s'])} (steps of more than {stalls['beyond']:.3g} "
+        out.append(Finding("stalls", f"{text}times the level around them)."))
+    if work["found"]:
+        text = f"Work differs by step, alike in all runs (CV {format_share(work['cv'])})."
+        out.append(Finding("work_by_step", text))
+    memory = numbers["drift_memory"]
+    if memory["tau_s"]:
+        text = f"Correlation time of the drift: {format_duration(memory['tau_s'])}"
+        if memory["ci"]:
+            text += f" (90 % interval {' to '.join(map(format_duration, memory['ci']))})"
+        out.append(Finding("drift_memory", f"{text}."))
+    first, offset = numbers["beginning"], numbers["offset"]
+    if first["steps"]:
+        text = f"The first {first['steps']} steps of a run add {format_duration(first['mean_s'])} "
+        text += f"± {format_duration(first['std_s'])}, with {stalls['in_beginning']} stalls."
+        out.append(Finding("beginning", text))
+    if offset["mean_s"] or offset["skips"]:
+        skips = f", without the first {offset['skips']} steps" if offset["skips"] else ""
+        text = f"Measured totals are the sum of the steps{skips} plus "
+        text += f"{format_duration(offset['mean_s'])} ± {format_duration(offset['std_s'])}."
+        out.append(Finding("offset", text))
+    return out
+
+
+def _step_effects(numbers: Json) -> Table:
+    """Lay out the parts of the spread; those that are 0 are named below."""
+    rows, none = [], []
+    for name, e in numbers["effects"].items():
+        label = STEP_EFFECTS.get(name, name)
+        if e["cv"] > 0.0:
+            rows.append((label, share(e["cv"]), _interval(e["ci"]), share(e["share_of_step"]),
+                         share(e["share_of_run"])))  # fmt: skip
+        elif e["ci"][1]:
+            none.append(f"{label} (CV at most {words(share(e['ci'][1]))})")
+    columns = (
+        Column(right=False), Column("CV"), Column("90 % interval"),
+        Column("of a step", "share of variance"), Column("of a run", "share of variance"),
+    )  # fmt: skip
+    notes = (f"indistinguishable from 0: {', '.join(none)}",) if none else ()
+    return Table("Effects", columns, tuple(rows), notes)
+
+
+# ---------------------------------------------------------------------------- of a calibration
+def _calibrated(numbers: Json) -> Parts:
+    """Lay out a calibrated job: how well it meets its sizes, and its factors."""
+    sizes = numbers["sizes"]
+    worst = {key: max((s[f"{key}_error"] for s in sizes), key=abs) for key in ("p50", "p95")}
+    largest = ", ".join(f"{key} {words(change(x))}" for key, x in worst.items())
+    text = f"Calibrated job against measured step times, largest error: {largest}."
+    times = ["p50", "p95"] * 2
+    groups = ["measured"] * 2 + ["error of the job"] * 2
+    columns = (Column(right=False), *map(Column, ("GPUs", "microbatches", "steps", "runs")),
+               *map(Column, times, groups))  # fmt: skip
+    rows = tuple(
+        (s["job"], count(s["world_size"]), count(s["microbatches"]), count(s["n"]),
+         count(s["runs"]), *(duration(s[key], 1e-4 * s["p50"], s["p50"]) for key in worst),
+         *(change(s[f"{key}_error"]) for key in worst))
+        for s in sizes
+    )  # fmt: skip
+    heads = (Column(right=False), Column("factor"), Column("90 % interval"), Column("from library"))
+    factors = tuple(_factor(label, numbers["factors"][name]) for name, label in FACTORS.items())
+    return [], [Finding("model_error", text, "answer"), *_shared(numbers)], [
+        Table("Sizes", columns, rows),
+        Table(f"Factors on {numbers['library']}", heads, factors),
+    ]  # fmt: skip
+
+
+def _factor(label: str, found: Json) -> tuple[Cell, ...]:
+    low, high = found["ci"]
+    factor = Figure(found["value"], f"{found['value']:.3g}")
+    return label, factor, f"{low:.3g} to {high:.3g}", share(found["library_share"])
+
+
+def _shared(numbers: Json) -> list[Finding]:
+    """Say what all ranks share in a step, and how stalls come."""
+    step, stalls, out = numbers["step"], numbers["stalls"], []
+    parts = [
+        f"{format_share(step['relative'])} of the step" if step["relative"] else "",
+        f"{format_duration(step['fixed_s'])} of any step" if step["fixed_s"] else "",
+    ]
+    shared = " and ".join(part for part in parts if part)
+    if shared:
+        text = f"Standard deviation that all ranks share in a step: {shared}"
+        if step["correlation_time_s"] > min(row["p50"] for row in numbers["sizes"]):
+            text += f", correlation time {format_duration(step['correlation_time_s'])}"
+        out.append(Finding("step_effect", f"{text}."))
+    if stalls["n"]:
+        by_job, by_node = stalls["job_rate_per_hour"], stalls["node_rate_per_hour"]
+        rates = [f"{by_job:.3g} per hour" if by_job else "",
+                 f"{by_node:.3g} per hour and node" if by_node else ""]  # fmt: skip
+        text = f"{_counted(stalls['n'], 'stall')}: {', and '.join(r for r in rates if r)}; mean "
+        text += f"{format_duration(stalls['mean_s'])}, longest "
+        out.append(Finding("stalls", f"{text}{format_duration(stalls['longest_s'])}."))
+    return out

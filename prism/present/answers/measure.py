@@ -1,0 +1,174 @@
+"""Answers of measurements: of kernels and collectives, and of a small training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from prism import plots
+from prism.common.text import format_count, format_duration, format_share
+from prism.measuring.command import summarize_measurement
+from prism.measuring.step import summarize_step
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Finding,
+    Picture,
+    Table,
+    change,
+    count,
+    duration,
+    lines_table,
+    pairs_table,
+    share,
+    words,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+READINGS = {
+    "load_average": ("load average", 1.0, ""),
+    "cpu_clock_hz": ("CPU clock", 1e9, " GHz"),
+    "cpu_temperature_c": ("CPU temperature", 1.0, " °C"),
+    "sm_clock_hz": ("GPU clock", 1e9, " GHz"),
+    "memory_clock_hz": ("GPU memory clock", 1e9, " GHz"),
+    "temperature_c": ("GPU temperature", 1.0, " °C"),
+    "power_w": ("GPU power", 1.0, " W"),
+}
+LAG = "lag 1: rank correlation with the next call; drift: last quarter of the calls over the first"
+
+
+def measurement_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a measurement of kernels or collectives."""
+    numbers = summarize_measurement(result)
+    kind, machine = numbers["kind"], numbers["machine"]
+    errors = Errors("as many calls as the table says", "of this machine at this moment")
+    picture = Picture(
+        "measurement", f"Durations of {kind} over their median",
+        lambda: plots.plot_measurement(result),
+        "The share of calls that take longer than so many times the median.", errors,
+    )  # fmt: skip
+    return Answer(
+        title=f"Measured durations: {kind}",
+        subject=f"{kind} on {machine['device']}",
+        head=f", torch {machine['torch']}, seed {numbers['seed']}",
+        question=f"How long does {kind} take on {machine['device']}, and how does that vary?",
+        findings=tuple(_findings(numbers)),
+        tables=tuple(
+            table
+            for table in (
+                _cases(numbers),
+                _machine(numbers),
+                lines_table("Notes", numbers["notes"]),
+            )
+            if table.rows
+        ),
+        figures=numbers,
+        warnings=tuple(numbers["warnings"]),
+        pictures=(picture,),
+    )
+
+
+def _findings(numbers: Json) -> list[Finding]:
+    """Name the kernel that varies most; say whether the measurement is whole."""
+    out = []
+    cases = numbers["cases"]
+    if len(cases) > 1:
+        worst = max(cases, key=lambda case: case["cv"])
+        least = min(case["cv"] for case in cases)
+        text = f"The CV of single calls is {format_share(least)} to {format_share(worst['cv'])}, "
+        out.append(Finding("spread", f"{text}the largest that of {worst['label']}.", "answer"))
+    if numbers.get("stopped"):
+        out.append(Finding("stopped", f"Stopped {numbers['stopped']}.", "warning"))
+    return out
+
+
+def _short(seconds: float) -> Cell:
+    return Figure(seconds, format_duration(float(f"{seconds:.4g}")))
+
+
+def _cases(numbers: Json) -> Table:
+    """Lay out percentiles, spread, rate, memory and drift."""
+    slowest = any("slowest_p50" in case for case in numbers["cases"])
+    titles = ["n", "p50", "p95", "p99", "CV", "rate", "lag 1", "drift", "modes"]
+    titles += ["p50 of slowest rank"] * slowest
+    rows = tuple(
+        _case(case) + (_short(case["slowest_p50"]),) * slowest for case in numbers["cases"]
+    )
+    return Table("Durations", (Column(right=False), *map(Column, titles)), rows, (LAG,))
+
+
+def _case(case: Json) -> tuple[Cell, ...]:
+    scale, unit = (1e12, "TFLOP/s") if case["rate_units"] == "flop/s" else (1e9, "GB/s")
+    return (
+        case["label"], count(case["n"]), *(_short(case[key]) for key in ("p50", "p95", "p99")),
+        share(case["cv"]), Figure(case["rate"], f"{case['rate'] / scale:.3g} {unit}"),
+        _lag(case["autocorrelation"]), change(case["drift"]), count(case["modes"]),
+    )  # fmt: skip
+
+
+def _lag(value: float | None) -> Cell:
+    return None if value is None else Figure(value, f"{value:+.2f}")
+
+
+def _machine(numbers: Json) -> Table:
+    """Say what state the machine was in, and how it was measured."""
+    machine = numbers["machine"]
+    rows: list[tuple[str, Cell]] = [
+        ("system", f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}")
+    ]
+    for name, (label, scale, unit) in READINGS.items():
+        if name in numbers["states"]:
+            low, high = (f"{x / scale:.3g}" for x in numbers["states"][name])
+            rows.append((label, (low if low == high else f"{low} to {high}") + unit))
+    calls = [warm["calls"] for warm in numbers.get("warm_up") or ()]
+    if calls:
+        text = f"{min(calls)} to {max(calls)} calls of each, not counted"
+        rows.append(("warm-up", text))
+    cost = numbers.get("timer_overhead")
+    if cost:
+        text = f"{words(duration(cost, 1e-9))}, subtracted from every call"
+        rows.append(("overhead of the clock", Figure(cost, text)))
+    return pairs_table("Machine", rows)
+
+
+def step_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a measured training step."""
+    numbers = summarize_step(result)
+    job, time = numbers["job"], numbers["step_time"]
+    layout = f"{job['ranks']} ranks, {job['parallel']}"
+    if job["parallel"] == "pipeline":
+        layout += f" {job['schedule']}"
+    rows: list[tuple[str, Cell]] = [
+        ("mean", _short(time["mean"])),
+        *((f"p{q}", _short(time[f"p{q}"])) for q in (50, 95, 99)),
+        ("CV", share(time["cv"])),
+        ("lag-1 rank correlation", _lag(time["autocorrelation"])),
+        ("drift over the session", change(time["drift"])),
+    ]
+    ops = tuple(
+        (op["name"], count(op["n"]), _short(op["p50"]), _short(op["p99"]), share(op["cv"]),
+         share(op["step_share"]))
+        for op in numbers["ops"]
+    )  # fmt: skip
+    columns = (Column(right=False), *map(Column, ("n", "p50", "p99", "CV", "of the step")))
+    return Answer(
+        title="Measured training step",
+        subject=layout,
+        head=f", {job['microbatches']} microbatches, {format_count(job['parameters'])} parameters, "
+        f"{format_count(time['n'])} steps, seed {numbers['seed']}",
+        question=f"How long does a step on {layout} take, and how do its ops vary?",
+        tables=(
+            pairs_table("Step time", [row for row in rows if row[1] is not None]),
+            Table("Ops", columns, ops),
+            _machine(numbers),
+        ),
+        figures=numbers,
+        warnings=tuple(numbers["warnings"]),
+    )
