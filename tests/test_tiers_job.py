@@ -1,14 +1,14 @@
 """Link tiers in job files: what can be said, what is refused in words, what `prism show` tells."""
 
 import pytest
-from rich.console import Console
 from test_tiers import LIBRARY, make_job
 
 from prism.cluster.machine import build_cluster
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict, load_job
+from prism.present.answer import words
+from prism.present.answers.job import describe_links
 from prism.present.show import describe
-from prism.present.views.links import describe_links
 from prism.simulation.results import job_of
 from prism.simulation.steps import simulate
 
@@ -93,14 +93,13 @@ def test_jobs_without_messages_have_no_tiers():
 
 
 def test_show_lists_the_links_with_units():
-    found, view = describe(JOB)
-    screen = Console(width=120)
-    with screen.capture() as captured:
-        screen.print(view)
-    text = captured.get()
-    assert "Gbit/s in all" in text and "latency us" in text
-    (row,) = [line.split() for line in text.splitlines() if line.startswith("site ")]
-    assert row[1:] == ["8,192", "GPUs", "0.3125", "20,480", "5,016", "hierarchical"]
+    answer = describe(JOB)
+    found = answer.figures
+    (links,) = (table for table in answer.tables if table.title == "Links")
+    (row,) = (row for row in links.rows if row[0] == "site")
+    assert [words(cell) for cell in row[1:]] == [
+        "8,192 GPUs", "0.3125 GB/s", "20,480 Gbit/s", "5,016 us", "hierarchical",
+    ]  # fmt: skip
     assert found["links"] == describe_links(load_job(JOB))
     assert [link["tier"] for link in found["links"]] == ["nvlink", "network", "pod", "site"]
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from prism.jobs.job import Job, provenance
 from prism.jobs.jobspec.blocks import BLOCKS
-from prism.present.views.job import DURATION_KEYS
+from prism.present.answers.job import DURATION_KEYS
 
 _WIDTH = 96
 _UNITS = ((604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "min"))

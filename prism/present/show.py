@@ -1,4 +1,4 @@
-"""``prism show``: what a file or a shipped name holds, as data and as a view.
+"""``prism show``: what a file or a shipped name holds, as an answer.
 
 A job is shown resolved with the source of every value, a library with its entries and their
 sources, a result or a model with its summary, a trace with its kinds of op
@@ -8,24 +8,30 @@ sources, a result or a model with its summary, a trace with its kinds of op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Group, RenderableType
 
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
-from prism.common.text import format_share
-from prism.present.terminal import render
-from prism.present.views.job import job_view
-from prism.present.views.tables import bold, table_view
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Figure,
+    Finding,
+    Table,
+    count,
+    lines_table,
+    pairs_table,
+    share,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Description = tuple[dict[str, Any], RenderableType]
+    from prism.distributions.library import Entry
 
 
 def describe(
@@ -34,7 +40,7 @@ def describe(
     column: str | None = None,
     where: Mapping[str, str] | None = None,
     step_range: str | None = None,
-) -> Description:
+) -> Answer:
     """Describe a file, or a job or library that ships with prism.
 
     A file's suffix tells jobs (.yaml, .yml) and netCDF (.nc); recordings are told by content.
@@ -54,8 +60,8 @@ def describe(
 
     Returns
     -------
-    tuple of dict and rich.console.RenderableType
-        The same things for scripts and for people.
+    Answer
+        Its figures are the JSON of the command.
 
     Raises
     ------
@@ -81,15 +87,16 @@ def describe(
             "out"
         )
     if not is_netcdf and kind is None:
-        return _describe_job(what, overrides)
+        from prism.jobs.job import load_job
+        from prism.present.answers.job import job_answer
+
+        return job_answer(load_job(what, overrides))
     if overrides:
         raise PrismError(f"{what}: --set changes keys of a job; this is not one, leave it out")
     if is_netcdf:
         return _describe_netcdf(what)
     if kind in ("kernels", "collectives"):
-        from prism.present.views.library import describe_table
-
-        return describe_table(what)
+        return _describe_table(what)
     from prism.present.traceshow import describe_step_times, describe_trace
 
     if kind == "trace":
@@ -106,12 +113,12 @@ def _recording_kind(path: Path) -> str | None:
     return recording_kind(str(path))
 
 
-def describe_jobs() -> Description:
+def describe_jobs() -> Answer:
     """Describe the jobs that ship with prism."""
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.yaml import shipped_jobs
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in shipped_jobs():
         job = load_job(name)
         layout = job.parallelism
@@ -127,59 +134,56 @@ def describe_jobs() -> Description:
                 "schedule": layout.schedule,
             }
         )
-    view = table_view("Jobs that ship with prism", rows, right=("gpus", "microbatches"))
-    return {"jobs": rows}, view
+    cells = tuple(
+        (row["job"], count(row["gpus"]), row["device"], row["layout"], count(row["microbatches"]),
+         row["data_parallel"], row["schedule"])
+        for row in rows
+    )  # fmt: skip
+    heads = ("job", "GPUs", "device", "layout", "microbatches", "data parallel", "schedule")
+    return _listed("Jobs that ship with prism", "jobs", rows, heads, cells)
 
 
-def describe_libraries() -> Description:
+def describe_libraries() -> Answer:
     """Describe the distribution sets that ship with prism."""
     from prism.distributions.library import library_names, load_library
 
-    rows = []
-    for library in map(load_library, library_names()):
-        row = {"library": library.name, "device": library.device, "entries": len(library.entries)}
-        rows.append({**row, "date": library.date})
-    view = table_view("Libraries that ship with prism", rows, right=("entries",))
-    return {"libraries": rows}, view
+    rows = [
+        {"library": library.name, "device": library.device, "entries": len(library.entries),
+         "date": library.date}
+        for library in map(load_library, library_names())
+    ]  # fmt: skip
+    cells = tuple(
+        (row["library"], row["device"], count(row["entries"]), row["date"]) for row in rows
+    )
+    heads = ("library", "device", "entries", "date")
+    return _listed("Libraries that ship with prism", "libraries", rows, heads, cells)
 
 
-def _describe_job(what: str, overrides: Sequence[str]) -> Description:
-    """Describe a resolved job."""
-    from prism.jobs.job import layer_split, load_job, provenance
-    from prism.present.views.links import describe_links, links_view
-
-    job = load_job(what, overrides)
-    values = job.model_dump(mode="json", exclude={"name", "source"})
-    if job.model.durations is not None:
-        # the sizes say nothing where the durations are given
-        values["model"] = {"durations": values["model"]["durations"]}
-    sources = provenance(job)
-    split = layer_split(job) if job.model.durations is None else []
-    found = {
-        "kind": "job",
-        "job": job.name,
-        "world_size": job.world_size,
-        "layer_split": split,
-        "values": values,
-        "sources": sources,
-    }
-    view = job_view(f"{job.name}: {job.world_size:,} GPUs", values, sources)
-    if job.model.durations is None:
-        links = describe_links(job)
-        found["links"] = links
-        view = Group(view, "", links_view(links))
-    if split:
-        runs = ", ".join(f"{n} of {layers}" for layers, n in _runs(split))
-        view = Group(view, "", f"model chunks by layers, in virtual-stage order: {runs}")
-    return found, view
+def _listed(
+    title: str,
+    key: str,
+    rows: list[dict[str, Any]],
+    heads: Sequence[str],
+    cells: tuple[tuple[Cell, ...], ...],
+) -> Answer:
+    """Make the answer of a list of what ships with prism."""
+    right = ("GPUs", "microbatches", "entries")
+    columns = tuple(Column(head, right=head in right) for head in heads)
+    table = Table("", columns, cells)
+    return Answer(title=title, subject=title, tables=(table,), figures={key: rows})
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Count equal neighbours: value and how many."""
-    return [(value, len(list(equal))) for value, equal in groupby(numbers)]
+def _describe_table(what: str) -> Answer:
+    """Describe a table of kernels, or output of nccl-tests, by the library it makes."""
+    from prism.models.fit import fit
+    from prism.present.answers.fit import fit_answer
+
+    answer = fit_answer(fit(what))
+    kind = "collectives" if "collectives" in answer.figures else "kernels"
+    return replace(answer, figures={**answer.figures, "kind": kind})
 
 
-def _describe_netcdf(what: str) -> Description:
+def _describe_netcdf(what: str) -> Answer:
     """Describe a result, a model or a library."""
     from prism.common.shipped import data_path
     from prism.distributions.library import library_names
@@ -203,55 +207,94 @@ def _describe_netcdf(what: str) -> Description:
     )
 
 
-def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Description:
+def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Answer:
     """Describe a result or a model as the command that wrote it does."""
-    known = KINDS[kind]
-    numbers = known.figures(result)
-    if known.answer:
-        view: RenderableType = render(known.call("answer", result), details=True)
-    else:
-        view = known.call("view", numbers)
-    if known.is_model:
+    answer: Answer = KINDS[kind].call("answer", result)
+    numbers = answer.json()
+    if KINDS[kind].is_model:
         found = {"kind": "model", "model_kind": kind, "summary": numbers}
-        return found, Group(bold(str(path), f": {kind} model"), view)
+        return replace(answer, subject=f"{path}, {kind} model of {answer.subject}", figures=found)
     if kind not in ("simulation", "estimate"):
-        return {"kind": "result" if kind == "steps_estimate" else kind, "summary": numbers}, view
-    shown = ("kind", "job", "job_sources", "engine", "warnings", "wall_seconds")
-    provenance = {key: value for key, value in result.attrs.items() if key not in shown}
-    rows = [{"attribute": key, "value": str(value)} for key, value in provenance.items()]
-    view = Group(view, "", table_view("Provenance", rows))
-    return {"kind": "result", "summary": numbers, "provenance": provenance}, view
+        shown = "result" if kind == "steps_estimate" else kind
+        return replace(answer, figures={"kind": shown, "summary": numbers})
+    known = ("kind", "job", "job_sources", "engine", "warnings", "wall_seconds")
+    provenance = {key: value for key, value in result.attrs.items() if key not in known}
+    rows: list[tuple[str, Cell]] = [(key, str(value)) for key, value in provenance.items()]
+    tables = (*answer.tables, pairs_table("Provenance", rows, details=True))
+    found = {"kind": "result", "summary": numbers, "provenance": provenance}
+    return replace(answer, tables=tables, figures=found)
 
 
-def _describe_library(path: Path) -> Description:
+def _describe_library(path: Path) -> Answer:
     """Describe a set of distributions."""
     from prism.distributions.library import load_library
 
     library = load_library(path)
-    rows = []
-    for entry in library.entries.values():
-        law = entry.law
-        row: dict[str, Any] = {"entry": entry.name, "law": None if law is None else law.family}
-        row |= {"mean": float(entry.mean), "units": entry.units}
-        row |= {"cv": None if law is None else float(law.cv)}
-        row |= {"p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5))}
-        rows.append({**row, "n": entry.n or None, "source": entry.source})
-    title = f"Library {library.name}: {library.device}, {library.date}".rstrip(", ")
-    view: RenderableType = table_view(title, [_library_row(row) for row in rows], right=("n",))
-    found: dict[str, Any] = {"kind": "library", "library": library.name, "entries": rows}
+    entries = list(library.entries.values())
+    found: dict[str, Any] = {
+        "kind": "library", "library": library.name, "entries": [_entry(entry) for entry in entries],
+    }  # fmt: skip
+    assumed = sum(map(_is_assumed, entries))
+    text = f"{assumed} of {len(entries)} entries are assumptions; the others rest on data."
+    sources: list[tuple[str, Cell]] = [(entry.name, entry.source) for entry in entries]
+    tables = [_distributions(found, entries), _constants(entries)]
     if library.gemm is not None:
         pairs = zip(library.gemm.flop, library.gemm.throughput, strict=True)
         found["gemm"] = [{"flop": float(x), "flop_per_s": float(y)} for x, y in pairs]
-        gemm = f"Measured matrix products: {len(found['gemm'])} sizes, {library.gemm.source}"
-        view = Group(view, "", gemm)
-    return found, view
+        gemm = f"{len(found['gemm'])} sizes, {library.gemm.source}"
+        tables.append(lines_table("Measured matrix products", [gemm]))
+    return Answer(
+        title="Library of distributions",
+        subject=library.name,
+        head=f": {library.device}, {library.date}".rstrip(", "),
+        findings=(Finding("assumptions", text),) * bool(assumed),
+        tables=(
+            *(table for table in tables if table.rows),
+            pairs_table("Sources", sources, details=True),
+        ),
+        figures=found,
+    )
 
 
-def _library_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten an entry to what fits a screen: a law by its spread, a figure by its value."""
-    if row["law"] is None:
-        value = f"{row['mean']:.4g}" + (f" {row['units']}" if row["units"] != "1" else "")
-    else:
-        value = f"CV {format_share(row['cv'])}, p99/p50 {row['p99_p50']:.3f}"
-    what = {"entry": row["entry"], "law": row["law"] or "figure", "value": value}
-    return {**what, "n": row["n"], "source": row["source"]}
+def _is_assumed(entry: Entry) -> bool:
+    return entry.source.startswith("assumption")
+
+
+def _basis(entry: Entry) -> str:
+    return "assumption" if _is_assumed(entry) else "data"
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    law = entry.law
+    row: dict[str, Any] = {"entry": entry.name, "law": None if law is None else law.family}
+    row |= {"mean": float(entry.mean), "units": entry.units}
+    row |= {"cv": None if law is None else float(law.cv)}
+    row |= {"p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5))}
+    return {**row, "n": entry.n or None, "source": entry.source}
+
+
+def _distributions(found: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
+    """Lay out the distributions of a library by their spread."""
+    rows = tuple(
+        (row["entry"], row["law"], share(row["cv"]),
+         Figure(row["p99_p50"], f"{row['p99_p50']:.3f}"), count(row["n"]), _basis(entry))
+        for row, entry in zip(found["entries"], entries, strict=True) if row["law"] is not None
+    )  # fmt: skip
+    columns = (
+        Column("multiplier of mean 1", right=False), Column("distribution", right=False),
+        Column("CV"), Column("p99/p50"), Column("n"), Column("basis", right=False),
+    )  # fmt: skip
+    return Table("Distributions", columns, rows)
+
+
+def _constants(entries: Sequence[Entry]) -> Table:
+    """Lay out the entries that are one number."""
+    rows = []
+    for entry in entries:
+        if entry.law is None:
+            text = f"{entry.mean:.4g} {entry.units}".removesuffix(" 1")
+            number = Figure(float(entry.mean), text)
+            rows.append((entry.name, number, count(entry.n or None), _basis(entry)))
+    columns = (Column("entry", right=False), Column("value"), Column("n"),
+               Column("basis", right=False))  # fmt: skip
+    return Table("Numbers", columns, tuple(rows), details=True)

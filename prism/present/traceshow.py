@@ -1,4 +1,4 @@
-"""What a recording holds, as data and as a view: a trace's ops, or step times.
+"""What a recording holds, as an answer: a trace's ops, or step times.
 
 Files are told apart by content. Durations are shown as recorded: those of transfers and
 collectives include waiting. Left out: everything fitted.
@@ -6,28 +6,36 @@ collectives include waiting. Left out: everything fitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from prism.common.agreement import effective_n
 from prism.common.text import format_count, format_duration, format_share
-from prism.present.views.tables import bold, rows_view, table_view
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Figure,
+    Table,
+    count,
+    duration,
+    lines_table,
+    pairs_table,
+    share,
+)
 from prism.traces import read_step_times, read_trace
 from prism.traces.table import Trace
 
-Description = tuple[dict[str, Any], RenderableType]
-
 WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 """Kinds of op whose recorded durations include waiting."""
-_MOST_ROWS = 30
+MOST_ROWS = 20
 
 
-def describe_trace(what: str, step_range: str | None = None) -> Description:
+def describe_trace(what: str, step_range: str | None = None) -> Answer:
     """Describe a trace: its layout, and each kind of op with its spread.
 
     ``step_range`` is what its ranges that are steps are called, where nothing else marks them.
@@ -53,7 +61,14 @@ def describe_trace(what: str, step_range: str | None = None) -> Description:
         "ops": kinds,
         "notes": list(trace.notes),
     }
-    return found, _trace_view(found)
+    tables = (_sizes(found), *_ops(kinds), lines_table("Notes", found["notes"]))
+    return Answer(
+        title="Trace",
+        subject=Path(trace.source).name,
+        head=f": trace, {trace.format}",
+        tables=tuple(table for table in tables if table.rows),
+        figures=found,
+    )
 
 
 def _kinds(trace: Trace) -> list[dict[str, Any]]:
@@ -89,13 +104,14 @@ def _step_span(ops: pd.DataFrame) -> float | None:
     return float((end - known["start"].groupby(known["step"]).min()).mean())
 
 
-def _trace_view(found: dict[str, Any]) -> RenderableType:
-    """Lay out a trace."""
-    rows = [("ops", format_count(found["n_ops"]))]
+def _sizes(found: Mapping[str, Any]) -> Table:
+    """Count what a trace holds."""
+    rows: list[tuple[str, Cell]] = [("ops", count(found["n_ops"]))]
     if found["n_steps"]:
         first, last = found["steps"]
         gaps = "" if last - first + 1 == found["n_steps"] else ", with gaps"
-        rows.append(("steps", f"{found['n_steps']} ({first} to {last}{gaps})"))
+        text = f"{format_count(found['n_steps'])} ({first} to {last}{gaps})"
+        rows.append(("steps", Figure(found["n_steps"], text)))
     for key, title in (
         ("n_ranks", "ranks recorded"),
         ("n_dp_ranks", "replicas"),
@@ -104,39 +120,39 @@ def _trace_view(found: dict[str, Any]) -> RenderableType:
         ("n_microbatches", "microbatches"),
     ):
         if found[key] > 1 or key == "n_ranks":
-            rows.append((title, format_count(found[key])))
+            rows.append((title, count(found[key])))
     if found["step_span_mean"] is not None:
-        rows.append(("a step, first start to last end", format_duration(found["step_span_mean"])))
-    table = [
-        {
-            "op kind": row["op_kind"],
-            "what": row["what"] if row["what"] != row["op_kind"] else "",
-            "n": format_count(row["n"]),
-            "mean": format_duration(row["mean"]),
-            "CV": "" if row["cv"] is None else format_share(row["cv"]),
-            "p99/p50": "" if row["p99_p50"] is None else f"{row['p99_p50']:.3g}",
-            "share of time": format_share(row["share"]),
-            "": "includes waiting" if row["includes_waiting"] else "",
-        }
-        for row in found["ops"]
-    ]
-    parts: list[RenderableType] = [
-        Text(f"{found['source']}: trace, {found['format']}", style="bold"),
-        "",
-        rows_view(rows),
-        "",
-        table_view(
-            "Ops, as recorded", table[:_MOST_ROWS], ("n", "mean", "CV", "p99/p50", "share of time")
-        ),
-    ]
-    if len(table) > _MOST_ROWS:
-        parts.append(f"and {len(table) - _MOST_ROWS} more: --json lists all")
-    return Group(*parts, *_notes(found["notes"]))
+        span = found["step_span_mean"]
+        rows.append(("step, mean, first start to last end", duration(span, 1e-3 * span)))
+    return pairs_table("Recorded", rows)
+
+
+def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Lay out kinds of op, those with most of the time by default."""
+    rows = tuple(
+        (
+            row["op_kind"],
+            row["what"] if row["what"] != row["op_kind"] else None,
+            count(row["n"]),
+            duration(row["mean"], 1e-3 * row["mean"]),
+            share(row["cv"]),
+            None if row["p99_p50"] is None else Figure(row["p99_p50"], f"{row['p99_p50']:.3g}"),
+            share(row["share"]),
+            "includes waiting" if row["includes_waiting"] else None,
+        )
+        for row in kinds
+    )
+    heads = ("kind of op", "class", "n", "mean", "CV", "p99/p50", "of the time", "")
+    columns = tuple(Column(head, right=2 <= i <= 6) for i, head in enumerate(heads))
+    more = len(rows) - MOST_ROWS
+    notes = (f"{more} more: --details lists them",) if more > 0 else ()
+    shown = Table("Ops, as recorded", columns, rows[:MOST_ROWS], notes)
+    return [shown, Table("Further ops", columns, rows[MOST_ROWS:], details=True)]
 
 
 def describe_step_times(
     what: str, column: str | None = None, where: Mapping[str, str] | None = None
-) -> Description:
+) -> Answer:
     """Describe a file of step times: how many, of how many runs, and their spread.
 
     ``column`` and ``where`` choose the duration and the rows of a wide table.
@@ -157,21 +173,23 @@ def describe_step_times(
         **{"p5": p5, "p50": p50, "p95": p95, "p99": p99},
         "notes": list(times.notes),
     }
-    rows = [
-        ("steps", f"{format_count(found['n'])}, of {format_count(found['n_runs'])} runs"),
-        ("independent ones worth as much", f"{found['n_effective']:.1f}"),
-        ("mean", format_duration(mean)),
-        ("standard deviation", f"{format_share(found['std'] / mean if mean else 0.0)} of the mean"),
-        *((name, format_duration(found[name])) for name in ("p5", "p50", "p95", "p99")),
+    cv = format_share(found["std"] / mean if mean else 0.0)
+    fine = max(0.02 * (p95 - p5), 1e-5 * abs(mean))
+    rows: list[tuple[str, Cell]] = [
+        ("steps", count(found["n"])),
+        ("runs", count(found["n_runs"])),
+        ("effective sample size", Figure(found["n_effective"], f"{found['n_effective']:.1f}")),
+        ("mean", duration(mean, fine, mean)),
+        ("standard deviation", Figure(found["std"], f"{format_duration(found['std'])} (CV {cv})")),
+        *((name, duration(found[name], fine, mean)) for name in ("p5", "p50", "p95", "p99")),
     ]
     if times.mean_over > 1:
-        rows.insert(1, ("each the mean of", f"{times.mean_over} steps"))
-    title = Text(f"{times.source}: step times, {times.column}", style="bold")
-    return found, Group(title, "", rows_view(rows), *_notes(found["notes"]))
-
-
-def _notes(notes: list[str]) -> list[RenderableType]:
-    """List what was dropped, repaired or counted."""
-    if not notes:
-        return []
-    return ["", bold("Notes"), *(Text(f"- {note}") for note in notes)]
+        rows.insert(1, ("each the mean of", Figure(times.mean_over, f"{times.mean_over} steps")))
+    tables = (pairs_table("", rows), lines_table("Notes", found["notes"]))
+    return Answer(
+        title="Step times",
+        subject=Path(times.source).name,
+        head=f": step times, {times.column}",
+        tables=tuple(table for table in tables if table.rows),
+        figures=found,
+    )

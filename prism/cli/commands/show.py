@@ -8,11 +8,12 @@ from prism.cli.commands.options import (
     NO_EFFECT,
     choose_options,
     common_options,
+    details_option,
     rows_of,
     set_option,
     step_range_option,
 )
-from prism.cli.commands.terminal import answer
+from prism.cli.commands.terminal import print_answer, print_json
 
 
 @click.command()
@@ -23,6 +24,7 @@ from prism.cli.commands.terminal import answer
 @choose_options()
 @step_range_option
 @click.option("--yaml", "as_yaml", is_flag=True, help="A job as a commented file to start from.")
+@details_option
 @common_options(draws=False, threads=NO_EFFECT)
 def show(
     what: str | None,
@@ -33,6 +35,7 @@ def show(
     where: tuple[tuple[str, str], ...],
     step_range: str | None,
     as_yaml: bool,
+    details: bool,
     as_json: bool,
     quiet: bool,
     seed: int | None,
@@ -57,10 +60,13 @@ def show(
         click.echo(job_yaml(load_job(what, overrides)), nl=False)
         return
     if jobs:
-        found, view = describe_jobs()
+        shown = describe_jobs()
     elif libraries:
-        found, view = describe_libraries()
+        shown = describe_libraries()
     else:
         assert what is not None
-        found, view = describe(what, overrides, column, rows_of(where), step_range)
-    answer(found, as_json, lambda _: view)
+        shown = describe(what, overrides, column, rows_of(where), step_range)
+    if as_json:
+        print_json(shown.figures)
+    else:
+        print_answer(shown, False, details)

@@ -71,11 +71,16 @@ def print_answer(answer: Answer, as_json: bool, details: bool) -> None:
     """Tell warnings on stderr and print an answer on stdout."""
     tell_warnings(answer.json())
     if as_json:
-        click.echo(to_json(answer.json()))
+        print_json(answer.json())
         return
     from prism.present.terminal import render
 
     print_view(render(answer, details))
+
+
+def print_json(numbers: Mapping[str, Any]) -> None:
+    """Print figures on stdout as one line of JSON."""
+    click.echo(to_json(numbers))
 
 
 def tell_warnings(numbers: Mapping[str, Any]) -> None:

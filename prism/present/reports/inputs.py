@@ -18,7 +18,8 @@ from prism.common.text import format_duration
 from prism.distributions.library import library_path
 from prism.jobs.job import flatten
 from prism.present.answer import Column, Table
-from prism.present.views.job import job_table
+from prism.present.answers.job import job_table
+from prism.present.show import describe
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -120,7 +121,7 @@ def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Table, ...], tuple
     if name is None:
         return (), ("no library: the job says its durations and effects itself",)
     try:
-        tables: tuple[Table, ...] = ()
+        tables = describe(str(name)).tables
     except PrismError:
         return (), (f"{name} is not here any more, so its entries cannot be listed",)
     kept = str(result.attrs.get("library_sha256") or "")

@@ -1,0 +1,165 @@
+"""A resolved job as an answer: every value with where it came from, and the links of its cluster.
+
+Nothing is simulated: what a message takes depends on who takes part (`prism.cluster.machine`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from prism.cluster.machine import build_cluster
+from prism.common.text import format_count, format_duration
+from prism.distributions.library import load_library
+from prism.jobs.job import flatten, layer_split, provenance
+from prism.present.answer import Answer, Column, Figure, Table, count
+from prism.workload.build import nominal_library
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
+
+Json = Mapping[str, Any]
+
+DURATION_KEYS = {
+    "run.deadline",
+    "run.checkpoint.interval",
+    "run.evaluation.duration",
+    *(f"run.failures.{key}" for key in ("detection", "restart", "repair")),
+    *(f"variability.effects.fail_slow.{key}" for key in ("duration", "detection")),
+}
+
+
+def job_answer(job: Job) -> Answer:
+    """Lay out a resolved job; values that nobody gave are details."""
+    values = job.model_dump(mode="json", exclude={"name", "source"})
+    if job.model.durations is not None:
+        # the sizes say nothing where the durations are given
+        values["model"] = {"durations": values["model"]["durations"]}
+    sources = provenance(job)
+    split = layer_split(job) if job.model.durations is None else []
+    figures: dict[str, Any] = {
+        "kind": "job",
+        "job": job.name,
+        "world_size": job.world_size,
+        "layer_split": split,
+        "values": values,
+        "sources": sources,
+    }
+    source = str(job.source or "")
+    given, defaults = given_and_defaults(job_table("Values given", values, _short(sources)))
+    if split:
+        runs = ", ".join(f"{n} of {layers}" for layers, n in _runs(split))
+        given = replace(given, notes=(f"model chunks by layers, in virtual-stage order: {runs}",))
+    tables = [given]
+    if job.model.durations is None:
+        figures["links"] = describe_links(job)
+        tables.append(_links_table(figures["links"]))
+    return Answer(
+        title="Job",
+        subject=job.name,
+        head=f": {format_count(job.world_size)} GPUs" + (f", {source}" if os.sep in source else ""),
+        tables=(*tables, *(defaults,) * bool(defaults.rows)),
+        figures=figures,
+    )
+
+
+def _short(sources: Mapping[str, str]) -> dict[str, str]:
+    """Leave out the folders of files, unless two files have one name."""
+    files = {place.rpartition(":")[0] for place in sources.values() if os.sep in place}
+    if len({os.path.basename(file) for file in files}) < len(files):
+        return dict(sources)
+    return {key: os.path.basename(x) if os.sep in x else x for key, x in sources.items()}
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Count equal neighbours: value and how many."""
+    return [(value, len(list(equal))) for value, equal in groupby(numbers)]
+
+
+def job_table(title: str, values: Json, sources: Mapping[str, str]) -> Table:
+    """Lay out a resolved job: every key, its value, and where the value came from."""
+    rows = []
+    for key, value in flatten(values):
+        text = format_duration(value) if key in DURATION_KEYS and value else plain_text(value)
+        rows.append((key, text, _source(key, sources)))
+    columns = tuple(Column(title, right=False) for title in ("key", "value", "from"))
+    return Table(title, columns, tuple(rows))
+
+
+def given_and_defaults(table: Table) -> tuple[Table, Table]:
+    """Part the values of a job that a job, a preset or a command line gives from its defaults."""
+    given = tuple(row for row in table.rows if row[-1] != "default")
+    left = tuple(row[:-1] for row in table.rows if row[-1] == "default")
+    columns = table.columns[:-1]
+    return replace(table, rows=given), Table("Defaults", columns, left, details=True)
+
+
+def plain_text(value: Any) -> str:
+    """Write a value as it would stand in a job file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(plain_text(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {plain_text(item)}" for key, item in value.items()) + "}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str:
+    """Find where a key, or the nearest key above it, came from."""
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        found = sources.get(".".join(parts[:n]))
+        if found is not None:
+            return found
+    return "default"
+
+
+def describe_links(job: Job) -> list[dict[str, Any]]:
+    """List the links of a job's cluster, the innermost first; rates as large messages reach."""
+    name = job.variability.library
+    cluster = build_cluster(job, nominal_library(job, None if name is None else load_library(name)))
+    nvlink, network = cluster.nvlink, cluster.network
+    rows = [_link("nvlink", None, nvlink.bytes_per_s, nvlink.latency_s)]
+    rows.append(_link("network", cluster.nvlink_gpus, network.bytes_per_s, network.latency_s))
+    for tier in cluster.tiers:
+        rate = network.bytes_per_s / tier.oversubscription
+        rows.append(_link(tier.name, tier.gpus, rate, tier.latency_s, tier.hierarchical))
+    return rows
+
+
+def _link(
+    tier: str, gpus: int | None, bytes_per_s: float, latency_s: float, hierarchical: bool = False
+) -> dict[str, Any]:
+    return {
+        "tier": tier,
+        "gpus": gpus,
+        "gbytes_per_s_per_gpu": 1e-9 * bytes_per_s,
+        "gbits_per_s": None if gpus is None else 8e-9 * bytes_per_s * gpus,
+        "latency_us": 1e6 * latency_s,
+        "collectives": "hierarchical" if hierarchical else "ring",
+    }
+
+
+def _links_table(links: Sequence[Json]) -> Table:
+    """Lay out what `describe_links` returns."""
+    rows = tuple(
+        (
+            link["tier"],
+            count(link["gpus"], "GPUs"),
+            Figure(link["gbytes_per_s_per_gpu"], f"{link['gbytes_per_s_per_gpu']:.4g} GB/s"),
+            None if link["gpus"] is None else count(link["gbits_per_s"], "Gbit/s"),
+            count(link["latency_us"], "us"),
+            link["collectives"],
+        )
+        for link in links
+    )
+    columns = (
+        Column("tier", right=False), Column("of units of"), Column("per GPU"), Column("per unit"),
+        Column("latency"), Column("collectives", right=False),
+    )  # fmt: skip
+    notes = ("bandwidth that large messages reach, in one direction",)
+    return Table("Links", columns, rows, notes)
