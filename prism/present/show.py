@@ -147,7 +147,7 @@ def describe_libraries() -> Answer:
     """Describe the distribution sets that ship with prism."""
     from prism.distributions.library import library_names, load_library
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"library": library.name, "device": library.device, "entries": len(library.entries),
          "date": library.date}
         for library in map(load_library, library_names())
