@@ -246,10 +246,10 @@ def _absolute(key: str, row: Json) -> tuple[Cell, Cell]:
     half = 0.5 * (row["difference_ci"][1] - row["difference_ci"][0])
     like = max(abs(size), half)
     if like == 0.0:
-        return Figure(0.0, "0 s"), Figure(0.0, "0 s")
+        return Figure(0.0, "0 s"), "0 s"
     fine = 0.1 * half if half > 1e-9 * like else 1e-4 * like
     text = f"{'+' if size >= 0 else '-'}{format_like(abs(size), like, fine)}"
-    return Figure(size, text), Figure(half, format_like(half, like, fine))
+    return Figure(size, text), format_like(half, like, fine)
 
 
 def _unit(quantity: Json) -> tuple[str, float]:
