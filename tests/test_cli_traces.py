@@ -20,9 +20,9 @@ FIT = {
     "inputs": ["ops.csv"],
     "kernels": [
         {"name": "forward stage 0", "n": 400, "mean": 0.25, "cv": 0.02, "p99_p50": 1.05}
-        | {"law": "empirical", "ks": 0.03},
+        | {"law": "empirical", "ks": 0.03, "step_share": 0.9},
         {"name": "void gemm<float [4]>[/x]", "n": 3, "mean": 1e-5, "cv": None, "p99_p50": None}
-        | {"law": None, "ks": None},
+        | {"law": None, "ks": None, "step_share": 0.1},
     ],
     "effects": {
         "rank": {"cv": 0.012, "ci": [0.008, 0.02], "share": 0.8}

@@ -46,7 +46,7 @@ FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it rests on little
 NOT_IDENTIFIABLE = (
     "call: a forward or backward is one duration here; what its kernels share is in the residual",
     "tp and cp ranks: one worker per dp_rank and stage is in the trace and shows its group's "
-    "slowest; the job's other GPUs are not counted, and no law per GPU is derived",
+    "slowest; the job's other GPUs are not counted, and no distribution per GPU is derived",
     "node share of the rank effect: which workers share a node is not in the trace; taken as 0",
     "congestion and stalls per hour: steps with gaps between them show no rates; taken as none",
 )
@@ -333,7 +333,7 @@ def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) 
     for replica, stage, slowdown in model.lemons:
         out.append(
             f"worker (replica {replica}, stage {stage}) is {slowdown:.2f}x slower than its peers; "
-            "kept as it is, apart from the body's law"
+            "kept as it is, left out of the rank effect"
         )
     return out
 

@@ -9,7 +9,7 @@ import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options
 from prism.cli.commands.outputs import check_picture_path
-from prism.cli.commands.terminal import answer, say
+from prism.cli.commands.terminal import print_json, print_view, say
 
 if TYPE_CHECKING:
     from prism.jobs.schedule import Schedule
@@ -59,7 +59,10 @@ def schedule(
             file.write_text(schedule_to_csv(actions))
     if plot_file is not None:
         _draw_schedule(actions, Path(plot_file))
-    answer(_numbers(name, actions), as_json, lambda _: format_schedule(actions))
+    if as_json:
+        print_json(_numbers(name, actions))
+    else:
+        print_view(format_schedule(actions))
     for path in (csv_file, plot_file):
         if path is not None and not quiet:
             say(f"wrote {path}")

@@ -34,7 +34,7 @@ CHECK_STEPS = 500  # simulated steps that the report compares with the measured 
 FAR_OFF = 0.03  # of the mean: a model further off says so
 FEW_STEPS = 10  # below, a fit says that it rests on little
 NOT_IDENTIFIABLE = (
-    "rank effects, and their share common to a node: the traced ranks are too few for a law",
+    "rank effects, and their share common to a node: the traced ranks are too few",
     "memory of the step effect, congestion, stalls: a profiler records a few steps in a row",
     "microbatch content: kernels do not say which microbatch they work on",
 )

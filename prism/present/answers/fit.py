@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,6 @@ def _trace(numbers: Json) -> Parts:
         _classes(numbers),
         *_kernels(numbers.get("kernels") or ()),
         _effects_by_kind(numbers),
-        _loadings(numbers),
     ]  # fmt: skip
 
 
@@ -182,23 +181,28 @@ def _slow_workers(numbers: Json) -> list[Finding]:
 
 
 def _effects(numbers: Json) -> Table:
-    """Lay out the effects, pooled over kinds of op; those that are 0 are named below."""
-    rows, none = [], []
-    effects = {n: e for n, e in (numbers.get("effects") or {}).items() if e.get("cv") is not None}
-    for name, e in sorted(effects.items(), key=lambda item: -(item[1].get("share") or 0.0)):
-        if e["cv"] > 0.0:
-            rows.append((name.replace("_", "-"), share(e["cv"]), _interval(e.get("ci")),
-                         share(e.get("share"))))  # fmt: skip
-            continue
-        most = (e.get("ci") or (None,))[-1]
-        bound = f" (at most {words(share(most))})" if most else ""
-        none.append(name.replace("_", "-") + bound)
+    """Lay out the effects, pooled over kinds of op."""
+    effects = {n: e for n, e in (numbers.get("effects") or {}).items() if e["cv"] is not None}
+    order = sorted(effects, key=lambda name: -(effects[name]["share"] or 0.0))
+    columns = (Column("CV"), Column("90 % interval"), Column("of variance"))
+    return _nonzero({n.replace("_", "-"): effects[n] for n in order}, ("share",), columns)
+
+
+def _nonzero(effects: Mapping[str, Json], keys: Sequence[str], columns: Sequence[Column]) -> Table:
+    """Lay out effects with their shares; those that are 0 are named below."""
+    rows = tuple(
+        (label, share(e["cv"]), _interval(e["ci"]), *(share(e[key]) for key in keys))
+        for label, e in effects.items() if e["cv"] > 0.0
+    )  # fmt: skip
+    none = [
+        label + (f" (CV at most {words(share(e['ci'][1]))})" if e["ci"][1] else "")
+        for label, e in effects.items() if not e["cv"] > 0.0
+    ]  # fmt: skip
     notes = (f"indistinguishable from 0: {', '.join(none)}",) if none else ()
-    if not any(row[2] for row in rows):
-        columns: tuple[Column, ...] = (Column(right=False), Column("CV"))
-        return Table("Effects", columns, tuple(row[:2] for row in rows), notes)
-    columns = (Column(right=False), Column("CV"), Column("90 % interval"), Column("of variance"))
-    return Table("Effects", columns, tuple(rows), notes)
+    heads = (Column(right=False), *columns)
+    known = [i for i in range(len(heads)) if any(row[i] is not None for row in rows)]
+    kept = tuple(tuple(row[i] for i in known) for row in rows)
+    return Table("Effects", tuple(heads[i] for i in known), kept, notes)
 
 
 def _effects_by_kind(numbers: Json) -> Table:
@@ -206,26 +210,12 @@ def _effects_by_kind(numbers: Json) -> Table:
     rows = tuple(
         (name.replace("_", "-"), kind, share(e["cv"]), _interval(e.get("ci")), share(e["share"]))
         for name, effect in (numbers.get("effects") or {}).items()
-        for kind, e in _by_kind(effect)
+        for kind, e in (effect.get("by_op_kind") or {}).items()
         if e["cv"]
     )
     columns = (Column("effect", right=False), Column("kind of op", right=False), Column("CV"),
                Column("90 % interval"), Column("of variance"))  # fmt: skip
     return Table("Effects by kind of op", columns, rows, details=True)
-
-
-def _by_kind(effect: Json) -> Iterator[tuple[str, Json]]:
-    yield from (effect.get("by_op_kind") or {}).items()
-
-
-def _loadings(numbers: Json) -> Table:
-    """Lay out how strongly each op follows each effect."""
-    loadings = numbers.get("loadings") or {}
-    keys = list(dict.fromkeys(key for values in loadings.values() for key in values))
-    keys = [key for key in keys if any(values.get(key) for values in loadings.values())]
-    rows = tuple((op, *(share(values.get(key)) for key in keys)) for op, values in loadings.items())
-    heads = (Column(key.replace("_", "-"), "CV by effect") for key in keys)
-    return Table("Effects by op", (Column(right=False), *heads), rows, details=True)
 
 
 def _step_times(numbers: Json) -> Table:
@@ -260,38 +250,29 @@ def _classes(numbers: Json) -> Table:
 
 def _kernels(kernels: Sequence[Json]) -> list[Table]:
     """Lay out kernels, the longest ones by default."""
-    names = ["", "n", "mean", "CV", "p99/p50", "distribution", "KS", "of the time"]
-    rows = [_kernel(kernel) for kernel in kernels]
-    empty = {i for i in range(len(names)) if i and not any(row[i] is not None for row in rows)}
-    columns = tuple(
-        Column(name, right=name not in ("", "distribution"))
-        for i, name in enumerate(names) if i not in empty
-    )  # fmt: skip
-    kept = [tuple(cell for i, cell in enumerate(row) if i not in empty) for row in rows]
-    notes = [] if 6 in empty else ["KS: distance to the lognormal of the same mean and CV"]
-    more = len(kept) - MOST_KERNELS
+    heads = ("n", "mean", "CV", "p99/p50", "distribution", "of the time")
+    columns = (Column(right=False), *(Column(head, right=head != "distribution") for head in heads))
+    rows = tuple(map(_kernel, kernels[:MOST_IN_DETAILS]))
+    notes: tuple[str, ...] = ()
+    more = len(kernels) - MOST_KERNELS
     if more > 0:
-        left = sum(kernel.get("step_share") or 0.0 for kernel in kernels[MOST_KERNELS:])
-        part = f" ({words(share(left))} of the time)" if left else ""
-        notes.append(f"{format_count(more)} more{part}: --details lists them")
-    shown = Table("Kernels", columns, tuple(kept[:MOST_KERNELS]), tuple(notes))
-    rest = tuple(kept[MOST_KERNELS:MOST_IN_DETAILS])
-    left_out = len(kept) - MOST_IN_DETAILS
-    more_yet = (f"{left_out:,} more: --json lists all",) if left_out > 0 else ()
-    return [shown, Table("Further kernels", columns, rest, more_yet, details=True)]
+        left = sum(kernel["step_share"] for kernel in kernels[MOST_KERNELS:])
+        part = f"{words(share(left))} of the time"
+        notes = (
+            f"{format_count(more)} more ({part}): --details lists them, --json has whole names",
+        )
+    shown = Table("Kernels", columns, rows[:MOST_KERNELS], notes)
+    return [shown, Table("Further kernels", columns, rows[MOST_KERNELS:], details=True)]
 
 
 def _kernel(kernel: Json) -> tuple[Cell, ...]:
-    """One kernel or op with its own spread."""
-    drawn = kernel.get("ks") and kernel.get("law") != "constant"
     return (
-        shorten(str(kernel.get("name", ""))),
-        count(kernel.get("n")),
-        duration(kernel.get("mean"), 1e-3 * (kernel.get("mean") or 0.0)),
-        share(kernel.get("cv")),
-        _ratio(kernel.get("p99_p50")),
-        kernel.get("law"),
-        _ratio(kernel["ks"]) if drawn else None,
+        shorten(str(kernel["name"])),
+        count(kernel["n"]),
+        duration(kernel["mean"], 1e-3 * kernel["mean"]),
+        share(kernel["cv"]),
+        _ratio(kernel["p99_p50"]),
+        kernel["law"],
         share(kernel.get("step_share")),
     )
 
@@ -408,21 +389,12 @@ def _step_findings(numbers: Json) -> list[Finding]:
 
 
 def _step_effects(numbers: Json) -> Table:
-    """Lay out the parts of the spread; those that are 0 are named below."""
-    rows, none = [], []
-    for name, e in numbers["effects"].items():
-        label = STEP_EFFECTS.get(name, name)
-        if e["cv"] > 0.0:
-            rows.append((label, share(e["cv"]), _interval(e["ci"]), share(e["share_of_step"]),
-                         share(e["share_of_run"])))  # fmt: skip
-        elif e["ci"][1]:
-            none.append(f"{label} (CV at most {words(share(e['ci'][1]))})")
-    columns = (
-        Column(right=False), Column("CV"), Column("90 % interval"),
-        Column("of a step", "share of variance"), Column("of a run", "share of variance"),
-    )  # fmt: skip
-    notes = (f"indistinguishable from 0: {', '.join(none)}",) if none else ()
-    return Table("Effects", columns, tuple(rows), notes)
+    """Lay out the parts of the spread."""
+    effects = {STEP_EFFECTS.get(name, name): e for name, e in numbers["effects"].items()}
+    over = "share of variance"
+    columns = (Column("CV"), Column("90 % interval"), Column("of a step", over),
+               Column("of a run", over))  # fmt: skip
+    return _nonzero(effects, ("share_of_step", "share_of_run"), columns)
 
 
 # ---------------------------------------------------------------------------- of a calibration
