@@ -6,21 +6,24 @@ import sys
 
 import numpy as np
 import pytest
+import xarray as xr
 from click.testing import CliRunner
 
 from prism.cli.app import prism
 from prism.common.errors import PrismError
+from prism.common.resultfiles import answer_of
 from prism.distributions.library import load_library
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
 from prism.measuring.command import check_time, samples_path, write_library
 from prism.measuring.entries import CARRIED, entry_name, pooled_law
 from prism.measuring.kernels import attention_cases, gemm_cases, parse_sizes
-from prism.measuring.samples import Samples, load_samples, save_samples
+from prism.measuring.samples import Samples, load_samples, save_samples, to_dataset
 from prism.measuring.session import Plan, is_settled, run_session
 from prism.measuring.steptrace import read_ops, step_times
 from prism.measuring.timers import Block, CpuTimer
 from prism.measuring.training import Op, write_ops
+from prism.present.answers.measure import measurement_answer
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch (extra: measure) is not installed"
@@ -273,3 +276,27 @@ def test_the_seed_of_the_order_is_fresh_and_kept_when_gone_on_with(monkeypatch, 
         found = module.measure("gemm", library, shapes=["8x8x8"], **options)
         assert module.summarize_measurement(found)["seed"] == seeds[-1]
     assert seeds[0] != seeds[1] == seeds[2] and seeds[3] == 0
+
+
+def test_what_was_measured_is_told_with_the_numbers_of_the_json():
+    answer = measurement_answer(to_dataset(made()[0]))
+    table = answer.tables[0]
+    cases = answer.figures["cases"]
+    assert [row[0] for row in table.rows] == [case["label"] for case in cases]
+    assert [row[2].value for row in table.rows] == [case["p50"] for case in cases]
+    assert [found.code for found in answer.findings] == ["spread"]
+    assert answer.pictures[0].draw().lines
+
+
+def test_a_measured_step_is_told_with_the_numbers_of_the_json():
+    job = {"ranks": 2, "parallel": "pipeline", "schedule": "1f1b", "microbatches": 4}
+    about = {"machine": MACHINE, "threads": 1, "seed": 3, "states": [{"load_average": 0.1}],
+             "job": {**job, "parameters": 12_345}}  # fmt: skip
+    op = {"name": "forward", "op_kind": "forward", "n": 80, "mean": 0.1, "p50": 0.1, "p99": 0.2}
+    ops = [op | {"cv": 0.2, "step_share": 0.3}]
+    attrs = {"kind": "measured_step", "about": json.dumps(about), "ops": json.dumps(ops)}
+    seconds = np.random.default_rng(1).lognormal(0.0, 0.1, 200)
+    answer = answer_of(xr.Dataset({"step_time": ("step", seconds)}, attrs=attrs))
+    times, table, _ = answer.tables
+    assert dict(times.rows)["p95"].value == answer.figures["step_time"]["p95"]
+    assert [row[:1] + (row[-1].value,) for row in table.rows] == [("forward", 0.3)]

@@ -95,22 +95,21 @@ def _short(seconds: float) -> Cell:
 
 def _cases(numbers: Json) -> Table:
     """Lay out percentiles, spread, rate, memory and drift."""
-    slowest = any("slowest_p50" in case for case in numbers["cases"])
     titles = ["n", "p50", "p95", "p99", "CV", "rate", "lag 1", "drift", "modes"]
-    titles += ["p50 of slowest rank"] * slowest
-    rows = tuple(
-        _case(case) + (_short(case["slowest_p50"]),) * slowest for case in numbers["cases"]
-    )
+    if any("slowest_p50" in case for case in numbers["cases"]):
+        titles.append("p50, slowest rank")
+    rows = tuple(map(_case, numbers["cases"]))
     return Table("Durations", (Column(right=False), *map(Column, titles)), rows, (LAG,))
 
 
 def _case(case: Json) -> tuple[Cell, ...]:
     scale, unit = (1e12, "TFLOP/s") if case["rate_units"] == "flop/s" else (1e9, "GB/s")
-    return (
+    cells = (
         case["label"], count(case["n"]), *(_short(case[key]) for key in ("p50", "p95", "p99")),
         share(case["cv"]), Figure(case["rate"], f"{case['rate'] / scale:.3g} {unit}"),
         _lag(case["autocorrelation"]), change(case["drift"]), count(case["modes"]),
     )  # fmt: skip
+    return (*cells, _short(case["slowest_p50"])) if "slowest_p50" in case else cells
 
 
 def _lag(value: float | None) -> Cell:

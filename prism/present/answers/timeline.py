@@ -19,9 +19,7 @@ from prism.present.answer import (
     Finding,
     Picture,
     Table,
-    count,
     lines_table,
-    pairs_table,
 )
 
 if TYPE_CHECKING:
@@ -52,9 +50,6 @@ def timeline_answer(result: xr.Dataset) -> Answer:
         "Ops by kind, waits hatched, the critical path outlined.",
         Errors("none: single steps are shown", "as in the estimate or recording they are from"),
     )  # fmt: skip
-    size: list[tuple[str, Cell]] = [
-        ("events", count(numbers["events"])), ("messages", count(numbers["flows"])),
-    ]  # fmt: skip
     return Answer(
         title="Timeline of a step",
         subject=source,
@@ -64,7 +59,6 @@ def timeline_answer(result: xr.Dataset) -> Answer:
         tables=(
             *(table for step in numbers["steps"] for table in _rows(step, shown)),
             *(lines_table("Notes", numbers["notes"]),) * bool(numbers["notes"]),
-            pairs_table("Size of the timeline", size, details=True),
         ),
         figures=numbers,
         pictures=(picture,),
