@@ -17,6 +17,7 @@ from .analyses.validate import validate as validate
 from .cluster.nodemap import NodeSlowdown as NodeSlowdown
 from .cluster.nodemap import slow_node as slow_node
 from .common.errors import PrismError as PrismError
+from .common.resultfiles import answer as answer
 from .common.resultfiles import load as load
 from .common.resultfiles import save as save
 from .common.resultfiles import summary as summary

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import prism
 from prism.cli.commands.terminal import to_json
-from prism.common.resultfiles import KINDS, answer_of
+from prism.common.resultfiles import KINDS
 from prism.present.answer import Answer, Column, Figure, Finding, Table
 from prism.present.terminal import render
 
@@ -91,7 +91,7 @@ def plain(text):
 
 @pytest.mark.parametrize("kind", MADE)
 def test_terminal_json_and_page_show_the_same_figures(results, kind):
-    answer = answer_of(results[kind])
+    answer = prism.answer(results[kind])
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(render(answer, details=True))
     terminal = plain(console.export_text())
@@ -119,7 +119,7 @@ def in_json(value, known):
 
 
 def test_every_kind_has_an_answer(results):
-    assert {kind for kind in KINDS if not KINDS[kind].answer} == set()
+    assert {kind for kind in KINDS if not KINDS[kind].maker} == set()
     assert set(MADE) == set(results)
 
 
@@ -127,7 +127,7 @@ def test_a_screen_is_a_screen(results):
     """Without --details, an answer of a small job is about a screen high."""
     for kind, result in results.items():
         console = Console(width=110, record=True, file=io.StringIO())
-        console.print(render(answer_of(result)))
+        console.print(render(prism.answer(result)))
         assert len(console.export_text().splitlines()) <= 48, kind
 
 

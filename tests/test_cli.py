@@ -15,15 +15,14 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from rich.console import Group
 
 import prism
 from prism.cli import app as cli
 from prism.cli.commands.measure import measure
 from prism.cli.commands.options import NO_EFFECT, _asked
-from prism.cli.commands.terminal import answer, progress_line
+from prism.cli.commands.terminal import print_answer, progress_line
 from prism.common.files import atomic_files, atomic_write
-from prism.present.views.tables import table_view
+from prism.present.answer import Answer, Column, Table
 
 SMALL = ("estimate", "pipeline-8x32", "--replicates", "128", "--run-replicates", "20")
 
@@ -447,9 +446,9 @@ def test_names_are_data_and_steer_nothing(tmp_path, run):
         assert not STEERING.search(text)
 
 
-def test_nothing_in_a_view_is_markup(capsys):
-    row = {"name": "[/y] [red]x"}
-    answer(row, False, lambda numbers: Group(table_view("[old]", [numbers]), "[/z] :smile:"))
-    assert [line for line in capsys.readouterr().out.splitlines() if line] == [
-        "[old]", "name", "[/y] [red]x", "[/z] :smile:",
+def test_nothing_in_an_answer_is_markup(capsys):
+    table = Table("[old]", (Column("name"),), (("[/y] [red]x",),), ("[/z] :smile:",))
+    print_answer(Answer("t", "[b]j", tables=(table,)), as_json=False, details=False)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines() if line] == [
+        "[b]j", "[old]", "name", "[/y] [red]x", "[/z] :smile:",
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 The analyses themselves are stood in for; their own tests say whether they are right.
 """
 
+import importlib
 import json
 import sys
 from types import ModuleType
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import prism
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
 from prism.present.answers import fit as fit_answers
-from prism.present.views.trace import verdict
 
 FIT = {
     "inputs": ["ops.csv"],
@@ -75,7 +76,11 @@ def calls(monkeypatch):
             "replay": {"measured_step_time": ("step", step), "replayed_step_time": ("step", step)},
             "validation": {"measured": ("measured_idx", step), "predicted": ("replicate", step)},
         }
-        return xr.Dataset(names[kind], attrs={"kind": "trace" if kind == "model" else kind})
+        if kind == "model":
+            return xr.Dataset(names[kind], attrs={"kind": "trace"})
+        numbers = {"replay": REPLAY, "validation": VALIDATION}[kind]
+        attrs = {"summary": json.dumps(numbers), "notes": json.dumps(numbers.get("notes"))}
+        return xr.Dataset(names[kind], attrs=attrs | {"kind": kind, "source": "ops.csv"})
 
     def stand_in(name, kind):
         def call(*arguments, **options):
@@ -84,20 +89,13 @@ def calls(monkeypatch):
 
         return call
 
-    for module, functions in {
-        "models.fit": {"fit": stand_in("fit", "model")},
-        "analyses.replay": {
-            "replay": stand_in("replay", "replay"),
-            "summarize_replay": lambda _: REPLAY,
-        },
-        "analyses.validate": {
-            "validate": stand_in("validate", "validation"),
-            "summarize_validation": lambda _: VALIDATION,
-        },
-    }.items():
-        made = ModuleType(f"prism.{module}")
-        vars(made).update(functions)
-        monkeypatch.setitem(sys.modules, f"prism.{module}", made)
+    monkeypatch.setattr(importlib.import_module("prism.analyses.replay"), "replay",
+                        stand_in("replay", "replay"))  # fmt: skip
+    monkeypatch.setattr(importlib.import_module("prism.analyses.validate"), "validate",
+                        stand_in("validate", "validation"))  # fmt: skip
+    made = ModuleType("prism.models.fit")
+    vars(made).update({"fit": stand_in("fit", "model")})
+    monkeypatch.setitem(sys.modules, "prism.models.fit", made)
     monkeypatch.setattr(fit_answers, "summarize_fit", lambda _: FIT)
     return seen
 
@@ -248,19 +246,22 @@ def test_replay_writes_result_and_plots(run, calls, table, tmp_path):
     folder = tmp_path / "out"
     status, out, _ = run("replay", table, "-o", folder, "--json")
     assert (status, out.count("\n")) == (0, 1)
-    assert json.loads(out) == REPLAY
+    numbers = json.loads(out)
+    codes = [found["code"] for found in numbers["findings"]]
+    assert codes == ["stragglers", "reproduction"]
+    assert {key: numbers[key] for key in REPLAY} == REPLAY
     assert calls == [("replay", (str(table),), {})]
     names = {file.name for file in folder.iterdir()}
     assert names == {"result.nc", "summary.json", "replay.png", "replay.svg"}
     status, out, _ = run("show", folder / "result.nc", "--json")
-    assert json.loads(out) == {"kind": "replay", "summary": REPLAY}
+    assert json.loads(out) == {"kind": "replay", "summary": numbers}
 
 
 def test_replay_prints_what_it_found(run, calls, table):
-    status, out, _ = run("replay", table, table)
+    status, out, _ = run("replay", table, table, "--details")
     assert status == 0
     assert calls[0][1] == ([str(table), str(table)],)
-    for text in ("-0.20 %", "1.10 %", "1.2475", "1,200 recorded, 0 inferred", "replica 1, stage 0"):
+    for text in ("-0.20 %", "1.10 %", "1.2475", "1,200", "replica 1, stage 0"):
         assert text in out
     assert "[3] rows dropped" in out
 
@@ -271,7 +272,9 @@ def test_validate_trace_passes_its_options_on(run, calls, table, tmp_path):
     arguments = ("--train", "8", "--bootstrap", "20", "--replicates", "100", "--seed", "0")
     status, out, _ = run("validate", "--trace", table, *arguments, "-o", folder, "--json")
     assert (status, out.count("\n")) == (0, 1)
-    assert json.loads(out) == VALIDATION
+    numbers = json.loads(out)
+    assert [found["code"] for found in numbers["findings"]] == ["distribution", "p95"]
+    assert {key: numbers[key] for key in VALIDATION} == VALIDATION
     name, given, options = calls[0]
     assert (name, given) == ("validate", (None,))
     assert options == {
@@ -281,7 +284,7 @@ def test_validate_trace_passes_its_options_on(run, calls, table, tmp_path):
     names = {file.name for file in folder.iterdir()}
     assert names == {"result.nc", "summary.json", "validation.png", "validation.svg"}
     status, out, _ = run("show", folder / "result.nc", "--json")
-    assert json.loads(out) == {"kind": "validation", "summary": VALIDATION}
+    assert json.loads(out) == {"kind": "validation", "summary": numbers}
 
 
 @pytest.mark.parametrize("train", ["first-half", "even"])
@@ -315,10 +318,8 @@ def test_validate_takes_a_model_by_option(run, calls, step_times):
 def test_validate_prints_all_side_by_side(run, calls, table):
     status, out, _ = run("validate", "--trace", table)
     assert status == 0
-    for text in ("copy of the training", "independent sampling", "0.710", "+1.20 %", "12.4"):
+    for text in ("copy", "independent", "0.710", "+1.20 %", "12.4", "p = 0.43", "6.90 %"):
         assert text in out
-    assert "cannot be told from the measurement (p = 0.43" in out
-    assert "within the floor of 6.90 %" in out
 
 
 @pytest.mark.parametrize(
@@ -345,26 +346,31 @@ def test_validate_refuses_with_a_way_out(run, calls, arguments, message):
     assert not calls
 
 
+def findings(numbers):
+    attrs = {"kind": "validation", "summary": json.dumps(numbers)}
+    return {found.code: found.text for found in prism.answer(xr.Dataset(attrs=attrs)).findings}
+
+
 @pytest.mark.parametrize(
-    "change, words",
+    "code, change, words",
     [
-        ({"ks_p_value": 0.05}, "can be told"),
-        ({"ks_p_value": 0.051}, "cannot be told"),
-        ({"ks_p_value": None}, "not above 0.327"),
-        ({"ks_p_value": None, "ks": 0.4}, "is above 0.327"),
-        ({"p95_error": -0.07}, "beyond the floor"),
-        ({"p95_error": -0.06}, "within the floor"),
-        ({"p95_error": -0.06}, "beyond two standard errors"),
-        ({"p95_error": 0.009}, "within two standard errors of the measured one, 0.50 % each."),
-        ({"p95_floor": None}, "off by +1.20 %; beyond two"),
+        ("distribution", {"ks_p_value": 0.05}, "differ"),
+        ("distribution", {"ks_p_value": 0.051}, "indistinguishable"),
+        ("distribution", {"ks_p_value": None}, "not above the 0.327"),
+        ("distribution", {"ks_p_value": None, "ks": 0.4}, "is above the 0.327"),
+        ("p95", {"p95_error": -0.07}, "-7.00 %, more than"),
+        ("p95", {"p95_error": -0.06}, "-6.00 %, no more than"),
+        ("p95", {"p95_error": -0.06}, "beyond two"),
+        ("p95", {"p95_error": 0.009}, "within two standard errors of the measured p95 (0.50 %"),
+        ("p95", {"p95_floor": None}, "+1.20 %; beyond two"),
     ],
 )
-def test_verdict_says_what_the_figures_say(change, words):
-    assert words in " ".join(verdict(VALIDATION | change))
+def test_findings_say_what_the_figures_say(code, change, words):
+    assert words in findings(VALIDATION | change)[code]
 
 
-def test_verdict_of_few_figures_is_short():
-    assert verdict({"n_measured": 1}) == []
+def test_few_figures_make_no_findings():
+    assert findings({"n_measured": 1}) == {}
 
 
 # ---------------------------------------------------------------------------------------- show

@@ -18,7 +18,6 @@ from prism.analyses.comparisons.figures import FIGURES, influences, leave_one_ou
 from prism.analyses.comparisons.longrun import long_run
 from prism.analyses.comparisons.power import Side, needed, power_at
 from prism.analyses.comparisons.quantity import compare_figures, cosines_of, holm
-from prism.common.resultfiles import answer_of
 from prism.models.steptimes.spread import ar1
 
 REPEATS = 30
@@ -270,7 +269,7 @@ def test_output_is_shown_again(run, tmp_path, results):
 
 
 def test_the_answer_says_the_figures_of_the_json(results):
-    answer = answer_of(compare(results[0], results[1], seed=0))
+    answer = prism.answer(compare(results[0], results[1], seed=0))
     found = answer.figures["quantities"]["step_time"]["figures"]
     (table,) = [table for table in answer.tables if table.title == "Step time"]
     rows = {row[0]: row for row in table.rows}
@@ -284,7 +283,7 @@ def test_the_answer_says_the_figures_of_the_json(results):
 
 
 def test_what_is_left_open_comes_with_a_sample_size(results):
-    answer = answer_of(compare(results[0], results[2], seed=0))
+    answer = prism.answer(compare(results[0], results[2], seed=0))
     codes = [(finding.code, finding.severity) for finding in answer.findings]
     assert codes == [("step_time", "answer"), ("step_time_sample_size", "advice")]
     assert [table.details for table in answer.tables] == [False, False, True]
@@ -300,11 +299,11 @@ def test_keys_in_which_the_jobs_differ_are_listed(results):
     assert summarize_compare(found)["job_differences"] == [
         {"key": "parallelism.pp", "a": 4, "b": 8}, {"key": "parallelism.vpp", "a": None, "b": 2},
     ]  # fmt: skip
-    (sides,) = [table for table in answer_of(found).tables if "differ" in table.title]
+    (sides,) = [table for table in prism.answer(found).tables if "differ" in table.title]
     assert sides.rows[-2:] == (("parallelism.pp", "4", "8"), ("parallelism.vpp", "not set", "2"))
     other["parallelism"] |= {f"key{i}": i for i in range(20)}
     pair[1] = results[0].assign_attrs(job=json.dumps(other))
-    (sides,) = [t for t in answer_of(compare(*pair, seed=0)).tables if "differ" in t.title]
+    (sides,) = [t for t in prism.answer(compare(*pair, seed=0)).tables if "differ" in t.title]
     assert len(sides.rows) <= 13 and "12" in sides.notes[0]
     assert summarize_compare(compare(results[0], pair[1], seed=0))["job_differences"] == []
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from prism.cli.app import prism
 from prism.common.errors import PrismError
-from prism.common.resultfiles import answer_of
+from prism.common.resultfiles import answer
 from prism.distributions.library import load_library
 from prism.measuring import figures, torchlib
 from prism.measuring.collectives import collective_cases, parse_size
@@ -296,7 +296,7 @@ def test_a_measured_step_is_told_with_the_numbers_of_the_json():
     ops = [op | {"cv": 0.2, "step_share": 0.3}]
     attrs = {"kind": "measured_step", "about": json.dumps(about), "ops": json.dumps(ops)}
     seconds = np.random.default_rng(1).lognormal(0.0, 0.1, 200)
-    answer = answer_of(xr.Dataset({"step_time": ("step", seconds)}, attrs=attrs))
-    times, table, _ = answer.tables
-    assert dict(times.rows)["p95"].value == answer.figures["step_time"]["p95"]
+    found = answer(xr.Dataset({"step_time": ("step", seconds)}, attrs=attrs))
+    times, table, _ = found.tables
+    assert dict(times.rows)["p95"].value == found.figures["step_time"]["p95"]
     assert [row[:1] + (row[-1].value,) for row in table.rows] == [("forward", 0.3)]

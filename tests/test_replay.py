@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_production, make_trace, run
 
+import prism
 from prism.analyses.replay import replay, summarize_replay
+from prism.present.answer import Figure
 
 LAYOUT = Layout(4, 4, 8, 12)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.01, residual_sd=0.02, gap_s=0.002)
@@ -133,3 +135,17 @@ def test_a_replay_far_off_says_so(tmp_path):
     summary = summarize_replay(replay(tmp_path / "ops.csv"))
     assert summary["mean_error"] == pytest.approx(1 / 3)
     assert "+33.3 % off the measured ones" in summary["warnings"][0]
+
+
+def test_the_answer_says_the_figures_of_the_json(tmp_path):
+    dataset, summary, _ = replayed(tmp_path, LAYOUT, EFFECTS)
+    answer = prism.answer(dataset)
+    assert {key: answer.figures[key] for key in summary} == summary
+    assert [finding.code for finding in answer.findings] == ["stragglers", "reproduction"]
+    cells = [cell for table in answer.tables for row in table.rows for cell in row]
+    values = {cell.value for cell in cells if isinstance(cell, Figure)}
+    assert {summary[key] for key in ("measured_mean", "ideal_mean", "slowdown_same_work")} <= values
+    assert max(summary["by_op_kind"].values()) in values
+    assert [picture.stem for picture in answer.pictures] == ["replay", "slowdown_by_worker"]
+    fewer = prism.answer(dataset.drop_vars("slowdown_by_worker"))
+    assert [picture.stem for picture in fewer.pictures] == ["replay"]

@@ -9,20 +9,16 @@ import numpy as np
 import pytest
 import xarray as xr
 from placement_made import placement
-from prism.present.reports.blocks import Block, blocks_of, leave_out
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 import prism
 from prism.analyses.validation.result import compare_all, make_validation
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
-from prism.present.answer import Errors, Picture
+from prism.present.answer import Column, Errors, Picture, Table
 from prism.present.reports.figures import COLOURS, to_svg
+from prism.present.reports.page import _head
 from prism.present.reports.read import read_results
-from prism.present.views.tables import bold
 
 NAME = "<script>alert('x')</script> & $co$"
 JOB = """base: pipeline-8x32
@@ -295,28 +291,14 @@ def test_no_results_and_other_things_are_refused():
         read_results([3])
 
 
-def test_views_become_blocks():
-    table = Table()
-    for title, side in (("what", "left"), ("share\nalone", "right"), ("\nin all", "right")):
-        table.add_column(title, justify=side)
-    table.add_row("a[b]", "1", "2")
-    view = Group(bold("Title"), "", table, bold("Rest"), "- one", Text("- two\n  x"))
-    first, second, third = blocks_of(view)
-    assert (first.kind, first.text, first.rows) == ("table", "Title", (("a[b]", "1", "2"),))
-    top, below = first.head
-    assert [(c.text, c.columns, c.rows) for c in top] == [("what", 1, 2), ("share", 2, 1)]
-    assert [c.text for c in below] == ["alone", "in all"]
-    assert (second.text, third.items) == ("Rest", ("one", "two x"))
-    assert leave_out([second, third], ["one", "two x"]) == []
-    assert leave_out([second, third], ["one"])[1] == Block("list", items=("two x",))
-
-
-def test_figures_aligned_by_spaces_become_columns():
-    table = Table(show_header=False)
-    table.add_row("gemm", "4.2 s  66 %")
-    table.add_row("rest", " 0.1 s   2 %")
-    assert blocks_of(table)[0].rows == (("gemm", "4.2 s", "66\N{NO-BREAK SPACE}%"),
-                                        ("rest", "0.1 s", "2\N{NO-BREAK SPACE}%"))  # fmt: skip
+def test_grouped_columns_have_two_rows_of_heads():
+    columns = (Column("what", right=False), Column("first", "share"), Column("total", "share"))
+    top, below = _head(Table("t", columns, ()))
+    assert [(c["text"], c["columns"], c["rows"]) for c in top] == [("what", 1, 2), ("share", 2, 1)]
+    assert [c["text"] for c in below] == ["first", "total"]
+    assert _head(Table("t", (Column(), Column()), ())) == []
+    one = _head(Table("t", (Column(), Column("x")), ()))
+    assert [(c["text"], c["rows"]) for c in one[0]] == [("", 1), ("x", 1)]
 
 
 def test_pictures_take_the_colours_of_the_page(made_up_result):

@@ -18,7 +18,7 @@ from prism.analyses.sweep import sweep
 from prism.analyses.validate import validate_steps
 from prism.cli.commands.estimate import estimate as command
 from prism.common.errors import PrismError, as_typed
-from prism.common.resultfiles import KINDS, answer_of, kind_of, load, save, summary
+from prism.common.resultfiles import KINDS, kind_of, load, save, summary
 from prism.common.shipped import data_path
 from prism.jobs.job import job_from_dict, load_job
 from prism.present.answers.estimate import terms_table
@@ -387,7 +387,7 @@ RANKS = {
 
 def texts_of(result):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(answer_of(result), details=True))
+    console.print(render(prism.answer(result), details=True))
     return console.export_text()
 
 
@@ -399,7 +399,7 @@ def test_what_one_cluster_draw_does_not_tell_is_null():
         assert found["cluster_draws"] == 1 and found["within_cluster_std"] > 0.0
         for key in ("mean_se", "mean_ci90", "p95_ci", "between_cluster_std"):
             assert found[key] is None
-    answer = answer_of(one)
+    answer = prism.answer(one)
     told = [texts_of(one), str(summary_table({"one": answer.figures}))]
     told += [*(found.text for found in answer.findings), answer.pictures[0].errors.monte_carlo]
     assert not any("nan" in text or "None" in text for text in told)

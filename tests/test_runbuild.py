@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+import prism
 from prism.analyses.estimate import estimate, reproduce
 from prism.common.errors import PrismError
-from prism.common.resultfiles import answer_of, summary
+from prism.common.resultfiles import summary
 from prism.jobs.job import job_from_dict
 from prism.plots.run import plot_progress
 from prism.simulation.prepare import prepare
@@ -233,7 +234,7 @@ def test_an_interrupted_run_can_be_made_again_and_shown(stopped):
     again = reproduce(stopped, threads=1)
     assert np.array_equal(again.time_to_train, stopped.time_to_train)
     assert np.array_equal(again.progress_time, stopped.progress_time)
-    answer = answer_of(stopped)
+    answer = prism.answer(stopped)
     assert "checkpoint_interval" in [found.code for found in answer.findings]
     rows = {row[0]: row[1] for table in answer.tables for row in table.rows}
     numbers = summary(stopped)

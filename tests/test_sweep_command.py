@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import prism
 from prism.analyses.sweep import summarize_sweep, sweep
 from prism.analyses.sweeps.points import Point
 from prism.analyses.sweeps.rows import label, make_rows
-from prism.common.resultfiles import answer_of
 from prism.jobs.job import load_job
 from prism.plots.sweep import plot_sweep
 from prism.present.answer import words
@@ -67,14 +67,14 @@ def made():
     }  # fmt: skip
 
 
-def answer(numbers):
+def answer_of(numbers):
     attrs = {"kind": "sweep", "summary": json.dumps(numbers), "call": "{}"}
-    return answer_of(xr.Dataset(attrs=attrs))
+    return prism.answer(xr.Dataset(attrs=attrs))
 
 
 def table_of(numbers, title="Settings"):
     """Rows of a table as text, by the first column."""
-    (table,) = [table for table in answer(numbers).tables if table.title.startswith(title)]
+    (table,) = [table for table in answer_of(numbers).tables if table.title.startswith(title)]
     return {words(row[0]): [words(cell) for cell in row[1:]] for row in table.rows}
 
 
@@ -138,21 +138,21 @@ def test_a_place_that_cannot_be_written_is_told_first(run, job, tmp_path):
 
 # ------------------------------------------------------------------------------ the answer
 def test_fastest_and_robust_are_both_named_when_they_differ(made):
-    found = {finding.code: finding for finding in answer(made).findings}
+    found = {finding.code: finding for finding in answer_of(made).findings}
     assert list(found) == ["fastest", "robust", "indistinguishable"]
     assert found["fastest"].severity == found["robust"].severity == "answer"
     for code, figures in (("fastest", ("tp 2", "10.00 s", "11.20 s")), ("robust", ("tp 8",))):
         assert all(text in found[code].text for text in figures)
     assert "tp 4" in found["indistinguishable"].text
     made["fastest"] = 0
-    codes = [finding.code for finding in answer(made).findings]
+    codes = [finding.code for finding in answer_of(made).findings]
     assert codes == ["fastest_and_robust", "indistinguishable"]
 
 
 def test_a_choice_that_is_not_sure_is_a_warning(made):
-    assert len(answer(made).warnings) == 1
-    assert len(answer(made | {"p_correct": {"fastest": 0.99, "robust": 0.99}}).warnings) == 0
-    assert len(answer(made | {"warnings": ["refused"]}).json()["warnings"]) == 2
+    assert len(answer_of(made).warnings) == 1
+    assert len(answer_of(made | {"p_correct": {"fastest": 0.99, "robust": 0.99}}).warnings) == 0
+    assert len(answer_of(made | {"warnings": ["refused"]}).json()["warnings"]) == 2
 
 
 def test_refusals_that_differ_in_numbers_are_one(made):
@@ -172,7 +172,7 @@ def test_the_table_has_marks_and_says_what_is_left_out(made):
     rows = table_of(made)
     marks = {"2": "fastest", "8": "robust", "4": "indistinguishable", "1": "job's own", "16": ""}
     assert {tp: row[-1] for tp, row in rows.items()} == marks
-    (table,) = [table for table in answer(made).tables if table.title == "Settings"]
+    (table,) = [table for table in answer_of(made).tables if table.title == "Settings"]
     titles = [column.title for column in table.columns]
     assert titles == ["tp", "GiB", "p50", "p95", "± of p95", "p95 vs own", ""]
     for row, given in zip(table.rows, made["rows"], strict=False):
@@ -182,7 +182,7 @@ def test_the_table_has_marks_and_says_what_is_left_out(made):
 
 def test_settings_beyond_a_screen_are_details(made):
     made["rows"][4:5] = [made_row(12.0 + i, 12.5 + i, "screen", tp=100 + i) for i in range(20)]
-    tables = {table.title: table for table in answer(made).tables}
+    tables = {table.title: table for table in answer_of(made).tables}
     assert len(tables["Settings"].rows) == 12 and not tables["Settings"].details
     assert len(tables["Other simulated settings"].rows) == 12
     assert tables["Other simulated settings"].details
@@ -192,7 +192,7 @@ def test_keys_that_are_the_same_in_all_rows_stand_in_a_note(made):
     made["varied"].append("parallelism.vpp")
     for row in made["rows"]:
         row["parallelism.vpp"] = 2
-    (table,) = [table for table in answer(made).tables if table.title == "Settings"]
+    (table,) = [table for table in answer_of(made).tables if table.title == "Settings"]
     assert "vpp" not in [column.title for column in table.columns]
     assert "vpp 2" in table.notes[0]
 

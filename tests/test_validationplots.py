@@ -10,7 +10,6 @@ from prism.plots.validation import (
     plot_replay,
     plot_validation,
     plot_workers,
-    replay_plots,
 )
 
 
@@ -141,8 +140,3 @@ def test_a_healthy_cluster_does_not_look_ill():
     result["slowdown_by_worker"][:] = 1.0001
     low, high = plot_workers(result).images[0].get_clim()
     assert (low, high) == (1.0, 1.02)
-
-
-def test_plots_follow_the_data():
-    assert set(replay_plots(replay())) == {"replay", "slowdown_by_worker"}
-    assert set(replay_plots(replay().drop_vars("slowdown_by_worker"))) == {"replay"}

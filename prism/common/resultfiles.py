@@ -17,57 +17,41 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """A kind of result: the command that writes it, and what makes figures and words of it.
+    """A kind of result: the command that writes it, and what makes its answer.
 
-    Functions are named ``module:function`` of prism, and imported when they are called.
+    The function is named ``module:function`` of `prism.present.answers`, and imported when it is
+    called.
     """
 
     command: str
-    summarize: str = ""
-    view: str = ""
-    section: str = ""  # of a report's page; none where empty
-    words: str = ""  # adds sentences to the summary; none where empty
-    answer: str = ""  # makes the answer of a result
+    maker: str
 
     @property
     def is_model(self) -> bool:
         """Whether it is a model that `prism fit` wrote."""
         return self.command == "fit"
 
-    def call(self, function: str, dataset: Any) -> Any:
-        """Call one of its functions."""
-        module, _, name = getattr(self, function).partition(":")
-        return getattr(import_module(f"prism.{module}"), name)(dataset)
-
-    def figures(self, dataset: "xr.Dataset") -> dict[str, Any]:
-        """Give the figures that the command prints as JSON."""
-        if self.answer:
-            return dict(self.call("answer", dataset).json())
-        numbers = self.call("summarize", dataset)
-        return dict(self.call("words", numbers) if self.words else numbers)
+    def answer(self, dataset: "xr.Dataset") -> Any:
+        """Make the `prism.present.answer.Answer` of a result."""
+        module, _, name = self.maker.partition(":")
+        return getattr(import_module(f"prism.present.answers.{module}"), name)(dataset)
 
 
-_ESTIMATE = Kind("estimate", answer="present.answers.estimate:estimate_answer")
-_MODEL = Kind("fit", answer="present.answers.fit:fit_answer")
+_ESTIMATE = Kind("estimate", "estimate:estimate_answer")
+_MODEL = Kind("fit", "fit:fit_answer")
 KINDS = {
     "simulation": _ESTIMATE,
     "estimate": _ESTIMATE,
     "steps_estimate": _ESTIMATE,
-    "ranking": Kind("rank", answer="present.answers.rank:rank_answer"),
-    "placement": Kind("place", answer="present.answers.place:place_answer"),
-    "sweep": Kind("sweep", answer="present.answers.sweep:sweep_answer"),
-    "validation": Kind(
-        "validate", "analyses.validate:summarize_validation", "present.views.trace:validation_view",
-        "present.reports.measured:validation_section",
-    ),
-    "comparison": Kind("compare", answer="present.answers.compare:compare_answer"),
-    "replay": Kind(
-        "replay", "analyses.replay:summarize_replay", "present.views.trace:replay_view",
-        "present.reports.measured:replay_section",
-    ),
-    "timeline": Kind("timeline", answer="present.answers.timeline:timeline_answer"),
-    "measurement": Kind("measure", answer="present.answers.measure:measurement_answer"),
-    "measured_step": Kind("measure", answer="present.answers.measure:step_answer"),
+    "ranking": Kind("rank", "rank:rank_answer"),
+    "placement": Kind("place", "place:place_answer"),
+    "sweep": Kind("sweep", "sweep:sweep_answer"),
+    "validation": Kind("validate", "validate:validation_answer"),
+    "comparison": Kind("compare", "compare:compare_answer"),
+    "replay": Kind("replay", "replay:replay_answer"),
+    "timeline": Kind("timeline", "timeline:timeline_answer"),
+    "measurement": Kind("measure", "measure:measurement_answer"),
+    "measured_step": Kind("measure", "measure:step_answer"),
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,
@@ -85,8 +69,13 @@ def kind_of(dataset: "xr.Dataset") -> str | None:
     return str(kind) if str(kind) in KINDS else None
 
 
-def answer_of(dataset: "xr.Dataset") -> Any:
-    """Make the `prism.present.answer.Answer` of a result: a table, JSON, a page, a notebook's cell.
+def answer(dataset: "xr.Dataset") -> Any:
+    """Make the answer of any result or model: what its command prints, and a notebook shows.
+
+    Returns
+    -------
+    prism.present.answer.Answer
+        Findings, tables, pictures and warnings; ``json()`` gives all figures.
 
     Raises
     ------
@@ -96,7 +85,7 @@ def answer_of(dataset: "xr.Dataset") -> Any:
     kind = kind_of(dataset)
     if kind is None:
         raise PrismError("no result of prism; expected what one of its functions returned")
-    return KINDS[kind].call("answer", dataset)
+    return KINDS[kind].answer(dataset)
 
 
 def summary(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -107,10 +96,7 @@ def summary(dataset: "xr.Dataset") -> dict[str, Any]:
     PrismError
         It is no result of prism.
     """
-    kind = kind_of(dataset)
-    if kind is None:
-        raise PrismError("no result of prism; expected what one of its functions returned")
-    return KINDS[kind].figures(dataset)
+    return dict(answer(dataset).json())
 
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:

@@ -10,5 +10,5 @@ __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
 # modules that rooms above may import
 FACE = (
-    "base", "schedule", "validation",
+    "base", "schedule",
 )  # fmt: skip

@@ -213,16 +213,6 @@ def plot_workers(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def replay_plots(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the pictures that a replay's result has the data for, by file name."""
-    axes = {}
-    if "replayed_step_time" in result:
-        axes["replay"] = plot_replay(result)
-    if "slowdown_by_worker" in result:
-        axes["slowdown_by_worker"] = plot_workers(result)
-    return axes
-
-
 def _label_cells(ax: Axes, result: xr.Dataset) -> None:
     """Name the rows and columns of the heat map, not more than fit."""
     for axis, name, label in ((ax.xaxis, "dp_rank", "replica (dp rank)"), (ax.yaxis, "stage", "")):

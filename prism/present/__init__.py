@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "answer", "answers.fit", "answers.measure", "jobtemplate", "reports.page", "reports.read",
-    "show", "terminal", "views.trace",
+    "show", "terminal",
 )  # fmt: skip

@@ -209,7 +209,7 @@ def _describe_netcdf(what: str) -> Answer:
 
 def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Answer:
     """Describe a result or a model as the command that wrote it does."""
-    answer: Answer = KINDS[kind].call("answer", result)
+    answer: Answer = KINDS[kind].answer(result)
     numbers = answer.json()
     if KINDS[kind].is_model:
         found = {"kind": "model", "model_kind": kind, "summary": numbers}

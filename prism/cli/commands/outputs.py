@@ -6,50 +6,22 @@ Everything is written or nothing. Left out: what is in them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prism.cli.commands.terminal import answer, print_answer, say, tell_warnings, to_json
+from prism.cli.commands.terminal import print_answer, say, to_json
 from prism.common.errors import PrismError
 from prism.common.files import atomic_files, check_directory
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.axes import Axes
-    from rich.console import RenderableType
+
+    from prism.present.answer import Answer
 
 
 PICTURES = (".png", ".svg", ".pdf")
 """Endings of pictures that can be written."""
-
-
-def write_folder(
-    directory: str | os.PathLike[str],
-    result: xr.Dataset,
-    numbers: Mapping[str, Any],
-    draw: Callable[[xr.Dataset], Mapping[str, Axes]],
-    quiet: bool,
-    texts: Mapping[str, str | bytes] | None = None,
-) -> None:
-    """Write ``result.nc``, ``summary.json`` and plots (PNG and SVG), all of them or none."""
-    from prism import plots
-    from prism.common.resultfiles import save
-    from prism.simulation.results import made_with
-
-    # results of recordings know nothing of versions themselves
-    stamped = result.assign_attrs(made_with() | result.attrs)
-    with atomic_files(directory) as folder:
-        save(stamped, folder / "result.nc")
-        (folder / "summary.json").write_text(to_json(numbers, indent=2) + "\n", encoding="utf-8")
-        for name, text in (texts or {}).items():
-            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-        for stem, ax in draw(result).items():
-            plots.save_figure(ax, folder / f"{stem}.png")
-            plots.save_figure(ax, folder / f"{stem}.svg")
-        names = ", ".join(sorted(file.name for file in folder.iterdir()))
-    if not quiet:
-        say(f"wrote {directory}: {names}")
 
 
 def conclude(
@@ -61,36 +33,41 @@ def conclude(
     quiet: bool,
     texts: Mapping[str, str | bytes] | None = None,
 ) -> None:
-    """End a command: write its folder where one was asked for, tell warnings, print the answer."""
-    from prism.common.resultfiles import answer_of
+    """End a command: write its folder where one was asked for, print the answer."""
+    from prism.common.resultfiles import answer
 
-    answer = answer_of(result)
-    numbers = answer.json()
+    found = answer(result)
     if output is not None:
-
-        def draw(_: xr.Dataset) -> dict[str, Axes]:
-            return {picture.stem: picture.draw() for picture in answer.pictures}
-
-        write_folder(output, result, numbers, draw, quiet, texts)
-    print_answer(answer, as_json, details)
+        _write_folder(output, result, found, quiet, texts or {})
+    print_answer(found, as_json, details)
 
 
-def conclude_view(
+def _write_folder(
+    directory: str | os.PathLike[str],
     result: xr.Dataset,
-    numbers: Mapping[str, Any],
-    view: Callable[[Mapping[str, Any]], RenderableType],
-    draw: Callable[[xr.Dataset], Mapping[str, Axes]],
-    *,
-    output: str | None,
-    as_json: bool,
+    answer: Answer,
     quiet: bool,
-    texts: Mapping[str, str | bytes] | None = None,
+    texts: Mapping[str, str | bytes],
 ) -> None:
-    """End a command: write its folder where one was asked for, tell warnings, print the answer."""
-    if output is not None:
-        write_folder(output, result, numbers, draw, quiet, texts)
-    tell_warnings(numbers)
-    answer(numbers, as_json, view)
+    """Write ``result.nc``, ``summary.json`` and pictures (PNG and SVG), all of them or none."""
+    from prism import plots
+    from prism.common.resultfiles import save
+    from prism.simulation.results import made_with
+
+    # results of recordings know nothing of versions themselves
+    stamped = result.assign_attrs(made_with() | result.attrs)
+    with atomic_files(directory) as folder:
+        save(stamped, folder / "result.nc")
+        summary = to_json(answer.json(), indent=2) + "\n"
+        for name, text in {"summary.json": summary, **texts}.items():
+            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        for picture in answer.pictures:
+            ax = picture.draw()
+            plots.save_figure(ax, folder / f"{picture.stem}.png")
+            plots.save_figure(ax, folder / f"{picture.stem}.svg")
+        names = ", ".join(sorted(file.name for file in folder.iterdir()))
+    if not quiet:
+        say(f"wrote {directory}: {names}")
 
 
 def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> None:

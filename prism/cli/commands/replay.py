@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from prism.cli.commands.options import NO_EFFECT, common_options, output_option, step_range_option
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.options import (
+    NO_EFFECT,
+    common_options,
+    details_option,
+    output_option,
+    step_range_option,
+)
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.recordings import explained
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
 @click.argument("trace", metavar="TRACE...", nargs=-1, required=True)
 @output_option()
+@details_option
 @step_range_option
 @common_options(draws=False, threads=NO_EFFECT)
 def replay(
@@ -27,6 +28,7 @@ def replay(
     output: str | None,
     step_range: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
@@ -38,9 +40,7 @@ def replay(
     of these, one file per rank.
     """
     from prism.analyses.replay import replay as replay_trace
-    from prism.analyses.replay import summarize_replay
     from prism.common.files import check_directory
-    from prism.present.views.trace import replay_view
 
     if output is not None:
         check_directory(output)
@@ -50,12 +50,4 @@ def replay(
             result = replay_trace(trace[0] if len(trace) == 1 else list(trace), **chosen)
         except PrismError as error:
             raise explained(trace, error) from error
-    numbers = summarize_replay(result)
-    conclude_view(result, numbers, replay_view, _draw, output=output, as_json=as_json, quiet=quiet)
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plots of a replay, by the stem of their files."""
-    from prism.plots.validation import replay_plots
-
-    return replay_plots(result)
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

@@ -9,7 +9,8 @@ import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options
 from prism.cli.commands.outputs import check_picture_path
-from prism.cli.commands.terminal import print_json, print_view, say
+from prism.cli.commands.terminal import say, to_json
+from prism.common.text import visible
 
 if TYPE_CHECKING:
     from prism.jobs.schedule import Schedule
@@ -60,9 +61,9 @@ def schedule(
     if plot_file is not None:
         _draw_schedule(actions, Path(plot_file))
     if as_json:
-        print_json(_numbers(name, actions))
+        click.echo(to_json(_numbers(name, actions)))
     else:
-        print_view(format_schedule(actions))
+        click.echo(visible(format_schedule(actions)))
     for path in (csv_file, plot_file):
         if path is not None and not quiet:
             say(f"wrote {path}")

@@ -13,7 +13,7 @@ from prism.cli.commands.options import (
     set_option,
     step_range_option,
 )
-from prism.cli.commands.terminal import print_answer, print_json
+from prism.cli.commands.terminal import print_answer
 
 
 @click.command()
@@ -66,7 +66,4 @@ def show(
     else:
         assert what is not None
         shown = describe(what, overrides, column, rows_of(where), step_range)
-    if as_json:
-        print_json(shown.figures)
-    else:
-        print_answer(shown, False, details)
+    print_answer(shown, as_json, details)

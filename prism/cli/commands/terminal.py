@@ -15,8 +15,6 @@ import click
 from prism.common.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from prism.present.answer import Answer
 
 SHOW_AFTER_S = 0.5
@@ -68,52 +66,23 @@ def say(text: str) -> None:
 
 
 def print_answer(answer: Answer, as_json: bool, details: bool) -> None:
-    """Tell warnings on stderr and print an answer on stdout."""
-    tell_warnings(answer.json())
-    if as_json:
-        print_json(answer.json())
-        return
-    from prism.present.terminal import render
-
-    print_view(render(answer, details))
-
-
-def print_json(numbers: Mapping[str, Any]) -> None:
-    """Print figures on stdout as one line of JSON."""
-    click.echo(to_json(numbers))
-
-
-def tell_warnings(numbers: Mapping[str, Any]) -> None:
-    """Write a summary's warnings to stderr; they stay when a command is quiet."""
-    for warning in numbers.get("warnings") or ():
+    """Tell warnings on stderr, and print an answer on stdout: nothing in it steers the terminal."""
+    for warning in answer.warnings:  # they stay when a command is quiet
         say(f"prism: warning: {warning}")
-
-
-def answer(
-    numbers: Mapping[str, Any],
-    as_json: bool,
-    view: Callable[[Mapping[str, Any]], RenderableType],
-) -> None:
-    """Print the answer of a command on stdout."""
     if as_json:
-        click.echo(to_json(numbers))
-        return
-    print_view(view(numbers))
-
-
-def print_view(rendered: RenderableType) -> None:
-    """Print what rich lays out; nothing in it steers the terminal."""
-    if isinstance(rendered, str):
-        click.echo(visible(rendered))
+        click.echo(to_json(answer.json()))
         return
     from rich.console import Console
     from rich.segment import Segments
+
+    from prism.present.terminal import render
 
     # a pipe has no width; 120 keeps tables whole and still fits a wide terminal
     console = Console(
         width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False
     )
-    segments = [part._replace(text=visible(part.text)) for part in console.render(rendered)]
+    parts = console.render(render(answer, details))
+    segments = [part._replace(text=visible(part.text)) for part in parts]
     with console.capture() as capture:
         console.print(Segments(segments), soft_wrap=True, end="")
     # through click, so that a closed pipe ends here as it does for every other output

@@ -11,17 +11,17 @@ from prism.cli.commands.options import (
     Split,
     choose_options,
     common_options,
+    details_option,
     output_option,
     place_options,
     rows_of,
 )
-from prism.cli.commands.outputs import conclude_view
+from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.axes import Axes
 
 
 @click.command()
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     help="Steps to predict.",
 )
 @output_option()
+@details_option
 @common_options()
 @place_options
 def validate(
@@ -73,6 +74,7 @@ def validate(
     model: str | None,
     output: str | None,
     as_json: bool,
+    details: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -83,24 +85,12 @@ def validate(
     STEPS.
     """
     _check_usage(job or model, trace, measured, options)
-    from prism.analyses.validate import summarize_validation
     from prism.common.files import check_directory
-    from prism.present.views.trace import validation_view
 
     if output is not None:
         check_directory(output)
     result = _validate(job, model, trace, measured, options, quiet)
-    numbers = summarize_validation(result)
-    conclude_view(
-        result, numbers, validation_view, _draw, output=output, as_json=as_json, quiet=quiet
-    )
-
-
-def _draw(result: xr.Dataset) -> dict[str, Axes]:
-    """Draw the plots of a validation, by the stem of their files."""
-    from prism.plots.validation import draw_validation
-
-    return {"validation": draw_validation(result)}
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
 
 
 def _check_usage(

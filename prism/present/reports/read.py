@@ -102,7 +102,7 @@ def _found(file: str, result: xr.Dataset) -> Found:
         raise PrismError(f"{file}: {what}; expected what one of these writes by -o: {known}")
     with told_broken(file, f"a result; write it again by prism {KINDS[kind].command}"):
         try:
-            return Found(file, kind, result, KINDS[kind].call("answer", result))
+            return Found(file, kind, result, KINDS[kind].answer(result))
         except PrismError as error:
             raise PrismError(f"{file}: {error}") from error
 

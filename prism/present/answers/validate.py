@@ -1,0 +1,190 @@
+"""The answer of a validation: whether a prediction can be distinguished from a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prism import plots
+from prism.analyses.validate import summarize_validation
+from prism.common.text import format_count, format_share
+from prism.present.answer import (
+    Answer,
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Finding,
+    Picture,
+    Table,
+    duration,
+)
+from prism.present.answers.replay import percent
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+
+SIGNIFICANT = 0.05
+SPLITS = {"first-half": "the first half of its steps", "even": "every other of its steps"}
+COLUMNS = (
+    ("copy", "copy of training"), ("line", "line in microbatches"),
+    ("independent", "independent sampling"),
+)  # fmt: skip
+FIGURES = (
+    ("mean_error", "error of the mean"), ("p50_error", "error of p50"),
+    ("p95_error", "error of p95"), ("p99_error", "error of p99"),
+    ("cv_ratio", "CV, predicted / measured"), ("ks", "KS distance"),
+)  # fmt: skip
+DETAILS = (
+    ("p95_error_same_n", "error of p95 of samples as large as the measured one"),
+    ("ks_aligned", "KS distance, medians aligned"), ("wasserstein", "Wasserstein distance"),
+)  # fmt: skip
+
+
+def validation_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a validation."""
+    numbers = summarize_validation(result)
+    what = "time-to-train" if numbers.get("quantity") == "time_to_train" else "step time"
+    subject = str(numbers.get("job") or _name(numbers.get("trace") or numbers.get("measured")))
+    return Answer(
+        title="Predicted against measured",
+        subject=subject,
+        head=_head(numbers),
+        question=_question(numbers, what, subject),
+        findings=tuple(_findings(numbers)),
+        tables=(_table("", numbers, FIGURES), _table("More figures", numbers, DETAILS, True)),
+        figures=numbers,
+        warnings=tuple(numbers.get("warnings") or ()),
+        assumptions=tuple(_assumptions(numbers)),
+        facts=tuple(
+            (label, cell) for key, label in FIGURES
+            if key in ("p50_error", "p95_error")
+            and isinstance(cell := _figure(key, numbers.get(key)), Figure)
+        ),
+        pictures=(Picture(
+            "validation",
+            f"Predicted and measured {what} of {subject}: distribution functions and quantiles",
+            lambda: plots.draw_validation(result),
+            "On the left distribution functions, on the right predicted against measured "
+            "quantiles; on the dashed line they agree. The band is what the prediction does over "
+            "refits.", _errors(numbers),
+        ),),
+    )  # fmt: skip
+
+
+def _name(path: Any) -> str:
+    """Name of a recording: its file."""
+    return Path(str(path)).name if path else "a recording"
+
+
+def _head(numbers: Json) -> str:
+    """Say how much was measured, and how much the prediction rests on."""
+    unit = "runs" if numbers.get("quantity") == "time_to_train" else "steps"
+    head = [f", {format_count(numbers['n_measured'])} measured {unit}"]
+    if numbers.get("n_effective") is not None:
+        head[0] += f" (effective sample size {numbers['n_effective']:.1f})"
+    if numbers.get("n_train"):
+        head.append(f"{format_count(numbers['n_train'])} to train on")
+    if numbers.get("seed") is not None:
+        head.append(f"seed {numbers['seed']}")
+    return ", ".join(head)
+
+
+def _question(numbers: Json, what: str, subject: str) -> str:
+    """Say what is compared with what."""
+    n = format_count(numbers["n_measured"])
+    if numbers.get("trace"):
+        train = str(numbers.get("train"))
+        split = SPLITS.get(train, f"{train} of its steps")
+        return (
+            f"Fitted on {split}, does the prediction of {_name(numbers['trace'])} differ from the "
+            f"{n} that were held out ({what})?"
+        )
+    source = _name(numbers.get("measured"))
+    return f"Does the prediction of {subject} differ from {n} measured values of {source} ({what})?"
+
+
+def _findings(numbers: Json) -> list[Finding]:
+    """Say whether the prediction differs: as a distribution, then in p95."""
+    out = []
+    ks, p_value, critical = (numbers.get(k) for k in ("ks", "ks_p_value", "ks_critical_5pct"))
+    if p_value is not None:
+        found = "differ" if p_value <= SIGNIFICANT else "are statistically indistinguishable"
+        text = f"Prediction and measurement {found} (KS {ks:.3f}, p = {p_value:.3g})."
+        out.append(Finding("distribution", text, "answer"))
+    elif ks is not None and critical is not None:
+        side = "above" if ks > critical else "not above"
+        text = f"KS {ks:.3f} is {side} the {critical:.3f} that a known distribution exceeds in 5 % "
+        out.append(Finding("distribution", f"{text}of cases; no p-value without --bootstrap.",
+                           "answer"))  # fmt: skip
+    error, floor, se = (numbers.get(k) for k in ("p95_error", "p95_floor", "p95_measured_se"))
+    if error is None:
+        return out
+    text = f"The predicted p95 is off by {percent(error)}"
+    if floor is not None:
+        side = "no more than" if abs(error) <= abs(floor) else "more than"
+        text += f", {side} training and measured part differ ({_unsigned(floor)})"
+    if se is not None:
+        side = "within" if abs(error) <= 2.0 * se else "beyond"
+        text += f"; {side} two standard errors of the measured p95 ({_unsigned(se)} each)"
+    return [*out, Finding("p95", f"{text}.", "answer")]
+
+
+def _unsigned(value: float) -> str:
+    return percent(abs(value)).lstrip("+")
+
+
+def _assumptions(numbers: Json) -> list[str]:
+    """Say what the p-value and the prediction take as known."""
+    out = []
+    if numbers.get("ks_p_value") is not None:
+        refit = "refitted" if numbers.get("ks_p_value_refit") else "not refitted"
+        out.append(f"p-value from repeating the comparison in simulation, the model {refit}")
+    if numbers.get("dependence") == "none":
+        out.append("ops are independent of each other (dependence: none)")
+    return [*out, *(numbers.get("notes") or ())]
+
+
+def _table(
+    title: str, numbers: Json, figures: tuple[tuple[str, str], ...], details: bool = False
+) -> Table:
+    """Lay out the prediction and the baselines, one column each."""
+    baselines = numbers.get("baselines") or {}
+    found = [numbers, *(baselines[key] for key, _ in COLUMNS if baselines.get(key))]
+    heads = [label for key, label in COLUMNS if baselines.get(key)]
+    columns = (
+        Column(right=False), Column("prediction"), *(Column(head, "baselines") for head in heads),
+    )  # fmt: skip
+    rows = tuple(
+        (label, *(_figure(key, each.get(key)) for each in found))
+        for key, label in figures if any(each.get(key) is not None for each in found)
+    )  # fmt: skip
+    return Table(title, columns, rows, details=details)
+
+
+def _figure(key: str, value: float | None) -> Cell:
+    """Write one figure of a comparison."""
+    if value is None:
+        return None
+    if key == "wasserstein":
+        return duration(value, 0.01 * value if value > 0 else None)
+    return Figure(value, percent(value) if "_error" in key else f"{value:.3f}")
+
+
+def _errors(numbers: Json) -> Errors:
+    """Write how far draws and the measurement itself may be off."""
+    drawn = numbers.get("replicates")
+    text = f"{format_count(drawn)} predicted values" if drawn else "that of the predicted values"
+    if numbers.get("bootstrap"):
+        least = 1.0 / (int(numbers["bootstrap"]) + 1)
+        text += f"; p-value from {format_count(numbers['bootstrap'])} simulated repetitions, so no "
+        text += f"less than {least:.2g}"
+    data = f"{format_count(numbers['n_measured'])} measured values"
+    if numbers.get("n_effective") is not None:
+        data += f", effective sample size {numbers['n_effective']:.1f}"
+    if numbers.get("p95_measured_se") is not None:
+        data += f"; standard error of their p95 {format_share(numbers['p95_measured_se'], 2)}"
+    return Errors(text, data)

@@ -1,1 +1,0 @@
-"""Answers in a terminal, a module per kind; built from the summaries that ``--json`` prints."""
