@@ -131,7 +131,7 @@ def _causes_table(numbers: Json) -> Table:
             bound = f"up to {_slowdown(large[MOST_CAUSES][1])}"
             rows.append((label, f"{rest} other{'s' * (rest > 1)}", bound))
     columns = (Column(right=False), Column(right=False), Column("slowdown"))
-    note = "slowdown: mean step over that with only this at its mean; from 1.0005 on"
+    note = "slowdown: mean step over that with only this at its mean (below 1.0005 left out)"
     return Table("What slows the step", columns, tuple(rows), (note,))
 
 
