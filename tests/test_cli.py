@@ -161,8 +161,10 @@ def test_estimate_table_has_units(run):
     status, out, _ = run(*SMALL, "--seed", "1", "--price", "2.5")
     assert status == 0
     assert "117.00 s" in out
-    for section in ("Step time", "Time-to-train", "Slowdown", "Errors", "Engine"):
-        assert section in out
+    heads = ("Step time", "Time-to-train", "Run", "Where the time of a step goes", "Accuracy")
+    assert all(head in out for head in heads)
+    details = run(*SMALL, "--seed", "1", "--details")[1]
+    assert "op-samples" in details and "op-samples" not in out
 
 
 def test_options_reach_the_job(run):

@@ -264,7 +264,7 @@ def test_output_is_shown_again(run, tmp_path, results):
     assert status == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"result.nc", "summary.json", "compare.png", "compare.svg"}
-    status, again, _ = run("show", tmp_path / "out" / "result.nc")
+    status, again, _ = run("show", tmp_path / "out" / "result.nc", "--details")
     assert status == 0 and again == out
 
 

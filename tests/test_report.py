@@ -13,7 +13,6 @@ from placement_made import placement
 import prism
 from prism.analyses.validation.result import compare_all, make_validation
 from prism.common.errors import PrismError
-from prism.common.resultfiles import answer_of
 from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
 from prism.present.answer import Column, Errors, Picture, Table
@@ -181,7 +180,7 @@ def test_page_says_what_the_results_say(folder, page):
         findings = [x["text"] if isinstance(x, dict) else x for x in told.get("findings", ())]
         for sentence in [*told.get("warnings", ()), *findings]:
             assert " ".join(sentence.split()) in text
-    for found in answer_of(validation()).findings:
+    for found in prism.answer(validation()).findings:
         assert " ".join(found.text.split()) in text
     assert "Move nodes 24, 25, 26" in text or "move nodes 24, 25, 26" in text.lower()
     n_pictures = len(tags(page[1], "svg"))

@@ -13,7 +13,7 @@ from prism.cli.commands.options import (
     set_option,
     step_range_option,
 )
-from prism.cli.commands.terminal import print_answer
+from prism.cli.commands.terminal import print_answer, to_json
 
 
 @click.command()
@@ -66,4 +66,7 @@ def show(
     else:
         assert what is not None
         shown = describe(what, overrides, column, rows_of(where), step_range)
-    print_answer(shown, as_json, details)
+    if as_json:
+        click.echo(to_json(shown.figures))
+    else:
+        print_answer(shown, False, details)
