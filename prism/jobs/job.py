@@ -97,6 +97,17 @@ class Job(BaseModel):
             raise ValueError("\n".join(f"{key}: {text}" for text, key, *_ in problems))
         return self
 
+    def __repr__(self) -> str:
+        p = self.parallelism
+        sizes = " ".join(
+            f"{key}{size}"
+            for key in ("tp", "cp", "pp", "vpp", "dp", "ep")
+            if (size := getattr(p, key)) > 1
+        )
+        return f"<Job {self.name}: {self.world_size:,} GPUs, {sizes or 'dp1'}>"
+
+    __str__ = __repr__
+
     def __eq__(self, other: object) -> bool:
         # Where the values came from is no part of a job; a rebuilt one equals the loaded one.
         if not isinstance(other, Job):
