@@ -187,7 +187,7 @@ def test_every_variable_has_units_and_a_long_name():
 
 
 def test_show_lists_every_entry(shipped):
-    rows = describe(shipped.name)[0]["entries"]
+    rows = describe(shipped.name).figures["entries"]
     assert [row["entry"] for row in rows] == list(shipped.entries)
 
 

@@ -180,7 +180,7 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
         "step_time", "time_to_train", "slowdown", "exposed_communication",
         "exposed_communication_se", "engine", "wall_seconds", "warnings", "steps",
     }  # fmt: skip
-    always |= {"delay_by_term", "variance_by_term", "replicas", "critical_path", "findings"}
+    always |= {"delay_by_term", "variance_by_term", "replicas", "critical_path", "findings", "time_loss"}
     assert always | {"finish_by", "finish_date", "cost"} == set(answer)
     assert set(answer["time_to_train"]) == SPREAD
     assert set(answer["step_time"]) == SPREAD | {"one_allocation", "allocations"}
@@ -560,10 +560,8 @@ def test_a_result_is_no_job_and_what_is_no_result_has_no_summary(result, tmp_pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_its_functions(kind):
-    known = KINDS[kind]
-    for function in (known.summarize, known.view, known.section, known.words):
-        module, _, name = function.partition(":")
-        assert not function or callable(getattr(import_module(f"prism.{module}"), name))
+    module, _, name = KINDS[kind].maker.partition(":")
+    assert callable(getattr(import_module(f"prism.present.answers.{module}"), name))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from prism.present.answer import (
     Table,
     share,
 )
-from prism.present.answers.estimate import NOT_INCLUDED, TITLES
+from prism.present.answers.times import NOT_INCLUDED, TITLES
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -9,12 +9,11 @@ import numpy as np
 
 from prism import plots
 from prism.analyses.estimate import summarize_estimate
-from prism.common.text import format_count, format_duration, format_like, format_share
+from prism.common.text import format_count, format_duration, format_share
 from prism.present.answer import (
     Answer,
     Cell,
     Column,
-    Errors,
     Figure,
     Finding,
     Picture,
@@ -22,12 +21,21 @@ from prism.present.answer import (
     change,
     count,
     duration,
-    error,
     pairs_table,
     share,
     words,
 )
-from prism.simulation.results import TAIL_SAMPLES
+from prism.present.answers.times import (
+    READING,
+    TITLES,
+    UNKNOWN,
+    errors_of,
+    interval_text,
+    spread_table,
+    time_figure,
+    time_text,
+    times_table,
+)
 from prism.simulation.summary import spread
 
 if TYPE_CHECKING:
@@ -35,8 +43,6 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 
-UNKNOWN = "unknown from 1 cluster draw"
-TITLES = {"step_time": "step time", "time_to_train": "time-to-train"}
 SMALL_DELAY, SMALL_SHARE = 1e-4, 1e-3
 """Shares of the run and of its variance that a term is left out below, where both are less [1]."""
 TERMS = {
@@ -66,11 +72,6 @@ PARTS = {
 }  # fmt: skip
 LEAST_PART = 5e-4
 """Share of the step below which a part is not listed [1]."""
-READING = "A curve at 95 % over a time says that 95 of 100 take no longer."
-NOT_INCLUDED = (
-    "not included: distributions and nominal durations are taken as they are; their sources and "
-    "sample sizes are under Inputs"
-)
 
 
 def estimate_answer(result: xr.Dataset) -> Answer:
@@ -122,10 +123,10 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
         out.append(Finding("finish_by", _deadline(numbers, result), "answer"))
     if "time_to_train" in numbers:
         run = numbers["time_to_train"]
-        p50, p95 = (_text(run, run[key], coarse=True) for key in ("p50", "p95"))
+        p50, p95 = (time_text(run, run[key], coarse=True) for key in ("p50", "p95"))
         text = f"The run takes {p50} in the median, and at most {p95} with 95 % probability."
         out.append(Finding("time_to_train", text, "answer"))
-    p50, p95, ideal = (_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
+    p50, p95, ideal = (time_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
     slower = words(change(step["p50"] / _ideal(numbers) - 1.0))
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
     out.append(Finding("step_time", f"{text} (p50 {slower} over it).", "answer"))
@@ -199,94 +200,16 @@ def _facts(numbers: Json) -> list[tuple[str, Figure]]:
 # --------------------------------------------------------------------------------- in tables
 def _tables(numbers: Json) -> list[Table]:
     return [
-        _times(numbers),
+        times_table(numbers),
         pairs_table("Run", _run_rows(numbers)),
         terms_table(numbers),
         _loss_table(numbers),
         pairs_table("Step", _step_rows(numbers)),
         _path_table(numbers),
         pairs_table("Accuracy", _accuracy_rows(numbers)),
-        _spread_table(numbers),
+        spread_table(numbers),
         pairs_table("Sources and simulation", _engine_rows(numbers), details=True),
     ]
-
-
-def _columns(numbers: Json) -> tuple[list[str], tuple[Column, ...]]:
-    names = [name for name in TITLES if numbers.get(name)]
-    heads = (Column(TITLES[name].capitalize(), right=False) for name in names)
-    return names, (Column(right=False), *heads)
-
-
-def _times(numbers: Json) -> Table:
-    """Lay out the distributions, one column each."""
-    names, columns = _columns(numbers)
-    found = [numbers[name] for name in names]
-    rows: list[tuple[Cell, ...]] = [
-        ("mean, ± one standard error", *map(mean_figure, found)),
-        ("standard deviation", *map(_std, found)),
-    ]
-    if names[0] == "step_time" and numbers.get("ideal_step_time") is not None:
-        more = (None,) * (len(names) - 1)
-        rows.insert(0, ("ideal", time_figure(numbers["step_time"], _ideal(numbers)), *more))
-    for p in (5, 50, 90, 95, 99):
-        rows.append((f"p{p}", *(_quantile(n, numbers[n], p) for n in names)))
-    return Table("", columns, tuple(rows))
-
-
-def mean_figure(numbers: Json) -> Cell:
-    """Write a mean with its standard error."""
-    text = _text(numbers, numbers["mean"])
-    if numbers.get("mean_se") is not None:
-        text += f" ± {words(error(numbers['mean_se'], numbers['mean']))}"
-    return Figure(numbers["mean"], text)
-
-
-def _std(numbers: Json) -> Cell:
-    text = words(error(numbers["std"], numbers["mean"]))
-    return Figure(numbers["std"], f"{text} (CV {format_share(numbers['cv'])})")
-
-
-def _quantile(name: str, numbers: Json, percentile: int) -> Cell:
-    """Write a quantile; nothing where too few draws stand behind a run's p99."""
-    few = percentile == 99 and 0.01 * numbers["cluster_draws"] < TAIL_SAMPLES
-    if few and name == "time_to_train":
-        return None
-    return time_figure(numbers, numbers[f"p{percentile}"])
-
-
-def _spread_table(numbers: Json) -> Table:
-    """Lay out where the spread of each distribution is."""
-    names, columns = _columns(numbers)
-    found = [numbers[name] for name in names]
-    rows: list[tuple[Cell, ...]] = []
-    for label, key in (
-        ("standard deviation within a cluster draw", "within_cluster_std"),
-        ("model error", "model_error_std"),
-    ):
-        rows.append((label, *(error(n.get(key), n["mean"]) for n in found)))
-    rows.insert(1, ("standard deviation between cluster draws", *map(_between, found)))
-    for label, key in (
-        ("p5 to p95 on one allocation", "one_allocation"),
-        ("p5 to p95 of allocations' means", "allocations"),
-    ):
-        ends = ([_text(n, n[key][p]) for p in ("p5", "p95")] if n.get(key) else [] for n in found)
-        rows.append((label, *(" to ".join(end) or None for end in ends)))
-    rows.append(
-        ("mean, 90 % interval (Monte Carlo)", *(interval_text(n, "mean_ci90") for n in found))
-    )
-    kept = tuple(row for row in rows if any(cell is not None for cell in row[1:]))
-    return Table("Spread", columns, kept, details=True)
-
-
-def _between(numbers: Json) -> Cell:
-    """Write how far cluster draws differ, as far as they tell."""
-    if numbers["between_cluster_std"] is None:
-        return UNKNOWN
-    at_most = numbers["between_cluster_at_most"]
-    if at_most is None:
-        return error(numbers["between_cluster_std"], numbers["mean"])
-    text = f"indistinguishable from 0 (at most {words(error(at_most, numbers['mean']))})"
-    return Figure(numbers["between_cluster_std"], text)
 
 
 def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
@@ -412,14 +335,6 @@ def _accuracy_rows(numbers: Json) -> list[tuple[str, Cell]]:
     return rows
 
 
-def interval_text(numbers: Json, key: str) -> str | None:
-    """Write both ends of an interval; None where it is not known."""
-    if numbers[key] is None:
-        return None
-    fine = max(0.005 * float(numbers["std"]), 1e-6 * abs(numbers["mean"]))
-    return " to ".join(format_like(bound, numbers["mean"], fine) for bound in numbers[key])
-
-
 def _engine_rows(numbers: Json) -> list[tuple[str, Cell]]:
     """Say where the model error is from, and what the simulation cost."""
     rows: list[tuple[str, Cell]] = []
@@ -440,18 +355,6 @@ def _engine_rows(numbers: Json) -> list[tuple[str, Cell]]:
         waits = format_share(replicas["slowest_unseen"])
         rows.append(("steps that wait for another replica", f"{waits} (from a pilot run)"))
     return rows
-
-
-def time_figure(numbers: Json, seconds: float, coarse: bool = False) -> Cell:
-    """Write a time of a distribution, with the digits that its spread makes worth showing."""
-    mean, std = abs(float(numbers["mean"])), float(numbers["std"] or 0.0)
-    if coarse:
-        return duration(seconds, max(0.3 * std, 1e-4 * abs(seconds)))
-    return duration(seconds, max(0.05 * std, 1e-5 * mean), numbers["mean"])
-
-
-def _text(numbers: Json, seconds: float, coarse: bool = False) -> str:
-    return words(time_figure(numbers, seconds, coarse))
 
 
 # ------------------------------------------------------------------------------- in pictures
@@ -478,33 +381,3 @@ def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
             errors_of(numbers, "time_to_train"),
         ))  # fmt: skip
     return pictures
-
-
-def errors_of(numbers: Json, name: str) -> Errors:
-    """Write both errors of a step time or a time-to-train."""
-    found = numbers[name]
-    text = f"error {UNKNOWN}"
-    if found["mean_se"] is not None:
-        text = f"mean ± {words(error(found['mean_se'], found['mean']))} (one standard error)"
-    if found["p95_ci"] is not None:
-        text += f"; p95 between {interval_text(found, 'p95_ci')} (95 %)".replace(" to ", " and ")
-    n = numbers["replicates" if name == "step_time" else "run_replicates"]
-    text += f"; from {format_count(n)} {'steps' if name == 'step_time' else 'runs'}"
-    return Errors(text, data_text(numbers))
-
-
-def data_text(numbers: Json) -> str:
-    """Write what the data behind a job leave open, as far as a result knows."""
-    found, wrong = numbers.get("data_error"), numbers.get("model_error")
-    if not found and wrong:
-        return f"run times ± {format_share(wrong['spread'])} (model error, included)"
-    if not found:
-        return NOT_INCLUDED
-    text = f"mean ± {format_share(found['mean'], 2)} (one standard error of what was measured)"
-    if found.get("std"):
-        text += f"; standard deviation ± {format_share(found['std'], 2)}"
-    if found.get("std_at_most"):
-        text += f", at most {found['std_at_most']:.3g} times as large (95 %)"
-    if "library_share" in found:
-        text += f"; {format_share(found['library_share'], 2)} of the library's variance is left"
-    return text

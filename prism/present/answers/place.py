@@ -34,7 +34,7 @@ from prism.present.answer import (
     pairs_table,
     words,
 )
-from prism.present.answers.estimate import NOT_INCLUDED
+from prism.present.answers.times import NOT_INCLUDED
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -27,7 +27,7 @@ from prism.present.answer import (
     share,
     words,
 )
-from prism.present.answers.estimate import NOT_INCLUDED
+from prism.present.answers.times import NOT_INCLUDED
 
 if TYPE_CHECKING:
     import xarray as xr
