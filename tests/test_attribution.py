@@ -54,33 +54,6 @@ def test_ishigami_function():
         assert st_.half_width < 0.03
 
 
-def pair_shares(f, x, y, i, j):
-    both = at.PickFreeze(
-        f(x), f(swapped(swapped(x, y, i), y, j)), f(y), f(swapped(swapped(y, x, i), x, j))
-    )
-    return at.pair_variances(pick_freeze(f, x, y, i), pick_freeze(f, x, y, j), both)
-
-
-def test_pairs_of_the_ishigami_function():
-    """The first and the third make what neither makes alone; the second is on its own."""
-    x, y = (samples(np.random.default_rng(s), 256) for s in (5, 6))
-    exact = 0.1**2 * np.pi**8 * (1 / 18 - 1 / 50)
-    pair, joint = pair_shares(ishigami, x, y, 0, 2)
-    for part in (pair, joint):
-        assert abs(part.mean() - exact) < 4 * part.std() / 16
-    for i, j in ((0, 1), (1, 2)):
-        assert np.abs(pair_shares(ishigami, x, y, i, j)).max() < 1e-25 * 1e3
-
-
-def test_a_triple_counts_as_joint_alone():
-    """Of x y z with mean 0 every pair's own interaction is nothing, and its joint one is all."""
-    rng = np.random.default_rng(7)
-    x, y = (rng.standard_normal((3, 256, LANES)) for _ in range(2))
-    pair, joint = pair_shares(lambda z: z[0] * z[1] * z[2], x, y, 0, 1)
-    assert abs(pair.mean()) < 4 * pair.std() / 16
-    assert abs(joint.mean() - 1.0) < 4 * joint.std() / 16
-
-
 def test_total_order_is_scipys():
     """Jansen's formula on (A, AB), as `scipy.stats.sobol_indices` has it, and again on (B, BA)."""
     x, y = (samples(np.random.default_rng(s), 64) for s in (3, 4))
@@ -147,14 +120,6 @@ def test_total_is_at_least_first(values):
     a, ab, b, ba = values
     first, total = at.partial_variances(at.PickFreeze(a, ab, b, ba))
     assert np.all(total >= first - 1e-9)
-
-
-@given(hnp.arrays(np.float64, (8, 3, 5), elements=st.floats(-10, 10, allow_subnormal=False)))
-def test_joint_is_at_least_the_pair(values):
-    a, b, first, second, both, *back = values
-    runs = (at.PickFreeze(a, ab, b, ba) for ab, ba in zip((first, second, both), back, strict=True))
-    pair, joint = at.pair_variances(*runs)
-    assert np.all(joint >= np.abs(pair) - 1e-9)
 
 
 def test_an_input_without_effect_is_exactly_nothing():

@@ -151,14 +151,13 @@ def test_options_reach_the_ranking(run, asked):
     assert asked[1][2]["seed"] is None
 
 
-def test_how_much_faster_and_how_many_pairs(run, asked):
-    status, _, err = run("rank", "pipeline-8x32", "--speed-up", "25", "--pairs", "2")
+def test_how_much_faster(run, asked):
+    status, _, err = run("rank", "pipeline-8x32", "--speed-up", "25")
     assert status == 0, err
     options = asked[0][2]
-    assert options["interventions"] == ("freeze", "speed") and options["pairs"] == 2
+    assert options["interventions"] == ("freeze", "speed")
     assert options["speed_up"] == pytest.approx(0.25)
-    for wrong in (("--speed-up", "100"), ("--pairs", "0"), ("--quick", "--pairs", "1"),
-                  ("--quick", "--speed-up", "5")):  # fmt: skip
+    for wrong in (("--speed-up", "100"), ("--quick", "--speed-up", "5")):
         status, out, err = run("rank", "pipeline-8x32", *wrong)
         assert (status, out) == (2, "") and wrong[-2] in err
 
@@ -307,19 +306,6 @@ def test_other_interventions_have_tables(answer):
     assert table_of(found, faster) == {"p2p (between stages)": ["-10 %", "-10 %"]}
     # nothing was held at its median
     assert "median" not in " ".join(lines_of(found))
-
-
-def test_pairs_have_tables(answer):
-    pair = {"names": ["gemm_mlp", "rank"], "second_order": 0.1, "second_order_ci": [0.08, 0.12],
-            "joint": 0.2, "joint_ci": [0.18, 0.22]}  # fmt: skip
-    through = {"rank": {"gemm_mlp": 1.02, "p2p": -0.02, "loss": 0.001}}
-    found = answer(ranking(pairs=[pair, pair | {"joint": 1e-5}], through_class=through))
-    shown = table_of(found, "Only where two causes meet")
-    assert shown == {"GEMM MLP x rank effect": ["10 ± 2 %", "20 ± 2 %"]}
-    shown = table_of(found, "Kernel classes that effects act through")
-    assert shown == {"GEMM MLP": ["102 %"], "p2p (between stages)": ["-2.0 %"]}
-    assert not told(found, "no_interaction")
-    assert told(answer(ranking(pairs=[], through_class={})), "no_interaction")
 
 
 def test_warnings(answer):

@@ -290,40 +290,6 @@ def test_a_run_remembers_its_cluster():
     assert run["rank"]["std_if_frozen"] < 0.3 * run["microbatch"]["std_if_frozen"]
 
 
-def test_pairs_of_a_product_have_their_shares():
-    """T = S (R_f + 2 R_b) M: together, factors make the product of their squared cvs."""
-    job = chain(m=1, step={"cv": 0.2}, residual={"law": "normal", "cv": 0.2},
-                microbatch={"cv": 0.15, "backward_loading": 1.0})  # fmt: skip
-    values = summarize_rank(rank(job, seed=8, interventions=(), pairs=2))
-    s2, m2, r2 = 0.04, 0.0225, 0.04 * 5 / 9
-    whole = (1 + s2) * (1 + m2) * (1 + r2) - 1
-    exact = {
-        ("compute", "step"): (r2 * s2, r2 * s2 * (1 + m2)),
-        ("compute", "microbatch"): (r2 * m2, r2 * m2 * (1 + s2)),
-        ("step", "microbatch"): (s2 * m2, s2 * m2 * (1 + r2)),
-    }
-    assert {tuple(sorted(p["names"])) for p in values["pairs"]} == {
-        tuple(sorted(names)) for names in exact
-    }
-    for row in values["pairs"]:
-        key = next(k for k in exact if set(k) == set(row["names"]))
-        for name, share in zip(("second_order", "joint"), exact[key], strict=True):
-            low, high = row[f"{name}_ci"]
-            assert abs(row[name] - share / whole) < high - low
-            assert 0 < 0.5 * (high - low) <= 0.03
-    assert values["through_class"]["step"]["compute"] == pytest.approx(1.0)
-
-
-def test_an_effect_acts_through_the_classes_that_follow_it():
-    """Where everything but collectives follows the step effect alike, it passes as their time."""
-    job = small(step={"cv": 0.05})
-    values = summarize_rank(rank(job, seed=9, interventions=(), pairs=1))
-    through = values["through_class"]["step"]
-    assert sum(through.values()) == pytest.approx(1.0)
-    for row in values["kernels"]:
-        assert through[row["name"]] == pytest.approx(row["critical_path_share"], abs=0.01)
-
-
 def test_faster_by_how_much_is_asked():
     job = chain(residual={"cv": 0.01})
     saved = {}
@@ -340,8 +306,6 @@ def test_bad_requests():
         rank(chain(residual={"cv": 0.1}), interventions=["melt"], seed=1)
     with pytest.raises(PrismError, match="speed_up 1: expected a share"):
         rank(chain(residual={"cv": 0.1}), speed_up=1.0)
-    with pytest.raises(PrismError, match="pairs"):
-        rank(chain(residual={"cv": 0.1}), quick=True, pairs=2)
     none = job_from_dict(chain(residual={"cv": 0.1}).model_dump(
         exclude={"source", "name"}, exclude_none=True) | {
         "variability": {"library": None, "dependence": "none"}})  # fmt: skip

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.interactions import measure_interactions
 from prism.analyses.rankings.interventions import (
     COMPARED_BLOCKS,
     FASTER,
@@ -23,7 +22,6 @@ from prism.analyses.rankings.interventions import (
 )
 from prism.analyses.rankings.shares import (
     Sampler,
-    Shares,
     list_inputs,
     sample_quickly,
     sample_shares,
@@ -63,7 +61,6 @@ def rank(
     quick: bool = False,
     interventions: Sequence[str] = ("freeze",),
     speed_up: float = FASTER,
-    pairs: int = 0,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -83,8 +80,6 @@ def rank(
         Of ``freeze`` (at the median), ``cut`` (tails at p95) and ``speed`` (faster by `speed_up`).
     speed_up : float
         Share of its time that ``speed`` saves a kernel class, above 0 and below 1 [1].
-    pairs : int
-        Kernel classes, and effects, whose interactions are measured: the largest so many.
     seed, threads, progress
         As in `simulate`.
 
@@ -101,7 +96,7 @@ def rank(
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(1, seed, threads)
-    _check(target, interventions, speed_up, pairs, quick)
+    _check(target, interventions, speed_up)
     case = _prepare(job, target, seed, threads, progress)
     values = _one_run(case, quick)
     asked = () if quick else tuple(interventions)
@@ -113,21 +108,16 @@ def rank(
     if not quick:
         blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
         case.sampler.planned = len(asked) * blocks
-        found, weights = _shares(case, values)
+        _shares(case, values)
         values |= compare_interventions(case, asked, values, speed_up)
-        if pairs:
-            more, labels = measure_interactions(case, found, weights, pairs)
-            values, coords = values | more, coords | labels
     call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
-            "pairs": pairs, "seed": seed}  # fmt: skip
+            "seed": seed}  # fmt: skip
     attrs = provenance(job, call)
     attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
 
 
-def _check(
-    target: str, interventions: Sequence[str], speed_up: float, pairs: int, quick: bool
-) -> None:
+def _check(target: str, interventions: Sequence[str], speed_up: float) -> None:
     """Refuse what cannot be asked for."""
     if target not in TARGETS:
         raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
@@ -136,10 +126,6 @@ def _check(
             raise PrismError(f"intervention {what}: expected one of {', '.join(INTERVENTIONS)}")
     if not 0.0 < speed_up < 1.0:
         raise PrismError(f"speed_up {speed_up:g}: expected a share of the time above 0 and below 1")
-    if pairs < 0:
-        raise PrismError(f"pairs {pairs}: expected 0 or more")
-    if quick and pairs:
-        raise PrismError("pairs: not in a quick ranking, which is one run; leave one of them out")
 
 
 def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress | None) -> Case:
@@ -222,7 +208,7 @@ def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict
     }  # fmt: skip
 
 
-def _shares(case: Case, values: dict[str, Any]) -> tuple[list[Shares], Weights]:
+def _shares(case: Case, values: dict[str, Any]) -> None:
     """Add first and total order of every input, of the step or of the run."""
     shares = sample_shares(case.sampler, case.inputs)
     variance, mean = case.sampler.variance, float(case.sampler.a.mean())
@@ -237,7 +223,6 @@ def _shares(case: Case, values: dict[str, Any]) -> tuple[list[Shares], Weights]:
         "total_order_within": _within(case, total, variance),
         "n_clusters": [len(s.ab) for s in shares], **_whole(case, weights),
     }  # fmt: skip
-    return shares, weights
 
 
 def _whole(case: Case, weights: Weights) -> dict[str, Any]:
@@ -302,31 +287,9 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
         "effects": [row for row in rows if kinds[row["name"]] == "effects"],
         "tail_order_differs": by["covariance_share"] != by["tail_share"],
         "tail_differs": apart,
-        "speed_up": call.get("speed_up", FASTER), **_interactions(dataset),
+        "speed_up": call.get("speed_up", FASTER),
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip
-
-
-def _interactions(dataset: "xr.Dataset") -> dict[str, Any]:
-    """Pairs, the largest first, and what each effect makes through each class; where asked."""
-    if "pair_joint" not in dataset:
-        return {}
-    pairs = []
-    for i in range(dataset.sizes["pair"]):
-        here = dataset.isel(pair=i)
-        row: dict[str, Any] = {"names": [str(here.pair_first.values), str(here.pair_second.values)]}
-        for name, variable in (("second_order", "pair_order"), ("joint", "pair_joint")):
-            row[name] = float(here[variable])
-            row[f"{name}_ci"] = here[f"{variable}_ci"].values.tolist()
-        pairs.append(row)
-    through = {
-        str(effect): {
-            str(name): float(share)
-            for name, share in zip(dataset.kernel_class.values, row, strict=True)
-        }
-        for effect, row in zip(dataset.effect.values, dataset.through_class.values, strict=True)
-    }
-    return {"pairs": sorted(pairs, key=lambda p: -p["joint"]), "through_class": through}
 
 
 def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:

@@ -89,35 +89,6 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
 
 
-def pair_variances(first: PickFreeze, second: PickFreeze, both: PickFreeze) -> tuple[Array, Array]:
-    """Second-order variance of two inputs, and all interactions that hold both, by cluster [s^2].
-
-    Parameters
-    ----------
-    first, second, both : PickFreeze
-        Of the same two runs, with the first input, the second and both swapped.
-
-    Returns
-    -------
-    pair, joint : float64 [cluster]
-        The two inputs' own interaction; and it with those of three and more inputs that hold both.
-
-    Notes
-    -----
-    With D = a - ab_i - ab_j + ab_ij and E the same of b: joint E[D^2 + E^2]/8 (Liu and Owen's
-    superset importance) and pair E[D E]/4. So joint >= pair in every sample, and both errors are
-    proportional to what they measure.
-
-    References
-    ----------
-    Liu and Owen (2006), "Estimating mean dimensionality of analysis of variance decompositions",
-    doi:10.1198/016214505000001410.
-    """
-    d = first.a - first.ab - second.ab + both.ab
-    e = first.b - first.ba - second.ba + both.ba
-    return 0.25 * (d * e).mean(axis=1), 0.125 * (d * d + e * e).mean(axis=1)
-
-
 def _resample(n: int, seed: int) -> Array:
     """Weights of bootstrap resamples of n clusters [resample, cluster], summing to n."""
     rng = np.random.default_rng([seed, n])

@@ -58,10 +58,6 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "critical_path_share": (("input",), "1", "share of the mean critical path"),
     "covariance_share": (("input",), "1", "Cov(T_k, T) / Var T, T_k its time on the path"),
     "tail_share": (("input",), "1", "share of the excess of steps beyond p95 over the mean"),
-    "pair_order": (("pair",), "1", "share of the variance: interaction of two inputs alone"),
-    "pair_joint": (("pair",), "1", "share of the variance: all interactions that hold both inputs"),
-    "through_class": (("effect", "kernel_class"), "1", "share of the variance that an effect makes "
-                      "through each class's time on the path"),
     "first_order": (("input",), "1", "first-order share of the variance"),
     "total_order": (("input",), "1", "total-order share of the variance"),
     "total_order_within": (("input",), "1", "total order in the variance within a cluster"),
@@ -78,7 +74,7 @@ for _name, _text in (("mean", "mean"), ("std", "standard deviation"), ("p50", "p
     VARIABLES[f"{_name}_if"] = _IF, "s", f"{_text} after the intervention"
     VARIABLES[f"{_name}_reduction"] = _IF, "1", f"relative reduction of the {_text}"
 for _name, (_dims, _units, _text) in list(VARIABLES.items()):
-    if _name.endswith(("_order", "_joint", "_share", "_reduction")):
+    if _name.endswith(("_order", "_share", "_reduction")):
         VARIABLES[f"{_name}_ci"] = (*_dims, "bound"), _units, f"95 % interval: {_text}"
 
 

@@ -1,1 +1,1 @@
-"""A ranking's target, shares of its variance, interventions and interactions."""
+"""A ranking's target, shares of its variance, and interventions."""

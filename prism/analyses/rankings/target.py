@@ -42,10 +42,6 @@ class Weights(NamedTuple):
         total = np.maximum(total, lasting) * self.joint + lasting * (self.single - self.joint)
         return first * self.single / self.whole, total / self.whole
 
-    def pair_share(self, i: int, j: int) -> float:
-        """Share per variance of an interaction of two inputs [1 / s^2]."""
-        return float(max(self.joint[i], self.joint[j])) / self.whole
-
 
 @dataclass(frozen=True)
 class Target:

@@ -42,13 +42,6 @@ from prism.cli.commands.terminal import progress_line
     help="Share of its time that a kernel class made faster saves; asks for speed too.  "
     "[default: 10]",
 )
-@click.option(
-    "--pairs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="What the N largest kernel classes and effects make only together, and the classes that "
-    "each effect acts through.",
-)
 @set_option
 @output_option()
 @details_option
@@ -60,7 +53,6 @@ def rank(
     quick: bool,
     interventions: tuple[tuple[str, ...], ...],
     speed_up: float | None,
-    pairs: int | None,
     overrides: tuple[str, ...],
     output: str | None,
     as_json: bool,
@@ -77,8 +69,8 @@ def rank(
     names = tuple(dict.fromkeys(name for group in interventions for name in group))
     if speed_up is not None and "speed" not in names:
         names = (*(names or ("freeze",)), "speed")
-    if quick and (names or pairs):
-        told = "--pairs" if pairs else "--intervene" if interventions else "--speed-up"
+    if quick and names:
+        told = "--intervene" if interventions else "--speed-up"
         raise click.UsageError(f"--quick and {told} exclude each other: it is one run, as is")
     from prism.analyses.rank import rank as rank_causes
     from prism.common.files import check_directory
@@ -94,7 +86,6 @@ def rank(
             quick=quick,
             interventions=names or ("freeze",),
             speed_up=0.01 * (speed_up or 10.0),
-            pairs=pairs or 0,
             seed=seed,
             threads=threads,
             progress=report,

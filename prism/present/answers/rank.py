@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 Columns = Sequence[tuple[Column, Callable[[Json], Cell]]]
 
-MOST_ROWS, MOST_CHANGES, MOST_PAIRS, MOST_NAMED = 12, 8, 10, 3
+MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
 SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
 """Shares of the variance and of the time, and changes, of causes that are details [1]."""
 LEAST_FINDING = 0.005
-"""Change of p95, or share of the variance of a pair, worth a sentence [1]."""
+"""Change of p95 worth a sentence [1]."""
 LEAST_DELAY, MOST_OF_DELAY = 0.03, 0.1
 """An effect that freezing cuts the mean by the first, and the spread by less than the second, is
 said to delay [1]."""
@@ -160,7 +160,7 @@ def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]
     out = _largest(known, quick, target) if known else []
     out += [*_best_for_p95(known), *_delays(rows)]
     out += [] if quick else _additivity(known)
-    return [*out, *_pairs_alike(numbers), *_tail(numbers, rows)]
+    return [*out, *_tail(numbers, rows)]
 
 
 def _largest(known: Sequence[Json], quick: bool, target: str) -> list[Finding]:
@@ -273,14 +273,6 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
     return [Finding("additivity", text)]
 
 
-def _pairs_alike(numbers: Json) -> list[Finding]:
-    """Say that no pair matters where none does."""
-    if "pairs" not in numbers or any(pair["joint"] >= LEAST_FINDING for pair in numbers["pairs"]):
-        return []
-    text = f"No pair of causes makes {_percent(LEAST_FINDING)} of the variance."
-    return [Finding("no_interaction", text)]
-
-
 def _tail(numbers: Json, rows: Sequence[Json]) -> list[Finding]:
     """Name classes that weigh otherwise in the slowest steps than in the spread."""
     apart = set(numbers.get("tail_differs") or ())
@@ -362,10 +354,8 @@ def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
     return [
         _causes_table("", shown, columns, notes),
         *(_other(rows, numbers, suffix) for suffix in _OTHERS),
-        _pairs_table(numbers),
         _causes_table("Smaller causes", rest, columns, [], details=True),
         _causes_table("Critical path", [] if quick else on_path, _PATH, [path_note], details=True),
-        _through_table(numbers),
         pairs_table("Spread", _spread(numbers), details=True),
     ]
 
@@ -403,40 +393,6 @@ def _other(rows: Sequence[Json], numbers: Json, suffix: str) -> Table:
     tried.sort(key=lambda row: -max(abs(_value(row, key)) for key in keys))
     columns = [(Column(key.partition("_")[0]), _change(key)) for key in keys]
     return _causes_table(_title(suffix, numbers), tried[:MOST_CHANGES], columns, [])
-
-
-def _pairs_table(numbers: Json) -> Table:
-    """Lay out what two causes make only together."""
-    columns = (
-        Column("pair", right=False),
-        Column("second-order", "share of the variance"),
-        Column("with others", "share of the variance"),
-    )
-    rows = tuple(
-        (" x ".join(map(short_label, pair["names"])), _share("second_order")(pair),
-         _share("joint")(pair))
-        for pair in (numbers.get("pairs") or ())[:MOST_PAIRS] if pair["joint"] >= SMALL
-    )  # fmt: skip
-    return Table("Only where two causes meet", columns, rows)
-
-
-def _through_table(numbers: Json) -> Table:
-    """Lay out the kernel classes whose time effects act through."""
-    found: Mapping[str, Mapping[str, float]] = numbers.get("through_class") or {}
-    largest = {
-        name: max(abs(shares[name]) for shares in found.values())
-        for name in next(iter(found.values()), {})
-    }
-    rows = tuple(
-        (label(name, "kernels"), *(_share(name)(shares) for shares in found.values()))
-        for name in sorted(largest, key=lambda name: -largest[name])
-        if largest[name] >= SMALL_TIME
-    )
-    columns = (Column("kernel class", right=False), *(Column(short_label(e)) for e in found))
-    notes = (
-        "Shares of the variance that an effect makes, by the class whose time it acts through.",
-    )
-    return Table("Kernel classes that effects act through", columns, rows, notes, details=True)
 
 
 def _spread(numbers: Json) -> list[tuple[str, Cell]]:
