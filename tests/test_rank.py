@@ -17,8 +17,9 @@ from prism.common.errors import PrismError
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
 from prism.simulation.causes import Input, measure_residuals, partition, swap_keys
+from prism.simulation.draws import seed_key
 from prism.simulation.prepare import prepare, prepare_variability
-from prism.simulation.program import make_keys, split_seed
+from prism.simulation.program import make_keys
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
@@ -37,7 +38,7 @@ def test_mixed_keys_against_python():
         for i, kind in enumerate(kinds):
             share = w[int(program.ops.coef[np.flatnonzero(program.ops.kind == engine.DRAW)[i]])]
             counter = (i >> 2, 0, replicate, engine.RESIDUAL)
-            words = [naive.philox4x32(counter, tuple(map(int, split_seed(s))))[i & 3]
+            words = [naive.philox4x32(counter, tuple(map(int, seed_key(s))))[i & 3]
                      for s in seeds]  # fmt: skip
             eps = sample_table(table, np.array(words, np.uint32)).astype(float)
             mix = np.array([1 - share, share, math.sqrt(2 * share * (1 - share))])
