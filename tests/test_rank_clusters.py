@@ -86,7 +86,7 @@ def test_rare_slow_ranks_are_told_from_few_clusters():
     for seed in range(12):
         found = Sampler(program, seed, 2)
         found.extend_base(8)
-        control = found.find_control((seed, found.other), (found.a, found.b), CONTROL_HALF_WIDTH)
+        control = found.extend_control(CONTROL_HALF_WIDTH)
         for use in errors:
             got = run_variance((found.a, found.b), control if use else None)
             errors[use].append(got.between / exact.between - 1.0)

@@ -68,9 +68,7 @@ def check_clusters(name: str, seed: int) -> bool:
     threads = default_threads()
     sampler = Sampler(program, seed, threads)
     sampler.extend_base(16)
-    sampler.control = sampler.find_control(
-        (seed, sampler.other), (sampler.a, sampler.b), CONTROL_HALF_WIDTH
-    )
+    sampler.extend_control(CONTROL_HALF_WIDTH)
     times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
     plain = cluster_variance(times)
     means = times.mean(axis=1) - times.mean()

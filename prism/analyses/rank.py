@@ -1,14 +1,14 @@
 """`prism rank`: which kernels and effects make the time vary, and what fixing each would bring.
 
-Kernel classes and shared effects in one table: shares of the critical path, of its covariance with
-the step time and of the tail (one run); first and total order on the partition into independent
-inputs (pick-freeze); and interventions with common random numbers. Ranked is the step time or the
-time of the run. Left out: plots and the command.
+Shares of the critical path, of its covariance with the step time and of the tail come from one run,
+first and total order of independent inputs from pick-freeze, and interventions are run under common
+random numbers.
 """
 
 import json
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from prism.common.attribution import (
     TAIL,
     Array,
     Estimate,
-    PathShares,
     Variance,
     path_shares,
     run_variance,
@@ -108,7 +107,7 @@ def rank(
     if not quick:
         blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
         case.sampler.planned = len(asked) * blocks
-        _shares(case, values)
+        values |= _orders(case)
         values |= compare_interventions(case, asked, values, speed_up)
     call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
             "seed": seed}  # fmt: skip
@@ -138,43 +137,38 @@ def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress 
     v = step.effects
     warm_up(step.program, seed)
     residuals = measure_residuals(step, seed)
-    inputs = list_inputs(step, residuals)
-    sampler = Sampler(step.program, seed, threads, progress)
     ranked = Target(target, job.n_steps, v.step.std, v.correlation_time_s, seed, step.period_ratio)
-    return Case(step, v, residuals, inputs, sampler, ranked)
+    sampler = Sampler(step.program, seed, threads, progress)
+    return Case(step, residuals, list_inputs(step, residuals), sampler, ranked)
 
 
 def _one_run(case: Case, quick: bool) -> dict[str, Any]:
     """Figures that a single run with its critical path gives."""
-    step, n_classes = case.step, len(case.step.program.classes)
-    program = tracked_variances(step.program, case.residuals) if quick else step.program
-    drawn = run_blocks(
-        program,
-        range(QUICK_BLOCKS if quick else PATH_BLOCKS),
-        case.sampler.seed,
-        case.sampler.threads,
-        track=True,
-    )
+    program, sampler = case.step.program, case.sampler
+    n_classes = len(program.classes)
+    effects = case.inputs[n_classes:]
+    tracked = tracked_variances(program, case.residuals) if quick else program
+    blocks = range(QUICK_BLOCKS if quick else PATH_BLOCKS)
+    drawn = run_blocks(tracked, blocks, sampler.seed, sampler.threads, track=True)
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
-    shares: PathShares = path_shares(path[:, :n_classes], case.sampler.seed)
-    blank = np.full(len(case.inputs) - n_classes, np.nan)
-    no_bounds = np.full((blank.size, 2), np.nan)
-    cv = class_cvs(step.program, case.residuals)
+    shares = path_shares(path[:, :n_classes], sampler.seed)
+
+    def with_effects(x: Array) -> Array:  # which have no time of their own
+        return np.concatenate([x, np.full((len(effects), *x.shape[1:]), np.nan)])
+
+    cvs = [effect_cv(program, entry.name) for entry in effects]
     values = {
-        "time_share": np.append(time_shares(step.program), blank),
-        "input_cv": np.append(
-            cv, [effect_cv(step.program, e.name) for e in case.inputs[n_classes:]]
-        ),
-        "critical_path_share": np.append(shares.mean, blank),
-        "covariance_share": np.append(shares.covariance, blank),
-        "covariance_share_ci": np.concatenate([shares.covariance_ci, no_bounds]),
-        "tail_share": np.append(shares.tail, blank),
-        "tail_share_ci": np.concatenate([shares.tail_ci, no_bounds]),
+        "time_share": with_effects(time_shares(program)),
+        "input_cv": np.append(class_cvs(program, case.residuals), cvs),
+        "critical_path_share": with_effects(shares.mean),
+        "covariance_share": with_effects(shares.covariance),
+        "covariance_share_ci": with_effects(shares.covariance_ci),
+        "tail_share": with_effects(shares.tail),
+        "tail_share_ci": with_effects(shares.tail_ci),
+        **_describe(case.target.times(steps, effect)),
     }
-    values |= _describe(case.target.times(steps, effect))
     if quick:
-        bound = path[:, n_classes:].mean(axis=(0, 2))
-        values |= _quick_orders(case, steps, effect, bound)
+        values |= _quick_orders(case, steps, effect, path[:, n_classes:].mean(axis=(0, 2)))
     return values
 
 
@@ -208,15 +202,14 @@ def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict
     }  # fmt: skip
 
 
-def _shares(case: Case, values: dict[str, Any]) -> None:
-    """Add first and total order of every input, of the step or of the run."""
+def _orders(case: Case) -> dict[str, Any]:
+    """First and total order of every input, of the step or of the run."""
     shares = sample_shares(case.sampler, case.inputs)
     variance, mean = case.sampler.variance, float(case.sampler.a.mean())
     first, total = np.array([s.variances for s in shares]).T
-    names = [entry.name for entry in case.inputs]
-    weights = case.target.weigh(names, first, variance, mean)
+    weights = case.target.weigh([s.entry.name for s in shares], first, variance, mean)
     first_share, total_share = weights.shares(first, total)
-    values |= {
+    return {
         "first_order": first_share, "total_order": total_share,
         "first_order_ci": _bounds(first_share, [s.first for s in shares]),
         "total_order_ci": _bounds(total_share, [s.total for s in shares]),
@@ -266,17 +259,13 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
     call = json.loads(dataset.attrs["call"])
     if call["quick"]:  # a bound may lie above the whole
         for row in rows:
-            row["total_order"] = (
-                None if row["total_order"] is None else min(1.0, row["total_order"])
-            )
+            row["total_order"] = row["total_order"] and min(1.0, row["total_order"])
     kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
     kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
-    by = {s: [r["name"] for r in sorted(kernels, key=lambda r, s=s: -r[s])][:5]  # type: ignore[misc]
-          for s in ("covariance_share", "tail_share")}  # fmt: skip
-    apart = [
-        row["name"] for row in kernels
-        if abs(row["tail_share"] - row["covariance_share"]) > NOTABLE
-    ]  # fmt: skip
+    by_spread, by_tail = (
+        [row["name"] for row in sorted(kernels, key=itemgetter(share), reverse=True)][:5]
+        for share in ("covariance_share", "tail_share")
+    )
     return {
         "job": dataset.attrs["job_name"], "target": call["target"], "quick": call["quick"],
         "seed": call["seed"], "mean": float(dataset.target_mean), "std": float(dataset.target_std),
@@ -285,8 +274,11 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
         "between_cluster_std": float(dataset.between_cluster_std),
         "kernels": kernels,
         "effects": [row for row in rows if kinds[row["name"]] == "effects"],
-        "tail_order_differs": by["covariance_share"] != by["tail_share"],
-        "tail_differs": apart,
+        "tail_order_differs": by_spread != by_tail,
+        "tail_differs": [
+            row["name"] for row in kernels
+            if abs(row["tail_share"] - row["covariance_share"]) > NOTABLE
+        ],
         "speed_up": call.get("speed_up", FASTER),
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip

@@ -1,9 +1,7 @@
 """Interventions: what a step would be if one cause of its variation were fixed.
 
 A frozen kernel class has every random multiplier at its median, those that it shares included; a
-frozen effect has all its draws there. Tails are cut at a quantile, and classes made faster. The
-programs that come out are run with the same keys as before, so that only what was changed differs.
-Left out: interventions that change the graph.
+frozen effect has all its draws there. The graph and the keys stay.
 """
 
 from dataclasses import replace

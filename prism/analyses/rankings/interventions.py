@@ -1,7 +1,7 @@
 """What fixing one cause would bring: its tail cut, frozen, or faster, with common random numbers.
 
-An intervention changes the program and nothing else; both programs run under the same keys, on the
-same clusters. Left out: how a program is changed, see `prism.analyses.rankings.freezing`.
+An intervention changes the program and nothing else (`prism.analyses.rankings.freezing`); both
+programs run under the same keys, on the same clusters.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread o
 
 
 def compare_interventions(
-    case: Case, asked: Sequence[str], whole: dict[str, Any], faster: float = FASTER
+    case: Case, asked: Sequence[str], whole: dict[str, Any], faster: float
 ) -> dict[str, Any]:
     """Mean, spread and quantiles with each input frozen, cut or made faster."""
     shape = (len(asked), len(case.inputs))
@@ -51,7 +51,7 @@ def compare_interventions(
     }
     for i, what in enumerate(asked):
         for j, entry in enumerate(case.inputs):
-            program = intervene(case, entry, what, faster)
+            program = _intervene(case, entry, what, faster)
             if program is None:
                 continue
             steady = what == "freeze" and entry.name == "step"
@@ -140,11 +140,8 @@ def _compared(
     return case.target.times(steps, effects, steady)
 
 
-def intervene(case: Case, entry: Input, what: str, faster: float = FASTER) -> Program | None:
-    """Return the program with one input frozen, its tail cut, or a class made faster.
-
-    An effect cannot be made faster: None.
-    """
+def _intervene(case: Case, entry: Input, what: str, faster: float) -> Program | None:
+    """Return the program with one input treated; None where an effect is to be made faster."""
     step = case.step
     if entry.kind == "effects":
         if what == "speed":

@@ -97,16 +97,16 @@ def find_rare_stalls(program: Program, seeds: tuple[int, int, int]) -> RareStall
         return None
     p = stalls.probability
     more = np.minimum(p * OFTEN / rate, MOST)
-    has_work = (
-        np.diff(stalls.op_ptr) > 0 if stalls.entity == engine.GROUP_STALL else np.ones(1, bool)
-    )
-    copies = program.graph.n_replicas if stalls.entity == engine.GROUP_STALL else 1
     none = np.log1p(-p) - np.log1p(-more)
     odds = np.log(np.divide(p, more, out=np.ones_like(p), where=more > 0.0)) - none
+    log_none = float(none[0])
+    if stalls.entity == engine.GROUP_STALL:
+        has_work = np.diff(stalls.op_ptr) > 0
+        log_none = program.graph.n_replicas * float(none[: has_work.size][has_work].sum())
     return RareStalls(
         calm=freeze_effect(program, "stall"),
         often=replace(program, stalls=stalls._replace(probability=more)),
         log_odds=odds,
-        log_none=copies * float(none[: has_work.size][has_work].sum()),
+        log_none=log_none,
         seeds=seeds,
     )

@@ -1,8 +1,7 @@
 """Sampling for `prism rank`: pick-freeze runs, spent where shares are uncertain.
 
 Evaluations are blocks of 64 steps, one cluster each. Every input starts with a few; those whose
-interval is wider than asked for are doubled. Left out: what the figures are called, see
-`prism.analyses.rank`.
+interval is wider than asked for are doubled.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,13 +21,7 @@ from prism.common.attribution import (
     run_variance,
     share_interval,
 )
-from prism.simulation.causes import (
-    Input,
-    Residuals,
-    nominal_seconds,
-    partition,
-    swap_keys,
-)
+from prism.simulation.causes import Input, Residuals, nominal_seconds, partition, swap_keys
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -42,13 +35,17 @@ MIN_CONTROL, MAX_CONTROL = 128, 2048  # clusters of each run whose quiet times a
 CONTROL_HALF_WIDTH = 0.01  # of the share between clusters, as far as the control tells it
 
 
+def _none() -> Array:
+    return np.empty((0, engine.LANES))
+
+
 @dataclass
 class Shares:
     """Runs and shares of one input."""
 
     entry: Input
-    ab: Array
-    ba: Array
+    ab: Array = field(default_factory=_none)
+    ba: Array = field(default_factory=_none)
     first: Estimate = Estimate(0.0, 0.0, 0.0)
     total: Estimate = Estimate(0.0, 0.0, 0.0)
     variances: tuple[float, float] = (0.0, 0.0)  # first and total order [s^2]
@@ -73,9 +70,9 @@ class Sampler:
     seed: int
     threads: int
     progress: Progress | None = None
-    a: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
-    b: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
-    effects: list[Array] = field(default_factory=list)  # of all blocks of a, b: [block, lane]
+    a: Array = field(default_factory=_none)
+    b: Array = field(default_factory=_none)
+    effects: list[Array] = field(default_factory=lambda: [_none(), _none()])  # of a, b
     control: ClusterControl | None = None
     rare: RareStalls | None = None  # where stalls are: the program is then that without them
     done: int = 0
@@ -107,20 +104,20 @@ class Sampler:
         """Bring the two runs that everything is compared with to n clusters."""
         if len(self.a) >= n:
             return
-        more, effects = range(len(self.a), n), []
-        for name, key in (("a", self.seed), ("b", self.other)):
+        more = range(len(self.a), n)
+        for i, (name, key) in enumerate((("a", self.seed), ("b", self.other))):
             times, effect, _, _ = run_blocks(self.program, more, key, self.threads)
             setattr(self, name, np.concatenate([getattr(self, name), times.astype(np.float64)]))
-            effects.append(effect.astype(np.float64))
+            self.effects[i] = np.concatenate([self.effects[i], effect.astype(np.float64)])
             self.advance(len(more))
-        old = self.effects or [np.empty((0, engine.LANES))] * 2
-        self.effects = [np.concatenate(pair) for pair in zip(old, effects, strict=True)]
 
     def extend(self, shares: Shares, n: int) -> None:
         """Bring an input's runs to n clusters."""
         self.extend_base(n)
-        if self.rare is not None and engine.STALL in shares.entry.streams:
-            self._extend_stalls(self.rare, shares, n)
+        if (rare := self.rare_of(shares.entry)) is not None:  # the swapped runs say nothing of them
+            rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
+            shares.ab, shares.ba = self.a[:n], self.b[:n]
+            self.advance(4 * n)
             return
         more = range(len(shares.ab), n)
         there = swap_keys(shares.entry, self.seed, self.other, self.third)
@@ -128,11 +125,9 @@ class Sampler:
         shares.ab = np.concatenate([shares.ab, self.run(more, there)])
         shares.ba = np.concatenate([shares.ba, self.run(more, back)])
 
-    def _extend_stalls(self, rare: RareStalls, shares: Shares, n: int) -> None:
-        """Measure rare stalls in n clusters; the swapped runs themselves say nothing of them."""
-        rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
-        shares.ab, shares.ba = self.a[:n], self.b[:n]
-        self.advance(4 * n)
+    def rare_of(self, entry: Input) -> RareStalls | None:
+        """Return the runs that tell of an input where it is rare stalls."""
+        return self.rare if engine.STALL in entry.streams else None
 
     @property
     def runs(self) -> tuple[Array, ...]:
@@ -142,10 +137,10 @@ class Sampler:
     @property
     def variance(self) -> Variance:
         """Variance of a step."""
-        own = run_variance(self.runs, self.control)
-        if self.rare is None or not self.rare.added.size:
+        own, added = run_variance(self.runs, self.control), self.added
+        if added is None or not added.size:
             return own
-        return Variance(own.within + float(self.rare.added.mean()), own.between)
+        return Variance(own.within + float(added.mean()), own.between)
 
     @property
     def added(self) -> Array | None:
@@ -161,8 +156,8 @@ class Sampler:
         n, between = len(shares.ab), shares.is_persistent
         runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
         first, total = partial_variances(runs)
-        if self.rare is not None and engine.STALL in shares.entry.streams:
-            first, total = self.rare.first, self.rare.total
+        if (rare := self.rare_of(shares.entry)) is not None:
+            first, total = rare.first, rare.total
         if between:
             first, total = np.zeros(n), total - first
         own = self.variance.between if between else 0.0
@@ -170,26 +165,24 @@ class Sampler:
         args = self.a, self.b, self.seed, self.control, between, self.added
         shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
 
-    def find_control(
-        self, seeds: tuple[int, ...], runs: tuple[Array, ...], half_width: float
-    ) -> ClusterControl:
-        """Return quiet times of as many clusters as the share between clusters asks for.
+    def extend_control(self, half_width: float) -> ClusterControl:
+        """Bring quiet times to as many clusters as the share between clusters asks for.
 
-        `half_width` is that of this share, as far as the control tells it. Those at hand are of the
-        same seeds.
+        `half_width` is that of this share, as far as the control tells it.
         """
+        seeds = (self.seed, self.other)[: len(self.runs)]
         times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
-        n = max(MIN_CONTROL, len(runs[0]), times[0].size)
+        n = max(MIN_CONTROL, len(self.a), times[0].size)
         while True:
             for i, key in enumerate(seeds):
                 more = cluster_times(self.program, range(times[i].size, n), key, self.threads)
                 times[i] = np.concatenate([times[i], more.astype(np.float64)])
-            control = ClusterControl(tuple(times))
-            variance = run_variance(runs, control)
+            self.control = ClusterControl(tuple(times))
+            variance = run_variance(self.runs, self.control)
             share = variance.between / (variance.total or 1.0)
-            error = 2.0 * share * (1.0 - share) * control.error
+            error = 2.0 * share * (1.0 - share) * self.control.error
             if error <= half_width or n >= MAX_CONTROL:
-                return control
+                return self.control
             n *= 2
 
 
@@ -200,8 +193,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     the longest runs of all.
     """
     sampler.set_rare_stalls_apart()
-    none = np.empty((0, engine.LANES))
-    out = [Shares(entry, none, none) for entry in inputs]
+    out = [Shares(entry) for entry in inputs]
     alive = [s for s in out if not s.entry.is_constant]
     sampler.planned += 2 * PILOT_BLOCKS * (1 + 2 * len(alive))
     n, wide, spent = PILOT_BLOCKS, alive, 0
@@ -209,9 +201,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     while wide:
         for shares in wide:
             sampler.extend(shares, n)
-        seeds = (sampler.seed, sampler.other)
-        runs = (sampler.a, sampler.b)
-        sampler.control = sampler.find_control(seeds, runs, CONTROL_HALF_WIDTH)
+        sampler.extend_control(CONTROL_HALF_WIDTH)
         for shares in alive:
             sampler.estimate(shares)
         wide = [s for s in alive if s.is_wide and len(s.ab) == n]
@@ -232,8 +222,7 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     float64 [input]
     """
     base, rare = sampler.a, sampler.rare
-    control = sampler.find_control((sampler.seed,), (base,), HALF_WIDTH)
-    sampler.control = control
+    control = sampler.extend_control(HALF_WIDTH)
     if rare is not None:
         rare.measure_once(base, sampler.threads)
         sampler.advance(len(base))
@@ -241,8 +230,8 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     for i, entry in enumerate(inputs):
         if entry.kind != "effects" or entry.is_constant:
             continue
-        if rare is not None and engine.STALL in entry.streams:
-            total[i] = float(rare.total.mean())
+        if (own := sampler.rare_of(entry)) is not None:
+            total[i] = float(own.total.mean())
             continue
         keys = swap_keys(entry, sampler.seed, sampler.other, sampler.third)
         total[i] = 0.5 * float(((base[:n] - sampler.run(range(n), keys)) ** 2).mean())

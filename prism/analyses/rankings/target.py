@@ -1,6 +1,6 @@
 """What a ranking is of: a job's inputs and runs, and the step time or the time of a run of steps.
 
-Left out: failures and checkpoints, see `prism.simulation.runs.model`.
+Failures and checkpoints are left out.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from prism.simulation.runs.build import model_of_steps
 from prism.simulation.runs.drift import drift_variance
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Drift
-from prism.simulation.variability import Variability
 
 TARGETS = ("step_time", "time_to_train")
 RUNS = 2_000  # run replicates, at least one per cluster
@@ -54,9 +53,7 @@ class Target:
     seed: int
     period_ratio: float = 1.0  # from step to step, over a step's own time
 
-    def weigh(
-        self, names: Sequence[str], first: Array, variance: Variance, mean: float
-    ) -> "Weights":
+    def weigh(self, names: Sequence[str], first: Array, variance: Variance, mean: float) -> Weights:
         """Return how partial variances of one step [s^2] count in the target's variance.
 
         Parameters
@@ -112,7 +109,6 @@ class Case:
     """Everything that the parts of a ranking share."""
 
     step: Prepared
-    v: Variability
     residuals: Residuals
     inputs: list[Input]
     sampler: Sampler

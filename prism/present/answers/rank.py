@@ -63,10 +63,10 @@ _OVERLAP = "overlap it with compute, or look for what disturbs its links"
 _COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "nccl"
 """Words in the names of kernel classes that communicate."""
 _OTHERS = {
-    "_cut": ("std_if_cut", "If the tail of a cause were cut at its own p95"),
-    "_faster": ("std_if_faster", "If a kernel class took {} less time"),
+    "_cut": "If the tail of a cause were cut at its own p95",
+    "_faster": "If a kernel class took {} less time",
 }
-"""Other interventions by the suffix of their figures: one of these, and the title."""
+"""Titles of other interventions by the suffix of their figures."""
 
 
 def rank_answer(result: xr.Dataset) -> Answer:
@@ -96,7 +96,7 @@ def _causes(numbers: Json) -> list[dict[str, Any]]:
     rows = [
         {**row, "kind": kind, "label": label(row["name"], kind)}
         for kind in ("kernels", "effects")
-        for row in numbers.get(kind) or ()
+        for row in numbers[kind]
     ]
     return sorted(rows, key=lambda row: -_value(row, "total_order"))
 
@@ -129,37 +129,33 @@ def _percent(value: float, half: float = 0.0, sign: str = "") -> str:
     return f"{text} ± {half:.{digits}f} %" if half >= 0.5 * 0.1**digits else f"{text} %"
 
 
-def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
-    """Make a function that writes a share of a row."""
+def _share(key: str, interval: bool = True, sign: str = "") -> Callable[[Json], Cell]:
+    """Make a function that writes a share of a row; with a sign, what a reduction changes."""
 
     def write(row: Json) -> Cell:
         value, half = row.get(key), _half(row, key) * interval
-        return value if value is None else Figure(value, _percent(value, half))
+        if value is None:
+            return None
+        return Figure(value, _percent(-value if sign else value, half, sign))
 
     return write
 
 
 def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
     """Make a function that writes what a reduction of a row changes."""
-
-    def write(row: Json) -> Cell:
-        value, half = row.get(key), _half(row, key) * interval
-        return value if value is None else Figure(value, _percent(-value, half, "+"))
-
-    return write
+    return _share(key, interval, "+")
 
 
 # ------------------------------------------------------------------------------ in sentences
 def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]:
     """Say what varies most and what to do about it, then what the tables do not show."""
-    if not numbers.get("std"):
+    if not numbers["std"]:
         text = f"The {target} does not vary: there is nothing to rank."
         return [Finding("no_variance", text, "answer")]
     known = [row for row in rows if row.get("total_order") is not None]
-    quick = bool(numbers.get("quick"))
-    out = _largest(known, quick, target) if known else []
+    out = _largest(known, numbers["quick"], target) if known else []
     out += [*_best_for_p95(known), *_delays(rows)]
-    out += [] if quick else _additivity(known)
+    out += [] if numbers["quick"] else _additivity(known)
     return [*out, *_tail(numbers, rows)]
 
 
@@ -229,10 +225,9 @@ def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
     error = _half(best, "p95_reduction") + _half(known[0], "p95_reduction")
     if gap <= max(error, LEAST_FINDING):
         return []
-    text = f"p95 would gain more from {_short(best)} held at its median: "
-    return [
-        Finding("largest_for_p95", text + words(_change("p95_reduction")(best)) + ".", "advice")
-    ]
+    gain = words(_change("p95_reduction")(best))
+    text = f"p95 would gain more from {_short(best)} held at its median: {gain}."
+    return [Finding("largest_for_p95", text, "advice")]
 
 
 def _delays(rows: Sequence[Json]) -> list[Finding]:
@@ -261,8 +256,9 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
     error = sum(_half(row, "first_order") ** 2 for row in known) ** 0.5
     whole = first["kernels"] + first["effects"]
     kernels, effects = (_percent(first[kind]) for kind in ("kernels", "effects"))
-    text = f"First-order, shared effects make {effects} of the variance, kernels' own noise "
-    text += f"{kernels}"
+    text = (
+        f"First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}"
+    )
     if abs(1.0 - whole) <= max(error, NOTABLE):
         text += f": causes add up ({_percent(whole, error)})."
     elif whole < 1.0:
@@ -275,7 +271,7 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
 
 def _tail(numbers: Json, rows: Sequence[Json]) -> list[Finding]:
     """Name classes that weigh otherwise in the slowest steps than in the spread."""
-    apart = set(numbers.get("tail_differs") or ())
+    apart = numbers["tail_differs"]
     shown = [row for row in rows if row["kind"] == "kernels" and row["name"] in apart]
     shown.sort(key=lambda row: -abs(row["tail_share"] - row["covariance_share"]))
     if not shown:
@@ -290,7 +286,7 @@ def _tail(numbers: Json, rows: Sequence[Json]) -> list[Finding]:
 
 def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
     """Say how far the ranking can be trusted."""
-    if numbers.get("quick"):
+    if numbers["quick"]:
         unknown = [_short(row) for row in rows if row.get("total_order") is None]
         text = "--quick: one run; shares of kernel classes are upper bounds, those of effects have "
         text += "no interval, and nothing is held at its median"
@@ -310,8 +306,9 @@ def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
 
 def _facts(numbers: Json, rows: Sequence[Json]) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
-    largest: Cell = _share("total_order")(rows[0]) if rows and numbers.get("std") else None
-    found = [*_spread(numbers)[:3], (f"largest cause, {rows[0]['label']}", largest)]
+    found = _spread(numbers)[:3]
+    if numbers["std"]:
+        found.append((f"largest cause, {rows[0]['label']}", _share("total_order")(rows[0])))
     return [(name, cell) for name, cell in found if isinstance(cell, Figure)]
 
 
@@ -335,13 +332,13 @@ _BOUND: Columns = ((Column("variance"), _share("total_order")),)
 
 
 def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
-    quick = bool(numbers.get("quick"))
+    quick = numbers["quick"]
     frozen = _FROZEN if any(row.get("std_if_frozen") is not None for row in rows) else ()
     columns = (*_BOUND, *_PATH) if quick else (*_ORDERS, *frozen)
     path_note = (
-        "Critical path: the class's share of the mean step, of its spread and of the excess "
+        "Critical path: the class's share of the mean step, of its spread and of the excess of the "
+        "slowest 5 % of steps; each sums to 100 %."
     )
-    path_note += "of the slowest 5 % of steps; each sums to 100 %."
     notes = ["Variance: of a kernel class an upper bound.", path_note]
     if not quick:
         text = "Total-order: with what a cause makes only together with others. A kernel class "
@@ -381,33 +378,32 @@ def _causes_table(
     return Table(title, heads, cells, tuple(notes), details)
 
 
-def _title(suffix: str, numbers: Json) -> str:
-    return _OTHERS[suffix][1].format(f"{100.0 * (numbers.get('speed_up') or 0.1):.3g} %")
-
-
 def _other(rows: Sequence[Json], numbers: Json, suffix: str) -> Table:
     """Lay out what another intervention would change, the largest first."""
-    made, keys = _OTHERS[suffix][0], [f"{name}_reduction{suffix}" for name in ("std", "p95")]
-    tried = [row for row in rows if row.get(made) is not None]
-    tried = [row for row in tried if any(abs(_value(row, key)) >= SMALL for key in keys)]
-    tried.sort(key=lambda row: -max(abs(_value(row, key)) for key in keys))
-    columns = [(Column(key.partition("_")[0]), _change(key)) for key in keys]
-    return _causes_table(_title(suffix, numbers), tried[:MOST_CHANGES], columns, [])
+    keys = {name: f"{name}_reduction{suffix}" for name in ("std", "p95")}
+
+    def largest(row: Json) -> float:
+        return max(abs(_value(row, key)) for key in keys.values())
+
+    changed = sorted((row for row in rows if largest(row) >= SMALL), key=largest, reverse=True)
+    columns = [(Column(name), _change(key)) for name, key in keys.items()]
+    title = _OTHERS[suffix].format(f"{100.0 * numbers['speed_up']:.3g} %")
+    return _causes_table(title, changed[:MOST_CHANGES], columns, [])
 
 
 def _spread(numbers: Json) -> list[tuple[str, Cell]]:
     """Write mean, p95 and standard deviation, and where the last is."""
     mean, std = numbers["mean"], numbers["std"]
     fine = max(0.05 * std, 1e-5 * abs(mean))
-    rows: list[tuple[str, Cell]] = [
+    rows = [
         ("mean", duration(mean, fine, mean)),
         ("p95", duration(numbers["p95"], fine, mean)),
         ("standard deviation", error(std, mean)),
     ]
     for where in ("within a cluster draw", "between cluster draws"):
-        part = numbers.get(f"{where.split()[0]}_cluster_std")
-        rows.append((f"standard deviation {where}", error(part, mean) if part else None))
-    return [row for row in rows if row[1] is not None]
+        if part := numbers[f"{where.split()[0]}_cluster_std"]:
+            rows.append((f"standard deviation {where}", error(part, mean)))
+    return rows
 
 
 # ------------------------------------------------------------------------------- in pictures
