@@ -108,8 +108,7 @@ def compare(
 
 def summarize_compare(dataset: "xr.Dataset") -> dict[str, Any]:
     """Figures of a comparison, as `prism compare --json` prints them."""
-    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
-    return summary
+    return dict(json.loads(dataset.attrs["summary"]))
 
 
 def _numbers(quantity: Quantity) -> dict[str, Any]:
@@ -131,17 +130,15 @@ def _adjust(quantities: dict[str, dict[str, Any]], effect: float) -> None:
     """Correct all p-values together, and say of each figure what it shows."""
     rows = [row for q in quantities.values() for row in (*q["figures"].values(), q["ks"])]
     tested = [row for row in rows if row["p_value"] is not None]
+    for row in rows:
+        row["p_adjusted"] = row["verdict"] = None
     for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
         row["p_adjusted"] = p
-    for row in rows:
-        row.setdefault("p_adjusted", None)
         row["verdict"] = _verdict(row, effect)
 
 
-def _verdict(row: Mapping[str, Any], effect: float) -> str | None:
-    """Say ``different``, ``same`` to within the effect, or ``open``; None where not tested."""
-    if row["p_adjusted"] is None:
-        return None
+def _verdict(row: Mapping[str, Any], effect: float) -> str:
+    """Say ``different``, ``same`` to within the effect, or ``open``."""
     if row["p_adjusted"] < LEVEL:
         return "different"
     low, high = row.get("relative_ci") or (-math.inf, math.inf)
@@ -172,19 +169,19 @@ def _warnings(a: Input, b: Input, found: Mapping[str, Quantity]) -> list[str]:
     if all(np.array_equal(q.a.values, q.b.values) for q in found.values()):
         out.append("A and B hold the same values: the same file, or a copy")
     steps = found.get(STEPS)
-    single = [name for name, x in (("A", a), ("B", b)) if _is_single(x)]
-    if steps is not None and single:
-        who = "either side" if len(single) == 2 else f"side {single[0]}"
-        out.append(
-            f"one run on {who}: what runs of one version differ by cannot be seen from it. "
-            + (
+    single = [x for x in "ab" if steps and getattr(steps, x).kind == "steps"]
+    if single:
+        who = f"side {single[0].upper()}"
+        rest = "It is taken to vary as the runs of the other side do"
+        if len(single) == 2:
+            who, rest = "either side", (
                 "What follows is about these two runs, not about two versions; measure several "
                 "runs of each"
-                if len(single) == 2
-                else "What follows is about this run, not about its version; measure several"
-                if {a.source, b.source} != {"measured"}
-                else "It is taken to vary as the runs of the other side do"
-            )
+            )  # fmt: skip
+        elif {a.source, b.source} != {"measured"}:
+            rest = "What follows is about this run, not about its version; measure several"
+        out.append(
+            f"one run on {who}: what runs of one version differ by cannot be seen from it. {rest}"
         )
     if a.source == b.source == "simulated" and a.seed != b.seed:
         out.append(
@@ -197,10 +194,6 @@ def _warnings(a: Input, b: Input, found: Mapping[str, Quantity]) -> list[str]:
             f"{min(few)} runs on a side: their own spread is hardly known, so intervals are wide"
         )
     return out
-
-
-def _is_single(side: Input) -> bool:
-    return STEPS in side.samples and side.samples[STEPS].kind == "steps"
 
 
 def _to_dataset(found: Mapping[str, Quantity], numbers: dict[str, Any], seed: int) -> "xr.Dataset":
@@ -226,8 +219,7 @@ def _to_dataset(found: Mapping[str, Quantity], numbers: dict[str, Any], seed: in
         ):
             data[f"{name}_{stem}"] = ("quantile", shift[key], {"units": "s", "long_name": text})
         for key in ("relative", "p_value", "p_adjusted"):
-            rows = [quantity.figures[figure].get(key) for figure in quantity.figures]
-            values = np.array([np.nan if row is None else row for row in rows], np.float64)
+            values = np.array([row[key] for row in quantity.figures.values()], np.float64)
             data[f"{name}_{key}"] = ("figure", values, {"units": "1", "long_name": _LONG[key]})
     first = next(iter(found.values()))
     coords = {"quantile": first.shift["level"], "figure": list(first.figures)}

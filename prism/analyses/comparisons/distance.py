@@ -25,26 +25,18 @@ _ALIKE = 1.1  # lengths of runs, one over the other
 
 
 class Distance(NamedTuple):
-    """The largest distance of two distribution functions [1], and its p-value where there is one.
-
-    `units` : how many whole units were permuted, both sides together; `why_not` : why there is no
-    p-value.
-    """
+    """The largest distance of two distribution functions, and its p-value where there is one."""
 
     ks: float
     p_value: float | None
-    units: int
-    why_not: str = ""
+    units: int  # whole units that were permuted, both sides together
+    why_not: str = ""  # there is no p-value
 
 
 def distance(
-    a: Sample,
-    b: Sample,
-    pairing: Pairing,
-    cosines: tuple[int, int],
-    seed: int,
+    a: Sample, b: Sample, pairing: Pairing, cosines: tuple[int, int], seed: int,
     permutations: int = PERMUTATIONS,
-) -> Distance:
+) -> Distance:  # fmt: skip
     """Compare two distributions as a whole."""
     ks = ks_statistic(a.values, b.values)
     if a.kind != b.kind and {a.kind, b.kind} != {"runs", "steps"}:
@@ -56,9 +48,9 @@ def distance(
     n_a, n_b = int(unit_a.max()) + 1, int(unit_b.max()) + 1
     paired = pairing is not None and n_a == n_b
     ways = 2.0**n_a if paired else float(math.comb(n_a + n_b, min(n_a, n_b)))
-    what = {"clusters": "clusters", "runs": "runs"}.get(a.kind if not borrowed else "runs")
-    what = what or "stretches longer than the memory"
     if ways < ENOUGH:
+        what: str = "runs" if borrowed else a.kind
+        what = "stretches longer than the memory" if what == "steps" else what
         return Distance(ks, None, n_a + n_b, f"too few {what} ({n_a} and {n_b}) to permute")
     points = np.quantile(np.concatenate([a.values, b.values]),
                          (np.arange(MOST_POINTS) + 0.5) / MOST_POINTS)  # fmt: skip
@@ -88,14 +80,8 @@ def _as_long(a: Sample, b: Sample) -> tuple[Sample, Sample]:
     usual = [float(np.median(np.bincount(x.unit))) for x in (a, b)]
     if max(usual) <= _ALIKE * min(usual):
         return a, b
-    return _first(a, int(min(usual))), _first(b, int(min(usual)))
-
-
-def _first(sample: Sample, n: int) -> Sample:
-    """Keep the first n values of each run."""
-    begin = np.searchsorted(sample.unit, sample.unit)
-    kept = np.arange(sample.unit.size) - begin < n
-    return Sample(sample.values[kept], sample.unit[kept], sample.step[kept], sample.kind)
+    n = int(min(usual))
+    return a.select(a.place_in_unit() < n), b.select(b.place_in_unit() < n)
 
 
 def _stretch_length(a: Sample, b: Sample, cosines: tuple[int, int]) -> int:
@@ -109,8 +95,7 @@ def _units(sample: Sample, length: int) -> Index:
     if not length:
         return sample.unit
     n = sample.values.size
-    n_blocks = max(1, n // length)
-    return np.minimum(np.arange(n) * n_blocks // n, n_blocks - 1)
+    return np.arange(n) * max(1, n // length) // n
 
 
 def _below(values: Array, unit: Index, points: Array) -> Array:

@@ -21,59 +21,40 @@ Pairing = Literal["cluster", "step"] | None
 
 @dataclass(frozen=True)
 class Sample:
-    """Values whose figures are compared.
+    """Values whose figures are compared."""
 
-    Attributes
-    ----------
-    values : float64 [n]
-        Seconds; by unit, and in time order within each.
-    unit : int64 [n]
-        Cluster or run of each value: a number from 0.
-    step : int64 [n]
-        Number of the step within its run, or of the replicate.
-    kind : {"clusters", "runs", "steps"}
-        What is independent; steps where there is one run only.
-    """
-
-    values: Array
-    unit: Index
-    step: Index
-    kind: Kind
+    values: Array  # [n] s; by unit, and in time order within each
+    unit: Index  # [n] cluster or run of each: a number from 0
+    step: Index  # [n] number of the step within its run, or of the replicate
+    kind: Kind  # what is independent; steps where there is one run only
 
     @property
     def n_units(self) -> int:
         """Clusters or runs."""
         return int(np.unique(self.unit).size)
 
+    def place_in_unit(self) -> Index:
+        """Position of each value within its unit [n]."""
+        return np.arange(self.unit.size) - np.searchsorted(self.unit, self.unit)
+
+    def select(self, kept: NDArray[np.bool_]) -> "Sample":
+        """Keep some of the values."""
+        unit = np.unique(self.unit[kept], return_inverse=True)[1]
+        return Sample(self.values[kept], unit, self.step[kept], self.kind)
+
 
 class Error(NamedTuple):
-    """Variance of means of series, or of their difference between two samples.
+    """Variance of means of series, or of their difference between two samples."""
 
-    Attributes
-    ----------
-    variance, dof : float64 [series]
-        The variance and its degrees of freedom.
-    parts : float64 [part, series]
-        Independent contributions, whose squares add up to the variance.
-    within : float64 [series]
-        What it would be if units did not differ; as `variance` for steps.
-    """
-
-    variance: Array
-    dof: Array
-    parts: Array
-    within: Array
+    variance: Array  # [series]
+    dof: Array  # [series] of that variance
+    parts: Array  # [part, series] independent; their squares add up to the variance
+    within: Array  # [series] what it would be if units did not differ; `variance` for steps
 
 
 def error_of_means(sample: Sample, series: Array, floor: bool = True) -> Error:
     """Variance of the means of series [n, series] whose own means are zero.
 
-    Parameters
-    ----------
-    series : float64 [n, series]
-
-    Notes
-    -----
     Units vary as the sums of their values do, R/(R - 1) sum u_r^2 where all are as long. A unit
     with a share h of the values draws the mean towards itself, so its u_r counts (1 - 1/R)/(1 - h)
     times: the jackknife over units (Bell and McCaffrey 2002, Survey Methodology 28, 169). What all
@@ -85,12 +66,11 @@ def error_of_means(sample: Sample, series: Array, floor: bool = True) -> Error:
         return _of_steps(series)
     sums = _sums(sample.unit, series) / n * _leverage(sample)[:, None]
     found = _of_units(sums)
+    own = series - _means(sample.unit, series)[sample.unit]
     if sample.kind == "clusters":
-        inside = series - _means(sample.unit, series)[sample.unit]
-        return found._replace(within=(inside**2).sum(axis=0) / n**2)
+        return found._replace(within=(own**2).sum(axis=0) / n**2)
     if not floor or n < 4 * sums.shape[0]:
         return found
-    own = series - _means(sample.unit, series)[sample.unit]
     own = own - _at_steps(own, sample.step, sample.step)
     own *= np.sqrt(sums.shape[0] / (sums.shape[0] - 1.0))
     within = _of_steps(own).variance  # runs end to end; seams are few
@@ -110,8 +90,6 @@ def errors_of_sides(
 ) -> tuple[Error, Error]:
     """Errors of either sample's means on its own; a single run's beside several is theirs.
 
-    Notes
-    -----
     Of one run against several, the single one is taken to vary as those do, and the difference as
     s^2 (1 + 1/R), as in a prediction; work that all do at a step is left out.
     """
@@ -131,14 +109,11 @@ def is_borrowed(a: Sample, b: Sample) -> bool:
 
 
 def independent_error(
-    sides: tuple[Error, Error], scale: tuple[Array, Array], borrowed: bool
+    sides: tuple[Error, Error], scale: tuple[Array | float, Array | float], borrowed: bool
 ) -> Error:
     """Error of a difference from the errors of both sides, each times its scale [series].
 
-    Notes
-    -----
-    The sum of both variances with Welch's degrees of freedom; those of the several runs where a
-    single one borrows from them.
+    Degrees of freedom are Welch's; those of the several runs where a single one borrows from them.
     """
     first, second = (
         Error(e.variance * c**2, e.dof, e.parts * c, e.within * c**2)
@@ -155,9 +130,12 @@ def independent_error(
 
 def paired_error(a: Sample, b: Sample, of_a: Array, of_b: Array, pairing: Pairing) -> Error:
     """Error of a difference from what each cluster, or each step, adds to it."""
-    if pairing == "cluster":
-        return _of_units(_paired_sums(a, b, of_a, of_b))
-    return _of_steps(of_b - of_a)
+    if pairing == "step":
+        return _of_steps(of_b - of_a)
+    n = 1 + max(int(a.unit.max()), int(b.unit.max()))
+    return _of_units(
+        _sums(b.unit, of_b, n) / b.values.size - _sums(a.unit, of_a, n) / a.values.size
+    )
 
 
 def errors_of_both(
@@ -198,15 +176,11 @@ def within_of_difference(a: Sample, b: Sample, of_a: Array, of_b: Array, pairing
     """Variance that replicates within clusters alone give the difference of means [series]."""
     inside_a = of_a - _means(a.unit, of_a)[a.unit]
     inside_b = of_b - _means(b.unit, of_b)[b.unit]
-    if pairing == "cluster":
-        n = min(a.values.size, b.values.size)
-        both = inside_b[:n] / b.values.size - inside_a[:n] / a.values.size
-        rest = (inside_b[n:] ** 2).sum(axis=0) / b.values.size**2
-        rest = rest + (inside_a[n:] ** 2).sum(axis=0) / a.values.size**2
-        return np.asarray((both**2).sum(axis=0) + rest)
-    return np.asarray(
-        (inside_a**2).sum(axis=0) / a.values.size**2 + (inside_b**2).sum(axis=0) / b.values.size**2
-    )
+    n = min(a.values.size, b.values.size) if pairing == "cluster" else 0
+    both = inside_b[:n] / b.values.size - inside_a[:n] / a.values.size
+    rest = (inside_b[n:] ** 2).sum(axis=0) / b.values.size**2
+    rest = rest + (inside_a[n:] ** 2).sum(axis=0) / a.values.size**2
+    return np.asarray((both**2).sum(axis=0) + rest)
 
 
 def _of_units(sums: Array) -> Error:
@@ -218,12 +192,6 @@ def _of_units(sums: Array) -> Error:
     parts = (sums - sums.mean(axis=0)) * np.sqrt(n / (n - 1.0))
     variance = (parts**2).sum(axis=0)
     return Error(variance, np.minimum(n - 1.0, moment_dof(parts)), parts, variance)
-
-
-def _paired_sums(a: Sample, b: Sample, of_a: Array, of_b: Array) -> Array:
-    """Sum what each cluster adds to the difference of means [cluster, series]."""
-    n = 1 + max(int(a.unit.max()), int(b.unit.max()))
-    return _sums(b.unit, of_b, n) / b.values.size - _sums(a.unit, of_a, n) / a.values.size
 
 
 def _sums(unit: Index, series: Array, n: int = 0) -> Array:

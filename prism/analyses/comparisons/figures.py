@@ -20,7 +20,7 @@ _WIDE = 1.96  # standard errors of a share to either side
 def figures_of(values: Array) -> Array:
     """Mean, p50, p95, p99 and standard deviation [s] and the coefficient of variation [1]."""
     mean, std = float(values.mean()), float(values.std())
-    return np.array([mean, *np.quantile(values, [0.5, 0.95, 0.99]), std, std / mean])
+    return np.array([mean, *np.quantile(values, PERCENTILES), std, std / mean])
 
 
 def shares_below(values: Array, levels: Array) -> Array:
@@ -30,26 +30,12 @@ def shares_below(values: Array, levels: Array) -> Array:
 
 
 def influences(values: Array, error: Array) -> Array:
-    """Relative influence of each value on each figure.
+    """Influence of each value on the logarithm of each figure [n, figure].
 
-    Parameters
-    ----------
-    values : float64 [n]
-        Positive, seconds.
-    error : float64 [level]
-        Standard errors of the shares below the percentiles.
-
-    Returns
-    -------
-    float64 [n, figure]
-        Of the logarithm of the figure; not-a-number where the sample does not reach far enough
-        beyond a percentile to tell its error.
-
-    Notes
-    -----
-    Of the mean (x - m)/m; of the standard deviation ((x - m)^2/s^2 - 1)/2, which `leave_one_out`
-    corrects where units are few; of the coefficient of variation their difference; of a percentile
-    see `quantile_influences`.
+    `error` [level]: of the shares below the percentiles; NaN where the sample does not reach far
+    enough beyond a percentile to tell its error. Of the mean (x - m)/m; of the standard deviation
+    ((x - m)^2/s^2 - 1)/2, which `leave_one_out` corrects where units are few; of the coefficient of
+    variation their difference; of a percentile see `quantile_influences`.
     """
     mean, std = float(values.mean()), float(values.std())
     z = (values - mean) / std if std > 0.0 else np.zeros(values.size)
@@ -62,14 +48,6 @@ def influences(values: Array, error: Array) -> Array:
 def quantile_influences(values: Array, levels: Array, error: Array) -> Array:
     """Influence of each value on quantiles [n, level; s].
 
-    Parameters
-    ----------
-    values : float64 [n]
-    levels, error : float64 [level]
-        Probabilities, and standard errors of the shares below.
-
-    Notes
-    -----
     (p - 1{x <= q}) / f(q), with 1/f the slope of the quantile function from p - h to p + h. h is
     Hall and Sheather's bandwidth, or what 95 % of samples find as the share below q, if that is
     wider (Woodruff's interval): runs that differ as a whole leave gaps in a sample, in which a
@@ -81,23 +59,13 @@ def quantile_influences(values: Array, levels: Array, error: Array) -> Array:
     Hall and Sheather (1988), doi:10.1111/j.2517-6161.1988.tb01735.x; Woodruff (1952),
     doi:10.1080/01621459.1952.10483443.
     """
-    slope = slopes(values, levels, error)
-    return np.asarray(-shares_below(values, levels) * slope)
+    return np.asarray(-shares_below(values, levels) * slopes(values, levels, error))
 
 
 def slopes(values: Array, levels: Array, error: Array, n: float | None = None) -> Array:
     """Slope of the quantile function over what the shares are known to [level; s].
 
-    Parameters
-    ----------
-    values : float64 [m]
-    levels, error : float64 [level]
-        Probabilities, and standard errors of the shares below.
-
-    Returns
-    -------
-    float64 [level]
-        Not-a-number where that reaches beyond the sample.
+    NaN where that reaches beyond the sample; n: values that the bandwidth is for.
     """
     n = float(values.size) if n is None else n
     z = norm.ppf(levels)
@@ -112,23 +80,8 @@ def slopes(values: Array, levels: Array, error: Array, n: float | None = None) -
 
 
 def leave_one_out(values: Array, unit: Index, of: Array) -> Array:
-    """Make influences on the spread add up, by unit, to what leaving the unit out changes.
+    """Make influences [n, figure] on the spread add up, by unit, to what leaving it out changes.
 
-    Parameters
-    ----------
-    values : float64 [n]
-    unit : int64 [n]
-        Run or cluster of each value.
-    of : float64 [n, figure]
-        Their influences, `influences`.
-
-    Returns
-    -------
-    float64 [n, figure]
-        The same but for the standard deviation and the coefficient of variation.
-
-    Notes
-    -----
     Where few units make the spread, influences (z^2 - 1)/2 rest on a spread that the same units
     make, and their variance is far too small: with six normal units 14 % of 5 % tests find a
     difference where there is none. The jackknife finds 4.5 %.

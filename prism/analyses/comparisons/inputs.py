@@ -38,39 +38,17 @@ _EXPECTED = "a result.nc, which prism estimate JOB -o DIR writes"
 
 @dataclass(frozen=True)
 class Input:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Attributes
-    ----------
-    name : str
-        As the user named it.
-    source : {"simulated", "measured"}
-    samples : dict of str to Sample
-        By quantity: ``step_time``, ``time_to_train``.
-    job : str
-        Name of the job that was simulated; empty for a measurement.
-    seed : int or None
-        Of the simulation.
-    keys : dict
-        Values of its job by dotted key; empty for a measurement or a model of steps.
-    mean_over : int
-        Steps that one value is the mean of.
-    start : int
-        Steps at the beginning of each run that are slower than the rest.
-    figures : dict
-        What else a summary tells.
-    notes : list of str
-    """
-
-    name: str
-    source: str
-    samples: dict[str, Sample]
-    job: str = ""
-    seed: int | None = None
-    keys: dict[str, Any] = field(default_factory=dict)
-    mean_over: int = 1
-    start: int = 0
-    figures: dict[str, Any] = field(default_factory=dict)
+    name: str  # as the user named it
+    source: str  # simulated or measured
+    samples: dict[str, Sample]  # by quantity: step_time, time_to_train
+    job: str = ""  # that was simulated
+    seed: int | None = None  # of the simulation
+    keys: dict[str, Any] = field(default_factory=dict)  # values of its job by dotted key
+    mean_over: int = 1  # steps that one value is the mean of
+    start: int = 0  # steps at the beginning of each run that are slower than the rest
+    figures: dict[str, Any] = field(default_factory=dict)  # what else a summary tells
     notes: list[str] = field(default_factory=list)
 
 
@@ -142,24 +120,19 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
     if RUNS in samples:
         figures |= {"run_replicates": int(samples[RUNS].values.size),
                     "steps_per_run": int(result.attrs.get("steps", 0))}  # fmt: skip
+    job = json.loads(result.attrs.get("job", "{}"))
+    keys = {key: value for key, value in job.items() if key not in ("name", "source")}
     return Input(
         name, "simulated", samples, str(result.attrs.get("job_name", "")),
         int(result.attrs["seed"]) if "seed" in result.attrs else None,
-        keys=dict(flatten(_job_of(result))), figures=figures,
+        keys=dict(flatten(keys)), figures=figures,
     )  # fmt: skip
 
 
-def _job_of(result: "xr.Dataset") -> dict[str, Any]:
-    """Give the values of a result's job, without its name and file."""
-    values: dict[str, Any] = json.loads(result.attrs.get("job", "{}"))
-    return {key: value for key, value in values.items() if key not in ("name", "source")}
-
-
 def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
-    seconds = np.asarray(values, np.float64)
     unit = np.unique(np.asarray(cluster, np.int64), return_inverse=True)[1]
     order = np.argsort(unit, kind="stable")
-    return Sample(seconds[order], unit[order], np.arange(seconds.size)[order], "clusters")
+    return Sample(np.asarray(values, np.float64)[order], unit[order], order, "clusters")
 
 
 def _measured(times: StepTimes, name: str, seed: int) -> Input:
@@ -174,7 +147,7 @@ def _measured(times: StepTimes, name: str, seed: int) -> Input:
         seconds = seconds + grain * (np.random.default_rng([seed, 21]).random(seconds.size) - 0.5)
         notes.append(f"the clock shows steps of {grain:g} s; values are spread evenly over them")
     sample = Sample(
-        seconds, place[order].astype(np.int64), times.step[order],
+        seconds, place[order], times.step[order],
         "runs" if names.size > 1 else "steps",
     )  # fmt: skip
     figures = {"steps": int(seconds.size), "runs": int(names.size)}
@@ -235,9 +208,10 @@ def brought_together(
     if first is None or second is None or not first.kind == second.kind == "steps":
         return a, b, None, notes
     common = np.intersect1d(first.step, second.step)
-    if common.size < max(LEAST_STEPS, _COMMON * max(first.values.size, second.values.size)):
+    longer = max(first.values.size, second.values.size)
+    if common.size < max(LEAST_STEPS, _COMMON * longer):
         return a, b, None, notes
-    if common.size < max(first.values.size, second.values.size):
+    if common.size < longer:
         notes.append(f"only the {common.size} steps that both runs have are compared")
     a, b = (_with(x, np.isin(x.samples[STEPS].step, common)) for x in (a, b))
     return a, b, "step", notes
@@ -248,26 +222,21 @@ def _without_start(side: Input, skip: int) -> Input:
     sample = side.samples.get(STEPS)
     if sample is None:
         return side
-    begin = np.flatnonzero(np.r_[True, np.diff(sample.unit) != 0])
-    rank = np.arange(sample.unit.size) - np.repeat(begin, np.diff(np.r_[begin, sample.unit.size]))
-    kept = rank >= skip
+    kept = sample.place_in_unit() >= skip
     if kept.sum() < LEAST_STEPS:
         raise PrismError(
             f"{named('skip')} {skip}: leaves {int(kept.sum())} steps of {side.name}; "
-            "expected at least "
-            f"{LEAST_STEPS}"
+            f"expected at least {LEAST_STEPS}"
         )
     return _with(side, kept)
 
 
 def _with(side: Input, kept: NDArray[np.bool_]) -> Input:
     """Keep some of the steps."""
-    sample = side.samples[STEPS]
-    unit = np.unique(sample.unit[kept], return_inverse=True)[1].astype(np.int64)
-    left = Sample(sample.values[kept], unit, sample.step[kept], sample.kind)
+    left = side.samples[STEPS].select(kept)
     return replace(
-        side, samples={**side.samples, STEPS: left},
-        figures={**side.figures, "steps": int(kept.sum())},
+        side, samples=side.samples | {STEPS: left},
+        figures=side.figures | {"steps": int(kept.sum())},
     )  # fmt: skip
 
 

@@ -23,33 +23,16 @@ _MEMORIES = 20
 
 
 class LongRun(NamedTuple):
-    """Contributions to a mean's error.
+    """Contributions to a mean's error."""
 
-    Attributes
-    ----------
-    parts : float64 [cosine, series]
-        Independent, of mean zero; the squares of a column add up to the variance of the mean.
-    dof : float64 [series]
-        Degrees of freedom of that variance.
-    cosines : int64 [series]
-        How many cosines it rests on; parts beyond are 0.
-    """
-
-    parts: Array
-    dof: Array
-    cosines: NDArray[np.int64]
+    parts: Array  # [cosine, series] independent; squares add up to the variance of the mean
+    dof: Array  # [series] of that variance
+    cosines: NDArray[np.int64]  # [series] it rests on; parts beyond are 0
 
 
 def long_run(series: Array) -> LongRun:
-    """Estimate the variance of the means of series in time order.
+    """Estimate the variance of the means of series [n, series] in time order.
 
-    Parameters
-    ----------
-    series : float64 [n, series]
-        At equal distances.
-
-    Notes
-    -----
     Equal-weighted cosines: Omega = (1/B) sum over j = 1..B of L_j^2, L_j the j-th coefficient of
     the orthonormal cosine transform; the variance of the mean is Omega / n and its t statistic has
     B degrees of freedom [1]_. B is the largest at which the mean of the fitted spectrum over the
@@ -125,21 +108,9 @@ def _shape(frequency: Array, memory: float) -> Array:
 def _fit(power: Array, counts: Array, shapes: Array) -> tuple[Array, Array]:
     """Fit non-negative weights to spectral lines by likelihood, for each memory.
 
-    Parameters
-    ----------
-    power : float64 [bin, series]
-    counts : float64 [bin]
-        Lines in each.
-    shapes : float64 [memory, bin, part]
+    From power [bin, series], lines in each bin and shapes [memory, bin, part]: weights [memory,
+    part, series], and twice the log-likelihood over that without a drift [memory, series].
 
-    Returns
-    -------
-    weight : float64 [memory, part, series]
-    gain : float64 [memory, series]
-        Twice the log-likelihood over that without a drift.
-
-    Notes
-    -----
     The square of a cosine coefficient is chi-squared around the spectrum, so twice the
     log-likelihood is -(log S + I/S). The updates are those of non-negative matrix factorisation
     under the Itakura-Saito divergence, which never lose likelihood (Fevotte et al. 2009,

@@ -23,23 +23,14 @@ _NORMAL_FROM = 300.0  # degrees of freedom
 class Side(NamedTuple):
     """What one unit or step contributes on one side.
 
-    Attributes
-    ----------
-    variance : float
-        Of the figure's logarithm, times the units or steps it rests on.
-    dof : float
-        Degrees of freedom of that variance.
-    n : int
-        The units or steps.
-    stretch : callable, optional
-        What the variance is multiplied with where errors of shares are this many times as large:
-        the error of a percentile grows faster than that of the share below it, and is not known
-        (inf) where that reaches beyond the sample.
+    `stretch` multiplies the variance where errors of shares are so many times as large: the error
+    of a percentile grows faster than that of the share below it, and is not known (inf) where that
+    reaches beyond the sample.
     """
 
-    variance: float
-    dof: float
-    n: int
+    variance: float  # of the figure's logarithm, times the units or steps it rests on
+    dof: float  # of that variance
+    n: int  # units or steps
     stretch: Callable[[float], float] | None = None
 
     def variance_with(self, n: int) -> float:
@@ -59,9 +50,8 @@ def needed(sides: list[Side], kind: Kind, effect: float, power: float) -> int | 
             return None
     while high - low > max(1, low // 500):
         middle = (low + high) // 2
-        low, high = (
-            (low, middle) if power_at(sides, kind, effect, middle) >= power else (middle, high)
-        )
+        seen = power_at(sides, kind, effect, middle) >= power
+        low, high = (low, middle) if seen else (middle, high)
     return low if power_at(sides, kind, effect, low) >= power else high
 
 

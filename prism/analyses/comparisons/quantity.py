@@ -51,45 +51,23 @@ _EXACT = 1e-12  # relative; what differs by less is rounding
 
 @dataclass(frozen=True)
 class Quantity:
-    """A comparison of one quantity.
-
-    Attributes
-    ----------
-    a, b : Sample
-    pairing : {"cluster", "step", None}
-    figures : dict of str to dict
-        By figure: ``a``, ``b``, ``difference`` [s, for the CV 1], ``relative`` [1], both with
-        ``_ci``, ``p_value``, ``detectable`` and ``needed``.
-    ks : Distance
-    n_effective : tuple of float
-        Independent steps that would tell as much about the mean.
-    shift : dict of str to float64 [level]
-        Difference of quantiles [s], with its simultaneous 95 % band.
-    between_share : float or None
-        Share of the mean's error that goes with whole runs; None within single runs.
-    """
+    """A comparison of one quantity."""
 
     a: Sample
     b: Sample
     pairing: Pairing
-    figures: dict[str, dict[str, Any]]
+    figures: dict[str, dict[str, Any]]  # by figure: a, b, difference [s, for the CV 1], `_TESTED`
     ks: Distance
-    n_effective: tuple[float, float]
-    shift: dict[str, Array]
-    between_share: float | None
+    n_effective: tuple[float, float]  # independent steps that would tell as much about the mean
+    shift: dict[str, Array]  # [level] difference of quantiles [s], with its simultaneous 95 % band
+    between_share: float | None  # of the mean's error that goes with whole runs
 
 
 def compare_quantity(
     a: Sample, b: Sample, pairing: Pairing, effect: float, seed: int,
     shared: Array | None = None,
 ) -> Quantity:  # fmt: skip
-    """Compare two samples.
-
-    Parameters
-    ----------
-    shared : float64 [1], optional
-        Variance of the relative difference of all values that the units do not show.
-    """
+    """Compare two samples; shared [1]: variance of the difference that the units do not show."""
     tested = compare_figures(a, b, pairing, effect, shared)
     of_a, of_b, relative = tested.of_a, tested.of_b, tested.relative
     between = None
@@ -122,17 +100,15 @@ def compare_figures(
     of_a, of_b = (np.nan_to_num(x) for x in (of_a, of_b))
     of_a, of_b = (leave_one_out(x.values, x.unit, of) for x, of in ((a, of_a), (b, of_b)))
     if pairing is None:
-        own = errors_of_sides(a, b, of_a, of_b)
-        borrowed, one = is_borrowed(a, b), np.ones(len(FIGURES))
-        relative = independent_error(own, (one, one), borrowed)
+        own, borrowed = errors_of_sides(a, b, of_a, of_b), is_borrowed(a, b)
+        relative = independent_error(own, (1.0, 1.0), borrowed)
         absolute = independent_error(own, (value_a, value_b), borrowed)
     else:
         own = None
         relative = paired_error(a, b, of_a, of_b, pairing)
         absolute = paired_error(a, b, of_a * value_a, of_b * value_b, pairing)
     if shared is not None:
-        moves = np.array([name not in ("std", "cv") for name in FIGURES])
-        extra = moves * float(shared[0])
+        extra = np.array([name not in ("std", "cv") for name in FIGURES]) * float(shared[0])
         relative = relative._replace(variance=relative.variance + extra)
         middle = 0.5 * (value_a + value_b)
         absolute = absolute._replace(variance=absolute.variance + extra * middle**2)
@@ -140,7 +116,7 @@ def compare_figures(
     figures = {}
     for k, name in enumerate(FIGURES):
         found = {"a": float(value_a[k]), "b": float(value_b[k])}
-        found |= {"difference": found["b"] - found["a"]}
+        found["difference"] = found["b"] - found["a"]
         figures[name] = found | (
             _tested(k, found, relative, absolute, sides, a.kind, effect)
             if known[k] else dict.fromkeys(_TESTED)
@@ -174,18 +150,6 @@ def _tested(
                         float(np.expm1(ratio + reach * error))],
         "p_value": p_value, "detectable": detectable(error**2, dof), "needed": plan,
     }  # fmt: skip
-
-
-def _both(
-    a: Sample,
-    b: Sample,
-    pairing: Pairing,
-    levels: Array,
-    influence: Callable[[Array, Array], Array],
-) -> tuple[Array, Array]:
-    """Influence values of either side, [n, figure] each; shares' errors first."""
-    first, second = _share_errors(a, b, pairing, levels)
-    return influence(a.values, first), influence(b.values, second)
 
 
 def _share_errors(a: Sample, b: Sample, pairing: Pairing, levels: Array) -> tuple[Array, Array]:
@@ -272,13 +236,13 @@ def cosines_of(a: Sample, b: Sample, of_a: Array, of_b: Array, pairing: Pairing)
 def _shift(a: Sample, b: Sample, pairing: Pairing, seed: int) -> dict[str, Array]:
     """Difference of quantiles with a band that holds all of it in 95 % of cases.
 
-    Notes
-    -----
     The largest deviation over the levels, in standard errors, is drawn by giving each independent
     contribution a normal weight of its own (a multiplier bootstrap), over the error's own t scale.
     """
-    of_a, of_b = _both(
-        a, b, pairing, SHIFT_LEVELS, lambda x, error: quantile_influences(x, SHIFT_LEVELS, error)
+    errors = _share_errors(a, b, pairing, SHIFT_LEVELS)
+    of_a, of_b = (
+        quantile_influences(x.values, SHIFT_LEVELS, error)
+        for x, error in zip((a, b), errors, strict=True)
     )
     known = np.isfinite(of_a[0]) & np.isfinite(of_b[0])
     at_a, at_b = (np.quantile(x.values, SHIFT_LEVELS) for x in (a, b))
@@ -287,9 +251,8 @@ def _shift(a: Sample, b: Sample, pairing: Pairing, seed: int) -> dict[str, Array
     if known.any():
         of_a, of_b = of_a[:, known], of_b[:, known]
         if pairing is None:
-            one = np.ones(int(known.sum()))
             own = errors_of_sides(a, b, of_a, of_b, floor=False)
-            error = independent_error(own, (one, one), is_borrowed(a, b))
+            error = independent_error(own, (1.0, 1.0), is_borrowed(a, b))
         else:
             error = paired_error(a, b, of_a, of_b, pairing)
         scale = np.sqrt(error.variance)
@@ -317,10 +280,9 @@ def holm(p_values: list[float]) -> list[float]:
     """
     p = np.asarray(p_values)
     order = np.argsort(p)
-    adjusted = np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1))
     out = np.empty(p.size)
-    out[order] = np.minimum(1.0, adjusted)
-    return [float(x) for x in out]
+    out[order] = np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1))
+    return [float(x) for x in np.minimum(1.0, out)]
 
 
 def shared_variance(a: Sample, b: Sample, pairing: Pairing) -> Array:
