@@ -30,10 +30,6 @@ class Wanted(NamedTuple):
     stages: tuple[int, ...] | None = None
     ranks: tuple[int, ...] | None = None
 
-    def is_default(self) -> bool:
-        """Tell whether nothing was asked for."""
-        return self == Wanted()
-
 
 class Chosen(NamedTuple):
     """Rows that are shown, roles of replicas, and what was left out in words."""

@@ -36,13 +36,7 @@ COLOURS = {
 
 
 def chrome_trace(timeline: xr.Dataset) -> dict[str, Any]:
-    """Turn a timeline into a JSON object of trace events [1].
-
-    Parameters
-    ----------
-    timeline : xarray.Dataset
-        What ``prism.timeline`` returns.
-    """
+    """Turn what ``prism.timeline`` returns into a JSON object of trace events [1]."""
     steps = json.loads(timeline.attrs["steps"])
     tids = _tracks(timeline)
     events = _names(timeline, steps, tids) + _slices(timeline, tids) + _flows(timeline, tids)

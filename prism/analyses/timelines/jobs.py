@@ -74,18 +74,10 @@ def record(program: Program, seed: int, replicate: int) -> Recorded:
 
 @dataclass(frozen=True)
 class JobPlayer:
-    """Plays replicates of one job; what they share is made once.
+    """Plays replicates of one job; what they share is made once."""
 
-    Attributes
-    ----------
-    step : Prepared
-        Of all replicas (engine ``exact``).
-    seed : int
-        Of the simulation whose replicates are played.
-    """
-
-    step: Prepared
-    seed: int
+    step: Prepared  # of all replicas (engine exact)
+    seed: int  # of the simulation whose replicates are played
 
     @cached_property
     def _ideal(self) -> Recorded:
@@ -117,7 +109,7 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
     """Describe the engine's ops, and tell which is the last one."""
     ops, graph, program = step.program.ops, step.graph, step.program
     is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
-    describe = _trace_describer(step) if step.workload is None else _JobDescriber(step)
+    describe = _TraceDescriber(step) if step.workload is None else _JobDescriber(step)
     shares = [
         tuple((c, float(x)) for c, x in zip(program.classes, row, strict=True) if x > 0.0)
         for row in program.shares
@@ -199,16 +191,12 @@ def _actions(step: Prepared) -> dict[int, Action]:
     return found
 
 
-def _trace_describer(step: Prepared) -> _TraceDescriber:
-    assert step.job.variability.model is not None
-    return _TraceDescriber(step, load_model(step.job.variability.model).nodes)
-
-
 class _TraceDescriber:
     """Says what an op of a fitted trace is."""
 
-    def __init__(self, step: Prepared, nodes: tuple[TraceNode, ...]) -> None:
-        self.graph, self.nodes = step.graph, nodes
+    def __init__(self, step: Prepared) -> None:
+        assert step.job.variability.model is not None
+        self.graph, self.nodes = step.graph, load_model(step.job.variability.model).nodes
 
     def __call__(self, i: int) -> PlayedOp:
         """Describe the i-th op, without its predecessors."""

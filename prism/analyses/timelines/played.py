@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,40 +61,18 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """Ends of all ops of one step.
+    """Ends of all ops of one step."""
 
-    Attributes
-    ----------
-    ops : tuple of PlayedOp
-        In an order in which predecessors come first.
-    end : float [replica, op]
-        Seconds; equal over replicas for global ops.
-    final : int
-        The op at whose end the step is over; global, or of the only replica.
-    step_time : float
-        Seconds from 0; later than the final op's end by what stopped the whole job.
-    n_stages, n_members : int
-        Rows of a replica: stages, and ranks of each that are told apart.
-    nominal : float [replica, op], optional
-        Seconds of every op with all effects at 1.
-    label : dict
-        What the step is: which replicate or measured step, and notes.
-    origin : float
-        When ops begin that wait for nothing [s].
-    between : str
-        What waiting for another row of the same replica is called.
-    """
-
-    ops: tuple[PlayedOp, ...]
-    end: NDArray[Any]
-    final: int
-    step_time: float
+    ops: tuple[PlayedOp, ...]  # predecessors come first
+    end: NDArray[Any]  # [replica, op] s; equal over replicas for global ops
+    final: int  # op at whose end the step is over; global, or of the only replica
+    step_time: float  # s; later than the final op's end by what stopped the whole job
     n_stages: int
-    n_members: int = 1
-    nominal: NDArray[Any] | None = None
-    label: dict[str, Any] = field(default_factory=dict)
-    origin: float = 0.0
-    between: str = "bubble"
+    n_members: int = 1  # ranks of each stage that are told apart
+    nominal: NDArray[Any] | None = None  # [replica, op] s, with all effects at 1
+    label: dict[str, Any] = field(default_factory=dict)  # which replicate or measured step, notes
+    origin: float = 0.0  # when ops begin that wait for nothing [s]
+    between: str = "bubble"  # what waiting for another row of the same replica is called
 
     @property
     def n_replicas(self) -> int:
@@ -118,12 +97,8 @@ class PlayedStep:
 
     def binding(self, op: int, replica: int) -> Binding:
         """Return when an op of a replica began, and what it waited for last."""
-        found = self._bound.get((op, replica))
-        if found is None:
-            found = self._bound[op, replica] = self._bind(op, replica)
-        return found
-
-    def _bind(self, op: int, replica: int) -> Binding:
+        if (op, replica) in self._bound:
+            return self._bound[op, replica]
         info, best = self.ops[op], Binding(self.origin, -1, replica, 0.0)
         for k, p in enumerate(info.preds):
             if k > 0 and info.only >= 0 and info.only != replica:
@@ -136,6 +111,7 @@ class PlayedStep:
             lag = info.lags[k] if info.lags else 0.0
             if end + lag > best.start or best.op < 0:
                 best = Binding(end + lag, p, who, lag)
+        self._bound[op, replica] = best
         return best
 
     def start(self, op: int, replica: int) -> float:
@@ -158,17 +134,8 @@ class PlayedStep:
 
     def rows(self) -> list[Row]:
         """All rows, replica by replica."""
-        return [
-            Row(r, s, m)
-            for r in range(self.n_replicas)
-            for s in range(self.n_stages)
-            for m in range(self.n_members)
-        ]
-
-    def has(self, op: int, row: Row) -> bool:
-        """Tell whether a row takes part in an op of its replica, or of all."""
-        info = self.ops[op]
-        return row.stage in info.stages and info.member in (-1, row.member)
+        sizes = self.n_replicas, self.n_stages, self.n_members
+        return [Row(*place) for place in product(*map(range, sizes))]
 
 
 def durations(ops: tuple[PlayedOp, ...], end: NDArray[Any]) -> NDArray[Any]:

@@ -292,13 +292,7 @@ _LONG = {
 
 
 def make_timeline(sheets: Sequence[Sheet], attrs: dict[str, Any]) -> xr.Dataset:
-    """Put the steps of a timeline together.
-
-    Raises
-    ------
-    PrismError
-        There are too many events.
-    """
+    """Put the steps of a timeline together; raises PrismError where there are too many events."""
     import xarray as xr
 
     _check_room(sum(len(sheet.events) for sheet in sheets))
@@ -315,7 +309,7 @@ def make_timeline(sheets: Sequence[Sheet], attrs: dict[str, Any]) -> xr.Dataset:
         found = (getattr(e, name) for e in events)
         columns[f"event_{name}"] = [labels.setdefault(text, len(labels)) for text in found]
     made: dict[str, Any] = {name: ("event", np.asarray(v)) for name, v in columns.items()}
-    made["critical"] = ("event", np.asarray(columns["critical"], np.int8))
+    made["critical"] = ("event", made["critical"][1].astype(np.int8))
     made |= _rows(sheets, causes)
     flows = [(a + i, b + i) for s, i in zip(sheets, first_event, strict=False) for a, b in s.flows]
     made["flow"] = (("message", "side"), np.array(flows, np.int64).reshape(-1, 2))

@@ -66,13 +66,7 @@ def spans_of(step: PlayedStep, row: Row, ops: Sequence[int]) -> list[Span]:
 
 
 def waits_of(step: PlayedStep, row: Row, spans: Sequence[Span]) -> list[Wait]:
-    """List a row's waits, in order: all of the step that none of its compute ops covers.
-
-    Parameters
-    ----------
-    spans : sequence of Span
-        The row's ops as `spans_of` gives them.
-    """
+    """List a row's waits, in order: all of the step that none of its compute ops covers."""
     found: list[Wait] = []
     now = 0.0
     for span in spans:
@@ -145,8 +139,7 @@ def _merge(parts: list[Wait]) -> list[Wait]:
     for part in parts:
         if part.end <= part.start:
             continue
-        same = out and out[-1].cause == part.cause and out[-1].replica == part.replica
-        if same:
+        if out and out[-1].cause == part.cause and out[-1].replica == part.replica:
             out[-1] = part._replace(start=out[-1].start)
         else:
             out.append(part)
