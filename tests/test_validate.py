@@ -10,7 +10,8 @@ from scipy.stats import kstest, norm
 
 from prism.analyses.validate import copy_at_half, summarize_validation, validate_steps
 from prism.analyses.validation.null import null_of_clusters, null_of_draws
-from prism.analyses.validation.trace import split_steps, validate_trace
+from prism.analyses.validation.steps import split_steps
+from prism.analyses.validation.trace import validate_trace
 from prism.common.agreement import ks_statistic
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save

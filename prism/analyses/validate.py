@@ -218,32 +218,16 @@ class _Draws:
 
 @dataclass(frozen=True)
 class _Held:
-    """Measured and predicted values.
-
-    Attributes
-    ----------
-    values, steps : float64 [n], int64 [n]
-        Measured [s], and their places in time.
-    runs : array [n], optional
-        Run of each.
-    predicted, independent : float64 [replicate]
-        By the job, and by the job whose ops are independent of each other [s].
-    null : float64 [repetition]
-        KS where the job is the measured one.
-    copy, line : float64 [sample], optional
-        Baselines of a calibration: steps of its nearest size, as they are and brought to the
-        straight line in microbatches [s].
-    notes : tuple of str
-    """
+    """Measured and predicted values [s]."""
 
     values: Array
-    steps: NDArray[np.int64]
-    runs: Any
-    predicted: Array
-    independent: Array
-    null: Array
-    copy: Array | None = None
-    line: Array | None = None
+    steps: NDArray[np.int64]  # their places in time
+    runs: NDArray[Any] | None  # run of each, or None
+    predicted: Array  # [replicate] by the job
+    independent: Array  # [replicate] by the job whose ops are independent of each other
+    null: Array  # [repetition] KS where the job is the measured one
+    copy: Array | None = None  # steps of a calibration's nearest size
+    line: Array | None = None  # the same, brought to the straight line in microbatches
     notes: tuple[str, ...] = ()
 
 

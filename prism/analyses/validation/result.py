@@ -28,13 +28,13 @@ def compare_all(
 ) -> dict[str, Any]:  # fmt: skip
     """Compare the prediction and the baselines with the measurement; give the floor."""
     figures = measures.compare(measured, predicted, steps=steps, runs=runs)
-    copy = None if training is None else measures.compare(measured, training, steps=steps)
-    floor = (
-        {"ks_floor": None, "p95_floor": None, "mean_floor": None, "cv_ratio_floor": None}
-        if training is None else measures.floor(training, measured)
-    )  # fmt: skip
-    independent_figures = measures.compare(measured, independent, steps=steps, runs=runs)
-    return {**figures, **floor, "baselines": {"copy": copy, "independent": independent_figures}}
+    alone = measures.compare(measured, independent, steps=steps, runs=runs)
+    if training is None:
+        copy, floor = None, dict.fromkeys(("ks_floor", "p95_floor", "mean_floor", "cv_ratio_floor"))
+    else:
+        copy = measures.compare(measured, training, steps=steps)
+        floor = measures.floor(training, measured)
+    return {**figures, **floor, "baselines": {"copy": copy, "independent": alone}}
 
 
 def separation(measured: Array, predicted: Array) -> float:
@@ -53,15 +53,7 @@ def make_validation(
     figures: dict[str, Any], measured: Array, predicted: Array, independent: Array,
     training: Array | None, curves: list[Array],
 ) -> "xr.Dataset":  # fmt: skip
-    """Lay samples, the band of refits and the figures into one dataset.
-
-    Parameters
-    ----------
-    measured, predicted, independent, training : float64 [n]
-        Seconds; training None where nothing was fitted.
-    curves : list of float64 [n]
-        Predictions of refits [s], for the band; none where empty.
-    """
+    """Lay samples [s], the band of the refits' curves and the figures into one dataset."""
     import xarray as xr
 
     def seconds(dim: str, values: Array, text: str) -> tuple[str, Array, dict[str, str]]:
@@ -89,8 +81,7 @@ def make_validation(
 
 def summarize_validation(dataset: "xr.Dataset") -> dict[str, Any]:
     """Figures of a validation, as `prism validate --json` prints them."""
-    summary: dict[str, Any] = json.loads(dataset.attrs["summary"])
-    return summary
+    return dict(json.loads(dataset.attrs["summary"]))
 
 
 def copy_at_half(training: Array, measured: Array, repetitions: int, seed: int) -> float:

@@ -6,6 +6,7 @@ parametric bootstrap: the fitted model draws what was fitted and what is measure
 numbers, and the fit and the comparison are repeated on them.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
+MIN_TRAIN = 3  # steps that a trace's fit can start from
 _CELLS = 2_000_000  # predicted steps at most
 _Redraw = Callable[[StepModel, int], tuple[StepTimes, Mapping[str, float] | None, Array]]
 
@@ -64,18 +66,11 @@ def validate_split(
     steps = np.unique(times.step)
     if train == "even":
         raise PrismError(
-            f"{named('train')} even: steps of one run remember each other; of step times "
-            f"{source}, take "
-            "first-half or a number of steps"
+            f"{named('train')} even: steps of one run remember each other; of step times {source}, "
+            "take first-half or a number of steps"
         )
-    n = steps.size // 2 if train == "first-half" else int(train)
-    if n < MIN_VALUES or n >= steps.size:
-        raise PrismError(
-            f"{source}: {named('train')} {train} takes {n} of {steps.size} steps; at least "
-            f"{MIN_VALUES} are "
-            "needed to fit, and 1 to predict"
-        )
-    early = times.step < steps[n]
+    part = split_steps(steps.size, train, str(source), MIN_VALUES)
+    early = times.step < steps[part.size]
     first, rest = (_part(times, rows) for rows in (early, ~early))
     facts = {"trace": str(source), "train": train}
     model = fit_step_times(first, repeats=0)
@@ -83,6 +78,26 @@ def validate_split(
         model, rest, None, "step_time", dependence, replicates, bootstrap, seed, facts, progress,
         first.seconds, _redraw_split(model, times, early),
     )  # fmt: skip
+
+
+def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDArray[np.int64]:
+    """Positions of the steps that train."""
+    if train == "first-half":
+        part = np.arange(n // 2)
+    elif train == "even":
+        part = np.arange(0, n, 2)
+    elif re.fullmatch(r"[0-9]+", train):
+        part = np.arange(min(int(train), n))
+    else:
+        raise PrismError(
+            f"{named('train')} {train}: expected first-half, even, or a number of steps"
+        )
+    if part.size < least or n - part.size < 1:
+        raise PrismError(
+            f"{source}: {named('train')} {train} takes {part.size} of {n} steps; at least {least} "
+            "are needed to fit, and 1 to predict"
+        )
+    return part
 
 
 def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:

@@ -5,7 +5,6 @@ comes from repeating the whole comparison in simulation, refit included. Left ou
 against measured steps (`prism.analyses.validate`); step times (`prism.analyses.validation.steps`).
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.validation.result import compare_all, make_validation, separation
-from prism.analyses.validation.steps import validate_split
+from prism.analyses.validation.steps import split_steps, validate_split
 from prism.common import agreement as measures
 from prism.common.errors import PrismError, named
 from prism.engine import LANES
@@ -40,22 +39,14 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 REPEAT_SAMPLES = 2048  # predicted steps behind the p-value's statistic: KS to 0.02
-MIN_TRAIN = 3  # steps a fit can start from
 
 
 def validate_trace(
-    trace: str | Path | Sequence[str | Path],
-    train: str,
-    *,
-    column: str | None = None,
-    where: Mapping[str, str] | None = None,
-    dependence: str = "full",
-    replicates: int = 20_000,
-    bootstrap: int = 100,
-    seed: int | None = None,
-    threads: int | None = None,
+    trace: str | Path | Sequence[str | Path], train: str, *, column: str | None = None,
+    where: Mapping[str, str] | None = None, dependence: str = "full", replicates: int = 20_000,
+    bootstrap: int = 100, seed: int | None = None, threads: int | None = None,
     progress: Progress | None = None,
-) -> "xr.Dataset":
+) -> "xr.Dataset":  # fmt: skip
     """Fit one part of a trace's steps and predict the other."""
     check_choices(dependence, bootstrap)
     if isinstance(trace, str | Path) and holds_step_times(str(trace)):
@@ -65,10 +56,8 @@ def validate_trace(
             replicates=replicates, bootstrap=bootstrap, seed=seed, progress=progress,
         )  # fmt: skip
     if column is not None or where:
-        raise PrismError(
-            f"{named('column')} and {named('where')} choose among step times; a trace of "
-            "ops has none"
-        )
+        names = f"{named('column')} and {named('where')}"
+        raise PrismError(f"{names} choose among step times; a trace of ops has none")
     read = read_trace(trace)
     if read.has_kernels:
         raise PrismError(
@@ -120,27 +109,6 @@ def check_choices(dependence: str | None, bootstrap: int) -> None:
         raise PrismError(f"bootstrap: {bootstrap} repetitions; expected 0 (no p-value) or more")
 
 
-def split_steps(n: int, train: str, source: str) -> NDArray[np.int64]:
-    """Positions of the steps that train."""
-    if train == "first-half":
-        part = np.arange(n // 2)
-    elif train == "even":
-        part = np.arange(0, n, 2)
-    elif re.fullmatch(r"[0-9]+", train):
-        part = np.arange(min(int(train), n))
-    else:
-        raise PrismError(
-            f"{named('train')} {train}: expected first-half, even, or a number of steps"
-        )
-    if part.size < MIN_TRAIN or n - part.size < 1:
-        raise PrismError(
-            f"{source}: {named('train')} {train} takes {part.size} of {n} steps; at least "
-            f"{MIN_TRAIN} are "
-            "needed to fit, and 1 to predict"
-        )
-    return part
-
-
 def predict_steps(
     model: TraceModel, steps: NDArray[np.int64], dependence: str, replicates: int, seed: int,
     threads: int = 1,
@@ -164,22 +132,15 @@ def _repeat(
     dependence: str, draws: int, repetitions: int, seed: int, threads: int,
     progress: Progress | None,
 ) -> tuple[Array, list[Array]]:  # fmt: skip
-    """Simulate the whole comparison: a trace, its split, refit, prediction, KS.
+    """KS [repetition] where the model is the truth, and the predictions [replicate] of its refits.
 
     The trace is drawn with the dependence that is tested, so that the p-value is small where ops of
     the measured job depend on each other and the prediction leaves that out.
-
-    Returns
-    -------
-    null : float64 [repetition]
-        KS when the fitted model is the truth.
-    curves : list of float64 [replicate]
-        Predictions of the refits, for the band.
     """
     null, curves = np.zeros(repetitions), []
+    draw = synthetic_graph if dependence == "full" else independent_graph
     for b in range(repetitions):
         rng = np.random.Generator(np.random.Philox(key=[seed, b + 1]))
-        draw = synthetic_graph if dependence == "full" else independent_graph
         graph = draw(model, steps, rng)
         again = fit_graph(graph.select(part))
         predicted = predict_steps(again, steps[held], dependence, draws, seed + b + 1, threads)
