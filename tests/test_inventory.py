@@ -194,7 +194,7 @@ def test_rows_of_no_node_are_left_out_and_counted(tmp_path):
 def test_without_a_column_of_gpus_the_answer_says_what_may_hide(tmp_path):
     burn_in().drop(columns="gpu_id").to_csv(tmp_path / "b.csv", index=False)
     found = read(tmp_path / "b.csv", n_nodes=6)
-    assert any("may hide behind the others" in note for note in found.notes)
+    assert any("identifies the GPU" in note for note in found.notes)
 
 
 def test_several_measurements_or_groups_are_refused_with_a_choice(tmp_path):

@@ -24,7 +24,7 @@ def test_moments_come_back(tmp_path, unit):
     tables_made.hta_table(rows, unit=unit).to_csv(path, index=False)
     moments = read_hta(path)
     assert list(moments.n[:6]) == [400] * 6
-    assert any("taken for us" in note for note in moments.notes) == (unit == "ns")
+    assert any("read as us" in note for note in moments.notes) == (unit == "ns")
     model = tmp_path / "library.nc"
     status, found, text = run("fit", path, "-o", model)
     assert status == 0 and found["kind"] == "library" and "moments alone" in text

@@ -60,7 +60,7 @@ def test_many_replicas_share_columns_and_the_worst_is_shown():
     shown = np.asarray(ax.images[0].get_array())
     assert shown.shape == (2, 60) and shown.shape[1] <= MOST_COLUMNS
     assert shown[1, 123 // 5] == pytest.approx(10.0) and (shown > 0).sum() == 1
-    assert "5 to a column (worst)" in ax.get_xlabel()
+    assert "5 per column" in ax.get_xlabel()
     assert ax.lines[0].get_xydata().tolist() == [[299.0, 1.0]]
 
 

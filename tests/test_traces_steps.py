@@ -135,7 +135,7 @@ def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
         ("run,step,step_s\na,1,1\na,1,2\na,2,3\na,2,4\n", "run has this step twice; add a column"),
         (
             "gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n",
-            "gpus tells them apart; .*--where gpus=8",
+            "gpus .*--where gpus=8",
         ),
         ("step,min\n1,1\n2,1\n", "no duration among the columns step, min; .*such as seconds"),
         ('{"step_s": 1}', "is JSON; expected step times"),
@@ -264,7 +264,7 @@ def test_mlperf_runs_and_broken_lines(read):
     times = read(text)
     assert list(times.run) == ["0"] * 3 + ["1"] * 4
     assert list(times.step) == [1, 2, 3, 1, 2, 3, 4]
-    assert "1 broken :::MLLOG lines were left out" in times.notes
+    assert any("1 broken :::MLLOG" in note for note in times.notes)
 
 
 def test_mlperf_without_step_times_says_what_it_has(read):

@@ -168,7 +168,9 @@ class Law:
         unknown = sorted(set(changes) - set(names))
         if unknown or self.family not in CONSTRUCTORS:
             wrong = ", ".join(unknown) or "to change"
-            raise PrismError(f"law {self.family}: no parameter {wrong}; it has {', '.join(names)}")
+            raise PrismError(
+                f"distribution {self.family}: no parameter {wrong}; it has {', '.join(names)}"
+            )
         values = dict(zip(names, self.params, strict=True)) | changes
         return CONSTRUCTORS[self.family](**values)
 
@@ -219,7 +221,9 @@ def mixture(weights: Sequence[float], laws: Sequence[Law]) -> Law:
     """Mixture, scaled as a whole to mean 1; parts may have any mean (`Law.times`)."""
     total = math.fsum(weights)
     if len(weights) != len(laws) or not laws or min(weights) < 0.0 or total <= 0.0:
-        raise PrismError(f"mixture: {len(weights)} weights (each >= 0) for {len(laws)} laws")
+        raise PrismError(
+            f"mixture: {len(weights)} weights (each >= 0) for {len(laws)} distributions"
+        )
     law = Law("mixture", tuple(w / total for w in weights), parts=tuple(laws))
     return replace(law, scale=1.0 / law.mean)
 

@@ -103,14 +103,18 @@ class Library:
         """Law of an entry, mean 1."""
         law = self.entry(name).law
         if law is None:
-            raise PrismError(f"library {self.name}: {name!r} is a figure, not a law; use value()")
+            raise PrismError(
+                f"library {self.name}: {name!r} is a figure, not a distribution; use value()"
+            )
         return law
 
     def value(self, name: str) -> float:
         """Figure of an entry, in the entry's units (SI)."""
         entry = self.entry(name)
         if entry.law is not None:
-            raise PrismError(f"library {self.name}: {name!r} is a law, not a figure; use law()")
+            raise PrismError(
+                f"library {self.name}: {name!r} is a distribution, not a figure; use law()"
+            )
         return entry.number
 
     def source(self, name: str) -> str:
@@ -205,7 +209,7 @@ def _law_from_file(family: str, *numbers: Array) -> Law | None:
         return mixture(params[::3], parts)
     if family not in CONSTRUCTORS:
         known = ", ".join([*CONSTRUCTORS, MIXTURE, "empirical"])
-        raise PrismError(f"library: law {family!r} is not known; known: {known}")
+        raise PrismError(f"library: unknown distribution {family!r}; known: {known}")
     return CONSTRUCTORS[family](*params)
 
 
@@ -215,7 +219,7 @@ def _law_to_file(law: Law | None) -> tuple[str, list[float], list[tuple[float, f
         return "scalar", [], []
     if law.family == "mixture":
         if law.loc or any(part.family != "lognormal" or part.loc for part in law.parts):
-            raise PrismError("library: only mixtures of lognormal laws can be written to a file")
+            raise PrismError("library: only mixtures of lognormals can be written to a file")
         rows = zip(law.weights, law.parts, strict=True)
         return MIXTURE, [v for w, p in rows for v in (w, p.scale * law.scale, p.params[0])], []
     values = [law.loc + law.scale * x for x in law.knots_x]
@@ -242,7 +246,7 @@ def to_dataset(library: Library) -> xr.Dataset:
     one = "entry"
     dataset = xr.Dataset(
         {
-            "family": (one, families, {"long_name": "family of the law, or scalar"}),
+            "family": (one, families, {"long_name": "family of the distribution, or scalar"}),
             "params": ((one, "param"), params, {"long_name": legend}),
             "quantile_probability": ((one, "quantile"), knots[..., 0], {"long_name": "knots"}),
             "quantile_value": ((one, "quantile"), knots[..., 1], {"long_name": "values at knots"}),

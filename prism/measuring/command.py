@@ -327,15 +327,13 @@ def check_time(cases: Sequence[Case], seconds: Sequence[float], plan: Plan) -> s
         raise PrismError(
             f"{named('limit_s')} {plan.limit_s:g}s: {what}, of each of {sizes} "
             f"{_about_s(once)}; give "
-            f"{named('limit_s')} {20 * max(1, round(once))}s or more for a law of each, or "
-            "smaller sizes with "
-            "--shape"
+            f"{named('limit_s')} {20 * max(1, round(once))}s or more for a distribution of each, "
+            "or smaller sizes with --shape"
         )
     if plan.limit_s is not None and FEWEST * once > plan.limit_s:
         return (
             f"{what}: {named('limit_s')} {plan.limit_s:g}s ends before every size has the "
-            f"{FEWEST} calls of a "
-            f"law, which take {_about_s(FEWEST * once)}"
+            f"{FEWEST} calls of a distribution, which take {_about_s(FEWEST * once)}"
         )
     whole = plan.repetitions * once
     if plan.limit_s is None and whole > _LONG_S:

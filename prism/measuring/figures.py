@@ -195,7 +195,7 @@ def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
     if several:
         out.append(
             f"{several[0]['label']}{_others(several)}: durations have {several[0]['modes']} modes; "
-            "a mean and a CV do not describe them, the law keeps them"
+            "a mean and a CV do not describe them, the distribution keeps them"
         )
     drifting = [
         row
@@ -224,7 +224,7 @@ def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
     if before > _LOADED * cores:
         out.append(
             f"load average {before:.1f} on {cores} cores when it began (up to {load[1]:.1f}): "
-            "others worked beside it, and the tails are theirs as well"
+            "other processes ran, and lengthen the tails"
         )
     return out
 

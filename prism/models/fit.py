@@ -316,8 +316,8 @@ def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) 
     out = []
     if graph.steps.size < FEW_STEPS:
         out.append(
-            f"{graph.steps.size} steps: the step effect rests on little; {FEW_STEPS} or more "
-            "steps, far apart, tell more than many replicas"
+            f"{graph.steps.size} steps: the step effect rests on few; {FEW_STEPS} or more "
+            "steps, far apart, determine it better than many replicas"
         )
     if graph.n_replicas < FEW_REPLICAS:
         out.append(
@@ -333,7 +333,7 @@ def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) 
     for replica, stage, slowdown in model.lemons:
         out.append(
             f"worker (replica {replica}, stage {stage}) is {slowdown:.2f}x slower than its peers; "
-            "kept as it is, left out of the rank effect"
+            "simulated as measured, excluded from the rank effect"
         )
     return out
 

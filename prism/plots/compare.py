@@ -56,7 +56,7 @@ def plot_comparison(result: xr.Dataset, ax: Axes | None = None, name: str = "ste
     if everything.max() > body.max() + room:
         for side, sample, colour in zip("BA", sides[::-1], (RED, BLUE), strict=True):
             tell_beyond(ax, f"{side} up to {in_unit(sample, float(sample.max()))}", colour, False)
-    finish_cdf(ax, f"{_NAMES[name]} [{unit}]", "probability of no longer")
+    finish_cdf(ax, f"{_NAMES[name]} [{unit}]", "cumulative probability")
     ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9)
     return ax
 
@@ -81,11 +81,11 @@ def plot_shift(result: xr.Dataset, ax: Axes | None = None, name: str = "step_tim
     unit, scale = time_unit(float(np.nanmax(np.abs(np.r_[shift, 1e-9]))))
     known = np.isfinite(low)
     ax.fill_between(level[known], low[known] / scale, high[known] / scale, color=BLUE, alpha=0.2,
-                    linewidth=0.0, label="95 % band for all of it")  # fmt: skip
-    ax.plot(level, shift / scale, color=BLUE, linewidth=1.8, label="B less A")
+                    linewidth=0.0, label="95 % simultaneous band")  # fmt: skip
+    ax.plot(level, shift / scale, color=BLUE, linewidth=1.8, label="B - A")
     ax.axhline(0.0, color=GREY, linestyle="--", linewidth=1.0)
     ax.set_xlabel(f"quantile of the {_NAMES[name]}")
-    ax.set_ylabel(f"B less A [{unit}]")
+    ax.set_ylabel(f"B - A [{unit}]")
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set_xlim(0.0, 1.0)
     if known.any():  # a tail whose error is large would flatten the rest

@@ -53,7 +53,7 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     curve = empirical_cdf(sample / scale, cluster)
     draw_cdf(ax, curve, BLUE, label="step time")
     if cluster is not None and "step_effect" in result and np.unique(cluster).size > 1:
-        labels = ("on one allocation", "means of allocations")
+        labels = ("within a cluster draw", "means of cluster draws")
         for label, part, colour, style in zip(
             labels, apart(result), (GREEN, RED), LINE_STYLES[1:], strict=False
         ):
@@ -63,7 +63,7 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ideal = float(result["ideal_step_time"])
         mark_vertical(ax, curve, ideal / scale, f"ideal {in_unit(sample, ideal)}", GREY)
     mark_percentiles(ax, sample, scale, in_unit)
-    finish_cdf(ax, f"step time [{unit}]", "probability that a step takes no longer")
+    finish_cdf(ax, f"step time [{unit}]", "cumulative probability")
     ax.set_title(title_of(result, f"{sample.size:,} steps"), fontsize=10, loc="left")
     return ax
 
@@ -93,7 +93,7 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     wrong = model_error_time(result)
     if wrong.any():
         calm = empirical_cdf((sample - wrong) / scale, cluster)
-        label = "without the error of the model"
+        label = "without model error"
         draw_cdf(ax, calm, BLUE, label=label, line_style=LINE_STYLES[1])
         ax.legend(loc="lower right", frameon=False, fontsize=9)
     mark_percentiles(ax, sample, scale, in_words)
@@ -146,7 +146,7 @@ def plot_dependence(
             line_style=LINE_STYLES[i % len(LINE_STYLES)],
         )
     name = variable.replace("_", " ").replace("time to train", "time-to-train")
-    finish_cdf(ax, f"{name} [{unit}]", "probability of no longer")
+    finish_cdf(ax, f"{name} [{unit}]", "cumulative probability")
     # above the axes, where no curve can run into it
     ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9)
     return ax

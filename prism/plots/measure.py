@@ -61,8 +61,8 @@ def plot_measurement(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     ticks = [t for t in (1.0, 0.1, 0.01, 0.001, 0.0001) if t >= 0.7 * smallest]
     ax.set_yticks(ticks, [f"{100 * t:g} %" for t in ticks])
     ax.yaxis.set_minor_locator(mpl.ticker.NullLocator())
-    ax.set_xlabel("duration over its median")
-    ax.set_ylabel("calls that take longer")
+    ax.set_xlabel("duration / median")
+    ax.set_ylabel("share of calls longer")
     ax.grid(True, which="major", color="0.9", lw=0.7)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)

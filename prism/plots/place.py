@@ -81,7 +81,7 @@ def _draw_stages(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
     ax.set_yticks(stages, [f"stage {stage}" for stage in stages], fontsize=9)
     ax.set_ylim(cost.size - 0.5, -0.5)
     ax.set_xlim(min(0.0, float(cost.min(initial=0.0))), limit)
-    ax.set_xlabel("longer step, all else at its mean [%]; slack: how much slower at no cost")
+    ax.set_xlabel("increase of the step, all else at its mean [%]; slack: slowdown at no cost")
     ax.grid(color="0.9", linewidth=0.8, axis="x")
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -103,7 +103,7 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
     )  # fmt: skip
     for which, marker, colour, name in (
         ("before", "o", "white", "slow nodes now"),
-        ("after", "x", RED, "slow nodes at best"),
+        ("after", "x", RED, "slow nodes, best placement"),
     ):
         places = [node[which] for node in numbers.get("slow_nodes") or () if node.get(which)]
         points = {
@@ -120,10 +120,10 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
     ax.yaxis.set_major_locator(MaxNLocator(16, integer=True))
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     ax.set_ylabel("stage")
-    ax.set_xlabel("replica" if per_column == 1 else f"replica, {per_column} to a column (worst)")
+    ax.set_xlabel("replica" if per_column == 1 else f"replica, {per_column} per column (worst)")
     figure = ax.get_figure(root=True)
     assert figure is not None
-    figure.colorbar(image, ax=ax, label="longer step, all else at its mean [%]", pad=0.02)
+    figure.colorbar(image, ax=ax, label="increase of the step, all else at its mean [%]", pad=0.02)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(
             loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=8, frameon=True,
@@ -172,7 +172,7 @@ def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     if now:
         ax.axvline(float(now["p95"]) / scale, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
     ax.plot([], [], "o", color=BLUE, label="p50")
-    ax.plot([], [], "o", color=ORANGE, label="p95, and its change against as is")
+    ax.plot([], [], "o", color=ORANGE, label="p95, and its change from as is")
     _finish(ax, [str(row["label"]) for row in found])
     ax.set_xlabel(f"step time, for the same work [{unit}]")
     ax.legend(

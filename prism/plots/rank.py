@@ -146,7 +146,7 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     ax = new_axes(ax, (6.0, 1.4 + 0.3 * order.size))
     rows = np.arange(order.size)
     for shift, key, colour, name in (
-        (-0.25, "critical_path_share", GREY, "time on the path"),
+        (-0.25, "critical_path_share", GREY, "time on the critical path"),
         (0.0, "covariance_share", BLUE, "spread by time"),
         (0.25, "tail_share", RED, "tail by time"),
     ):

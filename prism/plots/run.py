@@ -80,7 +80,7 @@ def _draw_fan(ax: Axes, times: np.ndarray, done: np.ndarray) -> None:
     inset.fill_between(done, behind[0], behind[4], color=GREEN, alpha=0.25, lw=0)
     inset.fill_between(done, behind[1], behind[3], color=GREEN, alpha=0.45, lw=0)
     inset.axhline(0.0, color=GREEN, lw=1.2)
-    inset.set_title(f"behind the median run [{unit}]", fontsize=8, loc="left")
+    inset.set_title(f"lag behind the median run [{unit}]", fontsize=8, loc="left")
     inset.set_xlabel("steps done", fontsize=8)
     inset.xaxis.set_major_formatter(PercentFormatter(1.0))
     inset.set_xlim(0.0, 1.0)

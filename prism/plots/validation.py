@@ -69,7 +69,7 @@ def plot_validation(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     margin = 0.02 * (high - low)
     ax.set_xlim((low - margin) / scale, (high + margin) / scale)
     what = _quantity(result)
-    finish_cdf(ax, f"{what} [{unit}]", "probability of no longer")
+    finish_cdf(ax, f"{what} [{unit}]", "cumulative probability")
     ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9, ncols=1)
     return ax
 
@@ -206,7 +206,7 @@ def plot_workers(result: xr.Dataset, ax: Axes | None = None) -> Axes:
                 color="white" if dark else "black",
             )
     _label_cells(ax, result)
-    ax.set_title("step time over that with this worker at its mean", fontsize=10, loc="left")
+    ax.set_title("step time / step time with this worker at its mean", fontsize=10, loc="left")
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.colorbar(image, ax=ax, label="slowdown", fraction=0.06, pad=0.02)

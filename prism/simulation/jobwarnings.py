@@ -44,5 +44,5 @@ def replica_doubts(replicas: dict[str, Any]) -> Iterator[str]:
     if beyond > DOUBT:
         yield (
             f"{beyond:.0%} of the steps wait for a replica beyond any time that was simulated, "
-            "where its law is an extrapolation; --engine exact simulates all replicas"
+            "where its distribution is extrapolated; --engine exact simulates all replicas"
         )

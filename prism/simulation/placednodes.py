@@ -118,7 +118,7 @@ def _checked_origin(
         if not all(LEAST <= x <= MOST for x in slow if x is not None):
             raise PrismError(
                 f"{key}: node {node}: expected factors between {LEAST:g} and {MOST:g}; "
-                "a node that does not work is left out of cluster.nodes"
+                "a node that does not work does not belong in cluster.nodes"
             )
     assert program.origin is not None
     return program.origin

@@ -116,8 +116,8 @@ class Tables:
         if effect in ("residual", "rank"):
             way_out += ", or of cluster.scale where that widens it"
         raise PrismError(
-            f"{self.source}{of}: its law ({law.family.replace('_', ' ')}) with cv {law.cv:.3g} "
-            f"gives negative durations; {way_out}"
+            f"{self.source}{of}: its distribution ({law.family.replace('_', ' ')}) with cv "
+            f"{law.cv:.3g} gives negative durations; {way_out}"
         )
 
     def optional(self, law: Law, power: float = 1.0, effect: str = "") -> int:

@@ -74,7 +74,7 @@ def _obstacle(program: Program) -> str:
     if program.bank.skipped.shape[0] > 0 or program.bank.step_table.shape[0] > 1:
         return "the replicas of a fitted trace differ in their work"
     if int(np.sum(program.graph.phase_global == 0)) > 1:
-        return "replicas meet in mid-step (gathers of parameters), not only at its end"
+        return "replicas synchronise in mid-step (gathers of parameters), not only at its end"
     return ""
 
 

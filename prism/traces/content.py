@@ -39,7 +39,7 @@ KIND_NAMES = {
 """What a file is, in words."""
 _ALIEN = {
     b"PK\x03\x04": "a zip archive; unpack it first",
-    b"\x89HDF": "an HDF5 or netCDF file; `prism show` tells what is in it",
+    b"\x89HDF": "an HDF5 or netCDF file; `prism show` lists what is in it",
     b"\x28\xb5\x2f\xfd": "a zstd file; unpack it first",
     b"\xfd7zXZ": "an xz file; unpack it first",
     b"BZh": "a bzip2 file; unpack it first",

@@ -136,13 +136,13 @@ def _scale(
     """How many of the table's unit are a second."""
     unit = columns["mean"][1] or columns["sum"][1]
     if not unit:
-        notes.append("the columns name no unit: taken for us, that of profilers' traces")
+        notes.append("the columns name no unit: read as us, that of profilers' traces")
         return _PER_SECOND["us"]
     kernels = mean[~others & np.isfinite(mean)]
     if unit == "ns" and kernels.size and float(np.median(kernels)) < _SHORTEST_NS:
         notes.append(
             f"labelled ns, but the usual kernel would last {np.median(kernels):.3g} ns, less than "
-            "any launch: taken for us, as HTA labels the trace's own microseconds"
+            "any launch: read as us, as HTA labels the trace's own microseconds"
         )
         return _PER_SECOND["us"]
     return _PER_SECOND[unit]

@@ -164,7 +164,7 @@ def _number_ranks(ranks: list[RankTrace], files: list[Path], notes: list[str]) -
     n_unknown = sum(rank.rank is None for rank in ranks)
     if n_unknown:
         which = "rank 0" if len(ranks) == 1 else "numbered in the order of the files"
-        notes.append(f"{n_unknown} of {len(ranks)} files do not tell their rank: {which}")
+        notes.append(f"{n_unknown} of {len(ranks)} files name no rank: {which}")
     return numbers
 
 

@@ -98,15 +98,15 @@ def _read_megatron(text: bytes, source: str) -> LogTimes:
         rows.append((restarts, step, seconds, number))
     if not rows:
         raise PrismError(
-            f"{source}: {cut} lines speak of elapsed time and none gives a step with its time; "
+            f"{source}: {cut} lines have an elapsed time and none a step with its time; "
             "expected 'iteration 10/ 1000 | ... elapsed time per iteration (ms): 5837.9 | ...'"
         )
     run, steps, values, lines = (list(column) for column in zip(*rows, strict=True))
     interval, notes = _interval(np.array(run), np.array(steps), text)
     if twice:
-        notes.append(f"{twice} lines that repeat the one before were left out")
+        notes.append(f"{twice} lines that repeat the one before were skipped")
     if cut:
-        notes.append(f"{cut} lines with an elapsed time and no step number were left out")
+        notes.append(f"{cut} lines with an elapsed time and no step number were skipped")
     if restarts:
         where = next(i for i in range(len(rows)) if rows[i][0] == 1)
         notes.append(
@@ -241,7 +241,7 @@ def _mlperf_times(
     if mean_over > 1:
         notes[0] += "; the spread of single steps is larger, by about its square root"
     if broken:
-        notes.append(f"{broken} broken :::MLLOG lines were left out")
+        notes.append(f"{broken} broken :::MLLOG lines were skipped")
     notes += _warm_up(seconds[run == run[0]], -(-_WARM_UP // mean_over))
     several = run[-1] != run[0]
     names = [str(part) for part in run] if several else [""] * len(stats)
@@ -256,7 +256,7 @@ def _steps_per_value(
     ratio = np.diff([stat.clock for stat in stats])[same_run] / seconds[1:][same_run]
     ratio = ratio[np.isfinite(ratio)]
     if not ratio.size:
-        return 1, "assumed: no clock to tell"
+        return 1, "assumed: no clock to check it"
     median = float(np.median(ratio))  # evaluations lie in a minority of the gaps
     return min(max(round(median), 1), 1_000_000), f"the clock between values is {median:.3g} of one"
 

@@ -113,7 +113,7 @@ def _read_file(
         ranks[-1].n_bad = int((mine & bad).sum())
     lost = int((~covered).sum())
     if lost:
-        notes.append(f"{lost:,} copies and fills on devices without kernels left out")
+        notes.append(f"{lost:,} copies and fills on devices without kernels skipped")
     if not any(rank.start.size for rank in ranks):
         raise PrismError(f"{file.source}: no kernel has a valid time; export it again")
     if len(owners) > 1 and numbers[0] is not None and "MPI_RANKS" not in file.tables:

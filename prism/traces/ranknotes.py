@@ -63,7 +63,7 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[
             notes.append(f"{lost} ranks share no collective with the others: clocks not aligned")
         if world > n_ranks:
             notes.append(
-                "ranks that are not here enter through the waiting in collectives: transfers count "
+                "ranks not traced enter through the waiting in collectives: transfers count "
                 "from the last arrival of those traced"
             )
     if any(not rank.steps for rank in ranks):

@@ -232,10 +232,10 @@ def _repeated(
             and 1 < frame[name].nunique() <= min(MOST_GROUPS, rows.size / 2)
             and not keys.assign(value=frame[name].to_numpy()).duplicated().any()
         ]
-        way = "add a column run that tells the runs apart"
+        way = "add a column run that identifies the run"
         if split:
             way = (
-                f"{' or '.join(split)} tells them apart; choose, for example: --where "
+                f"{' or '.join(split)} distinguishes them; choose, for example: --where "
                 f"{split[0]}={as_text(table.frame[split[0]].iloc[rows[0]])}"
             )
         first = int(rows[np.flatnonzero(others)[0]])

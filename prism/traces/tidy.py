@@ -77,7 +77,7 @@ def read_tidy(table: RawTable) -> Trace:
     if ignored:
         notes.append(f"columns that no op has were ignored: {', '.join(ignored)}")
     if start is None:
-        notes.append("durations only: no start column, so nothing tells what ran at the same time")
+        notes.append("durations only: no start column, so what ran at the same time is unknown")
     return make_trace(columns, table.source, "tidy", dropped + notes)
 
 

@@ -27,13 +27,13 @@ from prism.cli.commands.terminal import progress_line
     default="1%",
     show_default=True,
     metavar="SHARE",
-    help="Difference that matters: what it takes to see it, and what is surely less.",
+    help="Difference to detect: sample sizes are for it, equivalence is to within it.",
 )
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
     metavar="N",
-    help="First steps of each measured run to leave out.  [default: those that stick out]",
+    help="Drop the first N steps of each measured run.  [default: those that stick out]",
 )
 @output_option()
 @details_option
@@ -52,7 +52,7 @@ def compare(
     seed: int | None,
     threads: int | None,
 ) -> None:
-    """Tell whether two results or measurements really differ.
+    """Test whether two results or measurements differ.
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
     Megatron or MLPerf log); FILE[column=value,...] chooses rows, so that both can be of one file.

@@ -58,23 +58,23 @@ from prism.common.errors import PrismError
     "--progress",
     "under_way",
     metavar="STEPS",
-    help="Steps so far of a run under way: for the rest.",
+    help="Completed steps of a run in progress; predicts the rest.",
 )
 @choose_options("these steps")
 @click.option(
     "--dependence",
     type=click.Choice(["full", "none"]),
-    help="none: every op draws its own effects.  [default: the job's, else full]",
+    help="none: all ops are drawn independently.  [default: the job's, else full]",
 )
 @click.option(
     "--resolution",
     type=click.Choice(["op", "kernel"]),
-    help="What one draw stands for.  [default: the job's, else op]",
+    help="What one draw covers: an op or a kernel.  [default: the job's, else op]",
 )
 @click.option(
     "--no-model-error",
     is_flag=True,
-    help="Leave out of run times what the model itself may be wrong by (variability.model_error).",
+    help="Run times without model error (variability.model_error).",
 )
 @click.option(
     "--engine",
@@ -104,7 +104,7 @@ def estimate(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Estimate how long a step and the run take, and how surely.
+    """Estimate how long a step and the run take, with what probability.
 
     JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
     """

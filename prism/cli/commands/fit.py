@@ -28,7 +28,7 @@ from prism.cli.commands.terminal import print_answer, progress_line, say
     type=KeyValue("job=steps"),
     metavar="JOB=STEPS",
     multiple=True,
-    help="Bring JOB's library to the STEPS it took; repeatable, one for each measured size. "
+    help="Calibrate JOB on its measured STEPS; repeatable, one for each measured size. "
     "FILE[column=value,...] chooses rows of a wider table.",
 )
 @choose_options()
@@ -37,7 +37,7 @@ from prism.cli.commands.terminal import print_answer, progress_line, say
     "--first-steps",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Learn the variation from the first N steps of each run; work by step from all.",
+    help="Fit the variation to the first N steps of each run; work by step to all.",
 )
 @step_range_option
 @details_option

@@ -22,7 +22,10 @@ DEVICE = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="[default: the GPU where there is one]"
 )
 LIMIT = click.option(
-    "--limit", "limit_s", type=Duration(), help="Stop after this long, with what there is: 60s, ..."
+    "--limit",
+    "limit_s",
+    type=Duration(),
+    help="Stop after this long and keep what was measured: 60s, ...",
 )
 THREADS = "Threads of each process on a CPU.  [default: 1]"
 JOB = click.option("--job", metavar="JOB", help="What the ranks of this job run.")
@@ -39,7 +42,9 @@ def measure() -> None:
 def _library_options(command: Command) -> Command:
     """Add the options of what ends in a library."""
     for option in (
-        click.option("--plot", metavar="FILE.png", type=click.Path(), help="Draw what was found."),
+        click.option(
+            "--plot", metavar="FILE.png", type=click.Path(), help="Draw the distributions."
+        ),
         click.option(
             "--resume", is_flag=True, help="Go on with the calls kept in LIBRARY.samples.nc."
         ),
@@ -208,9 +213,9 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True,
               help="Steps to record.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(min=0), default=10, show_default=True,
-              help="Steps before them.")  # fmt: skip
+              help="Warm-up steps before them.")  # fmt: skip
 @click.option("--profile", type=click.IntRange(min=0), default=0, metavar="N",
-              help="So many further steps under torch's profiler, into DIR/kineto.")  # fmt: skip
+              help="Profile N further steps with torch's profiler, into DIR/kineto.")  # fmt: skip
 @click.option("--microbatches", type=click.IntRange(min=1), default=4, show_default=True,
               help="Of a replica in a step.")  # fmt: skip
 @click.option("--microbatch-size", type=click.IntRange(min=1), default=2, show_default=True,

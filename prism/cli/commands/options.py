@@ -12,7 +12,7 @@ import click
 from prism.cli.commands.terminal import say
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-NO_EFFECT = "Taken as by every command; without effect here."
+NO_EFFECT = "Accepted by every command; no effect here."
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 
 
@@ -310,7 +310,7 @@ def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dic
 
     output = options.get("output")
     if output and where["resume"] and Path(output) == Path(where["resume"]):
-        raise click.UsageError(f"--resume needs a folder of its own, such as {output}/.parts")
+        raise click.UsageError(f"--resume needs its own folder, such as {output}/.parts")
 
     def tell(text: str) -> None:
         if not options["quiet"]:

@@ -34,12 +34,12 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
 
 @click.command()
 @click.argument("job", metavar="JOB_OR_MODEL")
-@click.option("--slow-nodes", type=click.IntRange(min=1), metavar="K", help="How many are slow.")
+@click.option("--slow-nodes", type=click.IntRange(min=1), metavar="K", help="Number of slow nodes.")
 @click.option("--slowdown", type=float, metavar="X", help="By how much: 1.2 is 20 % slower.")
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
-    help="What --slowdown slows, or a plain slowdown in a file.  [default: compute]",
+    help="What --slowdown, or a plain slowdown in a file, applies to.  [default: compute]",
 )
 @click.option("--at", metavar="NODES", help="Which nodes are slow: 3,17.  [default: drawn]")
 @click.option(
@@ -57,20 +57,20 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     help="Host names in rank order: a host file of MPI, PBS or Slurm, or a list such as "
     "'node[001-064]'.",
 )
-@click.option("--spares", type=click.IntRange(min=0), default=0, help="Spare nodes there are.")
+@click.option("--spares", type=click.IntRange(min=0), default=0, help="Number of spare nodes.")
 @click.option(
     "--objective",
     type=click.Choice(OBJECTIVES),
     default="p95",
     show_default=True,
-    help="What shall be least: of the step time, or time_to_train.",
+    help="Objective to minimise: of the step time, or time_to_train.",
 )
 @click.option(
     "--tolerance",
     type=Share(),
     default="0.1%",
     show_default=True,
-    help="Differences of the objective that do not matter.",
+    help="Indifference zone: differences of the objective below it are ignored.",
 )
 @set_option
 @output_option("Result, summary, plots, host lists.")

@@ -23,7 +23,7 @@ from prism.cli.commands.terminal import progress_line
     type=click.Choice(["step_time", "time_to_train"]),
     default="step_time",
     show_default=True,
-    help="What shall vary less.",
+    help="Time whose variance is ranked.",
 )
 @click.option("--quick", is_flag=True, help="One run only: bounds, nothing is frozen.")
 @click.option(
@@ -32,7 +32,7 @@ from prism.cli.commands.terminal import progress_line
     type=Names("freeze", "cut", "speed"),
     metavar="NAMES",
     multiple=True,
-    help="What is tried on each cause: freeze (at its median), cut (its tail, at p95), speed (see "
+    help="Intervention on each cause: freeze (at its median), cut (its tail, at p95), speed (see "
     "--speed-up); repeatable, or with commas.  [default: freeze]",
 )
 @click.option(

@@ -35,7 +35,7 @@ def replay(
 ) -> None:
     """Replay a trace's durations through its graph.
 
-    It tells how well the graph reproduces the measured steps, and what stragglers cost. TRACE is a
+    It says how well the graph reproduces the measured steps, and what stragglers cost. TRACE is a
     table of ops, what a profiler wrote (PyTorch's JSON, Nsight Systems SQLite, Chakra), or a folder
     of these, one file per rank.
     """

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dependence",
     type=click.Choice(["full", "none"]),
-    help="none: every op draws its own effects.  [default: the job's, else full]",
+    help="none: all ops are drawn independently.  [default: the job's, else full]",
 )
 @click.option(
     "--bootstrap",
@@ -78,7 +78,7 @@ def validate(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Compare a prediction with measurements.
+    """Compare a prediction with held-out measurements.
 
     None of them were fitted on. Either --trace TRACE, whose one part predicts the other; or
     JOB_OR_MODEL (a job file, the name of a shipped job, or what `prism fit` wrote) with --measured

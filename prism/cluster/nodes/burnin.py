@@ -62,7 +62,7 @@ def read_burn_in(
     )
     if gpu_column is None:
         notes.append(
-            "no column tells the GPUs of a node apart, so a slow one may hide behind the others; "
+            "no column identifies the GPU within a node, so a slow one may not be found; "
             f"expected one of {', '.join(GPU_COLUMNS[:4])}"
         )
     elif n_gpus.max() != gpus_per_node:
@@ -87,7 +87,7 @@ def _usable(
     known = np.array([str(node).strip().lower() not in UNKNOWN for node in nodes[rows]])
     notes = []
     if not known.all():
-        notes.append(f"{(~known).sum():,} of {rows.size:,} rows are of no known node; left out")
+        notes.append(f"{(~known).sum():,} of {rows.size:,} rows are of no known node; skipped")
     rows = rows[known & np.isfinite(values[rows])]
     if not rows.size:
         raise PrismError(

@@ -118,7 +118,7 @@ def _in_order(labels: Sequence[str], n_nodes: int, locate: Callable[[str], str])
     if len(labels) != n_nodes:
         raise PrismError(
             f"{locate(labels[0])}: names {len(labels):,} hosts ({shown}) of a cluster of "
-            f"{n_nodes:,} nodes, so which place in the rank order each has cannot be told; give "
+            f"{n_nodes:,} nodes, so their places in the rank order are unknown; give "
             f"--hosts LIST, one name per line in rank order, or write node numbers, 0 to "
             f"{n_nodes - 1}"
         )

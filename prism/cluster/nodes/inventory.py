@@ -245,7 +245,7 @@ def _relative(test: BandwidthTest, tests: Sequence[BandwidthTest], source: str) 
     if len(alike) == 1:
         raise PrismError(
             f"{test.where}: the only test of its kind ({test.name or 'unnamed'}, {len(test.hosts)} "
-            f"nodes, {test.n_gpus} GPUs) in {source}, so what is slow cannot be told; test at "
+            f"nodes, {test.n_gpus} GPUs) in {source}, so nothing shows what is slow; test at "
             "least three nodes or pairs the same way"
         )
     common = set.intersection(*(set(other.bus) for other in alike))
@@ -271,7 +271,7 @@ def _ambiguous(tests: Sequence[BandwidthTest], slowdown: Sequence[float]) -> lis
         alone = [host for host in test.hosts if seen[host] == 1]
         if y >= NOTABLE and len(alone) > 1:
             notes.append(
-                f"{' and '.join(alone)} are slow together ({y:.3g}), and no other test tells "
-                "which of them is; both are taken as slow; test each with another partner"
+                f"{' and '.join(alone)} are slow together ({y:.3g}), and no other test shows "
+                "which of them is; both count as slow; test each with another partner"
             )
     return notes

@@ -140,10 +140,10 @@ def _check_variability(b: Blocks) -> Iterator[Problem]:
         if residual.law is not None and residual.cv is None:
             yield f"{residual.law} has no spread; give its cv", f"{key}.law", f"{key}.cv"
         if residual.scale is not None and residual.cv is not None:
-            text = "scales the library's laws, but cv replaces them; keep one of the two"
+            text = "scales the library's distributions, but cv replaces them; keep one of the two"
             yield text, f"{key}.scale", f"{key}.cv"
         elif residual.scale is not None and v.library is None:
-            text = "scales the library's laws, but there is no library; give cv instead"
+            text = "scales the library's distributions, but there is no library; give cv instead"
             yield text, f"{key}.scale", "variability.library"
     if rank is not None and rank.lemon_slowdown is not None:
         key, (low, high) = "variability.effects.rank.lemon_slowdown", rank.lemon_slowdown

@@ -114,29 +114,29 @@ def _not_identifiable(sizes: Sequence[Size], found: Found) -> list[str]:
         )
     if found.between.library_share > MOSTLY:
         out.append(
-            f"between runs: {found.between.library_share:.0%} the library's; measured runs in all: "
-            f"{sum(s.n_runs for s in sizes)}, which hardly show how much runs differ"
+            f"between runs: {found.between.library_share:.0%} the library's; measured runs, total: "
+            f"{sum(s.n_runs for s in sizes)}, too few to show how much runs differ"
         )
     else:
         out.append(
-            "between clusters: runs on the same nodes differ less than clusters do; the factor is "
-            "right for runs on such nodes as those measured"
+            "between cluster draws: runs on the same nodes differ less than allocations do; the "
+            "factor holds for runs on such nodes as those measured"
         )
     out.append(
-        "between GPUs, microbatches, kernels: their proportions, and who waits for whom, are the "
-        "library's; needs a trace of ops"
+        "between GPUs, microbatches, kernels: their proportions, and what waits for what, are "
+        "the library's; needs a trace of ops"
     )
     lengths = [s.mean_s for s in sizes]
     if max(lengths) < 1.5 * min(lengths):
         out.append(
-            "spread of a step: as a share of it or as a time that all steps have cannot be told, "
-            "since no two sizes differ much in length; taken as a share"
+            "spread of a step: whether a share of it or a fixed time, since no two sizes differ "
+            "much in length; assumed a share"
         )
     if not sum(s.stalls for s in sizes):
         hours = sum(s.exposure_s for s in sizes) / 3600.0
         out.append(f"stalls: none in {hours:.3g} h; below {3.0 / hours:.3g} per hour at 95 %")
     elif len({s.job.n_nodes for s in sizes}) == 1:
-        out.append("stalls: by job or by node cannot be told from one size; taken by node")
+        out.append("stalls: whether by job or by node, from one size; assumed by node")
     out.append("failures, checkpoints, evaluations: step times do not hold them")
     return out
 
@@ -165,8 +165,8 @@ def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> li
     for size, steps in zip(sizes, drawn, strict=True):
         row = _size(size, steps)
         if abs(row["p50_error"]) > _OFF:
-            why = "no two factors bring all sizes together" if len(sizes) > 1 else (
-                "the factors that would bring it there are too far from the library's"
+            why = "no two factors fit all sizes" if len(sizes) > 1 else (
+                "the factors that would fit it are too far from the library's"
             )  # fmt: skip
             out.append(
                 f"{size.label}: the calibrated job's median step is {row['p50_error']:+.1%} from "
@@ -175,17 +175,17 @@ def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> li
         elif abs(row["p95_error"]) > _TAIL_OFF:
             out.append(
                 f"{size.label}: the calibrated job's p95 is {row['p95_error']:+.1%} from the "
-                "measured one: what varies here is not in the model, or the job's own effects win "
-                "over what was measured"
+                "measured one: what varies here is not in the model, or the job's own effects "
+                "override what was measured"
             )
         if size.n_runs < _FEW_RUNS:
             few = "one run" if size.n_runs == 1 else f"{size.n_runs} runs"
-            out.append(f"{size.label}: {few}; how much runs differ rests on little")
+            out.append(f"{size.label}: {few}; the spread between runs rests on few")
         own = size.job.variability.effects.model_dump(exclude_none=True)
         names = [name for name in ("rank", "step", "stall", "residual") if name in own]
         if names:
             out.append(
-                f"{size.label}: the job sets its own {', '.join(names)} effect, which wins over "
+                f"{size.label}: the job sets its own {', '.join(names)} effect, which overrides "
                 "what is measured here"
             )
     n = int(sum(size.stalls for size in sizes))

@@ -47,7 +47,7 @@ def library_of_moments(moments: KernelMoments) -> xr.Dataset:
     if left.any():
         share = float(moments.total[left].sum()) / total if total > 0.0 else 0.0
         notes.append(
-            f"rows named {OTHERS} are sums of several kernels ({share:.1%} of the time): left out; "
+            f"rows named {OTHERS} are sums of several kernels ({share:.1%} of the time): skipped; "
             "num_kernels=1000 and duration_ratio=1 of get_gpu_kernel_breakdown leave none"
         )
     told = [
@@ -56,7 +56,7 @@ def library_of_moments(moments: KernelMoments) -> xr.Dataset:
     for _, name, longest in sorted(warnings, reverse=True)[:3]:
         told.append(
             f"{name[:60]}: its longest lasts {longest:.3g} times what a lognormal of its spread "
-            "would: stalls or several shapes, which the law leaves out"
+            "would: stalls or several shapes, which the distribution lacks"
         )
     report: dict[str, Any] = {
         "inputs": [moments.source],

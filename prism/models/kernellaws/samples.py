@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-ONE_STEP = "the trace holds one step, and two are needed to tell how steps vary"
+ONE_STEP = "the trace holds one step, and two are needed to learn how steps vary"
 _FEW = 20  # durations below which a kernel's tail is not told
 _NOT_IDENTIFIABLE = (
     "effects that kernels share (step, rank): nothing says which kernels are of one step",

@@ -202,12 +202,12 @@ def _report(
     effect = float(laws.step_effect.std(ddof=1) / laws.step_effect.mean()) if n > 1 else 0.0
     warnings = []
     if n < FEW_STEPS:
-        warnings.append(f"{n} steps: how steps differ rests on little; profile {FEW_STEPS} or more")
+        warnings.append(f"{n} steps: too few for how steps differ; profile {FEW_STEPS} or more")
     off = float(simulated.mean() / measured.mean()) - 1.0
     if abs(off) > FAR_OFF:
         warnings.append(
             f"the model's mean step is {100 * off:+.1f} % off the measured one: too few steps to "
-            "tell which waits bind; take its spread and its what-ifs with care"
+            "identify which waits bind; its spread and its what-ifs are uncertain"
         )
     if round(period_ratio, 2) != 1.0:
         period = format_duration(period_ratio * float(measured.mean()))
@@ -218,8 +218,8 @@ def _report(
         )
     if any(r["measure"] == "includes waiting" for r in rows):
         warnings.append(
-            "ranks that are not here enter through the waiting in collectives, drawn as recorded: "
-            "their stragglers are in it, and cannot be told apart"
+            "ranks not traced enter through the waiting in collectives, drawn as recorded: "
+            "their stragglers are in it, and are not identifiable"
         )
     return {
         "inputs": [trace.source], "steps": n, "stages": len(np.unique(trace.ops["rank"])),

@@ -161,14 +161,14 @@ class _Plan:
             why = "join other workers than a stage, a replica or all" if named is None else (
                 "do not end together"
             )  # fmt: skip
-            self._note(f"{name}: the groups named for it {why}; coinciding ends decide who meets")
+            self._note(f"{name}: the groups named for it {why}; taken from coinciding ends")
         scope, as_expected = find_scope(starts, ends, expected, self.step_s)
         known = as_expected and expected is not None and group.max() < 0
         self.recorded += known and scope is not WORKER
         self.inferred += not known and scope is not WORKER
         if not as_expected:
-            how = "from its class, too few steps to go by" if scope == expected else "from"
-            self._note(f"{name}: who waits for whom ({scope.name}) {how} coinciding ends")
+            how = "from its class, too few steps for" if scope == expected else "from"
+            self._note(f"{name}: what waits for what ({scope.name}) {how} coinciding ends")
         return scope
 
     def _note(self, text: str) -> None:

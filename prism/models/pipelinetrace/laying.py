@@ -215,5 +215,5 @@ def number_microbatches(nodes: Sequence[TraceNode], notes: list[str]) -> tuple[T
             for number, i in enumerate(members):
                 out[i] = nodes[i]._replace(microbatch=number)
     if counted:
-        notes.append("compute ops whose microbatch is not told apart are numbered in their order")
+        notes.append("compute ops whose microbatch is not known are numbered in their order")
     return tuple(out)

@@ -115,8 +115,8 @@ def _check_enough(times: StepTimes) -> None:
     if np.unique(times.step).size < MIN_BLOCKS:
         raise PrismError(
             f"{times.source}: runs of {np.unique(times.step).size} steps; expected at least "
-            f"{MIN_BLOCKS} steps of a run, to tell its own spread from that between runs; log "
-            "longer runs"
+            f"{MIN_BLOCKS} steps of a run, to separate its own spread from that between runs; "
+            "log longer runs"
         )
 
 
@@ -311,7 +311,7 @@ def _not_identifiable(model: StepModel, series: Series) -> list[str]:
             "run effect: one run does not show how much runs differ; taken as 0, so the spread of "
             "time-to-train is a lower bound"
         )
-        out.append("work by step: one run cannot tell work that a schedule changes from drift")
+        out.append("work by step: in one run, work that a schedule changes looks like drift")
     elif model.n_runs < 3:
         out.append("work by step: fewer than 3 runs do not show it")
     if series.steps.size < MIN_STEPS:
@@ -340,7 +340,7 @@ def _warnings(model: StepModel, series: Series, gap_s: float) -> list[str]:
     out = []
     length_s = series.steps.size * gap_s
     if model.spread.drift > 0.0 and model.spread.tau_s > 0.25 * length_s:
-        what = "and the run effect can hardly be told apart" if model.n_runs > 1 else "is uncertain"
+        what = "is hardly separable from the run effect" if model.n_runs > 1 else "is uncertain"
         out.append(
             f"drift: its memory ({format_duration(model.spread.tau_s)}) is as long as the runs "
             f"({format_duration(length_s)}); it {what}"

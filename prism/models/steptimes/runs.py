@@ -139,17 +139,17 @@ def _granted(
     if last + 1 > done + max(MISSING, 0.1 * done):
         yield (
             f"{times.source}: {done} step times up to step {last}; {done} steps count as done, and "
-            "their sum as the time so far"
+            "their sum as the elapsed time"
         )
     if any(x is not None for x in (model.checkpoints, model.evaluations, model.interruptions)):
         yield (
-            f"{times.source}: checkpoints, evaluations and failures so far are not in step times; "
-            "the time so far leaves them out"
+            f"{times.source}: past checkpoints, evaluations and failures are not in step times; "
+            "the elapsed time is without them"
         )
     if abs(scale - 1.0) > FAR * prior:
         yield (
             f"{times.source}: steps take {scale:.3g} times what the job says, and {prior:.1%} were "
-            "to be expected: the level is taken from the steps; are they of this job?"
+            "expected: the level is taken from the steps; are they of this job?"
         )
 
 

@@ -100,8 +100,8 @@ def past_of(model: StepModel, times: StepTimes) -> Past:
     if abs(level) > FAR * expected:
         note = (
             f"{times.source}: steps take {1.0 + level:.4g} times what the model says, and "
-            f"{format_share(expected, 2)} more or less were to be expected: the level is taken "
-            "from the steps; are they of the job that was fitted?"
+            f"{format_share(expected, 2)} more or less were expected: the level is taken from "
+            "the steps; are they of the job that was fitted?"
         )
         past = _past(seconds, weights * (1.0 + level), model)
         return replace(past, scale=1.0 + level, notes=(note,))
@@ -114,7 +114,7 @@ def check_one_run(times: StepTimes) -> None:
     if names.size > 1:
         raise PrismError(
             f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
-            f"a run under way is one: --where run={names[0]}"
+            f"expected those of one run in progress: --where run={names[0]}"
         )
 
 

@@ -56,8 +56,8 @@ def separable(strata: Strata) -> tuple[Strata, list[str]]:
     """Give what one replica or one microbatch cannot tell apart to the simpler effect."""
     if strata.rest.shape[3] < 2 or not np.diag(strata.rest_df).any():
         note = (
-            "one microbatch per worker and step: rank_step cannot be told from content; all of it "
-            "is counted as content and residual"
+            "one microbatch per worker and step: rank_step and content are not separable; all of "
+            "it is counted as content and residual"
         )
         return strata._replace(
             rest=np.where(strata.present, strata.rank_step[..., None], 0.0),
@@ -68,8 +68,8 @@ def separable(strata: Strata) -> tuple[Strata, list[str]]:
         ), [note]
     if not np.diag(strata.cell_df).any():
         note = (
-            "one dp replica: rank effects cannot be told from the stages' own times, nor "
-            "rank_step from step; they are counted there"
+            "one dp replica: rank effects and the stages' own times are not separable, nor "
+            "rank_step and step; counted as stages' times and step"
         )
         return strata._replace(
             cell_products=strata.per_cell * strata.rest_products, cell_df=strata.rest_df

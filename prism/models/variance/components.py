@@ -260,7 +260,7 @@ def _warn(
             )
     missing = float(np.mean(~strata.present))
     if missing > 0.0:
-        out.append(f"{100.0 * missing:.2g} % of the cells are missing and were left out")
+        out.append(f"{100.0 * missing:.2g} % of the cells are missing and were skipped")
     if strata.rest.shape[0] < 3:
-        out.append("fewer than three columns: content and residual are told apart by assumption")
+        out.append("fewer than three columns: content and residual are separated by assumption")
     return tuple(out)

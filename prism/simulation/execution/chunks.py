@@ -78,7 +78,7 @@ class ChunkStore:
         except BlockingIOError as error:
             os.close(descriptor)
             raise PrismError(
-                f"{self.directory}: another prism is at work there; wait for it, or choose "
+                f"{self.directory}: in use by another prism; wait for it, or choose "
                 "another folder with --resume"
             ) from error
         except OSError:  # a file system without locks: two at once do no harm but to time
@@ -93,7 +93,7 @@ class ChunkStore:
             if name not in (MANIFEST, LOCK) and name[0] != "." and not name.endswith(SUFFIX):
                 raise PrismError(
                     f"{self.directory}: holds {name} and is not a folder of finished chunks; give "
-                    "--resume a folder of its own"
+                    "--resume its own folder"
                 )
         command, before = json.loads(json.dumps(command)), self._manifest()
         if before is not None:

@@ -66,7 +66,7 @@ def run_on(
             yield place
         if store is not None:
             if store.found:
-                say(f"{store.directory}: {store.found} chunks were at hand, {store.computed} made")
+                say(f"{store.directory}: {store.found} chunks reused, {store.computed} computed")
             store.finish()
     except BaseException:
         if store is not None and store.kept == 0:

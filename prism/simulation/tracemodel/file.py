@@ -31,7 +31,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "weight": (("step",), "1", "probability of drawing each measured step"),
     "rank": (("op_kind", "stage", "dp_rank"), "1", "persistent factor of every traced worker"),
     "follows": (("op_kind", "stage", "dp_rank"), "1", "share of it that follows shared effects"),
-    "rank_power": (("op_kind",), "1", "exponent of the rank law"),
+    "rank_power": (("op_kind",), "1", "exponent of the rank distribution"),
     "group": (("node",), "1", "op group of every node, -1: none"),
 }
 _LAWS = ("rank_law", "content", "rank_step")
@@ -49,8 +49,11 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     groups = [{**g._asdict(), "residual": _law_to(g.residual)} for g in model.groups]
     texts = {
         "nodes": (nodes, "the step's graph"),
-        "groups": (groups, "what its ops have in common, with their laws"),
-        "laws": ({name: _law_to(getattr(model, name)) for name in _LAWS}, "laws of shared effects"),
+        "groups": (groups, "what its ops have in common, with their distributions"),
+        "laws": (
+            {name: _law_to(getattr(model, name)) for name in _LAWS},
+            "distributions of shared effects",
+        ),
         "report": (model.report, "what the fit printed"),
     }
     for name, (value, text) in texts.items():
@@ -163,5 +166,5 @@ def _law_from(plain: dict[str, Any]) -> Law:
     fields = {k: tuple(plain[k]) for k in ("params", "knots_q", "knots_x")}
     law = Law(plain["family"], loc=plain["loc"], scale=plain["scale"], **fields)
     if not math.isfinite(law.mean):
-        raise ValueError(f"law {plain['family']} without a mean")
+        raise ValueError(f"distribution {plain['family']} without a mean")
     return law
