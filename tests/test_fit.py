@@ -194,9 +194,7 @@ def test_a_microbatch_of_several_ops_keeps_each_of_them(tmp_path, labels):
     assert summary["effects"]["microbatch"]["cv"] == pytest.approx(0.03, rel=0.15)
     check = summary["cross_check"]
     assert check["model"]["mean"] == pytest.approx(check["measured"]["mean"], rel=0.01)
-    assert any("numbered" in note for note in summary["notes"]) == (
-        labels != "named"
-    )
+    assert any("numbered" in note for note in summary["notes"]) == (labels != "named")
 
 
 def test_exposed_communication_of_a_trace(fitted):

@@ -192,7 +192,7 @@ def test_inputs_have_sources(page):
     text = text_of(page[1])
     assert "model.durations.forward_s" in text  # what the other estimate changed
     assert re.search(r"run\.deadline 1 d 16 h \S.*?\.yaml:3", text)
-    assert "values that nobody gave" in text
+    assert "at their defaults" in text
 
 
 def test_several_estimates_are_put_side_by_side(page, alone):
@@ -209,7 +209,7 @@ def test_datasets_are_taken_as_they_are():
     html = prism.report(result, title="A & B")
     assert "<h1>A &amp; B</h1>" in html
     del result.attrs["job_sources"]  # of a version that did not record them
-    assert "was not recorded" in prism.report([result])
+    assert "not recorded by" in prism.report([result])
 
 
 def test_models_of_step_times_have_a_section(tmp_path):

@@ -46,9 +46,9 @@ def job_yaml(job: Job) -> str:
     sources = provenance(job)
     lines = [
         f"# {job.name}: {job.world_size:,} GPUs.",
-        "# Lines without a # are the job; lines such as `# key: value` are what follows from it,",
-        "# presets and defaults, to be changed by taking the # away. [Units and defaults] stand",
-        "# in brackets. Everything below is checked by: prism show THIS_FILE",
+        "# Lines without a # are the job; lines such as `# key: value` are derived values, presets",
+        "# and defaults: remove the # to change them. [Units and defaults] are in brackets.",
+        "# Check this file with: prism show THIS_FILE",
     ]
     for block in BLOCKS:
         description = type(job).model_fields[block].description

@@ -208,7 +208,7 @@ def sound_rows(
         if bad.size > spare and limit < 1.0 and bad.size >= limit * n:
             raise PrismError(
                 f"{where}: {what}; so in {bad.size:,} of {n:,} rows, and up to {limit:.0%} are "
-                "dropped; mend the rows or take them out"
+                "dropped; correct the rows or remove them"
             )
         notes.append(f"{bad.size:,} of {n:,} rows dropped: {what} (first at {where})")
         sound[bad] = False

@@ -206,7 +206,7 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
     type=click.Choice(["ddp", "pipeline"]),
     default="ddp",
     show_default=True,
-    help="Every rank the whole model, or one stage of it.",
+    help="ddp: each rank has the whole model; pipeline: one stage.",
 )
 @click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
               show_default=True, help="Of a pipeline.")  # fmt: skip

@@ -44,7 +44,7 @@ def show(
     """Print what a file or a shipped name holds.
 
     WHAT is a file or the name of a shipped job or library. A job is shown resolved, each value
-    with where it came from; a trace by its kinds of ops, step times by their spread. With --yaml a
+    with its source; a trace by its kinds of ops, step times by their spread. With --yaml a
     job is a file to start from: prism show NAME --yaml > my-job.yaml.
     """
     from prism.present.show import describe, describe_jobs, describe_libraries

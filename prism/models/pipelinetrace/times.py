@@ -302,7 +302,7 @@ def check_order(
     if bare:
         raise PrismError(
             f"{source}: stage no. {bare[0]} (from 0) has no op that is in most steps; take its "
-            "rows out, or mend their stage"
+            "rows out, or correct their stage"
         )
     broken, total, beside, twice = 0, 0, 0.0, 0.0
     tolerance = max(1e-5 * step_s, CLOCK_S)

@@ -186,8 +186,8 @@ def _warnings(model: StepModel, n_steps: int) -> list[str]:
     whole = model.work.size * model.mean_over
     if model.has_profile and n_steps > whole:
         out.append(
-            f"work by step is known for {whole} steps; those after are taken as the last fifth of "
-            "them: a schedule that goes on changing is not followed"
+            f"work by step is known for {whole} steps; later ones are assumed like the last "
+            "fifth of them: a schedule that changes further is not modelled"
         )
     if n_steps > 3 * seen:
         out.append(

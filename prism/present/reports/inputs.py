@@ -80,10 +80,10 @@ def inputs_of(result: xr.Dataset) -> Inputs | None:
     source = str(json.loads(result.attrs["job"]).get("source") or name)
     beside = f"{Path(source).parent}{os.sep}" if os.sep in source else ""
     known = {key: place.removeprefix(beside) for key, place in _loaded(sources).items()}
-    table = job_table(f"Values of {name}, each with where it came from", values, known)
+    table = job_table(f"Values of {name}, each with its source", values, known)
     notes, defaults = [], None
     if sources is None:
-        notes.append("where values came from was not recorded by the version that made this result")
+        notes.append("the sources of values were not recorded by the version that made this result")
         rows = tuple(row[:2] for row in table.rows)
         given = replace(table, columns=table.columns[:2], rows=rows)
     else:
@@ -105,7 +105,7 @@ def differences(result: xr.Dataset, first: xr.Dataset, file: str) -> Table | Non
     more = len(keys) - len(shown)
     columns = tuple(Column(title, right=False) for title in ("key", "here", f"in {file}"))
     notes = (f"and {more:,} more",) if more else ()
-    return Table(f"Not as in {file}", columns, rows, notes)
+    return Table(f"Different from {file}", columns, rows, notes)
 
 
 def _short(value: Any, longest: int = 200) -> str:
@@ -119,18 +119,18 @@ def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Table, ...], tuple
     variability = values.get("variability") or {}
     name = variability.get("model") or variability.get("library")
     if name is None:
-        return (), ("no library: the job says its durations and effects itself",)
+        return (), ("no library: the job gives its durations and effects itself",)
     try:
         tables = describe(str(name)).tables
     except PrismError:
-        return (), (f"{name} is not here any more, so its entries cannot be listed",)
+        return (), (f"{name} is no longer found, so its entries are not listed",)
     kept = str(result.attrs.get("library_sha256") or "")
     if variability.get("model") is None and kept:
         now = hashlib.sha256(library_path(str(name)).read_bytes()).hexdigest()
         if now != kept:
             return tables, (
-                f"library {name} has changed since this result was made: what is listed is as it "
-                f"is now (sha256 {now[:12]}, then {kept[:12]})",
+                f"library {name} has changed since this result was made: the entries listed are "
+                f"the present ones (sha256 {now[:12]}, then {kept[:12]})",
             )
     return tables, ()
 
