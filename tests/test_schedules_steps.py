@@ -356,7 +356,7 @@ def test_a_schedule_varied_by_hand_brings_its_chunks():
 )
 def test_no_step_is_shorter_than_its_bound(name, split):
     job = gpt(pp=4, schedule=name, microbatches=8, layer_split=split)
-    assert least_seconds(job, None) <= prepare(job, 0).graph.nominal_s
+    assert least_seconds(job) <= prepare(job, 0).graph.nominal_s
 
 
 def test_layouts_keep_the_schedules_family():

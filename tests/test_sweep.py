@@ -183,7 +183,7 @@ def test_skipping_loses_none_of_the_best(small):
     points, every = [], []
     for setting, follows in layouts(small, 16):
         job = job_at(values, setting, follows, "job")
-        least = least_seconds(job, bench.libraries.of(job))
+        least = least_seconds(job)
         points.append(Point(setting, job, least=least, own=job == small))
         every.append(Point(setting, job))
         assert 0.0 < least <= bench.find_ideal(every[-1])
@@ -340,7 +340,7 @@ def test_common_random_numbers_make_differences_sharp(pipeline):
     paired = difference(points[1], points[0], "p95")
     alone = [p.values("p95").std(ddof=1) / np.sqrt(32) / p.figure("p95") for p in points]
     assert paired.error < 0.5 * np.hypot(*alone)
-    assert paired.change == pytest.approx((9 + 3) / 9 * 8 / 11 - 1, abs=0.01)
+    assert paired.mean == pytest.approx((9 + 3) / 9 * 8 / 11 - 1, abs=0.01)
 
 
 # ------------------------------------------------------------------------------ halving

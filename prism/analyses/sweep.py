@@ -1,9 +1,6 @@
 """`prism sweep`: settings of a job side by side, p50 of the step against p95.
 
-Any keys of the job, or all layouts that fit its GPUs, its batch and their memory. Bounds first,
-then simulation under the same random numbers, longer for those that may be best. Compared are
-steps that start together, per token where settings do unequal work; left out are the whole run,
-tables and plots.
+Bounds first, then simulation under the same random numbers, longer for those that may be best.
 """
 
 import json
@@ -34,8 +31,9 @@ from prism.analyses.sweeps.layouts import (
     is_own,
     layouts,
 )
-from prism.analyses.sweeps.points import MEASURES, Bench, Libraries, Point, least_seconds
-from prism.analyses.sweeps.rows import choose, make_rows, memory_notes, plain_value, same_gpus
+from prism.analyses.sweeps.points import MEASURES, Bench, Point, least_seconds
+from prism.analyses.sweeps.pointtasks import library_of
+from prism.analyses.sweeps.rows import choose, make_rows, memory_notes, plain_value
 from prism.analyses.sweeps.search import BUILT, search
 from prism.common import sizes
 from prism.common.errors import PrismError, named
@@ -121,13 +119,11 @@ def sweep(
     seed, threads = settle_call(replicates, seed, threads)
     _check_size(math.prod(map(len, grid.values())), replicates)
     check_values(grid)
-    libraries = Libraries()
-    points, refused = _points(job, grid, layouts, libraries, replicates, progress)
+    points, refused = _points(job, grid, layouts, replicates, progress)
     if not points:
         raise PrismError(_all_refused(job, refused))
     clusters = -(-replicates // engine.LANES)
-    n_gpus = max(point.job.world_size for point in points)
-    bench = Bench(seed, threads, progress, n_gpus, libraries)
+    bench = Bench(seed, threads, progress, max(point.job.world_size for point in points))
     wrong = search(points, bench, clusters, objective, skip=layouts)
     refused += [
         {**points[i].setting, "reason": reason.removeprefix(f"{job.name}: ")}
@@ -136,13 +132,16 @@ def sweep(
     points = [point for i, point in enumerate(points) if i not in wrong]
     if not points:
         raise PrismError(_all_refused(job, refused))
-    rows = make_rows(points, objective)
+    rows, warnings = make_rows(points, objective), []
+    if refused and not layouts:
+        asked = len(rows) + len(refused)
+        warnings = [f"{len(refused):,} of {asked:,} settings were refused; the answer says why"]
     found: dict[str, Any] = {
         "job": job.name, "seed": seed, "objective": objective, "layouts": layouts,
         "varied": list(points[0].setting), "world_size": job.world_size,
         "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
         **choose(points, objective), "notes": _followed(points, grid) + _notes(points, rows),
-        "warnings": [] if layouts else _refusals(len(refused), len(rows) + len(refused)),
+        "warnings": warnings,
         "clusters": bench.simulated, "rank_clusters": bench.n_quiet,
         "wall_seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
     }  # fmt: skip
@@ -166,13 +165,9 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
 
 # ----------------------------------------------------------------------------------- the settings
 def _points(
-    job: Job,
-    grid: Mapping[str, Sequence[str]],
-    all_layouts: bool,
-    libraries: Libraries,
-    replicates: int,
+    job: Job, grid: Mapping[str, Sequence[str]], all_layouts: bool, replicates: int,
     progress: Progress | None,
-) -> tuple[list[Point], list[dict[str, Any]]]:
+) -> tuple[list[Point], list[dict[str, Any]]]:  # fmt: skip
     """Build every setting; those that break a rule or do not fit are refused, with the reason."""
     values = given_values(job)
     points: list[Point] = []
@@ -184,13 +179,17 @@ def _points(
         try:
             made = job_at(values, setting, follows, job.name)
             memory = estimate_memory(made)
-            if all_layouts and not own and memory is not None:
-                _check_memory(made, memory.total)
+            limit = memory_limit(made)
+            if all_layouts and not own and memory is not None and memory.total > limit:
+                raise PrismError(
+                    f"needs {memory.total / GIB:.0f} GiB, more than the {limit / GIB:.1f} GiB of "
+                    f"{made.cluster.device}"
+                )
             points.append(
                 Point(
                     setting=setting, job=made, group=group, own=own or made == job,
                     work=_work(made) / _work(job), memory=memory,
-                    least=least_seconds(made, libraries.of(made)),
+                    least=least_seconds(made),
                 )
             )  # fmt: skip
         except PrismError as error:
@@ -207,7 +206,7 @@ def _points(
     for setting in every:
         try:
             base = base_of(values, setting, job.name)
-            libraries.of(base)  # what no layout mends is refused once
+            library_of(base)  # what no layout mends is refused once
             found = list(layouts(base, global_batch(job)))
         except PrismError as error:
             refused.append({**setting, "reason": _reason(error, job)})
@@ -219,33 +218,20 @@ def _points(
                 continue
             # the job's own keeps all it was given, an uneven split of its layers too
             own = is_own(job, layout)
-            group = tuple(setting.values())
-            add({**setting, **layout}, () if own else follows, group, own)
+            add({**setting, **layout}, () if own else follows, tuple(setting.values()), own)
     return points, refused
 
 
 def _check_size(settings: int, replicates: int) -> None:
     """Refuse more settings than their rows and steps have room for."""
-    counts = {
-        "settings": (settings, sizes.SETTING),
-        "bytes of their steps": (8 * settings * replicates, sizes.BYTE),
-    }
+    steps = (8 * settings * replicates, sizes.BYTE)
+    counts = {"settings": (settings, sizes.SETTING), "bytes of their steps": steps}
     sizes.check_size("sweep", counts, f"{named('vary')} or {named('replicates')}")
 
 
 def _work(job: Job) -> float:
     """Work of a step: its tokens, or its sequences where no length is known."""
-    p = job.parallelism
-    return float(job.tokens_per_step or p.dp * p.microbatches * p.microbatch_size)
-
-
-def _check_memory(job: Job, needed: float) -> None:
-    limit = memory_limit(job)
-    if needed > limit:
-        raise PrismError(
-            f"needs {needed / GIB:.0f} GiB, more than the {limit / GIB:.1f} GiB of "
-            f"{job.cluster.device}"
-        )
+    return float(job.tokens_per_step or global_batch(job))
 
 
 def _reason(error: PrismError, job: Job) -> str:
@@ -275,13 +261,11 @@ def _notes(points: Sequence[Point], rows: Sequence[Mapping[str, Any]]) -> list[s
     """Say how settings are compared, and what is assumed."""
     notes = memory_notes(points)
     unequal = any(abs(point.work - 1.0) > 1e-9 for point in points)
-    if not same_gpus(rows):
-        notes.append(
-            "settings take different numbers of GPUs; they are compared per token, for the work "
-            "of one step of the job"
-            if unequal
-            else "settings take different numbers of GPUs for the same tokens of a step"
-        )
+    if len({row["world_size"] for row in rows}) > 1:
+        notes.append("settings take different numbers of GPUs" + (
+            "; they are compared per token, for the work of one step of the job" if unequal
+            else " for the same tokens of a step"
+        ))  # fmt: skip
     elif unequal:
         notes.append("steps have different numbers of tokens; they are compared per token")
     return notes
@@ -294,10 +278,6 @@ def _followed(points: Sequence[Point], grid: Mapping[str, Sequence[str]]) -> lis
     if not keys or not SIZES & set(grid):
         return []
     return [f"{' and '.join(keys)} follow, for all GPUs and the job's global batch"]
-
-
-def _refusals(refused: int, asked: int) -> list[str]:
-    return [f"{refused:,} of {asked:,} settings were refused; the answer says why"] * bool(refused)
 
 
 def _by_setting(points: Sequence[Point], keys: Sequence[str], objective: str) -> list[Any]:
@@ -317,9 +297,8 @@ def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
     rows = found["rows"]
     data: dict[str, Any] = {}
     for name, (units, text) in VARIABLES.items():
-        column = [row.get(name) for row in rows]
-        if any(value is not None for value in column):
-            values = np.array([np.nan if value is None else value for value in column], float)
+        values = np.array([row.get(name) for row in rows], float)  # None: nan
+        if not np.isnan(values).all():
             data[name] = ("setting", values, {"units": units, "long_name": text})
     coords: dict[str, Any] = {
         key.replace(".", "_"): ("setting", _column([row[key] for row in rows]))
@@ -332,6 +311,5 @@ def _dataset(found: dict[str, Any], attrs: dict[str, Any]) -> "xr.Dataset":
 
 def _column(values: list[Any]) -> list[Any]:
     """Numbers as such, a mixture as text."""
-    if all(isinstance(value, int | float) for value in values):
-        return values
-    return [str(value) for value in values]
+    numbers = all(isinstance(value, int | float) for value in values)
+    return values if numbers else [str(value) for value in values]

@@ -254,7 +254,7 @@ def _each_within(objective: Objective, arms: Sequence[Arm], best: int, delta: fl
     for i, arm in enumerate(arms):
         if i != best:
             d = min(_chains(objective, arms, arms[best], arm), key=lambda d: d.error)
-            out[i] = _student(delta, d)
+            out[i] = student(delta, d)
     return out
 
 
@@ -271,7 +271,7 @@ def _chains(objective: Objective, arms: Sequence[Arm], a: Arm, b: Arm) -> Iterat
             yield Difference(first.mean + last.mean, error, min(first.n, last.n))
 
 
-def _student(delta: float, d: Difference) -> float:
+def student(delta: float, d: Difference) -> float:
     """Probability that a difference is at most delta."""
     if d.error == 0.0:
         return float(d.mean <= delta)

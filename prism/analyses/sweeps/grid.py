@@ -1,13 +1,13 @@
 """Grids of settings: what `--vary key=a,b,c` says, and a job with other values of some keys.
 
-A key is any of the job's, a value anything `--set` takes; whole numbers may be a range. What a job
-was not given follows from what it is given, also at another setting.
+What a job was not given follows from what it is given, also at another setting.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,13 +71,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def grid_of(vary: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """Write values given in Python as they would be given to ``--vary``.
-
-    Raises
-    ------
-    PrismError
-        A key has no values, or one twice.
-    """
+    """Write values given in Python as they would be given to ``--vary``."""
     grid: dict[str, list[str]] = {}
     for key, values in vary.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
@@ -87,15 +81,13 @@ def grid_of(vary: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
 
 
 def _checked(grid: dict[str, list[str]]) -> dict[str, list[str]]:
-    n = 1
     for key, values in grid.items():
         if not values:
             raise PrismError(f"{named('vary')} {key}: no values; expected one or more")
         twice = next((v for v, times in Counter(values).items() if times > 1), None)
         if twice is not None:
             raise PrismError(f"{named('vary')} {key}: the value {twice} is there twice; keep one")
-        n *= len(values)
-    if n > MOST_POINTS:
+    if (n := math.prod(map(len, grid.values()))) > MOST_POINTS:
         raise PrismError(
             f"{named('vary')}: {n:,} settings, at most {MOST_POINTS:,}; vary fewer keys"
         )
@@ -135,18 +127,12 @@ def _expand(value: str, text: str) -> list[str]:
 
 
 def check_values(grid: Mapping[str, Sequence[str]]) -> None:
-    """Refuse values that no setting could have, whatever the other keys say.
-
-    Raises
-    ------
-    PrismError
-        With a line for each.
-    """
-    wrong = []
-    for key, values in grid.items():
-        for value in values:
-            found = never_legal(override_layer(f"{key}={value}"))
-            wrong += [f"{named('vary')} {key}={value}: {text}" for text in found]
+    """Refuse values that no setting could have, whatever the other keys say."""
+    wrong = [
+        f"{named('vary')} {key}={value}: {text}"
+        for key, values in grid.items() for value in values
+        for text in never_legal(override_layer(f"{key}={value}"))
+    ]  # fmt: skip
     if wrong:
         raise PrismError("\n".join(dict.fromkeys(wrong)))
 
@@ -160,23 +146,9 @@ def settings(grid: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
 def job_at(
     values: Mapping[str, Any], setting: Mapping[str, str], drop: Sequence[str], name: str
 ) -> Job:
-    """Build a job at a setting.
+    """Build a job from what it is given (`prism.jobs.job.given_values`) and keys that differ.
 
-    Parameters
-    ----------
-    values : mapping
-        What the job is given, see `prism.jobs.job.given_values`.
-    setting : mapping of str to str
-        Keys that differ.
-    drop : sequence of str
-        Keys that are to follow from the others instead.
-    name : str
-        The job's name.
-
-    Raises
-    ------
-    PrismError
-        The setting breaks a rule of the job; a line for each.
+    Those of `drop` follow from the others instead; PrismError where a rule is broken.
     """
     return job_from_dict(merged(values, setting, drop), name)
 
@@ -202,18 +174,9 @@ def follow_schedule(
 ) -> list[tuple[Setting, tuple[str, ...]]]:
     """Let the chunks per stage follow a schedule that is varied, where they are not.
 
-    The job's own where the schedule takes them, else the fewest that it takes.
-
-    Parameters
-    ----------
-    values
-        As in `job_at`.
-
-    Returns
-    -------
-    list of (dict of str to str, tuple of str)
-        Settings, with ``parallelism.vpp`` where it is not the job's own everywhere, so that rows
-        say what was taken; and the keys that are to follow from it.
+    The job's own where the schedule takes them, else the fewest that it takes. Settings, with
+    ``parallelism.vpp`` where it is not the job's own everywhere, so that rows say what was taken;
+    and the keys that are to follow from it.
     """
     own = (values.get("parallelism") or {}).get("vpp", 1)
     chunks = [_chunks_for(values, setting, own) for setting in found]

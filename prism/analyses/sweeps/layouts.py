@@ -1,8 +1,7 @@
 """All layouts of a job on its own GPUs: tensor, context, pipeline and data parallelism.
 
-Those that use exactly the job's GPUs and keep its global batch and its microbatch size; what
-follows from a layout (1F1B's chunks, resharding, the split of the layers) follows anew. Left out:
-other expert-parallel and microbatch sizes, which `--vary` gives, and uneven splits but the job's.
+They use exactly its GPUs and keep its global batch, its microbatch size and its ep; what follows
+from a layout (1F1B's chunks, resharding, the split of the layers) follows anew.
 """
 
 from __future__ import annotations
@@ -43,9 +42,10 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
         )
     world = job.world_size
     for tp in _divisors(world):
-        if tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp:
-            continue
-        if model.n_experts and expert_width(model) % tp:
+        if (
+            tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp
+            or (model.n_experts and expert_width(model) % tp)
+        ):  # fmt: skip
             continue
         for cp in _divisors(world // tp):
             if cp > 1 and model.seq_len % (2 * cp):
@@ -131,25 +131,14 @@ def follow_sizes(
 ) -> list[tuple[Setting, tuple[str, ...]]]:
     """Let dp and the microbatches follow sizes that are varied: all GPUs, the same global batch.
 
-    What is varied or does not divide stays as it is.
-
-    Parameters
-    ----------
-    values
-        As in `job_at`.
-
-    Returns
-    -------
-    list of (dict of str to str, tuple of str)
-        Settings, with what follows in all of them where it does in one; and the keys that were of
-        the job's own layout.
+    What is varied or does not divide stays as it is. Settings, with what follows in all of them
+    where it does in one; and the keys that were of the job's own layout.
     """
     sized = [_sized(job, values, setting) for setting in found]
     added = {key for setting, _ in sized for key in setting} - {key for s in found for key in s}
     own = {key: str(getattr(job.parallelism, key.partition(".")[2])) for key in added}
     return [
-        (setting | {key: own[key] for key in own if key not in setting}, drop)
-        for setting, drop in sized
+        (setting | {k: own[k] for k in own if k not in setting}, drop) for setting, drop in sized
     ]
 
 

@@ -1,28 +1,27 @@
-"""One setting of a sweep: its job, what it must take at least, its simulated steps.
+"""One setting of a sweep, and the bench that runs it.
 
-All settings run under the same seed: clusters, steps and microbatches are drawn alike, so that
-differences are paired. Where settings do unequal work, times are compared for the same number of
-tokens.
+All run under one seed, so that differences are paired, and are compared for the same tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from prism import engine
 from prism.analyses.placements.clusters import spread
-from prism.analyses.placements.selection import QUANTILES, pseudo_values
+from prism.analyses.placements.selection import QUANTILES, Difference, pseudo_values, student
 from prism.analyses.sweeps.pointtasks import (
     Ideal,
+    Start,
     find_ideal,
-    find_start,
+    find_steps,
+    library_of,
     run_ideals,
     run_steps,
     share,
@@ -30,11 +29,10 @@ from prism.analyses.sweeps.pointtasks import (
 from prism.cluster.devices import DEVICES
 from prism.common.attribution import ClusterControl, control_slope
 from prism.common.errors import PrismError
-from prism.distributions.library import Library, load_library
 from prism.jobs.job import Job
-from prism.simulation.execution.tasks import Shared, is_remote, n_threads
+from prism.simulation.execution.tasks import is_remote, n_threads
 from prism.simulation.prepare import Prepared, prepare
-from prism.simulation.steps import Exposed, Progress, find_exposed, run_blocks, warm_up
+from prism.simulation.steps import Exposed, Progress, find_exposed, warm_up
 from prism.workload.build import build_workload
 from prism.workload.memory import Memory
 
@@ -49,55 +47,23 @@ KEPT_STEPS = 48
 
 @dataclass(eq=False)
 class Point:
-    """A setting.
+    """A setting: its job, what a step of it takes at least, its simulated steps."""
 
-    Attributes
-    ----------
-    setting : dict of str to str
-        Values of the keys that differ.
-    job : Job
-    group : tuple of str
-        What was varied by hand; layouts are chosen within it.
-    own : bool
-        Whether it is the job as it is.
-    work : float
-        Tokens of a step over those of the job's [1].
-    memory : Memory or None
-    least : float
-        Seconds that a step takes at least, see `least_seconds`.
-    ideal : float or None
-        The step with every effect at 1 [s]; None where it was not needed.
-    times : float64 [cluster, lane]
-        Simulated steps [s].
-    quiet : float64 [many clusters]
-        Steps with nothing random but the ranks [s]; empty where those do not vary.
-    slope : float
-        Of the clusters' mean steps over their quiet times [1].
-    exposed : Exposed
-        Exposed communication.
-    model_flop : float
-        Useful work of a step [flop].
-    n_draws : int
-        Op-samples of a step [1].
-    done : bool
-        Whether it was simulated as long as any.
-    """
-
-    setting: dict[str, str]
+    setting: dict[str, str]  # values of the keys that differ
     job: Job
-    group: tuple[str, ...] = ()
-    own: bool = False
-    work: float = 1.0
+    group: tuple[str, ...] = ()  # what was varied by hand; layouts are chosen within it
+    own: bool = False  # whether it is the job as it is
+    work: float = 1.0  # tokens of a step over those of the job's
     memory: Memory | None = None
-    least: float = 0.0
-    ideal: float | None = None
-    times: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))
-    quiet: Array = field(default_factory=lambda: np.empty(0))
-    slope: float = 1.0
-    exposed: Exposed = Exposed(0.0, 0.0)
-    model_flop: float = 0.0
-    n_draws: int = 0
-    done: bool = False
+    least: float = 0.0  # seconds that a step takes at least, see `least_seconds`
+    ideal: float | None = None  # the step with every effect at 1 [s]; None where not needed
+    times: Array = field(default_factory=lambda: np.empty((0, engine.LANES)))  # [cluster, lane] s
+    quiet: Array = field(default_factory=lambda: np.empty(0))  # nothing random but ranks [many] s
+    slope: float = 1.0  # of the clusters' mean steps over their quiet times
+    exposed: Exposed = Exposed(0.0, 0.0)  # communication
+    model_flop: float = 0.0  # useful work of a step
+    n_draws: int = 0  # op-samples of a step
+    done: bool = False  # whether it was simulated as long as any
 
     @property
     def n(self) -> int:
@@ -131,20 +97,11 @@ class Point:
         return self.model_flop / float(self.times.mean()) / peak
 
 
-class Difference(NamedTuple):
-    """Paired relative difference of two settings' figures, its standard error, clusters."""
-
-    change: float
-    error: float
-    n: int
-
-
 def difference(point: Point, other: Point, measure: str) -> Difference:
-    """Compare two settings on the clusters that both ran on, for the same work."""
+    """Compare two settings on the clusters that both ran on, for the same work [1]."""
     n = min(point.n, other.n)
     mine, base = point.values(measure, n), other.values(measure, n)
-    scale = float(base.mean())
-    d = (mine - base) / scale
+    d = (mine - base) / float(base.mean())
     error = float(d.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
     return Difference(float(d.mean()), error, n)
 
@@ -152,28 +109,16 @@ def difference(point: Point, other: Point, measure: str) -> Difference:
 def probability_best(best: Point, others: Sequence[Point], measure: str, tolerance: float) -> float:
     """Probability that none of the others is better by more than a share of the figure.
 
-    Notes
-    -----
-    The product over the others of Student's t of the paired difference, as in
-    `prism.analyses.placements.selection.probability_within`.
+    As in `prism.analyses.placements.selection.probability_within`.
     """
-    p = 1.0
-    for other in others:
-        if other is best or min(other.n, best.n) < 2:
-            continue
-        d = difference(best, other, measure)
-        if d.error == 0.0:
-            p *= float(d.change <= tolerance)
-        else:
-            p *= float(stats.t.cdf((tolerance - d.change) / d.error, d.n - 1))
-    return p
+    rivals = (p for p in others if p is not best and min(p.n, best.n) > 1)
+    each = (student(tolerance, difference(best, rival, measure)) for rival in rivals)
+    return math.prod(each, start=1.0)
 
 
-def least_seconds(job: Job, library: Library | None) -> float:
+def least_seconds(job: Job) -> float:
     """Seconds that a step takes at least, by what its stages compute.
 
-    Notes
-    -----
     A stage computes all its microbatches one after the other. Before its first forward the earlier
     stages do theirs of a first chunk, and after its last backward they do one backward of it, where
     no weight gradients fill that time; then the optimizer follows: a bound for every schedule,
@@ -181,13 +126,12 @@ def least_seconds(job: Job, library: Library | None) -> float:
     """
     if job.variability.model is not None:
         return 0.0
-    workload, before, found = build_workload(job, library), 0.0, 0.0
-    splits = job.parallelism.splits
+    workload, before, found = build_workload(job, library_of(job)), 0.0, 0.0
     for stage, row in enumerate(workload.chunks):
         each = [sum(k.duration for k in (*chunk.forward, *chunk.backward)) for chunk in row]
         after = workload.optimizer[stage].duration if workload.optimizer else 0.0
         found = max(found, before + sum(each) * job.parallelism.microbatches + after)
-        before += sum(k.duration for k in row[0].forward) if splits else each[0]
+        before += sum(k.duration for k in row[0].forward) if job.parallelism.splits else each[0]
     return found
 
 
@@ -204,43 +148,15 @@ def fit_slope(points: Sequence[Point]) -> None:
         point.slope = slope
 
 
-class Libraries:
-    """Distribution sets by name, each read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Library] = {}
-
-    def of(self, job: Job) -> Library | None:
-        """Return the library of a job."""
-        name = job.variability.library
-        if name is None:
-            return None
-        if name not in self._known:
-            self._known[name] = load_library(name)
-        return self._known[name]
-
-
 class Bench:
     """Where settings are run: one seed, some threads, the latest of them kept ready.
 
-    Parameters
-    ----------
-    progress : callable, optional
-    n_gpus : int
-        Of the largest setting; it says on how many clusters quiet times are found.
-    libraries : Libraries, optional
-        Those read already.
+    The GPUs of the largest setting say on how many clusters quiet times are found.
     """
 
     def __init__(
-        self,
-        seed: int,
-        threads: int,
-        progress: Progress | None = None,
-        n_gpus: int = 1,
-        libraries: Libraries | None = None,
+        self, seed: int, threads: int, progress: Progress | None = None, n_gpus: int = 1
     ) -> None:
-        self.libraries = libraries or Libraries()
         self.seed, self.threads, self.progress = seed, threads, progress
         batches = int(np.clip(QUIET_GPUS // (n_gpus * engine.LANES), *QUIET_BATCHES))
         self.n_quiet = batches * engine.LANES
@@ -252,7 +168,7 @@ class Bench:
     def step(self, point: Point) -> Prepared:
         """Return a setting ready to run."""
         if point not in self._steps:
-            self._steps[point] = prepare(point.job, self.seed, self.libraries.of(point.job))
+            self._steps[point] = prepare(point.job, self.seed)
         self._steps.move_to_end(point)
         if len(self._steps) > KEPT_STEPS:
             self._steps.popitem(last=False)
@@ -262,8 +178,7 @@ class Bench:
         """Find a setting's step with every effect at 1, for the same work [s]."""
         if point.ideal is None:
             self.foresee_ideals([point])
-            found = self._ideals.pop(point, None)
-            found = found or find_ideal(self.step(point), self.threads)
+            found = self._ideals.pop(point, None) or find_ideal(self.step(point), self.threads)
             if isinstance(found, str):
                 raise PrismError(found)
             point.ideal, point.model_flop, point.n_draws = found
@@ -279,8 +194,8 @@ class Bench:
             return
         new = [p for p in points if p.ideal is None and p not in self._ideals]
         new = new[: 2 * n_threads(self.threads)]
-        settings = [self._shared(point) for point in new]
-        self._ideals |= dict(zip(new, run_ideals(settings), strict=True))
+        found = run_ideals([share(point.job, self.seed) for point in new])
+        self._ideals |= dict(zip(new, found, strict=True))
 
     def find_exposed(self, point: Point) -> None:
         """Find a setting's exposed communication of all its steps, as an estimate does."""
@@ -288,22 +203,8 @@ class Bench:
 
     def extend(self, point: Point, n: int) -> None:
         """Bring a setting to n clusters."""
-        if point.n >= n:
-            return
-        if is_remote():
-            wrong = self.extend_all([point], n)
-            if wrong:
-                raise PrismError(wrong[point])
-            return
-        step = self.step(point)
-        if not self._warm:
-            warm_up(step.program, self.seed)
-            self._warm = True
-        times, *_ = run_blocks(step.program, range(point.n, n), self.seed, self.threads)
-        if point.n == 0:
-            start = find_start(step, times, self.seed, self.threads, self.n_quiet)
-            point.quiet, point.exposed = start
-        self._add(point, times.astype(np.float64))
+        if wrong := self.extend_all([point], n):
+            raise PrismError(wrong[point])
 
     def foresee_steps(self, points: Sequence[Point], n: int) -> None:
         """Run at once, on workers, what `extend` is going to be asked for; errors come then."""
@@ -313,25 +214,26 @@ class Bench:
     def extend_all(self, points: Sequence[Point], n: int) -> dict[Point, str]:
         """Bring settings to n clusters, all at once where there are workers; returns what fails."""
         wrong: dict[Point, str] = {}
-        if not is_remote():
-            for point in points:
-                self.extend(point, n)
-            return wrong
         short = [point for point in points if point.n < n]
-        spans = [range(point.n, n) for point in short]
-        settings = [self._shared(point) for point in short]
-        for point, found in zip(short, run_steps(settings, spans, self.n_quiet), strict=True):
+        runs: Iterable[tuple[Array, Start] | str]
+        if is_remote():
+            shared = [share(point.job, self.seed) for point in short]
+            runs = run_steps(shared, [range(point.n, n) for point in short], self.n_quiet)
+        else:
+            runs = (self._run(point, n) for point in short)
+        for point, found in zip(short, runs, strict=True):
             if isinstance(found, str):
                 wrong[point] = found
                 continue
             if point.n == 0:
                 point.quiet, point.exposed = found[1]
-            self._add(point, found[0])
+            self.simulated += len(found[0])
+            point.times = np.concatenate([point.times, found[0].astype(np.float64)])
         return wrong
 
-    def _add(self, point: Point, times: Array) -> None:
-        self.simulated += len(times)
-        point.times = np.concatenate([point.times, times])
-
-    def _shared(self, point: Point) -> Shared:
-        return share(point.job, self.libraries.of(point.job), self.seed)
+    def _run(self, point: Point, n: int) -> tuple[Array, Start]:
+        step = self.step(point)
+        if not self._warm:
+            warm_up(step.program, self.seed)
+            self._warm = True
+        return find_steps(step, range(point.n, n), self.seed, self.threads, self.n_quiet)

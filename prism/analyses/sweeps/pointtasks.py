@@ -1,7 +1,6 @@
 """Settings of a sweep as tasks: built and run whole on a worker, from the job and its library.
 
-A worker keeps the latest settings ready to run. What is wrong with a setting comes back as text, so
-that the others go on. Left out: which settings are run, and for how long.
+What is wrong with a setting comes back as text, so that the others go on.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.analyses.placements.screen import Screen
 from prism.common.errors import PrismError
-from prism.distributions.library import Library
+from prism.distributions.library import Library, load_library
 from prism.jobs.job import Job
 from prism.simulation.draws import cluster_times
 from prism.simulation.execution.content import content_hash
@@ -37,7 +36,7 @@ KEPT_STEPS = 8
 
 
 class Ideal(NamedTuple):
-    """A setting without anything random: step [s], useful work of it [flop], draws [1]."""
+    """A setting without anything random."""
 
     seconds: float
     model_flop: float
@@ -62,14 +61,23 @@ def find_ideal(step: Prepared, threads: int = 1) -> Ideal:
     return Ideal(seconds, flop, step.program.n_draws)
 
 
-def find_start(step: Prepared, times: Array, seed: int, threads: int, n_quiet: int) -> Start:
-    """Find what the first clusters' steps do not tell: free communication, many clusters' ranks."""
-    program = step.program
+def find_steps(
+    step: Prepared, clusters: range, seed: int, threads: int, n_quiet: int
+) -> tuple[Array, Start]:
+    """Simulate some clusters; with the very first, free communication and many clusters' ranks."""
+    program, quiet = step.program, np.empty(0)
+    times = run_blocks(program, clusters, seed, threads)[0]
+    if clusters.start > 0:
+        return times, NO_START
     exposed = find_exposed(step, times[:1], seed, threads)
     if (program.ranks.tables >= 0).any():
-        quiet = cluster_times(program, range(n_quiet), seed, threads)
-        return Start(quiet.astype(np.float64), exposed)
-    return Start(np.empty(0), exposed)
+        quiet = cluster_times(program, range(n_quiet), seed, threads).astype(np.float64)
+    return times, Start(quiet, exposed)
+
+
+def library_of(job: Job) -> Library | None:
+    """Return the library of a job, if it names one."""
+    return None if job.variability.library is None else load_library(job.variability.library)
 
 
 @dataclass(frozen=True)
@@ -98,12 +106,12 @@ _built: OrderedDict[str, Prepared] = OrderedDict()
 _lock = threading.Lock()
 
 
-def share(job: Job, library: Library | None, seed: int) -> Shared:
+def share(job: Job, seed: int) -> Shared:
     """Return a setting as the data of its tasks, named by its job and by the files it rests on."""
     model = job.variability.model
     files = "" if model is None else content_hash(Path(model).read_bytes())
     content = content_hash(job.model_dump_json(), library_hash(job), files, seed)
-    return Shared(Setting(job, library, seed, content), content)
+    return Shared(Setting(job, library_of(job), seed, content), content)
 
 
 def ideal_task(setting: Setting) -> Arrays:
@@ -115,13 +123,10 @@ def ideal_task(setting: Setting) -> Arrays:
 
 
 def steps_task(setting: Setting, first: int, n: int, n_quiet: int) -> Arrays:
-    """Task: n clusters from a first one, what `find_start` says with the very first; the error."""
+    """Task: `find_steps` of n clusters from a first one; the error."""
     try:
-        step = setting.step()
-        start = NO_START
-        times = run_blocks(step.program, range(first, first + n), setting.seed)[0]
-        if first == 0:
-            start = find_start(step, times, setting.seed, 1, n_quiet)
+        clusters = range(first, first + n)
+        times, start = find_steps(setting.step(), clusters, setting.seed, 1, n_quiet)
         return as_arrays(times, *start, "")
     except PrismError as error:
         return as_arrays(np.empty((0, engine.LANES)), *NO_START, str(error))
@@ -142,18 +147,15 @@ def run_steps(
 ) -> list[tuple[Array, Start] | str]:
     """Simulate a span of clusters of each setting on workers; a text says what is wrong."""
     found: dict[int, Arrays] = {}
-    tasks: list[Task] = []
-    parts: list[range] = []
-    for setting, span in zip(settings, spans, strict=True):
-        firsts = span[::TASK_CLUSTERS]
-        parts.append(range(len(tasks), len(tasks) + len(firsts)))
-        for first in firsts:
-            n = min(TASK_CLUSTERS, span.stop - first)
-            tasks.append(Task(steps_task, setting, (first, n, n_quiet)))
+    tasks = [
+        Task(steps_task, setting, (first, min(TASK_CLUSTERS, span.stop - first), n_quiet))
+        for setting, span in zip(settings, spans, strict=True) for first in span[::TASK_CLUSTERS]
+    ]  # fmt: skip
     run_tasks(tasks, found.__setitem__)
+    in_order = iter(range(len(tasks)))
     out: list[tuple[Array, Start] | str] = []
-    for part in parts:
-        rows = [found[i] for i in part]
+    for span in spans:
+        rows = [found[next(in_order)] for _ in span[::TASK_CLUSTERS]]
         errors = [str(row[3]) for row in rows if str(row[3])]
         times = np.concatenate([row[0] for row in rows]).astype(np.float64)
         start = Start(rows[0][1], Exposed(*map(float, rows[0][2])))

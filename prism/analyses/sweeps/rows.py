@@ -1,7 +1,4 @@
-"""What a sweep found, as rows: the figures of every setting, and which ones are the best.
-
-Plain mappings that JSON takes; times in seconds.
-"""
+"""What a sweep found, as rows for JSON: the figures of every setting [s], and the best ones."""
 
 from __future__ import annotations
 
@@ -40,25 +37,18 @@ def make_rows(points: Sequence[Point], objective: str) -> list[dict[str, Any]]:
 
 def _from_best(point: Point, best: Point, objective: str) -> dict[str, Any]:
     """Compare a setting with the best one: the change, its error, whether it may be none."""
-    out: dict[str, Any] = dict.fromkeys(("best_change", "best_change_se"))
-    out["indistinguishable_from_best"] = False
-    if point is best or min(point.n, best.n) < 2:
-        return out
-    found = difference(point, best, objective)
-    reach = float(stats.t.isf(LEVEL / 2.0, found.n - 1)) * found.error
+    change, error, alike = None, None, False
+    if point is not best and min(point.n, best.n) > 1:
+        change, error, n = difference(point, best, objective)
+        alike = abs(change) <= float(stats.t.isf(LEVEL / 2.0, n - 1)) * error
     return {
-        "best_change": found.change, "best_change_se": found.error,
-        "indistinguishable_from_best": abs(found.change) <= reach,
+        "best_change": change, "best_change_se": error, "indistinguishable_from_best": alike,
     }  # fmt: skip
 
 
 def _ordered(points: Sequence[Point], objective: str) -> list[Point]:
-    def key(point: Point) -> tuple[int, float]:
-        if point.n:
-            return 0, point.figure(objective)
-        return 1, at_least(point)
-
-    return sorted(points, key=key)
+    run, others = [p for p in points if p.n], [p for p in points if not p.n]
+    return sorted(run, key=lambda p: p.figure(objective)) + sorted(others, key=at_least)
 
 
 def at_least(point: Point) -> float:
@@ -67,9 +57,8 @@ def at_least(point: Point) -> float:
 
 
 def _row(point: Point, own: Point | None) -> dict[str, Any]:
-    level = "full" if point.done else "screen" if point.n else "work"
-    if level == "work" and point.ideal is not None:
-        level = "ideal"
+    unseen = "work" if point.ideal is None else "ideal"
+    level = "full" if point.done else "screen" if point.n else unseen
     row: dict[str, Any] = {key: plain_value(text) for key, text in point.setting.items()}
     row |= {
         "figures": level,
@@ -99,9 +88,9 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         row["tokens_per_second"] = tokens / row["mean"]
     for measure in MEASURES:
         change = None if own in (None, point) else difference(point, own, measure)
-        row[f"{measure}_change"] = None if change is None else change.change
         known = change is not None and not math.isnan(change.error)
-        row[f"{measure}_change_se"] = change.error if change is not None and known else None
+        row[f"{measure}_change"] = change.mean if change else None
+        row[f"{measure}_change_se"] = change.error if change and known else None
     return row
 
 
@@ -149,29 +138,21 @@ def choose(
 
 def memory_notes(points: Sequence[Point]) -> list[str]:
     """Say which settings are kept although they seem not to fit."""
-    over = [p for p in points if p.memory is not None and p.memory.total > memory_limit(p.job)]
-    notes = []
-    for point in over:
-        if point.own and point.memory is not None:
-            notes.append(
-                f"the job's own setting is estimated at {point.memory.gib:.0f} GiB, more than the "
-                f"{memory_limit(point.job) / GIB:.1f} GiB that layouts are held to; it is kept to "
-                "compare with"
-            )
-    others = [point for point in over if not point.own]
+    known = ((p.own, p.memory, memory_limit(p.job)) for p in points if p.memory is not None)
+    over = [(own, memory, limit) for own, memory, limit in known if memory.total > limit]
+    notes = [
+        f"the job's own setting is estimated at {memory.gib:.0f} GiB, more than the "
+        f"{limit / GIB:.1f} GiB that layouts are held to; it is kept to compare with"
+        for own, memory, limit in over if own
+    ]  # fmt: skip
+    others = [(memory, limit) for own, memory, limit in over if not own]
     if others:
-        one = max(others, key=lambda p: 0.0 if p.memory is None else p.memory.total)
-        assert one.memory is not None
+        memory, limit = max(others, key=lambda each: each[0].total)
         notes.append(
             f"{len(others)} of the settings are estimated at more memory than the GPU has, up to "
-            f"{one.memory.gib:.0f} of {memory_limit(one.job) / GIB:.1f} GiB"
+            f"{memory.gib:.0f} of {limit / GIB:.1f} GiB"
         )
     return notes
-
-
-def same_gpus(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all settings take as many GPUs."""
-    return len({row["world_size"] for row in rows}) <= 1
 
 
 def same_work_differs(numbers: Mapping[str, Any]) -> bool:

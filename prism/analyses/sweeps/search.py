@@ -3,10 +3,9 @@
 No step is shorter than what its stages compute one after the other, and none is shorter in the
 mean than with every effect at 1 (a maximum is convex, Jensen). A quantile may lie below the mean:
 p50 by a standard deviation at most, p95 by 0.23 of one (Cantelli). Layouts that such a bound puts
-beyond the least p95, taking their spread for the widest simulated yet, are not simulated: they can
-be neither fastest nor robust, nor on the frontier between. The others run on a few clusters, then
-on twice as many while they are not surely worse, in p50 and in p95, than some other. Left out: the
-settings themselves.
+beyond the least p95, taking their spread for the widest simulated yet, are not simulated. The
+others run on a few clusters, then on twice as many while they are not surely worse, in p50 and in
+p95, than some other.
 
 References
 ----------
@@ -142,19 +141,8 @@ def _halve(
 
 
 def possibly_best(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which settings are not surely worse than some other by every measure.
+    """Which settings are not surely worse than some other, by values[measure, setting, cluster].
 
-    Parameters
-    ----------
-    values : float64 [measure, setting, cluster]
-        One value per cluster; small is good.
-
-    Returns
-    -------
-    bool [setting]
-
-    Notes
-    -----
     Surely: the mean of the paired differences is beyond the Student quantile of `ERROR` over the
     number of settings, by each measure. Where nothing varies a difference is sure.
     """
@@ -172,11 +160,7 @@ def possibly_best(values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def pareto(figures: NDArray[np.float64]) -> list[int]:
-    """Choose the settings that no other beats in all figures, by the first figure.
-
-    Parameters
-    ----------
-    figures : float64 [setting, measure]
+    """Choose the settings that no other beats in all figures[setting, measure], by the first one.
 
     Examples
     --------
