@@ -5,28 +5,22 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prism.analyses.estimates.run import DrawnRun, calibration_of, draw_run
 from prism.common import sizes
 from prism.common.errors import PrismError, named
-from prism.distributions.library import load_library
 from prism.engine import LANES
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import parse_date, parse_duration
-from prism.models.calibration.model import Calibration, communication_share, load_calibration
+from prism.models.calibration.model import communication_share
 from prism.simulation.jobwarnings import job_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
-from prism.simulation.runs.build import build_run_model, marks_of, mean_step
-from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
-from prism.simulation.runs.model import simulate_runs
-from prism.simulation.runs.parts import RunModel, Runs
-from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import (
     REPLICATES,
     Progress,
@@ -36,19 +30,12 @@ from prism.simulation.steps import (
     simulate_step,
 )
 from prism.simulation.summary import summarize_simulation
-from prism.simulation.variability import model_error_kind
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from prism.models.steptimes.runs import UnderWay
-
 MAX_STEPS = 10**15
-CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
 RUN_REPLICATES = 1_000
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
-# Terms of a run in which nothing is learnt for good.
-PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
 
 
 def estimate(
@@ -102,51 +89,34 @@ def estimate(
         Bad input.
     """
     begin = time.perf_counter()
-    if not isinstance(job, Job) and is_step_model(job):
-        return _from_step_times(
-            job, replicates=replicates, run_replicates=run_replicates, steps=steps,
-            deadline=deadline, slowdown_thresholds=slowdown_thresholds, start=start,
-            probability=probability, price=price, under_way=under_way, column=column, where=where,
-            seed=seed,
-        )  # fmt: skip
-    job = job if isinstance(job, Job) else load_job(job)
-    run = job.run
-    asked = (run_replicates, steps, deadline, start, price, under_way)
-    has_run = job.has_run or any(value is not None for value in asked)
-    start = run.start if start is None else start
-    call: dict[str, Any] = {
-        "replicates": replicates,
-        "run_replicates": None,
-        "steps": None,
-        "deadline": run.deadline if deadline is None else parse_deadline(deadline),
-        "slowdown_thresholds": list(
-            run.slowdown_thresholds if slowdown_thresholds is None else slowdown_thresholds
-        ),
+    options: dict[str, Any] = {
+        "replicates": replicates, "run_replicates": run_replicates, "steps": steps,
+        "deadline": None if deadline is None else parse_deadline(deadline),
+        "slowdown_thresholds": slowdown_thresholds,
         "start": start.isoformat() if isinstance(start, datetime.datetime) else start,
-        "probability": run.probability if probability is None else probability,
-        "price": run.price_per_gpu_hour if price is None else price,
+        "probability": probability, "price": price,
         "seed": fresh_seed() if seed is None else seed,
-        "engine": engine,
-    }
-    if has_run:
-        call["run_replicates"] = RUN_REPLICATES if run_replicates is None else run_replicates
-        call["steps"] = job.n_steps if steps is None else steps
+    }  # fmt: skip
+    past: dict[str, Any] = {}
     if under_way is not None:
-        call |= {"under_way": str(under_way), "column": column, "where": dict(where or {})}
+        past = {"under_way": str(under_way), "column": column, "where": dict(where or {})}
+    if not isinstance(job, Job) and is_step_model(job):
+        return _from_step_times(job, options | past)
+    job = job if isinstance(job, Job) else load_job(job)
+    call = _settle(job, options, under_way is not None) | {"engine": engine} | past
     _check(call)
     _, threads = settle_call(replicates, call["seed"], threads)
     step = prepare(job, call["seed"], engine=engine)
     dataset = simulate_step(step, replicates, call["seed"], threads, progress)
-    drawn = _run(step, dataset, call, threads, progress) if has_run else _Run({}, {}, {}, 0, ())
-    attrs = dataset.attrs | provenance(job, call) | drawn.attrs
-    attrs |= {"kind": "estimate"}
-    replicas = json.loads(dataset.attrs["replicas"])
+    drawn = DrawnRun({}, {}, {}, 0, ())
+    if call["steps"] is not None:
+        drawn = draw_run(step, dataset, call, threads, progress)
+    attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"kind": "estimate"}
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
-        *replica_doubts(replicas),
+        *replica_doubts(json.loads(dataset.attrs["replicas"])),
     ]  # fmt: skip
-    calibrated = _calibration(job)
-    if calibrated is not None:
+    if (calibrated := calibration_of(job)) is not None:
         attrs["data_error"] = json.dumps(calibrated.error(communication_share(dataset)))
         warnings += [f"calibration: {text}" for text in calibrated.report["warnings"]]
     attrs["warnings"] = json.dumps(warnings)
@@ -158,128 +128,32 @@ def estimate(
     return dataset.merge(make_dataset(values, coords, {})).assign_attrs(attrs)
 
 
-def _calibration(job: Job) -> Calibration | None:
-    """Return what the job's library was calibrated on; None for another library."""
-    library = job.variability.library
-    return load_calibration(library) if library is not None else None
+def _settle(job: Job, options: dict[str, Any], under_way: bool) -> dict[str, Any]:
+    """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
+    run = job.run
+    usual: dict[str, Any] = {
+        "deadline": run.deadline, "slowdown_thresholds": run.slowdown_thresholds,
+        "start": None if run.start is None else run.start.isoformat(),
+        "probability": run.probability, "price": run.price_per_gpu_hour,
+    }  # fmt: skip
+    about_run = ("run_replicates", "steps", "deadline", "start", "price")
+    if job.has_run or under_way or any(options[name] is not None for name in about_run):
+        usual |= {"run_replicates": RUN_REPLICATES, "steps": job.n_steps}
+    call: dict[str, Any] = {k: usual.get(k) if v is None else v for k, v in options.items()}
+    return call | {"slowdown_thresholds": list(call["slowdown_thresholds"])}
 
 
-class _Run(NamedTuple):
-    """Result variables of the run, their coordinates, its attributes, clusters and notes."""
-
-    values: dict[str, Any]
-    coords: dict[str, Any]
-    attrs: dict[str, Any]
-    n_clusters: int
-    notes: tuple[str, ...]
-
-
-def _run(
-    step: Prepared,
-    dataset: "xr.Dataset",
-    call: dict[str, Any],
-    threads: int,
-    progress: Progress | None,
-) -> _Run:
-    """Draw runs over the simulated steps."""
-    job = step.job
-    model = build_run_model(step, dataset, call["seed"], threads)
-    steps, ideal = call["steps"], float(dataset.ideal_step_time)
-    done, elapsed_s = 0, 0.0
-    work, notes = step_work(job, steps, call["seed"], threads)
-    model = replace(model, profile=work)
-    attrs: dict[str, Any] = {"steps": steps}
-    if model.model_error > 0.0 and "under_way" not in call:
-        attrs["model_error"] = json.dumps(_about_error(job, model.model_error))
-    if "under_way" in call:
-        past = _past(job, model, call, communication_share(dataset))
-        model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes
-        attrs["so_far"] = json.dumps({
-            "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
-        })  # fmt: skip
-    marks = done + marks_of(steps - done)
-    runs = simulate_runs(
-        model, steps - done, call["run_replicates"], call["seed"],
-        start_s=_time_of_day(call["start"]) + elapsed_s, progress=progress,
-        marks=(marks - done).astype(int).tolist(),
-    )  # fmt: skip
-    if done:
-        so_far = {"steps_so_far": np.full_like(runs.total, elapsed_s)}
-        runs = replace(
-            runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
-            terms=so_far | runs.terms,
-        )  # fmt: skip
-    values: dict[str, Any] = {
-        "time_to_train": runs.total,
-        "run_cluster_idx": runs.cluster,
-        "ideal_time_to_train": (steps if work is None else work.sum()) * ideal * step.period_ratio,
-        "run_term_time": np.column_stack(list(runs.terms.values())),
-        "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
-    }
-    if call["deadline"] is not None:
-        values["deadline"] = call["deadline"]
-    if call["price"] is not None:
-        values["cost"] = runs.total / 3600.0 * job.world_size * call["price"]
-    values |= _interruptions(model, runs, steps - done)
-    coords = {
-        "term": list(runs.terms),
-        "quantile": list(QUANTILES),
-        "progress": marks / steps,
-    }
-    return _Run(values, coords, attrs, model.mean.shape[0], notes)
-
-
-def _about_error(job: Job, error: float) -> dict[str, Any]:
-    """Say how large the model's error is, for which class of jobs, and where that comes from."""
-    if job.variability.model_error is not None:
-        return {"spread": error, "class": "", "source": "variability.model_error"}
-    library, kind = load_library(job.variability.library or ""), model_error_kind(job)
-    name = library.device + (", weights gathered layer by layer" if kind else "")
-    source, gpus = library.source(f"run/model_error{kind}"), f"run/largest_gpus{kind}"
-    if gpus in library and job.world_size > library.value(gpus):
-        source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"
-    return {"spread": error, "class": name, "source": source}
-
-
-def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
-    """Return the rest of a run under way, given its steps so far."""
-    from prism.models.steptimes.runs import NOMINAL_ERROR, condition
-    from prism.traces import read_step_times
-
-    times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
-    found, draws = _calibration(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
-    nominal = model.model_error or NOMINAL_ERROR
-    nominal = nominal if found is None else found.mean_error(share)
-    past = condition(model, times, draws, call["seed"], nominal)
-    if past.done >= call["steps"]:
-        raise PrismError(
-            f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "
-            f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
-        )
-    return past
-
-
-def _from_step_times(
-    path: str | Path, *, price: float | None, seed: int | None, **options: Any
-) -> "xr.Dataset":
+def _from_step_times(path: str | Path, options: dict[str, Any]) -> "xr.Dataset":
     """Estimate from a model of step times, which knows neither GPUs nor their price."""
-    if price is not None:
+    if options.pop("price") is not None:
         raise PrismError(
             f"{path}: a model of step times knows no GPUs, so no cost; drop {named('price')}"
         )
-    start, deadline = options["start"], options["deadline"]
-    options["start"] = start.isoformat() if isinstance(start, datetime.datetime) else start
-    options["deadline"] = None if deadline is None else parse_deadline(deadline)
-    for name in ("slowdown_thresholds", "probability"):
-        if options[name] is None:
-            del options[name]
-    if options["run_replicates"] is None:
-        options["run_replicates"] = RUN_REPLICATES
-    usual = {"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()}
-    _check(usual | {key: value for key, value in options.items() if value is not None})
+    given = {"run_replicates": RUN_REPLICATES} | {k: v for k, v in options.items() if v is not None}
+    _check({"steps": 1, "price": None, "probability": 0.9, "slowdown_thresholds": ()} | given)
     from prism.models.steptimes.estimate import estimate_steps
 
-    return estimate_steps(path, seed=fresh_seed() if seed is None else seed, **options)
+    return estimate_steps(path, **given)
 
 
 def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
@@ -291,52 +165,6 @@ def summarize_estimate(dataset: "xr.Dataset") -> dict[str, Any]:
     return summarize_simulation(dataset)
 
 
-def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
-    """Return the effective share of the time and the best interval of checkpoints.
-
-    What an interval costs is that of the `n_steps` still to come.
-    """
-    out: dict[str, Any] = {}
-    c, fail = model.checkpoints, model.interruptions
-    if (c, fail, model.evaluations) == (None, None, None):
-        return out
-    counts = [runs.terms[name] for name in runs.terms if name not in PAUSES]
-    out |= {"ettr": np.sum(counts, axis=0) / runs.total, "run_failures": runs.failures}
-    if c is None:
-        return out
-    step_s = mean_step(model)
-    out |= {
-        "checkpoint_interval": c.interval_steps * step_s,
-        "checkpoint_steps": c.interval_steps,
-        "checkpoint_write_time": c.write_s,
-    }
-    if fail is None or fail.rate_per_s == 0.0:
-        return out
-    waits = float(runs.terms["spares"].sum()) / max(1, int(runs.failures.sum()))
-    law = FailureLaw(fail.rate_per_s, fail.mean_down_s + waits)
-    # an interval beyond the end of the run is no checkpoint at all
-    best = min(best_steps(step_s, c.write_s, law, c.blocking), n_steps)
-    ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "steps_so_far")]
-    work = float(np.sum([*ahead, runs.terms["stalls"]], axis=0).mean())
-    times = [
-        expected_time(work, n * step_s, c.write_s, law, c.blocking)
-        for n in (min(c.interval_steps, n_steps), best)
-    ]
-    return out | {
-        "best_checkpoint_interval": best * step_s,
-        "best_checkpoint_steps": best,
-        "checkpoint_excess": times[0] - times[1],
-    }
-
-
-def _time_of_day(start: str | None) -> float:
-    """Seconds from midnight to the start; 0 where no start is given."""
-    if start is None:
-        return 0.0
-    at = datetime.datetime.fromisoformat(start)
-    return at.hour * 3600.0 + at.minute * 60.0 + at.second
-
-
 def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset":
     """Run the call that made a result again, from its own attributes."""
     call = json.loads(dataset.attrs["call"])
@@ -346,13 +174,7 @@ def reproduce(dataset: "xr.Dataset", threads: int | None = None) -> "xr.Dataset"
 
 
 def parse_deadline(value: float | str) -> float:
-    """Read a length of time [s]: "60d", "12h", or seconds.
-
-    Raises
-    ------
-    PrismError
-        With what is understood.
-    """
+    """Read a length of time [s]: "60d", "12h", or seconds."""
     try:
         return parse_duration(value)
     except ValueError as error:

@@ -1,0 +1,178 @@
+"""The run of a job, drawn over its simulated steps."""
+
+import datetime
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from prism.common.errors import PrismError, named
+from prism.distributions.library import load_library
+from prism.jobs.job import Job
+from prism.models.calibration.model import Calibration, communication_share, load_calibration
+from prism.simulation.prepare import Prepared
+from prism.simulation.runs.build import build_run_model, marks_of, mean_step
+from prism.simulation.runs.checkpointing import FailureLaw, best_steps, expected_time
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import RunModel, Runs
+from prism.simulation.runs.ramp import step_work
+from prism.simulation.steps import Progress
+from prism.simulation.variability import model_error_kind
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from prism.models.steptimes.runs import UnderWay
+
+CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
+# Terms of a run in which nothing is learnt for good.
+PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
+
+
+class DrawnRun(NamedTuple):
+    """Result variables of the run, their coordinates, its attributes, clusters and notes."""
+
+    values: dict[str, Any]
+    coords: dict[str, Any]
+    attrs: dict[str, Any]
+    n_clusters: int
+    notes: tuple[str, ...]
+
+
+def draw_run(
+    step: Prepared,
+    dataset: "xr.Dataset",
+    call: dict[str, Any],
+    threads: int,
+    progress: Progress | None,
+) -> DrawnRun:
+    """Draw runs over the simulated steps."""
+    job = step.job
+    model = build_run_model(step, dataset, call["seed"], threads)
+    steps, ideal = call["steps"], float(dataset.ideal_step_time)
+    done, elapsed_s = 0, 0.0
+    work, notes = step_work(job, steps, call["seed"], threads)
+    model = replace(model, profile=work)
+    attrs: dict[str, Any] = {"steps": steps}
+    if model.model_error > 0.0 and "under_way" not in call:
+        attrs["model_error"] = json.dumps(_about_error(job, model.model_error))
+    if "under_way" in call:
+        past = _past(job, model, call, communication_share(dataset))
+        model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes
+        attrs["so_far"] = json.dumps({
+            "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
+        })  # fmt: skip
+    marks = done + marks_of(steps - done)
+    runs = simulate_runs(
+        model, steps - done, call["run_replicates"], call["seed"],
+        start_s=_time_of_day(call["start"]) + elapsed_s, progress=progress,
+        marks=(marks - done).astype(int).tolist(),
+    )  # fmt: skip
+    if done:
+        so_far = {"steps_so_far": np.full_like(runs.total, elapsed_s)}
+        runs = replace(
+            runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
+            terms=so_far | runs.terms,
+        )  # fmt: skip
+    values: dict[str, Any] = {
+        "time_to_train": runs.total,
+        "run_cluster_idx": runs.cluster,
+        "ideal_time_to_train": (steps if work is None else work.sum()) * ideal * step.period_ratio,
+        "run_term_time": np.column_stack(list(runs.terms.values())),
+        "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
+    }
+    if call["deadline"] is not None:
+        values["deadline"] = call["deadline"]
+    if call["price"] is not None:
+        values["cost"] = runs.total / 3600.0 * job.world_size * call["price"]
+    values |= _interruptions(model, runs, steps - done)
+    coords = {
+        "term": list(runs.terms),
+        "quantile": list(QUANTILES),
+        "progress": marks / steps,
+    }
+    return DrawnRun(values, coords, attrs, model.mean.shape[0], notes)
+
+
+def _about_error(job: Job, error: float) -> dict[str, Any]:
+    """Say how large the model's error is, for which class of jobs, and where that comes from."""
+    if job.variability.model_error is not None:
+        return {"spread": error, "class": "", "source": "variability.model_error"}
+    library, kind = load_library(job.variability.library or ""), model_error_kind(job)
+    name = library.device + (", weights gathered layer by layer" if kind else "")
+    source, gpus = library.source(f"run/model_error{kind}"), f"run/largest_gpus{kind}"
+    if gpus in library and job.world_size > library.value(gpus):
+        source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"
+    return {"spread": error, "class": name, "source": source}
+
+
+def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
+    """Return the rest of a run under way, given its steps so far."""
+    from prism.models.steptimes.runs import NOMINAL_ERROR, condition
+    from prism.traces import read_step_times
+
+    times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
+    found, draws = calibration_of(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
+    nominal = model.model_error or NOMINAL_ERROR
+    nominal = nominal if found is None else found.mean_error(share)
+    past = condition(model, times, draws, call["seed"], nominal)
+    if past.done >= call["steps"]:
+        raise PrismError(
+            f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "
+            f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
+        )
+    return past
+
+
+def calibration_of(job: Job) -> Calibration | None:
+    """Return what the job's library was calibrated on; None for another library."""
+    library = job.variability.library
+    return load_calibration(library) if library is not None else None
+
+
+def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
+    """Return the effective share of the time and the best interval of checkpoints.
+
+    What an interval costs is that of the `n_steps` still to come.
+    """
+    out: dict[str, Any] = {}
+    c, fail = model.checkpoints, model.interruptions
+    if (c, fail, model.evaluations) == (None, None, None):
+        return out
+    counts = [runs.terms[name] for name in runs.terms if name not in PAUSES]
+    out |= {"ettr": np.sum(counts, axis=0) / runs.total, "run_failures": runs.failures}
+    if c is None:
+        return out
+    step_s = mean_step(model)
+    out |= {
+        "checkpoint_interval": c.interval_steps * step_s,
+        "checkpoint_steps": c.interval_steps,
+        "checkpoint_write_time": c.write_s,
+    }
+    if fail is None or fail.rate_per_s == 0.0:
+        return out
+    waits = float(runs.terms["spares"].sum()) / max(1, int(runs.failures.sum()))
+    law = FailureLaw(fail.rate_per_s, fail.mean_down_s + waits)
+    # an interval beyond the end of the run is no checkpoint at all
+    best = min(best_steps(step_s, c.write_s, law, c.blocking), n_steps)
+    ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "steps_so_far")]
+    work = float(np.sum([*ahead, runs.terms["stalls"]], axis=0).mean())
+    times = [
+        expected_time(work, n * step_s, c.write_s, law, c.blocking)
+        for n in (min(c.interval_steps, n_steps), best)
+    ]
+    return out | {
+        "best_checkpoint_interval": best * step_s,
+        "best_checkpoint_steps": best,
+        "checkpoint_excess": times[0] - times[1],
+    }
+
+
+def _time_of_day(start: str | None) -> float:
+    """Seconds from midnight to the start; 0 where no start is given."""
+    if start is None:
+        return 0.0
+    at = datetime.datetime.fromisoformat(start)
+    return at.hour * 3600.0 + at.minute * 60.0 + at.second
