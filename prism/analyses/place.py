@@ -1,8 +1,7 @@
 """`prism place`: where slow nodes should go, what they cost, and what else could be done.
 
 Placements of the slow nodes are looked at up to symmetry on a deterministic step, the promising
-ones simulated side by side until one is left, and alternatives beside them. Compared are steps
-that start together; left out are the cost of moving, plots and words.
+ones simulated side by side until one is left, and alternatives beside them.
 """
 
 import json
@@ -14,7 +13,7 @@ import numpy as np
 
 from prism.analyses.placements.alternatives import changed_job, slowdown_keys
 from prism.analyses.placements.answer import answer, make_case
-from prism.analyses.placements.problem import MOST_PLACED, Problem, make_problem
+from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.analyses.placements.selection import OBJECTIVES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
 from prism.common.errors import PrismError
@@ -91,7 +90,8 @@ def place(
     inventory = _inventory(job, slow_nodes, slowdown, kind, nodes, seed, notes)
     built = _with_nodes(job, inventory, spares)
     problem = make_problem(prepare(built, seed), inventory, threads)
-    _check_slow(problem)
+    if not problem.placed:
+        raise PrismError(f"{built.source or built.name}: {_no_slow_node(problem.slowdowns)}")
     n, n_placed = len(problem.slow), len(problem.placed)
     if problem.slow.isdisjoint(problem.placed):
         notes.append(
@@ -149,9 +149,8 @@ def _inventory(
     if slow_nodes is None and slowdown is None:
         return placement.slowdowns()
     if slow_nodes is None or slowdown is None:
-        given, missing = "--slow-nodes", "--slowdown 1.2"
-        if slow_nodes is None:
-            given, missing = "--slowdown", "--slow-nodes 3"
+        pair = ("--slowdown", "--slow-nodes 3")
+        given, missing = pair if slow_nodes is None else ("--slow-nodes", "--slowdown 1.2")
         raise PrismError(f"{given} needs its partner: add {missing}")
     if kind not in KINDS:
         raise PrismError(f"kind of slowness {kind!r}, expected one of {', '.join(KINDS)}")
@@ -183,16 +182,9 @@ def _check_nodes(nodes: Mapping[int, NodeSlowdown], n_nodes: int) -> None:
                 )
 
 
-def _check_slow(problem: Problem) -> None:
-    if not problem.placed:
-        job = problem.step.job
-        raise PrismError(f"{job.source or job.name}: {_no_slow_node(problem.slowdowns)}")
-
-
 def _no_slow_node(inventory: Mapping[int, NodeSlowdown]) -> str:
     """Say why there is no node to place."""
-    n = sum(slow != NodeSlowdown() for slow in inventory.values())
-    if n:
+    if n := sum(slow != NodeSlowdown() for slow in inventory.values()):
         return (
             f"{n:,} nodes are slow, none of them more than the rest, so that no place is better; "
             "`prism estimate` with cluster.node_slowdowns says what they cost"

@@ -1,7 +1,6 @@
 """What else could be done with slow nodes: leave them out, replace them, or give them less work.
 
-Each alternative is a program to run beside the placements, with its share of the tokens of a step,
-or the reason why the job forbids it. Left out: what changing a job under way costs.
+Left out: what changing a job under way costs.
 """
 
 import math
@@ -29,22 +28,12 @@ TRACE = "a fitted trace has the graph that was measured; only its workers can be
 
 @dataclass(frozen=True)
 class Alternative:
-    """A program to run, or why there is none.
-
-    Attributes
-    ----------
-    name, label : str
-    program : Program or None
-    work : float
-        Tokens of a step over those of the job's [1].
-    impossible : str
-        Why there is no program.
-    """
+    """A program to run beside the placements, or why there is none."""
 
     name: str
     label: str
     program: Program | None = None
-    work: float = 1.0
+    work: float = 1.0  # tokens of a step over those of the job's
     impossible: str = ""
 
 
@@ -53,12 +42,8 @@ def list_alternatives(
 ) -> list[Alternative]:
     """List what could be done instead of, or beside, moving nodes.
 
-    Parameters
-    ----------
-    together : int64 [slot]
-        The best placement with the slow nodes in as few replicas as may be.
-    same_stage : int64 [slot]
-        The best placement with the slow nodes at one stage, or at few.
+    Given are the best placements with the slow nodes in as few replicas, and at as few stages, as
+    may be.
     """
     makers: dict[str, Callable[[], Alternative]] = {
         "drop_nodes": lambda: drop_nodes(problem, seed),
@@ -75,12 +60,16 @@ def list_alternatives(
         try:
             out.append(make())
         except PrismError as error:  # the job's own rules, in its own words
-            out.append(Alternative(name, name.replace("_", " "), impossible=_first_line(error)))
+            line = str(error).splitlines()[0]
+            why = line.partition(": ")[2] or line
+            out.append(Alternative(name, name.replace("_", " "), impossible=why))
     return out
 
 
-def _first_line(error: PrismError) -> str:
-    return str(error).splitlines()[0].partition(": ")[2] or str(error).splitlines()[0]
+def _held_by_slow(problem: Problem, hosts: Int) -> list[tuple[int, int]]:
+    """(replica, stage) of all that slow nodes hold."""
+    slow = np.flatnonzero(np.isin(hosts, list(problem.slow)))
+    return [pair for slot in slow.tolist() for pair in problem.layout.pairs[slot]]
 
 
 def slowdown_keys(slowdowns: Mapping[int, NodeSlowdown]) -> dict[int, dict[str, float]]:
@@ -121,8 +110,10 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     each, n = p.tp * p.cp * p.pp * shard_size(job), count_replicas(job)
     kept = min(n, healthy * job.cluster.gpus_per_node // each)
     if kept < 1:
-        text = f"the {healthy} other nodes do not hold one replica of {each} GPUs"
-        return 0, f"{text}; lower tp, cp or pp"
+        why = (
+            f"the {healthy} other nodes do not hold one replica of {each} GPUs; lower tp, cp or pp"
+        )
+        return 0, why
     if kept == n:
         return 0, "there are spare nodes enough for all replicas; see spares"
     return kept, ""
@@ -142,9 +133,8 @@ def _without(problem: Problem, n: int, microbatches: int, seed: int) -> Prepared
     small = changed_job(job, parallelism=keys, cluster=cluster)
     layout, taken = problem.layout, set(problem.slow)
     slow = np.zeros(before, np.int64)
-    for slot, node in enumerate(problem.hosts.tolist()):
-        for replica in {r for r, _ in layout.pairs[slot]}:
-            slow[replica] += node in taken
+    for slot in np.flatnonzero(np.isin(problem.hosts, list(taken))).tolist():
+        slow[list({r for r, _ in layout.pairs[slot]})] += 1
     kept = np.sort(np.argsort(-slow, kind="stable")[before - n :])
     old: dict[tuple[int, int], list[int]] = {}
     for slot, pairs in enumerate(layout.pairs):
@@ -169,12 +159,10 @@ def _without(problem: Problem, n: int, microbatches: int, seed: int) -> Prepared
 
 def _drop_trace_replicas(problem: Problem) -> Alternative:
     """Leave out the replicas of a fitted trace that slow workers are in; the others as measured."""
-    label, layout = "without the slow workers", problem.layout
+    label = "without the slow workers"
     program = problem.program(problem.hosts)
-    hit = {r for slot, node in enumerate(problem.hosts.tolist()) if node in problem.slow
-           for r, _ in layout.pairs[slot]}  # fmt: skip
     n = program.graph.n_replicas
-    keep = np.array([r for r in range(n) if r not in hit], np.int64)
+    keep = np.setdiff1d(np.arange(n), [r for r, _ in _held_by_slow(problem, problem.hosts)])
     if keep.size == 0:
         return Alternative("drop_nodes", label, impossible="every replica holds a slow worker")
     low, bank, links = program.low, program.bank, program.links
@@ -207,8 +195,7 @@ def uneven_microbatches(problem: Problem, seed: int) -> Alternative:
         return Alternative(name, label, impossible=reason)
     total = count_replicas(job) * job.parallelism.microbatches
     most, longer = -(-total // kept), total % kept
-    reason = _uneven_forbidden(job, most, longer)
-    if reason:
+    if reason := _uneven_forbidden(job, most, longer):
         text = f"{total} microbatches over {kept} replicas: {reason}"
         return Alternative(name, label, impossible=text)
     step = _without(problem, kept, most, seed)
@@ -242,8 +229,7 @@ def fewer_microbatches(problem: Problem, hosts: Int) -> Alternative:
         return Alternative(name, label, impossible=reason)
     if p.microbatches < 2:
         return Alternative(name, label, impossible="there is one microbatch only")
-    hit = sorted({r for slot, node in enumerate(hosts.tolist()) if node in problem.slow
-                  for r, _ in problem.layout.pairs[slot]})  # fmt: skip
+    hit = sorted({replica for replica, _ in _held_by_slow(problem, hosts)})
     n = count_replicas(job)
     if len(hit) == n:
         return Alternative(name, label, impossible="every replica holds a slow node")
@@ -258,13 +244,7 @@ def fewer_microbatches(problem: Problem, hosts: Int) -> Alternative:
 
 
 def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
-    """Take a layer off the stage that slow nodes are at; the stage with least work takes it.
-
-    Parameters
-    ----------
-    hosts : int64 [slot]
-        A placement with as many slow nodes as may be at one stage.
-    """
+    """Take a layer off the stage that slow nodes are at; the stage with least work takes it."""
     name, job, label = "fewer_layers", problem.step.job, "a layer fewer on the slow stage"
     if problem.step.workload is None:
         return Alternative(name, label, impossible=TRACE)
@@ -281,17 +261,13 @@ def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
     target = min((s for s in range(pp) if s not in slow), key=lambda s: busy[s], default=-1)
     if target < 0:
         return Alternative(name, label, impossible="every stage has a slow node")
-    chunks = job.parallelism.virtual_stages()
-    giving, taking = (
-        np.array([chunks.virtual(s, c) for c in range(job.parallelism.vpp)])
-        for s in (source, target)
-    )
+    chunks, of_stage = job.parallelism.virtual_stages(), range(job.parallelism.vpp)
+    giving, taking = (np.array([chunks.virtual(s, c) for c in of_stage]) for s in (source, target))
     giver, taker = giving[split[giving].argmax()], taking[split[taking].argmin()]
     if split[giver] < 1:
         return Alternative(name, label, impossible=f"stage {source} has no layers")
     split[giver], split[taker] = split[giver] - 1, split[taker] + 1
-    moved = changed_job(job, parallelism={"layer_split": split.tolist()})
-    step = prepare(moved, seed)
+    step = prepare(changed_job(job, parallelism={"layer_split": split.tolist()}), seed)
     label = f"slow nodes at stage {source}, a layer of it moved to stage {target}"
     return Alternative(name, label, relocate(step, hosts, problem.slowdowns))
 
@@ -302,18 +278,15 @@ def _stage_seconds(step: Prepared) -> NDArray[np.float64]:
     seconds = np.array([nominal_duration(t) if t.collective is None else 0.0
                         for t in graph.op_types])  # fmt: skip
     ops = np.flatnonzero(graph.op_type >= 0)
-    stages = graph.stage[ops]
-    totals = np.bincount(stages, seconds[graph.op_type[ops]], minlength=graph.n_stages)
-    return np.asarray(totals, np.float64)
+    weights = seconds[graph.op_type[ops]]
+    return np.asarray(np.bincount(graph.stage[ops], weights, graph.n_stages), np.float64)
 
 
 # --------------------------------------------------------------------------------------- replacing
 def use_spares(problem: Problem) -> Alternative:
     """Put spare nodes in the places of the slowest; the rest go where they cost least."""
-    name = "spares"
-    used = set(problem.hosts.tolist())
-    n_nodes = problem.layout.zone.size
-    free = [n for n in range(n_nodes) if n not in used and n not in problem.slow]
+    name, used = "spares", set(problem.hosts.tolist())
+    free = sorted(set(range(problem.layout.zone.size)) - used - problem.slow)
     free.sort(key=lambda n: worst_factor(slowness(problem, n)))
     if not free:
         text = "no spare nodes; --spares N says what they would bring"
@@ -325,8 +298,8 @@ def use_spares(problem: Problem) -> Alternative:
         hosts[hosts == node] = spare
     left = tuple(n for n in problem.placed if n in used and n not in slowest)
     if left:
-        rest = replace(problem, hosts=hosts, placed=left, _known={})
-        rest = replace(rest, classes={n: problem.classes[n] for n in left})
+        classes = {n: problem.classes[n] for n in left}
+        rest = replace(problem, hosts=hosts, placed=left, classes=classes, _known={})
         hosts = rest.realise(find_placements(rest, 0).patterns[0])
     label = f"spare nodes in the places of {len(slowest)} slow node{'s' * (len(slowest) > 1)}"
     if len(slow) > len(slowest):

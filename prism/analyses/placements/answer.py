@@ -1,7 +1,7 @@
 """From a question of placement to its answer: candidates, the best of them, and all beside it.
 
 Deterministic times choose which placements are simulated; where noise adds unequally much to them,
-more are taken in. Left out: words, files and plots.
+more are taken in.
 """
 
 from collections.abc import Sequence
@@ -71,11 +71,6 @@ class Case:
     runner: Runner
     clusters: QuietClusters
 
-    @property
-    def cost(self) -> int:
-        """Op-samples of a block."""
-        return max(1, self.problem.step.program.n_draws) * engine.LANES
-
     def candidate(self, hosts: Int) -> Candidate:
         """Make a placement ready to be simulated."""
         nominal = float(self.problem.times([hosts])[0])
@@ -86,6 +81,11 @@ class Case:
         return Arm(program, self.clusters.times(program))
 
 
+def block_cost(problem: Problem) -> int:
+    """Op-samples of a block."""
+    return max(1, problem.step.program.n_draws) * engine.LANES
+
+
 def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner) -> Case:
     """Pose a question of placement with what answering it shares."""
     job = problem.step.job
@@ -93,10 +93,8 @@ def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner
     target = Target(
         "time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed, ratio
     )
-    samples = engine.LANES * max(1, problem.step.program.n_draws)
-    n = engine.LANES * int(np.clip(QUIET_SAMPLES // samples, *QUIET_BATCHES))
-    now = problem.program(problem.hosts)
-    clusters = QuietClusters(now, n, runner.seed, runner.threads)
+    n = engine.LANES * int(np.clip(QUIET_SAMPLES // block_cost(problem), *QUIET_BATCHES))
+    clusters = QuietClusters(problem.program(problem.hosts), n, runner.seed, runner.threads)
     return Case(problem, Objective(objective, target), tolerance, runner, clusters)
 
 
@@ -109,7 +107,7 @@ def answer(case: Case) -> dict[str, Any]:
     figure = case.objective.pseudo_values
     named["worst"] = max(candidates, key=lambda c: float(figure(c.arm, FIRST_BLOCKS).mean()))
     together = _known(case, candidates, problem.realise(packed(problem, found)))
-    n = int(np.clip(ROW_SAMPLES // case.cost, FIRST_BLOCKS, MOST_BLOCKS))
+    n = int(np.clip(ROW_SAMPLES // block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
     most = max(n, named["best"].arm.n, named["current"].arm.n)
     for which in ("best", "current"):
         runner.extend(named[which].arm, most)
@@ -151,7 +149,7 @@ def choose(case: Case, found: Found) -> tuple[list[Candidate], Selection]:
     The longest deterministic step is among them: it tells how unequally noise adds to steps.
     """
     problem, runner = case.problem, case.runner
-    budget = int(min(SAMPLES // case.cost, MAX_BLOCKS))
+    budget = int(min(SAMPLES // block_cost(problem), MAX_BLOCKS))
     most = int(np.clip(budget // (2 * FIRST_BLOCKS), LEAST_ARMS, MOST_ARMS))
     candidates, seen = [case.candidate(problem.hosts)], {problem.pattern(problem.hosts)}
     if problem.differ:
@@ -222,12 +220,9 @@ def _known(case: Case, candidates: Sequence[Candidate], hosts: Int) -> Candidate
 def _names(named: dict[str, Candidate], candidates: list[Candidate]) -> dict[str, Candidate]:
     """Give every placement one name, though it may be current, best and worst at once."""
     out: dict[str, Candidate] = {}
-    for name in ("current", "best", "worst"):
-        if named[name] not in out.values():
-            out[name] = named[name]
-    for c in candidates:
+    for name, c in [*named.items(), *(("", c) for c in candidates)]:
         if c not in out.values():
-            out[f"candidate_{len(out)}"] = c
+            out[name or f"candidate_{len(out)}"] = c
     return out
 
 
@@ -259,7 +254,8 @@ def _alternatives(
 ) -> dict[str, Any]:
     """Figures of what else could be done, or why it cannot."""
     problem, out = case.problem, {}
-    one_stage = problem.realise(_at_one_stage(found))
+    at_one = (p for p in found.patterns if len({at for _, held in p for at, _ in held}) == 1)
+    one_stage = problem.realise(next(at_one, found.patterns[0]))
     for other in list_alternatives(problem, together, one_stage, case.runner.seed):
         if other.program is None:
             out[other.name] = {"label": other.label, "impossible": other.impossible}
@@ -268,14 +264,6 @@ def _alternatives(
         case.runner.extend(arm, n)
         out[other.name] = {"label": other.label, **comparison.figures(arm, other.work)}
     return out
-
-
-def _at_one_stage(found: Found) -> Pattern:
-    """Pattern of the shortest step with all slow nodes at one position; or of the shortest."""
-    return next(
-        (p for p in found.patterns if len({at for _, content in p for at, _ in content}) == 1),
-        found.patterns[0],
-    )
 
 
 def _method(problem: Problem, found: Found) -> str:

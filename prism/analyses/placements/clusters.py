@@ -21,14 +21,9 @@ MOST_SLOPE = 1.25  # of a cluster's mean step over its quiet time
 
 
 class QuietClusters:
-    """Quiet step times of programs on the same clusters.
+    """Quiet step times of programs on the same n clusters, a multiple of 64.
 
-    Parameters
-    ----------
-    program : Program
-        What the others differ from in where nodes are.
-    n : int
-        Clusters, a multiple of 64.
+    They differ from a first one in where nodes are.
     """
 
     def __init__(self, program: Program, n: int, seed: int, threads: int) -> None:
@@ -63,12 +58,12 @@ class QuietClusters:
         if not self._shares_ranks(program):
             quiet = cluster_times(program, range(self.n), self.seed, self.threads)
             return quiet.astype(np.float64)
-        base = self.program.low
-        changed = (program.low.member != base.member).any(axis=(1, 2))
-        if program.low.fixed_mean.shape != base.fixed_mean.shape:
+        low, base = program.low, self.program.low
+        changed = (low.member != base.member).any(axis=(1, 2))
+        if low.fixed_mean.shape != base.fixed_mean.shape:
             changed[:] = True
-        elif not np.array_equal(program.low.fixed_mean, base.fixed_mean):
-            rows = (program.low.fixed_mean != base.fixed_mean).any(axis=(1, 2))
+        else:
+            rows = (low.fixed_mean != base.fixed_mean).any(axis=(1, 2))
             changed |= rows[np.arange(changed.size) % rows.size]
         replicas = np.flatnonzero(changed)
         step = quiet_step(program)
@@ -85,14 +80,13 @@ class QuietClusters:
 
     def _shares_ranks(self, program: Program) -> bool:
         """Whether a program's GPUs are as fast as the base's, and its ops the same."""
-        own, base = program.ranks, self.program.ranks
+        own, base = program.low, self.program.low
         return (
-            own.factor.shape == base.factor.shape
-            and np.array_equal(own.factor, base.factor)
-            and program.low.call_cv.shape == self.program.low.call_cv.shape
-            and program.low.member.shape == self.program.low.member.shape
-            and np.array_equal(program.low.seg_mean, self.program.low.seg_mean)
-            and np.array_equal(program.low.coef_count, self.program.low.coef_count)
+            np.array_equal(program.ranks.factor, self.program.ranks.factor)
+            and own.call_cv.shape == base.call_cv.shape
+            and own.member.shape == base.member.shape
+            and np.array_equal(own.seg_mean, base.seg_mean)
+            and np.array_equal(own.coef_count, base.coef_count)
         )
 
 
@@ -102,20 +96,12 @@ def op_seconds(program: Program, x: Lanes, replicas: NDArray[np.int64] | None = 
 
 
 def spread(times: Array, quiet: Array, slope: float) -> Array:
-    """Give simulated clusters the places of many more, by how their quiet times differ.
+    """Give simulated times[cluster, lane] the places of many more clusters, by their quiet times.
 
-    Parameters
-    ----------
-    times : float64 [cluster, lane]
-    quiet : float64 [many clusters]
-        The first ones are those of the simulated clusters.
-
-    Returns
-    -------
-    float64 [cluster, n * lane]
-        As `prism.common.attribution.spread_clusters`, under a slope that programs share. It is held
-        within what is possible: a cluster's mean follows its quiet time one to one at most, but
-        for what shared noise multiplies, and rare stalls in few clusters would make it anything.
+    The first ones of `quiet` are the simulated clusters. As in
+    `prism.common.attribution.spread_clusters`, under a slope that programs share. It is held within
+    what is possible: a cluster's mean follows its quiet time one to one at most, but for what
+    shared noise multiplies, and rare stalls in few clusters would make it anything.
     """
     n, slope = times.shape[0], float(np.clip(slope, 0.0, MOST_SLOPE))
     if slope == 0.0 or quiet.size < 2 * n:

@@ -29,41 +29,25 @@ OUTLIER, LEAST_SLOW = 5.0, 0.01  # robust standard deviations, and share, that a
 
 @dataclass(frozen=True)
 class Problem:
-    """What placements are compared on.
+    """What placements are compared on."""
 
-    Attributes
-    ----------
-    step : Prepared
-        The job with its nodes; of a fitted trace with its workers.
-    hosts : int64 [slot]
-        Node of every slot now.
-    slowdowns : mapping of int to NodeSlowdown
-        Known slowness by node; those of a fitted trace are in its program.
-    placed : tuple of int
-        The nodes to find slots for: those that are apart from the rest, at most `MOST_PLACED`.
-    classes : mapping of int to int
-        Class of each of them; those of a class are as slow as each other.
-    slow : frozenset of int
-        All slow nodes; where most are, the others are fewer to place.
-    threads : int
-    differ : bool
-        Whether the nodes that are not placed differ too.
-    """
-
-    step: Prepared
-    hosts: Int
-    slowdowns: Mapping[int, NodeSlowdown]
-    placed: tuple[int, ...]
-    classes: Mapping[int, int]
-    slow: frozenset[int]
+    step: Prepared  # the job with its nodes; of a fitted trace with its workers
+    hosts: Int  # node of every slot now [slot]
+    slowdowns: Mapping[int, NodeSlowdown]  # known ones; a fitted trace's are in its program
+    placed: tuple[int, ...]  # to find slots for: those apart from the rest, at most `MOST_PLACED`
+    classes: Mapping[int, int]  # of each of them; those of a class are as slow as each other
+    slow: frozenset[int]  # all slow nodes; where most are, the others are fewer to place
     threads: int = 1
-    differ: bool = False
+    differ: bool = False  # whether the nodes that are not placed differ too
     _known: dict[bytes, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def layout(self) -> Layout:
-        """Slots, and which are alike."""
-        return step_layout(self.step)
+        """Slots in the placement that the job starts from, and which are alike."""
+        placement = Placement(self.step.job)
+        zone = np.arange(placement.n_nodes) * placement.gpus_per_node
+        zone //= near_units(self.step.job)[1]
+        return make_layout(placement.members(), placement.gpus_per_node, placement.slots, zone)
 
     @cached_property
     def _screen(self) -> Screen:
@@ -88,9 +72,9 @@ class Problem:
         """Step times with one slow node alone, at each of some patterns of one node [s]."""
         label = patterns[0][0][1][0][1]
         node = next(n for n in self.placed if self.classes[n] == label)
-        slow = {node: self.slowdowns[node]} if node in self.slowdowns else {}
-        one = {node: label}
-        return self.slowed_times((self.layout.realise(p, self.hosts, one), slow) for p in patterns)
+        slow = {n: x for n, x in self.slowdowns.items() if n == node}
+        hosts = (self.layout.realise(p, self.hosts, {node: label}) for p in patterns)
+        return self.slowed_times((h, slow) for h in hosts)
 
     def realise(self, pattern: Pattern) -> Int:
         """Hosts of a pattern, with as few nodes as may be going far."""
@@ -109,14 +93,6 @@ class Problem:
         return out
 
 
-def step_layout(step: Prepared) -> Layout:
-    """Slots of a job or of a fitted trace, in the placement that it starts from."""
-    placement = Placement(step.job)
-    gpu = np.arange(placement.n_nodes) * placement.gpus_per_node
-    zone = gpu // near_units(step.job)[1]
-    return make_layout(placement.members(), placement.gpus_per_node, placement.slots, zone)
-
-
 def near_units(job: Job) -> tuple[str, int]:
     """Return what nodes are near each other in, by its name and GPUs: the innermost tier."""
     block, tiers = job.cluster, job.cluster.link_tiers()
@@ -131,8 +107,9 @@ def measured_speeds(step: Prepared) -> Array:
     assert origin is not None
     factor = origin.factor if origin.held is None else origin.held[0]
     slow = (factor / np.median(factor, axis=1, keepdims=True)).max(axis=0)
-    out = np.ones(Placement(step.job).n_nodes)
-    out[Placement(step.job).members()] = slow[step.program.low.member]
+    placement = Placement(step.job)
+    out = np.ones(placement.n_nodes)
+    out[placement.members()] = slow[step.program.low.member]
     return out
 
 

@@ -1,7 +1,7 @@
 """Figures of placements and alternatives, compared by their paired differences.
 
 Programs have run on different numbers of clusters; every figure is that of the one with most of
-them plus a paired difference, so that rows of a table can be subtracted. Left out: words.
+them plus a paired difference, so that rows of a table can be subtracted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,7 @@ LEVEL = 0.95
 class Comparison:
     """Figures of arms [s] against a reference arm, which has run on most clusters.
 
-    Parameters
-    ----------
-    current : Arm
-        What savings are relative to.
+    Savings are relative to the current one.
     """
 
     def __init__(self, objective: Objective, reference: Arm, current: Arm) -> None:
@@ -37,13 +34,11 @@ class Comparison:
         """Return mean and quantiles of the step, the objective and what is saved."""
         out: dict[str, Any] = {}
         for name, q in FIGURES.items():
-            value, error = self._value(arm, q)
-            out[name] = value
+            out[name], error = self._value(arm, q)
             if name == "p95":
                 out["p95_se"] = error
         out["objective"], out["objective_se"] = self._objective(arm)
-        d = self._saving(arm, work)
-        out["saved"], out["saved_ci"] = d[0], list(d[1:])
+        out["saved"], *out["saved_ci"] = self._saving(arm, work)
         if work != 1.0:
             out["work"] = work
             out |= {f"{name}_same_work": out[name] / work for name in (*FIGURES, "objective")}
@@ -82,15 +77,8 @@ def _error(values: Array) -> float:
 def at_random(
     comparison: Comparison, arms: Sequence[Arm], nominal: Sequence[float], times: Array
 ) -> dict[str, Any]:
-    """Figures over placements at random, from their deterministic times.
+    """Figures over placements at random, from their deterministic times[placement].
 
-    Parameters
-    ----------
-    times : float64 [placement]
-        Deterministic times of placements at random [s].
-
-    Notes
-    -----
     A figure is taken as linear in the deterministic time, as it is over the arms to within the
     residual, which is added to the spread.
     """
@@ -143,8 +131,8 @@ def _label(stages: Sequence[int], replicas: Sequence[int]) -> str:
     """Name stages and replicas in short."""
     if not stages:
         return "no slow node in the job"
-    names = ", ".join(map(str, sorted(set(stages))))
-    text = f"stage{'s' * (len(set(stages)) > 1)} {names}"
+    names = list(map(str, sorted(set(stages))))
+    text = f"stage{'s' * (len(names) > 1)} {', '.join(names)}"
     if len(replicas) <= 4:
         return f"{text}; replica{'s' * (len(replicas) > 1)} {', '.join(map(str, replicas))}"
     return f"{text}; {len(replicas)} replicas"

@@ -29,13 +29,7 @@ def entry(numbers: Json, which: str) -> Json:
 
 
 def rows(numbers: Json) -> list[dict[str, Any]]:
-    """Put placements and alternatives of a summary into one list, as is first.
-
-    Returns
-    -------
-    list of dict
-        Each with ``label``, and its figures or why it is ``impossible``.
-    """
+    """Put placements and alternatives into one list, as is first, each with its label."""
     found: list[dict[str, Any]] = []
     for which, text in (("current", "as is"), ("best", "best"), ("worst", "worst")):
         row = entry(numbers, which)

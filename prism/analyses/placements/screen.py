@@ -1,8 +1,7 @@
 """Deterministic step times of many placements at once: every effect at its mean, slow nodes slow.
 
 A lane is a placement. Replicas that hold the same nodes end together, so each is run once; what a
-replica's ops take is lowered once for all placements in which it comes up. Left out: what noise
-adds, which selection measures (`prism.analyses.placements.selection`).
+replica's ops take is lowered once for all placements in which it comes up.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,16 +50,9 @@ class Screen:
         new = {key: r for key, r in first.items() if key not in self._rows}
         if new:
             found = op_seconds(program, factor, np.array(list(new.values())))
-            self._add(dict(zip(new, found, strict=True)))
+            self._rows |= zip(new, range(len(self._rows), len(self._rows) + len(new)), strict=True)
+            self._durations += list(found)
         return [self._rows[key] for key in dict.fromkeys(keys)]
-
-    def _add(self, durations: dict[bytes, NDArray[np.float32]]) -> list[int]:
-        """Rows of durations by key; new ones are kept."""
-        for key, own in durations.items():
-            if key not in self._rows:
-                self._rows[key] = len(self._durations)
-                self._durations.append(own)
-        return [self._rows[key] for key in durations]
 
     def _lay(self, batch: Sequence[list[int]]) -> NDArray[np.float32]:
         """Durations of a batch [replica, coef, lane]; a lane's last replica fills up."""

@@ -66,16 +66,13 @@ class _Search:
         self.problem, self.rng = problem, rng
         self.each = evaluations // (3 + RANDOM_STARTS)  # a start's share
         self.seen: dict[Pattern, float] = {}
-        self.alone = {
-            label: _times_alone(problem, label) for label in set(problem.classes.values())
-        }
+        self.alone = {x: _times_alone(problem, x) for x in set(problem.classes.values())}
 
     def starts(self) -> Iterator[Pattern]:
         """As is; each where it costs least alone, apart; together in few blocks; at random."""
         problem = self.problem
         yield problem.pattern(problem.hosts)
-        apart = self._apart()
-        if apart is not None:
+        if (apart := self._apart()) is not None:
             yield apart
         yield self._together()
         for _ in range(RANDOM_STARTS):
@@ -145,12 +142,9 @@ class _Search:
         kind = max(range(len(layout.room)), key=lambda k: layout.room[k].total())
         order = sorted((place for place in alone if place[0] == kind), key=alone.__getitem__)
         slots = [at for _, at in order for _ in range(layout.room[kind][at])]
-        out = []
-        for first in range(0, len(nodes), len(slots)):
-            part = nodes[first : first + len(slots)]
-            labels = (self.problem.classes[n] for n in part)
-            out.append((kind, tuple(sorted(zip(slots, labels, strict=False)))))
-        return tuple(sorted(out))
+        labels = [self.problem.classes[n] for n in nodes]
+        parts = (labels[i : i + len(slots)] for i in range(0, len(labels), len(slots)))
+        return tuple(sorted((kind, tuple(sorted(zip(slots, p, strict=False)))) for p in parts))
 
 
 def _times_alone(problem: Problem, label: int) -> dict[tuple[int, int], float]:
@@ -163,8 +157,7 @@ def _times_alone(problem: Problem, label: int) -> dict[tuple[int, int], float]:
 
 def packed(problem: Problem, found: Found) -> Pattern:
     """Return the shortest pattern with the slow nodes in one block, or in as few as hold them."""
-    fewest = min(len(p) for p in found.patterns)
-    return next(p for p in found.patterns if len(p) == fewest)
+    return min(found.patterns, key=len)
 
 
 def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:

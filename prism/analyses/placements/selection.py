@@ -1,8 +1,7 @@
 """Selecting the best of several programs by paired batches: those that cannot be best drop out.
 
 Programs are run under the same seed, block by block: a block is one cluster and 64 steps, drawn
-alike for all of them, so that differences vary far less than times do. Left out: where the
-programs come from.
+alike for all of them, so that differences vary far less than times do.
 
 References
 ----------
@@ -90,14 +89,8 @@ class Objective:
 
 
 def pseudo_values(values: Array, q: float | None) -> Array:
-    """Turn a figure of a sample into a mean over clusters [cluster].
+    """Turn a figure of values[cluster, lane] into a mean over clusters [cluster].
 
-    Parameters
-    ----------
-    values : float64 [cluster, lane]
-
-    Notes
-    -----
     For a quantile the mean of the order statistics within q +- `WINDOW` (1 - q) (or q, if that is
     less) is taken. To first order it is a mean of influence values, of each step held within the
     two ends of that window, over the window's probability [3]_. Where two programs share their
@@ -149,8 +142,7 @@ class Runner:
 
     def extend(self, arm: Arm, n: int) -> None:
         """Bring an arm to n clusters."""
-        more = range(arm.n, n)
-        if len(more) == 0:
+        if not (more := range(arm.n, n)):
             return
         times, effects, _, _ = run_blocks(arm.program, more, self.seed, self.threads)
         arm.times = np.concatenate([arm.times, times.astype(np.float64)])
@@ -165,8 +157,6 @@ def select(
 ) -> Selection:
     """Run arms until one is left, all others being worse or within the tolerance.
 
-    Notes
-    -----
     After r clusters i drops out where its mean exceeds that of some l by more than
     ``max(0, delta/2 (h^2 S_il^2 / (delta^2 r) - 1))``, S_il^2 the variance of their difference,
     ``h^2 = (r - 1) ((2 a / (k - 1))^(-2/(r - 1)) - 1)`` [1]_, variances updated as in [2]_.
@@ -194,13 +184,9 @@ def select(
 
 
 def _confirm(
-    arms: Sequence[Arm],
-    best: int,
-    objective: Objective,
-    tolerance: float,
-    budget: int,
+    arms: Sequence[Arm], best: int, objective: Objective, tolerance: float, budget: int,
     runner: Runner,
-) -> Selection:
+) -> Selection:  # fmt: skip
     """Go on with the chosen arm and those that may yet be better, until that is improbable."""
     while True:
         n = arms[best].n
@@ -231,7 +217,7 @@ def _survivors(values: Array, delta: float, n_arms: int) -> NDArray[np.bool_]:
     variance = apart.var(axis=2, ddof=1)
     slack = np.maximum(0.0, 0.5 * (h2 * variance / (max(delta, 1e-300) * r) - delta))
     worse = mean[:, None] - mean[None, :]
-    later = np.arange(k)[:, None] > np.arange(k)[None, :]
+    later = np.tri(k, k=-1, dtype=bool)
     beaten = (worse > slack) | ((worse == 0.0) & (slack == 0.0) & later)
     return np.asarray(~beaten.any(axis=1))
 
@@ -239,8 +225,6 @@ def _survivors(values: Array, delta: float, n_arms: int) -> NDArray[np.bool_]:
 def probability_within(objective: Objective, arms: Sequence[Arm], best: int, delta: float) -> float:
     """Probability that no arm is better than the chosen one by more than delta, or less than it.
 
-    Notes
-    -----
     The product over arms of the probability that the difference, which has Student's t law about
     the paired one, is at most delta: a lower bound where differences are positively correlated, as
     those to one arm are (Slepian's inequality, PGS_Slep of [4]_).

@@ -52,10 +52,9 @@ def scale(slow: NodeSlowdown, exponent: float) -> NodeSlowdown:
 
 def stage_slack(problem: Problem, slow: NodeSlowdown) -> list[StageSlack]:
     """Slack of every stage towards slowness of a kind, and the cost of this much of it."""
-    factor = worst_factor(slow)
-    exponents = np.log([*(1.0 + GRID), *FAR]) / np.log(factor)
-    stages = range(problem.step.program.graph.n_stages)
-    first = {s: _slot_of(problem, s) for s in stages}
+    exponents = np.log([*(1.0 + GRID), *FAR]) / np.log(worst_factor(slow))
+    held = list(enumerate(problem.layout.pairs))
+    first = {stage: slot for slot, pairs in reversed(held) for _, stage in pairs}
     slots = sorted(set(first.values()))
     nodes = [int(problem.hosts[slot]) for slot in slots]
     cases = [*(scale(slow, float(e)) for e in exponents), slow]
@@ -63,7 +62,7 @@ def stage_slack(problem: Problem, slow: NodeSlowdown) -> list[StageSlack]:
         (problem.hosts, {node: case}) for node in nodes for case in cases
     ).reshape(len(slots), -1)
     out = []
-    for s in stages:
+    for s in range(problem.step.program.graph.n_stages):
         own = times[slots.index(first[s])]
         work = float((own[-2] - own[-3]) / (FAR[1] - FAR[0]))
         out.append(StageSlack(s, onset(own[: GRID.size], work), float(own[-1] - own[0])))
@@ -71,16 +70,11 @@ def stage_slack(problem: Problem, slow: NodeSlowdown) -> list[StageSlack]:
 
 
 def onset(times: Array, work: float) -> float:
-    """Slowness - 1 up to which the step hardly grows; `MOST` where always.
+    """Slowness - 1 up to which the step hardly grows, from its times over `GRID`; at most `MOST`.
 
     It hardly does while it grows by less than `FREE` of what a node that works all the time would
     cost, and by less than `OWN` of what this node's work would. A stage's own part of the beginning
     and the end of a step costs a little in any case.
-
-    Parameters
-    ----------
-    times : float64 [slowness]
-        Step times over `GRID` [s].
     """
     free = min(FREE, OWN * work / float(times[0]))
     growth = times / times[0] - 1.0 - free * GRID - ROUNDING
@@ -95,24 +89,14 @@ def slot_cost(problem: Problem, slow: NodeSlowdown) -> Array:
     """Seconds that one slow node adds to the step, by where it is [stage, replica]."""
     layout, graph = problem.layout, problem.step.program.graph
     alike = problem.step.program.low.fixed_mean.shape[0] == 1
-    key = [
-        (int(layout.kind[layout.block[s]]), int(layout.position[s])) if alike else (s, s)
-        for s in range(layout.n_slots)
-    ]
+    slots = range(problem.hosts.size)
+    key = [(layout.kind[layout.block[s]], layout.position[s]) if alike else (s, s) for s in slots]
     first = {k: s for s, k in reversed(list(enumerate(key)))}
-    times = problem.slowed_times(
-        [(problem.hosts, {})]
-        + [(problem.hosts, {int(problem.hosts[s]): slow}) for s in first.values()]
-    )
+    cases = [{}, *({int(problem.hosts[s]): slow} for s in first.values())]
+    times = problem.slowed_times((problem.hosts, case) for case in cases)
     cost = dict(zip(first, times[1:] - times[0], strict=True))
     out = np.zeros((graph.n_stages, graph.n_replicas))
     for slot, k in enumerate(key):
         for replica, stage in layout.pairs[slot]:
             out[stage, replica] = max(out[stage, replica], cost[k])
     return out
-
-
-def _slot_of(problem: Problem, stage: int) -> int:
-    """First slot that holds a stage."""
-    pairs = problem.layout.pairs
-    return next(slot for slot, held in enumerate(pairs) if any(s == stage for _, s in held))

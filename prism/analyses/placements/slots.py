@@ -3,17 +3,20 @@
 A slot is a node's worth of consecutive ranks. Slots that share a replica form a block: a replica
 of whole nodes, or several replicas that share nodes. Blocks that hold the same are exchangeable
 where nodes of a class are, since a step is the latest of its replicas; so a placement is, for every
-block with a slow node, which class sits at which position. Left out: how far nodes are apart, which
-only decides which of several alike blocks is taken (`Layout.realise`).
+block with a slow node, which class sits at which position. How far nodes are apart only decides
+which of several alike blocks is taken (`Layout.realise`).
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 Int = NDArray[np.int64]
 Content = tuple[tuple[int, int], ...]  # (position, class) of the slow nodes of a block, sorted
@@ -22,38 +25,19 @@ Pattern = tuple[tuple[int, Content], ...]  # (kind of block, content), sorted; b
 
 @dataclass(frozen=True)
 class Layout:
-    """What every slot holds, and which slots and blocks are alike.
+    """What every slot holds, and which slots and blocks are alike."""
 
-    Attributes
-    ----------
-    pairs : tuple of tuple of (int, int), [slot]
-        (replica, stage) of the ranks there.
-    block, position : int64 [slot]
-        The slot's block; what it holds there (slots of one block that hold the same share it).
-    kind : int64 [block]
-        Blocks of one kind are exchangeable.
-    zone : int64 [node]
-        Nodes of one zone are equally near each other.
-    home : int64 [slot]
-        Zone of each slot's node in the placement that the job starts from.
-    """
-
-    pairs: tuple[tuple[tuple[int, int], ...], ...]
-    block: Int
-    position: Int
-    kind: Int
-    zone: Int
-    home: Int
-
-    @property
-    def n_slots(self) -> int:
-        """Slots of the job."""
-        return self.block.size
+    pairs: tuple[tuple[tuple[int, int], ...], ...]  # (replica, stage) of the ranks there [slot]
+    block: Int  # [slot]
+    position: Int  # what it holds there: alike where slots of a block hold the same [slot]
+    kind: Int  # blocks of one kind are exchangeable [block]
+    zone: Int  # nodes of one zone are equally near each other [node]
+    home: Int  # zone of its node in the placement that the job starts from [slot]
 
     @cached_property
     def room(self) -> tuple[Counter[int], ...]:
         """Slots of every position, by kind of block."""
-        first = [int(np.flatnonzero(self.kind == k)[0]) for k in range(self.kind.max() + 1)]
+        first = (blocks[0] for blocks in self.blocks_of)
         return tuple(Counter(self.position[self.block == b].tolist()) for b in first)
 
     @cached_property
@@ -70,33 +54,24 @@ class Layout:
         return tuple(np.flatnonzero(self.kind == k) for k in range(self.kind.max() + 1))
 
     def pattern(self, hosts: Int, classes: Mapping[int, int]) -> Pattern:
-        """Return what a placement is up to symmetry.
-
-        Parameters
-        ----------
-        hosts : int64 [slot]
-            Node of every slot.
-        """
-        slow = np.flatnonzero(np.isin(hosts, list(classes)))
+        """Return what a placement is up to symmetry."""
         blocks: dict[int, list[tuple[int, int]]] = {}
-        for slot in slow.tolist():
+        for slot in np.flatnonzero(np.isin(hosts, list(classes))).tolist():
             entry = int(self.position[slot]), classes[int(hosts[slot])]
             blocks.setdefault(int(self.block[slot]), []).append(entry)
         return tuple(sorted((int(self.kind[b]), tuple(sorted(c))) for b, c in blocks.items()))
 
     def extensions(self, pattern: Pattern, label: int) -> set[Pattern]:
         """Patterns with one more slow node of a class."""
-        out = set()
         used = Counter(kind for kind, _ in pattern)
-        for i, (kind, content) in enumerate(pattern):
-            rest = pattern[:i] + pattern[i + 1 :]
-            for grown in self._grow(kind, content, label):
-                out.add(tuple(sorted((*rest, (kind, grown)))))
-        for kind, blocks in enumerate(self.blocks_of):
-            if used[kind] < blocks.size:
-                for grown in self._grow(kind, (), label):
-                    out.add(tuple(sorted((*pattern, (kind, grown)))))
-        return out
+        starts: list[tuple[Pattern, int, Content]] = [
+            (pattern[:i] + pattern[i + 1 :], *entry) for i, entry in enumerate(pattern)
+        ]
+        starts += [(pattern, k, ()) for k, b in enumerate(self.blocks_of) if used[k] < b.size]
+        return {
+            tuple(sorted((*rest, (kind, grown))))
+            for rest, kind, content in starts for grown in self._grow(kind, content, label)
+        }  # fmt: skip
 
     def _grow(self, kind: int, content: Content, label: int) -> Iterable[Content]:
         taken = Counter(position for position, _ in content)
@@ -114,15 +89,10 @@ class Layout:
         return sorted(level)
 
     def realise(self, pattern: Pattern, hosts: Int, classes: Mapping[int, int]) -> Int:
-        """Return hosts with that pattern, from given ones by exchanges of two nodes each.
+        """Return hosts with that pattern, from present ones by exchanges of two nodes each.
 
         Of blocks that are alike those are taken that slow nodes are in already, or nearest to.
         Between zones nodes go with those that share their groups (`exchange`).
-
-        Parameters
-        ----------
-        hosts : int64 [slot]
-            Where nodes are now.
         """
         hosts = np.array(hosts, np.int64)
         at = {int(hosts[s]): int(s) for s in np.flatnonzero(np.isin(hosts, list(classes)))}
@@ -130,10 +100,10 @@ class Layout:
         free = set(range(self.kind.size))
         for kind, content in sorted(pattern, key=lambda entry: -len(entry[1])):
             options = self._near_blocks(kind, free, [at[n] for n in left])
-            plans = [self._plan(b, content, hosts, left, at, classes) for b in options]
-            best = max(range(len(plans)), key=lambda i: plans[i][0])
-            free.remove(options[best])
-            for node, slot in plans[best][1]:
+            plans = [(b, *self._plan(b, content, hosts, left, at, classes)) for b in options]
+            block, _, moves = max(plans, key=lambda plan: plan[1])
+            free.remove(block)
+            for node, slot in moves:
                 left.remove(node)
                 settled = at.keys() - {*left, node}
                 for moved in self.exchange(hosts, at[node], slot, settled):
@@ -173,38 +143,26 @@ class Layout:
         """Return a slot of a node's zone from which it can leave without a settled node."""
         near = np.flatnonzero(self.zone[hosts] == self.zone[hosts[slot]]).tolist()
         size = len(self._group(slot))
-        return next(
-            (
-                s for s in (slot, *near) if len(self._group(s)) == size
-                and not any(int(hosts[x]) in settled for x in self._group(s))
-            ),
-            slot,
-        )  # fmt: skip
-
-    @cached_property
-    def _shared(self) -> list[list[int]]:
-        """Slots that share a group of ranks, of each group over several."""
-        return [slots for slots in self.slots_at.values() if len(slots) > 1]
+        for s in (slot, *near):
+            group = self._group(s)
+            if len(group) == size and not any(int(hosts[x]) in settled for x in group):
+                return s
+        return slot
 
     def tears(self, hosts: Int) -> bool:
         """Tell whether a group of ranks spans more zones than in the job's placement."""
         zone = self.zone[hosts]
-        if not self._shared or np.array_equal(zone, self.home):
+        if np.array_equal(zone, self.home):
             return False
-        return any(
-            np.unique(zone[slots]).size > np.unique(self.home[slots]).size for slots in self._shared
-        )
+        groups = (slots for slots in self.slots_at.values() if len(slots) > 1)
+        return any(np.unique(zone[g]).size > np.unique(self.home[g]).size for g in groups)
 
     def _near_blocks(self, kind: int, free: set[int], slots: list[int]) -> list[int]:
         """Blocks worth a look: those that slow nodes are in, and the first free one per zone."""
-        own = {int(self.block[s]) for s in slots}
-        out = [b for b in sorted(own & free) if self.kind[b] == kind]
-        seen = set()
-        for b in self.blocks_of[kind].tolist():
-            if b in free and b not in own and self._zones[b] not in seen:
-                seen.add(self._zones[b])
-                out.append(b)
-        return out
+        own = set(self.block[slots].tolist())
+        usable = [b for b in self.blocks_of[kind].tolist() if b in free]
+        first = {self._zones[b]: b for b in reversed(usable) if b not in own}
+        return [b for b in usable if b in own] + sorted(first.values())
 
     @cached_property
     def _zones(self) -> tuple[tuple[int, ...], ...]:
@@ -221,38 +179,26 @@ class Layout:
         rest = list(content)
         for near in (2, 1, 0):  # stays, comes from the same zone, from anywhere
             for position, label in list(rest):
-                choice = next(
-                    (
-                        (n, s) for n in left if n not in taken and classes[n] == label
-                        for s in spare[position]
-                        if self._nearness(hosts, at[n], s) >= near
-                    ),
-                    None,
+                choices = (
+                    (n, s) for n in left if n not in taken and classes[n] == label
+                    for s in spare[position] if self._nearness(hosts, at[n], s) >= near
                 )  # fmt: skip
-                if choice is not None:
+                for node, slot in islice(choices, 1):
                     rest.remove((position, label))
-                    taken.add(choice[0])
-                    spare[position].remove(choice[1])
-                    moves.append(choice)
+                    taken.add(node)
+                    spare[position].remove(slot)
+                    moves.append((node, slot))
                     score += near
         return score, moves
 
     def _nearness(self, hosts: Int, old: int, new: int) -> int:
-        if old == new:
-            return 2
-        return int(self.zone[hosts[old]] == self.zone[hosts[new]])
+        return 2 if old == new else int(self.zone[hosts[old]] == self.zone[hosts[new]])
 
 
 def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int, zone: Int) -> Layout:
-    """Find blocks and positions of a placement's slots.
+    """Find blocks and positions of the slots, from the physical GPU member[replica, stage, rank].
 
-    Parameters
-    ----------
-    member : int32 [replica, stage, member]
-        Physical GPU of every rank of the (tp, cp) groups.
-    hosts : int64 [slot]
-        Node of every slot in that placement.
-    zone : int64 [node]
+    `hosts` [slot] and `zone` [node] are of the placement that the job starts from.
     """
     slot_of = {int(node): slot for slot, node in enumerate(hosts)}
     held: list[set[tuple[int, int]]] = [set() for _ in hosts]
@@ -280,18 +226,8 @@ def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int, zone:
 
 def _components(replicas: list[set[int]], n: int) -> Int:
     """Return the number of every slot's block: slots that a chain of shared replicas connects."""
-    root = list(range(n))
-
-    def find(r: int) -> int:
-        while root[r] != r:
-            root[r] = root[root[r]]
-            r = root[r]
-        return r
-
-    for own in replicas:
-        first, *rest = sorted(own)
-        for r in rest:
-            root[find(r)] = find(first)
+    pairs = np.array([(min(own), r) for own in replicas for r in own])
+    joined = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
+    root = connected_components(joined, directed=False)[1]
     labels: dict[int, int] = {}
-    found = [labels.setdefault(find(min(own)), len(labels)) for own in replicas]
-    return np.array(found, np.int64)
+    return np.array([labels.setdefault(root[min(own)], len(labels)) for own in replicas], np.int64)
