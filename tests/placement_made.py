@@ -47,5 +47,5 @@ def placement(**more):
                        "p5_of_objective": 9.85, "p95_of_objective": 10.45},
             "fewer_layers": {"impossible": "explicit durations have no layers"},
         },
-        "warnings": [], "findings": [], "wall_seconds": 4.2,
+        "notes": [], "warnings": [], "findings": [], "wall_seconds": 4.2,
     } | more  # fmt: skip

@@ -75,11 +75,10 @@ def answer_of_figures(numbers: Json) -> Answer:
     head, findings, tables = maker(numbers)
     if numbers.get("seed") is not None:
         head.append(f"seed {numbers['seed']}")
-    open_ends = [str(text) for text in numbers.get("not_identifiable") or ()]
-    if open_ends:
-        names = "; ".join(text.partition(": ")[0] for text in open_ends)
+    apart = tuple(text.partition(": ")[::2] for text in numbers.get("not_identifiable") or ())
+    if apart:
+        names = "; ".join(name for name, _ in apart)
         findings.append(Finding("not_identifiable", f"{NOT_IDENTIFIABLE}: {names}."))
-    apart = tuple((name, why) for name, _, why in (text.partition(": ") for text in open_ends))
     tables += [
         Table(NOT_IDENTIFIABLE, (Column(right=False),) * 2, apart, details=True),
         lines_table("Notes on the input", numbers.get("notes")),

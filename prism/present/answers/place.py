@@ -62,7 +62,7 @@ def place_answer(result: xr.Dataset) -> Answer:
         tables=tuple(table for table in _tables(numbers, found) if table.rows),
         figures=numbers,
         warnings=(*_warnings(numbers), *(numbers.get("warnings") or ())),
-        assumptions=tuple(numbers.get("notes") or ()),
+        assumptions=tuple(numbers["notes"]),
         facts=tuple(_facts(numbers)),
         pictures=tuple(_pictures(numbers, result)),
     )
@@ -71,7 +71,7 @@ def place_answer(result: xr.Dataset) -> Answer:
 # ------------------------------------------------------------------------------------- nodes
 def _slow_nodes(numbers: Json) -> str:
     """Say which nodes are slow, and by how much."""
-    nodes = list(numbers.get("slow_nodes") or ())
+    nodes = numbers["slow_nodes"]
     alike: dict[str, list[Json]] = {}
     for node in nodes:
         alike.setdefault(_slowness(node), []).append(node)
@@ -110,27 +110,27 @@ def _names(nodes: Sequence[Json]) -> str:
 # ------------------------------------------------------------------------------ in sentences
 def _findings(numbers: Json, found: Sequence[Json]) -> list[Finding]:
     """Say what to do and what it brings, then what explains it."""
-    best, now = entry(numbers, "best"), entry(numbers, "current")
-    out = _advice(numbers, best, now) if best and now else []
-    return [*out, *_alternatives(numbers, found), *_stages(numbers), *_selection(numbers)]
+    return [
+        *_advice(numbers, entry(numbers, "best"), entry(numbers, "current")),
+        *_alternatives(numbers, found), *_stages(numbers), _selection(numbers),
+    ]  # fmt: skip
 
 
 def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
     """Say which nodes to move, and what that brings."""
-    name, tolerance = objective_name(numbers), float(numbers.get("tolerance", 0.0))
     leave = "Leave the nodes where they are: "
     if best["name"] == now["name"]:
-        why = f"no placement reduces {name} by {_tolerance(numbers)} or more."
-        if numbers.get("n_screened") == 1:
+        why = f"no placement reduces {objective_name(numbers)} by {_tolerance(numbers)} or more."
+        if numbers["n_screened"] == 1:
             why = "all placements are equivalent for this job."
         return [Finding("leave", leave + why, "answer")]
     gain = _gain(numbers, best, now)
-    if float(best["saved"]) < tolerance:
+    if best["saved"] < numbers["tolerance"]:
         text = f"{leave}the best placement ({with_place('', best)[2:]}) saves less than the "
         return [Finding("leave", f"{text}tolerance of {_tolerance(numbers)}: {gain}.", "answer")]
     moves = _moves(numbers)
     if not moves:
-        text = f"The best placement is {best.get('label', best['name'])}: {gain}."
+        text = f"The best placement is {best['label']}: {gain}."
         return [Finding("move", text, "answer")]
     if len(moves) > MOST_MOVES:
         left = len(moves) - MOST_MOVES
@@ -147,7 +147,7 @@ def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
 
 def _gain(numbers: Json, best: Json, now: Json) -> str:
     """Write both values of the objective and the change, with its interval."""
-    key = str(numbers.get("objective"))
+    key = numbers["objective"]
     before, after = (float(row.get(key, row["objective"])) for row in (now, best))
     fine = max(abs(before - after) / 20.0, 1e-4 * before)
     text = " -> ".join(format_like(value, before, fine) for value in (before, after))
@@ -162,7 +162,7 @@ def _saved(row: Json) -> Figure:
 def _moves(numbers: Json) -> list[str]:
     """List the moves of slow nodes, those to the same stages as one."""
     groups: dict[tuple[str, bool], list[Json]] = {}
-    for node in numbers.get("slow_nodes") or ():
+    for node in numbers["slow_nodes"]:
         before, after = node.get("before"), node.get("after")
         if before != after:
             same = bool(before and after and before["replicas"] == after["replicas"])
@@ -190,16 +190,16 @@ def _at(word: str, places: Iterable[Json]) -> str:
 
 
 def _tolerance(numbers: Json) -> str:
-    return format_share(float(numbers.get("tolerance", 0.001)), 2)
+    return format_share(numbers["tolerance"], 2)
 
 
 def _alternatives(numbers: Json, found: Sequence[Json]) -> list[Finding]:
     """Say whether something else than moving nodes is better still, for the same work."""
-    placed = {row["name"] for row in numbers.get("placements") or ()} | set(SAME_NODES)
+    placed = {row["name"] for row in numbers["placements"]} | set(SAME_NODES)
     others = [row for row in found if row["name"] not in placed and "saved" in row]
-    moved = float(entry(numbers, "best").get("saved", 0.0))
+    moved = entry(numbers, "best")["saved"]
     better = [row for row in others if row["saved"] > moved + NO_CHANGE]
-    sure = [row for row in better if (row.get("saved_ci") or [row["saved"]])[0] > max(0.0, moved)]
+    sure = [row for row in better if row["saved_ci"][0] > max(0.0, moved)]
     sure.sort(key=lambda row: -float(row["saved"]))
     if sure:
         listed = "; ".join(f"{row['label']} ({words(_saved(row))})" for row in sure[:MOST_BETTER])
@@ -212,12 +212,11 @@ def _alternatives(numbers: Json, found: Sequence[Json]) -> list[Finding]:
 
 def _stages(numbers: Json) -> list[Finding]:
     """Say where a slow node costs least and where most."""
-    costs = [row for row in numbers.get("stage_slack") or () if row.get("cost")]
-    step = numbers.get("alike_step")
-    if len(costs) < 2 or not step:
+    costs = [row for row in numbers["stage_slack"] if row["cost"]]
+    if len(costs) < 2:
         return []
-    least, most = (pick(costs, key=lambda row: float(row["cost"])) for pick in (min, max))
-    low, high = (_share(float(row["cost"]) / float(step)) for row in (least, most))
+    least, most = (pick(costs, key=lambda row: row["cost"]) for pick in (min, max))
+    low, high = (_share(row["cost"] / numbers["alike_step"]) for row in (least, most))
     text = f"{low} to the step on stage {least['stage']}, {high} on stage {most['stage']}"
     if low == high:
         text = f"{low} to the step on any stage"
@@ -228,19 +227,14 @@ def _share(value: float) -> str:
     return f"{100.0 * value:.1f} %"
 
 
-def _selection(numbers: Json) -> list[Finding]:
+def _selection(numbers: Json) -> Finding:
     """Say how the choice was made, and how sure it is."""
-    screened, simulated = numbers.get("n_screened"), numbers.get("n_candidates")
-    p, text = numbers.get("p_correct"), ""
-    if screened and simulated:
-        method = str(numbers.get("method") or "")
-        text = f"{format_count(screened)} placement{'s' * (screened != 1)} screened on the "
-        text += f"deterministic step{f' ({method})' * bool(method)}, {format_count(simulated)} "
-        text += "simulated"
-    if p is not None:
-        text += f"{'; ' * bool(text)}P(none of these beats the best by more than "
-        text += f"{_tolerance(numbers)} of {objective_name(numbers)}) is {_probability(float(p))}"
-    return [Finding("selection", f"{text}.")] if text else []
+    screened = numbers["n_screened"]
+    text = f"{format_count(screened)} placement{'s' * (screened != 1)} screened on the "
+    text += f"deterministic step ({numbers['method']}), {format_count(numbers['n_candidates'])} "
+    text += f"simulated; P(none of these beats the best by more than {_tolerance(numbers)} of "
+    text += f"{objective_name(numbers)}) is {_probability(numbers['p_correct'])}."
+    return Finding("selection", text)
 
 
 def _probability(p: float) -> str:
@@ -249,27 +243,28 @@ def _probability(p: float) -> str:
 
 def _warnings(numbers: Json) -> list[str]:
     """Say where the choice is not one."""
-    p = numbers.get("p_correct")
-    if p is None or p >= LEAST_SURE:
+    if numbers["p_correct"] >= LEAST_SURE:
         return []
     return [
         f"P(the best placement is within {_tolerance(numbers)} of the best simulated) is only "
-        f"{_probability(float(p))}: those simulated are statistically indistinguishable within "
-        "this budget; raise --tolerance"
+        f"{_probability(numbers['p_correct'])}: those simulated are statistically "
+        "indistinguishable within this budget; raise --tolerance"
     ]
 
 
 def _facts(numbers: Json) -> list[tuple[str, Figure]]:
     """Pick the figures that stand out."""
     best, now = entry(numbers, "best"), entry(numbers, "current")
-    facts: list[tuple[str, Cell]] = []
-    if best and now:
-        name, like = objective_name(numbers), float(now["objective"])
-        fine = max(0.1 * abs(like - float(best["objective"])), 2e-4 * like)
-        for label, row in (("as is", now), ("best placement", best)):
-            facts.append((f"{name}, {label}", duration(float(row["objective"]), fine, like)))
-        facts.append(("change", _saved(best)))
-    return [(label, cell) for label, cell in facts if isinstance(cell, Figure)]
+    name, like = objective_name(numbers), now["objective"]
+    fine = max(0.1 * abs(like - best["objective"]), 2e-4 * like)
+    before, after = (
+        Figure(row["objective"], format_like(row["objective"], like, fine)) for row in (now, best)
+    )
+    return [
+        (f"{name}, as is", before),
+        (f"{name}, best placement", after),
+        ("change", _saved(best)),
+    ]
 
 
 # --------------------------------------------------------------------------------- in tables
@@ -288,7 +283,7 @@ def _tables(numbers: Json, found: Sequence[Json]) -> list[Table]:
 def _rows_table(numbers: Json, found: Sequence[Json]) -> Table:
     """Lay out placements and alternatives side by side."""
     now, name = entry(numbers, "current"), objective_name(numbers)
-    key = str(numbers.get("objective", "p95"))
+    key = numbers["objective"]
     columns = [(k, Column(k, "step time")) for k in ("p50", "p95")]
     if key in ("mean", "p99"):
         columns.append((key, Column(key, "step time")))
@@ -299,7 +294,7 @@ def _rows_table(numbers: Json, found: Sequence[Json]) -> Table:
         (
             str(row["label"]),
             *(_time(row, k, fine[k], now) for k, _ in columns),
-            None if row["name"] == now.get("name") or row.get("saved") is None else _saved(row),
+            None if row["name"] == now["name"] else _saved(row),
         )
         for row in found
     )
@@ -340,17 +335,15 @@ def _notes(found: Sequence[Json], key: str, name: str) -> list[str]:
 
 def _slack_table(numbers: Json) -> Table:
     """Lay out how slow a node may be at each stage, and what one slow node costs there."""
-    step = numbers.get("alike_step")
-    cells: list[tuple[Cell, ...]] = []
-    for row in numbers.get("stage_slack") or ():
-        slack, cost = row.get("slack"), row.get("cost")
-        more = None if cost is None or not step else Figure(cost, _share(cost / step))
-        cells.append((str(row["stage"]), None if slack is None else _slack(slack), more))
+    cells = [
+        (row["stage"], _slack(row["slack"]), None if row["cost"] is None
+         else Figure(row["cost"], _share(row["cost"] / numbers["alike_step"])))
+        for row in numbers["stage_slack"]
+    ]  # fmt: skip
     merged = []
-    for _, group in groupby(cells, key=lambda row: tuple(map(words, row[1:]))):
+    for _, group in groupby(cells, key=lambda row: (words(row[1]), words(row[2]))):
         alike = list(group)
-        stages = as_ranges((int(str(row[0])) for row in alike), ", ")
-        merged.append((stages, *alike[0][1:]))
+        merged.append((as_ranges((row[0] for row in alike), ", "), *alike[0][1:]))
     heads = (Column("stages", right=False), Column("slack"), Column("one slow node adds"))
     note = "Slack: how much slower a node of the stage may be before the step is longer; what one "
     note += "slow node adds is a share of the deterministic step."
@@ -384,8 +377,6 @@ def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
 def _errors(numbers: Json) -> Errors:
     """Write the error of the best placement's p95, and that of its gain."""
     best = entry(numbers, "best")
-    if best.get("p95_se") is None:
-        return Errors("unknown", NOT_INCLUDED)
-    text = f"p95 of the best ± {words(error(float(best['p95_se']), float(best['p95'])))} "
+    text = f"p95 of the best ± {words(error(best['p95_se'], best['p95']))} "
     text += "(one standard error); changes are of the same draws, ± half of their 95 % interval"
     return Errors(text, NOT_INCLUDED)

@@ -98,9 +98,8 @@ def _head(numbers: Json) -> str:
 
 def _varied(call: Json, keys: Sequence[str]) -> str:
     """Say which keys took which values."""
-    vary: Mapping[str, Sequence[str]] = call.get("vary") or {}
-    named = [f"{key} = {', '.join(map(str, values))}" for key, values in vary.items()]
-    if call.get("layouts"):
+    named = [f"{key} = {', '.join(values)}" for key, values in call["vary"].items()]
+    if call["layouts"]:
         named.append("all layouts that use its GPUs, keep its batch and fit the memory")
     return "; ".join(named) or ", ".join(keys)
 
@@ -110,20 +109,19 @@ def _findings(numbers: Json) -> list[Finding]:
     """Name the best settings, and those that are as good."""
     rows, keys = numbers["rows"], numbers["varied"]
     fast, robust = numbers["fastest"], numbers["robust"]
+    named = [("fastest", "Fastest (least p50)", fast), ("robust", "Robust (least p95)", robust)]
     if fast == robust:
-        text = f"Fastest and robust (least p50 and p95) is {_setting(rows[fast], keys)}."
-        out = [Finding("fastest_and_robust", text, "answer")]
-    else:
-        text = f"Fastest (least p50) is {_setting(rows[fast], keys)}."
-        out = [Finding("fastest", text, "answer")]
-        text = f"Robust (least p95) is {_setting(rows[robust], keys)}."
-        out.append(Finding("robust", text, "answer"))
+        named = [("fastest_and_robust", "Fastest and robust (least p50 and p95)", fast)]
+    out = [
+        Finding(code, f"{which} is {_setting(rows[i], keys)}.", "answer")
+        for code, which, i in named
+    ]
     ties = [label(row, keys) for row in rows if row.get("indistinguishable_from_best")]
     if ties:
         text = f"Statistically indistinguishable from the best in {numbers['objective']}"
         more = len(ties) - MOST_NAMED
-        named = "; ".join(ties[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-        out.append(Finding("indistinguishable", f"{text}: {named}."))
+        listed = "; ".join(ties[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        out.append(Finding("indistinguishable", f"{text}: {listed}."))
     return out
 
 
@@ -178,15 +176,13 @@ def _settings_table(
         *(Column(name, "step time") for name in ("p50", "p95", "± of p95")),
         Column("p95 vs own"), Column(right=False),
     )  # fmt: skip
-    made: list[tuple[Cell, ...]] = []
-    for i in which:
-        row = rows[i]
-        made.append((
-            *(_value(row[key]) for key in numbers["varied"]),
-            None if one_size else count(row["world_size"]), _gib(row),
-            _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
-            _change(row, "p95"), _marks(i, row, numbers),
-        ))  # fmt: skip
+    made: list[tuple[Cell, ...]] = [
+        (*(_value(row[key]) for key in numbers["varied"]),
+         None if one_size else count(row["world_size"]), _gib(row),
+         _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
+         _change(row, "p95"), _marks(i, row, numbers))
+        for i, row in ((i, rows[i]) for i in which)
+    ]  # fmt: skip
     return _table(title, columns, made, () if details else _notes(numbers), details)
 
 
