@@ -180,7 +180,14 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
         "step_time", "time_to_train", "slowdown", "exposed_communication",
         "exposed_communication_se", "engine", "wall_seconds", "warnings", "steps",
     }  # fmt: skip
-    always |= {"delay_by_term", "variance_by_term", "replicas", "critical_path", "findings", "time_loss"}
+    always |= {
+        "delay_by_term",
+        "variance_by_term",
+        "replicas",
+        "critical_path",
+        "findings",
+        "time_loss",
+    }
     assert always | {"finish_by", "finish_date", "cost"} == set(answer)
     assert set(answer["time_to_train"]) == SPREAD
     assert set(answer["step_time"]) == SPREAD | {"one_allocation", "allocations"}
