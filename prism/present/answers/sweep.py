@@ -98,8 +98,8 @@ def _head(numbers: Json) -> str:
 
 def _varied(call: Json, keys: Sequence[str]) -> str:
     """Say which keys took which values."""
-    named = [f"{key} = {', '.join(values)}" for key, values in call["vary"].items()]
-    if call["layouts"]:
+    named = [f"{key} = {', '.join(values)}" for key, values in call.get("vary", {}).items()]
+    if call.get("layouts"):
         named.append("all layouts that use its GPUs, keep its batch and fit the memory")
     return "; ".join(named) or ", ".join(keys)
 
