@@ -44,7 +44,7 @@ MASKS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (
         # how long a command took: "elapsed 57.9 s", "elapsed 1 min 2 s"
-        (r"elapsed \d.*$", "elapsed TIME"),
+        (r"elapsed\s+\d.*$", "elapsed TIME"),
         # the engine's speed: "1.05e+10 in 21.84 s, 4.16 ns each on 2 threads"
         (r"in \S+ (s|ms), \S+ ns each on \d+ threads?", "in TIME, SPEED each on THREADS"),
         # the version of prism: "prism, version 0.1.0"

@@ -104,7 +104,7 @@ def estimate(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Estimate how long a step and the run take, with what probability.
+    """Estimate how long a step and the run take, as probabilities.
 
     JOB is a YAML file or the name of a shipped job; `prism show --jobs` lists those.
     """
