@@ -1,9 +1,10 @@
 """Compare the JSON of 30 commands between two checkouts: a rebuild must keep every number.
 
-    python experiments/verification/same_json.py OLD NEW [-k WORD]
+    python experiments/verification/same_json.py OLD NEW [-k WORD] [--aside KEY,KEY]
 
 runs each command in both with this interpreter (and their own Numba cache), and prints where
-figures differ, timings aside. It exits with 1 where any does.
+figures of the old one are gone or differ, timings aside; keys that are new are no difference. It
+exits with 1 where any does.
 """
 
 import argparse
@@ -78,14 +79,14 @@ def run(checkout: Path, text: str, cache: str) -> object:
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip()[-300:]
 
 
-def differences(old: object, new: object, at: str = "") -> list[str]:
-    """Where two answers differ."""
+def differences(old: object, new: object, aside: set[str], at: str = "") -> list[str]:
+    """Where figures of the old answer are gone or differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted((old.keys() | new.keys()) - ASIDE)
-        return [x for k in keys for x in differences(old.get(k), new.get(k), f"{at}.{k}")]
+        keys = sorted(old.keys() - aside)
+        return [x for k in keys for x in differences(old.get(k), new.get(k), aside, f"{at}.{k}")]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = zip(old, new, strict=True)
-        return [x for i, (a, b) in enumerate(pairs) for x in differences(a, b, f"{at}[{i}]")]
+        return [x for i, (a, b) in enumerate(pairs) for x in differences(a, b, aside, f"{at}[{i}]")]
     return [] if old == new else [f"{at}: {str(old)[:80]} | {str(new)[:80]}"]
 
 
@@ -94,8 +95,9 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("-k", default="", help="only commands with this in them")
+    parser.add_argument("--aside", default="", help="more keys that may differ, with commas")
     options = parser.parse_args()
-    wrong = 0
+    wrong, aside = 0, ASIDE | set(options.aside.split(","))
     chosen = [c for c in COMMANDS if options.k in c]
     with tempfile.TemporaryDirectory() as folder:
         for text in chosen:
@@ -103,7 +105,7 @@ def main() -> int:
                 run(checkout.resolve(), text, f"{folder}/{i}")
                 for i, checkout in enumerate((options.old, options.new))
             ]
-            found = differences(*answers)
+            found = differences(*answers, aside)
             failed = isinstance(answers[0], str) or isinstance(answers[1], str)
             wrong += bool(found) or failed
             print(f"{'differs' if found else 'FAILED' if failed else 'same':8s} {text}", flush=True)
