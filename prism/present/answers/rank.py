@@ -24,6 +24,7 @@ from prism.present.answer import (
     pairs_table,
     words,
 )
+from prism.present.answers.remedies import cause_text, remedy_text
 from prism.present.answers.times import NOT_INCLUDED
 
 if TYPE_CHECKING:
@@ -43,25 +44,6 @@ said to delay [1]."""
 NOTABLE = 0.02
 """Difference of shares worth a sentence [1]."""
 
-_REMEDIES = {
-    "rank": ("GPUs' own speed", "replace or regroup the slowest GPUs (prism place)"),
-    "step": ("variation common to all GPUs of a step",
-             "look at what they share: power, cooling, fabric, storage"),
-    "microbatch": ("uneven work of microbatches", "pack sequences to microbatches of equal work"),
-    "expert": ("uneven routing to experts", "balance it: auxiliary loss, capacity factor"),
-    "call": ("variation common to the kernels of a forward or backward",
-             "look at the host: launch delays, other processes"),
-    "rank_step": ("variation of single GPUs between steps",
-                  "look at clocks, throttling and the host"),
-    "regime": ("congestion of links", "keep other traffic off them"),
-    "stall": ("stalling", "find what stops ranks: data loading, garbage collection, storage"),
-    "jitter": ("time added between steps", "look at data loading, logging and synchronisation"),
-    "launch_gap": ("variation of launch gaps", "launch fewer kernels, as with CUDA graphs"),
-}  # fmt: skip
-_STEADIER = "look for what disturbs these kernels: clocks, power limits, other processes"
-_OVERLAP = "overlap it with compute, or look for what disturbs its links"
-_COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "nccl"
-"""Words in the names of kernel classes that communicate."""
 _OTHERS = {
     "_cut": "If the tail of a cause were cut at its own p95",
     "_faster": "If a kernel class took {} less time",
@@ -170,28 +152,12 @@ def _largest(known: Sequence[Json], quick: bool, target: str) -> list[Finding]:
     parts: list[str] = []
     for row in named:
         makes = " makes" * (not parts) + " at most" * (quick and row["kind"] == "kernels")
-        parts.append(f"{_subject(row)}{makes} {words(_share(key)(row))}")
+        parts.append(f"{cause_text(row)}{makes} {words(_share(key)(row))}")
     text = f"{', '.join(parts)} of the variance of the {target}"
     text += " (statistically indistinguishable)" * (len(parts) > 1)
-    text += f": {'; '.join(dict.fromkeys(_remedy(row) for row in named))}."
+    text += f": {'; '.join(dict.fromkeys(remedy_text(row) for row in named))}."
     text += _brings(top, target) if len(named) == 1 else ""
     return [Finding("largest_cause", text[0].upper() + text[1:], "answer")]
-
-
-def _subject(row: Json) -> str:
-    """Name a cause by what it is, with the name that tables give it."""
-    if row["name"] in _REMEDIES:
-        return f"{_REMEDIES[row['name']][0]} ({_short(row)})"
-    return f"noise of {_short(row)}" if row["kind"] == "kernels" else f"the {_short(row)}"
-
-
-def _remedy(row: Json) -> str:
-    if row["name"] in _REMEDIES:
-        return _REMEDIES[row["name"]][1]
-    if row["kind"] == "effects":
-        return "look for what the ranks that it acts on have in common"
-    communicates = any(word in row["name"].lower() for word in _COMMUNICATION)
-    return _OVERLAP if communicates else _STEADIER
 
 
 def _brings(row: Json, target: str) -> str:

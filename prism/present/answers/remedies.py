@@ -1,0 +1,48 @@
+"""What a cause of variance is in words, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prism.common.labels import short_label
+
+Json = Mapping[str, Any]
+
+_REMEDIES = {
+    "rank": ("GPUs' own speed", "replace or regroup the slowest GPUs (prism place)"),
+    "step": ("variation common to all GPUs of a step",
+             "look at what they share: power, cooling, fabric, storage"),
+    "microbatch": ("uneven work of microbatches", "pack sequences to microbatches of equal work"),
+    "expert": ("uneven routing to experts", "balance it: auxiliary loss, capacity factor"),
+    "call": ("variation common to the kernels of a forward or backward",
+             "look at the host: launch delays, other processes"),
+    "rank_step": ("variation of single GPUs between steps",
+                  "look at clocks, throttling and the host"),
+    "regime": ("congestion of links", "keep other traffic off them"),
+    "stall": ("stalling", "find what stops ranks: data loading, garbage collection, storage"),
+    "jitter": ("time added between steps", "look at data loading, logging and synchronisation"),
+    "launch_gap": ("variation of launch gaps", "launch fewer kernels, as with CUDA graphs"),
+}  # fmt: skip
+_STEADIER = "look for what disturbs these kernels: clocks, power limits, other processes"
+_OVERLAP = "overlap it with compute, or look for what disturbs its links"
+_COMMUNICATION = "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "nccl"
+"""Words in the names of kernel classes that communicate."""
+
+
+def cause_text(row: Json) -> str:
+    """Name a cause by what it is, with the name that tables give it."""
+    short = short_label(row["name"], row["kind"])
+    if row["name"] in _REMEDIES:
+        return f"{_REMEDIES[row['name']][0]} ({short})"
+    return f"noise of {short}" if row["kind"] == "kernels" else f"the {short}"
+
+
+def remedy_text(row: Json) -> str:
+    """Say what to do about a cause."""
+    if row["name"] in _REMEDIES:
+        return _REMEDIES[row["name"]][1]
+    if row["kind"] == "effects":
+        return "look for what the ranks that it acts on have in common"
+    communicates = any(word in row["name"].lower() for word in _COMMUNICATION)
+    return _OVERLAP if communicates else _STEADIER
