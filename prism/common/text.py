@@ -127,15 +127,20 @@ def _short(seconds: float, resolution: float | None) -> str:
     return f"{value:.{_digits(resolution / scale)}f} {unit}"
 
 
-def format_share(share: float, digits: int = 3) -> str:
-    """Write a probability or a share in percent.
+def format_share(share: float, digits: int = 3, half: float | None = None) -> str:
+    """Write a probability or a share in percent, or as many digits as half of its interval leaves.
 
     Examples
     --------
     >>> format_share(0.12345), format_share(0.0), format_share(1.477, 2)
     ('12.3 %', '0 %', '148 %')
+    >>> format_share(0.2894, half=0.0612), format_share(0.7634, half=0.0052)
+    ('29 ± 6 %', '76.3 ± 0.5 %')
     """
     percent = 100.0 * share
+    if half is not None:
+        decimals = _digits(100.0 * half)
+        return f"{percent:.{decimals}f} ± {100.0 * half:.{decimals}f} %"
     return f"{percent:.{digits}g} %" if abs(percent) < 99.5 else f"{percent:.0f} %"
 
 

@@ -202,10 +202,15 @@ def count(value: float | None, unit: str = "") -> Cell:
     return None if value is None else Figure(value, f"{format_count(value)} {unit}".rstrip())
 
 
-def share(value: float | None) -> Cell:
-    """Write a share or a probability in percent: three digits, below 0.1 % only that it is."""
+def share(value: float | None, half: float | None = None) -> Cell:
+    """Write a share or a probability in percent: three digits, below 0.1 % only that it is.
+
+    Digits are as many as half of its 95 % interval leaves, where that is given.
+    """
     if value is None:
         return None
+    if half is not None and half >= 5e-5:
+        return Figure(value, format_share(value, half=half))
     small = 0.0 < abs(value) < 5e-4
     return Figure(value, "<0.1 %" if small else format_share(value))
 
@@ -225,6 +230,13 @@ def error(seconds: float | None, like: float) -> Cell:
     if seconds is None:
         return None
     return duration(seconds, 0.0999 * seconds if seconds > 0 else 1e-3 * abs(like), like)
+
+
+def half_width(standard_error: float, n: int) -> float:
+    """Half of the 95 % interval of a mean over n independent units (Student's t)."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 0.975)) * standard_error
 
 
 def change(value: float | None, interval: tuple[float, float] | None = None) -> Cell:

@@ -38,6 +38,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "exposed_communication_se": ((), "1", "its standard error, by cluster"),
     "time_loss": (("part",), "1", "share of the mean step by where the time goes"),
     "time_loss_variance": (("part",), "1", "share of the step's variance due to it"),
+    "time_loss_variance_se": (("part",), "1", "its standard error, by cluster"),
     "mfu": ((), "1", "model flop per second and GPU over the device's peak"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 PATH_BLOCKS = 4  # clusters whose critical path is followed for the mean shares
-EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost
+EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost, group by group
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
@@ -218,11 +218,11 @@ def simulate_step(
             "must stay within 1e-30 and 1e30 s: check their units"
         )
     path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
-    silent = _run_silent(step, min(n_blocks, EXPOSED_BLOCKS), seed, threads)
+    first = times[:EXPOSED_BLOCKS]
+    silent = _run_silent(step, len(first), seed, threads)
     exposed = _exposed(times, silent) if silent is not None else Exposed(0.0, 0.0)
-    n = min(n_blocks, PATH_BLOCKS)
     run = partial(run_blocks, seed=seed, threads=threads)
-    loss = find_time_loss(step, times[:n], times[:n] if silent is None else silent[:n], seed, run)
+    loss = find_time_loss(step, first, first if silent is None else silent, seed, run)
     values = {
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
@@ -235,6 +235,7 @@ def simulate_step(
         "exposed_communication_se": exposed.error,
         "time_loss": loss.mean,
         "time_loss_variance": loss.variance,
+        "time_loss_variance_se": loss.variance_error,
         **_efficiency(step, float(step_time.mean())),
     }
     coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}

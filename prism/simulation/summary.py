@@ -145,15 +145,12 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
             zip(path.kernel_class.values.tolist(), path.values.tolist(), strict=True)
         )
     if "time_loss" in dataset:
-        columns = (dataset.part.values, dataset.time_loss.values, dataset.time_loss_variance.values)
+        columns = dataset.time_loss, dataset.time_loss_variance, dataset.time_loss_variance_se
         out["time_loss"] = [
-            {
-                "name": str(name),
-                "mean_share": float(mean),
-                "variance_share": _known(float(share)),
-            }
-            for name, mean, share in zip(*columns, strict=True)
-        ]
+            {"name": str(mean.part.item()), "mean_share": float(mean),
+             "variance_share": _known(float(share)), "variance_share_se": _known(float(se))}
+            for mean, share, se in zip(*columns, strict=True)
+        ]  # fmt: skip
     if "slowdown_probability" in dataset:
         pairs = zip(dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         out["slowdown"] = {f"{t:.10g}": float(p) for t, p in pairs}

@@ -30,6 +30,7 @@ class TimeLoss(NamedTuple):
     names: list[str]
     mean: Array  # [part]
     variance: Array  # [part]; NaN where nothing varies
+    variance_error: Array  # [part] its standard error by cluster; NaN for one cluster
 
 
 def group_of(kernel_class: str) -> str:
@@ -74,30 +75,35 @@ def find_time_loss(
         left = rest
     jitter, jitter_variance = _jitter(step.program)
     ideal = _idle_parts(ideal_program(silence(step, seed)), run)
-    variance = float(whole.var())
-    means = {name: float(part.mean()) for name, part in parts.items()}
-    shares = {name: _covariance(part, whole, variance) for name, part in parts.items()}
-    means |= ideal | {
-        "stragglers": float(left.mean()) - jitter - sum(ideal.values()),
-        "step_jitter": jitter,
+    means = {name: float(part.mean()) for name, part in parts.items()} | ideal
+    means |= {"stragglers": left.mean() - jitter - sum(ideal.values()), "step_jitter": jitter}
+    kept = [np.arange(len(whole)) != k for k in range(-1, len(whole))]  # all, then without each
+    variance = np.array([_covariance(whole[k], whole[k]) for k in kept])
+    shares = {"step_jitter": jitter_variance / variance} | {
+        name: np.array([_covariance(part[k], whole[k]) for k in kept]) / variance
+        for name, part in (parts | {"stragglers": left}).items()
     }
-    by_jitter = jitter_variance / variance if variance else float("nan")
-    shares |= {
-        "stragglers": _covariance(left, whole, variance) - by_jitter,
-        "step_jitter": by_jitter,
-    }
+    shares["stragglers"] -= shares["step_jitter"]
     order = ["compute", *(f"exposed_{group}" for group in reversed(present)), "bubble",
              "stage_imbalance", "stragglers", "launch_gaps", "step_jitter"]  # fmt: skip
-    mean = np.array([means[name] for name in order]) / float(whole.mean())
-    none = 0.0 if variance else float("nan")
-    return TimeLoss(order, mean, np.array([shares.get(name, none) for name in order]))
+    mean = np.array([means[name] for name in order]) / whole.mean()
+    found = np.stack([shares.get(name, 0.0 * variance / variance) for name in order])
+    return TimeLoss(order, mean, found[:, 0], _jackknife_error(found[:, 1:]))
 
 
-def _covariance(part: Array, whole: Array, variance: float) -> float:
-    """Share of the variance of the whole that goes with a part of it."""
-    if not variance:
+def _covariance(part: Array, whole: Array) -> float:
+    """Covariance of two parts of the same replicates; NaN where there are none or they are one."""
+    if not whole.size or not np.ptp(whole):
         return float("nan")
-    return float(((part - part.mean()) * (whole - whole.mean())).mean()) / variance
+    return float(((part - part.mean()) * (whole - whole.mean())).mean())
+
+
+def _jackknife_error(without: Array) -> Array:
+    """Find standard errors of figures [figure] from their values without each cluster."""
+    n = without.shape[1]
+    if n < 2:
+        return np.full(len(without), np.nan)
+    return np.asarray(np.sqrt((n - 1.0) * without.var(axis=1)))
 
 
 def _jitter(program: Program) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from prism.present.answer import (
     change,
     count,
     duration,
+    half_width,
     pairs_table,
     share,
     words,
@@ -36,6 +37,7 @@ from prism.present.answers.times import (
     time_text,
     times_table,
 )
+from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 
 if TYPE_CHECKING:
@@ -158,8 +160,9 @@ def _deadline(numbers: Json, result: xr.Dataset) -> str:
         )
     done = (result["time_to_train"].to_numpy() <= found["deadline"]).astype(np.float64)
     se = spread(done, cluster)["mean_se"]
-    within = UNKNOWN if se is None else f"± {format_share(se, 2)}, one standard error"
-    text = f"P(done within {deadline}) is {words(share(p))} ({within}; {n} simulated runs)."
+    half = None if se is None else half_width(se, n_clusters)
+    within = f"{UNKNOWN}; " if half is None else ""
+    text = f"P(done within {deadline}) is {words(share(p, half))} ({within}{n} simulated runs)."
     return text + failures
 
 
@@ -285,11 +288,14 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
 def _loss_table(numbers: Json) -> Table:
     """Lay out where the time of a step goes; parts that are nothing are left out."""
     rows = []
+    n = min(numbers["step_time"]["cluster_draws"], EXPOSED_BLOCKS)
     for part in numbers.get("time_loss") or ():
         mean, variance = part["mean_share"], part["variance_share"]
+        se = part["variance_share_se"]
         if abs(mean) >= LEAST_PART or abs(variance or 0.0) >= LEAST_PART:
-            rows.append((PARTS.get(part["name"], part["name"]), share(mean), share(variance)))
-    columns = (Column(right=False), Column("of the mean"), Column("of the variance"))
+            half = None if se is None else half_width(se, n)
+            rows.append((PARTS.get(part["name"], part["name"]), share(mean), share(variance, half)))
+    columns = (Column(right=False), Column("of the mean"), Column("of the variance, ± 95 %"))
     return Table("Where the time of a step goes", columns, tuple(rows))
 
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism.common.text import format_count, format_like, format_share
-from prism.present.answer import Cell, Column, Errors, Figure, Table, duration, error, words
+from prism.present.answer import (
+    Cell,
+    Column,
+    Errors,
+    Figure,
+    Table,
+    duration,
+    error,
+    half_width,
+    words,
+)
 from prism.simulation.results import TAIL_SAMPLES
 
 Json = Mapping[str, Any]
@@ -31,7 +41,7 @@ def times_table(numbers: Json) -> Table:
     names, columns = _columns(numbers)
     found = [numbers[name] for name in names]
     rows: list[tuple[Cell, ...]] = [
-        ("mean, ± one standard error", *map(mean_figure, found)),
+        ("mean, ± 95 %", *map(mean_figure, found)),
         ("standard deviation", *map(_std, found)),
     ]
     if names[0] == "step_time" and numbers.get("ideal_step_time") is not None:
@@ -45,11 +55,17 @@ def times_table(numbers: Json) -> Table:
 
 
 def mean_figure(numbers: Json) -> Cell:
-    """Write a mean with its standard error."""
-    text = time_text(numbers, numbers["mean"])
-    if numbers.get("mean_se") is not None:
-        text += f" ± {words(error(numbers['mean_se'], numbers['mean']))}"
-    return Figure(numbers["mean"], text)
+    """Write a mean with half of its 95 % interval."""
+    half = mean_half_width(numbers)
+    text = f" ± {words(error(half, numbers['mean']))}" if half is not None else ""
+    return Figure(numbers["mean"], time_text(numbers, numbers["mean"]) + text)
+
+
+def mean_half_width(numbers: Json) -> float | None:
+    """Half of the 95 % interval of a mean [s]; None with one cluster draw."""
+    if numbers["mean_se"] is None:
+        return None
+    return half_width(numbers["mean_se"], numbers["cluster_draws"])
 
 
 def _std(numbers: Json) -> Cell:
@@ -127,8 +143,9 @@ def errors_of(numbers: Json, name: str) -> Errors:
     """Write both errors of a step time or a time-to-train."""
     found = numbers[name]
     text = f"error {UNKNOWN}"
-    if found["mean_se"] is not None:
-        text = f"mean ± {words(error(found['mean_se'], found['mean']))} (one standard error)"
+    half = mean_half_width(found)
+    if half is not None:
+        text = f"mean ± {words(error(half, found['mean']))} (95 %)"
     if found["p95_ci"] is not None:
         text += f"; p95 between {interval_text(found, 'p95_ci')} (95 %)".replace(" to ", " and ")
     n = numbers["replicates" if name == "step_time" else "run_replicates"]
@@ -143,9 +160,9 @@ def data_text(numbers: Json) -> str:
         return f"run times ± {format_share(wrong['spread'])} (model error, included)"
     if not found:
         return NOT_INCLUDED
-    text = f"mean ± {format_share(found['mean'], 2)} (one standard error of what was measured)"
+    text = f"mean ± {format_share(1.96 * found['mean'], 2)} (95 %, by what was measured)"
     if found.get("std"):
-        text += f"; standard deviation ± {format_share(found['std'], 2)}"
+        text += f"; standard deviation ± {format_share(1.96 * found['std'], 2)}"
     if found.get("std_at_most"):
         text += f", at most {found['std_at_most']:.3g} times as large (95 %)"
     if "library_share" in found:

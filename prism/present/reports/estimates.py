@@ -24,7 +24,7 @@ def summary_table(estimates: Mapping[str, Json]) -> Table:
     """Put the figures of several estimates side by side, by the name of each."""
     runs = any("time_to_train" in numbers for numbers in estimates.values())
     deadlines = any(numbers.get("finish_by") for numbers in estimates.values())
-    step = ("mean, ± one standard error", "p50", "p95", "95 % interval of p95", "data error")
+    step = ("mean, ± 95 %", "p50", "p95", "95 % interval of p95", "data error")
     columns = [Column("result", right=False), Column("GPUs")]
     columns += [Column(title, "step time") for title in step]
     columns += [Column(title, "time-to-train") for title in ("p50", "p95")] * runs
