@@ -215,6 +215,8 @@ def test_quiet_says_nothing_else(run, tmp_path):
         (("estimate", "pipeline-8x32", "--replicate", "5"), "--replicates"),
         (("estimate", "pipeline-8x23"), "pipeline-8x32"),
         (("estimate", "missing.yaml"), "missing.yaml"),
+        ((*SMALL, "--tensor-model-parallel-size", "8"), "--set parallelism.tp"),
+        ((*SMALL, "--nodes", "8"), "--set cluster.nodes"),
         ((*SMALL, "--replicates", "0"), "--replicates"),
         ((*SMALL, "--replicates", "many"), "'many' is not a valid integer"),
         ((*SMALL, "--deadline", "soon"), "60d"),

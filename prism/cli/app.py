@@ -3,6 +3,8 @@
 The answer goes to stdout, everything else to stderr; with ``--json`` the answer is one object.
 """
 
+from typing import Any
+
 import click
 
 import prism as package
@@ -27,6 +29,19 @@ class _InOrder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names as they were added."""
         return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an unknown option that names a key of the job is told how to set it."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            from prism.jobs.jobspec.messages import dotted_key
+
+            command = error.ctx.command if error.ctx else self
+            key = dotted_key(error.option_name.strip("-").replace("-", "_"))
+            if key and any(param.name == "overrides" for param in command.params):
+                error.possibilities = [f"--set {key}=VALUE"]
+            raise
 
 
 @click.group(

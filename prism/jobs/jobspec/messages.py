@@ -115,9 +115,15 @@ def _meant(word: str, siblings: Iterable[str]) -> list[str]:
     if foreign is not None:
         last = foreign.rsplit(".", 1)[1]
         return [last if last in siblings else foreign]
+    elsewhere = dotted_key(word)
+    return same or near(word, siblings, 1) or ([elsewhere] if elsewhere else [])
+
+
+def dotted_key(word: str) -> str | None:
+    """Return the key of a job that a word stands for, here or in another framework."""
     known: dict[str, type[BaseModel]] = {**BLOCKS, "variability.effects": Effects}
-    elsewhere = [f"{block}.{word}" for block, kind in known.items() if word in kind.model_fields]
-    return same or near(word, siblings, 1) or elsewhere[:1]
+    own = (f"{block}.{word}" for block, kind in known.items() if word in kind.model_fields)
+    return key_of(word) or next(own, None)
 
 
 def unknown_key(key: str, siblings: Iterable[str]) -> str:
