@@ -40,7 +40,8 @@ class _InOrder(click.Group):
             command = error.ctx.command if error.ctx else self
             key = dotted_key(error.option_name.strip("-").replace("-", "_"))
             if key and any(param.name == "overrides" for param in command.params):
-                error.possibilities = [f"--set {key}=VALUE"]
+                way = [f"--set {key}=VALUE"]
+                raise click.NoSuchOption(error.option_name, None, way, error.ctx) from None
             raise
 
 

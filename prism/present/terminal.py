@@ -52,11 +52,12 @@ def render_table(table: Table) -> list[RenderableType]:
         for k, (title, column) in enumerate(
             zip(_titles(table.columns), table.columns, strict=True)
         ):
-            # a number is never cut: a table too wide for the terminal runs over its edge
-            longest = max(len(words(row[k])) for row in table.rows) if column.right else None
+            # no number and no word is cut: a table too wide for the terminal runs over its edge
+            cells = [words(row[k]) for row in table.rows]
+            kept = cells if column.right else [word for cell in cells for word in cell.split()]
             rich.add_column(
                 Text(title), justify="right" if column.right else "left", overflow="fold",
-                no_wrap=column.right, min_width=longest,
+                no_wrap=column.right, min_width=max(map(len, kept), default=0),
             )  # fmt: skip
         for row in table.rows:
             rich.add_row(*(Text(words(cell)) for cell in row))

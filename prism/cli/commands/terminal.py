@@ -47,7 +47,7 @@ def progress_line(what: str, quiet: bool = False) -> Iterator[Callable[[int, int
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task(f"{what}: building and compiling", total=None)
+    task = bar.add_task(f"{what}: preparing", total=None)
     timer = threading.Timer(SHOW_AFTER_S, bar.start)
     timer.daemon = True
     timer.start()
