@@ -40,8 +40,8 @@ class _InOrder(click.Group):
             command = error.ctx.command if error.ctx else self
             key = dotted_key(error.option_name.strip("-").replace("-", "_"))
             if key and any(param.name == "overrides" for param in command.params):
-                way = [f"--set {key}=VALUE"]
-                raise click.NoSuchOption(error.option_name, None, way, error.ctx) from None
+                text = f"No such option {error.option_name}; did you mean --set {key}=VALUE?"
+                raise click.UsageError(text, error.ctx) from None
             raise
 
 
