@@ -45,6 +45,7 @@ def results(tmp_path_factory):
     two = prism.load_job("pipeline-8x32", ["parallelism.dp=2", "cluster.nodes=2"])
     trace = SAMPLES / "kineto"
     return {
+        "simulation": prism.simulate(job, **few),
         "estimate": a,
         "steps_estimate": prism.estimate(folder / "steps.nc", run_replicates=20, **few),
         "ranking": prism.rank(job, quick=True, seed=1),
@@ -59,8 +60,8 @@ def results(tmp_path_factory):
     }
 
 
-MADE = ("estimate", "steps_estimate", "ranking", "placement", "sweep", "comparison", "validation",
-        "replay", "timeline", "trace", "steps")  # fmt: skip
+MADE = ("simulation", "estimate", "steps_estimate", "ranking", "placement", "sweep", "comparison",
+        "validation", "replay", "timeline", "trace", "steps")  # fmt: skip
 
 
 def figures_of(answer):
