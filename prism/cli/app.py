@@ -3,32 +3,34 @@
 The answer goes to stdout, everything else to stderr; with ``--json`` the answer is one object.
 """
 
+from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 import click
 
 import prism as package
-from prism.cli.commands.compare import compare
-from prism.cli.commands.estimate import estimate
-from prism.cli.commands.fit import fit
-from prism.cli.commands.measure import measure
-from prism.cli.commands.place import place
-from prism.cli.commands.rank import rank
-from prism.cli.commands.replay import replay
-from prism.cli.commands.report import report
-from prism.cli.commands.schedule import schedule
-from prism.cli.commands.show import show
-from prism.cli.commands.sweep import sweep
-from prism.cli.commands.timeline import timeline
-from prism.cli.commands.validate import validate
+from prism.common.resultfiles import KINDS
+
+COMMANDS = (*dict.fromkeys(kind.command for kind in KINDS.values()), "report", "schedule", "show")
+"""Names of all commands, in the order in which they are listed."""
 
 
-class _InOrder(click.Group):
-    """A group whose help lists the commands in the order of their work."""
+class _Commands(click.Group):
+    """The commands, each of which is imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names as they were added."""
-        return list(self.commands)
+        """Return the names in the order of work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
+        """Return a command by its name."""
+        if name not in COMMANDS:
+            near = get_close_matches(name, COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else "prism --help lists them"
+            ctx.fail(f"No such command {name}; {hint}")
+        found: click.Command = getattr(import_module(f"prism.cli.commands.{name}"), name)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an unknown option that names a key of the job is told how to set it."""
@@ -45,18 +47,10 @@ class _InOrder(click.Group):
             raise
 
 
-@click.group(
-    cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=_Commands, context_settings=_HELP)
 @click.version_option(package.__version__, prog_name="prism")
 def prism() -> None:
     """How long a distributed training run takes, with what probability, and why that varies."""
-
-
-_COMMANDS = (
-    *(estimate, rank, place, sweep, timeline),
-    *(fit, replay, validate, measure),
-    *(compare, report, schedule, show),
-)
-for _command in _COMMANDS:
-    prism.add_command(_command)

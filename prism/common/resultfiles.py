@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Kind(NamedTuple):
     """A kind of result: the command that writes it, and what makes its answer.
 
-    The function is named ``module:function`` of `prism.present.answers`, and imported when it is
-    called.
+    The command is in the module of its name in `prism.cli.commands`, the function is named
+    ``module:function`` of `prism.present.answers`; both are imported when they are called.
     """
 
     command: str
@@ -46,17 +46,17 @@ KINDS = {
     "ranking": Kind("rank", "rank:rank_answer"),
     "placement": Kind("place", "place:place_answer"),
     "sweep": Kind("sweep", "sweep:sweep_answer"),
-    "validation": Kind("validate", "validate:validation_answer"),
-    "comparison": Kind("compare", "compare:compare_answer"),
-    "replay": Kind("replay", "replay:replay_answer"),
     "timeline": Kind("timeline", "timeline:timeline_answer"),
-    "measurement": Kind("measure", "measure:measurement_answer"),
-    "measured_step": Kind("measure", "measure:step_answer"),
     "trace": _MODEL,
     "calibrated": _MODEL,
     "steps": _MODEL,
+    "replay": Kind("replay", "replay:replay_answer"),
+    "validation": Kind("validate", "validate:validation_answer"),
+    "measurement": Kind("measure", "measure:measurement_answer"),
+    "measured_step": Kind("measure", "measure:step_answer"),
+    "comparison": Kind("compare", "compare:compare_answer"),
 }  # fmt: skip
-"""Every kind of result and model, by the attribute ``kind`` of its dataset."""
+"""Every kind of result and model, by the ``kind`` of its dataset, in the order of work."""
 
 
 def kind_of(dataset: "xr.Dataset") -> str | None:
