@@ -230,7 +230,7 @@ def test_what_is_broken_is_mended_or_dropped_and_counted(text, document):
     assert len(raw.events) == n
     assert (raw.n_mended, raw.n_dropped) == (6, 0)
     assert raw.rank == 0 and raw.world_size == 1
-    assert any("6 events were mended" in note for note in raw.notes)
+    assert any("6 events were repaired" in note for note in raw.notes)
     names = [e.name for e in raw.events]
     assert names.count('c10d::"all"reduce_') == 2
     bad = text.replace(b'"ph": "X", "cat": "kernel"', b'"ph": "X", "cat" "kernel"', 4)

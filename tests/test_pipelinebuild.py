@@ -327,7 +327,7 @@ def test_circular_waits_are_refused():
                   for w in ("forward", "backward"))  # fmt: skip
     chains = [[one, other], [other, one]]
     laying = Laying("bad.csv", times, chains, blocking=True)
-    with pytest.raises(PrismError, match="bad.csv: stage 0 waits for ever in forward-"):
+    with pytest.raises(PrismError, match="bad.csv: stage 0 waits forever in forward-"):
         laying.walk()
 
 

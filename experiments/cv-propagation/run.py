@@ -84,7 +84,7 @@ def measure(layout: str, n: int, effect: str, cv: float) -> dict:
 def largest(n: int, law=None) -> tuple[float, float]:
     """Mean and standard deviation of the largest of n draws, in units of one's own.
 
-    Of a law of mean 1, or of standard normals.
+    Of a distribution of mean 1, or of standard normals.
     """
     u = ((np.arange(200_000) + 0.5) / 200_000) ** (1.0 / n)
     z = stats.norm.ppf(u) if law is None else (law.ppf(u) - 1.0) / law.std
@@ -100,7 +100,7 @@ def closed_form(row: dict) -> tuple[float, float] | None:
     s e c and the standard deviation is s d c. A rank's factor is the same in all m microbatches
     (s = cv); a microbatch's is in its forward and backward (cv / sqrt m), a call's in one of them
     on one model chunk, and a kernel's in itself: cv / sqrt m times the root of the sum of squared
-    durations over their sum. Sums of many are normal; one draw has its own law.
+    durations over their sum. Sums of many are normal; one draw has its own distribution.
     """
     cv, n = row["cv"], row["gpus"]
     if row["effect"] == "step":

@@ -4,7 +4,8 @@
 
 On GPUs after a burn-in, and on those of a cluster without. Writes table.json and the figure (of the
 latter) beside itself. `none` redraws every effect per op from its
-pooled law, so each op keeps its own mean and spread and only the dependence between ops is gone.
+pooled distribution, so each op keeps its own mean and spread and only the dependence between ops is
+gone.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The estimate of `prism.workload.memory` against every published peak whose layout is told.
+"""The estimate of `prism.workload.memory` against every published peak whose layout is given.
 
 Prints the table of the README, with the error as it is and with a loss computed in place, as
 Megatron's fused one is. ``python experiments/layouts/memory.py``, a second. Sources: torchtitan,

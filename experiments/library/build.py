@@ -73,7 +73,7 @@ def law_entry(name: str, law: Law, source: str, long_name: str, n: int = 0) -> E
 
 
 def fitted(name: str, fit: Fit, long_name: str, law: Law | None = None, source: str = "") -> Entry:
-    """Return the entry of a fit, its law and source replaced where given."""
+    """Return the entry of a fit, its distribution and source replaced where given."""
     row = Entry(name, source or fit.source, long_name, law=law or fit.law, n=fit.n)
     return replace(row, device=fit.device)
 
@@ -111,7 +111,7 @@ def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
 
 
 def to_tail(fit: Fit, p99_p50: float) -> Law:
-    """Stretch a law about its median until p99 / median is as asked; shape kept."""
+    """Stretch a distribution about its median until p99 / median is as asked; shape kept."""
     p50, p99 = fit.law.ppf([0.5, 0.99])
     ratio = (p99_p50 - 1.0) / (p99 / p50 - 1.0)
     values = np.maximum(
@@ -122,7 +122,7 @@ def to_tail(fit: Fit, p99_p50: float) -> Law:
 
 
 def kernel_laws(data: Data, gpu: str) -> list[Entry]:
-    """Laws of kernels' repeats on one GPU."""
+    """Distributions of kernels' repeats on one GPU."""
     shape, memory = data.gemm_shape, data.memory_shape
     told = f"; shape: {shape.source}"
     memory_law = memory.law.scaled_to(data.memory_cv.number)
@@ -146,7 +146,7 @@ def kernel_laws(data: Data, gpu: str) -> list[Entry]:
 
 
 def communication_laws(data: Data, gpu: str) -> list[Entry]:
-    """Laws of transfers, without waiting, by tier and message size."""
+    """Distributions of transfers, without waiting, by tier and message size."""
     sizes = {
         "small": (0.0, 1e6, 1.5, "below 1 MB"),
         "medium": (1e6, 1e8, 1.25, "1-100 MB"),

@@ -1,7 +1,8 @@
-"""What the measured data say about the laws of the library; every function names its data.
+"""What the measured data say about the distributions of the library; every function names its data.
 
 Each fit reads one folder of the data directory (its README there says where the data come from) and
-returns a `Fit`: a law of mean 1 or a figure, the number of observations, and how it was made.
+returns a `Fit`: a distribution of mean 1 or a figure, the number of observations, and how it was
+made.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from prism.distributions.law import Law, empirical
 
 Array = NDArray[np.float64]
 
-# Knots of an empirical law: every 5 %, closer in both tails; those beyond the sample are left out.
+# Knots of an empirical distribution: every 5 %, closer in both tails; those beyond the sample are
+# left out.
 _BODY = np.arange(0.05, 0.951, 0.05)
 _TAIL = np.array([0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001])
 GRID = np.concatenate([[0.0], _TAIL[::-1], _BODY, 1.0 - _TAIL, [1.0]])
 
 
 class Fit(NamedTuple):
-    """A fitted law or figure, with its sample size and its story."""
+    """A fitted distribution or figure, with its sample size and its story."""
 
     value: Law | float
     n: int
@@ -33,7 +35,7 @@ class Fit(NamedTuple):
 
     @property
     def law(self) -> Law:
-        """The law; only for fits of laws."""
+        """The distribution; only for fits of distributions."""
         assert isinstance(self.value, Law)
         return self.value
 
@@ -45,7 +47,7 @@ class Fit(NamedTuple):
 
 
 def empirical_law(sample: ArrayLike) -> Law:
-    """Quantile law of a sample of positive values, scaled to mean 1; its ends are the extremes."""
+    """Quantile distribution of a sample > 0, scaled to mean 1; its ends are the extremes."""
     values = np.asarray(sample, dtype=np.float64)
     inside = (
         (GRID == 0.0) | (GRID == 1.0) | ((GRID > 1 / values.size) & (GRID < 1 - 1 / values.size))
@@ -185,10 +187,11 @@ def gemm_cv(gemm: pd.DataFrame, gpu: str, low_ms: float, high_ms: float) -> Fit:
 
 
 def kernel_shape(data: Path, kinds: list[str]) -> tuple[Fit, Fit]:
-    """Law and typical CV of repeats of one kernel in profiler traces (A100 and V100).
+    """Distribution and typical CV of repeats of one kernel in profiler traces (A100 and V100).
 
     Groups of one name, grid and block with 10 repeats or more, 100 us or longer, CV below 5 %
-    (a larger one mixes different problem sizes). The law pools values standardised per group.
+    (a larger one mixes different problem sizes). The distribution pools values standardised per
+    group.
     """
     kernels = _read(data / "kineto_kernels" / "kernels.parquet")
     kernels = kernels[kernels.kind.isin(kinds) & kernels.trace.str.contains("100_")]
@@ -223,11 +226,11 @@ def back_to_back_gap(data: Path) -> Fit:
 def collective(
     data: Path, net: str, across_nodes: bool, low: float, high: float, cap: float
 ) -> Fit:
-    """Law of all-reduce durations of one size class about their mean, per point.
+    """Distribution of all-reduce durations of one size class about their mean, per point.
 
     A point has 3 repetitions, so minimum, median and maximum are all of them. Points whose
     extremes are further than `cap` from their median are left out. That is a choice, and matters
-    below 1 MB: the order of the repetitions is unknown, so first-call costs cannot be told from
+    below 1 MB: the order of the repetitions is unknown, so first-call costs are not separable from
     noise. The source gives the share left out and the CV with them.
     """
     table = _read(data / "kernel_profiles" / "collectives.parquet")
@@ -254,7 +257,7 @@ def collective(
 
 
 def dp_transfer(data: Path) -> Fit:
-    """Law of data-parallel collectives' transfer part in two healthy production jobs.
+    """Distribution of data-parallel collectives' transfer part in two healthy production jobs.
 
     Transfer = last end - last start of the group; relative to the median of its stage.
     """
@@ -276,7 +279,7 @@ def dp_transfer(data: Path) -> Fit:
 
 
 def p2p(data: Path, low: float, high: float) -> Fit:
-    """Quantile law of 4-16 MB transfers between two nodes: the median run in a p99/p50 range."""
+    """Quantile distribution of 4-16 MB transfers between two nodes: the median run of a p99/p50."""
     quantiles = pd.read_csv(data / "network_noise" / "netnoise_quantiles.csv")
     rows = quantiles[(quantiles.test == "netnoise_mpi_bw")]
     rows = rows[(rows.p99_us >= low * rows.p50_us) & (rows.p99_us <= high * rows.p50_us)]

@@ -40,7 +40,7 @@ def runs_of(table, drop_evaluations):
 
 
 def compare(runs):
-    """Give the KS of prediction, independent law and copy, [pair of runs, 3]."""
+    """Give the KS of prediction, independent distribution and copy, [pair of runs, 3]."""
     rows = []
     for i, (steps, seconds) in enumerate(runs):
         half = seconds.size // 2

@@ -85,7 +85,7 @@ def split_row(job, split, figures):
 
 # --------------------------------------------------------------------------- what varies
 def freeze_groups(model, compute, **fields):
-    """Set fields of the laws of compute ops, or of all others."""
+    """Set fields of the distributions of compute ops, or of all others."""
     groups = tuple(
         g._replace(**fields) if (g.op_kind in COMPUTE) == compute else g for g in model.groups
     )

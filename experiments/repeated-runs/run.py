@@ -25,7 +25,7 @@ from prism.traces import StepTimes
 HERE = Path(__file__).resolve().parent
 DRAWS = 4_000  # predicted totals of each split
 FIRST = 500  # steps of the training runs that the second model is fitted on
-DONE = (0.0, 0.1, 0.3, 0.6)  # shares of the steps after which a run under way is predicted
+DONE = (0.0, 0.1, 0.3, 0.6)  # shares of the steps after which a run in progress is predicted
 REPEATS = 60  # simulated repetitions behind the data error of those predictions
 LEAST_RUNS = 10
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -1,7 +1,8 @@
 """Write the samples of this folder: small recordings of made-up jobs, one of each format.
 
 Run from anywhere: `python experiments/samples/make.py`. Nothing here was measured: times are drawn
-from known laws by the generators of the tests, so that what is read can be held against them.
+from known distributions by the generators of the tests, so that what is read can be held against
+them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Four ranks run one program (forward, backward with overlapped all-reduces, update) for 24 steps.
 What was put in: rank 2 is 15 % slow; steps vary by 2 %, all ranks together; each kernel by 3 %.
 All-reduces take 0.6 of the generator's. Shorter ones leave the wait for the slow rank bare, for
-which `prism fit` has no law from four ranks: at 0.3 its mean step is 3.2 % low, at 0.1 5.7 %, and
-it says so. The times are walked by the tests' own generator, the events written as PyTorch's
+which `prism fit` has no distribution from four ranks: at 0.3 its mean step is 3.2 % low, at 0.1 5.7
+%, and it says so. The times are walked by the tests' own generator, the events written as PyTorch's
 profiler does.
 
     python experiments/samples/make_kineto.py

@@ -132,10 +132,10 @@ def _order(rng: np.random.Generator, n: int, block: int) -> np.ndarray:
 def from_parts(traces: dict[str, Path], seconds: float, folder: Path) -> dict[str, Any]:
     """Predict the pipeline's step, which is not looked at, from parts measured apart.
 
-    Forward and backward are the data-parallel job's, divided over the stages by flop; their law
-    goes into the library of the collectives that `prism measure` times on two idle ranks. prism
-    simulates the pipeline over it; what a job of durations lacks, messages, all-reduces and the
-    optimizer, is added at its mean.
+    Forward and backward are the data-parallel job's, divided over the stages by flop; their
+    distribution goes into the library of the collectives that `prism measure` times on two idle
+    ranks. prism simulates the pipeline over it; what a job of durations lacks, messages,
+    all-reduces and the optimizer, is added at its mean.
     """
     ops = pd.read_csv(traces["data parallel, 2 ranks"])
     n_bytes = int(SIZES.microbatch_size * SIZES.seq * SIZES.hidden * 4)
@@ -273,7 +273,7 @@ def machine_line(table: dict[str, Any]) -> str:
     loads = [x for job in table["jobs"].values() for x in job["states"]["load_average"]]
     return (
         f"{machine['cores']} cores of {machine['cpu']}, torch {machine['torch']}; load average "
-        f"{min(loads):.1f} to {max(loads):.1f}; {table['seconds'] / 60:.1f} minutes in all.\n"
+        f"{min(loads):.1f} to {max(loads):.1f}; {table['seconds'] / 60:.1f} minutes.\n"
     )
 
 

@@ -27,7 +27,7 @@ JOB = {
 def main() -> int:
     program = prepare(job_from_dict(JOB), 1).program
     truth = float(np.mean(run_blocks(program, range(MANY), 10**6, 2)[0], dtype=float))
-    print("| cluster draws | mean in its interval | as if independent | spread not told from 0 |")
+    print("| cluster draws | mean in its interval | as if independent | spread compatible with 0 |")
     print("|---|---|---|---|")
     fine = True
     for draws in DRAWS:

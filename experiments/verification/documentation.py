@@ -39,7 +39,7 @@ TIME_LIMIT_S = 600
 ANYTHING = "..."
 
 # What differs between machines and moments, and nothing else; all other figures are compared as
-# they are printed. Each: a pattern, and what both sides are brought to.
+# they are printed. Each: a pattern, and what both sides are replaced by.
 MASKS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (

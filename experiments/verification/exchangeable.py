@@ -3,9 +3,9 @@
     python experiments/verification/exchangeable.py [--replicates 100000] [JOB ...]
 
 Bounds: Kolmogorov-Smirnov distance 0.015, p99 within 0.2 %, spread between clusters within 5 %
-(where that is over a tenth of the spread within: else it is not told from nothing). Two controls
-must fail: the simulated replicas alone, where noise decides, and steps drawn from the exact law
-itself but anew for every step, whose clusters are all alike.
+(where that is over a tenth of the spread within: else it is indistinguishable from 0). Two controls
+must fail: the simulated replicas alone, where noise decides, and steps drawn from the exact
+distribution itself but anew for every step, whose clusters are all alike.
 """
 
 import argparse

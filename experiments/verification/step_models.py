@@ -1,4 +1,4 @@
-"""Coverage of what is fitted to step times of known truth, and of runs under way.
+"""Coverage of what is fitted to step times of known truth, and of runs in progress.
 
 Run from a checkout: python experiments/verification/step_models.py [--repetitions 100] [--seed 1]
 """

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     ep: int = 1
 
     def ranks(self, shard: int) -> Int:
-        """Rank of every member [replica, stage, shard, cp, tp], of so many to a shard group."""
+        """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
         axes = np.ix_(*map(range, (self.dp // shard, self.pp, shard, self.cp, self.tp)))
         steps = shard * self.replica_stride, self.stage_stride, self.replica_stride, self.tp, 1
         return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
@@ -83,7 +83,7 @@ class Group:
 
 @lru_cache(maxsize=1024)
 def _touched(layout: Layout, kind: str, n_gpus: int) -> tuple[int, float]:
-    """Domains of so many GPUs that a group of a kind touches: the most, and the mean."""
+    """Domains of `n_gpus` GPUs that a group of a kind touches: the most, and the mean."""
     counts = count_units(layout.groups(kind) // n_gpus)
     return int(counts.max()), float(counts.mean())
 

@@ -1,6 +1,6 @@
 """Tiers of the network above the NVLink domain: what a message meets that leaves its unit.
 
-A unit of a tier is so many neighbouring GPUs (a rack, a pod, a site); units nest. All that leave
+A unit of a tier is n neighbouring GPUs (a rack, a pod, a site); units nest. All that leave
 one at a time share its uplink, which is o times narrower than the network cards of its GPUs.
 Left out: traffic of other kinds at the same time, routing, more than one way between two units.
 """
@@ -39,7 +39,7 @@ class Tier:
     hierarchical: bool = False
     """Whether collectives send only what other units lack, once, see `ring_factor`."""
     far: bool = False
-    """Whether the latency is longer than the network's, so that hops are told apart by it."""
+    """Whether the latency is longer than the network's, so that hops are distinguished by it."""
     cv: float | None = None
     """Spread of what leaves a unit [1]; None is as in the network."""
 
@@ -52,7 +52,7 @@ class Reach(NamedTuple):
     factor: float = 1.0
     """How many times slower the network is for leaving units of tiers [1]."""
     latency_s: float = 0.0
-    """What a message through all tiers takes beyond so many hops of the network."""
+    """What a message through all tiers takes beyond `hops` of the network."""
 
 
 def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: float) -> list[Tier]:

@@ -86,7 +86,7 @@ class Cluster:
     def collective_time(self, op_kind: str, n_bytes: float, group: Group) -> float:
         """Duration of a collective [s], from the last arrival of its members.
 
-        That is an ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all`` of so many
+        That is an ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``all_to_all`` of this many
         bytes: the whole (gathered, unreduced) buffer on one rank; of an all-to-all what a rank
         sends, the part that it keeps included.
 
@@ -127,9 +127,9 @@ class Cluster:
     def all_to_all_time(
         self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
     ) -> float:
-        """Duration of an all-to-all [s]; where it lies is told by `exits`.
+        """Duration of an all-to-all [s]; `exits` says where it lies.
 
-        All messages are under way at once, those to other domains over the rank's own network card:
+        All messages are in flight at once, those to other domains over the rank's own network card:
         with g = n_ranks, k domains and m = g / k members in each, ``a_nvl + a_net + max(S (m-1)/g /
         b_nvl, S (g-m)/g / b_net)``. Where a token's copies lie in few domains, it crosses the
         network once for each of them, to the rank of its own place there, which passes it on over
@@ -153,9 +153,9 @@ class Cluster:
         return latency + max(nvlink_s, network_s)
 
     def exits(self, domains: int, units: Sequence[int]) -> Reach:
-        """How an all-to-all lies that touches so many NVLink domains, and units of every tier.
+        """How an all-to-all lies that touches this many NVLink domains, and units of every tier.
 
-        The part for other units has 1 / oversubscription of the rate; all messages are under way at
+        The part for other units has 1 / oversubscription of the rate; all messages are in flight at
         once, so that the outermost tier's latency counts, once.
         """
         factor, latency_s = 1.0, 0.0
@@ -183,7 +183,7 @@ class Cluster:
     def transfer_time(self, n_bytes: float, link: int | None = None) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
 
-        `link` is of the stage that sends; one that leaves a site is told apart from the others.
+        `link` is of the stage that sends; one that leaves a site is distinguished from the others.
         Without it, the links that leave none count, or all links if there are no others.
 
         The mean over stages, replicas and (with several chunks, unless in a V) the way back from
@@ -220,7 +220,7 @@ class Cluster:
         return self.hops(each * self.layout.dp * self.layout.pp, source, sink, each)
 
     def hops(self, n_gpus: int, source: Int, sink: Int, weight: int) -> Hops:
-        """Follow transfers that are under way at a time through the tiers.
+        """Follow transfers that are in flight at a time through the tiers.
 
         Each from `source` to `sink` stands for `weight` of them; where both are the same nothing is
         sent. A unit's uplink is full duplex, and gradients go the opposite way of activations. So

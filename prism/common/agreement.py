@@ -53,12 +53,12 @@ def compare(
     -------
     dict
         ``n_measured``; ``n_effective`` (see `effective_n`); ``ks``, two-sample;
-        ``ks_critical_5pct``, exact for one sample of n independent values against a known law;
-        ``ks_aligned``, both divided by their median first; ``wasserstein`` [s]; ``mean_error``,
-        ``p50_error``, ``p95_error``, ``p99_error`` (predicted / measured - 1);
+        ``ks_critical_5pct``, exact for one sample of n independent values against a known
+        distribution; ``ks_aligned``, both divided by their median first; ``wasserstein`` [s];
+        ``mean_error``, ``p50_error``, ``p95_error``, ``p99_error`` (predicted / measured - 1);
         ``p95_error_same_n``, with the p95 that n values of the prediction would show on average;
-        ``p95_measured_se``, relative; ``cv_ratio`` (predicted / measured). None where there is
-        no answer: a ratio to the CV of a constant sample, the error of a single value.
+        ``p95_measured_se``, relative; ``cv_ratio`` (predicted / measured). None where there is no
+        answer: a ratio to the CV of a constant sample, the error of a single value.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def expected_quantile(values: ArrayLike, p: float, n: int) -> float:
     Parameters
     ----------
     values : array_like
-        [N] the law that samples are drawn from.
+        [N] the distribution that samples are drawn from.
     p : float
         Probability, from 0 to 1.
     n : int
@@ -134,7 +134,7 @@ def expected_quantile(values: ArrayLike, p: float, n: int) -> float:
     -----
     The k-th smallest of n values is the law's quantile at a Beta(k, n + 1 - k) draw. With few
     values the sample p95 lies well below the law's: for 11 normal ones at 1.32 standard
-    deviations, not 1.64, so that even the true law seems too slow by their difference.
+    deviations, not 1.64, so that even the true distribution seems too slow by their difference.
 
     References
     ----------
@@ -199,7 +199,7 @@ def ks_statistic(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def ks_critical(n: int, level: float = 0.05) -> float:
-    """Distance that n independent values exceed with this probability, their law being known."""
+    """Distance that n independent values exceed with this probability if they follow it."""
     return float(kstwo.ppf(1.0 - level, n))
 
 

@@ -1,7 +1,7 @@
 """Empirical distribution functions and their Monte Carlo error.
 
 Replicates that share a cluster are not independent, so the error is taken between clusters.
-Left out: the error of the data behind the laws, which no number of replicates tells.
+Left out: the error of the data behind the distributions, which no number of replicates tells.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ _OPTIONS = {"overrides": "set", "under_way": "progress", "limit_s": "limit"}
 
 
 class PrismError(Exception):
-    """Bad input, with a message that says where, what was expected, and a way out."""
+    """Bad input, with a message that says where, what was expected, and how to correct it."""
 
 
 @contextmanager

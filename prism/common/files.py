@@ -242,7 +242,7 @@ def check_file(path: Path, source: str) -> int:
 def read_bytes(
     path: Path, source: str, most: int = MOST_TEXT, way_out: str = "cut it, or record less"
 ) -> bytes:
-    """Read a regular file of at most so many bytes, as it stands.
+    """Read a regular file of at most `most` bytes, as it stands.
 
     Raises
     ------

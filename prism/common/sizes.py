@@ -74,7 +74,7 @@ def check_size(source: str, counts: Mapping[str, tuple[float, Cost]], lower: str
     Raises
     ------
     PrismError
-        With the estimate, the bound and the way out.
+        With the estimate, the bound and how to reduce it.
     """
     n_bytes = sum(n * cost.n_bytes for n, cost in counts.values())
     seconds = sum(n * cost.seconds for n, cost in counts.values())

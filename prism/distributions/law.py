@@ -1,4 +1,4 @@
-"""Laws of the random multipliers, and the quantile tables the engine draws from.
+"""Distributions of the random multipliers, and the quantile tables the engine draws from.
 
 Every effect of prism has mean 1, so that a nominal duration stays the mean.
 """
@@ -38,7 +38,7 @@ PARAM_NAMES: dict[str, tuple[str, ...]] = {
     "mixture": (),  # the weights, as many as there are parts
     "empirical": (),  # knots instead
 }  # fmt: skip
-_TIP = 1e-6  # probability of the outermost values of a law that is kept as quantiles
+_TIP = 1e-6  # probability of the outermost values of a distribution that is kept as quantiles
 _TAIL = np.geomspace(_TIP, 1e-3, 31)
 _TAILED = np.unique(np.concatenate([np.linspace(0.0, 1.0, 513), _TAIL, 1.0 - _TAIL]))
 POSITIVE = 1e-9  # a duration is never negative: lower bound before a power is taken
@@ -55,8 +55,9 @@ class Moments(NamedTuple):
 class Law:
     """One distribution, X = loc + scale * Z with Z the standard member of its family.
 
-    Use the constructors of this module (`lognormal`, `empirical`, ...): they set mean 1. Laws are
-    immutable, hashable and hold plain floats only; equal laws are equal keys.
+    Use the constructors of this module (`lognormal`, `empirical`, ...): they set mean 1.
+    Distributions are immutable, hashable and hold plain floats only; equal distributions are equal
+    keys.
     """
 
     family: str
@@ -116,16 +117,16 @@ class Law:
         return self.params
 
     def power_moments(self, power: float) -> Moments:
-        """Moments of X**power / E[X**power], the multiplier that a loading makes of this law."""
+        """Moments of X**power / E[X**power], the multiplier that a loading makes of this one."""
         norm, std, _ = _moments(self, float(power))
         return Moments(std / norm, norm)
 
     def times(self, factor: float) -> Law:
-        """Law of factor * X, factor > 0 (used for the parts of a mixture)."""
+        """Distribution of factor * X, factor > 0 (used for the parts of a mixture)."""
         return replace(self, loc=self.loc * factor, scale=self.scale * factor)
 
     def scaled_to(self, cv: float) -> Law:
-        """Law of the same shape with mean 1 and this coefficient of variation.
+        """Distribution of the same shape with mean 1 and this coefficient of variation.
 
         Parametric families are rebuilt with the new cv; others are stretched about their mean, also
         below 0, which whoever draws from them refuses.
@@ -139,10 +140,11 @@ class Law:
         return replace(self, loc=loc, scale=scale)
 
     def spread_by(self, factor: float) -> Law:
-        """Law of mean 1 with its spread multiplied, in a form that a file can hold.
+        """Distribution of mean 1 with its spread multiplied, in a form that a file can hold.
 
-        A family with a constructor is rebuilt at the new CV; ranks' law moves its body, its lemons
-        and its limit; of others the quantiles move, as far as nothing takes negative time.
+        A family with a constructor is rebuilt at the new CV; ranks' distribution moves its body,
+        its lemons and its limit; of others the quantiles move, as far as nothing takes negative
+        time.
         """
         if self.std == 0.0 or factor == 1.0:
             return self
@@ -163,7 +165,7 @@ class Law:
         return empirical(q.tolist(), np.maximum.accumulate(values).tolist())
 
     def with_params(self, **changes: float) -> Law:
-        """Law of the same family with some of its parameters (`PARAM_NAMES`) changed."""
+        """Distribution of the same family with some of its parameters (`PARAM_NAMES`) changed."""
         names = PARAM_NAMES[self.family]
         unknown = sorted(set(changes) - set(names))
         if unknown or self.family not in CONSTRUCTORS:
@@ -176,17 +178,17 @@ class Law:
 
 
 def constant() -> Law:
-    """Return the law that is always 1: an effect switched off."""
+    """Return the distribution that is always 1: an effect switched off."""
     return Law("constant", loc=1.0, scale=1.0)
 
 
 def lognormal(cv: float) -> Law:
-    """Return a lognormal law with mean 1."""
+    """Return a lognormal distribution with mean 1."""
     return Law("lognormal", (_checked_cv(cv),)) if cv else constant()
 
 
 def normal(cv: float) -> Law:
-    """Return a normal law with mean 1."""
+    """Return a normal distribution with mean 1."""
     return Law("normal", (cv,), loc=1.0, scale=_checked_cv(cv)) if cv else constant()
 
 
@@ -236,7 +238,7 @@ def bounded_body_lemons(
     hi: float = 1.2,
     max_slowdown: float = math.inf,
 ) -> Law:
-    """Law of GPUs: a bounded body, and a fraction of lemons uniform on [lo, hi]; mean 1.
+    """Distribution of GPUs: a bounded body, and a fraction of lemons uniform on [lo, hi]; mean 1.
 
     lo, hi and max_slowdown are relative to the body's mean. Slower GPUs than max_slowdown are
     taken out of a cluster before a job starts, so lemons end there.
@@ -256,7 +258,7 @@ def bounded_body_lemons(
 
 
 def empirical(q: Sequence[float], values: Sequence[float]) -> Law:
-    """Quantile law: `values` at probabilities `q` (from 0 to 1), straight lines between; mean 1."""
+    """Quantile distribution: `values` at probabilities `q` (0 to 1), linear between; mean 1."""
     probabilities = tuple(float(p) for p in q)
     points = tuple(float(v) for v in values)
     rising = all(b > a for a, b in pairwise(probabilities))
@@ -270,7 +272,7 @@ def empirical(q: Sequence[float], values: Sequence[float]) -> Law:
 
 
 def capped(law: Law, q: float) -> tuple[Law, float]:
-    """Law of min(X, quantile q of X) scaled to mean 1, and the mean before scaling."""
+    """Distribution of min(X, quantile q of X) scaled to mean 1, and the mean before scaling."""
     body = np.linspace(0.0, q, 512)[1:]
     low = float(law.ppf(1e-6))  # the lowest value may be minus infinity
     values = np.maximum([low, *law.ppf(body)], 0.0)

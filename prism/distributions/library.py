@@ -1,4 +1,4 @@
-"""Libraries: laws and figures of a device, each with its source, in one netCDF file.
+"""Libraries: distributions and figures of a device, each with its source, in one netCDF file.
 
 The shipped ones, such as `h100-healthy`, are written by experiments/library/build.py.
 """
@@ -45,7 +45,7 @@ MAX_BYTES = 16 * 2**20  # a set is far below 1 MB: anything larger is not one
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a library: a law of mean 1 or a figure, and where it comes from."""
+    """One line of a library: a distribution of mean 1 or a figure, and where it comes from."""
 
     name: str
     source: str
@@ -58,12 +58,12 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        """Mean of the law, or the figure itself."""
+        """Mean of the distribution, or the figure itself."""
         return self.number if self.law is None else self.law.mean
 
     @property
     def std(self) -> float:
-        """Standard deviation of the law; 0 for a figure."""
+        """Standard deviation of the distribution; 0 for a figure."""
         return 0.0 if self.law is None else self.law.std
 
 
@@ -78,7 +78,7 @@ class GemmTable:
 
 @dataclass(frozen=True)
 class Library:
-    """The laws and figures of one set; look-ups by entry name."""
+    """The distributions and figures of one set; look-ups by entry name."""
 
     name: str
     device: str
@@ -100,7 +100,7 @@ class Library:
         return self.entries[name]
 
     def law(self, name: str) -> Law:
-        """Law of an entry, mean 1."""
+        """Distribution of an entry, mean 1."""
         law = self.entry(name).law
         if law is None:
             raise PrismError(
@@ -196,7 +196,7 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
 
 
 def _law_from_file(family: str, *numbers: Array) -> Law | None:
-    """Rebuild a law from a row of the file: parameters, probabilities and values of knots."""
+    """Rebuild a distribution from a row of the file: parameters, knots' probabilities, values."""
     params, q, values = (x.tolist() for x in numbers)
     if family == "scalar":
         return None

@@ -132,7 +132,7 @@ class Jitter(NamedTuple):
     """A time added to every step of the job."""
 
     mean_s: float
-    table: int  # quantile table of its law of mean 1
+    table: int  # quantile table of its distribution of mean 1
 
 
 NO_JITTER = Jitter(0.0, 0)
@@ -149,7 +149,7 @@ class Sample(NamedTuple):
     typical: Array  # float32[coef, term] seconds of a replica whose GPUs are all average
     loading_share: Array  # float64[loading] of a segment's time, in the mean
     group_cv: float  # of a segment's time, in the mean
-    softness: float  # scale of Gumbel's law whose maximum over a group is a normal's
+    softness: float  # scale of Gumbel's distribution whose maximum over a group is a normal's
     knot: Array  # float64[knot] level [s]
     mean: Array  # float64[knot] mean of a replica's step over the typical one's [1]
     std: Array  # float64[knot] scale of its noise [1]

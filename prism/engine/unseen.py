@@ -47,7 +47,7 @@ def _group_times(low, sample, x, replica, stage, scratch):
     """Mean seconds of every segment of a group, about: the last of the scratch arrays.
 
     The slowest member, and what the residuals of members that are nearly as slow add: as if they
-    followed Gumbel's law, whose maximum is a sum of exponentials.
+    followed Gumbel's distribution, whose maximum is a sum of exponentials.
     """
     speed, slow, seconds = scratch  # [member], [loading], [segment]
     cv, share = sample.group_cv, sample.loading_share

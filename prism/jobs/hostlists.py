@@ -13,7 +13,7 @@ import re
 
 from prism.common.errors import PrismError
 
-MOST_HOSTS = 2_000_000  # longer lists are mistakes: no cluster has as many nodes
+MOST_HOSTS = 2_000_000  # longer lists are errors: no cluster has as many nodes
 
 _ASSIGNED = re.compile(r"^(?:export\s+)?[A-Za-z_]\w*=(?=\S)")
 _WHERE = re.compile(r"^(?:-w|--host|--hosts|--nodelist|-H)[\s=]+")

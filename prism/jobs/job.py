@@ -1,4 +1,4 @@
-"""The job file: five blocks in, one frozen `Job` out, or every mistake of the file at once.
+"""The job file: five blocks in, one frozen `Job` out, or every error of the file at once.
 
 Nothing is simulated here, and no device or distribution is looked up.
 """
@@ -154,7 +154,7 @@ class Job(BaseModel):
         return counts
 
     def _ramp_tokens(self, steps: tuple[int, ...]) -> int:
-        """Tokens of so many steps of the first phases of the ramp."""
+        """Tokens of the given number of steps of the first phases of the ramp."""
         phases = zip(self.run.batch_ramp or (), steps, strict=False)
         return sum(n * phase.global_batch for phase, n in phases) * self.model.seq_len
 
@@ -199,7 +199,7 @@ def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     Raises
     ------
     PrismError
-        With every mistake of the file and the overrides, one per line, each with its place.
+        With every error of the file and the overrides, one per line, each with its place.
     """
     if isinstance(job, Mapping):
         return _build(put_over(layer_of(job), overrides), MAPPING, Path(MAPPING))
@@ -215,7 +215,7 @@ def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
 
 
 def _build(layer: Layer, name: str, path: Path) -> Job:
-    """Validate each block by itself, then what holds between them; report all mistakes."""
+    """Validate each block by itself, then what holds between them; report all errors."""
     tree, source = _fill_blocks(layer.values), display_path(path)
     messages = list(layer.problems)
     for key in [key for key in tree if key not in BLOCKS]:

@@ -37,7 +37,7 @@ class Traits(NamedTuple):
     """Microbatches that it needs at least, over the stages."""
 
     def allow_chunks(self, n_chunks: int) -> bool:
-        """Tell whether a stage of a pipeline may have so many chunks."""
+        """Tell whether a stage of a pipeline may have this many chunks."""
         return n_chunks > 1 if self.chunks is None else n_chunks == self.chunks
 
 

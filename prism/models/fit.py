@@ -1,8 +1,8 @@
 """`prism fit`: a model from a trace, with what it found, how well it fits and what it cannot know.
 
 Reads, builds the graph, fits (`prism.models.pipelinetrace.fit`) and reports: kernels, components
-with intervals, loadings, lemons, a cross-check without laws, warnings. Step times alone go to
-`prism.models.steptimes`, jobs with measured step times to `prism.models.calibration`.
+with intervals, loadings, lemons, a cross-check without distributions, warnings. Step times alone go
+to `prism.models.steptimes`, jobs with measured step times to `prism.models.calibration`.
 """
 
 import json

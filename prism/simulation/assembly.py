@@ -41,7 +41,7 @@ SPEED_DRAWS = 4096  # GPUs drawn to tell how far a shard group's slowest is from
 
 
 def build_program(job: Job, graph: StepGraph, variability: Variability, seed: int) -> Program:
-    """Build the engine's arrays of a job; `seed` is of the pooled laws of `dependence: none`."""
+    """Build the engine's arrays of a job; `seed` is of the pools of `dependence: none`."""
     full = _build_full(job, graph, variability)
     return pool_program(full, graph, seed) if variability.dependence == "none" else full
 

@@ -3,8 +3,8 @@
 The partition: the residuals of each kernel class, and each shared effect. What several classes
 share (a call too) is an input of its own, never part of a class: else a class's total order would
 fall below its first. Redrawing one class's part of an op of several mixes draws so that the
-residuals before and after have the joint law that redrawing those kernels gives: exact for ops of
-one class, and for normal residuals.
+residuals before and after have the joint distribution that redrawing those kernels gives: exact for
+ops of one class, and for normal residuals.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""`dependence: none`: every op redraws everything from its pooled law.
+"""`dependence: none`: every op redraws everything from its pooled distribution.
 
-The pooled law of an op type is sampled from the very program that it replaces: coefficients of
-several cluster draws, all shared effects and the residual, so its variance is that of `full`. What
-goes is the dependence between ops, and a tail finer than the samples hold.
+The pooled distribution of an op type is sampled from the very program that it replaces:
+coefficients of several cluster draws, all shared effects and the residual, so its variance is that
+of `full`. What goes is the dependence between ops, and a tail finer than the samples hold.
 """
 
 from dataclasses import replace
@@ -17,11 +17,11 @@ from prism.simulation.program import Bank, Program, Tables
 from prism.workload.opgraph import StepGraph
 
 POOL_CLUSTERS = 16  # clusters pooled at least
-POOL_SAMPLES = 1 << 16  # samples of each op's pooled law
+POOL_SAMPLES = 1 << 16  # samples of each op's pooled distribution
 
 
 def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
-    """Make every op redraw everything from its pooled law, its total variance kept."""
+    """Make every op redraw everything from its pooled distribution, its total variance kept."""
     laws, means = _pooled_laws(program, graph, seed)
     tables, n = Tables(), len(laws)
     index = np.array([tables.add(law) for law in laws], np.int32)
@@ -126,7 +126,7 @@ def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDAr
 
 
 def _empirical(samples: NDArray[np.float64]) -> Law:
-    """Empirical law of mean-one samples; a constant where they do not vary."""
+    """Empirical distribution of mean-one samples; a constant where they do not vary."""
     if samples.std() < 1e-9:
         return constant()
     tail = 0.5 ** np.arange(7, 17)

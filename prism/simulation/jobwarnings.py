@@ -1,4 +1,4 @@
-"""Doubts about what of a job runs, but perhaps not as meant: sentences for an answer's warnings.
+"""Warnings of an answer: what of a job runs, but perhaps not as intended.
 
 What cannot be meant is an error of the job file (`prism.jobs.jobspec.check`).
 """

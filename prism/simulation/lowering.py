@@ -1,4 +1,4 @@
-"""Lowering: from kernels on every GPU of a group to one op with the right law.
+"""Lowering: from kernels on every GPU of a group to one op with the right distribution.
 
 An op is segments of kernels between two tp or cp collectives. Conditional on the persistent
 effects x of the group's GPUs, each segment takes the maximum over the group; the engine integrates
@@ -27,7 +27,7 @@ from prism.workload.kernels import MEMORY_CLASSES, is_compute
 from prism.workload.opgraph import OpType
 
 Array = NDArray[np.float64]
-MIN_SKEW = 0.02  # below, a normal law is indistinguishable from a gamma
+MIN_SKEW = 0.02  # below, a normal distribution is indistinguishable from a gamma
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class LoweredOp:
     fixed_var: float
     fixed_third: float
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
-    single: Law | None  # the law itself where the op is one kernel or one collective
+    single: Law | None  # the distribution itself where the op is one kernel or one collective
     fixed_classes: tuple[tuple[str, float], ...] = ()  # fixed_var by kernel class, s^2
     parts: tuple[Part, ...] = ()  # of the fixed time
 
 
 def moment_law(std: float, third: float) -> Law:
-    """Law of mean 1 with the given standard deviation and third central moment."""
+    """Distribution of mean 1 with the given standard deviation and third central moment."""
     if std <= 0.0:
         return constant()
     skew = third / std**3

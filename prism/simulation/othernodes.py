@@ -1,7 +1,7 @@
 """A built step with its nodes elsewhere, or with less work in some replicas.
 
-No graph is laid and no law tabulated anew, so that thousands of placements can be compared; what
-comes out equals the program of a job that says the same.
+No graph is laid and no distribution tabulated anew, so that thousands of placements can be
+compared; what comes out equals the program of a job that says the same.
 """
 
 from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ from prism.workload.transformer import TP_OVERLAP_COST
 
 Array = NDArray[np.float64]
 FIXED_ROLES = ("network", "other", "memory")  # of a node, that stretch fixed times
-LEAST, MOST = 1e-3, 1e3  # factors outside are mistakes, or nodes that do not work
+LEAST, MOST = 1e-3, 1e3  # factors outside are errors, or nodes that do not work
 
 
 def site_nodes(

@@ -62,7 +62,7 @@ class Program:
     n_members: int  # ranks whose ops are simulated apart in each group
     shared: "Program | None" = None  # before pooling, where `dependence: none` pooled this one
     typical: NDArray[np.float64] | None = None  # low.fixed_mean with every effect at 1
-    alike: NDArray[np.int64] | None = None  # [coef] first coef with the same laws
+    alike: NDArray[np.int64] | None = None  # [coef] first coef with the same distributions
     origin: Origin | None = None  # what another placement starts from
     sample: engine.Sample | None = None  # None: all replicas are simulated
     jitter: engine.Jitter = engine.NO_JITTER
@@ -82,7 +82,7 @@ class Program:
 
 
 class Tables:
-    """Quantile tables, one per law and power; `source` is the file that laws are of."""
+    """Quantile tables, one per distribution and power; `source` is the file they are from."""
 
     def __init__(self, source: str = "") -> None:
         self.source = f"{source}: " if source else ""
@@ -121,7 +121,7 @@ class Tables:
         )
 
     def optional(self, law: Law, power: float = 1.0, effect: str = "") -> int:
-        """Index of the table, -1 where the effect is off; it is named where its law is refused."""
+        """Index of the table, -1 where the effect is off; `effect` is named in an error."""
         if power == 0.0 or law.std == 0.0:
             return -1
         return self.checked(law, power, effect)
@@ -248,8 +248,8 @@ def make_room(step: engine.Step, n: int) -> Arrays:
 def _largest_table(law: Law, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
     """Table of the largest of n X**power, times the float64 [draw, n] in `cases`.
 
-    With F the law of one, the largest's is the mean over draws of prod_i F(t / relative_i),
-    tabulated by logits; the mean of X**power is 1, that of the largest is not.
+    With F the distribution of one, the largest's is the mean over draws of prod_i F(t /
+    relative_i), tabulated by logits; the mean of X**power is 1, that of the largest is not.
     """
     relative = np.frombuffer(cases).reshape(-1, n)
     q = np.unique(np.concatenate([tail_panels(), np.linspace(0.0, 1.0, 257)[1:-1]]))

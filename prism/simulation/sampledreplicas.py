@@ -4,8 +4,8 @@ Replicas that meet at the end of a step are exchangeable: given the cluster and 
 share, their times are independent. Every cluster draws all its GPUs, so each replica's persistent
 level is known; the slowest and a stratified sample run as in the exact engine, and the step also
 waits for the slowest of the others (David and Nagaraja, Order Statistics, 2003, section 2.1), drawn
-from the law that a fixed pilot of clusters gives of a replica's time at its level. Left out:
-congestion hits the replicas left out one by one, also where they share a leaf switch.
+from the distribution that a fixed pilot of clusters gives of a replica's time at its level. Left
+out: congestion hits the replicas left out one by one, also where they share a leaf switch.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -41,9 +41,9 @@ class Choice(NamedTuple):
 class Unseen(NamedTuple):
     """What the pilot tells about replicas that are not simulated."""
 
-    program: Program  # with the law of their times
+    program: Program  # with the distribution of their times
     slowest: float  # share of steps in which one of them is the slowest
-    beyond: float  # share of steps that read their noise's law beyond all that the pilot saw
+    beyond: float  # share of steps whose noise is read beyond all that the pilot saw
     n_draws: int  # op-samples of the pilot
 
 
@@ -114,7 +114,7 @@ def ignore_unseen(program: Program) -> Program:
 
 
 def unfitted(program: Program) -> Program:
-    """Return a program that runs its own pilot, after its laws were changed."""
+    """Return a program that runs its own pilot, after its distributions were changed."""
     if program.sample is None:
         return program
     return replace(program, sample=program.sample._replace(log_cdf=np.zeros(1)))
@@ -147,7 +147,7 @@ def _tails(
 
 
 def _softness(n: int) -> float:
-    """Scale of Gumbel's law [sd] whose mean maximum of n is that of n normals."""
+    """Scale of Gumbel's distribution [sd] whose mean maximum of n is that of n normals."""
     if n == 1:
         return 1.0
     q = (np.arange(4096) + 0.5) / 4096
@@ -189,8 +189,8 @@ def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> U
 
     The pilot is the first clusters, however many are asked for, so that the first of many
     replicates are those of few. A replica's own work over the typical one's, which has the same
-    shared effects, follows the law of `prism.simulation.unseenlaw`. Where microbatches decide, most
-    of it is known without simulating.
+    shared effects, follows the distribution of `prism.simulation.unseenlaw`. Where microbatches
+    decide, most of it is known without simulating.
     """
     assert program.sample is not None
     keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)

@@ -87,7 +87,7 @@ def run_blocks(
 ) -> Arrays:
     """Run blocks of 64 replicates; keys instead of a seed draw some of the inputs anew.
 
-    A program that leaves replicas out, and has not been told what they take, runs its pilot first.
+    A program that leaves replicas out, without a pilot yet, runs its pilot first.
 
     Returns
     -------
@@ -171,7 +171,7 @@ def simulate(
     threads : int, optional
         None takes all processors. The result does not depend on it.
     progress : callable, optional
-        Called with (blocks done, blocks in all).
+        Called with (blocks done, blocks).
     engine : str
         ``exact`` simulates every replica, ``exchangeable`` the slowest and a sample of the others
         where that holds (see `prism.simulation.sampledreplicas`), ``auto`` every one of up to

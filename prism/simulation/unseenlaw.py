@@ -1,8 +1,9 @@
-"""The law of what a replica takes that is not simulated, from times that were.
+"""The distribution of what a replica takes that is not simulated, from times that were.
 
 A replica's own work over that of a typical one is ``m(level) + s(level) e``: m rises with the level
-through means of `KNOTS` bins, s is a straight line, and the law of e is pooled over replicas and
-clusters. Lasting differences that the level does not tell are drawn anew in every step.
+through means of `KNOTS` bins, s is a straight line, and the distribution of e is pooled over
+replicas and clusters. Lasting differences that the level does not tell are drawn anew in every
+step.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ Curve = Callable[[Array], Array]
 KNOTS = 12  # of the mean time of a replica by its level
 TAIL = 0.05  # share of the noise that its tail is fitted on
 JOIN = 0.001  # share of the noise that is read from a smooth tail
-LEFT = 20  # values beyond which a tail that is not smooth is read from a law
-ABOVE = 660  # values above which that law is fitted
+LEFT = 20  # values beyond which a tail that is not smooth is read from a distribution
+ABOVE = 660  # values above which that distribution is fitted
 END = 6.4  # normal score at which the noise ends: chance 8e-11, of 1e6 replicas 8e-5
 CELLS = 4096  # of the noise's table
 MISS = 3.0  # mean square of a smooth tail's misses [sampling error] up to which it holds
@@ -67,8 +68,9 @@ def _tail(noise: Array, q: Array) -> tuple[float, Curve]:
 
     Quadratic in the normal score if the data follow that within their sampling error: near-normal
     sums do, and at 1 - 1e-6 of 66,000 values it has half the error of a generalised Pareto tail.
-    Else the noise is no such law (lengths of sequences have steps), and a generalised Pareto law of
-    its last values goes on, by probability-weighted moments and never heavier than exponential.
+    Else the noise is no such distribution (lengths of sequences have steps), and a generalised
+    Pareto distribution of its last values goes on, by probability-weighted moments and never
+    heavier than exponential.
     """
     last, i = 1.0 - LEFT / noise.size, q > 1.0 - TAIL
     weight = np.sqrt((1.0 - q[i]) / TAIL)

@@ -1,7 +1,7 @@
 """Which effect multiplies which op, and how strongly: parameters only.
 
-Resolves the job's `variability` block over its library into laws of mean 1 and loadings per kernel
-class and op_kind.
+Resolves the job's `variability` block over its library into distributions of mean 1 and loadings
+per kernel class and op_kind.
 """
 
 import math
@@ -91,7 +91,7 @@ class Variability:
     _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
 
     def residual(self, entry: str) -> Law:
-        """Law of a kernel's own runtime, mean 1."""
+        """Distribution of a kernel's own runtime, mean 1."""
         spread: float = getattr(self.scale, residual_part(entry, self.one_domain)).cv
         if self.replaced_residual is not None:
             return self.replaced_residual.spread_by(spread)
@@ -160,7 +160,7 @@ def _median(law: Law, loading: float) -> float:
 
 
 def residual_part(entry: str, one_domain: bool) -> str:
-    """Part of the hardware that a library's residual law speaks of, as in `HardwareScale`.
+    """Part of the hardware that a library's residual distribution speaks of, as in `HardwareScale`.
 
     Transfers between stages are the network's unless one NVLink domain has all GPUs, and so is a
     spread that a link tier states.
@@ -207,7 +207,7 @@ def resolve_variability(
         dependence=job.variability.dependence,
         node_share=pick.value("rank", "node_share"),
         memory_loading=pick.value("rank", "memory_loading"),
-        # of a law that is stretched already; where nothing is left of it nothing follows
+        # of a distribution that is stretched already; where nothing is left of it nothing follows
         memory_spread=scale.memory.cv / scale.compute.cv if scale.compute.cv > 0.0 else 1.0,
         correlation_time_s=pick.value("step", "correlation_time_s"),
         backward_loading=pick.value("microbatch", "backward_loading", 1.5),
@@ -221,7 +221,7 @@ def resolve_variability(
 
 
 class _Pick:
-    """Values and laws of effects: the job's, else the library's, else a default."""
+    """Values and distributions of effects: the job's, else the library's, else a default."""
 
     def __init__(self, job: Job, library: Library | None) -> None:
         self.effects, self.library = job.variability.effects, library
@@ -283,7 +283,7 @@ def _model_error(job: Job, pick: _Pick) -> float:
 
 
 def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Law:
-    """Law of the step effect; a calibrated library has a part that is a time, whatever the step."""
+    """Distribution of the step effect; a calibrated library has a part that is a time."""
     block, law = job.variability.effects.step, pick.law("step")
     fixed_s = pick.value("step", "fixed_s")
     if (block is not None and block.cv is not None) or fixed_s == 0.0:
@@ -294,7 +294,7 @@ def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Law:
 
 
 def _expert_law(job: Job, pick: _Pick) -> Law:
-    """Law of the expert effect; nothing is out of balance within one rank."""
+    """Distribution of the expert effect; nothing is out of balance within one rank."""
     if job.parallelism.ep == 1:
         return laws.constant()
     return pick.law("expert", 0.0 if pick.library is None else EXPERT_CV)

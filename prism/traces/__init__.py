@@ -1,6 +1,6 @@
 """Recordings of real jobs, read into one tidy table of ops, or into measured step times.
 
-Formats are told apart by content. Left out: fitting anything to what was read.
+Formats are distinguished by content. Left out: fitting anything to what was read.
 """
 
 from prism.traces.detect import read_trace

@@ -213,7 +213,7 @@ def _describe(device: list[dict[str, Any]]) -> dict[str, Any]:
     names = ("op_kind", "kernel_class", "name", "bytes", "group")
     columns: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     columns["bytes"] = np.array([b if b >= 0 else np.nan for b in columns["bytes"]])
-    # where no stream is told, collectives run beside the kernels
+    # where no stream is recorded, collectives run beside the kernels
     stream = [
         whole(node.get("stream"), 1 if kind in COLLECTIVE_KINDS else 0)
         for node, kind in zip(device, columns["op_kind"], strict=True)

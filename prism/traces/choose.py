@@ -207,7 +207,7 @@ def duration_column(
 
 
 def _is_mostly_numbers(table: RawTable, name: str) -> bool:
-    """Say whether at least half of the filled cells are numbers, so that others are mistakes."""
+    """Say whether at least half of the filled cells are numbers, so that others are errors."""
     series = table.frame[name]
     if pd.api.types.is_bool_dtype(series):
         return False

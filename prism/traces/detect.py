@@ -1,4 +1,4 @@
-"""Traces of any format, told apart by content and never by name.
+"""Traces of any format, distinguished by content and never by name.
 
 Profilers' files (JSON, Nsight Systems SQLite, Chakra) are one trace of as many ranks as there are
 files; a table with an optype is a pipeline trace, any other with ops a tidy table. Left out: step

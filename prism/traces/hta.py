@@ -1,4 +1,4 @@
-"""Kernel tables of Holistic Trace Analysis: sum, mean, spread, least and most by kernel and rank.
+"""Kernel tables of Holistic Trace Analysis: moments, minimum and maximum by kernel and rank.
 
 What ``get_gpu_kernel_breakdown`` returns as its second table, saved as CSV or parquet. It holds
 moments, not durations. Rows called ``others`` are sums of kernels and describe none: they count in

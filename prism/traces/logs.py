@@ -66,7 +66,7 @@ def _lines(text: bytes, marks: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
 
 
 def _to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
-    """Check one value, which is in so many seconds."""
+    """Check one value; `unit` is in seconds."""
     try:
         seconds = unit * float(value) if isinstance(value, str | int | float) else np.nan
     except (ValueError, OverflowError):

@@ -218,7 +218,7 @@ def _take_time(run: _Run, words: Sequence[str], place: int) -> None:
 def split_hosts(file_name: str) -> tuple[str, ...]:
     """Read the node, or the two nodes, out of the name of a file.
 
-    Two names are told from one by being alike but for their digits.
+    Names of two nodes are alike but for their digits.
 
     Examples
     --------

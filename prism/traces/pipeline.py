@@ -42,7 +42,7 @@ OPTYPES = {
 
 _REQUIRED = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 _ABSENT = -(2**62)  # stands for an empty cell in a column that must be filled
-_PLACES = 12  # so many workers are listed in a note
+_PLACES = 12  # workers listed in a note
 
 
 def is_pipeline(columns: Iterable[str]) -> bool:
@@ -155,7 +155,7 @@ def _repeated(index: dict[str, Ints], optype: pd.Categorical, table: RawTable) -
         return Fault("the row occurs twice", again)
     copies = table.frame.duplicated().to_numpy()
     known = np.array([name in OPTYPES for name in optype.categories])[optype.codes]
-    again &= known | copies  # what else an unknown op is told apart by is not known
+    again &= known | copies  # what else an unknown op is distinguished by is not known
     if not copies[again].all():
         what = (
             "the same op (step, rank, optype, seq_id, mc, mb_id) occurs with other values; "

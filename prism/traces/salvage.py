@@ -2,7 +2,7 @@
 
 Valid files take one call of the decoder. Broken ones (truncated, bare NaN, unescaped quotes,
 control characters, a damaged gzip stream) are split at event boundaries and decoded event by
-event; what was mended and what was lost is counted. Only the fields that prism uses are kept.
+event; what was repaired and what was lost is counted. Only the fields that prism uses are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prism.common.files import MOST_TRACE, read_bytes, unpack
 Scalar = str | int | float | None
 
 SHORTER = "what is recorded: fewer steps, or no stacks and shapes"
-"""The way out of a file that takes too much memory."""
+"""What to do with a file that takes too much memory."""
 
 _ARGS = {
     "collective": "Collective name",
@@ -97,7 +97,7 @@ class TraceFile(msgspec.Struct, rename="camel"):
 
 @dataclass
 class RawTrace:
-    """Events of one file, with what had to be mended.
+    """Events of one file, with what had to be repaired.
 
     Attributes
     ----------
@@ -264,7 +264,7 @@ def _salvage(data: bytes) -> RawTrace:
             _salvage_each(data, bounds, trace)
     counts = []
     if trace.n_mended:
-        counts.append(f"{trace.n_mended:,} events were mended")
+        counts.append(f"{trace.n_mended:,} events were repaired")
     if trace.n_dropped:
         counts.append(f"{trace.n_dropped:,} events could not be read and were dropped")
     words = " and ".join(counts) or "every whole event could be read"
@@ -273,7 +273,7 @@ def _salvage(data: bytes) -> RawTrace:
 
 
 def _salvage_each(data: bytes, bounds: list[int], trace: RawTrace) -> None:
-    """Decode the events between `bounds` one at a time, as they are or mended."""
+    """Decode the events between `bounds` one at a time, as they are or repaired."""
     for i in range(len(bounds) - 1):
         piece = data[bounds[i] : bounds[i + 1]].rstrip().rstrip(b",").rstrip()
         event, mended = _decode_piece(piece)
@@ -285,7 +285,7 @@ def _salvage_each(data: bytes, bounds: list[int], trace: RawTrace) -> None:
 
 
 def _decode_piece(piece: bytes) -> tuple[Event | None, bool]:
-    """Decode one event; the second value says whether it had to be mended."""
+    """Decode one event; the second value says whether it had to be repaired."""
     end = _end_of_list(piece)
     for candidate, mended in ((piece, False), (piece[:end], False), (_mend(piece[:end]), True)):
         try:

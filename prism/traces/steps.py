@@ -54,9 +54,9 @@ class StepTimes:
     column
         The column, or what the log calls the value.
     mean_over
-        1 for true per-step values; else each value is the mean of so many steps.
+        1 for true per-step values; else each value is the mean of this many steps.
     notes
-        What was dropped, taken for granted or counted, for the user.
+        What was dropped, assumed or counted, for the user.
     """
 
     seconds: NDArray[np.float64]

@@ -170,7 +170,7 @@ class Fault(NamedTuple):
     limit: float = FEW
     """Share of rows at which it is an error; 1.0 where rows are dropped however many they are."""
     spare: int = 0
-    """So many rows are never an error, however small the table."""
+    """Unreadable rows up to this number are never an error, however small the table."""
 
 
 def sound_rows(

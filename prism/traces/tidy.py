@@ -33,7 +33,7 @@ from prism.traces.table import (
 )
 
 UNITS = ("s", "ms", "us", "ns")
-"""Suffixes of a time's column; of longer units an op's duration is a mistake."""
+"""Suffixes of a time's column; of longer units an op's duration is an error."""
 
 _DEFAULT = {"rank": 0, "dp_rank": 0, "stage": 0, "chunk": 0}  # the rest is -1 where empty
 

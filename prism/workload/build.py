@@ -207,7 +207,7 @@ def _collective(
 
 @dataclass(frozen=True)
 class _Sharing:
-    """Ranks that share parameters of one GPU, and what they do with so many of them."""
+    """Ranks that share parameters of one GPU, and what they do with a given number."""
 
     cluster: Cluster
     mode: str  # kind of data parallelism

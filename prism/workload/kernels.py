@@ -27,17 +27,17 @@ MEASURED_GEMM = "measured_gemm"
 """Attribute of a library whose products `prism measure` timed."""
 
 GEMM_LARGE_S = 1e-3
-"""Matrix products from this nominal duration on follow the law ``residual/gemm_large`` [s].
+"""Matrix products from this nominal duration on are distributed as ``residual/gemm_large`` [s].
 
-It is where the library's two laws part: profiles resolve 1 us, so only a product of 1 ms and more
-shows its own spread of about a tenth of a percent (microsoft/vidur).
+It is where the library's two distributions part: profiles resolve 1 us, so only a product of 1 ms
+and more shows its own spread of about a tenth of a percent (microsoft/vidur).
 """
 
 MESSAGE_BYTES = ((1e6, "small"), (1e8, "medium"), (float("inf"), "large"))
-"""Size classes of collectives' residual laws: up to 1 MB, up to 100 MB, larger."""
+"""Size classes of collectives' residual distributions: up to 1 MB, up to 100 MB, larger."""
 
 LOGNORMAL = "lognormal/"
-"""Begins a law that is no library entry but a lognormal one of the cv that follows."""
+"""Begins a distribution that is no library entry but a lognormal one of the cv that follows."""
 
 
 def is_compute(kernel_class: str) -> bool:
@@ -117,7 +117,7 @@ class Rates:
             n_bytes = 2.0 * (m * k + groups * k * n) + 2.0 * m * n
         compute, memory = self.gemm_time(flop), self.memory_time(n_bytes)
         duration = max(compute, memory)
-        # a variant's durations follow its factors, its laws those of the device
+        # a variant's durations follow its factors, its distributions those of the device
         alone = max(compute / self.compute_factor, memory / self.memory_factor)
         law = "residual/gemm_large" if alone >= GEMM_LARGE_S else "residual/gemm_small"
         return Kernel(name, kernel_class, duration, flop, n_bytes, law)
@@ -177,9 +177,9 @@ def build_rates(cluster: Cluster, library: Library) -> Rates:
 
 
 def collective_law(cluster: Cluster, n_bytes: float, group: Group) -> str:
-    """Law of a collective's residual: what its slowest tier states, or a library entry by size.
+    """Distribution of a collective's residual: of its slowest tier, or a library entry by size.
 
-    Beyond the network the library has no measurements; its laws of the network stand in.
+    Beyond the network the library has no measurements; its distributions of the network stand in.
     """
     cv = cluster.spread(group)
     if cv is not None:

@@ -80,7 +80,7 @@ def shard_sizes(model: ModelBlock, layout: ParallelismBlock) -> Sizes:
 
 
 def _layers_parameters(model: ModelBlock, n_dense: int, n_sparse: int, n_experts: int) -> float:
-    """Parameters of layers without and with experts, so many of these routed in each."""
+    """Parameters of layers without and with experts, a given number of these routed in each."""
     attention = _attention_parameters(model)
     total = n_dense * (attention + _mlp_parameters(model, model.ffn_size))
     if n_sparse:
@@ -138,7 +138,7 @@ def _attention_parameters(model: ModelBlock) -> float:
 
 
 def lay_slots(job: Job, counts: Sequence[int]) -> list[list[Slot]]:
-    """Lay out chunks of so many layers, in the order a microbatch passes them, [stage][chunk]."""
+    """Lay out chunks by their numbers of layers, as a microbatch passes them, [stage][chunk]."""
     layout = job.parallelism
     last, first_sparse = len(counts) - 1, job.model.n_layers - n_sparse_layers(job.model)
     slots, done = [], 0

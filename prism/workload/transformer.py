@@ -234,7 +234,7 @@ class Transformer:
         self, name: str, width: float, kernel_class: str = "gemm_mlp", tokens: float = 0.0,
         groups: float = 1.0,
     ) -> tuple[Kernel, Kernel, Kernel]:  # fmt: skip
-        """Feed-forward layer of so many groups (experts), of all tokens by default."""
+        """Feed-forward layer of `groups` experts, of all tokens by default."""
         tokens, up, hidden = tokens or self.sizes.tokens, self._up * width, self.sizes.hidden
         activation, r = f"{name}_activation".removeprefix("mlp_"), self.rates
         return (

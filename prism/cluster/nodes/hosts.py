@@ -84,7 +84,7 @@ def find_nodes(
     Raises
     ------
     PrismError
-        If a label means no node, two mean the same, or names cannot be told apart without a list.
+        If a label means no node, two mean the same, or names are ambiguous without a list.
     """
     if hosts is not None:
         known = {name: node for node, name in enumerate(hosts)}

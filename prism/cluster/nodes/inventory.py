@@ -20,7 +20,7 @@ from prism.traces.content import RawTable, find_kind, read_table, read_text
 from prism.traces.nccltests import BandwidthTest, is_nccl_tests, read_nccl_tests
 
 NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
-LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are mistakes
+LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are errors
 FASTER = 0.8  # a node so much faster than the others was probably meant to be slower
 LARGE = 0.25  # message sizes from this share of the largest on say how fast a link is
 NOTABLE = 1.05  # slowdown of a pair of nodes from which on it matters which of the two is slow

@@ -121,8 +121,8 @@ class ParallelismBlock(Block):
         "1]."
     )
     expert_node_limit: Count | None = key(
-        "A token's experts lie on at most so many NVLink domains, and it crosses the network once "
-        "for each [none: once for every expert]."
+        "A token's experts lie on at most this many NVLink domains, and it crosses the network "
+        "once for each [none: once for every expert]."
     )
     expert_overlap: StrictBool = key(
         "All-to-alls run beside the compute of another microbatch, as in DualPipe, rather than "

@@ -1,6 +1,6 @@
 """What must hold between the keys of a job, and what is legal but not modelled yet.
 
-A check gets all blocks, with defaults for bad values, so that all mistakes of a file are reported
+A check gets all blocks, with defaults for bad values, so that all errors of a file are reported
 at once; a problem whose keys include a bad value is left out (`prism.jobs.jobspec.messages`). What
 depends on a device or on a step's length is checked where they are known.
 """

@@ -69,10 +69,10 @@ class ResidualEffect(Block):
     """What is left to each kernel."""
 
     law: Literal["lognormal", "normal", "gamma"] | None = key(
-        "Family of the law for every kernel class [lognormal, with cv]."
+        "Family of the distribution for every kernel class [lognormal, with cv]."
     )
-    cv: NonNegative | None = key("CV of the law, for every kernel class [the library's].")
-    scale: NonNegative | None = key("Factor on the spread of the library's residual laws.")
+    cv: NonNegative | None = key("CV of the distribution, for every kernel class [the library's].")
+    scale: NonNegative | None = key("Factor on the spread of the library's residual distributions.")
 
 
 class RegimeEffect(Block):

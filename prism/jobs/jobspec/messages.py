@@ -1,6 +1,6 @@
-"""The words of a job's mistakes: where, what was expected, what came, and a way out.
+"""The words of a job's errors: where, what was expected, what came, how to correct it.
 
-pydantic finds the mistakes of one block; here they become lines such as
+pydantic finds the errors of one block; here they become lines such as
 `job.yaml:12: parallelism.tp: expected a whole number, got 'eight'; change it, or leave it out`.
 """
 
@@ -20,7 +20,7 @@ from prism.jobs.jobspec.yaml import KeyPath, Layer, drop, is_override, near
 
 
 class Checked(NamedTuple):
-    """A block and its mistakes; `doubtful` are keys whose values stand in for bad ones."""
+    """A block and its errors; `doubtful` are keys whose values stand in for bad ones."""
 
     block: Any
     found: list[tuple[KeyPath, str]]
@@ -49,7 +49,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
         path = _path(detail)
         if detail["type"] != "extra_forbidden":
             doubtful.add(path)
-        # A required key that was only misspelt is one mistake, not two.
+        # A required key that was only misspelt is one error, not two.
         if detail["type"] != "missing" or path not in meant:
             found.append((path, _words(kind, path, detail)))
         if detail["type"] == "missing" and path[:-1]:
@@ -157,7 +157,7 @@ _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less tha
 
 
 def _words(kind: type[BaseModel], path: KeyPath, detail: ErrorDetails) -> str:
-    """Put one of pydantic's errors as: what was expected, what came, and a way out."""
+    """Put one of pydantic's errors as: what was expected, what came, and how to correct it."""
     what, context = detail["type"], detail.get("ctx", {})
     if what == "extra_forbidden":
         return unknown_key(path[-1], _fields(kind, path[:-1]))

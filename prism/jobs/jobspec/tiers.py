@@ -1,6 +1,6 @@
 """Link tiers of a job file (`cluster.tiers`): what joins racks, pods, zones and sites.
 
-A tier is a kind of unit, so many GPUs each, and what messages meet that leave such a unit. What
+A tier is a kind of unit, each of n GPUs, and what messages meet that leave such a unit. What
 they take is `prism.cluster.linktiers` and `prism.cluster.machine`.
 """
 
@@ -25,7 +25,7 @@ TierName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 _-]*$", max_length
 
 
 class TierBlock(Block):
-    """A tier of units, and the way out of one of them."""
+    """A tier of units, and the uplink of one of them."""
 
     gpus: Count = Field(description="GPUs of one unit.")
     oversubscription: AtLeastOne | None = key(
@@ -35,7 +35,7 @@ class TierBlock(Block):
         "Bandwidth out of a unit per GPU in it, one direction [GB/s]."
     )
     total_gbits_per_s: Positive | None = key(
-        "Bandwidth out of a unit in all, one direction [Gbit/s]."
+        "Total bandwidth of a unit's uplinks, one direction [Gbit/s]."
     )
     efficiency: Efficiency | None = key(
         "Share of bandwidth_gbytes_per_s or total_gbits_per_s that large messages reach [the "
@@ -52,7 +52,7 @@ class TierBlock(Block):
         "[hierarchical where a latency or a distance is given, else ring]."
     )
     cv: NonNegative | None = key(
-        "Spread of what leaves a unit, a lognormal law [the network's laws]."
+        "Spread of what leaves a unit, lognormal [the network's distributions]."
     )
 
     @property

@@ -1,6 +1,6 @@
 """YAML text as trees that know the place of every key ("job.yaml:12" or "--set key=value").
 
-YAML is version 1.2: `1e-3` is a number, `yes` is text, a key given twice is a mistake.
+YAML is version 1.2: `1e-3` is a number, `yes` is text, a key given twice is an error.
 """
 
 import copy
@@ -31,7 +31,7 @@ MAX_DEPTH = 40
 
 @dataclass
 class Layer:
-    """A tree of keys, the place of each, and the mistakes seen so far (one line each)."""
+    """A tree of keys, the place of each, and the errors seen so far (one line each)."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def _scalar(node: Node) -> Any:
 
 
 class _Walker:
-    """Turns nodes into a Layer, one visit per node, collecting mistakes with their lines."""
+    """Turns nodes into a Layer, one visit per node, collecting errors with their lines."""
 
     def __init__(self, shown: str) -> None:
         self.shown, self.layer, self.nodes = shown, Layer(), 0
@@ -178,7 +178,7 @@ def parse_yaml(text: str, shown: str) -> Layer:
 
 
 def override_layer(text: str) -> Layer:
-    """Turn one `key=value` of `--set` into a Layer; mistakes are in its `problems`."""
+    """Turn one `key=value` of `--set` into a Layer; errors are in its `problems`."""
     if not isinstance(text, str):
         raise PrismError(f"{named('overrides')} {text!r}: expected text such as parallelism.dp=64")
     key, equals, value = text.partition("=")
@@ -193,7 +193,7 @@ def override_layer(text: str) -> Layer:
 
 
 def set_layer(key: str, value: Any) -> Layer:
-    """Turn a dotted key and its value into a Layer; mistakes are in its `problems`."""
+    """Turn a dotted key and its value into a Layer; errors are in its `problems`."""
     shown = _shown(f"{key}={value}")
     try:
         return _at(_key_path(key, shown), copy.deepcopy(value), shown, [])

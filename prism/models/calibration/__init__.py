@@ -1,1 +1,1 @@
-"""A job brought to measured step times: what is fitted, and what stays the library's."""
+"""A job calibrated to measured step times: what is fitted, and what stays the library's."""

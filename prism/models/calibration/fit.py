@@ -1,4 +1,4 @@
-"""`prism fit --calibrate`: a job brought to the steps that one or several of its sizes took.
+"""`prism fit --calibrate`: a job calibrated to the steps that one or several of its sizes took.
 
 Two sizes carry about two means and three spreads. So what is fitted is a factor on compute and one
 on communication, the spread of a step and between runs, and how often the job stalls; all else is
@@ -163,7 +163,7 @@ def pooled_shape(sizes: Sequence[Size]) -> Array:
 
 
 def stall_rates(sizes: Sequence[Size]) -> tuple[float, float]:
-    """Stalls per hour of a job, and of each of its nodes: the likeliest, neither below 0 [1/h].
+    """Stalls per hour of a job, and of each of its nodes: the most likely, neither below 0 [1/h].
 
     Sizes of equal nodes cannot tell the two apart; then all are the nodes', so that a larger job
     stalls more often.
@@ -175,7 +175,7 @@ def stall_rates(sizes: Sequence[Size]) -> tuple[float, float]:
         return 0.0, 0.0
     if np.ptp(nodes) == 0.0:
         return 0.0, float(counts.sum() / (hours @ nodes))
-    # the likeliest rates give the counted number in all: one share of it is left to find, by job
+    # the most likely rates give the counted number: one share of it is left to find, by job
     by_job = hours * counts.sum() / hours.sum()
     by_node = hours * nodes * counts.sum() / (hours @ nodes)
 

@@ -1,4 +1,4 @@
-"""A calibrated library: a set of distributions brought to measured step times, and its file.
+"""A calibrated library: a set of distributions fitted to measured step times, and its file.
 
 The set that the measured jobs name, with two factors on nominal durations, its spreads scaled, the
 step effect and the stalls replaced by measured ones; and beside it the measured steps of each size,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
-_KNOTS = 513  # of a law kept as quantiles
+_KNOTS = 513  # of a distribution kept as quantiles
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _with(library: Library, entries: Mapping[str, Entry]) -> Library:
 
 
 def _law_of(shape: Array) -> Law:
-    """Law of mean 1 from deviations of unit spread, at a spread where none goes below 0.5."""
+    """Distribution of mean 1 from deviations of unit spread, narrow enough to stay above 0.5."""
     if shape.size < 2 or np.ptp(shape) == 0.0:
         return constant()
     q = np.linspace(0.0, 1.0, min(_KNOTS, shape.size))

@@ -79,9 +79,9 @@ def fit_between(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> Factor
     Notes
     -----
     The variance of R means is chi-square with R - 1 degrees of freedom around
-    `f^2 between^2 + noise`, fewer where clusters' means have heavier tails than a normal law: the
-    relative variance of a variance of n values is `2 / (n - 1) + excess / n`. The predicted
-    variance is itself of some clusters, as many as were drawn.
+    `f^2 between^2 + noise`, fewer where clusters' means have heavier tails than a normal
+    distribution: the relative variance of a variance of n values is `2 / (n - 1) + excess / n`. The
+    predicted variance is itself of some clusters, as many as were drawn.
     """
     loss = prior_loss(_GRID)
     for size, p in zip(sizes, predicted, strict=True):
@@ -117,7 +117,7 @@ class StepSpread:
     own: tuple[float, ...]
 
     def cv(self, step_s: float) -> float:
-        """Spread of the step effect of a step of so many seconds [1]."""
+        """Spread of the step effect of a step of given duration [s] [1]."""
         return float(np.hypot(self.relative, self.fixed_s / step_s))
 
 
@@ -128,7 +128,7 @@ def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpr
     -----
     The measured variance of size j is chi-square around
     `f^2 within_j^2 + s^2 + (d / T_j)^2`, the log of f as in `prior_loss`. Sizes of one step
-    length cannot tell s from d, and s is taken. The likeliest f, s and d together are given, so
+    length cannot tell s from d, and s is taken. The most likely f, s and d together are given, so
     that their sum is what was measured; the width of f is that of its profile.
     """
     own = np.array([p.within for p in predicted])

@@ -1,7 +1,7 @@
 """Distributions of kernels and collectives where a recording has no steps to make a model of.
 
-A library of laws and figures from a trace without steps, from a table of kernels' moments, or from
-output of nccl-tests. Reading the files is `prism.traces`.
+A library of distributions and figures from a trace without steps, from a table of kernels' moments,
+or from output of nccl-tests. Reading the files is `prism.traces`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A library from a table of kernels' moments, where the durations themselves are not there.
 
-A kernel's law is the lognormal of its mean and standard deviation, pooled over ranks: of the
-families with two moments the one whose durations are positive and lean to the right. Left out: the
-tail beyond what the longest duration says, and what the sizes of launches add to the spread.
+A kernel's distribution is the lognormal of its mean and standard deviation, pooled over ranks: of
+the families with two moments the one whose durations are positive and lean to the right. Left out:
+the tail beyond what the longest duration says, and what the sizes of launches add to the spread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDEST = 30.0  # CV beyond which a lognormal says nothing
 _NOT_IDENTIFIABLE = (
-    "the shape of a kernel's distribution: only its mean, spread, least and most are known; "
+    "the shape of a kernel's distribution: only its mean, spread, minimum and maximum are known; "
     "lognormals are assumed",
     "spread at one launch shape: a kernel's durations are pooled over its shapes",
     "effects that kernels share, and a step's time: the table has neither steps nor order",

@@ -1,8 +1,8 @@
 """A library of kernels as a file: its entries, and the report that ``prism fit`` prints.
 
-For each kernel a law of mean 1 (``kernel/CLASS/NAME``) and its mean (``mean/CLASS/NAME`` in
-seconds). The file is one that `prism.distributions.library.load_library` reads. Left out: where
-laws come from (samples.py, moments.py, collectives.py).
+For each kernel a distribution of mean 1 (``kernel/CLASS/NAME``) and its mean (``mean/CLASS/NAME``
+in seconds). The file is one that `prism.distributions.library.load_library` reads. Left out: where
+distributions come from (samples.py, moments.py, collectives.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KernelLaw:
     law : Law
         Of the duration over the mean of its kind, mean 1.
     family : str
-        How the law was made, in a word or two.
+        How the distribution was made, in a word or two.
     cv, p99_p50 : float
         As observed; not a number where unknown.
     share : float

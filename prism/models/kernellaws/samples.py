@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 ONE_STEP = "the trace holds one step, and two are needed to learn how steps vary"
-_FEW = 20  # durations below which a kernel's tail is not told
+_FEW = 20  # durations below which a kernel's tail is not reported
 _NOT_IDENTIFIABLE = (
     "effects that kernels share (step, rank): nothing says which kernels are of one step",
     "a step's time: what waits for what is not known; a job's own graph is needed (prism show "

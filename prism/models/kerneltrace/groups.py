@@ -1,8 +1,9 @@
-"""What the nodes of a typical step share when they are drawn: one law a kernel, one step factor.
+"""What nodes of a typical step share when drawn: a distribution per kernel, one step factor.
 
 The longest waits of the host and the collectives, whose times depend on each other, take what they
-took in one of the steps, all in the same one. The other nodes draw from their kernel's law, times a
-factor by step that all computing kernels share, and one for the host. Left out: rank effects.
+took in one of the steps, all in the same one. The other nodes draw from their kernel's
+distribution, times a factor by step that all computing kernels share, and one for the host. Left
+out: rank effects.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _MOST_ALONE = 256
 """Nodes at most that keep their own durations: each costs a table."""
 
 _SIZES_S = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-"""Bounds [s] between which times of the host share a law: long ones vary otherwise than short."""
+"""Bounds [s] between which times of the host share a distribution: long ones vary unlike short."""
 
 
 class NodeGroup(NamedTuple):
-    """Nodes that share a law.
+    """Nodes that share a distribution.
 
     Attributes
     ----------

@@ -1,8 +1,9 @@
-"""A kernel trace as a model: the typical step's graph, with the laws of its kernels.
+"""A kernel trace as a model: the typical step's graph, with the distributions of its kernels.
 
 Every device activity and every stretch of the host's time is drawn from what its kernel did over
 the steps, times a factor that all computing kernels of a step share; launch latencies are fixed.
-Left out: rank effects (one job's few ranks do not show a law), and anything slower than a step.
+Left out: rank effects (one job's few ranks do not show a distribution), and anything slower than a
+step.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -158,7 +159,7 @@ def _nodes(
 
 
 def _law(laws: StepLaws, group: NodeGroup) -> OpGroup:
-    """Describe a group as the model keeps it; its law has the group's own spread."""
+    """Describe a group as the model keeps it; its distribution has the group's own spread."""
     seconds = laws.durations[group.nodes]
     ratio = seconds / laws.nominal[group.nodes, None]
     ratio = ratio[np.isfinite(ratio)]

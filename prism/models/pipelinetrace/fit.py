@@ -1,4 +1,4 @@
-"""From a trace's graph to laws and effects: means, profiles over steps, components, residuals.
+"""A trace's graph to distributions and effects: means, profiles over steps, components, residuals.
 
 Compute ops form crossed tables (op_kind and stage, replica, step, microbatch), whose variance
 components `prism.models.variance.components` estimates. Transfers, collectives and gaps have a mean
@@ -29,14 +29,14 @@ from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, sa
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
 CLEARLY = 3.0  # standard errors, for normal data
-LEAST_SCORES = 24  # below, a shared law takes a normal shape instead of so few points
+LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
 
 GroupKey = tuple[str, str, str, int, int]  # kind, op_kind, name, stage, chunk
 
 
 def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
-    """Fit laws and effects to a trace's graph.
+    """Fit distributions and effects to a trace's graph.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def fit_with_components(
 
 
 def _group_key(node: TraceNode, column: Column | None) -> GroupKey | None:
-    """Tell which ops share laws: those of one column, else of one name."""
+    """Tell which ops share distributions: those of one column, else of one name."""
     if node.kind == "join":
         return None
     name = node.name if column is None else column.name or node.op_kind
@@ -202,7 +202,7 @@ class _Assembly:
     def _compute(
         self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array, follows: Array
     ) -> _Part:
-        """Laws of one column of the crossed table."""
+        """Distributions of one column of the crossed table."""
         assert self.crossed is not None and self.parts is not None
         p, seconds = self.parts, self.crossed.seconds[column]
         first = self.graph.nodes[nodes[0]]
@@ -237,7 +237,7 @@ class _Assembly:
         return [r for r in every if (r, stage) not in self._slow()] or list(every)
 
     def _residual_law(self, column: int, scale: float) -> Law:
-        """Law of what a column has of its own, from its scores, or from all where they are few."""
+        """Distribution of a column's own part from its scores, or from all where they are few."""
         assert self.parts is not None
         scores, std = self.parts.residual[column], scale * float(self.parts.residual_std[column])
         if np.isfinite(scores).sum() < LEAST_SCORES:
@@ -252,7 +252,7 @@ class _Assembly:
         return {(x.replica, x.stage) for x in self.parts.lemons} if self.parts else set()
 
     def _other(self, nodes: list[int]) -> _Part:
-        """Laws of transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
+        """Fit transfers, collectives, gaps and the rest: a mean, a profile, a residual."""
         first = self.graph.nodes[nodes[0]]
         values = self.durations[nodes]
         if first.is_global:
@@ -352,7 +352,7 @@ def _relative_law(relative: Array) -> Law:
 
 
 def _shared_law(scores: Array) -> Law:
-    """Law of a shared effect from its scores: their quantiles, or normal where they are few."""
+    """Distribution of a shared effect: quantiles of its scores, or normal where they are few."""
     z = scores[np.isfinite(scores)]
     if z.size < 2 or z.std() == 0.0:
         return constant()

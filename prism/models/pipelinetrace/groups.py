@@ -28,7 +28,7 @@ COINCIDE_STEP = 2e-4  # of the step, ends closer than this coincide whatever the
 HIDDEN_STEP = 2e-3  # of the step: gaps varying more than this between workers ask for a reason
 CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
 FEW = 5  # steps below which workers may resume, or meetings end, together by chance
-ALWAYS = 0.9  # of the steps: what holds in so many is how the job works
+ALWAYS = 0.9  # of the steps: what holds in this share is how the job works
 # What a collective of this class joins where the trace does not contradict it.
 EXPECTED = {
     "dp_reduce_scatter": STAGE,

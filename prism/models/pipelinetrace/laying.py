@@ -69,7 +69,7 @@ class Laying:
             if head < len(self.chains[s]):
                 _, name, ordinal = min(self.chains[s][head].keys)
                 raise PrismError(
-                    f"{self.source}: stage {s} waits for ever in {name} no. {ordinal}: the other "
+                    f"{self.source}: stage {s} waits forever in {name} no. {ordinal}: the other "
                     "side comes in another order; a trace of one pipeline is expected"
                 )
 

@@ -2,7 +2,7 @@
 
 `simplify` keeps the end of every op that stays; `crossed_table` lays the compute ops of one
 microbatch into (op_kind and stage, replica, step, microbatch); `resample` draws step times from
-whole microbatches and whole steps, without any law. Left out: laws, see
+whole microbatches and whole steps, without any distribution. Left out: distributions, see
 `prism.models.pipelinetrace.fit`.
 """
 
@@ -75,7 +75,7 @@ def _start(node: TraceNode, preds: tuple[int, ...], ends: Array) -> Array:
 def column_of(nodes: Sequence[TraceNode]) -> dict[int, Column]:
     """Column of every compute op of a microbatch, by the index of its node.
 
-    Ops of one kind are told apart by name where several make up a microbatch.
+    Ops of one kind are distinguished by name where several make up a microbatch.
     """
     crossed = {
         i: n
@@ -132,7 +132,7 @@ def finite_mean(values: Array, axis: int | tuple[int, ...], keepdims: bool = Fal
 
 # -------------------------------------------------------------------------------- cross-check
 def resample(graph: TraceGraph, n_steps: int, rng: np.random.Generator) -> Array:
-    """Step times from whole microbatches and whole steps resampled, without any law.
+    """Step times from whole microbatches and whole steps resampled, without any distribution.
 
     A nonparametric cross-check of the fitted model: deviations of one microbatch stay together over
     stages and passes, deviations of one step over all ops; what each resampled microbatch takes in

@@ -1,7 +1,7 @@
 """A pipeline trace's rows as arrays: every op of a worker's step, by replica and step.
 
-An op is told by its stage, recorded name and microbatch (or, without one, its ordinal), so a row
-that the trace lacks leaves a hole and does not shift the others. Steps with another number of
+An op is identified by its stage, recorded name and microbatch (or, without one, its ordinal), so a
+row that the trace lacks leaves a hole and does not shift the others. Steps with another number of
 microbatches or without an end, and ops that are rare, are left out with a note.
 """
 
@@ -171,7 +171,7 @@ def _labels(chunk: Index, microbatch: Index, code: Index, cell: Index, start: Ar
 
 
 def _info(key: Key, op_kind: str, kernel_class: str, chunk: int, microbatch: int) -> Info:
-    """Describe an op; a transfer may be told by its name alone."""
+    """Describe an op; a transfer may be identified by its name alone."""
     if op_kind == "other" and transfer_roles(key[1]):
         op_kind, kernel_class = "transfer", "p2p"
     return Info(str(op_kind), str(kernel_class), int(chunk), int(microbatch))

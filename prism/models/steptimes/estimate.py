@@ -1,4 +1,4 @@
-"""`prism estimate` of a model of step times: a step and the run, from scratch or under way.
+"""`prism estimate` of a model of step times: a step and the run, from scratch or in progress.
 
 The result has the variables of any estimate, as far as step times tell them; GPUs, their price and
 what happens on them are not known here. Left out: evaluations, checkpoints and failures.
@@ -70,7 +70,7 @@ def estimate_steps(
     deadline, slowdown_thresholds, start, probability
         As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
     under_way : path, optional
-        The steps so far of the run that is estimated; ``column`` and ``where`` choose from them.
+        The completed steps of the run that is estimated; ``column`` and ``where`` choose from them.
 
     Returns
     -------

@@ -59,7 +59,7 @@ def fit_step_times(
     totals : mapping of str to float, optional
         Measured total of each run [s].
     first : int, optional
-        Learn the variation from the first so many steps of each run alone; work by step comes
+        Learn the variation from this many first steps of each run alone; work by step comes
         from all.
     seed : int
         Of the repetitions behind the intervals.
@@ -150,7 +150,7 @@ def _exposure(series: Series) -> tuple[Array, Array]:
 
 
 def _residuals(body: Array, spread: Spread, gap_s: float) -> Array:
-    """Law of a step's own noise [sample]: level of the neighbourhood out, unit spread."""
+    """Distribution of a step's own noise [sample]: level of the neighbourhood out, unit spread."""
     own = float(np.hypot(spread.white, spread.clock))
     known = np.isfinite(body)
     means = np.where(known, body, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)

@@ -65,7 +65,7 @@ class StepModel:
         Where no drift was found: the spread with the largest that cannot be excluded (95 %), by
         memory, as ``PARTS``; empty where one was found, or runs are too short for any.
     residuals : float64 [sample]
-        Law of a step's own noise, unit standard deviation.
+        Distribution of a step's own noise, unit standard deviation.
     stall_s, stall_counts, exposure_s
         Stalls after the beginning [s], their number by run, and the time behind that number [s].
     beginning_s : float64 [run, early_step]

@@ -1,10 +1,10 @@
 """What a model of step times predicts: steps, and totals of whole runs.
 
 A step is its typical time times (1 + run effect + drift + own noise), plus stalls; totals follow
-from the exact normal law of the drift's weighted sum and a compound Poisson of stalls. With no
-event between the steps nothing is to be walked through as in `prism.simulation.runs.model`, which
-has no place for a beginning, a clock or an offset of totals, and no law to condition a run under
-way by.
+from the exact normal distribution of the drift's weighted sum and a compound Poisson of stalls.
+With no event between the steps nothing is to be walked through as in `prism.simulation.runs.model`,
+which has no place for a beginning, a clock or an offset of totals, and no distribution to condition
+a run in progress by.
 """
 
 from dataclasses import dataclass, replace
@@ -189,7 +189,7 @@ def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:
 def _white(
     model: StepModel, work: Work, rng: np.random.Generator, normal: Array, ends: float
 ) -> Array:
-    """Sum of the steps' own noise [run; s]; of few steps by their law, else normal."""
+    """Sum of the steps' own noise [run; s]; of few steps by their distribution, else normal."""
     s = model.spread
     if work.n > _FEW:
         return np.asarray(normal * np.sqrt(s.white**2 * work.squares + ends**2))
@@ -204,7 +204,7 @@ def _late(model: StepModel, work: Work, first: int) -> float:
 
 
 def draw_stalls(model: StepModel, seconds: Array, rng: np.random.Generator) -> Array:
-    """Sum of the stalls in so many seconds of steps [run; s]: compound Poisson."""
+    """Sum of the stalls in given seconds of steps [run; s]: compound Poisson."""
     return compound(model.stall_rate * seconds, model.stall_s, rng)
 
 
@@ -213,7 +213,7 @@ def compound(expected: Array, lengths: Array, rng: np.random.Generator) -> Array
     if not lengths.size:
         return np.zeros(expected.size)
     counts = rng.poisson(expected)
-    many = 1_000_000  # beyond, by the law of large sums
+    many = 1_000_000  # beyond, by the central limit theorem
     if counts.sum() > many:
         spread = np.sqrt(counts * float(lengths.var()))
         return np.asarray(counts * lengths.mean() + spread * rng.standard_normal(counts.size))
@@ -277,7 +277,7 @@ def draw_steps(
 
 
 def _spread_out(values: Array, model: StepModel, rng: np.random.Generator) -> Array:
-    """Fill the gaps that a coarse clock leaves in the law of the noise, at the same spread."""
+    """Fill the gaps that a coarse clock leaves in the noise's distribution; spread kept."""
     s = model.spread
     own = float(np.hypot(s.white, s.clock)) * model.step_s
     if model.grain_s <= 0.0 or own <= 0.0:

@@ -1,8 +1,8 @@
-"""Any run model conditioned on the steps so far of a run.
+"""Any run model conditioned on the completed steps of a run.
 
 `condition` gives back the run model of the rest: a draw of level and drift from their posterior
 stands where a cluster was. Left out: a regime's present state, and failures so far; models of step
-times, whose laws are in closed form (`prism.models.steptimes.predict`,
+times, whose distributions are in closed form (`prism.models.steptimes.predict`,
 `prism.models.steptimes.underway`).
 """
 
@@ -24,7 +24,7 @@ from prism.traces import StepTimes
 Array = NDArray[np.float64]
 NOMINAL_ERROR = 0.1
 """What a job's mean step may be wrong by before anything is measured [1]: p95 errors of published
-predictions reach 5 %, of rooflines more; the steps so far soon outweigh it."""
+predictions reach 5 %, of rooflines more; the completed steps soon outweigh it."""
 MOST_LENGTHS = 100_000  # of stalls, measured ones repeated by their weight
 MISSING = 10  # steps that may lack without a word
 MIN_OWN = 30  # steps from which their own spread is believed rather than the model's
@@ -32,20 +32,20 @@ MIN_OWN = 30  # steps from which their own spread is believed rather than the mo
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A run under way: the model of its rest, and what is behind it.
+    """A run in progress: the model of its rest, and what is behind it.
 
     Attributes
     ----------
     model : RunModel
         Of the steps that are left.
     elapsed_s : float
-        Sum of the steps so far [s].
+        Sum of the completed steps [s].
     done : int
-        Steps so far.
+        Completed steps.
     level, level_std : float
         Level of this run over the model's mean before [1], and how well it is known.
     notes : tuple of str
-        What was taken for granted.
+        What was assumed.
     """
 
     model: RunModel
@@ -59,14 +59,14 @@ class UnderWay:
 def condition(
     model: RunModel, times: StepTimes, n_draws: int, seed: int, nominal_error: float = NOMINAL_ERROR
 ) -> UnderWay:
-    """Condition a run model on the steps so far of one run.
+    """Condition a run model on the completed steps of one run.
 
     Parameters
     ----------
     model : RunModel
         Before anything was measured.
     times : StepTimes
-        Steps so far, from the first on.
+        Completed steps, from the first on.
     n_draws, seed : int
         Draws of level and drift; each becomes a cluster.
     nominal_error : float

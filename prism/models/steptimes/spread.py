@@ -2,8 +2,8 @@
 
 The variance of means over b steps is `V(b) = s_c^2/b^2 + s_w^2/b + s_d^2 h(b, tau) + s_run^2`: an
 error of the clock that the next step takes back, white noise, an AR(1) drift with its time in
-seconds, and what a whole run differs by. The law, its measurement and its simulation. Left out:
-the fit (`prism.models.steptimes.spreadfit`); stalls and work by step, taken out before.
+seconds, and what a whole run differs by. The distribution, its measurement and its simulation. Left
+out: the fit (`prism.models.steptimes.spreadfit`); stalls and work by step, taken out before.
 """
 
 from dataclasses import asdict, dataclass

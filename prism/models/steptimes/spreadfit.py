@@ -28,8 +28,8 @@ Array = NDArray[np.float64]
 N_REPEATS = 200  # simulated repetitions behind an interval
 LEVEL = 0.9  # of intervals
 FALSE_DRIFT = 0.05  # chance of finding a drift where there is none
-MIN_STEPS = 60  # of a run, below which a slow drift cannot be told from white noise
-APART = 0.25  # of a run: a drift with a longer memory is hardly told from what runs differ by
+MIN_STEPS = 60  # of a run, below which a slow drift is not identifiable from white noise
+APART = 0.25  # of a run: a drift with a longer memory is confounded with what runs differ by
 _TAUS = 24  # memories that are tried, from some steps to twice the run
 _CELLS = 20_000_000  # simulated steps at most
 _GRID = 1.3  # of memories, about: what an interval is at least wide by
@@ -138,7 +138,7 @@ def _weighted(design: Array, wanted: Array, errors: Array, given: Array) -> tupl
 
 
 def _candidates(blocks: BlockVariances) -> tuple[_Found, _Found]:
-    """Fit without drift, and with the drift that makes the variances likeliest."""
+    """Fit without drift, and with the drift that makes the variances most likely."""
     laws, (wanted, errors) = _laws(blocks), _measured(blocks)
     none = np.zeros(wanted.size)
     parts, cost = _weighted(laws.flat, wanted, errors, none)
@@ -165,7 +165,7 @@ def fit_spread(blocks: BlockVariances, step_s: float) -> Spread:
 
 
 def own_noise(blocks: BlockVariances) -> tuple[float, float]:
-    """Find the clock's error and a step's own noise [1] beside the likeliest drift.
+    """Find the clock's error and a step's own noise [1] beside the most likely drift.
 
     Whether that drift counts makes next to no difference to them.
     """

@@ -1,9 +1,9 @@
-"""A run under way: its steps so far condition its level, its drift and its stall rate.
+"""A run in progress: its completed steps condition its level, its drift and its stall rate.
 
-Block means of the steps so far and the level of the rest are jointly normal; their conditional
-law is exact. The parameters themselves are drawn anew for each run from what the fit leaves open.
-Works for models of step times and, by `condition`, for any run model. Left out: evaluations,
-checkpoints and failures of the past, which are in no step time.
+Block means of the completed steps and the level of the rest are jointly normal; their conditional
+distribution is exact. The parameters themselves are drawn anew for each run from what the fit
+leaves open. Works for models of step times and, by `condition`, for any run model. Left out:
+evaluations, checkpoints and failures of the past, which are in no step time.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from prism.models.steptimes.spread import Spread, drift_mean_variance, model_var
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
-MAX_BLOCKS = 256  # of the steps so far; the drift hardly moves within one
+MAX_BLOCKS = 256  # of the completed steps; the drift hardly moves within one
 UNKNOWN_LEVEL = 0.05  # what runs may differ by where one run was fitted: wide, so the steps decide
 FAR = 4.0  # standard deviations of what was expected beyond which a level is said to be unlikely
 _LEAST = 1e-6  # of a level: what differs by less is rounding
@@ -31,7 +31,7 @@ _JOIN = 2  # as in `prism.models.steptimes.series`
 
 @dataclass(frozen=True)
 class Past:
-    """The steps so far.
+    """Completed steps of a run.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Level:
-    """Joint normal law of a run's level and its drift at the last step.
+    """Joint normal distribution of a run's level and its drift at the last step.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Level:
 
 
 def past_of(model: StepModel, times: StepTimes) -> Past:
-    """Lay the steps so far beside the model's work; say where they contradict it."""
+    """Lay the completed steps beside the model's work; say where they contradict it."""
     check_one_run(times)
     if times.mean_over != model.mean_over:
         raise PrismError(
@@ -119,7 +119,7 @@ def check_one_run(times: StepTimes) -> None:
 
 
 def _expected_level(model: StepModel, n_values: int) -> float:
-    """Expect the mean of so many values of a new run to be off the model's by this std [1]."""
+    """Expect the mean of n values of a new run to be off the model's by this std [1]."""
     n_steps = max(1, n_values * model.mean_over)
     own = [
         float(model_variances(s, n_steps, model.step_s)) + _run_spread(model, s) ** 2
@@ -164,7 +164,7 @@ def _past(seconds: Array, weights: Array, model: StepModel) -> Past:
 def level_given(
     deviation: Array, spread: Spread, rate: float, level_sd: float, mean_over: int = 1
 ) -> Level:
-    """Law of level and last drift, given the deviations so far.
+    """Distribution of level and last drift, given the deviations so far.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def finish(
 
 
 def _so_far(model: StepModel, past: Past) -> float:
-    """Seconds that the steps so far add to the total; missing ones count as usual."""
+    """Seconds that the completed steps add to the total; missing ones count as usual."""
     k, n = model.mean_over, past.seconds.size
     usual = past.scale * work_of(model, n * k).steps[::k]
     filled = np.where(np.isnan(past.seconds), usual, past.seconds)

@@ -92,7 +92,7 @@ class Components:
     step_correlation_steps: float | None
     step_correlation_share: float
     step_variance_seen: float
-    """Mean variance of the step within these steps over that of the law; 1 without memory."""
+    """Mean variance of the step within these steps over its marginal one; 1 without memory."""
     warnings: tuple[str, ...]
 
 
@@ -184,7 +184,7 @@ def fit_components(
 def _whole_cells(table: Array) -> Array:
     """Leave out cells that some column lacks, where most cells are whole.
 
-    Content and residual are told apart by a small difference of products; those of other cells
+    Content and residual are distinguished by a small difference of products; those of other cells
     for each pair of columns differ by more than that.
     """
     seen = np.isfinite(table)

@@ -2,7 +2,7 @@
 
 An effect is one draw shared by all columns times a loading per column. Its variance is a
 difference of mean products (expected mean squares), its scores the weighted mean of what the
-columns show, brought to unit variance, so that the law of the effect has the component's
+columns show, scaled to unit variance, so that the distribution of the effect has the component's
 variance. Left out: a second draw behind the same stratum; `explained` says when it matters.
 """
 

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 MOST_SHARED = 0.9999
 """Largest communality: a column wholly explained would get all the weight (Heywood case)."""
 WEAK_Z = 4.0
-"""Mean correlation, in standard errors from none, below which loadings cannot be told apart."""
+"""Mean correlation, in standard errors from none, below which loadings are not identifiable."""
 LIKELY = 1.0
 """Twice the log likelihood that one standard error costs."""
 UNEQUAL = 0.5

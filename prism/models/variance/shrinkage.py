@@ -1,9 +1,10 @@
 """What least squares gave to means of few cells and belongs to the cells: scores put back.
 
 A worker's mean in a step holds the mean of its microbatches' own content. Deviations from such a
-mean are smoothed by it: with eight microbatches the sharp ends of their law are gone. Every
-estimated effect is therefore shrunk to its component's share of what was seen, and the rest goes
-back to the cells, whose scores then have the shape of their law. Variances are not estimated here.
+mean are smoothed by it: with eight microbatches the sharp ends of their distribution are gone.
+Every estimated effect is therefore shrunk to its component's share of what was seen, and the rest
+goes back to the cells, whose scores then have the shape of their distribution. Variances are not
+estimated here.
 
 References
 ----------

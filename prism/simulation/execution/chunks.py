@@ -118,7 +118,7 @@ class ChunkStore:
         return seed
 
     def _manifest(self) -> Manifest | None:
-        """Read which command the chunks are of; None where there are none, or it cannot be told."""
+        """Read which command the chunks are of; None where there are none or they do not say."""
         try:
             text = (self.directory / MANIFEST).read_text(encoding="utf-8")
             found = Manifest(**json.loads(text))

@@ -180,7 +180,7 @@ class Remote:
 
 
 class _Batch:
-    """Tasks under way."""
+    """Tasks in progress."""
 
     def __init__(self, remote: Remote, take: Take, store: ChunkStore | None) -> None:
         self.remote, self.take, self.store = remote, take, store
@@ -250,7 +250,7 @@ class _Batch:
             )
 
     def cancel(self) -> None:
-        """Stop everything under way."""
+        """Stop everything in progress."""
         futures = [future for future, _, _ in self.waiting.values()]
         self.waiting.clear()
         with suppress(Exception):

@@ -36,7 +36,7 @@ BEAT_S = 0.2
 
 
 class Shared:
-    """Data that tasks share, told apart by a hash: that of the value where none is given."""
+    """Data that tasks share, distinguished by a hash: that of the value where none is given."""
 
     def __init__(self, value: Any, content: str | None = None) -> None:
         self.value, self._content = value, content

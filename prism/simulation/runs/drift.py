@@ -1,8 +1,8 @@
 """Sums of what drifts: an AR(1) series in seconds, and a daily wave.
 
 A run of n steps needs the sum of n values of the drift and the value after them, so that the next
-n steps go on from there. Both are Gaussian, and their joint law is exact; so is the sum of a
-cosine.
+n steps go on from there. Both are Gaussian, and their joint distribution is exact; so is the sum of
+a cosine.
 """
 
 import math

@@ -101,7 +101,7 @@ class EventLoop:
         self.begin = np.full(n, _NEVER)
         if model.episodes is not None and model.episodes.rate_per_s > 0.0:
             self.begin = waiting_times(rng, np.full(n, model.episodes.rate_per_s))
-        self.end = np.full((n, 1), _NEVER)  # [run, slot] of the episodes under way
+        self.end = np.full((n, 1), _NEVER)  # [run, slot] of the episodes in progress
         self.ratio = np.ones((n, 1))
         self.swap = np.zeros((n, 1), bool)  # the node is replaced when it ends
 
@@ -152,7 +152,7 @@ class EventLoop:
         slot = which - 3
         stops = (which == 0) | ((slot >= 0) & self.swap[runs, np.maximum(slot, 0)])
         n, over = self._steps_within(gap, left)
-        # a step under way goes on through all but a stop
+        # a step in progress goes on through all but a stop
         n = np.where(stops | (gap <= 0.0), n, n + 1.0)
         mark = self.marks[np.searchsorted(self.marks, self.done, side="right")] - self.done
         reached = (n >= np.minimum(left, mark)) | ~np.isfinite(gap)
@@ -264,7 +264,7 @@ class EventLoop:
         self.at_mark[hit, at[hit]] = self.time[hit]
 
     def _stalls(self, exposure: Array) -> Array | float:
-        """Seconds of the stalls that fall into so many seconds of stepping."""
+        """Seconds of the stalls that fall into the given seconds of stepping."""
         stalls = self.model.stalls
         if stalls is None:
             return 0.0

@@ -50,7 +50,7 @@ def simulate_runs(
     start_s : float
         Time of day at which runs start [s].
     progress : callable, optional
-        Called with (runs done, runs in all).
+        Called with (runs done, runs).
     marks : sequence of int
         Step counts, ascending, whose times are wanted; of the first `MARKED` runs alone.
 
@@ -120,7 +120,7 @@ def _check_end(model: RunModel, n_steps: int) -> None:
         if interval > most_s:
             what = "there is no checkpoint" if c is None else f"a checkpoint takes {interval:.3g} s"
             raise PrismError(
-                f"{often}, but {what}: the run would hardly get on; set a shorter "
+                f"{often}, but {what}: the run would hardly progress; set a shorter "
                 "run.checkpoint.interval"
             )
         if max(k.detection_s + k.restart_s for k in fail.kinds) > most_s:

@@ -75,7 +75,7 @@ class Interruptions:
 
     @property
     def kinds(self) -> tuple[Cause, ...]:
-        """The causes; one that stands for all where none are told apart."""
+        """The causes; one that stands for all where none are distinguished."""
         return self.causes or (Cause("failure", 1.0, self.detection_s, self.restart_s),)
 
     @property
@@ -106,7 +106,7 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A checkpoint after every so many steps."""
+    """A checkpoint after every `interval_steps`."""
 
     interval_steps: int
     write_s: float
@@ -115,7 +115,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """An evaluation after every so many steps."""
+    """An evaluation after every `interval_steps`."""
 
     interval_steps: int
     duration_s: float
@@ -159,5 +159,5 @@ class Runs:
     total: Array  # [run] seconds
     cluster: Index  # [run]
     terms: dict[str, Array]  # [run] seconds by term, which add up to the total
-    marks: Array  # [run, mark] when so many steps were done for good [s]; of the first runs
+    marks: Array  # [run, mark] when that many steps were done for good [s]; of the first runs
     failures: Index  # [run]

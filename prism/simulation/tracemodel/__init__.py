@@ -1,1 +1,1 @@
-"""What a fitted trace is: graph, laws and effects, engine arrays, and the file that holds them."""
+"""A fitted trace: graph, distributions, effects, engine arrays, and the file that holds them."""

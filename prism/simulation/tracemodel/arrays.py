@@ -1,4 +1,4 @@
-"""A fitted trace as a program: its graph and laws laid into the engine's arrays.
+"""A fitted trace as a program: its graph and distributions laid into the engine's arrays.
 
 Every node is an op of its own: compute ops take their rank factor from the cluster's GPUs, the
 other ops have a mean per replica. Left out: barriers that only one replica knows, which do not move
@@ -119,7 +119,7 @@ class _Layout:
         return self.model.groups[int(self.model.group[self.node_of[c]])]
 
     def alike(self) -> NDArray[np.int64]:
-        """First coefficient with the same laws, for each: one group, means in proportion."""
+        """First coefficient with the same distributions: one group, means in proportion."""
         m = self.model
         seen: dict[tuple[int, bytes], int] = {}
         out = np.zeros(len(self.node_of), np.int64)
@@ -223,8 +223,9 @@ class _Layout:
 def drawn_rank_table(model: TraceModel, kind: int) -> tuple[Table, float]:
     """Tabulate a drawn worker's factor in one op_kind over its mean, - 1; and that mean.
 
-    The body's law, and lemons above it: every one has the probability it has among the traced
-    workers, and its own slowdown in each op_kind; the same number draws all of a worker's factors.
+    The body's distribution, and lemons above it: every one has the probability it has among the
+    traced workers, and its own slowdown in each op_kind; the same number draws all of a worker's
+    factors.
     """
     width = np.diff(table_edges())
     rows = np.concatenate([np.arange(first, first + count) for first, count, _ in LEVELS])

@@ -151,7 +151,7 @@ def load_model(path: str | Path) -> TraceModel:
 
 
 def _law_to(law: Law) -> dict[str, Any]:
-    """Lay a law into plain values; one without spread is empty."""
+    """Lay a distribution into plain values; one without spread is empty."""
     if law.std == 0.0:
         return {}
     return {

@@ -1,9 +1,9 @@
-"""A fitted trace: the graph of its step, and the laws of what happens in it.
+"""A fitted trace: the graph of its step, and the distributions of what happens in it.
 
 Every op's duration is `mean x rank x step x microbatch x rank_step x residual`, each factor of mean
 1 over its population. The step factor is a profile over the measured steps, so that one draw (which
-of them) moves compute, collectives and gaps together as they moved; the others are laws. The same
-tables serve `draw_durations` here and the engine.
+of them) moves compute, collectives and gaps together as they moved; the others are distributions.
+The same tables serve `draw_durations` here and the engine.
 """
 
 import math
@@ -22,13 +22,13 @@ from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, replay
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
-KNOTS = 257  # of an empirical law
+KNOTS = 257  # of an empirical distribution
 FLOOR = 1e-3  # of the mean: no duration is shorter
 POOL_STEPS = 200  # steps that independent ops are drawn from
 
 
 class OpGroup(NamedTuple):
-    """Ops that share their laws: one op_kind of one stage and chunk, or one collective."""
+    """Ops that share their distributions: one op_kind of one stage and chunk, or one collective."""
 
     op_kind: str
     kernel_class: str
@@ -96,7 +96,7 @@ SCORE_STD = 0.1  # any number that keeps exp(score) well behaved; loadings are r
 
 
 def score_law(scores: Array) -> Law:
-    """Law of exp(SCORE_STD * z) from scores z, standardised first."""
+    """Distribution of exp(SCORE_STD * z) from scores z, standardised first."""
     z = scores[np.isfinite(scores)]
     if z.size < 2 or z.std() == 0.0:
         return constant()
@@ -104,7 +104,7 @@ def score_law(scores: Array) -> Law:
 
 
 def sample_law(values: Array) -> Law:
-    """Empirical law of mean 1 through the quantiles of positive values."""
+    """Empirical distribution of mean 1 through the quantiles of positive values."""
     values = values[np.isfinite(values)]
     if values.size < 2 or values.std() <= 1e-6 * abs(values.mean()):
         return constant()
@@ -231,7 +231,7 @@ def synthetic_graph(
 def independent_graph(
     model: TraceModel, steps: NDArray[np.int64], rng: np.random.Generator
 ) -> TraceGraph:
-    """Draw a synthetic trace whose ops keep their laws but share nothing.
+    """Draw a synthetic trace whose ops keep their distributions but share nothing.
 
     Every op's durations are dealt anew to replicas and steps, so its variance stays: workers, steps
     and microbatches no longer have anything of their own.
