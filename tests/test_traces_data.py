@@ -73,7 +73,7 @@ def test_mlperf_table_asks_until_one_system_is_left():
         read_step_times(path, "step_s")
     times = read_step_times(path, "step_s", {"system": "carina_ngpu1024_ngc25.04_nemo"})
     assert times.seconds.size == 1_080 and list(total_per_run(times)) == ["0", "1", "2"]
-    with pytest.raises(PrismError, match="run 0 has a second total; .*--where system="):
+    with pytest.raises(PrismError, match="run 0 .*second total; .*--where system="):
         read_totals(f"{DATA / 'mlperf' / 'runs.parquet'}:ttt_s")
 
 
@@ -86,7 +86,7 @@ def test_repeated_runs_and_their_totals():
     ratio = np.array([sums[run] / totals[run] for run in sums])
     assert (np.abs(ratio - 1.0) < 0.02).all()  # the host's clock against the synchronised one
     # each clock is set to zero once, at its 11th step
-    assert times.notes[0].startswith("78 of 117,262 rows dropped: delta_ms is not within")
+    assert "78 of 117,262 rows" in times.notes[0] and "delta_ms" in times.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -59,20 +59,20 @@ def write(tmp_path, data):
     [
         (b"", "is empty"),
         (b" \n\n ", "is empty"),
-        (b"\x00\x01\x02\x03", "is binary; expected a CSV or parquet table"),
-        (b"op_kind,duration_s\nf\xff,1\n", "file:2: is not UTF-8 text"),
-        (b"op_kind,duration_s\nf," + b"1" * 70_000 + b"\0\n", "file:2: holds a NUL"),
-        (b"\x1f\x8bnot gzip at all", "the gzip stream is damaged"),
-        (gzip.compress(TIDY.encode(), mtime=0)[:-9], "the gzip stream is cut short"),
-        (b"PK\x03\x04rest", "a zip archive; unpack it first"),
-        ("a,b".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
-        (b"\x89HDF\r\n\x1a\nrest", "an HDF5 or netCDF file"),
-        (b"op_kind,duration_s\n", "has columns \\(op_kind, duration_s\\) and no rows"),
-        (b"op_kind,duration_s\nf,1\nf,1,2\nf,1\n", "file:3: 3 cells, expected 2 as in the header"),
-        (b"op_kind,duration_s\nf,1,2\nf,1,2\n", "rows have more cells than the 2 names"),
-        (b"PAR1 and no more", "the parquet file is broken or cut short"),
-        (b'op_kind,duration_s\n"f,1\n', "a quote opens and never closes"),
-        (b"just a line of text\nand another\n", "lacks op_kind and name; found just a line of"),
+        (b"\x00\x01\x02\x03", "binary.*CSV or parquet"),
+        (b"op_kind,duration_s\nf\xff,1\n", "file:2: .*UTF-8"),
+        (b"op_kind,duration_s\nf," + b"1" * 70_000 + b"\0\n", "file:2: .*NUL"),
+        (b"\x1f\x8bnot gzip at all", "gzip .*damaged"),
+        (gzip.compress(TIDY.encode(), mtime=0)[:-9], "gzip .*cut"),
+        (b"PK\x03\x04rest", "zip.*unpack"),
+        ("a,b".encode("utf-16"), "UTF-16.*UTF-8"),
+        (b"\x89HDF\r\n\x1a\nrest", "HDF5 or netCDF"),
+        (b"op_kind,duration_s\n", "op_kind, duration_s.* no rows"),
+        (b"op_kind,duration_s\nf,1\nf,1,2\nf,1\n", "file:3: 3 cells.* 2 "),
+        (b"op_kind,duration_s\nf,1,2\nf,1,2\n", "more cells than .*2 "),
+        (b"PAR1 and no more", "parquet"),
+        (b'op_kind,duration_s\n"f,1\n', "quote"),
+        (b"just a line of text\nand another\n", "op_kind and name; .*just a line of text"),
     ],
 )
 def test_files_that_are_no_trace(tmp_path, data, message):
@@ -86,7 +86,7 @@ def test_a_parquet_file_cut_short(tmp_path):
     pipeline_frame().to_parquet(tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
     for share in (0.3, 0.9, 0.999):
-        with pytest.raises(PrismError, match="broken or cut short"):
+        with pytest.raises(PrismError, match="file: .*parquet"):
             read_trace(write(tmp_path, whole[: int(share * len(whole))]))
 
 
@@ -99,11 +99,11 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_places_that_are_no_file(tmp_path):
-    with pytest.raises(PrismError, match="there is no such file"):
+    with pytest.raises(PrismError, match="/nothing: "):
         read_trace(tmp_path / "nothing")
-    with pytest.raises(PrismError, match="the folder holds no files"):
+    with pytest.raises(PrismError, match=f"{tmp_path}: .*no files"):
         read_trace(tmp_path)
-    with pytest.raises(PrismError, match="no trace was named"):
+    with pytest.raises(PrismError, match="no trace"):
         read_trace([])
 
 
@@ -123,9 +123,9 @@ def test_a_folder_with_one_table_is_that_table(tmp_path):
 
 def test_a_log_of_step_times_is_pointed_elsewhere(tmp_path):
     line = b" iteration 1/ 9 | elapsed time per iteration (ms): 5.0 |\n"
-    with pytest.raises(PrismError, match="is a log of step times, not a trace"):
+    with pytest.raises(PrismError, match="log of step times"):
         read_trace(write(tmp_path, line))
-    with pytest.raises(PrismError, match="if step_ms are step times, use the file where"):
+    with pytest.raises(PrismError, match="step_ms .*step times"):
         read_trace(write(tmp_path, b"step,step_ms\n1,2\n"))
 
 
@@ -169,9 +169,9 @@ def test_a_folder_of_json_is_one_trace_of_several_ranks(tmp_path, ranks):
     (folder / "rank2").write_text("")
     notes = read_trace(folder).notes
     assert ranks == ["rank0", "rank1"]
-    assert any("README: not JSON, left out" in note for note in notes)
-    assert any("rank2: is empty" in note for note in notes)
-    with pytest.raises(PrismError, match="README: is not JSON"):
+    assert any("README: " in note for note in notes)
+    assert any("rank2: " in note for note in notes)
+    with pytest.raises(PrismError, match="README: .*JSON"):
         read_trace([folder / "rank0", folder / "README"])
 
 

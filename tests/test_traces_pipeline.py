@@ -74,18 +74,19 @@ def test_unknown_optypes_are_kept_as_other(frame, tmp_path):
     frame.loc[frame["optype"] == "optimizer", "optype"] = "moe-dispatch"
     trace = read(frame, tmp_path)
     assert set(trace.ops.loc[trace.ops["name"] == "moe-dispatch", "op_kind"]) == {"other"}
-    assert trace.notes == ("12 ops of unknown optype ('moe-dispatch') kept as op_kind other",)
+    (note,) = trace.notes
+    assert "12 ops" in note and "moe-dispatch" in note
 
 
 def test_missing_columns_are_listed(frame, tmp_path):
-    with pytest.raises(PrismError, match="lacks step, mb_id; found dp_rank, stage, rank, optype"):
+    with pytest.raises(PrismError, match="step, mb_id; .*dp_rank, stage, rank, optype"):
         read(frame.drop(columns=["step", "mb_id", "gmc"]), tmp_path)
 
 
 def test_a_word_among_the_numbers_names_its_line(frame, tmp_path):
     frame["duration"] = frame["duration"].astype(object)
     frame.loc[4, "duration"] = "fast"
-    with pytest.raises(PrismError, match=r"ops\.csv:6: duration is 'fast', expected a number"):
+    with pytest.raises(PrismError, match=r"ops\.csv:6: duration .*'fast'"):
         read(frame, tmp_path)
 
 
@@ -95,7 +96,7 @@ def test_lines_are_right_behind_blank_lines_and_quotes(frame, tmp_path):
     frame["note"] = "two\nlines"
     path = write_csv(tmp_path / "ops.csv", frame)
     path.write_text(path.read_text().replace("\n", "\n\n", 1))
-    with pytest.raises(PrismError, match=r"ops\.csv:11: stage is 0\.5, expected a whole number"):
+    with pytest.raises(PrismError, match=r"ops\.csv:11: stage .*0\.5"):
         read_trace(path)
 
 
@@ -104,13 +105,13 @@ def test_few_bad_durations_are_dropped_and_counted(frame, tmp_path, value):
     frame.loc[7, "duration"] = value
     trace = read(frame, tmp_path)
     assert len(trace.ops) == len(frame) - 1
-    assert "1 of 204 rows dropped" in trace.notes[0] and "ops.csv:9" in trace.notes[0]
+    assert "1 of 204 rows" in trace.notes[0] and "ops.csv:9" in trace.notes[0]
 
 
 @pytest.mark.parametrize("value", [-0.1, np.inf, np.nan])
 def test_many_bad_durations_are_an_error(frame, tmp_path, value):
     frame.loc[7:11, "duration"] = value
-    with pytest.raises(PrismError, match=r"ops\.csv:9: .*; so in 5 of 204 rows"):
+    with pytest.raises(PrismError, match=r"ops\.csv:9: .* 5 of 204 rows"):
         read(frame, tmp_path)
 
 
@@ -118,15 +119,16 @@ def test_impossible_durations_are_dropped_and_counted(frame, tmp_path):
     frame.loc[[3, 77], "duration"] = [50.0, 1e8]
     trace = read(frame, tmp_path)
     assert trace.ops["duration"].max() < 0.2
-    assert trace.notes[0].startswith("2 of 204 rows dropped: the duration is longer than the step")
+    (note,) = trace.notes
+    assert "2 of 204 rows" in note and "ops.csv:5" in note
 
 
 def test_repeated_rows_are_dropped_and_conflicting_ones_refused(frame, tmp_path):
     trace = read(pd.concat([frame, frame.iloc[:30]]), tmp_path)
     assert len(trace.ops) == len(frame)
-    assert "30 of 234 rows dropped: the row occurs twice" in trace.notes[0]
+    assert "30 of 234 rows" in trace.notes[0]
     other = frame.assign(duration=frame["duration"] * 1.01)
-    with pytest.raises(PrismError, match="the same op .* are two traces in one file"):
+    with pytest.raises(PrismError, match=r"ops\.csv:\d+: .*two traces"):
         read(pd.concat([frame, other]), tmp_path)
 
 
@@ -134,14 +136,14 @@ def test_missing_workers_and_ops_are_noted_and_kept(frame, tmp_path):
     gone = (frame["rank"] == 3) & (frame["step"] == 11)
     one = frame.index[(frame["rank"] == 1) & (frame["step"] == 12)][0]
     trace = read(frame[~gone].drop(index=one), tmp_path)
-    assert "1 of 3 steps lack workers and are kept: rank 3 in step 11" in trace.notes
-    assert "first: rank 1 in step 12, 16 ops" in trace.notes[1]
+    assert "1 of 3 steps" in trace.notes[0] and "rank 3 in step 11" in trace.notes[0]
+    assert "rank 1 in step 12, 16 ops" in trace.notes[1]
     assert set(trace.ops["step"]) == {10, 11, 12}
 
 
 def test_a_worker_has_one_place(frame, tmp_path):
     frame.loc[(frame["rank"] == 3) & (frame["step"] == 10), "stage"] = 0
-    with pytest.raises(PrismError, match="rank 3 has two places: dp_rank 1 stage 0, and dp_rank 1"):
+    with pytest.raises(PrismError, match="rank 3 .*dp_rank 1 stage 0, .*dp_rank 1"):
         read(frame, tmp_path)
 
 

@@ -60,9 +60,7 @@ def test_steps_are_numbered_per_run_where_they_are_not(read):
 
 def test_several_durations_are_listed_with_an_example(read):
     text = "t_s,step_s,system\n0,1,x\n1,2,y\n2,3,x\n3,4,y\n"
-    with pytest.raises(
-        PrismError, match="t_s, step_s; choose .*: --column step_s --where system=x"
-    ):
+    with pytest.raises(PrismError, match="t_s, step_s; .*--column step_s --where system=x"):
         read(text)
     times = read(text, column="step_s", where={"system": "y"})
     assert list(times.seconds) == [2, 4]
@@ -87,11 +85,11 @@ def test_remarks_of_single_rows_are_no_groups(read):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"column": "step"}, "the name of column 'step' has no unit"),
-        ({"column": "stepp_s"}, "no column 'stepp_s'; did you mean step_s"),
-        ({"where": {"syst": "a"}}, "no column 'syst'; did you mean system"),
-        ({"where": {"system": "c"}}, "--where system=c: no row has it; .*values: a, b"),
-        ({"where": {"system": "a", "step": "2"}}, "--where system=a --where step=2: no row"),
+        ({"column": "step"}, "'step' .*unit"),
+        ({"column": "stepp_s"}, "'stepp_s'.* mean step_s"),
+        ({"where": {"syst": "a"}}, "'syst'.* mean system"),
+        ({"where": {"system": "c"}}, "--where system=c: .* a, b"),
+        ({"where": {"system": "a", "step": "2"}}, "--where system=a --where step=2: "),
     ],
 )
 def test_choices_that_are_not_there(read, options, message):
@@ -102,13 +100,13 @@ def test_choices_that_are_not_there(read, options, message):
 @pytest.mark.parametrize(("name", "per_second"), [("seconds", 1.0), ("Sec", 1.0), ("ms", 1e3)])
 def test_a_unit_alone_is_a_name(read, name, per_second):
     np.testing.assert_allclose(read(f"step,{name}\n1,2\n2,4\n").seconds * per_second, [2, 4])
-    with pytest.raises(PrismError, match=f"several columns may be the step time: {name}, step_s"):
+    with pytest.raises(PrismError, match=f": {name}, step_s"):
         read(f"step,{name},step_s\n1,2,3\n2,4,5\n")
 
 
 def test_a_minimum_is_no_duration(read):
     assert list(read("min,step_s\n1,2\n1,4\n").seconds) == [2, 4]
-    with pytest.raises(PrismError, match="'min' has no unit; .*such as min_s .*alone: s, sec,"):
+    with pytest.raises(PrismError, match="'min' .*unit; .* min_s .*: s, sec,"):
         read("min,step_s\n1,2\n1,4\n", column="min")
 
 
@@ -121,24 +119,18 @@ def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step_s\n1\nx\n2\n", r"steps\.csv:3: step_s is 'x', expected a number"),
-        (
-            "step_s\n1\n-1\n2\n",
-            r"steps\.csv:3: step_s is not within 1e-09 and 1e\+09 s; is its unit right\?; so in 1 ",
-        ),
-        ("step_s\n1\n2e9\n2\n", r"steps\.csv:3: step_s is not within"),
-        ("step_us\n1\n1e-4\n2\n", r"steps\.csv:3: step_us is not within"),
-        ("step,step_s\n1,1\n1.5,1\n", r"steps\.csv:3: step is 1\.5, expected a whole number"),
-        ("a,b\n1,2\n", "no duration among the columns a, b"),
+        ("step_s\n1\nx\n2\n", r"steps\.csv:3: step_s .*'x'"),
+        ("step_s\n1\n-1\n2\n", r"steps\.csv:3: step_s .*1e-09 and 1e\+09 s;.*unit.* 1 of 3"),
+        ("step_s\n1\n2e9\n2\n", r"steps\.csv:3: step_s .*1e\+09 s"),
+        ("step_us\n1\n1e-4\n2\n", r"steps\.csv:3: step_us .*1e-09"),
+        ("step,step_s\n1,1\n1.5,1\n", r"steps\.csv:3: step .*1\.5,"),
+        ("a,b\n1,2\n", "duration .* a, b"),
         ("step_s\n", "and no rows"),
-        ("n_avg,step_s\n1,2\n10,2\n", "n_avg, the steps that each value covers, is 1, 10"),
-        ("run,step,step_s\na,1,1\na,1,2\na,2,3\na,2,4\n", "run has this step twice; add a column"),
-        (
-            "gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n",
-            "gpus .*--where gpus=8",
-        ),
-        ("step,min\n1,1\n2,1\n", "no duration among the columns step, min; .*such as seconds"),
-        ('{"step_s": 1}', "is JSON; expected step times"),
+        ("n_avg,step_s\n1,2\n10,2\n", "n_avg, .* 1, 10"),
+        ("run,step,step_s\na,1,1\na,1,2\na,2,3\na,2,4\n", r"steps\.csv:3: .*twice; (?!.*--where)"),
+        ("gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n", "gpus .*--where gpus=8"),
+        ("step,min\n1,1\n2,1\n", "duration .* step, min; .* seconds"),
+        ('{"step_s": 1}', "JSON"),
     ],
 )
 def test_broken_tables(read, text, message):
@@ -204,27 +196,24 @@ def test_megatron_restarts_are_runs_and_copies_are_left_out(read):
     times = read("".join(line(step, 10) for step in steps))
     assert list(times.run) == ["0"] * 3 + ["1"] * 3
     assert list(times.step) == [1, 2, 3, 2, 3, 4]
-    assert "goes back 1 times (first at " in times.notes[1] and "csv:5" in times.notes[1]
-    assert "1 lines that repeat" in times.notes[0]
+    assert "1 lines" in times.notes[0] and "csv:5" in times.notes[1] and "2 runs" in times.notes[1]
 
 
 def test_megatron_warm_up_is_noted_and_kept(read):
     times = read("".join(line(i, 200 if i < 6 else 100) for i in range(1, 21)))
     assert times.seconds.size == 20
-    assert times.notes == (
-        "the first 5 values are warm-up and kept: mean 0.2 s, 100.0% above the median of the "
-        "others (0.1 s)",
-    )
+    (note,) = times.notes
+    assert all(part in note for part in ("5 values", "0.2 s", "100.0%", "0.1 s"))
 
 
 @pytest.mark.parametrize("value", ["fast", "-1.0", "nan", "inf", ""])
 def test_megatron_bad_number_names_its_line(read, value):
-    with pytest.raises(PrismError, match=r"steps\.csv:3: the step time is '.*', expected 1e-09 to"):
+    with pytest.raises(PrismError, match=rf"steps\.csv:3: .*'{value}', .*1e-09"):
         read("x\n" + line(1, 10) + line(2, value))
 
 
 def test_logs_have_no_columns(read):
-    with pytest.raises(PrismError, match="is a log, which has no columns"):
+    with pytest.raises(PrismError, match="log, .*--column"):
         read(line(1, 10), column="step_s")
 
 
@@ -250,12 +239,12 @@ def test_mlperf_steps(read, unit):
     times = read(mlperf(12, unit=unit))
     assert list(times.seconds) == [0.5] * 12 and times.column == "train_step_timing"
     assert list(times.step) == list(range(1, 13))
-    assert times.mean_over == 1 and "each value covers 1 step (" in times.notes[0]
+    assert times.mean_over == 1 and "1 step (" in times.notes[0]
 
 
 def test_mlperf_values_over_several_steps(read):
     times = read(mlperf(12, every=10, key="train_step_time"))
-    assert times.mean_over == 10 and "each value covers 10 steps (" in times.notes[0]
+    assert times.mean_over == 10 and "10 steps (" in times.notes[0]
     assert list(times.step) == list(range(10, 130, 10))
 
 
@@ -268,7 +257,7 @@ def test_mlperf_runs_and_broken_lines(read):
 
 
 def test_mlperf_without_step_times_says_what_it_has(read):
-    with pytest.raises(PrismError, match="tracked_stats has throughput; expected train_step_tim"):
+    with pytest.raises(PrismError, match="tracked_stats .*throughput; .*train_step_tim"):
         read(mllog("tracked_stats", {"throughput": 3.0}))
     with pytest.raises(PrismError, match="no tracked_stats"):
         read(mllog("run_start", None))
@@ -276,7 +265,7 @@ def test_mlperf_without_step_times_says_what_it_has(read):
 
 @pytest.mark.parametrize("value", ["fast", -1, None, True, [1]])
 def test_mlperf_bad_value_names_its_line(read, value):
-    with pytest.raises(PrismError, match=r"steps\.csv:2: the step time is"):
+    with pytest.raises(PrismError, match=r"steps\.csv:2: .*1e-09"):
         read("\n" + mllog("tracked_stats", {"train_step_timing": value}))
 
 
@@ -302,9 +291,9 @@ def test_totals_and_steps_name_runs_alike(runs, read):
     [
         ("{}", "expected FILE:COLUMN"),
         ("{}:", "expected FILE:COLUMN"),
-        ("{}:total", "no column 'total'; did you mean total_s"),
-        ("{}:n", "the name of column 'n' has no unit"),
-        ("{}x:total_s", "there is no such file"),
+        ("{}:total", "'total'.* mean total_s"),
+        ("{}:n", "'n' .*unit"),
+        ("{}x:total_s", "runs.csvx: "),
     ],
 )
 def test_totals_that_are_not_there(runs, spec, message):
@@ -315,11 +304,11 @@ def test_totals_that_are_not_there(runs, spec, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("run,t_s\na,1\na,2\n", r"t\.csv:3: run a has a second total; expected one row per run$"),
-        ("run,sys,t_s\na,x,1\na,y,2\n", "run a has a second total; .*for example: --where sys=x"),
-        ("run,t_s\na,-1\n", r"t\.csv:2: t_s is -1, expected a number above 0"),
-        ("t_s\n1\n2\n", "has 2 totals and no column run or run_id"),
-        ("run,t_s\na,\n", "column t_s is empty"),
+        ("run,t_s\na,1\na,2\n", r"t\.csv:3: run a .*second total; (?!.*--where)"),
+        ("run,sys,t_s\na,x,1\na,y,2\n", "run a .*second total; .*--where sys=x"),
+        ("run,t_s\na,-1\n", r"t\.csv:2: t_s .*-1, .* 0"),
+        ("t_s\n1\n2\n", "2 totals .*run or run_id"),
+        ("run,t_s\na,\n", "t_s .*empty"),
     ],
 )
 def test_broken_totals(tmp_path, text, message):

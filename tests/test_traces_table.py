@@ -43,20 +43,19 @@ def bad(n, *rows):
 
 
 def test_few_faults_are_dropped_and_counted_and_many_are_an_error():
-    few = Fault("the duration is negative", bad(201, 7, 9))
+    few = Fault("negative", bad(201, 7, 9))
     keep, notes = sound_rows([few], lambda row: f"file.csv:{row + 2}", "file.csv")
     assert keep.sum() == 199 and not keep[7]
-    assert notes == [
-        "2 of 201 rows dropped: the duration is negative (first at file.csv:9)",
-    ]
-    many = Fault("the duration is negative", bad(200, 7, 9))
-    with pytest.raises(PrismError, match=r"file\.csv:9: the duration is negative; so in 2 of 200"):
+    (note,) = notes
+    assert all(part in note for part in ("2 of 201 rows", "negative", "file.csv:9"))
+    many = Fault("negative", bad(200, 7, 9))
+    with pytest.raises(PrismError, match=r"file\.csv:9: negative.* 2 of 200"):
         sound_rows([many], lambda row: f"file.csv:{row + 2}", "file.csv")
 
 
 def test_a_row_counts_once_and_no_row_left_is_an_error():
     faults = [Fault("a", bad(3, 0, 1), 1.0), Fault("b", bad(3, 1, 2), 1.0)]
-    with pytest.raises(PrismError, match="no row is left: 2 of 3 rows dropped: a .*1 of 3 .*: b"):
+    with pytest.raises(PrismError, match="2 of 3 rows .*: a .*1 of 3 .*: b"):
         sound_rows(faults, str, "file.csv")
 
 

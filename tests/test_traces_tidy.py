@@ -39,13 +39,13 @@ def test_units_stand_in_the_name(tmp_path, unit, seconds):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("op_kind,duration", "column duration has no unit; rename it to duration_s, duration_ms"),
-        ("op_kind,start_s", "lacks a duration; found op_kind, start_s; expected one of duration_s"),
-        ("op_kind,dur_us", "expected one of .*; is it dur_us\\? rename it"),
-        ("duration_s,rank", "lacks optype, op_kind or name; found duration_s, rank"),
-        ("a,b", "lacks op_kind and name; found a, b"),
-        ("op_kind,duration_s,duration_ms", "has duration_s and duration_ms; expected one"),
-        ("op_kind,duration_s,op_kind", "ops.csv:1: two columns are called 'op_kind'"),
+        ("op_kind,duration", "duration .*duration_s, duration_ms"),
+        ("op_kind,start_s", "op_kind, start_s; .*duration_s"),
+        ("op_kind,dur_us", "expected .*duration_s.* dur_us"),
+        ("duration_s,rank", "optype, op_kind or name; .*duration_s, rank"),
+        ("a,b", "op_kind and name; .*a, b"),
+        ("op_kind,duration_s,duration_ms", "duration_s and duration_ms"),
+        ("op_kind,duration_s,op_kind", "ops.csv:1: .*'op_kind'"),
     ],
 )
 def test_columns_that_are_not_there(tmp_path, header, message):
@@ -57,7 +57,7 @@ def test_ranks_are_replicas_where_no_column_says_so(tmp_path):
     rows = "".join(f"forward,1,{rank},{stage}\n" for rank, stage in ((4, 0), (7, 1), (9, 0)))
     trace = read(tmp_path, "op_kind,duration_s,rank,stage\n" + rows)
     assert dict(zip(trace.ops["rank"], trace.ops["dp_rank"], strict=True)) == {4: 0, 7: 0, 9: 1}
-    assert "the ranks of each stage were taken as dp replicas" in " ".join(trace.notes)
+    assert len(trace.notes) == 2 and "dp replicas" in trace.notes[0]
     trace = read(tmp_path, "op_kind,duration_s,rank\nforward,1,5\nforward,1,3\n")
     assert sorted(trace.ops["dp_rank"]) == [0, 1]
     trace = read(tmp_path, "op_kind,duration_s,rank\nforward,1,5\nforward,1,5\n")
@@ -75,7 +75,8 @@ def test_unknown_kinds_are_other_with_a_hint(tmp_path):
 
 def test_ignored_columns_are_named(tmp_path):
     trace = read(tmp_path, "op_kind,duration_s,start_s,mood\nforward,1,0,good\n")
-    assert trace.notes == ("columns that no op has were ignored: mood",)
+    (note,) = trace.notes
+    assert "mood" in note and "start_s" not in note
 
 
 def test_pipeline_content_as_a_tidy_table(tmp_path):
@@ -89,18 +90,18 @@ def test_pipeline_content_as_a_tidy_table(tmp_path):
 def test_equal_rows_are_copies_only_where_there_are_starts(tmp_path):
     text = "op_kind,duration_ms,start_ms\nforward,1,0\nforward,1,0\nforward,1,1\n"
     trace = read(tmp_path, text)
-    assert len(trace.ops) == 2 and "the row occurs twice" in trace.notes[0]
+    assert len(trace.ops) == 2 and "1 of 3 rows" in trace.notes[0]
     assert len(read(tmp_path, "op_kind,duration_ms\n" + "forward,1\n" * 3).ops) == 3
 
 
 def test_a_cut_last_line_costs_one_row(tmp_path):
     trace = read(tmp_path, "op_kind,rank,duration_s\nforward,0,1\nforward,1,1\nforwa")
     assert len(trace.ops) == 2
-    assert "1 of 3 rows dropped: the duration is empty" in " ".join(trace.notes)
+    assert any("1 of 3 rows" in note and "duration" in note for note in trace.notes)
 
 
 def test_decimal_commas_are_refused_with_a_word(tmp_path):
-    with pytest.raises(PrismError, match="ops.csv:2: duration_s is '0,5'.*a point as decimal"):
+    with pytest.raises(PrismError, match="ops.csv:2: duration_s .*'0,5'.*point"):
         read(tmp_path, "op_kind;duration_s\nforward;0,5\n")
 
 
