@@ -11,7 +11,7 @@ import xarray as xr
 from placement_made import placement
 
 import prism
-from prism.analyses.validation.result import compare_all, make_validation
+from prism.analyses.validation.hold import Call, Case, hold
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
@@ -63,9 +63,9 @@ def validation():
     rng = np.random.default_rng(5)
     measured, training = 2.0 + 0.1 * rng.standard_normal((2, 40))
     predicted, alone = 2.0 + 0.1 * rng.standard_normal((2, 2000))
-    figures = compare_all(measured, predicted, training, alone, np.arange(40))
-    figures |= {"quantity": "step_time", "measured": "steps.csv", "ks_p_value": 0.4, "seed": 1}
-    return make_validation(figures, measured, predicted, alone, training, [])
+    facts = {"measured": "steps.csv", "ks_p_value": 0.4, "notes": []}
+    case = Case(measured, np.arange(40), predicted, alone, iter(()), facts, training=training)
+    return hold(case, Call("step_time", None, 2000, 0, 1, None, None))
 
 
 ALL = ("first", "other", "ranking/result.nc", "sweep", "placement.nc", "validation.nc")

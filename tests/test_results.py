@@ -15,7 +15,7 @@ from prism.analyses.estimate import estimate, reproduce
 from prism.analyses.place import place
 from prism.analyses.rank import rank
 from prism.analyses.sweep import sweep
-from prism.analyses.validate import validate_steps
+from prism.analyses.validate import validate
 from prism.cli.commands.estimate import estimate as command
 from prism.common.errors import PrismError, as_typed
 from prism.common.resultfiles import KINDS, kind_of, load, save, summary
@@ -595,9 +595,9 @@ def test_whatever_takes_a_job_takes_a_mapping():
     named = estimate(load_job("pipeline-8x32", {"run.steps": 3}), replicates=64, run_replicates=4,
                      seed=1)  # fmt: skip
     assert np.array_equal(drawn.step_time, named.step_time)
-    for call in (estimate, rank, place, sweep, validate_steps):
+    for call in (estimate, rank, place, sweep, validate):
         with pytest.raises(PrismError, match="^job: "):
-            call(3, **({"measured": "x.csv"} if call is validate_steps else {}))
+            call(3, **({"measured": "x.csv"} if call is validate else {}))
 
 
 def test_provenance_names_the_sources_in_a_checkout_a_worktree_and_a_wheel(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """`prism validate`: honest p-values, splits, baselines, step times and errors."""
 
 import json
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import xarray as xr
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from scipy.stats import kstest, norm
 
-from prism.analyses.validate import copy_at_half, summarize_validation, validate_steps
-from prism.analyses.validation.null import null_of_clusters, null_of_draws
+from prism.analyses.validate import summarize_validation, validate
+from prism.analyses.validation.hold import separation
+from prism.analyses.validation.jobs import clusters_anew, draws_anew
 from prism.analyses.validation.steps import split_steps
-from prism.analyses.validation.trace import validate_trace
 from prism.common.agreement import ks_statistic
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
@@ -46,8 +47,8 @@ def model(tmp_path_factory, trace):
 def test_p_values_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
     p = [
         summarize_validation(
-            validate_trace(write(tmp_path, seed=s), "even", bootstrap=9, replicates=64, seed=s,
-                           threads=1)
+            validate(trace=write(tmp_path, seed=s), train="even", bootstrap=9, replicates=64,
+                     seed=s, threads=1)
         )["ks_p_value"]
         for s in range(16)
     ]  # fmt: skip
@@ -71,7 +72,7 @@ def test_one_run_is_said_not_to_test_which_allocation_a_job_gets(tmp_path, rank_
     path = tmp_path / "steps.csv"
     path.write_text("\n".join(lines) + "\n")
     found = summarize_validation(
-        validate_steps(job, path, replicates=640, seed=1, bootstrap=9)
+        validate(job, measured=path, replicates=640, seed=1, bootstrap=9)
     )  # fmt: skip
     assert sum("allocation" in note for note in found["notes"]) == told
 
@@ -81,7 +82,7 @@ def test_p_values_are_small_where_ops_depend_and_the_prediction_leaves_it_out(tm
     path, p = write(tmp_path, Layout(2, 1, 6, 40), effects), {}
     for dependence in ("full", "none"):
         figures = summarize_validation(
-            validate_trace(path, "even", dependence=dependence, bootstrap=29, replicates=512,
+            validate(trace=path, train="even", dependence=dependence, bootstrap=29, replicates=512,
                            seed=1, threads=1)
         )  # fmt: skip
         p[dependence] = figures["ks_p_value"]
@@ -95,14 +96,15 @@ def test_a_job_that_changes_half_way_is_not_predicted(tmp_path):
     frame.loc[later, ["start", "duration"]] *= 1.2
     path = tmp_path / "changed.csv"
     as_production(frame).to_csv(path, index=False)
-    figures = summarize_validation(validate_trace(path, "first-half", bootstrap=39, seed=1))
+    figures = summarize_validation(validate(trace=path, train="first-half", bootstrap=39, seed=1))
     assert figures["ks"] == 1.0 and figures["ks_p_value"] == pytest.approx(1.0 / 40.0)
     assert figures["p95_error"] == pytest.approx(1 / 1.2 - 1.0, abs=0.04)
     assert figures["ks_floor"] == 1.0
 
 
 def test_what_is_returned(trace):
-    dataset = validate_trace(trace, "first-half", bootstrap=5, replicates=3000, seed=3)
+    options = {"trace": trace, "train": "first-half", "replicates": 3000, "seed": 3}
+    dataset = validate(bootstrap=5, **options)
     figures = summarize_validation(dataset)
     json.dumps(figures, allow_nan=False)
     assert figures["n_train"] == 15 and figures["n_measured"] == 15
@@ -113,9 +115,11 @@ def test_what_is_returned(trace):
         assert dataset[name].attrs["units"] == "s"
     assert figures["ks"] < figures["baselines"]["independent"]["ks"]
     assert figures["baselines"]["copy"]["ks"] == pytest.approx(figures["ks_floor"])
-    again = validate_trace(trace, "first-half", bootstrap=5, replicates=3000, seed=3, threads=2)
+    again = validate(
+        trace=trace, train="first-half", bootstrap=5, replicates=3000, seed=3, threads=2
+    )
     assert again.identical(dataset)
-    none = validate_trace(trace, "first-half", bootstrap=0, replicates=3000, seed=3)
+    none = validate(bootstrap=0, **options)
     assert summarize_validation(none)["ks_p_value"] is None
     assert np.array_equal(none.predicted, dataset.predicted)
     assert "cdf_lo" not in none
@@ -123,8 +127,8 @@ def test_what_is_returned(trace):
 
 def test_progress_counts_repetitions(trace):
     seen = []
-    validate_trace(
-        trace, "even", bootstrap=3, replicates=64, seed=1,
+    validate(
+        trace=trace, train="even", bootstrap=3, replicates=64, seed=1,
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     assert seen == [(1, 3), (2, 3), (3, 3)]
@@ -154,22 +158,13 @@ def test_splits():
 )
 def test_options_out_of_range_are_refused(trace, options, message):
     with pytest.raises(PrismError, match=message):
-        validate_trace(trace, "even", **options)
+        validate(trace=trace, train="even", **options)
 
 
 def test_a_trace_of_few_steps_is_refused(tmp_path):
     path = write(tmp_path, Layout(2, 1, 2, 3))
     with pytest.raises(PrismError, match="takes 2 of 3 steps; at least 3 are needed"):
-        validate_trace(path, "even")
-
-
-def test_half_the_steps_as_a_copy():
-    rng = np.random.default_rng(1)
-    training, measured = rng.normal(10.0, 1.0, (2, 40))
-    found = copy_at_half(training, measured, 200, 1)
-    assert 0.15 < found < 0.4
-    assert copy_at_half(training + 100.0, measured, 5, 1) == 1.0
-    assert copy_at_half(training[:1], measured, 5, 1) >= 0.5
+        validate(trace=path, train="even")
 
 
 # ---------------------------------------------------------------------------------- step times
@@ -183,14 +178,14 @@ def step_file(folder, seconds, name="steps.csv"):
 def test_step_times_of_the_model_itself_and_others(model, tmp_path):
     drawn = np.asarray(simulate(load_job(model), 640, 9).step_time)[:40]
     own = summarize_validation(
-        validate_steps(model, step_file(tmp_path, drawn), bootstrap=60, replicates=4096, seed=1)
+        validate(model, measured=step_file(tmp_path, drawn), bootstrap=60, replicates=4096, seed=1)
     )
     json.dumps(own, allow_nan=False)
     assert own["ks_p_value"] > 0.02 and abs(own["p95_error"]) < 0.05
     assert own["n_train"] > 2 and own["baselines"]["copy"] is None and own["ks_floor"] is None
     slower = step_file(tmp_path, drawn * 1.2, "slower.csv")
     other = summarize_validation(
-        validate_steps(model, slower, bootstrap=60, replicates=4096, seed=1)
+        validate(model, measured=slower, bootstrap=60, replicates=4096, seed=1)
     )
     assert other["ks_p_value"] < 0.05
     assert other["p95_error"] == pytest.approx((1 + own["p95_error"]) / 1.2 - 1.0, abs=1e-6)
@@ -202,7 +197,7 @@ def test_totals_of_runs(model, tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("run,step,step_time_s\n" + "\n".join(rows) + "\n")
     options = {"quantity": "time_to_train", "bootstrap": 20, "replicates": 512, "seed": 1}
-    found = validate_steps(model, path, **options)
+    found = validate(model, measured=path, **options)
     figures = summarize_validation(found)
     assert found.attrs["quantity"] == "time_to_train"
     assert figures["n_measured"] == 4 and not figures["notes"]
@@ -210,11 +205,11 @@ def test_totals_of_runs(model, tmp_path):
     # every value the mean of ten steps: ten times the run
     header, *values = rows_of_ten = ["run,step,step_time_s,n_avg", *(f"{row},10" for row in rows)]
     path.write_text("\n".join(rows_of_ten) + "\n")
-    longer = summarize_validation(validate_steps(model, path, **options))
+    longer = summarize_validation(validate(model, measured=path, **options))
     assert abs(longer["mean_error"]) < 0.02
     # runs that differ in length are said to
     path.write_text("\n".join([header, *values[:-5]]) + "\n")
-    uneven = summarize_validation(validate_steps(model, path, **options))
+    uneven = summarize_validation(validate(model, measured=path, **options))
     assert any("runs have 150 to 200 steps" in note for note in uneven["notes"])
 
 
@@ -228,7 +223,7 @@ def test_the_null_of_steps_is_that_of_one_cluster(between):
         "step_time": ("replicate", rng.normal(mean[cluster], 0.1)),
         "cluster_idx": ("replicate", cluster),
     })  # fmt: skip
-    null = null_of_clusters(drawn, n, 200, 1)
+    null = [separation(*pair) for pair in islice(clusters_anew(drawn, n, 1), 200)]
     own = rng.normal(10.0 * (1.0 + between * rng.standard_normal((200, 1))), 0.1, (200, n))
     truth = [ks_statistic(sample, drawn.step_time) for sample in own]
     assert np.quantile(null, [0.5, 0.95]) == pytest.approx(np.quantile(truth, [0.5, 0.95]), rel=0.2)
@@ -242,13 +237,16 @@ def test_bad_choices_for_step_times(model, tmp_path):
         ({"bootstrap": -5}, "bootstrap: -5"),
     ):
         with pytest.raises(PrismError, match=message):
-            validate_steps(model, path, **options)
+            validate(model, measured=path, **options)
 
 
 def test_what_a_calibration_leaves_open_of_the_mean_widens_the_null_of_totals():
     """A mean that is off by z standard errors moves the KS of a normal law by a known amount."""
     totals = np.random.default_rng(1).normal(100.0, 1.0, 20_000)
-    plain, wide = (null_of_draws(totals, 400, 500, 3, error) for error in (0.0, 0.01))
+    plain, wide = (
+        np.array([separation(*pair) for pair in islice(draws_anew(totals, 400, 3, error), 500)])
+        for error in (0.0, 0.01)
+    )
     # E max |F(x) - F(x - z)| for z ~ N(0, 1): 2 Phi(|z| / 2) - 1, and chance on top
     expected = np.mean(2.0 * norm.cdf(np.abs(np.random.default_rng(2).normal(size=9999)) / 2) - 1)
     assert plain.mean() == pytest.approx(0.8687 / np.sqrt(400), rel=0.05)  # Kolmogorov's mean

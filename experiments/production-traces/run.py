@@ -20,8 +20,9 @@ import numpy as np
 from figure import draw_overview
 
 from prism.analyses.replay import replay, summarize_replay
-from prism.analyses.validation.result import copy_at_half, summarize_validation
-from prism.analyses.validation.trace import step_program, validate_trace
+from prism.analyses.validate import summarize_validation, validate
+from prism.analyses.validation.trace import step_program
+from prism.common.agreement import ks_statistic
 from prism.distributions.law import constant
 from prism.engine import LANES
 from prism.models.fit import fit, summarize_fit
@@ -55,16 +56,26 @@ def validate_job(path, bootstrap, threads):
     """Validate both splits: by name, the dataset and its figures."""
     found = {}
     for split in SPLITS:
-        result = validate_trace(
-            path, split, replicates=REPLICATES, bootstrap=bootstrap, seed=SEED, threads=threads
-        )
+        result = validate(
+            trace=path, train=split, replicates=REPLICATES, bootstrap=bootstrap, seed=SEED,
+            threads=threads,
+        )  # fmt: skip
         figures = summarize_validation(result)
         figures["copy_at_half_ks"] = copy_at_half(
-            result.training.to_numpy(), result.measured.to_numpy(), COPY_DRAWS, SEED
+            result.training.to_numpy(), result.measured.to_numpy()
         )
         figures["trace"] = path.name
         found[split] = (result, figures)
     return found
+
+
+def copy_at_half(training, measured):
+    """Return the KS that a copy of half of the training steps is expected to have."""
+    rng = np.random.Generator(np.random.Philox(SEED))
+    half = max(1, training.size // 2)
+    return float(np.mean([
+        ks_statistic(measured, rng.choice(training, half, replace=False)) for _ in range(COPY_DRAWS)
+    ]))  # fmt: skip
 
 
 def split_row(job, split, figures):

@@ -1,1 +1,1 @@
-"""Held-out data against predictions: of traces, of step times, and the law of their distance."""
+"""Held-out data against predictions of traces, step times and jobs."""

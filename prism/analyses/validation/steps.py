@@ -1,83 +1,65 @@
-"""Models of step times against measured steps and totals that they were not fitted on.
+"""A model of step times against measured steps or totals that it was not fitted on.
 
 Either a fitted model against another file, or one file split by its first steps. Steps are
-predicted at their places in a run, totals for runs of as many steps. The p-value comes from a
-parametric bootstrap: the fitted model draws what was fitted and what is measured, at their own step
-numbers, and the fit and the comparison are repeated on them.
+predicted at their places in a run, totals for runs of as many steps.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.validation.result import compare_all, make_validation, separation
-from prism.common import agreement as measures
+from prism.analyses.validation.hold import Array, Call, Case, Repetitions
 from prism.common.errors import PrismError, named
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, generator, independent
-from prism.traces import StepTimes, read_step_times, read_totals, total_per_run
+from prism.traces import StepTimes, total_per_run
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-Array = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 MIN_TRAIN = 3  # steps that a trace's fit can start from
 _CELLS = 2_000_000  # predicted steps at most
 _Redraw = Callable[[StepModel, int], tuple[StepTimes, Mapping[str, float] | None, Array]]
 
 
-def validate_step_model(
-    path: str | Path, measured: str | Path, *, column: str | None, where: Mapping[str, str] | None,
-    totals: str | None, quantity: str, dependence: str | None, replicates: int, bootstrap: int,
-    seed: int, progress: Progress | None = None,
-) -> "xr.Dataset":  # fmt: skip
-    """Hold a model of step times against measured steps or totals.
-
-    Parameters are those of `prism.analyses.validate.validate_steps`.
-    """
-    model = load_step_model(path)
-    times = read_step_times(measured, column=column, where=where)
-    known = None
-    if quantity == "time_to_train" and totals is not None:
-        known = read_totals(totals, where=where)
-    facts = {"job": Path(path).stem, "measured": str(measured)}
-    return _compare(
-        model, times, known, quantity, dependence, replicates, bootstrap, seed, facts, progress
-    )
+def model_case(
+    path: str | Path, times: StepTimes, totals: Mapping[str, float] | None, call: Call
+) -> Case:
+    """Hold a model of step times against measured steps, or totals [s] of runs by name."""
+    model, notes = load_step_model(path), list(times.notes)
+    facts = {"job": Path(path).stem, "notes": notes}
+    if call.quantity == "step_time":
+        return _case(model, times, facts | {"n_train": model.n_runs * model.n_steps}, call)
+    per_run, n_steps, said = _totals(model, times, totals)
+    notes += said
+    if totals is None:  # sums of the measured steps leave nothing out
+        model = replace(model, offset_s=0.0, offset_std_s=0.0, offset_skips=0)
+    runs = _Totals(n_steps, np.array(list(per_run.values())))
+    return _case(model, times, facts | {"n_train": model.n_runs}, call, runs)
 
 
-def validate_split(
-    source: str | Path, train: str, *, column: str | None, where: Mapping[str, str] | None,
-    dependence: str | None, replicates: int, bootstrap: int, seed: int,
-    progress: Progress | None = None,
-) -> "xr.Dataset":  # fmt: skip
-    """Fit the first steps of every run of a file and predict the others.
-
-    ``train`` is ``first-half`` or a number of steps.
-    """
-    times = read_step_times(source, column=column, where=where)
+def split_case(times: StepTimes, source: str, train: str, call: Call) -> Case:
+    """Fit the first steps of every run of a file and predict the others."""
     steps = np.unique(times.step)
     if train == "even":
         raise PrismError(
             f"{named('train')} even: steps of one run remember each other; of step times {source}, "
             "take first-half or a number of steps"
         )
-    part = split_steps(steps.size, train, str(source), MIN_VALUES)
+    part = split_steps(steps.size, train, source, MIN_VALUES)
     early = times.step < steps[part.size]
     first, rest = (_part(times, rows) for rows in (early, ~early))
-    facts = {"trace": str(source), "train": train}
     model = fit_step_times(first, repeats=0)
-    return _compare(
-        model, rest, None, "step_time", dependence, replicates, bootstrap, seed, facts, progress,
-        first.seconds, _redraw_split(model, times, early),
-    )  # fmt: skip
+    facts = {
+        "trace": source, "train": train, "n_train": model.n_runs * model.n_steps,
+        "notes": list(times.notes),
+    }  # fmt: skip
+    made = _case(model, rest, facts, call, redraw=_redraw_split(model, times, early))
+    return replace(made, training=first.seconds)
 
 
 def split_steps(n: int, train: str, source: str, least: int = MIN_TRAIN) -> NDArray[np.int64]:
@@ -104,49 +86,25 @@ def _part(times: StepTimes, rows: NDArray[np.bool_]) -> StepTimes:
     return replace(times, seconds=times.seconds[rows], step=times.step[rows], run=times.run[rows])
 
 
-def _compare(
-    model: StepModel, times: StepTimes, totals: Mapping[str, float] | None, quantity: str,
-    dependence: str | None, replicates: int, bootstrap: int, seed: int, facts: dict[str, Any],
-    progress: Progress | None, training: Array | None = None, redraw: _Redraw | None = None,
-) -> "xr.Dataset":  # fmt: skip
-    """Predict, compare, repeat in simulation, and lay out."""
+def _case(
+    model: StepModel, times: StepTimes, facts: dict[str, Any], call: Call,
+    runs: "_Totals | None" = None, redraw: _Redraw | None = None,
+) -> Case:  # fmt: skip
+    """Predict steps at the places of the measured ones, or totals of runs where these are given."""
     if times.mean_over != model.mean_over:
         raise PrismError(
             f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "
             f"{model.mean_over}; fit and measured steps need the same"
         )
     alone = independent(model)
-    used = alone if dependence == "none" else model
-    notes = list(times.notes)
-    runs: Any = None
-    if quantity == "step_time":
-        values, steps, runs = times.seconds, times.step, times.run
-        sampler: _Steps | _Totals = _Steps.of(model, times)
-    else:
-        per_run, n_steps, said = _totals(model, times, totals)
-        notes += said
-        values, steps = np.array(list(per_run.values())), np.arange(len(per_run))
-        if totals is None:  # sums of the measured steps leave nothing out
-            used, alone = _without_offset(used), _without_offset(alone)
-        sampler = _Totals(n_steps, len(per_run))
-    predicted, other = (sampler.predicted(m, replicates, seed) for m in (used, alone))
-    redraw = _redraw_apart(sampler) if redraw is None else redraw
-    null = _null(used, sampler, redraw, dependence, replicates, bootstrap, seed, progress)
-    figures = compare_all(values, predicted, training, other, steps, runs)
-    figures |= facts | {
-        "quantity": quantity, "dependence": dependence or "full",
-        "n_train": int(model.n_runs * model.n_steps if quantity == "step_time" else model.n_runs),
-        "bootstrap": bootstrap, "seed": seed, "replicates": replicates,
-        "ks_p_value": measures.bootstrap_p_value(separation(values, predicted), null)
-        if bootstrap else None,
-        "ks_p_value_refit": True, "notes": notes,
-        "warnings": list(model.report.get("warnings", ())),
-    }  # fmt: skip
-    return make_validation(figures, values, predicted, other, training, [])
-
-
-def _without_offset(model: StepModel) -> StepModel:
-    return replace(model, offset_s=0.0, offset_std_s=0.0, offset_skips=0)
+    used = alone if call.dependence == "none" else model
+    sampler = _Steps.of(model, times) if runs is None else runs
+    predicted, other = (sampler.predicted(m, call.replicates, call.seed) for m in (used, alone))
+    null = _anew(used, sampler, redraw or _redraw_apart(sampler), call)
+    facts |= {"warnings": list(model.report.get("warnings", ()))}
+    if runs is not None:
+        return Case(runs.measured, np.arange(runs.measured.size), predicted, other, null, facts)
+    return Case(times.seconds, times.step, predicted, other, null, facts, times.run)
 
 
 def _totals(
@@ -210,7 +168,7 @@ class _Steps:
         turn = k // np.lcm(n_runs, self.at.size)
         return np.asarray(steps[(k + turn) % n_runs, places[k % self.at.size]])
 
-    def measured(self, model: StepModel, seed: int) -> Array:
+    def anew(self, model: StepModel, seed: int) -> Array:
         """Draw one value where each was measured [value; s]."""
         n_runs = int(self.run.max()) + 1
         return draw_steps(model, self.at, n_runs, seed, self.elapsed)[self.run, self.place]
@@ -221,15 +179,15 @@ class _Totals:
     """Totals of runs of so many steps."""
 
     n_steps: int
-    n_runs: int
+    measured: Array  # [run] s
 
     def predicted(self, model: StepModel, n: int, seed: int) -> Array:
         """Draw totals [n; s]."""
         return draw_runs(model, self.n_steps, n, seed).total
 
-    def measured(self, model: StepModel, seed: int) -> Array:
+    def anew(self, model: StepModel, seed: int) -> Array:
         """Draw the total of each measured run [run; s]."""
-        return self.predicted(model, self.n_runs, seed)
+        return self.predicted(model, self.measured.size, seed)
 
 
 def _elapsed(model: StepModel, steps: NDArray[np.int64]) -> Array:
@@ -243,7 +201,7 @@ def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_])
     places = _Steps.of(fitted, times)
 
     def redraw(model: StepModel, seed: int) -> tuple[StepTimes, None, Array]:
-        seconds = places.measured(model, seed)
+        seconds = places.anew(model, seed)
         return _part(replace(times, seconds=seconds), early), None, seconds[~early]
 
     return redraw
@@ -259,7 +217,7 @@ def _redraw_apart(sampler: _Steps | _Totals) -> _Redraw:
         run = np.repeat(np.arange(n_runs), n).astype(np.str_)
         steps = np.tile(model.steps, n_runs)
         times = StepTimes(seconds.ravel(), steps, run, "simulated", "", model.mean_over)
-        measured = sampler.measured(model, seed + 1)
+        measured = sampler.anew(model, seed + 1)
         if not model.offset_skips and not model.offset_s:
             return times, None, measured
         noise = model.offset_std_s * generator(seed, 7).standard_normal(n_runs)
@@ -270,18 +228,12 @@ def _redraw_apart(sampler: _Steps | _Totals) -> _Redraw:
     return redraw
 
 
-def _null(
-    model: StepModel, sampler: _Steps | _Totals, redraw: _Redraw, dependence: str | None,
-    replicates: int, repetitions: int, seed: int, progress: Progress | None,
-) -> Array:  # fmt: skip
-    """KS where the model is the truth: it draws what is fitted and measured, and is fitted anew."""
-    null = np.zeros(repetitions)
-    for b in range(repetitions):
-        training, totals, measured = redraw(model, seed + 3 * b + 1)
+def _anew(model: StepModel, sampler: _Steps | _Totals, redraw: _Redraw, call: Call) -> Repetitions:
+    """Draw what is fitted and what is measured from the model, and fit it anew."""
+    for b in count():
+        seed = call.seed + 3 * b
+        training, totals, measured = redraw(model, seed + 1)
         again = fit_step_times(training, totals, model.n_steps, repeats=0)
-        if dependence == "none":
+        if call.dependence == "none":
             again = independent(again)
-        null[b] = separation(measured, sampler.predicted(again, replicates, seed + 3 * b + 3))
-        if progress is not None:
-            progress(b + 1, repetitions)
-    return null
+        yield measured, sampler.predicted(again, call.replicates, seed + 3)

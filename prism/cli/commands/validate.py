@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,10 +17,6 @@ from prism.cli.commands.options import (
 )
 from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
-from prism.common.errors import PrismError
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @click.command()
@@ -69,9 +64,6 @@ if TYPE_CHECKING:
 @place_options
 def validate(
     job: str | None,
-    trace: str | None,
-    measured: str | None,
-    model: str | None,
     output: str | None,
     as_json: bool,
     details: bool,
@@ -84,58 +76,12 @@ def validate(
     JOB_OR_MODEL (a job file, the name of a shipped job, or what `prism fit` wrote) with --measured
     STEPS.
     """
-    _check_usage(job or model, trace, measured, options)
+    from prism.analyses.validate import validate as compare
     from prism.common.files import check_directory
 
     if output is not None:
         check_directory(output)
-    result = _validate(job, model, trace, measured, options, quiet)
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
-
-
-def _check_usage(
-    target: str | None, trace: str | None, measured: str | None, options: Mapping[str, Any]
-) -> None:
-    """Refuse combinations of options that say nothing, or two things."""
-    if trace is None and measured is None:
-        raise click.UsageError("give --trace TRACE, or JOB_OR_MODEL with --measured STEPS")
-    if trace is not None:
-        if measured is not None or target is not None:
-            extra = "--measured" if measured is not None else f"JOB_OR_MODEL ({target})"
-            raise click.UsageError(f"--trace and {extra} exclude each other")
-        from prism.traces.kinds import holds_step_times
-
-        chosen = () if holds_step_times(trace) else ("column", "where")
-        for name in (*chosen, "totals"):
-            if options[name] is not None and options[name] != ():
-                raise click.UsageError(f"--{name} belongs to --measured STEPS, not to --trace")
-        if options["quantity"] != "step_time":
-            raise PrismError(
-                f"--quantity {options['quantity']}: a trace holds steps, not runs; use "
-                "JOB_OR_MODEL with --measured STEPS, or leave --quantity out"
-            )
-        return
-    if target is None:
-        raise click.UsageError("--measured needs JOB_OR_MODEL, whose prediction is compared")
-    if options["train"] is not None:
-        raise click.UsageError("--train belongs to --trace; a job or a model is not fitted here")
-
-
-def _validate(
-    job: str | None,
-    model: str | None,
-    trace: str | None,
-    measured: str | None,
-    options: dict[str, Any],
-    quiet: bool,
-) -> xr.Dataset:
-    """Run the validation that was asked for."""
-    from prism.analyses.validate import validate as compare
-
-    options["where"] = rows_of(options["where"])
-    only = {"train"} if trace is None else {"totals", "quantity"}
-    given = {k: v for k, v in options.items() if v is not None and k not in only}
-    if trace is not None and not given["where"]:
-        del given["where"]
+    options["where"] = rows_of(options["where"]) or None
     with progress_line("validating", quiet) as report:
-        return compare(job, model=model, trace=trace, measured=measured, progress=report, **given)
+        result = compare(job, progress=report, **options)
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
