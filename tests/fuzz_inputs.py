@@ -147,11 +147,11 @@ def _step_times(folder: Path, job: str) -> dict[str, Any]:
         ("show", "{}"), ("fit", "{}", "-o", "{out}/m.nc"), ("compare", "{}", "{}"),
         ("compare", "{}", whole), ("validate", job, "--measured", "{}", *FEW, "--bootstrap", "3"),
     ]  # fmt: skip
-    under_way = ("estimate", job, "--progress", "{}", *FEWER, "--steps", "500")
+    completed = ("estimate", job, "--progress", "{}", *FEWER, "--steps", "500")
     kinds = {"steps": ("steps.csv", "one.csv"), "steps_parquet": ("steps.parquet",),
              "log": ("megatron.log", "mlperf.log")}  # fmt: skip
     return {
-        f"{kind}/{name}": (folder / name, [*commands, under_way][: 5 + ("steps" not in name)])
+        f"{kind}/{name}": (folder / name, [*commands, completed][: 5 + ("steps" not in name)])
         for kind, names in kinds.items()
         for name in names
     }

@@ -269,10 +269,10 @@ def test_a_run_under_way(tmp_path):
     steps = 1.05 * step_s * (1.0 + 0.01 * rng.standard_normal(4000))
     file = tmp_path / "steps.csv"
     file.write_text("step,step_s\n" + "".join(f"{i},{x!r}\n" for i, x in enumerate(steps.tolist())))
-    after = estimate(job, replicates=6400, seed=1, under_way=file)
+    after = estimate(job, replicates=6400, seed=1, completed=file)
     assert after.time_to_train.mean() == pytest.approx(20_000 * 1.05 * step_s, rel=0.005)
     assert after.time_to_train.std() < before.time_to_train.std()
     assert np.array_equal(reproduce(after).time_to_train, after.time_to_train)
     assert float(after.progress[0]) == pytest.approx(0.2)
     with pytest.raises(PrismError, match="4000 steps are done, and the run has 3000"):
-        estimate(job, replicates=64, seed=1, steps=3000, under_way=file)
+        estimate(job, replicates=64, seed=1, steps=3000, completed=file)

@@ -262,16 +262,16 @@ def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
     delays = sum(numbers["delay_by_term"].values()) + 900 * numbers["ideal_step_time"]
     assert delays == pytest.approx(numbers["time_to_train"]["mean"], rel=1e-9)
     assert sum(numbers["variance_by_term"].values()) == pytest.approx(1.0, abs=1e-6)
-    so_far = write(tmp_path / "sofar.csv", made(seed=7, shape=(450, 1)))
+    completed_steps = write(tmp_path / "sofar.csv", made(seed=7, shape=(450, 1)))
     later = summarize_steps(
         estimate_steps(path, replicates=64, run_replicates=500, seed=1, steps=900,
-                       under_way=so_far, deadline=1e5, start="2025-01-01")
+                       completed=completed_steps, deadline=1e5, start="2025-01-01")
     )  # fmt: skip
     assert later["time_to_train"]["std"] < 0.7 * numbers["time_to_train"]["std"]
     assert later["finish_by"]["probability"] == 1.0 and "date" in later["finish_date"]
     far = write(tmp_path / "far.csv", 1.3 * made(seed=7, shape=(450, 1)))
     other = summarize_steps(
-        estimate_steps(path, replicates=64, run_replicates=9, seed=1, steps=900, under_way=far)
+        estimate_steps(path, replicates=64, run_replicates=9, seed=1, steps=900, completed=far)
     )
     told = [" ".join(numbers["warnings"]) for numbers in (later, other)]
     assert ["job that was fitted?" in text for text in told] == [False, True]

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ks_2samp
 
+from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs, independent
-from prism.models.steptimes.underway import finish, past_of
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent
@@ -84,7 +84,7 @@ def half_splits(name, table, totals, splits):
     return {key: np.array(rows) for key, rows in found.items()}
 
 
-def under_way(name, table, totals):
+def completed(name, table, totals):
     """Predict every run from its first steps and a fit of all others; [run, (in, width, rank)]."""
     found = {share: [] for share in DONE}
     for i, (run, total) in enumerate(totals.items()):
@@ -106,7 +106,7 @@ def under_way(name, table, totals):
 
 def describe(splits, progress):
     """Give the figures of a version as plain values."""
-    out = {"splits": {}, "under_way": {}}
+    out = {"splits": {}, "completed": {}}
     for key, rows in splits.items():
         p, ratio, error = rows.T
         out["splits"][key] = {
@@ -117,7 +117,7 @@ def describe(splits, progress):
             "p_below_5pct": float((p < 0.05).mean()),
         }  # fmt: skip
     for share, rows in progress.items():
-        out["under_way"][f"{share:g}"] = {
+        out["completed"][f"{share:g}"] = {
             "coverage": float(rows[:, 0].mean()), "inside": int(rows[:, 0].sum()),
             "runs": len(rows), "width_s": float(rows[:, 1].mean()),
         }  # fmt: skip
@@ -133,10 +133,10 @@ def broken(name, figures):
             out.append(f"{name}, {key}: median p-value {found['p_median']:.3f}, not above 0.2")
         if not 1 / 1.5 <= found["cv_ratio_median"] <= 1.5:
             out.append(f"{name}, {key}: median CV ratio {found['cv_ratio_median']:.2f}")
-    widths = [value["width_s"] for value in figures["under_way"].values()]
+    widths = [value["width_s"] for value in figures["completed"].values()]
     if any(a <= b for a, b in zip(widths, widths[1:], strict=False)):
         out.append(f"{name}: the interval does not narrow: {widths}")
-    for share, value in figures["under_way"].items():
+    for share, value in figures["completed"].items():
         if float(share) > 0 and not 0.8 <= value["coverage"] <= 0.97:
             out.append(f"{name}, {share} of the steps: coverage {value['coverage']:.3f}")
     return out
@@ -160,7 +160,7 @@ def main():
             continue
         begin = time.perf_counter()
         figures = describe(
-            half_splits(name, table, totals, arguments.splits), under_way(name, table, totals)
+            half_splits(name, table, totals, arguments.splits), completed(name, table, totals)
         )
         figures["runs"], figures["n_splits"] = len(totals), arguments.splits
         results[name] = figures
@@ -172,7 +172,7 @@ def main():
                 f"  {key:12s} p {p[2]:.3f} ({p[0]:.3f} to {p[4]:.3f})  CV ratio {ratio[2]:.2f} "
                 f"({ratio[0]:.2f} to {ratio[4]:.2f})"
             )
-        for share, value in figures["under_way"].items():
+        for share, value in figures["completed"].items():
             print(
                 f"  after {float(share):4.0%}: {value['inside']} of {value['runs']} inside, 90 % "
                 f"interval {value['width_s']:.3f} s wide"

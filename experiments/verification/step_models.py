@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.spread import Spread, simulate_body
-from prism.models.steptimes.underway import finish, past_of
 from prism.traces import StepTimes
 
 LOWEST, HIGHEST = 0.80, 0.97  # of 90 % intervals of a part that is there

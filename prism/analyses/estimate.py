@@ -49,7 +49,7 @@ def estimate(
     start: str | datetime.datetime | None = None,
     probability: float | None = None,
     price: float | None = None,
-    under_way: str | Path | None = None,
+    completed: str | Path | None = None,
     column: str | None = None,
     where: Mapping[str, str] | None = None,
     seed: int | None = None,
@@ -70,7 +70,7 @@ def estimate(
         thresholds over the ideal step time [1], start date, probability of the finish date [1],
         price of a GPU-hour. Without these, and with a job that says nothing of its run, none is
         drawn.
-    under_way : path, optional
+    completed : path, optional
         Step times so far of a run under way, which the rest is conditioned on.
     column, where
         Which of its columns is the duration, and which rows to keep.
@@ -98,12 +98,12 @@ def estimate(
         "seed": fresh_seed() if seed is None else seed,
     }  # fmt: skip
     past: dict[str, Any] = {}
-    if under_way is not None:
-        past = {"under_way": str(under_way), "column": column, "where": dict(where or {})}
+    if completed is not None:
+        past = {"completed": str(completed), "column": column, "where": dict(where or {})}
     if not isinstance(job, Job) and is_step_model(job):
         return _from_step_times(job, options | past)
     job = job if isinstance(job, Job) else load_job(job)
-    call = _settle(job, options, under_way is not None) | {"engine": engine} | past
+    call = _settle(job, options, completed is not None) | {"engine": engine} | past
     _check(call)
     _, threads = settle_call(replicates, call["seed"], threads)
     step = prepare(job, call["seed"], engine=engine)
@@ -128,7 +128,7 @@ def estimate(
     return dataset.merge(make_dataset(values, coords, {})).assign_attrs(attrs)
 
 
-def _settle(job: Job, options: dict[str, Any], under_way: bool) -> dict[str, Any]:
+def _settle(job: Job, options: dict[str, Any], completed: bool) -> dict[str, Any]:
     """Take from a job's `run` block what was not asked for; no steps where no run is drawn."""
     run = job.run
     usual: dict[str, Any] = {
@@ -137,7 +137,7 @@ def _settle(job: Job, options: dict[str, Any], under_way: bool) -> dict[str, Any
         "probability": run.probability, "price": run.price_per_gpu_hour,
     }  # fmt: skip
     about_run = ("run_replicates", "steps", "deadline", "start", "price")
-    if job.has_run or under_way or any(options[name] is not None for name in about_run):
+    if job.has_run or completed or any(options[name] is not None for name in about_run):
         usual |= {"run_replicates": RUN_REPLICATES, "steps": job.n_steps}
     call: dict[str, Any] = {k: usual.get(k) if v is None else v for k, v in options.items()}
     return call | {"slowdown_thresholds": list(call["slowdown_thresholds"])}

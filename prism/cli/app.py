@@ -33,7 +33,7 @@ class _Commands(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an unknown option that names a key of the job is told how to set it."""
+        """Run a command; an unknown option that is a key of the job gets its --set."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:

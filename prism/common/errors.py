@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _TYPED = ContextVar("typed", default=False)
-_OPTIONS = {"overrides": "set", "under_way": "progress", "limit_s": "limit"}
+_OPTIONS = {"overrides": "set", "limit_s": "limit"}
 
 
 class PrismError(Exception):
@@ -30,8 +30,8 @@ def named(argument: str) -> str:
     >>> named("run_replicates")
     'run_replicates'
     >>> with as_typed():
-    ...     named("run_replicates"), named("under_way")
-    ('--run-replicates', '--progress')
+    ...     named("run_replicates"), named("completed")
+    ('--run-replicates', '--completed')
     """
     if not _TYPED.get():
         return argument

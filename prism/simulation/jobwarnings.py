@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prism.cluster.groups import shard_size
+from prism.common.text import format_share
 from prism.jobs.job import Job
 from prism.workload.memory import GIB, estimate_memory, memory_limit
 
@@ -43,6 +44,7 @@ def replica_doubts(replicas: dict[str, Any]) -> Iterator[str]:
     beyond = replicas.get("beyond_sample", 0.0)
     if beyond > DOUBT:
         yield (
-            f"{beyond:.0%} of the steps wait for a replica beyond any time that was simulated, "
-            "where its distribution is extrapolated; --engine exact simulates all replicas"
+            f"{format_share(beyond, 2)} of the steps wait for a replica beyond any time that was "
+            "simulated, where its distribution is extrapolated; --engine exact simulates all "
+            "replicas"
         )

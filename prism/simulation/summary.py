@@ -223,7 +223,7 @@ def _run_spread(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, A
     if wrong.any():
         return _with_model_error(dataset, runs, wrong)
     out = spread(runs, np.asarray(dataset.run_cluster_idx))
-    if "under_way" in json.loads(dataset.attrs["call"]):
+    if "completed" in json.loads(dataset.attrs["call"]):
         return out  # it takes its mean step from its own steps
     step = _steady(dataset)
     n, scale = step["cluster_draws"], out["mean"] / step["mean"]
@@ -297,7 +297,7 @@ def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
     names = [str(name) for name in dataset.term.values]
     centred, whole = runs - runs.mean(), float(runs.var())
     shares = (times - times.mean(axis=0)).T @ centred / runs.size / (whole or 1.0)
-    plain = ("ideal_steps", "steps_so_far")
+    plain = ("ideal_steps", "completed_steps")
     used = [i for i, name in enumerate(names) if name not in plain and times[:, i].any()]
     out["delay_by_term"] = {names[i]: float(times[:, i].mean()) for i in used}
     out["variance_by_term"] = {names[i]: float(shares[i]) for i in used} if whole else {}
@@ -325,8 +325,8 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
         "steps": int(dataset.attrs["steps"]),
         "time_to_train": _run_spread(dataset, runs),
     }
-    if "so_far" in dataset.attrs:
-        out["under_way"] = json.loads(dataset.attrs["so_far"])
+    if "completed_steps" in dataset.attrs:
+        out["completed"] = json.loads(dataset.attrs["completed_steps"])
     if "deadline" in dataset:
         deadline = float(dataset.deadline)
         out["finish_by"] = {

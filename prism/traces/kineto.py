@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.traces.collectives import Matched, Members, match_collectives
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.kinetorank import RankTrace, read_rank
@@ -132,7 +133,8 @@ def drop_impossible(rank: RankTrace) -> list[str]:
         names = dict.fromkeys(rank.columns["name"][i] for i in np.flatnonzero(bad)[:3])
         notes.append(
             f"{n_bad:,} of {bad.size:,} device activities dropped: their durations "
-            f"({share:.0%} of all time) run over what follows on their stream or over their step: "
+            f"({format_share(share, 2)} of all time) run over what follows on their stream or "
+            f"over their step: "
             f"{', '.join(name[:60] for name in names)}{', ...' if n_bad > 3 else ''}"
         )
         _keep(rank, ~bad)

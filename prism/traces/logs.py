@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
 _MLLOG = b":::MLLOG"
@@ -157,8 +158,8 @@ def _warm_up(seconds: NDArray[np.float64], n_first: int) -> list[str]:
         return []
     what = "value is" if n_first == 1 else f"{n_first} values are"
     return [
-        f"the first {what} warm-up and kept: mean {first:.4g} s, {first / later - 1.0:.1%} above "
-        f"the median of the others ({later:.4g} s)"
+        f"the first {what} warm-up and kept: mean {first:.4g} s, "
+        f"{format_share(first / later - 1.0)} above the median of the others ({later:.4g} s)"
     ]
 
 

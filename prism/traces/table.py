@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_duration
+from prism.common.text import format_duration, format_share
 
 OP_KINDS = (
     "forward",
@@ -207,8 +207,8 @@ def sound_rows(
         where = locate(int(bad[0]))
         if bad.size > spare and limit < 1.0 and bad.size >= limit * n:
             raise PrismError(
-                f"{where}: {what}; so in {bad.size:,} of {n:,} rows, and up to {limit:.0%} are "
-                "dropped; correct the rows or remove them"
+                f"{where}: {what}; so in {bad.size:,} of {n:,} rows, and up to "
+                f"{format_share(limit)} are dropped; correct the rows or remove them"
             )
         notes.append(f"{bad.size:,} of {n:,} rows dropped: {what} (first at {where})")
         sound[bad] = False

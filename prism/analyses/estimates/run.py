@@ -56,12 +56,12 @@ def draw_run(
     work, notes = step_work(job, steps, call["seed"], threads)
     model = replace(model, profile=work)
     attrs: dict[str, Any] = {"steps": steps}
-    if model.model_error > 0.0 and "under_way" not in call:
+    if model.model_error > 0.0 and "completed" not in call:
         attrs["model_error"] = json.dumps(_about_error(job, model.model_error))
-    if "under_way" in call:
+    if "completed" in call:
         past = _past(job, model, call, communication_share(dataset))
         model, done, elapsed_s, notes = past.model, past.done, past.elapsed_s, notes + past.notes
-        attrs["so_far"] = json.dumps({
+        attrs["completed_steps"] = json.dumps({
             "steps": done, "seconds": elapsed_s, "level": past.level, "level_std": past.level_std,
         })  # fmt: skip
     marks = done + marks_of(steps - done)
@@ -71,10 +71,10 @@ def draw_run(
         marks=(marks - done).astype(int).tolist(),
     )  # fmt: skip
     if done:
-        so_far = {"steps_so_far": np.full_like(runs.total, elapsed_s)}
+        before = {"completed_steps": np.full_like(runs.total, elapsed_s)}
         runs = replace(
             runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
-            terms=so_far | runs.terms,
+            terms=before | runs.terms,
         )  # fmt: skip
     values: dict[str, Any] = {
         "time_to_train": runs.total,
@@ -113,14 +113,14 @@ def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "Und
     from prism.models.steptimes.runs import NOMINAL_ERROR, condition
     from prism.traces import read_step_times
 
-    times = read_step_times(call["under_way"], column=call["column"], where=call["where"] or None)
+    times = read_step_times(call["completed"], column=call["column"], where=call["where"] or None)
     found, draws = calibration_of(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
     nominal = model.model_error or NOMINAL_ERROR
     nominal = nominal if found is None else found.mean_error(share)
     past = condition(model, times, draws, call["seed"], nominal)
     if past.done >= call["steps"]:
         raise PrismError(
-            f"{call['under_way']}: {past.done} steps are done, and the run has {call['steps']}; "
+            f"{call['completed']}: {past.done} steps are done, and the run has {call['steps']}; "
             f"nothing is left to estimate, or {named('steps')} (run.steps) is too small"
         )
     return past
@@ -157,7 +157,7 @@ def _interruptions(model: RunModel, runs: Runs, n_steps: int) -> dict[str, Any]:
     law = FailureLaw(fail.rate_per_s, fail.mean_down_s + waits)
     # an interval beyond the end of the run is no checkpoint at all
     best = min(best_steps(step_s, c.write_s, law, c.blocking), n_steps)
-    ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "steps_so_far")]
+    ahead = [runs.terms[name] for name in runs.terms if name not in (*PAUSES, "completed_steps")]
     work = float(np.sum([*ahead, runs.terms["stalls"]], axis=0).mean())
     times = [
         expected_time(work, n * step_s, c.write_s, law, c.blocking)

@@ -56,7 +56,8 @@ from prism.common.errors import PrismError
 @click.option("--price", type=click.FloatRange(min=0.0), help="Of one GPU for one hour.")
 @click.option(
     "--progress",
-    "under_way",
+    "--completed",
+    "completed",
     metavar="STEPS",
     help="Completed steps of a run in progress; predicts the rest.",
 )
@@ -92,7 +93,7 @@ def estimate(
     job: str,
     replicates: int,
     run_replicates: int | None,
-    under_way: str | None,
+    completed: str | None,
     where: tuple[tuple[str, str], ...],
     dependence: str | None,
     resolution: str | None,
@@ -113,7 +114,7 @@ def estimate(
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.frommodel import is_step_model
 
-    if under_way is None and (where or options["column"] is not None):
+    if completed is None and (where or options["column"] is not None):
         raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
     if output is not None:
         check_directory(output)
@@ -134,7 +135,7 @@ def estimate(
             replicates=replicates,
             run_replicates=run_replicates,
             progress=report,
-            under_way=under_way,
+            completed=completed,
             where=rows_of(where) or None,
             **options,
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.text import format_share, percent_change
 from prism.distributions.library import Library
 from prism.models.calibration.model import StepSetting
 from prism.models.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR, Scales
@@ -108,14 +109,15 @@ def _not_identifiable(sizes: Sequence[Size], found: Found) -> list[str]:
     if b.library_share > MOSTLY:
         few = "these sizes spend" if len(sizes) > 1 else "one size spends"
         out.append(
-            f"communication: {b.library_share:.0%} the library's; {few} one share of the step on "
-            "it, so where it takes another, the mean may be off by "
-            f"{100 * _sensitivity(found.scales):.1f} % for each tenth of the step"
+            f"communication: {format_share(b.library_share, 2)} the library's; {few} one share of "
+            "the step on it, so where it takes another, the mean may be off by "
+            f"{format_share(_sensitivity(found.scales), 2)} for each tenth of the step"
         )
     if found.between.library_share > MOSTLY:
         out.append(
-            f"between runs: {found.between.library_share:.0%} the library's; measured runs, total: "
-            f"{sum(s.n_runs for s in sizes)}, too few to show how much runs differ"
+            f"between runs: {format_share(found.between.library_share, 2)} the library's; "
+            f"measured runs, total: {sum(s.n_runs for s in sizes)}, too few to show how much runs "
+            "differ"
         )
     else:
         out.append(
@@ -169,14 +171,15 @@ def _warnings(sizes: Sequence[Size], drawn: Sequence[Array], found: Found) -> li
                 "the factors that would fit it are too far from the library's"
             )  # fmt: skip
             out.append(
-                f"{size.label}: the calibrated job's median step is {row['p50_error']:+.1%} from "
-                f"the measured one; {why}: does the job say what was run?"
+                f"{size.label}: the calibrated job's median step is "
+                f"{percent_change(row['p50_error'])} from the measured one; {why}: does the job "
+                "say what was run?"
             )
         elif abs(row["p95_error"]) > _TAIL_OFF:
             out.append(
-                f"{size.label}: the calibrated job's p95 is {row['p95_error']:+.1%} from the "
-                "measured one: what varies here is not in the model, or the job's own effects "
-                "override what was measured"
+                f"{size.label}: the calibrated job's p95 is {percent_change(row['p95_error'])} "
+                "from the measured one: what varies here is not in the model, or the job's own "
+                "effects override what was measured"
             )
         if size.n_runs < _FEW_RUNS:
             few = "one run" if size.n_runs == 1 else f"{size.n_runs} runs"

@@ -25,6 +25,7 @@ from scipy.optimize import nnls
 from scipy.special import stdtrit
 
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.distributions.library import Entry
 from prism.models.kernellaws.pack import make_library
 from prism.simulation.tracemodel.model import sample_law
@@ -180,8 +181,9 @@ def _report(fits: Sequence[LinkFit], source: str, notes: list[str]) -> dict[str,
         if abs(fit.residual[worst]) > _OFF:
             warnings.append(
                 f"{fit.name} on {fit.n_gpus or 'some'} GPUs: the line is off by up to "
-                f"{abs(fit.residual[worst]):.0%} (messages of {fit.size[worst]:,.0f} bytes): NCCL "
-                "changes its protocol between sizes; latency and bandwidth hold at the ends"
+                f"{format_share(abs(fit.residual[worst]), 2)} (messages of {fit.size[worst]:,.0f} "
+                "bytes): NCCL changes its protocol between sizes; latency and bandwidth hold at "
+                "the ends"
             )
         rows.append(_row(fit))
     if not any(fit.repeats.size for fit in fits):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.text import format_share
 from prism.distributions.law import constant, lognormal
 from prism.models.kernellaws.pack import KernelLaw, kernel_library
 from prism.traces.hta import OTHERS, KernelMoments
@@ -47,8 +48,9 @@ def library_of_moments(moments: KernelMoments) -> xr.Dataset:
     if left.any():
         share = float(moments.total[left].sum()) / total if total > 0.0 else 0.0
         notes.append(
-            f"rows named {OTHERS} are sums of several kernels ({share:.1%} of the time): skipped; "
-            "num_kernels=1000 and duration_ratio=1 of get_gpu_kernel_breakdown leave none"
+            f"rows named {OTHERS} are sums of several kernels ({format_share(share)} of the "
+            "time): skipped; num_kernels=1000 and duration_ratio=1 of get_gpu_kernel_breakdown "
+            "leave none"
         )
     told = [
         "moments alone, no durations: distributions are lognormals of each kernel's mean and spread"

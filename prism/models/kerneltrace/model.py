@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_duration
+from prism.common.text import format_duration, percent_change
 from prism.distributions.law import constant
 from prism.models.kerneltrace.graph import NODE_KINDS
 from prism.models.kerneltrace.groups import NodeGroup, joined, node_groups
@@ -207,8 +207,8 @@ def _report(
     off = float(simulated.mean() / measured.mean()) - 1.0
     if abs(off) > FAR_OFF:
         warnings.append(
-            f"the model's mean step is {100 * off:+.1f} % off the measured one: too few steps to "
-            "identify which waits bind; its spread and its what-ifs are uncertain"
+            f"the model's mean step is {percent_change(off)} off the measured one: too few steps "
+            "to identify which waits bind; its spread and its what-ifs are uncertain"
         )
     if round(period_ratio, 2) != 1.0:
         period = format_duration(period_ratio * float(measured.mean()))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.models.pipelinetrace.groups import CLOCK_S
 from prism.models.pipelinetrace.pairs import transfer_roles
 from prism.simulation.tracemodel.graph import COMPUTE, Array, median
@@ -316,12 +317,12 @@ def check_order(
     if twice > TWO_JOBS * step_s:
         raise PrismError(
             f"{source}: forward and backward of one worker run beside each other for "
-            f"{100 * twice / step_s:.0f} % of a step; expected one after the other: give one job's "
-            "trace, with one traced worker per dp_rank and stage"
+            f"{format_share(twice / step_s, 2)} of a step; expected one after the other: give one "
+            "job's trace, with one traced worker per dp_rank and stage"
         )
     if broken > DISORDER * max(total, 1):
         raise PrismError(
-            f"{source}: in {100 * broken / total:.0f} % of the cases a worker does its ops in "
+            f"{source}: in {format_share(broken / total, 2)} of the cases a worker does its ops in "
             "another order than usual; one fixed order per stage is expected: give a trace of one "
             "job with one layout"
         )

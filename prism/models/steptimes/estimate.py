@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import prism
 from prism.common.errors import PrismError, named
+from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import (
     WIDER,
@@ -28,7 +29,6 @@ from prism.models.steptimes.predict import (
     widest,
     work_of,
 )
-from prism.models.steptimes.underway import finish, past_of
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.summary import spread
 from prism.traces import read_step_times
@@ -53,7 +53,7 @@ def estimate_steps(
     slowdown_thresholds: Sequence[float] = (1.05, 1.1, 1.2),
     start: str | None = None,
     probability: float = 0.9,
-    under_way: str | Path | None = None,
+    completed: str | Path | None = None,
     column: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> "xr.Dataset":
@@ -69,7 +69,7 @@ def estimate_steps(
         Steps of a run; as many as were seen where None.
     deadline, slowdown_thresholds, start, probability
         As in `prism.estimate`: [s], times the typical step [1], a date, a probability [1].
-    under_way : path, optional
+    completed : path, optional
         The completed steps of the run that is estimated; ``column`` and ``where`` choose from them.
 
     Returns
@@ -90,10 +90,10 @@ def estimate_steps(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
     notes, warnings = [], _warnings(model, n_steps)
-    if under_way is None:
+    if completed is None:
         drawn = draw_runs(model, n_steps, run_replicates, seed)
     else:
-        times = read_step_times(under_way, column=column, where=where)
+        times = read_step_times(completed, column=column, where=where)
         past = past_of(model, times)
         drawn = finish(model, past, n_steps, run_replicates, seed)
         notes, warnings = list(times.notes), [*past.notes, *warnings]
@@ -152,7 +152,7 @@ def _terms(dataset: "xr.Dataset", runs: Array) -> dict[str, dict[str, float]]:
     centred, whole = runs - runs.mean(), float(runs.var()) or 1.0
     shares = (times - times.mean(axis=0)).T @ centred / runs.size / whole
     rows = zip(map(str, dataset.term.values), times.mean(axis=0), shares, strict=True)
-    found = [row for row in rows if row[0] not in ("steps", "so_far")]
+    found = [row for row in rows if row[0] not in ("steps", "completed_steps")]
     return {
         "delay_by_term": {name: float(delay) for name, delay, _ in found},
         "variance_by_term": {name: float(share) for name, _, share in found},

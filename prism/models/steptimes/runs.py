@@ -3,7 +3,7 @@
 `condition` gives back the run model of the rest: a draw of level and drift from their posterior
 stands where a cluster was. Left out: a regime's present state, and failures so far; models of step
 times, whose distributions are in closed form (`prism.models.steptimes.predict`,
-`prism.models.steptimes.underway`).
+`prism.models.steptimes.completed`).
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.text import format_share
+from prism.models.steptimes.completed import FAR, check_one_run, level_given
 from prism.models.steptimes.predict import generator
 from prism.models.steptimes.series import Series, take_apart
 from prism.models.steptimes.spread import Spread, block_variances
 from prism.models.steptimes.spreadfit import own_noise
-from prism.models.steptimes.underway import FAR, check_one_run, level_given
 from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
@@ -148,8 +149,9 @@ def _granted(
         )
     if abs(scale - 1.0) > FAR * prior:
         yield (
-            f"{times.source}: steps take {scale:.3g} times what the job says, and {prior:.1%} were "
-            "expected: the level is taken from the steps; are they of this job?"
+            f"{times.source}: steps take {scale:.3g} times what the job says, and "
+            f"{format_share(prior)} were expected: the level is taken from the steps; are they of "
+            "this job?"
         )
 
 

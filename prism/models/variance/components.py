@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 from prism.models.variance.anova import (
     Lemon,
     drifts_apart,
@@ -254,13 +255,13 @@ def _warn(
     for effect in effects:
         if effect.scale > 0.0 and effect.explained < EXPLAINED_ENOUGH:
             out.append(
-                f"{effect.name}: the first eigenvector carries {100.0 * effect.explained:.0f} % "
-                f"of the correlations between columns (below {100.0 * EXPLAINED_ENOUGH:.0f} %); "
+                f"{effect.name}: the first eigenvector carries {format_share(effect.explained, 2)} "
+                f"of the correlations between columns (below {format_share(EXPLAINED_ENOUGH)}); "
                 "one shared draw with a loading per column describes it only roughly"
             )
     missing = float(np.mean(~strata.present))
     if missing > 0.0:
-        out.append(f"{100.0 * missing:.2g} % of the cells are missing and were skipped")
+        out.append(f"{format_share(missing, 2)} of the cells are missing and were skipped")
     if strata.rest.shape[0] < 3:
         out.append("fewer than three columns: content and residual are separated by assumption")
     return tuple(out)

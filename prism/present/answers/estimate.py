@@ -218,8 +218,8 @@ def _tables(numbers: Json) -> list[Table]:
 def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
     """Say what the run as a whole comes to."""
     rows: list[tuple[str, Cell]] = []
-    if numbers.get("under_way"):
-        past = numbers["under_way"]
+    if numbers.get("completed"):
+        past = numbers["completed"]
         text = f"{format_count(past['steps'])} in {format_duration(past['seconds'])}, part of the "
         text += f"time-to-train; steps take {past['level'] - 1.0:+.2%} ± {past['level_std']:.2%} "
         rows.append(("completed steps", f"{text}of what the job says"))

@@ -6,11 +6,11 @@ from scipy.stats import kstest
 from steps_made import STEP_S, as_times, made
 
 from prism.common.errors import PrismError
+from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.runs import condition
 from prism.models.steptimes.spread import Spread, drift_mean_variance, simulate_body
-from prism.models.steptimes.underway import finish, past_of
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Checkpoints, Drift, RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
@@ -95,7 +95,7 @@ def test_a_run_under_way_is_predicted_within_its_intervals():
     assert np.mean(widths[0.5]) < 0.75 * np.mean(widths[0.1]) < 0.75 * whole
 
 
-def test_what_is_left_is_normal_given_the_steps_so_far():
+def test_what_is_left_is_normal_given_completed_steps():
     """Without stalls the law of the rest is exact: the ranks of the truth are uniform."""
     runs = made(shape=(400, 160), seed=31)
     model = fit_step_times(as_times(runs[:, :60]), repeats=0)
@@ -116,7 +116,7 @@ def test_progress_that_makes_no_sense_is_refused():
         past_of(model, as_times(made()))
 
 
-def test_any_run_model_is_conditioned_by_the_steps_so_far():
+def test_any_run_model_is_conditioned_by_completed_steps():
     mean = np.full((40, 1), 2.0)
     before = RunModel(mean=mean, std=0.01 * mean, drift=Drift(0.01, 200.0))
     rng = np.random.default_rng(8)
@@ -160,7 +160,7 @@ def test_steps_that_totals_leave_out_are_in_no_finish():
     for done in (1, 3, 6):
         past = past_of(model, as_times(seconds[:done, :1]))
         drawn = finish(model, past, 300, 4_000, 1)
-        assert drawn.terms["so_far"][0] == 0.0
+        assert drawn.terms["completed_steps"][0] == 0.0
         assert drawn.total.mean() == pytest.approx(whole.mean(), abs=0.5 * STEP_S)
         np.testing.assert_allclose(sum(drawn.terms.values()), drawn.total)
     none = finish(model, past_of(model, as_times(seconds[:2, :1])), 5, 10, 1)

@@ -242,7 +242,7 @@ def finish(
     early = max(0, model.beginning_s.shape[1] * k - first)
     stalls = _stalls_ahead(model, past, rest.total - float(rest.steps[:early].sum()), n_runs, rng)
     terms = {
-        "so_far": np.full(n_runs, _so_far(model, past)),
+        "completed_steps": np.full(n_runs, _elapsed(model, past)),
         "steps": np.full(n_runs, rest.total),
         "run": level, "drift": drift, "white": noise, "stalls": stalls,
         "beginning": draw_beginning(model, n_runs, first, n_steps, rng[4]),
@@ -251,7 +251,7 @@ def finish(
     return Drawn(np.asarray(sum(terms.values())), terms)
 
 
-def _so_far(model: StepModel, past: Past) -> float:
+def _elapsed(model: StepModel, past: Past) -> float:
     """Seconds that the completed steps add to the total; missing ones count as usual."""
     k, n = model.mean_over, past.seconds.size
     usual = past.scale * work_of(model, n * k).steps[::k]
