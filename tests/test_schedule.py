@@ -103,7 +103,7 @@ def test_format() -> None:
     assert format_schedule(make_schedule("1f1b", 2, 2)).splitlines() == [
         "stage 0 | F0 F1 .  .  B0 -  .  B1 -",
         "stage 1 | .  F0 B0 -  F1 B1 -  .  .",
-        "9 slots (F 1, B 2), idle 33.3%",
+        "9 slots (F 1, B 2), idle 33.3 %",
     ]
 
 

@@ -303,7 +303,7 @@ def test_text_of_split_backwards() -> None:
     assert format_schedule(make_schedule("zb-h1", 2, 3)).splitlines() == [
         "stage 0 | F0 F1 .  I0 W0 F2 I1 W1 I2 W2",
         "stage 1 | .  F0 I0 F1 I1 W0 F2 I2 W1 W2",
-        "10 slots (F 1, I 1, W 1), idle 10.0%",
+        "10 slots (F 1, I 1, W 1), idle 10 %",
     ]
     last = format_schedule(make_schedule("dualpipe-v", 2, 4)).splitlines()[-1]
     assert last.startswith("25 slots (F 1, B 2, I 1, W 1)")
