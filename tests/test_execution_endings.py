@@ -91,16 +91,16 @@ def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatc
 
     def fill(ax, path):
         path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(plots, "save_figure", interrupt)
     status, answer, said = run(*asked(command, job, out))
-    assert status == 130 and answer == "" and "interrupted; no result was written" in said
+    assert status == 130 and answer == "" and "interrupted" in said
     assert content(out) == before
     monkeypatch.setattr(plots, "save_figure", fill)
     status, answer, said = run(*asked(command, job, out))
     assert status == 2 and answer == "" and "Traceback" not in said
-    assert f"{out}: cannot write: No space left on device" in said
+    assert f"{out}: " in said and os.strerror(errno.ENOSPC) in said
     assert content(out) == before
     status, _, _ = run(*asked(command, job, tmp_path / "new"))
     assert status == 2 and not (tmp_path / "new").exists()
@@ -142,7 +142,7 @@ def test_files_that_cannot_grow(job, tmp_path):
     line = [sys.executable, "-c", SMALL, *asked("estimate", job, out)]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert f"{out}/result.nc: cannot write: File too large" in done.stderr
+    assert f"{out}/result.nc: " in done.stderr and os.strerror(errno.EFBIG) in done.stderr
     assert "Traceback" not in done.stderr
     assert content(out) == before
 
@@ -153,7 +153,7 @@ def test_an_answer_that_nobody_can_take(job):
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last == "prism: cannot write the answer: No space left on device; make room"
+    assert last.startswith("prism: ") and os.strerror(errno.ENOSPC) in last
 
 
 def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
@@ -167,8 +167,7 @@ def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
     process.send_signal(signal.SIGINT)
     answer, said = process.communicate(timeout=300)
     assert process.returncode == 130 and answer == ""
-    assert f"finished parts are kept in {parts}; the same command goes on from there" in said
-    assert "interrupted; no result was written" in said and "Traceback" not in said
+    assert str(parts) in said and "interrupted" in said and "Traceback" not in said
     assert not out.exists()
     assert not list(parts.glob(".*"))  # nothing half-written
 
@@ -177,7 +176,7 @@ def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
 def test_a_failure_among_the_moves_puts_the_old_files_back(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("old a")
     (tmp_path / "c").mkdir()  # a file of this name is to come
-    with pytest.raises(PrismError, match="c there is a folder"):
+    with pytest.raises(PrismError, match="c there .*folder"):
         with files.atomic_files(tmp_path) as folder:
             for name in "abc":
                 (folder / name).write_text(f"new {name}")

@@ -52,7 +52,7 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path, name):
     file = tmp_path / "sparse"
     file.write_bytes(HEADS[name])
     os.truncate(file, 20 << 30)
-    with pytest.raises(PrismError, match=r"sparse: has more than [\d,]+ MiB"):
+    with pytest.raises(PrismError, match=r"sparse: .* [\d,]+ MiB"):
         READERS[name](file)
 
 
@@ -62,7 +62,7 @@ def test_gzip_is_refused_by_what_it_unpacks_to(tmp_path, name):
     file = tmp_path / "bomb.gz"
     file.write_bytes(gzip.compress(HEADS[name]) + 17 * gzip.compress(b" " * (32 * MIB)))
     assert file.stat().st_size < MIB
-    with pytest.raises(PrismError, match=r"bomb.gz: unpacks to more than [\d,]+ MiB"):
+    with pytest.raises(PrismError, match=r"bomb\.gz: unpacks .* [\d,]+ MiB"):
         READERS[name](file)
 
 
@@ -73,7 +73,7 @@ def test_events_packed_as_no_profiler_packs_them_are_refused(tmp_path):
     )
     file = tmp_path / "trace.json.gz"
     file.write_bytes(17 * gzip.compress(event * (4 * MIB // len(event))))
-    with pytest.raises(PrismError, match="unpacks to more than 64 MiB"):
+    with pytest.raises(PrismError, match=r"trace\.json\.gz: unpacks .* 64 MiB"):
         read_events(file)
 
 
@@ -192,7 +192,7 @@ def test_values_that_no_figure_can_be_made_of_are_refused(tmp_path, value):
 def test_what_is_warned_of_while_a_file_is_understood_is_its_fault(tmp_path):
     with (
         warnings.catch_warnings(),
-        pytest.raises(PrismError, match="a.nc: cannot be read.*divide by zero"),
+        pytest.raises(PrismError, match=r"a\.nc: .*divide by zero"),
     ):
         warnings.simplefilter("default")
         with files.told_broken("a.nc", "a result"):

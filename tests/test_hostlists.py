@@ -47,19 +47,20 @@ def test_where_hosts_are_taken(tmp_path):
     path.write_text("gpu[1-4]\n")
     assert read_host_list(str(path), 4) == read_host_list("gpu[1-4]", 4) == ["gpu1", "gpu2", "gpu3",
                                                                             "gpu4"]  # fmt: skip
-    with pytest.raises(PrismError, match="4 hosts, but the job has 8"):
+    with pytest.raises(PrismError, match="4 hosts.* 8 nodes"):
         read_host_list("gpu[1-4]", 8)
     path.write_text(host_order([2, 0, 1]))
     assert read_hosts(path) == [2, 0, 1]
     path.write_text("[0-2],7\n")
     assert read_hosts(path) == [0, 1, 2, 7]
     path.write_text("gpu[1-4]\n")
-    with pytest.raises(PrismError, match="'gpu1' is no node's number"):
+    with pytest.raises(PrismError, match="'gpu1'"):
         read_hosts(path)
 
 
 @pytest.mark.parametrize("given", ["", "%%garbage[[", "no-such-file.txt", "."])
 def test_what_is_neither_a_file_nor_a_list_is_told(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PrismError, match="neither a file nor a list of hosts"):
+    with pytest.raises(PrismError) as error:
         read_host_list(given, 4)
+    assert repr(given) in str(error.value)

@@ -86,8 +86,7 @@ def test_parquet_reads_as_csv_does(tmp_path):
         ("node,slowdown\n3,fast\n", ("nodes.csv:2", "'fast'", "expected a number")),
         ("node,slowdown\n99,1.2\n", ("nodes.csv:2", "no node 99", "64 nodes, 0 to 63",
                                      "take it out")),
-        ("node,slowdown\n3,1.2\n4,1\n3,1.3\n", ("nodes.csv:4", "node 3 is there twice",
-                                               "nodes.csv:2")),
+        ("node,slowdown\n3,1.2\n4,1\n3,1.3\n", ("nodes.csv:4", "node 3 ", "nodes.csv:2")),
         ("node,slowdown\n3,1.2\n03,1.2\n", ("nodes.csv:3", "twice")),
         ("node,slowdown\n,1.2\n", ("nodes.csv:2", "expected a node")),
         ("node,slowdown,compute\n3,1.2,1.3\n", ("both slowdown and compute", "--kind")),
@@ -102,12 +101,12 @@ def test_what_is_no_inventory_says_where_and_what_instead(tmp_path, text, parts)
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    refused(tmp_path / "none.csv", "none.csv", "no such file")
+    refused(tmp_path / "none.csv", "none.csv: ")
 
 
 def test_a_node_much_faster_than_the_others_is_remarked_on(tmp_path):
     notes = read(write(tmp_path, "node,slowdown\n3,0.2\n")).notes
-    assert any("node 3 has a factor of 0.2" in note and "1.2 is 20 %" in note for note in notes)
+    assert any("node 3 " in note and " 0.2" in note and "1.2 is 20 %" in note for note in notes)
 
 
 # ---------------------------------------------------------------------------------------- names
@@ -119,9 +118,9 @@ def test_names_are_looked_up_in_a_list_of_hosts(tmp_path):
     found = read(table, n_nodes=4, hosts=hosts)
     assert dict(found) == {0: NodeSlowdown(1.1), 2: NodeSlowdown(1.2)}
     assert found.hosts[2] == "n12"
-    with pytest.raises(PrismError, match=r"4 hosts, but the job has 8 nodes"):
+    with pytest.raises(PrismError, match="4 hosts.* 8 nodes"):
         read_host_list(listed, 8)
-    with pytest.raises(PrismError, match=r"4 hosts, but the job has 3 nodes.*--spares 1"):
+    with pytest.raises(PrismError, match="4 hosts.* 3 nodes.*--spares 1"):
         read_host_list(listed, 3)
     assert read_host_list(listed, 3, spares=1) == hosts
 
@@ -130,22 +129,21 @@ def test_names_without_a_list_take_their_order_only_if_every_node_is_named(tmp_p
     text = "node,slowdown\nb,1.0\na,1.2\n"
     found = read(write(tmp_path, text), n_nodes=2)
     assert dict(found) == {1: NodeSlowdown(1.2)}
-    assert any("in the order in which they appear: b, a" in note for note in found.notes)
+    assert any(": b, a" in note for note in found.notes)
     refused(write(tmp_path, text), "names 2 hosts (b, a)", "--hosts LIST", "0 to 63")
 
 
 @pytest.mark.parametrize(
     ("labels", "hosts", "part"),
     [
-        (["n1", "3"], None, "node 3 is a number, others are names (n1)"),
-        (["nod1"], ["node1", "node2"], "did you mean node1?"),
-        (["node1", "0"], ["node1", "node2"], "'0' and 'node1' are both node 0"),
+        (["n1", "3"], None, "node 3 .*n1"),
+        (["nod1"], ["node1", "node2"], "mean node1"),
+        (["node1", "0"], ["node1", "node2"], "'0' and 'node1' .*node 0"),
     ],
 )
 def test_names_that_cannot_be_placed_are_errors(labels, hosts, part):
-    with pytest.raises(PrismError) as caught:
+    with pytest.raises(PrismError, match=f"^here .*{part}"):
         find_nodes(labels, 2, hosts, lambda label: f"here {label}")
-    assert part in str(caught.value) and str(caught.value).startswith("here")
 
 
 # -------------------------------------------------------------------------------------- burn-in
@@ -171,7 +169,7 @@ def test_a_node_is_as_slow_as_its_slowest_gpu(tmp_path, unit):
     found = read(tmp_path / "b.csv", n_nodes=6, gpus_per_node=4)
     factors = [found[node].compute for node in range(6)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 1.2, 1.0, 1.07], abs=1e-3)
-    assert any("slowest of 4 GPUs, 5 runs each" in note for note in found.notes)
+    assert any("4 GPUs, 5 runs" in note for note in found.notes)
     assert any("variability.effects.rank" in note for note in found.notes)
 
 
@@ -187,8 +185,8 @@ def test_rows_of_no_node_are_left_out_and_counted(tmp_path):
     table.loc[:3, "node"] = "-1"
     table.to_csv(tmp_path / "b.csv", index=False)
     found = read(tmp_path / "b.csv", n_nodes=6)
-    assert any("4 of 120 rows are of no known node" in note for note in found.notes)
-    assert any("nodes of 4 GPUs were measured, the cluster's have 8" in n for n in found.notes)
+    assert any("4 of 120 rows" in note for note in found.notes)
+    assert any("4 GPUs" in note and " 8" in note for note in found.notes)
 
 
 def test_without_a_column_of_gpus_the_answer_says_what_may_hide(tmp_path):
@@ -203,13 +201,13 @@ def test_several_measurements_or_groups_are_refused_with_a_choice(tmp_path):
     table["phase"] = ["day", "night"] * 60
     path = tmp_path / "b.csv"
     table.to_csv(path, index=False)
-    refused(path, "several columns may be the measurement: gemm_ms, copy_ms", "--column gemm_ms")
-    refused(path, "holds several groups (phase: day, night)", "--where", column="gemm_ms")
+    refused(path, ": gemm_ms, copy_ms", "--column gemm_ms")
+    refused(path, "(phase: day, night)", "--where", column="gemm_ms")
     options = {"column": "gemm_ms", "where": {"phase": "day"}}
     assert len(read(path, n_nodes=6, **options).measured) == 6
     refused(path, "no column 'gemm'", "gemm_ms", column="gemm")
-    refused(path, "more is slower or faster", column="phase")
-    refused(path, "no row has it", column="gemm_ms", where={"phase": "noon"})
+    refused(path, "phase", "faster", column="phase")
+    refused(path, "phase=noon", column="gemm_ms", where={"phase": "noon"})
     table.loc[7, "gemm_ms"] = 0.0
     table.to_csv(path, index=False)
     refused(path, "b.csv:9", "gemm_ms is 0", column="gemm_ms", where={"phase": "*"})
@@ -291,7 +289,7 @@ def test_a_slow_pair_of_which_neither_is_known_is_named(tmp_path):
     text = nccl(["n0", "n1"], 1.0) + nccl(["n2", "n3"], 2.0) + nccl(["n4", "n5"], 1.0)
     found = read(write(tmp_path, text, "all.log"), n_nodes=6)
     assert [found[2].network, found[3].network] == pytest.approx([2.0, 2.0])
-    assert any("n2 and n3 are slow together (2)" in note for note in found.notes)
+    assert any("n2 and n3 " in note and "(2)" in note for note in found.notes)
     assert any("n0, n1, n2, n3" in note for note in found.notes)  # the order of appearance
 
 
@@ -323,13 +321,13 @@ def test_a_failed_test_is_left_out_and_said(tmp_path):
         write(tmp_path, nccl([f"n{node}"], 1.0), f"{node}.txt")
     write(tmp_path, "not a test", "README")
     found = read(tmp_path, n_nodes=3)
-    assert any("3.txt" in note and "did it fail" in note for note in found.notes)
-    assert any("README" in note and "no output of nccl-tests" in note for note in found.notes)
+    assert any("3.txt" in note and "fail" in note for note in found.notes)
+    assert any("README" in note and "nccl-tests" in note for note in found.notes)
 
 
 def test_tests_that_cannot_be_compared_are_refused(tmp_path):
     one = write(tmp_path, nccl(["n0", "n1"], 1.0), "one.txt")
-    refused(one, "one.txt:", "the only test of its kind", "at least three")
+    refused(one, "one.txt:", "only test", "three")
     other = nccl(["n0", "n2"], 1.0)
     other = re.sub(r"^( +)(\d+)( +\d+ +float)", r"\g<1>1\2\3", other, flags=re.MULTILINE)
     both = write(tmp_path, nccl(["n0", "n1"], 1.0) + other, "both.txt")
@@ -337,9 +335,9 @@ def test_tests_that_cannot_be_compared_are_refused(tmp_path):
     refused(one, "leave --column", column="busbw")
     empty = tmp_path / "empty"
     empty.mkdir()
-    refused(empty, "the folder is empty")
+    refused(empty, f"{empty}: ", "empty")
     (empty / "a.txt").write_text("nothing")
-    refused(empty, "no table of bandwidths", "a.txt")
+    refused(empty, "bandwidths", "a.txt")
 
 
 @pytest.mark.parametrize(
@@ -362,7 +360,7 @@ def test_gpus_and_network_from_two_files(tmp_path):
     both = merge_inventories({"a": gpus, "b": network})
     assert both[3] == NodeSlowdown(1.2, network=1.5)
     assert list(both) == [3, 4, 5]
-    with pytest.raises(PrismError, match="b: node 3: its compute is in a too"):
+    with pytest.raises(PrismError, match="b: node 3: .*compute .* a "):
         merge_inventories({"a": gpus, "b": gpus})
 
 
@@ -382,18 +380,17 @@ def test_a_placement_reads_back(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("slot,node\n0,3\n0,4\n", ":3: slot 0 is there twice"),
-        ("slot,node\n0,3\n2,4\n", "2 slots but no slot 1"),
-        ("slot,node\n0,x\n", ":2: node is 'x', expected a whole number"),
-        ("slot,node\n0\n", ":2: node is ''"),
+        ("slot,node\n0,3\n0,4\n", ":3: slot 0 .*twice"),
+        ("slot,node\n0,3\n2,4\n", "2 slots .*no slot 1"),
+        ("slot,node\n0,x\n", ":2: node .*'x'"),
+        ("slot,node\n0\n", ":2: node .*''"),
         ("slot,host\n0,a\n", "no column node"),
         ("slot,node\n", "no slot"),
-        ("", "no column slot and node"),
+        ("", "column slot and node"),
     ],
 )
 def test_what_is_no_placement_is_an_error(tmp_path, text, part):
-    with pytest.raises(PrismError) as caught:
+    with pytest.raises(PrismError, match=rf"hosts\.csv.*{part}"):
         read_hosts(write(tmp_path, text, "hosts.csv"))
-    assert part in str(caught.value), str(caught.value)
-    with pytest.raises(PrismError, match="no such file"):
+    with pytest.raises(PrismError, match=r"none\.csv: "):
         read_hosts(tmp_path / "none.csv")

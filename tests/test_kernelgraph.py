@@ -134,7 +134,7 @@ def test_replicates_are_columns(tmp_path):
     assert spans.start.shape == (graph.duration.size, 3)
     assert spans.gpu_span[0][0] == spans.gpu_span[0][2] == replay(graph).gpu_span[0]
     assert spans.gpu_span[0][1] > 1.9 * spans.gpu_span[0][0]
-    with pytest.raises(PrismError, match="expected one a node"):
+    with pytest.raises(PrismError, match="node"):
         replay(graph, np.ones(3))
 
 
@@ -184,10 +184,10 @@ def test_kernel_table_has_counts_laws_and_the_host(tmp_path):
 
 def test_other_formats_and_steps_are_refused(tmp_path):
     tidy = make_trace({"duration": [1.0]}, "ops.csv", "tidy")
-    with pytest.raises(PrismError, match=r"ops.csv: is a tidy table; expected a profiler's trace"):
+    with pytest.raises(PrismError, match=r"ops\.csv: .*tidy"):
         kernel_table(tidy)
     trace, *_ = make(tmp_path, 1)
-    with pytest.raises(PrismError, match="step 99 is not in the trace; it has 10, 11"):
+    with pytest.raises(PrismError, match="step 99 .*10, 11"):
         infer_graph(trace, 99)
 
 

@@ -38,7 +38,7 @@ def test_moments_come_back(tmp_path, unit):
         assert library.law(entry).cv == pytest.approx(row["cv"], rel=1e-6)
     assert "others" not in {k["name"] for k in found["kernels"]}
     assert run("show", path)[1]["kind"] == "kernels"
-    assert "not a trace of ops" in run("replay", path)[2]
+    assert f"{path}: " in run("replay", path)[2]
 
 
 def test_tables_that_are_none(tmp_path):
@@ -93,8 +93,8 @@ def test_one_size_is_no_line(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text(tables_made.nccl_tests(low=1 << 20, high=1 << 20))
     assert "two sizes" in run("fit", path)[2]
-    assert "one file or folder, and 2 inputs" in run("fit", path, path)[2]
-    with pytest.raises(prism.PrismError, match="no table of bandwidths"):
+    assert "2 inputs" in run("fit", path, path)[2]
+    with pytest.raises(prism.PrismError, match="nodelist.txt: .*bandwidths"):
         library_of_collectives(SAMPLES / "nodelist.txt")
 
 

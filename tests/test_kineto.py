@@ -87,7 +87,9 @@ def test_copies_of_the_same_events_take_time_in_proportion(tmp_path, document):
 
 def test_a_file_for_which_there_is_no_memory_is_refused(tmp_path, text, monkeypatch):
     monkeypatch.setattr(sizes, "free_bytes", lambda: 10.0 * len(text))
-    with pytest.raises(PrismError, match=r"bytes of events need about .*; lower what is recorded"):
+    with pytest.raises(
+        PrismError, match=r"bytes of events .*recorded"
+    ):
         read_bytes(tmp_path, text)
     monkeypatch.setattr(sizes, "free_bytes", lambda: 12.0 * len(text))
     read_bytes(tmp_path, text)
@@ -157,7 +159,7 @@ def test_collectives_that_do_not_overlap_are_unmatched_and_counted(tmp_path, tim
         paths[-1].write_text(json.dumps(made))
     trace = read_kineto(paths)
     assert trace.meta["n_collectives_matched"] == 5 and trace.meta["n_members_unmatched"] == 2
-    assert any("2 of 12 recorded ones unmatched" in note for note in trace.notes)
+    assert any("2 of 12" in note for note in trace.notes)
 
 
 def test_launch_gaps_are_idle_time_before_a_late_launch(tmp_path):
@@ -178,7 +180,7 @@ def test_launch_gaps_are_idle_time_before_a_late_launch(tmp_path):
     assert gaps["duration"].tolist() == pytest.approx([20e-6])
     assert trace.meta["ranks"][0]["idle_share"] == pytest.approx(30 / 55)
     notes = " ".join(trace.notes)
-    assert "rank: rank 0" in notes and "taken as one step" in notes
+    assert "rank 0" in notes and "one step" in notes
 
 
 def test_impossible_durations_are_dropped_and_counted(tmp_path, document):
@@ -189,9 +191,8 @@ def test_impossible_durations_are_dropped_and_counted(tmp_path, document):
     n = sum(e["cat"] in ("kernel", "gpu_memcpy") for e in broken["traceEvents"])
     trace = read_bytes(tmp_path, json.dumps(broken).encode())
     assert (trace.ops["op_kind"] != "launch_gap").sum() == n - 2
-    notes = " ".join(trace.notes)
-    assert "1 of" in notes and "run over what follows" in notes
-    assert "1 device activities without a valid time" in notes
+    assert sum("1 of" in note for note in trace.notes) == 1
+    assert sum("1 device activities" in note for note in trace.notes) == 1
 
 
 def test_refusals_say_what_and_why(tmp_path, document):
@@ -200,12 +201,12 @@ def test_refusals_say_what_and_why(tmp_path, document):
         read_bytes(tmp_path, json.dumps(host).encode())
     with pytest.raises(PrismError, match="no trace events"):
         read_bytes(tmp_path, b'{"a": 1}')
-    with pytest.raises(PrismError, match="no such file"):
+    with pytest.raises(PrismError, match=r"absent\.json: "):
         read_kineto([tmp_path / "absent.json"])
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path in paths:
         path.write_text(json.dumps(document))
-    with pytest.raises(PrismError, match=r"two.json: is of rank 0, as .*one.json is"):
+    with pytest.raises(PrismError, match=r"two\.json: .*rank 0, .*one\.json"):
         read_kineto(paths)
 
 

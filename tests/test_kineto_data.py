@@ -35,7 +35,7 @@ def test_training_step_has_six_steps_and_all_activities():
     assert kind.isin(["all_to_all", "all_reduce"]).sum() == 60
     assert (trace.ops["rank"] == 3).all() and trace.meta["world_size"] == 8
     assert trace.meta["ranks"][0]["idle_share"] == pytest.approx(0.164, abs=0.002)
-    assert any("the waiting in its 60 collectives" in note for note in trace.notes)
+    assert any("waiting" in note and " 60 " in note for note in trace.notes)
 
 
 def test_send_receive_kernels_of_the_pair_are_what_launched_them():
@@ -59,7 +59,7 @@ def test_collectives_with_arguments_have_group_and_bytes():
 
 
 def test_a_trace_without_kernels_is_refused():
-    with pytest.raises(PrismError, match="2,467 host events but no device activity"):
+    with pytest.raises(PrismError, match="2,467 host events .*no device"):
         read("no_distributed_info")
 
 

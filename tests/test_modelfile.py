@@ -58,9 +58,9 @@ def test_every_array_has_units_and_a_name(model):
 
 
 def test_files_that_are_no_models_say_so(model, tmp_path):
-    with pytest.raises(PrismError, match="no such model; prism fit TRACE -o MODEL.nc"):
+    with pytest.raises(PrismError, match=r"missing\.nc: .*prism fit "):
         load_model(tmp_path / "missing.nc")
-    with pytest.raises(PrismError, match="no such model"):
+    with pytest.raises(PrismError, match=f"{tmp_path}: .*prism fit "):
         load_model(tmp_path)
     (tmp_path / "text.nc").write_text("not netCDF")
     (tmp_path / "empty.nc").write_bytes(b"")
@@ -70,13 +70,13 @@ def test_files_that_are_no_models_say_so(model, tmp_path):
     for name, part in (("half.nc", content[: len(content) // 2]), ("head.nc", content[:600])):
         (tmp_path / name).write_bytes(part)
     for name in ("text.nc", "empty.nc", "half.nc", "head.nc"):
-        with pytest.raises(PrismError, match=f"{name}: cannot be read"):
+        with pytest.raises(PrismError, match=f"{name}: .*read"):
             load_model(tmp_path / name)
     other = tmp_path / "other.nc"
     xr.Dataset({"step_time": ("replicate", np.ones(3))}, attrs={"kind": "simulation"}).to_netcdf(
         other, engine="h5netcdf"
     )
-    with pytest.raises(PrismError, match=r"other.nc: kind 'simulation'.*fit the trace again"):
+    with pytest.raises(PrismError, match=r"other\.nc: kind 'simulation'"):
         load_model(other)
 
 
@@ -128,11 +128,11 @@ DAMAGE = {
 def test_damaged_models_are_refused(model, tmp_path, change):
     path = tmp_path / "damaged.nc"
     change(model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
-    with pytest.raises(PrismError, match="damaged.nc: cannot be read"):
+    with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
         load_model(path)
 
 
 def test_a_model_of_another_schema_is_refused(model):
     dataset = model_to_dataset(model, {}).assign_attrs(schema=99)
-    with pytest.raises(PrismError, match="schema 99; expected a trace model of schema 1"):
+    with pytest.raises(PrismError, match=r"new\.nc: .*schema 99; .*schema 1"):
         model_from_dataset(dataset, "new.nc")

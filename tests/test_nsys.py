@@ -104,7 +104,7 @@ def test_other_step_names(tmp_path):
     for name in (r"myloop <(\d+)>", "myloop .*"):
         assert run("fit", tmp_path, "--step-range", name)[1]["steps"] == 4
     assert run("show", tmp_path, "--step-range", "myloop .*")[1]["steps"] == [10, 13]
-    assert "no NVTX range is called so" in run("fit", tmp_path, "--step-range", "none")[2]
+    assert "--step-range none: " in run("fit", tmp_path, "--step-range", "none")[2]
     assert "no regular expression" in run("fit", tmp_path, "--step-range", "(")[2]
 
 
@@ -140,7 +140,7 @@ def edited(folder, *statements):
         (
             [f"DROP TABLE {t}" for t in ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds",
              "NVTX_EVENTS", "META_DATA_EXPORT")],
-            "no export of Nsight Systems",
+            "Nsight",
         ),
     ],
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_mixed_kinds(both, tmp_path):
     (tmp_path / "a.sqlite").write_bytes(report)
     made = kineto_synth.events(PROGRAM, TIMES, 1)
     (tmp_path / "b.json").write_text(json.dumps(made))
-    assert "come from one profiler" in run("fit", tmp_path)[2]
+    assert "one profiler" in run("fit", tmp_path)[2]
     (tmp_path / "b.json").write_text("a note")
     assert any("left out" in note for note in run("fit", tmp_path)[1]["notes"])
 

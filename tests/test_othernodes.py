@@ -79,7 +79,7 @@ def test_slowdowns_of_workers_come_on_top():
     every = relocate(step, range(n), dict.fromkeys(range(n), slow_node(2.0)))
     anew = program_of(dataclasses.replace(model, rank=2.0 * model.rank))[0]
     assert times(every, 2) == pytest.approx(times(anew, 2), rel=1e-6)
-    with pytest.raises(PrismError, match="node 3: a fitted trace knows compute"):
+    with pytest.raises(PrismError, match="node 3: .*compute"):
         relocate(step, range(n), {3: slow_node(1.2, "network")})
     with pytest.raises(PrismError, match=f"no node {n} among {n}"):
         relocate(step, range(n), {n: NodeSlowdown(1.2)})
@@ -178,5 +178,5 @@ def test_transfers_of_empty_microbatches_take_no_time():
 @pytest.mark.parametrize("counts", [[4, 4, 4], [0, 4, 4, 4], [5, 4, 4, 4], [1.5, 4, 4, 4]])
 def test_counts_that_do_not_fit(counts):
     step = prepare(make_job(), 1)
-    with pytest.raises(PrismError, match=r"expected 4 whole numbers from 1 to .*microbatches = 4"):
+    with pytest.raises(PrismError, match=" 4 .*microbatches = 4"):
         limit_microbatches(step, counts)

@@ -243,7 +243,7 @@ def test_a_worker_that_lacks_a_whole_step_or_an_op_everywhere():
 
 def test_one_step_is_refused_with_a_way_out():
     graph, _ = graph_of(LAYOUTS["1f1b"], Effects())
-    with pytest.raises(PrismError, match="here.csv: 1 step; at least 2 are needed"):
+    with pytest.raises(PrismError, match=r"here\.csv: 1 step; .*2 "):
         fit_graph(graph.select(np.arange(1)), "here.csv")
 
 

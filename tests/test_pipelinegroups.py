@@ -19,11 +19,11 @@ from prism.simulation.tracemodel.graph import REPLICA, STAGE, WORKER, WORLD, rep
 EFFECTS = Effects(residual_sd=0.03, content_sd=0.1, rank_sd=0.02, gap_s=0.004)
 SCATTER, NORM = "grads-reduce-scatter", "layernorm-grads-all-reduce"
 WHERE = {
-    (SCATTER, "replica", -1): "over all stages of each replica before grads-reduce-scatter",
-    (SCATTER, "replica", 0): "over all stages of replica 0 before grads-reduce-scatter",
-    (NORM, "stage", 0): "over all replicas of stage 0 before layernorm-grads-all-reduce",
-    (NORM, "stage", 3): "over all replicas of stage 3 before layernorm-grads-all-reduce",
-    (NORM, "world", -1): "over all workers before layernorm-grads-all-reduce",
+    (SCATTER, "replica", -1): ("each replica", SCATTER),
+    (SCATTER, "replica", 0): ("replica 0", SCATTER),
+    (NORM, "stage", 0): ("stage 0", NORM),
+    (NORM, "stage", 3): ("stage 3", NORM),
+    (NORM, "world", -1): ("all workers", NORM),
 }
 
 
@@ -36,8 +36,8 @@ def test_hidden_barriers_are_found_where_they_are(barrier, p2p, missing):
         layout = Layout(2, 4, 4, 8, p2p=p2p)
         frame, truth = make_trace(layout, replace(effects, missing=missing), seed)
         graph = build_trace_graph(as_trace(frame))
-        found = [n for n in graph.notes if "barrier" in n]
-        assert found == [f"a barrier {WHERE[barrier]}, which no op names"]
+        (found,) = (n for n in graph.notes if "barrier" in n)
+        assert all(part in found for part in WHERE[barrier])
         assert graph.edges_inferred == 1
         if missing:
             continue

@@ -238,8 +238,11 @@ def test_an_interrupted_run_can_be_made_again_and_shown(stopped):
     assert "checkpoint_interval" in [found.code for found in answer.findings]
     rows = {row[0]: row[1] for table in answer.tables for row in table.rows}
     numbers = summary(stopped)
-    assert rows["effective training time ratio (ETTR)"].value == numbers["ettr"]
-    assert rows["work lost to failures"].value == numbers["delay_by_term"]["lost_work"]
+    (ettr,) = (cell for name, cell in rows.items() if "(ETTR)" in name)
+    assert ettr.value == numbers["ettr"]
+    assert numbers["delay_by_term"]["lost_work"] in [
+        cell.value for name, cell in rows.items() if "lost" in name
+    ]
     ax = plot_progress(stopped)
     assert ax.get_xlabel() == "date" and ax.lines[0].get_ydata()[-1] == 1.0
 
@@ -274,5 +277,5 @@ def test_a_run_under_way(tmp_path):
     assert after.time_to_train.std() < before.time_to_train.std()
     assert np.array_equal(reproduce(after).time_to_train, after.time_to_train)
     assert float(after.progress[0]) == pytest.approx(0.2)
-    with pytest.raises(PrismError, match="4000 steps are done, and the run has 3000"):
+    with pytest.raises(PrismError, match="4000 steps .*3000"):
         estimate(job, replicates=64, seed=1, steps=3000, completed=file)

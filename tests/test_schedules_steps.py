@@ -1,5 +1,7 @@
 """Steps with split backwards: times, transfers, gradients, effects, memory, layouts, sweeps."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -70,9 +72,9 @@ def test_weights_by_stage():
     job = pipeline({}, given, pp=2, microbatches=1, schedule="zb-h1")
     # F F, B of stage 1, B of stage 0, and its W; stage 1's W is done by then
     assert job_time(job) == pytest.approx(1 + 1 + 0.5 + max(1.0 + 1.0, 2.5), rel=1e-6)
-    with pytest.raises(PrismError, match="weight_s: is more than backward_s"):
+    with pytest.raises(PrismError, match="weight_s: .*backward_s"):
         pipeline({}, {"weight_s": 2.5}, pp=2, microbatches=1)
-    with pytest.raises(PrismError, match="weight_s: has 3 durations, expected one per stage"):
+    with pytest.raises(PrismError, match="weight_s: .*3 durations"):
         pipeline({}, {"weight_s": [1.0] * 3}, pp=2, microbatches=1)
 
 
@@ -328,7 +330,7 @@ def test_a_layer_moves_off_the_virtual_stages_of_a_slow_node(monkeypatch):
     monkeypatch.setattr(alternatives, "changed_job", change)
     problem = make_problem(prepare(job, 0), Placement(job).slowdowns(), 1)
     moved = alternatives.fewer_layers(problem, np.arange(4), 0)
-    assert "slow nodes at stage 3, a layer of it moved to stage 0" in moved.label
+    assert re.search("stage 3, .* stage 0", moved.label)
     assert seen == [[9, 10, 10, 9, 12, 10, 10, 10]]
 
 
@@ -379,11 +381,11 @@ def test_layouts_keep_the_schedules_family():
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"schedule": "zb-v", "vpp": 4}, "zb-v has 2 chunks per stage, but vpp = 4; set vpp: 2"),
-        ({"schedule": "zb-h1", "vpp": 2}, "zb-h1 has one chunk per stage, but vpp = 2; set vpp: 1"),
+        ({"schedule": "zb-v", "vpp": 4}, "zb-v .*2 chunks .*vpp = 4; .*vpp: 2"),
+        ({"schedule": "zb-h1", "vpp": 2}, "zb-h1 .*one chunk .*vpp = 2; .*vpp: 1"),
         ({"schedule": "dualpipe-v", "microbatches": 7},
-         "7, but dualpipe-v needs 2 for each of the 4 stages; set 8 or more"),
-        ({"schedule": "zb-v", "p2p": "blocking"}, "blocking with zb-v is not modelled yet"),
+         "7, .*dualpipe-v .*2 .*4 stages; .* 8 "),
+        ({"schedule": "zb-v", "p2p": "blocking"}, "blocking with zb-v"),
     ],
 )  # fmt: skip
 def test_what_a_schedule_cannot_have(layout, message):
