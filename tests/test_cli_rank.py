@@ -244,7 +244,7 @@ def test_the_largest_cause_comes_first_with_what_fixing_it_brings(answer):
     found = answer(ranking())
     first = found.findings[0]
     assert (first.code, first.severity) == ("largest_cause", "answer")
-    for part in ("dp reduce_scatter", "61 ± 1 %", "-41 ± 1 %", "-1.3 ± 0.1 %"):
+    for part in ("dp reduce_scatter", "61 ± 1 %", "-41.0 ± 1.0 %", "-1.3 ± 0.1 %"):
         assert part in first.text
     fact = dict(found.facts)["largest cause, dp reduce_scatter"]
     assert fact.value == found.json()["kernels"][0]["total_order"]
@@ -260,7 +260,7 @@ def test_causes_that_are_indistinguishable_are_named_together(answer):
 def test_a_change_that_is_not_distinguishable_is_only_bounded(answer):
     still = row("stall", 0.9, 0.9, 0.5, 0.0005)
     (text,) = told(answer(ranking([], [still])), "largest_cause")
-    assert "-50 ± 1 %" in text and "within 0.1 %" in text and "median" not in text
+    assert "-50.0 ± 1.0 %" in text and "within 0.15 %" in text and "median" not in text
 
 
 def test_another_cause_that_p95_gains_more_from(answer):
@@ -289,8 +289,8 @@ def test_effects_that_lengthen_the_mean(answer):
     slow = row("rank", 0.01, 0.02, 0.02, 0.5, mean_reduction=0.49, mean_reduction_ci=[0.48, 0.5])
     found = answer(ranking(effects=[slow]))
     (text,) = told(found, "lengthens_mean")
-    assert "-49 ± 1 %" in text and "-2.0 ± 1.0 %" in text
-    assert table_of(found)["rank effect (GPU speed)"][2:] == ["-2.0 ± 1.0 %", "-50 %", "-49 %"]
+    assert "-49.0 ± 1.0 %" in text and "-2.0 ± 1.0 %" in text
+    assert table_of(found)["rank effect (GPU speed)"][2:] == ["-2.0 ± 1.0 %", "-50.0 ± 0.1 %", "-49.0 %"]
 
 
 def test_other_interventions_have_tables(answer):
@@ -302,8 +302,8 @@ def test_other_interventions_have_tables(answer):
     titles = [table.title for table in found.tables]
     assert any("tail" in title for title in titles) and any("25 %" in title for title in titles)
     cut, faster = (next(t for t in titles if word in t) for word in ("tail", "25 %"))
-    assert table_of(found, cut) == {"p2p (between stages)": ["-17 %", "+0.2 %"]}
-    assert table_of(found, faster) == {"p2p (between stages)": ["-10 %", "-10 %"]}
+    assert table_of(found, cut) == {"p2p (between stages)": ["-17.0 %", "+0.20 %"]}
+    assert table_of(found, faster) == {"p2p (between stages)": ["-10.0 %", "-10.0 %"]}
     # nothing was held at its median
     assert "median" not in " ".join(lines_of(found))
 
@@ -333,7 +333,7 @@ def test_tables_fit_and_causes_are_sorted(answer):
     assert max(map(len, lines_of(found, details=True))) <= WIDTH
     shown = table_of(found)
     assert list(shown) == ["dp reduce_scatter", "rank effect (GPU speed)", "GEMM MLP"]
-    assert shown["dp reduce_scatter"] == ["60 %", "61 ± 1 %", "-41 ± 1 %", "-1.3 ± 0.1 %", ""]
+    assert shown["dp reduce_scatter"] == ["60 %", "61 ± 1 %", "-41.0 ± 1.0 %", "-1.3 ± 0.1 %", ""]
     assert list(table_of(found, "Smaller causes")) == ["optimizer"]
 
 

@@ -305,7 +305,7 @@ def test_text_of_split_backwards() -> None:
         "stage 0 | F0 F1 .  I0 W0 F2 I1 W1 I2 W2",
         "stage 1 | .  F0 I0 F1 I1 W0 F2 I2 W1 W2",
     ]
-    assert re.search(r"10 slots .*F 1, I 1, W 1.* 10\.0%", last)
+    assert re.search(r"10 slots .*F 1, I 1, W 1.* 10 %", last)
     last = format_schedule(make_schedule("dualpipe-v", 2, 4)).splitlines()[-1]
     assert re.search("25 slots .*F 1, B 2, I 1, W 1", last)
 

@@ -128,7 +128,16 @@ def _short(seconds: float, resolution: float | None) -> str:
 
 
 def format_share(share: float, digits: int = 3, half: float | None = None) -> str:
-    """Write a probability or a share in percent, or as many digits as half of its interval leaves.
+    """Write a probability or a share in percent, with half of its interval where one is given.
+
+    Parameters
+    ----------
+    share : float
+        [1].
+    digits : int
+        Significant ones, where no interval says how many are known.
+    half : float, optional
+        Half of its 95 % interval, left out below 0.05 % [1].
 
     Examples
     --------
@@ -136,11 +145,15 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
     ('12.3 %', '0 %', '148 %')
     >>> format_share(0.2894, half=0.0612), format_share(0.7634, half=0.0052)
     ('29 ± 6 %', '76.3 ± 0.5 %')
+    >>> format_share(2e-4, half=0.0), format_share(0.072, half=1e-5)
+    ('<0.1 %', '7.2 %')
     """
     percent = 100.0 * share
-    if half is not None:
-        decimals = _digits(100.0 * half)
+    if half is not None and half >= 5e-4:
+        decimals = min(1, _digits(100.0 * half))
         return f"{percent:.{decimals}f} ± {100.0 * half:.{decimals}f} %"
+    if half is not None and 0.0 < abs(share) < 5e-4:
+        return "<0.1 %"
     return f"{percent:.{digits}g} %" if abs(percent) < 99.5 else f"{percent:.0f} %"
 
 

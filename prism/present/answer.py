@@ -209,10 +209,7 @@ def share(value: float | None, half: float | None = None) -> Cell:
     """
     if value is None:
         return None
-    if half is not None and half >= 5e-5:
-        return Figure(value, format_share(value, half=half))
-    small = 0.0 < abs(value) < 5e-4
-    return Figure(value, "<0.1 %" if small else format_share(value))
+    return Figure(value, format_share(value, half=half or 0.0))
 
 
 def duration(seconds: float | None, fine: float | None = None, like: float | None = None) -> Cell:

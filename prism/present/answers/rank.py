@@ -10,6 +10,7 @@ from prism import plots
 from prism.analyses.rank import summarize_rank
 from prism.analyses.rankings.shares import HALF_WIDTH, WIDE_HALF_WIDTH
 from prism.common.labels import TARGETS, label, short_label
+from prism.common.text import format_share, percent_change
 from prism.present.answer import (
     Answer,
     Cell,
@@ -101,31 +102,28 @@ def _short(row: Json) -> str:
     return short_label(row["name"], row["kind"])
 
 
-def _percent(value: float, half: float = 0.0, sign: str = "") -> str:
-    """Write a share or a change in percent, with half of its interval where the digits show it."""
-    value, half = 100.0 * value, 100.0 * half
-    digits = 0 if max(abs(value), half) >= 9.95 else 1
-    if abs(value) < 0.05 and half < 0.05:
-        return "<0.1 %" if value > 0.0 and not sign else "0 %"
-    text = f"{value:{sign}.{digits}f}"
-    return f"{text} ± {half:.{digits}f} %" if half >= 0.5 * 0.1**digits else f"{text} %"
-
-
-def _share(key: str, interval: bool = True, sign: str = "") -> Callable[[Json], Cell]:
-    """Make a function that writes a share of a row; with a sign, what a reduction changes."""
+def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
+    """Make a function that writes a share of a row."""
 
     def write(row: Json) -> Cell:
-        value, half = row.get(key), _half(row, key) * interval
+        value = row.get(key)
         if value is None:
             return None
-        return Figure(value, _percent(-value if sign else value, half, sign))
+        return Figure(value, format_share(value, half=_half(row, key) * interval))
 
     return write
 
 
 def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
     """Make a function that writes what a reduction of a row changes."""
-    return _share(key, interval, "+")
+
+    def write(row: Json) -> Cell:
+        value = row.get(key)
+        if value is None:
+            return None
+        return Figure(value, percent_change(-value, row.get(f"{key}_ci") if interval else None))
+
+    return write
 
 
 # ------------------------------------------------------------------------------ in sentences
@@ -174,7 +172,7 @@ def _distinct(row: Json, key: str) -> str:
     if abs(_value(row, key)) > _half(row, key):
         return words(_change(key)(row))
     bound = max(abs(_value(row, key)) + _half(row, key), 5e-4)
-    return f"statistically unchanged (within {_percent(bound)})"
+    return f"statistically unchanged (within {format_share(bound, 2)})"
 
 
 def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
@@ -221,15 +219,15 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
     }
     error = sum(_half(row, "first_order") ** 2 for row in known) ** 0.5
     whole = first["kernels"] + first["effects"]
-    kernels, effects = (_percent(first[kind]) for kind in ("kernels", "effects"))
+    kernels, effects = (format_share(first[kind], half=0.0) for kind in ("kernels", "effects"))
     text = (
         f"First-order, shared effects make {effects} of the variance, kernels' own noise {kernels}"
     )
     if abs(1.0 - whole) <= max(error, NOTABLE):
-        text += f": causes add up ({_percent(whole, error)})."
+        text += f": causes add up ({format_share(whole, half=error)})."
     elif whole < 1.0:
-        text += f"; {_percent(1.0 - whole, error)} arises only where causes meet, as in waits for "
-        text += "the slowest rank."
+        text += f"; {format_share(1.0 - whole, half=error)} arises only where causes meet, as in "
+        text += "waits for the slowest rank."
     else:
         text += "."
     return [Finding("additivity", text)]
@@ -243,8 +241,8 @@ def _tail(numbers: Json, rows: Sequence[Json]) -> list[Finding]:
     if not shown:
         return []
     named = ", ".join(
-        f"{_short(row)} {_percent(row['tail_share'])} of the slowest 5 %, "
-        f"{_percent(row['covariance_share'])} of the spread"
+        f"{_short(row)} {format_share(row['tail_share'], 2)} of the slowest 5 %, "
+        f"{format_share(row['covariance_share'], 2)} of the spread"
         for row in shown[:MOST_NAMED]
     )
     return [Finding("tail_differs", f"The tail differs from the spread: {named}.")]
@@ -266,7 +264,7 @@ def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
         return []
     return [
         f"wide 95 % intervals, so the order is uncertain: {', '.join(wide)} of the variance; aimed "
-        f"at is ± {_percent(HALF_WIDTH)} (± {_percent(WIDE_HALF_WIDTH)} above one half)"
+        f"at is ± {format_share(HALF_WIDTH)} (± {format_share(WIDE_HALF_WIDTH)} above one half)"
     ]
 
 
@@ -353,7 +351,7 @@ def _other(rows: Sequence[Json], numbers: Json, suffix: str) -> Table:
 
     changed = sorted((row for row in rows if largest(row) >= SMALL), key=largest, reverse=True)
     columns = [(Column(name), _change(key)) for name, key in keys.items()]
-    title = _OTHERS[suffix].format(f"{100.0 * numbers['speed_up']:.3g} %")
+    title = _OTHERS[suffix].format(format_share(numbers["speed_up"]))
     return _causes_table(title, changed[:MOST_CHANGES], columns, [])
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.analyses.replay import summarize_replay
+from prism.common.text import format_share, percent_change
 from prism.present.answer import (
     Answer,
     Cell,
@@ -17,6 +18,7 @@ from prism.present.answer import (
     Finding,
     Picture,
     Table,
+    change,
     count,
     duration,
     pairs_table,
@@ -57,10 +59,10 @@ def replay_answer(result: xr.Dataset) -> Answer:
         warnings=tuple(numbers.get("warnings") or ()),
         assumptions=tuple(numbers.get("notes") or ()),
         facts=tuple(
-            (label, Figure(numbers[key], text))
-            for key, label, text in (
-                ("mean_error", "replayed against measured", percent(numbers.get("mean_error"))),
-                ("slowdown_same_work", "slowdown", _slowdown(numbers.get("slowdown_same_work"))),
+            (label, Figure(numbers[key], write(numbers[key])))
+            for key, label, write in (
+                ("mean_error", "replayed against measured", percent_change),
+                ("slowdown_same_work", "slowdown", _slowdown),
             )
             if numbers.get(key) is not None
         ),
@@ -73,30 +75,23 @@ def _findings(numbers: Json) -> list[Finding]:
     out = []
     slowdown, ideal = numbers.get("slowdown_same_work"), numbers.get("ideal_mean")
     if slowdown is not None and ideal is not None:
-        longer = percent(slowdown - 1.0) if slowdown - 1.0 >= 5e-5 else "less than 0.01 %"
-        text = f"Stragglers and noise make the step {longer.lstrip('+')} longer than the ideal step"
+        text = (
+            f"Stragglers and noise make the step {format_share(slowdown - 1.0, half=0.0)} longer "
+        )
+        text += "than the ideal step"
         out.append(Finding("stragglers", f"{text} of {words(duration(ideal, 1e-4 * ideal))}.",
                            "answer"))  # fmt: skip
     if numbers.get("mean_error") is not None:
-        text = f"The replayed steps are {percent(numbers['mean_error'])} off the measured ones in "
-        text += "the mean"
+        text = f"The replayed steps are {percent_change(numbers['mean_error'])} off the measured "
+        text += "ones in the mean"
         if numbers.get("max_abs_error") is not None:
-            text += f", each within {percent(numbers['max_abs_error']).lstrip('+')}"
+            text += f", each within {format_share(numbers['max_abs_error'], 2)}"
         out.append(Finding("reproduction", f"{text}.", "answer"))
     return out
 
 
-def percent(value: float | None) -> str:
-    """Write a relative error, two decimals of a percent, or one digit where it is less."""
-    if value is None:
-        return ""
-    if abs(value) < 1e-9:  # rounding
-        return "0 %"
-    return f"{100.0 * value:+{'.2f' if abs(value) >= 1e-4 else '.1g'}} %"
-
-
-def _slowdown(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _slowdown(value: float) -> str:
+    return f"{value:.4f}"
 
 
 def _step_table(numbers: Json) -> Table:
@@ -154,7 +149,7 @@ def _spans_table(numbers: Json) -> Table:
             count(row["step"]), count(row["rank"]),
             *(duration(row[key], 1e-4 * row["measured"], row["measured"])
               for key in ("measured", "replayed")),
-            Figure(row["error"], percent(row["error"])),
+            change(row["error"]),
         )
         for row in numbers.get("gpu_spans") or ()
     )  # fmt: skip

@@ -15,11 +15,11 @@ from prism.present.answer import (
     Cell,
     Column,
     Errors,
-    Figure,
     Finding,
     Picture,
     Table,
     lines_table,
+    share,
 )
 
 if TYPE_CHECKING:
@@ -115,8 +115,4 @@ def _rows(step: Json, shown: int) -> list[Table]:
 def _row(row: Json, causes: list[str]) -> tuple[Cell, ...]:
     name = row["label"] + (f" ({row['role']})" if row["role"] else "")
     waits = [row["waits"].get(cause, {"share": 0.0})["share"] for cause in causes]
-    return name, _percent(row["busy_share"]), *(_percent(x) if x >= SMALL else None for x in waits)
-
-
-def _percent(part: float) -> Figure:
-    return Figure(part, f"{100.0 * part:.1f} %")
+    return name, share(row["busy_share"]), *(share(x) if x >= SMALL else None for x in waits)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.analyses.validate import summarize_validation
-from prism.common.text import format_count, format_share
+from prism.common.text import format_count, format_share, percent_change
 from prism.present.answer import (
     Answer,
     Cell,
@@ -18,9 +18,9 @@ from prism.present.answer import (
     Finding,
     Picture,
     Table,
+    change,
     duration,
 )
-from prism.present.answers.replay import percent
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -123,18 +123,14 @@ def _findings(numbers: Json) -> list[Finding]:
     error, floor, se = (numbers.get(k) for k in ("p95_error", "p95_floor", "p95_measured_se"))
     if error is None:
         return out
-    text = f"The predicted p95 is off by {percent(error)}"
+    text = f"The predicted p95 is off by {percent_change(error)}"
     if floor is not None:
         side = "no more than" if abs(error) <= abs(floor) else "more than"
-        text += f", {side} training and measured part differ ({_unsigned(floor)})"
+        text += f", {side} training and measured part differ ({format_share(floor, 2)})"
     if se is not None:
         side = "within" if abs(error) <= 2.0 * se else "beyond"
-        text += f"; {side} two standard errors of the measured p95 ({_unsigned(se)} each)"
+        text += f"; {side} two standard errors of the measured p95 ({format_share(se, 2)} each)"
     return [*out, Finding("p95", f"{text}.", "answer")]
-
-
-def _unsigned(value: float) -> str:
-    return percent(abs(value)).lstrip("+")
 
 
 def _assumptions(numbers: Json) -> list[str]:
@@ -171,7 +167,7 @@ def _figure(key: str, value: float | None) -> Cell:
         return None
     if key == "wasserstein":
         return duration(value, 0.01 * value if value > 0 else None)
-    return Figure(value, percent(value) if "_error" in key else f"{value:.3f}")
+    return change(value) if "_error" in key else Figure(value, f"{value:.3f}")
 
 
 def _errors(numbers: Json) -> Errors:
