@@ -290,7 +290,11 @@ def test_effects_that_lengthen_the_mean(answer):
     found = answer(ranking(effects=[slow]))
     (text,) = told(found, "lengthens_mean")
     assert "-49.0 ± 1.0 %" in text and "-2.0 ± 1.0 %" in text
-    assert table_of(found)["rank effect (GPU speed)"][2:] == ["-2.0 ± 1.0 %", "-50.0 ± 0.1 %", "-49.0 %"]
+    assert table_of(found)["rank effect (GPU speed)"][2:] == [
+        "-2.0 ± 1.0 %",
+        "-50.0 ± 0.1 %",
+        "-49.0 %",
+    ]
 
 
 def test_other_interventions_have_tables(answer):

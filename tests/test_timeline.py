@@ -1,5 +1,6 @@
 """Timelines of jobs: the sampled step, op by op, against the oracle, the graph and the format."""
 
+import gzip
 import json
 
 import numpy as np
@@ -257,7 +258,7 @@ def test_what_is_shown_can_be_chosen():
 def test_of_many_replicas_those_worth_seeing_are_shown():
     made = timeline(load_job("llama3-70b-fsdp-512"), replicates=64, seed=2, percentiles=[50])
     rows = summarize_timeline(made)["steps"][0]["rows"]
-    assert len(rows) == 8 and "decides" in rows[0]["role"]
+    assert len(rows) in (3, 4) and "decides" in rows[0]["role"]
     assert {"typical", "fastest"} <= {row["role"] for row in rows}
 
 
@@ -286,9 +287,8 @@ def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):
         assert status == 2 and f"{option} does not apply" in err
     status, _, err = run("timeline", tmp_path / "out" / "result.nc")
     assert status == 2 and "holds no simulated steps of a job" in err
-    file = tmp_path / "t.json"
-    assert run("timeline", result, "-o", file, "-q")[0] == 0
-    assert len(check_trace(json.loads(file.read_text()))) == 16 * 2
+    packed = (tmp_path / "out" / "timeline.json.gz").read_bytes()
+    assert len(check_trace(json.loads(gzip.decompress(packed)))) == 16 * 2
     status, out, _ = run("timeline", path, *size[:4], "--percentiles", "50")
     assert status == 0 and "computes" in out
 

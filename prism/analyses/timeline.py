@@ -8,9 +8,9 @@ graph. Left out: the pictures and files (`prism.plots.gantt`, `prism.analyses.ti
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ import prism
 from prism.analyses.timelines.choose import Wanted, choose_rows
 from prism.analyses.timelines.jobs import JobPlayer, check_size
 from prism.analyses.timelines.played import PlayedStep, Row
-from prism.analyses.timelines.table import Sheet, lay_out, make_timeline
+from prism.analyses.timelines.table import Sheets
 from prism.analyses.timelines.traces import play_trace
 from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
@@ -46,16 +46,6 @@ MODELS = ("trace", "calibrated", "steps")
 """Kinds of files that are models; the last has no steps to show, and `load_job` says so."""
 
 What = Job | str | Path | Sequence[str | Path]
-
-
-class Sampled(NamedTuple):
-    """Sampled steps of a job."""
-
-    job: Job
-    step: Prepared
-    seed: int
-    step_time: NDArray[np.float64]  # [replicate] s
-    notes: list[str]
 
 
 def timeline(
@@ -91,7 +81,7 @@ def timeline(
         Of a profiler's trace: what the ranges that are steps are called; see
         `prism.analyses.replay`.
     replicates, seed, threads
-        Of a job as in ``simulate``; 4,096 replicates, or those of the result.
+        Of a job as in ``simulate``; 4,096 replicates, of a result those that it has of them.
     ranks, replicas, stages : sequence of int, optional
         Which to show; all where they are few, else some replicas.
     overrides : sequence of str
@@ -115,15 +105,25 @@ def timeline(
     if trace is not None:
         given = {
             "percentiles": percentiles if percentiles is None else tuple(percentiles),
-            "replicates": replicates, "ideal": ideal,
-            "overrides": tuple(overrides),
+            "replicates": replicates, "ideal": ideal, "overrides": tuple(overrides),
         }  # fmt: skip
         _refuse(trace.source, "a trace, whose steps were measured", given)
         played = play_trace(trace, step)
-        return _lay_trace(trace, played, wanted)
+        about = {"source": trace.source, "prism_version": prism.__version__}
+        return _lay_out(played, wanted, about, trace.notes)
     _refuse(str(what), "a job, whose steps are simulated", {"step": step, "step_range": step_range})
-    sampled = _sample(what, replicates, seed, threads, overrides, progress)
-    return _lay_job(sampled, PERCENTILES if percentiles is None else percentiles, ideal, wanted)
+    job, n, seed = _job(what, replicates, seed, overrides)
+    seed, threads = settle_call(n, seed, threads)
+    prepared = prepare(job, seed, engine="exact")
+    check_size(prepared)
+    blocks = range(-(-n // LANES))
+    times = run_blocks(prepared.program, blocks, seed, threads, progress=progress)[0]
+    steps = _play(
+        JobPlayer(prepared, seed), times.reshape(-1)[:n].astype(np.float64),
+        PERCENTILES if percentiles is None else percentiles, ideal,
+    )  # fmt: skip
+    attrs = provenance(job, {"replicates": n, "seed": seed}) | {"replicates": n, "source": job.name}
+    return _lay_out(steps, wanted, attrs, (), _rank_rows(prepared))
 
 
 def summarize_timeline(timeline: xr.Dataset) -> dict[str, Any]:
@@ -189,89 +189,30 @@ def _read(what: What, step_range: str | None) -> Trace | None:
     return read_trace(str(what), step_range) if kind == "trace" else None
 
 
-def _lay_trace(trace: Trace, played: list[PlayedStep], wanted: Wanted) -> xr.Dataset:
-    of_rank = None
-    if played[0].between == "rank":
-        of_rank = {rank: Row(0, i, 0) for i, rank in enumerate(played[0].label["ranks"])}
-    sheets, chosen = [], choose_rows(played[0], wanted, of_rank)
-    for one in played:
-        about = one.label
-        kind, number = str(about["kind"]), int(about["step"])
-        short = f"step {number}" if kind == "replayed" else "ideal"
-        mean = "with every op at its mean" if one.between == "rank" else "ideal"
-        title = f"step {number} {'as measured, replayed' if kind == 'replayed' else mean}"
-        title += f": {_seconds(one.step_time)}"
-        if kind == "replayed":
-            title += f" (measured {_seconds(about['measured_step_time'])})"
-        # of an ideal step, in which all are alike, the same rows
-        sheets.append(_titled(lay_out(one, chosen), short, title))
-        chosen = chosen._replace(roles={})
-    notes = [*trace.notes, *sheets[0].figures["notes"], *_left_out(sheets)]
-    attrs = {
-        "kind": "timeline", "source": trace.source, "prism_version": prism.__version__,
-        "notes": json.dumps(list(dict.fromkeys(notes))),
-    }  # fmt: skip
-    return make_timeline(sheets, attrs)
-
-
 # -------------------------------------------------------------------------------------------- jobs
-def _sample(
-    what: What, replicates: int | None, seed: int | None, threads: int | None,
-    overrides: Sequence[str], progress: Progress | None,
-) -> Sampled:  # fmt: skip
-    """Simulate a job's steps, or take those of a result."""
+def _job(
+    what: What, replicates: int | None, seed: int | None, overrides: Sequence[str]
+) -> tuple[Job, int, int | None]:
+    """Find the job, and how many replicates are drawn with which seed: a result has its own."""
     if not isinstance(what, Job | str | Path):
         if len(what) != 1:
             raise PrismError("one job, model or result at a time; only a trace is several files")
         what = what[0]
-    if isinstance(what, str | Path) and Path(what).suffix == ".nc" and Path(what).is_file():
-        if model_attrs(what).get("kind") not in MODELS:
-            given = {"replicates": replicates, "seed": seed, "overrides": tuple(overrides)}
-            return _of_result(what, given, threads, progress)
-    job = what if isinstance(what, Job) else load_job(what, overrides)
-    n = REPLICATES if replicates is None else replicates
-    seed, threads = settle_call(n, seed, threads)
-    step = prepare(job, seed, engine="exact")
-    check_size(step)
-    times = _run(step, n, seed, threads, progress)
-    return Sampled(job, step, seed, times, [])
-
-
-def _run(
-    step: Prepared, n: int, seed: int, threads: int, progress: Progress | None
-) -> NDArray[np.float64]:
-    """Step times of n replicates [s]."""
-    blocks = range(-(-n // LANES))
-    times = run_blocks(step.program, blocks, seed, threads, progress=progress)[0]
-    return times.reshape(-1)[:n].astype(np.float64)
-
-
-def _of_result(
-    path: str | Path, given: dict[str, Any], threads: int | None, progress: Progress | None
-) -> Sampled:
-    """Rebuild the call of a result, whose step times are taken as they are."""
-    _refuse(str(path), "a result, which has its own call", given)
-    result = load(path)
+    is_file = isinstance(what, str | Path) and Path(what).suffix == ".nc" and Path(what).is_file()
+    if isinstance(what, Job) or not is_file or model_attrs(what).get("kind") in MODELS:
+        job = what if isinstance(what, Job) else load_job(what, overrides)
+        return job, REPLICATES if replicates is None else replicates, seed
+    given = {"replicates": replicates, "seed": seed, "overrides": tuple(overrides)}
+    _refuse(str(what), "a result, which has its own call", given)
+    result = load(what)
     call = json.loads(result.attrs.get("call", "{}"))
     steps = {"step_time", "replicate"} <= {*result, *result.dims} and "job" in result.attrs
     if not steps or "seed" not in call:
         raise PrismError(
-            f"{path}: holds no simulated steps of a job; give a result.nc that "
+            f"{what}: holds no simulated steps of a job; give a result.nc that "
             "prism estimate JOB -o DIR wrote"
         )
-    job, times = job_of(result), result["step_time"].to_numpy()
-    seed, threads = settle_call(times.size, int(call["seed"]), threads)
-    step = prepare(job, seed, engine="exact")
-    check_size(step)
-    replicas = json.loads(result.attrs.get("replicas", "{}"))
-    if replicas.get("engine") != "exchangeable":
-        return Sampled(job, step, seed, times, [])
-    n = min(times.size, REPLICATES)
-    note = (
-        f"{path} simulated {replicas['simulated']:,} of {replicas['replicas']:,} replicas; here "
-        f"all of them were, in {n:,} steps of the same clusters: percentiles differ a little"
-    )
-    return Sampled(job, step, seed, _run(step, n, seed, threads, progress), [note])
+    return job_of(result), min(result.sizes["replicate"], REPLICATES), int(call["seed"])
 
 
 def nearest_replicate(step_time: NDArray[np.float64], percentile: float) -> int:
@@ -279,39 +220,21 @@ def nearest_replicate(step_time: NDArray[np.float64], percentile: float) -> int:
     return int(np.argmin(np.abs(step_time - np.quantile(step_time, percentile / 100.0))))
 
 
-def _lay_job(
-    sampled: Sampled, percentiles: Sequence[float], ideal: bool, wanted: Wanted
-) -> xr.Dataset:
-    job, step, seed, times, _ = sampled
-    sheets, of_rank, player = [], _rank_rows(step), JobPlayer(step, seed)
+def _play(
+    player: JobPlayer, times: NDArray[np.float64], percentiles: Sequence[float], ideal: bool
+) -> Iterator[PlayedStep]:
+    """Play the replicates nearest the percentiles, and the step with every effect at 1."""
     for percentile in dict.fromkeys(percentiles):
         if not 0.0 <= percentile <= 100.0:
             raise PrismError(f"percentile {percentile:g}, expected between 0 and 100")
         replicate = nearest_replicate(times, percentile)
         played = player.play(replicate)
-        if np.float32(played.step_time) != np.float32(times[replicate]):
-            raise PrismError(
-                f"{job.source}: replicate {replicate} took {times[replicate]!r} s and now takes "
-                f"{played.step_time!r} s: made by another version or library; run prism estimate "
-                "again"
-            )
         played.label.update(kind="replicate", percentile=percentile, replicate=replicate)
-        short = f"p{percentile:g}"
-        title = f"{short} step: {_seconds(played.step_time)} (replicate {replicate})"
-        chosen = choose_rows(played, wanted, of_rank)
-        sheets.append(_titled(lay_out(played, chosen), short, title))
+        yield played
     if ideal:
         played = player.play(None)
         played.label.update(kind="ideal")
-        title = f"ideal step: {_seconds(played.step_time)}"
-        chosen = chosen._replace(roles={})
-        sheets.append(_titled(lay_out(played, chosen), "ideal", title))
-    notes = [*sampled.notes, *_left_out(sheets)]
-    attrs = provenance(job, {"replicates": int(times.size), "seed": seed}) | {
-        "kind": "timeline", "source": job.name, "replicates": int(times.size),
-        "notes": json.dumps(notes),
-    }  # fmt: skip
-    return make_timeline(sheets, attrs)
+        yield played
 
 
 def _rank_rows(step: Prepared) -> dict[int, Row] | None:
@@ -322,15 +245,49 @@ def _rank_rows(step: Prepared) -> dict[int, Row] | None:
     return {int(rank): Row(r, s, m if apart else 0) for (r, s, m), rank in np.ndenumerate(ranks)}
 
 
-def _titled(sheet: Sheet, short: str, title: str) -> Sheet:
-    return sheet._replace(figures={"short": short, "title": title} | sheet.figures)
+# ------------------------------------------------------------------------------------ both
+def _lay_out(
+    steps: Iterable[PlayedStep], wanted: Wanted, attrs: Mapping[str, Any], notes: Sequence[str],
+    of_rank: dict[int, Row] | None = None,
+) -> xr.Dataset:  # fmt: skip
+    """Lay played steps into one dataset; an ideal step, in which all are alike, by the same rows.
+
+    `of_rank` is the row of every rank, where the steps do not number them themselves.
+    """
+    sheets, chosen = Sheets(), None
+    for step in steps:
+        if step.between == "rank":
+            of_rank = {rank: Row(0, i, 0) for i, rank in enumerate(step.label["ranks"])}
+        if chosen is None or step.label["kind"] != "ideal":
+            chosen = choose_rows(step, wanted, of_rank)
+        else:
+            chosen = chosen._replace(roles={})
+        sheets.add(step, chosen, *_titles(step))
+    said = [*notes, *(note for one in sheets.steps for note in one["notes"])]
+    said += _left_out(sheets.steps)
+    about = {"kind": "timeline", "notes": json.dumps(list(dict.fromkeys(said)))}
+    return sheets.dataset({**attrs, **about})
 
 
-def _left_out(sheets: Sequence[Sheet]) -> list[str]:
+def _titles(step: PlayedStep) -> tuple[str, str]:
+    """Name a step in short, and with its time."""
+    about, seconds = step.label, _seconds(step.step_time)
+    if about["kind"] == "replicate":
+        short = f"p{about['percentile']:g}"
+        return short, f"{short} step: {seconds} (replicate {about['replicate']})"
+    if "step" not in about:
+        return "ideal", f"ideal step: {seconds}"
+    short = f"step {about['step']}"
+    if about["kind"] == "replayed":
+        measured = _seconds(about["measured_step_time"])
+        return short, f"{short} as measured, replayed: {seconds} (measured {measured})"
+    mean = "with every op at its mean" if step.between == "rank" else "ideal"
+    return "ideal", f"{short} {mean}: {seconds}"
+
+
+def _left_out(steps: Sequence[dict[str, Any]]) -> list[str]:
     """Say what of each step is not shown."""
-    notes = [(s.figures["short"], s.figures["left_out"]) for s in sheets if s.figures["left_out"]]
-    if not notes:
-        return []
+    notes = [(step["short"], step["left_out"]) for step in steps if step["left_out"]]
     way = "--replicas, --stages and --ranks choose others"
     if len({note for _, note in notes}) == 1:
         return [f"{notes[0][1]}; {way}"]

@@ -19,8 +19,6 @@ MOST_ROWS = 64
 """Rows that are all shown; of more, those of some replicas."""
 MOST_OPS = 40_000
 """Ops of a step that are shown unless more is asked for; one replica always is."""
-AT_LEAST = 8
-"""Rows that are shown where replicas have one each, so that others can be seen wait."""
 
 
 class Wanted(NamedTuple):
@@ -122,17 +120,9 @@ def deciding_row(step: PlayedStep) -> tuple[int, int, float]:
 
 
 def _few_replicas(step: PlayedStep, roles: dict[int, str], rows: Sequence[Row]) -> set[int]:
-    """Return all replicas where they are few, else those with a role and others, slow to fast."""
-    each, n = len(rows) // step.n_replicas, step.n_replicas
-    if len(rows) > MOST_ROWS:
-        n = max(len(roles), AT_LEAST // each)
+    """Return all replicas where they are few, else those with a role."""
+    n = step.n_replicas if len(rows) <= MOST_ROWS else max(1, len(roles))
     stages = {row.stage for row in rows}
     ops = sum(len(stages.intersection(op.stages)) for op in step.ops if op.stream != JOIN)
     n = min(n, max(1, MOST_OPS // max(1, ops)))
-    if n == step.n_replicas:
-        return set(range(n))
-    keep, order = dict.fromkeys(list(roles)[:n]), np.argsort(busiest(step), kind="stable")
-    for i in np.linspace(0, order.size - 1, n).astype(int):
-        if len(keep) < n:
-            keep[int(order[i])] = None
-    return set(keep)
+    return set(range(n)) if n == step.n_replicas else set(list(roles)[:n])

@@ -14,25 +14,17 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.timelines.table import ORDER, TEXTS, WAITING, texts
-from prism.common.files import atomic_write
 
 if TYPE_CHECKING:
     import xarray as xr
 
 INSIDE = 0.01  # of an op: how far inside it a flow begins or ends, so that it belongs to that op
-COLOURS = {
-    "forward": "rail_animation", "backward": "rail_load", "backward_weight": "rail_response",
-    "optimizer": "startup", "bubble": "grey", "replica": "terrible", "transfer": "generic_work",
-    "communication": "bad",
-}  # fmt: skip
-"""Reserved colour names of chrome://tracing; Perfetto has its own."""
 
 
 def chrome_trace(timeline: xr.Dataset) -> dict[str, Any]:
@@ -47,26 +39,14 @@ def chrome_trace(timeline: xr.Dataset) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def chrome_text(timeline: xr.Dataset) -> str:
-    """Write a timeline as JSON text, one event a line."""
+def chrome_bytes(timeline: xr.Dataset) -> bytes:
+    """Give the same as JSON, one event a line, compressed."""
     trace = chrome_trace(timeline)
     events = trace.pop("traceEvents")
     lines = ",\n".join(json.dumps(e, ensure_ascii=False, allow_nan=False) for e in events)
     rest = json.dumps(trace, ensure_ascii=False, allow_nan=False)
-    return f'{{"traceEvents": [\n{lines}\n], {rest[1:]}\n'
-
-
-def chrome_bytes(timeline: xr.Dataset) -> bytes:
-    """Give the same, compressed."""
-    return gzip.compress(chrome_text(timeline).encode(), 6, mtime=0)  # no date: the same bytes
-
-
-def write_chrome(timeline: xr.Dataset, path: str | Path) -> None:
-    """Write a timeline as trace events, compressed where the name ends in .gz."""
-    packed = str(path).endswith(".gz")
-    content = chrome_bytes(timeline) if packed else chrome_text(timeline).encode()
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
+    text = f'{{"traceEvents": [\n{lines}\n], {rest[1:]}\n'
+    return gzip.compress(text.encode(), 6, mtime=0)  # no date: the same bytes
 
 
 def _pid(row: int) -> int:
@@ -150,15 +130,11 @@ def _slices(timeline: xr.Dataset, tids: dict[Track, int]) -> list[dict[str, Any]
             if column[f"event_{text}"][i]:
                 args[name] = column[f"event_{text}"][i]
         row = column["event_row"][i]
-        event = {
-            "ph": "X", "name": column["event_name"][i],
-            "cat": WAITING if stream == WAITING else stream, "pid": _pid(row),
+        found.append({
+            "ph": "X", "name": column["event_name"][i], "cat": stream, "pid": _pid(row),
             "tid": tids[row, stream, column["lane"][i]], "ts": start[i] / 1e3,
             "dur": (end[i] - start[i]) / 1e3, "args": args,
-        }  # fmt: skip
-        if kind in COLOURS:
-            event["cname"] = COLOURS[kind]
-        found.append(event)
+        })  # fmt: skip
     return found
 
 

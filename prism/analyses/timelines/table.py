@@ -63,46 +63,90 @@ class Event(NamedTuple):
     classes: str  # kernel classes with their shares
 
 
-class Sheet(NamedTuple):
-    """One step of a timeline."""
+_UNITS = {"start": "s", "duration": "s", "nominal": "s", "busy": "s", "wait": "s"}
+_LONG = {
+    "start": "from the step's begin", "duration": "of an op or a wait",
+    "nominal": "of the op with every effect at 1", "busy": "compute of the row in the step",
+    "wait": "time in which the row computes nothing, by cause", "event_row": "row of an event",
+    "lane": "track among those of its stream", "microbatch": "-1: none", "chunk": "-1: none",
+    "critical": "1: on the critical path", "flow": "events a message goes from and to",
+    "row_step": "step of a row", "replica": "of a row", "stage": "of a row",
+    "member": "rank within the group, 0 where they are not told apart",
+}  # fmt: skip
 
-    rows: list[Row]
-    labels: list[str]
-    roles: list[str]
-    events: list[Event]
-    flows: list[tuple[int, int]]
-    busy: list[float]
-    waits: list[dict[str, float]]
-    figures: dict[str, Any]
 
+class Sheets:
+    """Steps of a timeline, laid out one after another."""
 
-def lay_out(step: PlayedStep, chosen: Chosen) -> Sheet:
-    """Lay one step's chosen rows into events."""
-    path = step.path()
-    critical = {(i, -1 if step.ops[i].is_global else r) for i, r, *_ in path}
-    by_place = _ops_by_place(step)
-    events: list[Event] = []
-    places: dict[Place, int] = {}
-    busy, waits = [], []
-    for k, row in enumerate(chosen.rows):
-        spans = spans_of(step, row, by_place.get((row.stage, row.member), ()))
-        mine = waits_of(step, row, spans)
-        _check_room(len(events) + len(spans) + len(mine))
-        shown = [s for s in spans if _is_shown(step.ops[s.op], row)]
-        for span, lane in zip(shown, _lanes(step, shown), strict=True):
-            places[(span.op, *row)] = len(events)
-            events.append(_op_event(step, k, row, span, lane, critical))
-        events += [_wait_event(step, k, row, wait) for wait in mine]
-        total: dict[str, float] = {}
-        for wait in mine:
-            total[wait.cause] = total.get(wait.cause, 0.0) + wait.end - wait.start
-        waits.append(total)
-        busy.append(step.step_time - sum(total.values()))
-    flows = _flows(step, places)
-    roles = [chosen.roles.get(row.replica, "") for row in chosen.rows]
-    labels = [row_label(step, row) for row in chosen.rows]
-    figures = _figures(step, path, chosen.note)
-    return Sheet(chosen.rows, labels, roles, events, flows, busy, waits, figures)
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.events: list[Event] = []
+        self.flows: list[tuple[int, int]] = []  # events that a message goes from and to
+
+    def add(self, step: PlayedStep, chosen: Chosen, short: str, title: str) -> None:
+        """Lay out the chosen rows of a step; raises PrismError where events become too many."""
+        path = step.path()
+        critical = {(i, -1 if step.ops[i].is_global else r) for i, r, *_ in path}
+        by_place = _ops_by_place(step)
+        places: dict[Place, int] = {}
+        for row in chosen.rows:
+            k = len(self.rows)
+            spans = spans_of(step, row, by_place.get((row.stage, row.member), ()))
+            mine = waits_of(step, row, spans)
+            if len(self.events) + len(spans) + len(mine) > MOST_EVENTS:
+                raise PrismError(
+                    f"more than {MOST_EVENTS:,} events; show fewer ranks: --replicas 0, "
+                    "--stages 0,1"
+                )
+            shown = [s for s in spans if _is_shown(step.ops[s.op], row)]
+            for span, lane in zip(shown, _lanes(step, shown), strict=True):
+                places[(span.op, *row)] = len(self.events)
+                self.events.append(_op_event(step, k, row, span, lane, critical))
+            self.events += [_wait_event(step, k, row, wait) for wait in mine]
+            total: dict[str, float] = {}
+            for wait in mine:
+                total[wait.cause] = total.get(wait.cause, 0.0) + wait.end - wait.start
+            self.rows.append({
+                "row_step": len(self.steps), **row._asdict(), "row_label": row_label(step, row),
+                "role": chosen.roles.get(row.replica, ""),
+                "busy": step.step_time - sum(total.values()), "wait": total,
+            })  # fmt: skip
+        self.flows += _flows(step, places)
+        figures = {"short": short, "title": title} | _figures(step, path, chosen.note)
+        self.steps.append(figures)
+
+    def dataset(self, attrs: dict[str, Any]) -> xr.Dataset:
+        """Put the steps together."""
+        import xarray as xr
+
+        events, rows = self.events, self.rows
+        causes = [cause for cause in CAUSES if any(cause in row["wait"] for row in rows)]
+        labels: dict[str, int] = {}
+        made: dict[str, Any] = {
+            "event_row": ("event", np.array([e.row for e in events])),
+            **{n: ("event", np.array([getattr(e, n) for e in events])) for n in NUMBERS},
+            "flow": (("message", "side"), np.array(self.flows, np.int64).reshape(-1, 2)),
+            **{n: ("row", np.array([row[n] for row in rows])) for n in rows[0] if n != "wait"},
+        }
+        for name in TEXTS:
+            found = [labels.setdefault(getattr(e, name), len(labels)) for e in events]
+            made[f"event_{name}"] = ("event", np.array(found))
+        made["critical"] = ("event", made["critical"][1].astype(np.int8))
+        waits = [[row["wait"].get(cause, 0.0) for cause in causes] for row in rows]
+        size = len(rows), len(causes)
+        made["wait"] = (("row", "cause"), np.array(waits, np.float64).reshape(size))
+        for name, (dims, values) in made.items():
+            about = {"long_name": _LONG.get(name, name.replace("event_", "").replace("_", " "))}
+            if values.dtype.kind in "fiu":
+                about["units"] = _UNITS.get(name, "1")
+            made[name] = (dims, values, about)
+        coords = {"cause": np.array(causes, np.str_), "label": np.array(list(labels), np.str_)}
+        dataset = xr.Dataset(made, coords, attrs | {"steps": json.dumps(self.steps)})
+        for variable in dataset.data_vars.values():
+            if variable.dtype.kind in "fi":
+                variable.encoding = {"zlib": True, "complevel": 4}
+        return dataset
 
 
 def row_label(step: PlayedStep, row: Row) -> str:
@@ -113,13 +157,6 @@ def row_label(step: PlayedStep, row: Row) -> str:
     parts += [f"stage {row.stage}"] if step.n_stages > 1 or not parts else []
     parts += [f"rank {row.member}"] if step.n_members > 1 else []
     return " ".join(parts)
-
-
-def _check_room(n: int) -> None:
-    if n > MOST_EVENTS:
-        raise PrismError(
-            f"more than {MOST_EVENTS:,} events; show fewer ranks: --replicas 0, --stages 0,1"
-        )
 
 
 def _ops_by_place(step: PlayedStep) -> dict[tuple[int, int], list[int]]:
@@ -276,72 +313,6 @@ def _figures(step: PlayedStep, path: list[tuple[int, int, float, float]], note: 
         "critical_path": dict(sorted(kinds.items(), key=lambda x: -x[1])),
         "decided_by": decided, "left_out": note, "notes": step.label.get("notes", []),
     }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------- the dataset
-_UNITS = {"start": "s", "duration": "s", "nominal": "s", "busy": "s", "wait": "s"}
-_LONG = {
-    "start": "from the step's begin", "duration": "of an op or a wait",
-    "nominal": "of the op with every effect at 1", "busy": "compute of the row in the step",
-    "wait": "time in which the row computes nothing, by cause", "event_row": "row of an event",
-    "lane": "track among those of its stream", "microbatch": "-1: none", "chunk": "-1: none",
-    "critical": "1: on the critical path", "flow": "events a message goes from and to",
-    "row_step": "step of a row", "replica": "of a row", "stage": "of a row",
-    "member": "rank within the group, 0 where they are not told apart",
-}  # fmt: skip
-
-
-def make_timeline(sheets: Sequence[Sheet], attrs: dict[str, Any]) -> xr.Dataset:
-    """Put the steps of a timeline together; raises PrismError where there are too many events."""
-    import xarray as xr
-
-    _check_room(sum(len(sheet.events) for sheet in sheets))
-    first_row = np.cumsum([0] + [len(s.rows) for s in sheets])
-    first_event = np.cumsum([0] + [len(s.events) for s in sheets])
-    events = [e for s in sheets for e in s.events]
-    causes = [c for c in CAUSES if any(c in w for s in sheets for w in s.waits)]
-    labels: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {
-        "event_row": [e.row + a for s, a in zip(sheets, first_row, strict=False) for e in s.events]
-    }
-    columns |= {name: [getattr(e, name) for e in events] for name in NUMBERS}
-    for name in TEXTS:
-        found = (getattr(e, name) for e in events)
-        columns[f"event_{name}"] = [labels.setdefault(text, len(labels)) for text in found]
-    made: dict[str, Any] = {name: ("event", np.asarray(v)) for name, v in columns.items()}
-    made["critical"] = ("event", made["critical"][1].astype(np.int8))
-    made |= _rows(sheets, causes)
-    flows = [(a + i, b + i) for s, i in zip(sheets, first_event, strict=False) for a, b in s.flows]
-    made["flow"] = (("message", "side"), np.array(flows, np.int64).reshape(-1, 2))
-    steps, encoding = [dict(s.figures) for s in sheets], {}
-    for name, (dims, values) in made.items():
-        about = {"long_name": _LONG.get(name, name.replace("event_", "").replace("_", " "))}
-        if values.dtype.kind in "fiu":
-            about["units"] = _UNITS.get(name, "1")
-        made[name] = (dims, values, about)
-        if values.ndim and values.dtype.kind in "fi":
-            encoding[name] = {"zlib": True, "complevel": 4}
-    coords = {"cause": np.array(causes, np.str_), "label": np.array(list(labels), np.str_)}
-    dataset = xr.Dataset(made, coords, attrs | {"steps": json.dumps(steps)})
-    for name, how in encoding.items():
-        dataset[name].encoding = how
-    return dataset
-
-
-def _rows(sheets: Sequence[Sheet], causes: list[str]) -> dict[str, Any]:
-    """Columns of rows, and what each waits for."""
-    rows = [row for s in sheets for row in s.rows]
-    waits = [[w.get(c, 0.0) for c in causes] for s in sheets for w in s.waits]
-    return {
-        "row_step": ("row", np.repeat(np.arange(len(sheets)), [len(s.rows) for s in sheets])),
-        "replica": ("row", np.array([r.replica for r in rows])),
-        "stage": ("row", np.array([r.stage for r in rows])),
-        "member": ("row", np.array([r.member for r in rows])),
-        "row_label": ("row", np.array([x for s in sheets for x in s.labels], np.str_)),
-        "role": ("row", np.array([x for s in sheets for x in s.roles], np.str_)),
-        "busy": ("row", np.array([x for s in sheets for x in s.busy])),
-        "wait": (("row", "cause"), np.array(waits, np.float64).reshape(len(rows), len(causes))),
-    }
 
 
 def texts(timeline: xr.Dataset, name: str) -> NDArray[np.str_]:

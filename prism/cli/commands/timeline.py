@@ -39,9 +39,7 @@ from prism.cli.commands.terminal import progress_line, say
 @click.option("--stages", type=Numbers(), metavar="A,B:C", help="Show these pipeline stages.")
 @step_range_option
 @set_option
-@output_option(
-    "timeline.json.gz for Perfetto, pictures, result, summary; or a FILE.json[.gz] alone."
-)
+@output_option("timeline.json.gz for Perfetto, pictures, result, summary.")
 @details_option
 @common_options()
 def timeline(
@@ -58,29 +56,15 @@ def timeline(
     step of its simulation), or a trace (its median step as measured, beside its ideal). Open
     timeline.json.gz in ui.perfetto.dev or chrome://tracing.
     """
-    from pathlib import Path
-
     from prism.analyses.timeline import timeline as lay_timeline
-    from prism.analyses.timelines.chrome import chrome_bytes, write_chrome
+    from prism.analyses.timelines.chrome import chrome_bytes
     from prism.common.files import check_directory
 
-    alone = output is not None and output.endswith((".json", ".json.gz"))
     if output is not None:
-        check_directory(Path(output).absolute().parent if alone else output)
+        check_directory(output)
     with progress_line("simulating", quiet) as report:
         result = lay_timeline(what[0] if len(what) == 1 else what, progress=report, **options)
-    texts = None
-    if output is None:
-        if not quiet:
-            text = "the timeline is not kept; -o DIR writes it for Perfetto, with pictures"
-            say(text)
-    elif alone:
-        write_chrome(result, output)
-        if not quiet:
-            say(f"wrote {output}")
-    else:
-        texts = {"timeline.json.gz": chrome_bytes(result)}
-    conclude(
-        result, output=None if alone else output, as_json=as_json, details=details, quiet=quiet,
-        texts=texts,
-    )  # fmt: skip
+    if output is None and not quiet:
+        say("the timeline is not kept; -o DIR writes it for Perfetto, with pictures")
+    texts = None if output is None else {"timeline.json.gz": chrome_bytes(result)}
+    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet, texts=texts)
