@@ -71,7 +71,7 @@ def dataset(quick=False):
         "within_cluster_std": 0.1, "between_cluster_std": 0.2, "target_mean": 10.0,
         "target_std": 0.22, "target_p95": 10.4,
     }  # fmt: skip
-    tried = [] if quick else ["freeze", "cut"]
+    tried = [] if quick else ["freeze", "speed"]
     figures = [name for name in ("mean", "std", "p50", "p95", "p99") if f"{name}_if" in VARIABLES]
     if not quick:
         spread = np.array([-0.02, 0.02])
@@ -87,7 +87,7 @@ def dataset(quick=False):
         "input_kind": ("input", ["kernels"] * 3 + ["effects"]),
         "bound": ["low", "high"], "intervention": tried,
     }  # fmt: skip
-    call = {"target": "step_time", "quick": quick, "interventions": tried, "seed": 1}
+    call = {"target": "step_time", "quick": quick, "speed_up": None if quick else 0.1, "seed": 1}
     attrs = {"job_name": "made-up", "call": json.dumps(call), "seed": "1", "job": "{}"}
     return make_dataset(values, coords, attrs | {"wall_seconds": 1.0})
 
@@ -139,27 +139,22 @@ def lines_of(answer, details=False):
 # ------------------------------------------------------------------------------ the command
 def test_options_reach_the_ranking(run, asked):
     command = ("rank", "pipeline-8x32", "--target", "time_to_train", "--seed", "0", "--threads")
-    more = ("--intervene", "cut,speed", "--intervene", "cut", "--set", "run.steps=77")
-    status, _, err = run(*command, "1", *more)
+    status, _, err = run(*command, "1", "--set", "run.steps=77")
     assert status == 0, err
     job, target, options = asked[0]
     assert (job.name, job.n_steps, target) == ("pipeline-8x32", 77, "time_to_train")
-    assert options["interventions"] == ("cut", "speed")
     assert (options["seed"], options["threads"], options["quick"]) == (0, 1, False)
     run("rank", "pipeline-8x32")
-    assert asked[1][1] == "step_time" and asked[1][2]["interventions"] == ("freeze",)
+    assert asked[1][1] == "step_time" and asked[1][2]["speed_up"] is None
     assert asked[1][2]["seed"] is None
 
 
 def test_how_much_faster(run, asked):
     status, _, err = run("rank", "pipeline-8x32", "--speed-up", "25")
     assert status == 0, err
-    options = asked[0][2]
-    assert options["interventions"] == ("freeze", "speed")
-    assert options["speed_up"] == pytest.approx(0.25)
-    for wrong in (("--speed-up", "100"), ("--quick", "--speed-up", "5")):
-        status, out, err = run("rank", "pipeline-8x32", *wrong)
-        assert (status, out) == (2, "") and wrong[-2] in err
+    assert asked[0][2]["speed_up"] == pytest.approx(0.25)
+    status, out, err = run("rank", "pipeline-8x32", "--speed-up", "100")
+    assert (status, out) == (2, "") and "--speed-up" in err
 
 
 def test_json_is_one_object(run, asked):
@@ -198,9 +193,7 @@ def test_quick_warns_and_draws(run, asked, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--intervene", "melt"), "'melt' is not one of freeze, cut, speed"),
-        (("--intervene", "freeze,"), "is not one of"),
-        (("--quick", "--intervene", "cut"), "exclude each other"),
+        (("--quick", "--speed-up", "5"), "--speed-up"),
         (("--target", "loss"), "step_time"),
         (("--seed", "-1"), "--seed"),
         (("--set", "variability.dependence=none"), "dependence"),
@@ -297,17 +290,12 @@ def test_effects_that_lengthen_the_mean(answer):
     ]
 
 
-def test_other_interventions_have_tables(answer):
-    changed = {"std_if_cut": 0.3, "std_reduction_cut": 0.17, "p95_reduction_cut": -0.002,
-               "std_if_faster": 0.3, "std_reduction_faster": 0.1,
-               "p95_reduction_faster": 0.1}  # fmt: skip
+def test_faster_kernels_have_a_table(answer):
+    changed = {"std_reduction_faster": 0.1, "p95_reduction_faster": -0.002}
     numbers = ranking([row("p2p", 0.9, 0.95, **changed)], [])
     found = answer(numbers | {"speed_up": 0.25})
-    titles = [table.title for table in found.tables]
-    assert any("tail" in title for title in titles) and any("25 %" in title for title in titles)
-    cut, faster = (next(t for t in titles if word in t) for word in ("tail", "25 %"))
-    assert table_of(found, cut) == {"p2p (between stages)": ["-17.0 %", "+0.20 %"]}
-    assert table_of(found, faster) == {"p2p (between stages)": ["-10.0 %", "-10.0 %"]}
+    faster = next(table.title for table in found.tables if "25 %" in table.title)
+    assert table_of(found, faster) == {"p2p (between stages)": ["-10.0 %", "+0.20 %"]}
     # nothing was held at its median
     assert "median" not in " ".join(lines_of(found))
 
@@ -383,7 +371,7 @@ def test_plots_use_given_axes():
         ax = Figure().add_subplot()
         assert plot(dataset(), ax) is ax
         assert ax.figure.axes == [ax]
-    assert "cut" in plot_interventions(dataset(), intervention="cut").get_xlabel()
+    assert "10 %" in plot_interventions(dataset(), intervention="speed").get_xlabel()
 
 
 def test_quick_plot_shows_the_path_instead():
@@ -412,7 +400,7 @@ def small(tmp_path):
 def test_a_small_job_end_to_end(run, small, tmp_path):
     out = tmp_path / "out"
     status, first, err = run("rank", small, "--seed", 4, "--json", "-q", "-o", out,
-                             "--intervene", "freeze,cut,speed")  # fmt: skip
+                             "--speed-up", "10")  # fmt: skip
     assert status == 0, err
     found = json.loads(first)
     assert found["target"] == "step_time" and found["seed"] == 4
@@ -426,7 +414,7 @@ def test_a_small_job_end_to_end(run, small, tmp_path):
     assert found["findings"][0]["code"] == "largest_cause"
     assert json.loads((out / "summary.json").read_text()) == found
     again = json.loads(run("rank", small, "--seed", 4, "--json", "-q", "--threads", 1,
-                           "--intervene", "freeze,cut,speed")[1])  # fmt: skip
+                           "--speed-up", "10")[1])  # fmt: skip
     assert again | {"wall_seconds": 0} == found | {"wall_seconds": 0}
     status, text, _ = run("show", out / "result.nc")
     assert status == 0 and max(map(len, text.splitlines())) <= WIDTH

@@ -11,7 +11,7 @@ from rank_jobs import chain, sampled, small
 from prism import engine
 from prism.analyses.rank import rank, summarize_rank
 from prism.analyses.rankings import shares as ranking
-from prism.analyses.rankings.freezing import cut_table, freeze_effect, median_table, treat_ops
+from prism.analyses.rankings.freezing import freeze_effect, median_table, treat_ops
 from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.errors import PrismError
 from prism.distributions.tables import sample_table
@@ -187,22 +187,17 @@ def test_everything_frozen_does_not_vary():
 
 
 def test_faster_class_saves_what_it_takes():
-    values = summarize_rank(rank(chain(residual={"cv": 0.05}), interventions=["speed"], seed=1))
+    values = summarize_rank(rank(chain(residual={"cv": 0.05}), speed_up=0.1, seed=1))
     row = values["kernels"][0]
     assert row["p50_if_faster"] == pytest.approx(0.9 * 12, rel=0.01)
     assert row["std_reduction_faster"] == pytest.approx(0.1, abs=1e-4)
 
 
-def test_cut_tails():
+def test_the_table_of_a_median():
     table = naive.quantile_table(prepare_variability(chain(residual={"cv": 0.3})).residual("x"))
     u = np.linspace(0, 2**32 - 1, 10_001).astype(np.uint32)
-    whole, cut = sample_table(table, u), sample_table(cut_table(table, 0.95), u)
-    below = u < 0.95 * 2**32
-    assert np.array_equal(whole[below], cut[below])
-    assert cut.max() == pytest.approx(float(np.quantile(whole, 0.95)), abs=0.01)
-    assert np.ptp(sample_table(median_table(table), u)) == 0.0
-    row = summarize_rank(rank(chain(residual={"cv": 0.3}), interventions=["cut"], seed=1))
-    assert row["kernels"][0]["std_reduction_cut"] > 0.05
+    whole, held = sample_table(table, u), sample_table(median_table(table), u)
+    assert np.ptp(held) == 0.0 and held[0] == pytest.approx(np.median(whole), abs=1e-4)
 
 
 def test_noisy_class_off_the_path_ranks_last():
@@ -295,7 +290,7 @@ def test_faster_by_how_much_is_asked():
     job = chain(residual={"cv": 0.01})
     saved = {}
     for share in (0.1, 0.25):
-        values = summarize_rank(rank(job, interventions=["speed"], speed_up=share, seed=3))
+        values = summarize_rank(rank(job, speed_up=share, seed=3))
         saved[share] = values["kernels"][0]["p50_reduction_faster"]
     assert saved == pytest.approx({0.1: 0.1, 0.25: 0.25}, abs=1e-5)
 
@@ -303,8 +298,8 @@ def test_faster_by_how_much_is_asked():
 def test_bad_requests():
     with pytest.raises(PrismError, match="step_time or time_to_train"):
         rank(chain(residual={"cv": 0.1}), "loss")
-    with pytest.raises(PrismError, match="freeze, cut, speed"):
-        rank(chain(residual={"cv": 0.1}), interventions=["melt"], seed=1)
+    with pytest.raises(PrismError, match="not with quick"):
+        rank(chain(residual={"cv": 0.1}), quick=True, speed_up=0.1)
     with pytest.raises(PrismError, match="speed_up 1: expected a share"):
         rank(chain(residual={"cv": 0.1}), speed_up=1.0)
     none = job_from_dict(chain(residual={"cv": 0.1}).model_dump(

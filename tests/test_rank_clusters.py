@@ -116,7 +116,7 @@ def test_stalls_too_rare_to_be_seen_have_their_share(entity, noise):
     low, high = values["stall"]["mean_reduction_ci"]
     assert abs(values["stall"]["mean_reduction"] - rate * 30 / 3) < high - low
     for quick in (True, False):
-        told = summarize_rank(rank(job, seed=1, quick=quick, interventions=()))
+        told = summarize_rank(rank(job, seed=1, quick=quick))
         (row,) = told["effects"]
         assert row["total_order"] == pytest.approx(exact, abs=0.05)
         parts = math.hypot(told["within_cluster_std"], told["between_cluster_std"])

@@ -7,19 +7,13 @@ random numbers.
 
 import json
 import time
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.interventions import (
-    COMPARED_BLOCKS,
-    FASTER,
-    INTERVENTIONS,
-    compare_interventions,
-)
+from prism.analyses.rankings.interventions import COMPARED_BLOCKS, compare_interventions
 from prism.analyses.rankings.shares import (
     Sampler,
     list_inputs,
@@ -38,7 +32,7 @@ from prism.common.attribution import (
     run_variance,
     spread_clusters,
 )
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.simulation.causes import class_cvs, effect_cv, measure_residuals, time_shares
 from prism.simulation.prepare import prepare
@@ -58,8 +52,7 @@ def rank(
     target: str = "step_time",
     *,
     quick: bool = False,
-    interventions: Sequence[str] = ("freeze",),
-    speed_up: float = FASTER,
+    speed_up: float | None = None,
     seed: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -75,17 +68,16 @@ def rank(
     quick : bool
         One run only: shares of the critical path; the total order of a kernel class is then an
         upper bound, first orders are those of step and rank, and nothing is frozen.
-    interventions : sequence of str
-        Of ``freeze`` (at the median), ``cut`` (tails at p95) and ``speed`` (faster by `speed_up`).
-    speed_up : float
-        Share of its time that ``speed`` saves a kernel class, above 0 and below 1 [1].
+    speed_up : float, optional
+        Each kernel class is also made faster by this share of its time, above 0 and below 1 [1].
     seed, threads, progress
         As in `simulate`.
 
     Returns
     -------
     xarray.Dataset
-        By ``input``, kernel classes first; `summarize_rank` gives sorted lists.
+        By ``input``, kernel classes first, and ``intervention``: ``freeze`` (at the median) and
+        ``speed``; `summarize_rank` gives sorted lists.
 
     Raises
     ------
@@ -95,10 +87,14 @@ def rank(
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)
     seed, threads = settle_call(1, seed, threads)
-    _check(target, interventions, speed_up)
+    if target not in TARGETS:
+        raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
+    if speed_up is not None and (quick or not 0.0 < speed_up < 1.0):
+        what = "not with quick, which is one run" if quick else "above 0 and below 1"
+        raise PrismError(f"{named('speed_up')} {speed_up:g}: expected a share of the time, {what}")
     case = _prepare(job, target, seed, threads, progress)
     values = _one_run(case, quick)
-    asked = () if quick else tuple(interventions)
+    asked = () if quick else ("freeze",) if speed_up is None else ("freeze", "speed")
     coords: dict[str, Any] = {
         "input": [entry.name for entry in case.inputs],
         "input_kind": ("input", [entry.kind for entry in case.inputs]),
@@ -108,23 +104,11 @@ def rank(
         blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
         case.sampler.planned = len(asked) * blocks
         values |= _orders(case)
-        values |= compare_interventions(case, asked, values, speed_up)
-    call = {"target": target, "quick": quick, "interventions": list(asked), "speed_up": speed_up,
-            "seed": seed}  # fmt: skip
+        values |= compare_interventions(case, asked, values, speed_up or 0.0)
+    call = {"target": target, "quick": quick, "speed_up": speed_up, "seed": seed}
     attrs = provenance(job, call)
     attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
-
-
-def _check(target: str, interventions: Sequence[str], speed_up: float) -> None:
-    """Refuse what cannot be asked for."""
-    if target not in TARGETS:
-        raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
-    for what in interventions:
-        if what not in INTERVENTIONS:
-            raise PrismError(f"intervention {what}: expected one of {', '.join(INTERVENTIONS)}")
-    if not 0.0 < speed_up < 1.0:
-        raise PrismError(f"speed_up {speed_up:g}: expected a share of the time above 0 and below 1")
 
 
 def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress | None) -> Case:
@@ -279,7 +263,7 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
             row["name"] for row in kernels
             if abs(row["tail_share"] - row["covariance_share"]) > NOTABLE
         ],
-        "speed_up": call.get("speed_up", FASTER),
+        "speed_up": call["speed_up"],
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip
 
@@ -297,8 +281,7 @@ def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
     row["n_clusters"] = int(here.n_clusters) if "n_clusters" in here else None
     for what in dataset.intervention.values if "std_if" in dataset else ():
         changed = here.sel(intervention=what)
-        suffix = {"freeze": "frozen", "cut": "cut", "speed": "faster"}[str(what)]
-        tail = "" if what == "freeze" else f"_{suffix}"
+        suffix, tail = ("frozen", "") if what == "freeze" else ("faster", "_faster")
         for name in COMPARED:
             row[f"{name}_if_{suffix}"] = _number(changed, f"{name}_if")
             row[f"{name}_reduction{tail}"] = _number(changed, f"{name}_reduction")

@@ -24,7 +24,6 @@ MOST_BARS = 14
 SMALL = 2e-3  # what neither contributes nor changes as much is left out [1]
 _INTERVENED = {
     "freeze": "frozen at its median",
-    "cut": "its tail cut at p95",
     "speed": "made faster by {faster:.3g} %",
 }
 
@@ -120,7 +119,7 @@ def plot_interventions(
         ax.hlines(rows + shift, low, high, color="black", linewidth=1.0, zorder=3)
     ax.axvline(0.0, color="black", linewidth=0.8)
     _finish(ax, result, order)
-    faster = 100.0 * float(_call(result).get("speed_up", 0.1))
+    faster = 100.0 * float(_call(result).get("speed_up") or 0.0)
     ax.set_xlabel(f"change if {_INTERVENED[chosen].format(faster=faster)}")
     # above, where no bar can run into it
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)

@@ -19,10 +19,10 @@ Int = NDArray[np.int32]
 
 
 class _Tables:
-    """Tables of a program, and copies of them held at their median or cut."""
+    """Tables of a program, and copies of them held at their median."""
 
-    def __init__(self, program: Program, cut: float = 0.0) -> None:
-        self.tables, self.cut = program.tables, cut
+    def __init__(self, program: Program) -> None:
+        self.tables = program.tables
         self.index: dict[int, int] = {}
         self.extra: list[NDArray[np.float32]] = []
 
@@ -36,8 +36,7 @@ class _Tables:
             return -1
         if i not in self.index:
             self.index[i] = len(self.tables) + len(self.extra)
-            table = self.tables[i]
-            self.extra.append(cut_table(table, self.cut) if self.cut else median_table(table))
+            self.extra.append(median_table(self.tables[i]))
         return self.index[i]
 
     def stack(self) -> NDArray[np.float32]:
@@ -47,33 +46,21 @@ class _Tables:
         return np.ascontiguousarray(np.concatenate([self.tables, self.extra]), np.float32)
 
 
-def _value(table: NDArray[np.float32], q: float) -> np.float32:
-    word = np.array([min(q, 1.0 - 2.0**-32) * 2.0**32], np.float64).astype(np.uint32)
-    return np.float32(sample_table(table, word)[0])
-
-
 def median_table(table: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a table that is everywhere at the median of another."""
     out = np.zeros((N_CELLS, 2), np.float32)
-    out[:, 0] = _value(table, 0.5)
+    out[:, 0] = sample_table(table, np.array([1 << 31], np.uint32))[0]
     return out
 
 
-def cut_table(table: NDArray[np.float32], q: float) -> NDArray[np.float32]:
-    """Return a table whose values end at the quantile q of another, q <= 0.99."""
-    out, first = table.copy(), int(np.ceil(q * 1024))
-    out[first:] = _value(table, first / 1024), 0.0
-    return out
-
-
-def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
-    """Hold a shared effect at its median, or with ``cut`` below that quantile.
+def freeze_effect(program: Program, name: str) -> Program:
+    """Hold a shared effect at its median.
 
     Congestion is held off where it is the exception, and stalls (whose median is none) are left
     out while the work between them stays as fast as it is. A call effect lowered into the residual
     of an op is taken out of it; its median and its tail are not told apart from the residual's.
     """
-    change, bank, ranks = _Tables(program, cut), program.bank, program.ranks
+    change, bank, ranks = _Tables(program), program.bank, program.ranks
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table
     jitter = program.jitter
     if name == "rank":
@@ -94,8 +81,6 @@ def freeze_effect(program: Program, name: str, cut: float = 0.0) -> Program:
         links = links._replace(probability=float(links.probability > 0.5))
     elif name == "jitter":
         jitter = jitter._replace(table=int(change(np.array([jitter.table], np.int32))[0]))
-    elif cut:
-        stalls = stalls._replace(table=int(change(np.array([stalls.table], np.int32))[0]))
     else:
         stalls = stalls._replace(duration=0.0)
     return replace(
@@ -122,11 +107,11 @@ def treat_ops(program: Program, chosen: NDArray[np.bool_], treatment: Treatment)
     ----------
     chosen : bool [coef]
     """
-    change = _Tables(program, 0.0 if treatment.frozen else treatment.cut)
+    change = _Tables(program)
     ops, bank, ranks, low = program.ops, program.bank, program.ranks, program.low
     hit = np.where((ops.kind == engine.DRAW) & chosen[ops.coef])[0]
     table = ops.table.copy()
-    if treatment.frozen or treatment.cut < 1.0:
+    if treatment.frozen:
         table[hit] = change(table[hit])
     ops = ops._replace(table=table)
     segments = np.zeros(low.seg_cv.size, bool)

@@ -1,4 +1,4 @@
-"""What fixing one cause would bring: its tail cut, frozen, or faster, with common random numbers.
+"""What fixing one cause would bring: frozen or faster, with common random numbers.
 
 An intervention changes the program and nothing else (`prism.analyses.rankings.freezing`); both
 programs run under the same keys, on the same clusters.
@@ -27,18 +27,15 @@ from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
-INTERVENTIONS = ("freeze", "cut", "speed")
-CUT = 0.95  # quantile at which tails are cut
-FASTER = 0.1  # share of its time that a class made faster saves, unless told
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
 NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
 KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
 
 
 def compare_interventions(
-    case: Case, asked: Sequence[str], whole: dict[str, Any], faster: float
+    case: Case, asked: Sequence[str], whole: dict[str, Any], speed_up: float
 ) -> dict[str, Any]:
-    """Mean, spread and quantiles with each input frozen, cut or made faster."""
+    """Mean, spread and quantiles with each input frozen, or made faster."""
     shape = (len(asked), len(case.inputs))
     out = {f"{n}_if": np.full(shape, np.nan) for n in COMPARED}
     for n in COMPARED:
@@ -51,7 +48,7 @@ def compare_interventions(
     }
     for i, what in enumerate(asked):
         for j, entry in enumerate(case.inputs):
-            program = _intervene(case, entry, what, faster)
+            program = _intervene(case, entry, what, speed_up)
             if program is None:
                 continue
             steady = what == "freeze" and entry.name == "step"
@@ -59,7 +56,7 @@ def compare_interventions(
             after = _compared(case, program, COMPARED_BLOCKS[entry.kind], own, steady)
             for name, (left, saved) in reduction(before[entry.kind], after, seed).items():
                 if name in ("mean", "std"):
-                    saved = _with_rare_stalls(case, entry, what, name, saved)
+                    saved = _with_rare_stalls(case, entry, name, saved)
                 if f"target_{name}" in whole:
                     left = whole[f"target_{name}"] * (1.0 - saved.value)
                 out[f"{name}_if"][i, j] = left
@@ -68,33 +65,31 @@ def compare_interventions(
     return out
 
 
-def _with_rare_stalls(case: Case, entry: Input, what: str, name: str, saved: Estimate) -> Estimate:
+def _with_rare_stalls(case: Case, entry: Input, name: str, saved: Estimate) -> Estimate:
     """Return what an intervention saves of mean or spread, from what it saves where none stalls.
 
     Notes
     -----
     With V the variance of steps without stalls and S what stalls add to it, the spread falls by
-    1 - sqrt(((1 - r)^2 V + f S) / (V + S)): r is the reduction without stalls, and f the share of S
-    that is left, 1 but for interventions on the stalls themselves.
+    1 - sqrt(((1 - r)^2 V + S) / (V + S)): r is the reduction without stalls. S goes where the
+    stalls themselves are left out.
     """
     sampler = case.sampler
     if sampler.rare is None or case.target.name != "step_time":
         return saved
-    is_stall, left = engine.STALL in entry.streams, 1.0
+    is_stall = engine.STALL in entry.streams
     if name == "mean":
-        if not is_stall or what != "freeze":
+        if not is_stall:
             return saved
         part = sampler.rare.delay / (sampler.a.mean() + sampler.rare.mean)
         half = 2.0 * part.std(ddof=1) / part.size**0.5
         return Estimate(*(float(part.mean() + k * half) for k in (0, -1, 1)))
-    if is_stall:
-        left = 0.0 if what == "freeze" else sampler.rare.left_by(CUT)
     args = sampler.a, sampler.b, sampler.seed, sampler.control, False, sampler.added
     stalls = share_interval(sampler.rare.added, *args)
-    pairs = (
-        ((r, stalls.value) for r in saved) if left == 1.0 else ((saved.value, s) for s in stalls)
-    )
-    kept = ((1.0 - r) ** 2 * (1.0 - s) + left * s for r, s in pairs)
+    if is_stall:
+        kept = [(1.0 - saved.value) ** 2 * (1.0 - s) for s in stalls]
+    else:
+        kept = [(1.0 - r) ** 2 * (1.0 - stalls.value) + stalls.value for r in saved]
     return Estimate(*(1.0 - max(0.0, x) ** 0.5 for x in kept))
 
 
@@ -140,18 +135,14 @@ def _compared(
     return case.target.times(steps, effects, steady)
 
 
-def _intervene(case: Case, entry: Input, what: str, faster: float) -> Program | None:
+def _intervene(case: Case, entry: Input, what: str, speed_up: float) -> Program | None:
     """Return the program with one input treated; None where an effect is to be made faster."""
     step = case.step
     if entry.kind == "effects":
         if what == "speed":
             return None
-        return freeze_effect(step.program, entry.name, CUT if what == "cut" else 0.0)
-    treatment = {
-        "freeze": Treatment(frozen=True),
-        "cut": Treatment(cut=CUT),
-        "speed": Treatment(factor=1.0 - faster),
-    }[what]
+        return freeze_effect(step.program, entry.name)
+    treatment = Treatment(frozen=True) if what == "freeze" else Treatment(factor=1.0 - speed_up)
     if step.workload is None:
         k = step.program.classes.index(entry.name)
         return treat_ops(step.program, step.program.shares[:, k] > 0.0, treatment)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from prism import engine
-from prism.analyses.rankings.freezing import cut_table, freeze_effect
+from prism.analyses.rankings.freezing import freeze_effect
 from prism.common.attribution import Array
-from prism.distributions.tables import sample_table
 from prism.simulation.causes import Input, stall_bound, swap_keys
 from prism.simulation.draws import draw_stalls
 from prism.simulation.program import Program
@@ -75,14 +74,6 @@ class RareStalls:
         w = self.weights(n, seed)
         self.delay, self.total = (w * delay).mean(axis=1), (w * delay * delay).mean(axis=1)
         self.added = _added(w, a, delay) - self.mean**2
-
-    def left_by(self, cut: float) -> float:
-        """Share of the added variance that is left where stalls' lengths end at a quantile."""
-        table = self.often.tables[self.often.stalls.table]
-        words = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)) + np.uint32(1 << 15)
-        square = [float(((1.0 + sample_table(t, words).astype(float)) ** 2).mean())
-                  for t in (table, cut_table(table, cut))]  # fmt: skip
-        return square[1] / square[0]
 
 
 def _added(w: Array, t: Array, d: Array) -> Array:

@@ -116,27 +116,6 @@ class Split(click.ParamType):  # type: ignore[type-arg]
         return str(int(text))
 
 
-class Names(click.ParamType):  # type: ignore[type-arg]
-    """Some of a few names, with commas between them."""
-
-    name = "a,b,c"
-
-    def __init__(self, *known: str) -> None:
-        self.known = known
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the names."""
-        if not isinstance(value, str):
-            return tuple(value)
-        names = tuple(part.strip() for part in value.split(","))
-        for name in names:
-            if name not in self.known:
-                self.fail(f"{name!r} is not one of {', '.join(self.known)}", param, ctx)
-        return names
-
-
 class Numbers(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers from 0 with commas between them, and ranges ``first:last`` of them."""
 

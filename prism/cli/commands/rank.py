@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from prism.cli.commands.options import (
-    Names,
     common_options,
     details_option,
     output_option,
@@ -27,20 +26,10 @@ from prism.cli.commands.terminal import progress_line
 )
 @click.option("--quick", is_flag=True, help="One run only: bounds, nothing is frozen.")
 @click.option(
-    "--intervene",
-    "interventions",
-    type=Names("freeze", "cut", "speed"),
-    metavar="NAMES",
-    multiple=True,
-    help="Intervention on each cause: freeze (at its median), cut (its tail, at p95), speed (see "
-    "--speed-up); repeatable, or with commas.  [default: freeze]",
-)
-@click.option(
     "--speed-up",
     type=click.FloatRange(0, 100, min_open=True, max_open=True),
     metavar="PERCENT",
-    help="Share of its time that a kernel class made faster saves; asks for speed too.  "
-    "[default: 10]",
+    help="What each kernel class would bring if it took so much less time.",
 )
 @set_option
 @output_option()
@@ -51,7 +40,6 @@ def rank(
     job: str,
     target: str,
     quick: bool,
-    interventions: tuple[tuple[str, ...], ...],
     speed_up: float | None,
     overrides: tuple[str, ...],
     output: str | None,
@@ -66,12 +54,6 @@ def rank(
     It says what each contributes to the variance and to the tail, and what fixing it would bring.
     JOB_OR_MODEL is a job file, the name of a shipped job, or a model of `prism fit`.
     """
-    names = tuple(dict.fromkeys(name for group in interventions for name in group))
-    if speed_up is not None and "speed" not in names:
-        names = (*(names or ("freeze",)), "speed")
-    if quick and names:
-        told = "--intervene" if interventions else "--speed-up"
-        raise click.UsageError(f"--quick and {told} exclude each other: it is one run, as is")
     from prism.analyses.rank import rank as rank_causes
     from prism.common.files import check_directory
     from prism.jobs.job import load_job
@@ -81,13 +63,7 @@ def rank(
     loaded = load_job(job, overrides)
     with progress_line("ranking", quiet) as report:
         result = rank_causes(
-            loaded,
-            target,
-            quick=quick,
-            interventions=names or ("freeze",),
-            speed_up=0.01 * (speed_up or 10.0),
-            seed=seed,
-            threads=threads,
-            progress=report,
-        )
+            loaded, target, quick=quick, speed_up=None if speed_up is None else 0.01 * speed_up,
+            seed=seed, threads=threads, progress=report,
+        )  # fmt: skip
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

@@ -45,12 +45,6 @@ said to delay [1]."""
 NOTABLE = 0.02
 """Difference of shares worth a sentence [1]."""
 
-_OTHERS = {
-    "_cut": "If the tail of a cause were cut at its own p95",
-    "_faster": "If a kernel class took {} less time",
-}
-"""Titles of other interventions by the suffix of their figures."""
-
 
 def rank_answer(result: xr.Dataset) -> Answer:
     """Make the answer of a ranking."""
@@ -314,7 +308,7 @@ def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
     on_path = sorted(rows, key=lambda row: -_value(row, "critical_path_share"))
     return [
         _causes_table("", shown, columns, notes),
-        *(_other(rows, numbers, suffix) for suffix in _OTHERS),
+        _faster_table(rows, numbers),
         _causes_table("Smaller causes", rest, columns, [], details=True),
         _causes_table("Critical path", [] if quick else on_path, _PATH, [path_note], details=True),
         pairs_table("Spread", _spread(numbers), details=True),
@@ -342,16 +336,16 @@ def _causes_table(
     return Table(title, heads, cells, tuple(notes), details)
 
 
-def _other(rows: Sequence[Json], numbers: Json, suffix: str) -> Table:
-    """Lay out what another intervention would change, the largest first."""
-    keys = {name: f"{name}_reduction{suffix}" for name in ("std", "p95")}
+def _faster_table(rows: Sequence[Json], numbers: Json) -> Table:
+    """Lay out what faster kernel classes would change, the largest change first."""
+    keys = {name: f"{name}_reduction_faster" for name in ("std", "p95")}
 
     def largest(row: Json) -> float:
         return max(abs(_value(row, key)) for key in keys.values())
 
     changed = sorted((row for row in rows if largest(row) >= SMALL), key=largest, reverse=True)
     columns = [(Column(name), _change(key)) for name, key in keys.items()]
-    title = _OTHERS[suffix].format(format_share(numbers["speed_up"]))
+    title = f"If a kernel class took {format_share(numbers['speed_up'] or 0.0)} less time"
     return _causes_table(title, changed[:MOST_CHANGES], columns, [])
 
 
