@@ -70,12 +70,14 @@ def describe(
     """
     from prism.distributions.library import library_names
     from prism.jobs.jobspec.yaml import shipped_jobs
+    from prism.traces.kinds import recording_kind
 
     path = Path(what)
     is_netcdf = path.suffix == ".nc" or (what in library_names() and what not in shipped_jobs())
     kind = None
-    if not is_netcdf and what not in shipped_jobs() and path.suffix not in (".yaml", ".yml"):
-        kind = _recording_kind(path)
+    is_job = what in shipped_jobs() or path.suffix in (".yaml", ".yml")
+    if not is_netcdf and not is_job and path.exists():
+        kind = recording_kind(what)
     if (column is not None or where) and kind != "step_times":
         raise PrismError(
             f"{what}: --column and --where choose among step times, which this is not; leave them "
@@ -104,43 +106,23 @@ def describe(
     return describe_step_times(what, column, where)
 
 
-def _recording_kind(path: Path) -> str | None:
-    """Say which kind of recording a file or folder is; None for all else, a job's name included."""
-    if not path.exists():
-        return None
-    from prism.traces.kinds import recording_kind
-
-    return recording_kind(str(path))
-
-
 def describe_jobs() -> Answer:
     """Describe the jobs that ship with prism."""
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.yaml import shipped_jobs
 
     rows: list[dict[str, Any]] = []
-    for name in shipped_jobs():
-        job = load_job(name)
+    for job in map(load_job, shipped_jobs()):
         layout = job.parallelism
         sizes = {key: getattr(layout, key) for key in ("tp", "cp", "pp", "vpp", "dp", "ep")}
-        rows.append(
-            {
-                "job": name,
-                "gpus": job.world_size,
-                "device": None if job.model.durations else str(job.cluster.device),
-                "layout": " ".join(f"{key}{size}" for key, size in sizes.items() if size > 1),
-                "microbatches": layout.microbatches,
-                "data_parallel": layout.data_parallel,
-                "schedule": layout.schedule,
-            }
-        )
-    cells = tuple(
-        (row["job"], count(row["gpus"]), row["device"], row["layout"], count(row["microbatches"]),
-         row["data_parallel"], row["schedule"])
-        for row in rows
-    )  # fmt: skip
-    heads = ("job", "GPUs", "device", "layout", "microbatches", "data parallel", "schedule")
-    return _listed("Jobs that ship with prism", "jobs", rows, heads, cells)
+        rows.append({
+            "job": job.name, "gpus": job.world_size,
+            "device": None if job.model.durations else str(job.cluster.device),
+            "layout": " ".join(f"{key}{size}" for key, size in sizes.items() if size > 1),
+            "microbatches": layout.microbatches, "data_parallel": layout.data_parallel,
+            "schedule": layout.schedule,
+        })  # fmt: skip
+    return _listed("Jobs that ship with prism", "jobs", rows)
 
 
 def describe_libraries() -> Answer:
@@ -152,23 +134,19 @@ def describe_libraries() -> Answer:
          "date": library.date}
         for library in map(load_library, library_names())
     ]  # fmt: skip
-    cells = tuple(
-        (row["library"], row["device"], count(row["entries"]), row["date"]) for row in rows
+    return _listed("Libraries that ship with prism", "libraries", rows)
+
+
+def _listed(title: str, key: str, rows: list[dict[str, Any]]) -> Answer:
+    """Make the answer of a list of what ships with prism, a column for each key."""
+    columns = tuple(
+        Column("GPUs" if name == "gpus" else name.replace("_", " "), right=isinstance(value, int))
+        for name, value in rows[0].items()
     )
-    heads = ("library", "device", "entries", "date")
-    return _listed("Libraries that ship with prism", "libraries", rows, heads, cells)
-
-
-def _listed(
-    title: str,
-    key: str,
-    rows: list[dict[str, Any]],
-    heads: Sequence[str],
-    cells: tuple[tuple[Cell, ...], ...],
-) -> Answer:
-    """Make the answer of a list of what ships with prism."""
-    right = ("GPUs", "microbatches", "entries")
-    columns = tuple(Column(head, right=head in right) for head in heads)
+    cells = tuple(
+        tuple(count(value) if isinstance(value, int) else value for value in row.values())
+        for row in rows
+    )
     table = Table("", columns, cells)
     return Answer(title=title, subject=title, tables=(table,), figures={key: rows})
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from prism.common.agreement import effective_n
-from prism.common.text import format_count, format_duration, format_share
+from prism.common.text import format_count
 from prism.present.answer import (
     Answer,
     Cell,
@@ -27,6 +27,7 @@ from prism.present.answer import (
     pairs_table,
     share,
 )
+from prism.present.answers.stepmodel import step_time_rows
 from prism.traces import read_step_times, read_trace
 from prism.traces.table import Trace
 
@@ -43,25 +44,16 @@ def describe_trace(what: str, step_range: str | None = None) -> Answer:
     trace = read_trace(what, step_range)
     ops = trace.ops
     steps = np.unique(ops["step"][ops["step"] >= 0])
-    microbatches = np.unique(ops["microbatch"][ops["microbatch"] >= 0])
-    n_per_place = {
-        name: int(ops[name].nunique()) for name in ("rank", "dp_rank", "stage", "chunk", "stream")
-    }
-    kinds = _kinds(trace)
+    places = ("rank", "dp_rank", "stage", "chunk", "stream")
     found: dict[str, Any] = {
-        "kind": "trace",
-        "format": trace.format,
-        "source": trace.source,
-        "n_ops": len(ops),
+        "kind": "trace", "format": trace.format, "source": trace.source, "n_ops": len(ops),
         "n_steps": int(steps.size),
         "steps": [int(steps[0]), int(steps[-1])] if steps.size else [],
-        "n_microbatches": int(microbatches.size),
-        **{f"n_{name}s": n for name, n in n_per_place.items()},
-        "step_span_mean": _step_span(ops),
-        "ops": kinds,
-        "notes": list(trace.notes),
-    }
-    tables = (_sizes(found), *_ops(kinds), lines_table("Notes", found["notes"]))
+        "n_microbatches": int(np.unique(ops["microbatch"][ops["microbatch"] >= 0]).size),
+        **{f"n_{name}s": int(ops[name].nunique()) for name in places},
+        "step_span_mean": _step_span(ops), "ops": _kinds(trace), "notes": list(trace.notes),
+    }  # fmt: skip
+    tables = (_sizes(found), *_ops(found["ops"]), lines_table("Notes", found["notes"]))
     return Answer(
         title="Trace",
         subject=Path(trace.source).name,
@@ -73,25 +65,18 @@ def describe_trace(what: str, step_range: str | None = None) -> Answer:
 
 def _kinds(trace: Trace) -> list[dict[str, Any]]:
     """Statistics per kind of op and, where the format knows kernels, per class; longest first."""
-    ops = trace.ops
     keys = ["op_kind", "kernel_class"] if trace.has_kernels else ["op_kind", "name"]
-    total = float(ops["duration"].sum()) or 1.0
+    total = float(trace.ops["duration"].sum()) or 1.0
     rows = []
-    for labels, group in ops.groupby(keys, observed=True)["duration"]:
+    for (kind, what), group in trace.ops.groupby(keys, observed=True)["duration"]:
         seconds = group.to_numpy()
         mean, median = float(seconds.mean()), float(np.median(seconds))
-        rows.append(
-            {
-                "op_kind": str(labels[0]),
-                "what": str(labels[1]),
-                "n": int(seconds.size),
-                "mean": mean,
-                "cv": float(seconds.std() / mean) if mean > 0 else None,
-                "p99_p50": float(np.quantile(seconds, 0.99) / median) if median > 0 else None,
-                "share": float(seconds.sum() / total),
-                "includes_waiting": str(labels[0]) in WAITING,
-            }
-        )
+        rows.append({
+            "op_kind": str(kind), "what": str(what), "n": int(seconds.size), "mean": mean,
+            "cv": float(seconds.std() / mean) if mean > 0 else None,
+            "p99_p50": float(np.quantile(seconds, 0.99) / median) if median > 0 else None,
+            "share": float(seconds.sum() / total), "includes_waiting": str(kind) in WAITING,
+        })  # fmt: skip
     return sorted(rows, key=lambda row: -float(row["share"]))
 
 
@@ -113,12 +98,9 @@ def _sizes(found: Mapping[str, Any]) -> Table:
         text = f"{format_count(found['n_steps'])} ({first} to {last}{gaps})"
         rows.append(("steps", Figure(found["n_steps"], text)))
     for key, title in (
-        ("n_ranks", "ranks recorded"),
-        ("n_dp_ranks", "replicas"),
-        ("n_stages", "stages"),
-        ("n_chunks", "model chunks"),
-        ("n_microbatches", "microbatches"),
-    ):
+        ("n_ranks", "ranks recorded"), ("n_dp_ranks", "replicas"), ("n_stages", "stages"),
+        ("n_chunks", "model chunks"), ("n_microbatches", "microbatches"),
+    ):  # fmt: skip
         if found[key] > 1 or key == "n_ranks":
             rows.append((title, count(found[key])))
     if found["step_span_mean"] is not None:
@@ -131,17 +113,13 @@ def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Lay out kinds of op, those with most of the time by default."""
     rows = tuple(
         (
-            row["op_kind"],
-            row["what"] if row["what"] != row["op_kind"] else None,
-            count(row["n"]),
-            duration(row["mean"], 1e-3 * row["mean"]),
-            share(row["cv"]),
+            row["op_kind"], row["what"] if row["what"] != row["op_kind"] else None,
+            count(row["n"]), duration(row["mean"], 1e-3 * row["mean"]), share(row["cv"]),
             None if row["p99_p50"] is None else Figure(row["p99_p50"], f"{row['p99_p50']:.3g}"),
-            share(row["share"]),
-            "includes waiting" if row["includes_waiting"] else None,
+            share(row["share"]), "includes waiting" if row["includes_waiting"] else None,
         )
         for row in kinds
-    )
+    )  # fmt: skip
     heads = ("kind of op", "class", "n", "mean", "CV", "p99/p50", "of the time", "")
     columns = tuple(Column(head, right=2 <= i <= 6) for i, head in enumerate(heads))
     more = len(rows) - MOST_ROWS
@@ -159,29 +137,20 @@ def describe_step_times(
     """
     times = read_step_times(what, column, where)
     seconds = times.seconds
-    mean = float(seconds.mean())
-    p5, p50, p95, p99 = (float(q) for q in np.quantile(seconds, [0.05, 0.5, 0.95, 0.99]))
+    mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if seconds.size > 1 else 0.0
     found: dict[str, Any] = {
-        "kind": "step_times",
-        "source": times.source,
-        "column": times.column,
-        "n": int(seconds.size),
-        "n_runs": int(np.unique(times.run).size),
-        "n_effective": effective_n(seconds, times.step, times.run),
-        "mean_over": times.mean_over,
-        **{"mean": mean, "std": float(seconds.std(ddof=1)) if seconds.size > 1 else 0.0},
-        **{"p5": p5, "p50": p50, "p95": p95, "p99": p99},
+        "kind": "step_times", "source": times.source, "column": times.column,
+        "n": int(seconds.size), "n_runs": int(np.unique(times.run).size),
+        "n_effective": effective_n(seconds, times.step, times.run), "mean_over": times.mean_over,
+        "mean": mean, "std": std,
+        **{f"p{q}": float(np.quantile(seconds, 0.01 * q)) for q in (5, 50, 95, 99)},
         "notes": list(times.notes),
-    }
-    cv = format_share(found["std"] / mean if mean else 0.0)
-    fine = max(0.02 * (p95 - p5), 1e-5 * abs(mean))
+    }  # fmt: skip
     rows: list[tuple[str, Cell]] = [
         ("steps", count(found["n"])),
         ("runs", count(found["n_runs"])),
         ("effective sample size", Figure(found["n_effective"], f"{found['n_effective']:.1f}")),
-        ("mean", duration(mean, fine, mean)),
-        ("standard deviation", Figure(found["std"], f"{format_duration(found['std'])} (CV {cv})")),
-        *((name, duration(found[name], fine, mean)) for name in ("p5", "p50", "p95", "p99")),
+        *step_time_rows(found),
     ]
     if times.mean_over > 1:
         rows.insert(1, ("each the mean of", Figure(times.mean_over, f"{times.mean_over} steps")))

@@ -46,20 +46,26 @@ def steps_parts(numbers: Json) -> Parts:
     if numbers["mean_over"] > 1:
         head.append(f"each the mean of {numbers['mean_over']} steps")
     findings = _step_findings(numbers)
-    step = numbers["step_time"]
-    mean, std = step["mean"], step["std"]
-    fine = max(0.02 * (step["p95"] - step["p5"]), 1e-5 * mean)
-    text = f"{words(duration(mean, fine, mean))} ± {words(error(step['mean_se'], mean))}"
-    spread = f"{words(error(std, mean))} (CV {format_share(step['cv'])})"
-    times: list[tuple[str, Cell]] = [
-        ("mean, ± one standard error", Figure(mean, text)),
-        ("standard deviation", Figure(std, spread)),
-        *((f"p{q}", duration(step[f"p{q}"], fine, mean)) for q in (5, 50, 95, 99)),
-    ]
+    times = step_time_rows(numbers["step_time"])
     if round(numbers["n_effective"]) < numbers["n"]:
         effective = Figure(numbers["n_effective"], f"{numbers['n_effective']:.1f}")
         times.append(("effective sample size", effective))
     return head, findings, [pairs_table("Step time", times), _step_effects(numbers)]
+
+
+def step_time_rows(step: Json) -> list[tuple[str, Cell]]:
+    """Write mean, standard deviation and percentiles of step times."""
+    mean, std = step["mean"], step["std"]
+    fine = max(0.02 * (step["p95"] - step["p5"]), 1e-5 * abs(mean))
+    first: tuple[str, Cell] = ("mean", duration(mean, fine, mean))
+    if step.get("mean_se") is not None:
+        text = f"{words(first[1])} ± {words(error(step['mean_se'], mean))}"
+        first = "mean, ± one standard error", Figure(mean, text)
+    spread = f"{words(error(std, mean))} (CV {format_share(std / mean if mean else 0.0)})"
+    return [
+        first, ("standard deviation", Figure(std, spread)),
+        *((f"p{q}", duration(step[f"p{q}"], fine, mean)) for q in (5, 50, 95, 99)),
+    ]  # fmt: skip
 
 
 def _step_findings(numbers: Json) -> list[Finding]:
