@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import prism
+import prism.plots
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -167,6 +170,17 @@ def test_the_page_of_the_job_file_has_every_key_as_it_is():
     assert "| `tp` | Tensor-parallel size (tp_size). | `1` |" in page
     assert keys.filled(page.replace("Tensor-parallel", "Tonsor-parallel")) == page
     assert keys.filled(page.replace("`num_attention_heads`", "`heads`")) == page
+
+
+def test_the_page_of_the_api_has_every_name_with_an_example():
+    api = script("api")
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert page == api.page()
+    parts = re.split(r"^### ", page, flags=re.M)[1:]
+    names = [f"prism.{name}" for _, name in api.public(prism)]
+    names += [f"prism.plots.{name}" for _, name in api.public(prism.plots)]
+    assert sorted(part.split("\n")[0] for part in parts) == sorted([*names, "prism.Job.replace"])
+    assert [part for part in parts if "\n>>> " not in part] == []
 
 
 def test_the_readme_is_a_front_door():

@@ -7,6 +7,8 @@ them.
 
 from __future__ import annotations
 
+import csv
+import random
 import sys
 from pathlib import Path
 
@@ -30,7 +32,28 @@ def main() -> None:
     (HERE / "all_reduce.txt").write_text("\n".join(runs))
     kernels = tables_made.hta_table(tables_made.durations(seed=1), unit="ns")
     kernels.round(3).to_csv(HERE / "hta_kernels.csv", index=False)
+    write_tables()
     (HERE / "nodelist.txt").write_text("NodeList=node[001-003,7]\n")
+
+
+def write_tables() -> None:
+    """Write the ops of 8 steps of two replicas, the second 10 % slow, and step times of a job."""
+    random.seed(1)
+    with open(HERE / "trace.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow("step dp_rank microbatch op_kind start_ms duration_ms".split())
+        for step in range(8):
+            for rank in range(2):
+                clock = 0.0
+                for microbatch in range(4):
+                    for op, ms in (("forward", 20.0), ("backward", 40.0)):
+                        ms *= (1.0, 1.1)[rank] * random.gauss(1.0, 0.02)
+                        table.writerow([step, rank, microbatch, op, f"{clock:.3f}", f"{ms:.3f}"])
+                        clock += ms
+    with open(HERE / "steps.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["step", "step_s"])
+        table.writerows([n, f"{random.gauss(1.1, 0.01):.4f}"] for n in range(100))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def python_texts(source):
 def check(path):
     """Give (line, word, instead) of each word of a file that has a better one."""
     own, _ = EXCEPTIONS.get(path.relative_to(ROOT).as_posix(), (None, None))
-    skip = "|".join([r"`[^`]*`", *ALLOWED, *([own] if own else [])]).replace(" ", r"\s+")
+    skip = "|".join([r"``[^`]*``|`[^`]*`", *ALLOWED, *([own] if own else [])]).replace(" ", r"\s+")
     for line, text in texts(path):
         plain = re.sub(skip, lambda name: re.sub(r"[^\n]", "_", name[0]), text)
         for pattern, instead in INSTEAD.items():

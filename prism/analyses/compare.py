@@ -79,6 +79,14 @@ def compare(
     ------
     PrismError
         Bad input.
+
+    Examples
+    --------
+    >>> import prism
+    >>> a, b = (prism.estimate("pipeline-8x32", replicates=256, seed=seed) for seed in (1, 2))
+    >>> figures = prism.summary(prism.compare(a, b, seed=1))
+    >>> figures["quantities"]["step_time"]["figures"]["p50"]["verdict"]
+    'same'
     """
     if not 0.0 < effect < 1.0:
         raise PrismError(f"effect {effect:g}: expected a share between 0 and 1, such as 1% or 0.01")

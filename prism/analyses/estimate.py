@@ -87,6 +87,16 @@ def estimate(
     ------
     PrismError
         Bad input.
+
+    Examples
+    --------
+    >>> import prism
+    >>> result = prism.estimate("pipeline-8x32", replicates=256, steps=1000, deadline="34h", seed=1)
+    >>> figures = prism.summary(result)
+    >>> round(figures["step_time"]["p95"], 1), round(figures["time_to_train"]["mean"] / 3600, 1)
+    (121.4, 33.5)
+    >>> figures["finish_by"]["probability"]
+    1.0
     """
     begin = time.perf_counter()
     options: dict[str, Any] = {

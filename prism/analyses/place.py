@@ -81,6 +81,13 @@ def place(
     ------
     PrismError
         The job cannot be built, or a number or node is out of range.
+
+    Examples
+    --------
+    >>> import prism
+    >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
+    >>> prism.summary(placed)["best"]
+    'current'
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)

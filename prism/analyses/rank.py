@@ -83,6 +83,14 @@ def rank(
     ------
     PrismError
         The job cannot be built, or a number or name is out of range.
+
+    Examples
+    --------
+    >>> import prism
+    >>> ranking = prism.rank("pipeline-8x32", seed=1)
+    >>> row = prism.summary(ranking)["kernels"][0]
+    >>> row["name"], round(row["total_order"], 2)
+    ('compute', 1.0)
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)

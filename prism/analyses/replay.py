@@ -57,6 +57,13 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     ------
     PrismError
         The trace cannot be read or put in order.
+
+    Examples
+    --------
+    >>> import prism
+    >>> figures = prism.summary(prism.replay("experiments/samples/trace.csv"))
+    >>> figures["steps"], round(figures["slowdown_same_work"], 3)
+    (8, 1.049)
     """
     read = read_trace(trace, step_range)
     reason = why_no_model(read)

@@ -106,6 +106,14 @@ def sweep(
     ------
     PrismError
         Nothing is varied, no setting can be built, or a number is out of range.
+
+    Examples
+    --------
+    >>> import prism
+    >>> vary = {"parallelism.microbatches": [16, 32]}
+    >>> rows = prism.summary(prism.sweep("pipeline-8x32", vary, replicates=128, seed=1))["rows"]
+    >>> [(row["parallelism.microbatches"], round(row["step_time"]["p50"])) for row in rows]
+    [(32, 121), (16, 71)]
     """
     begin, cpu = time.perf_counter(), time.process_time()
     job = job if isinstance(job, Job) else load_job(job)

@@ -99,6 +99,13 @@ def timeline(
     ------
     PrismError
         Bad input, or a step too large.
+
+    Examples
+    --------
+    >>> import prism
+    >>> steps = prism.timeline("experiments/samples/trace.csv", step=3)
+    >>> steps.start.dims, steps.start.attrs["units"]
+    (('event',), 's')
     """
     wanted = Wanted(*(None if x is None else tuple(x) for x in (replicas, stages, ranks)))
     trace = _read(what, step_range)

@@ -85,6 +85,14 @@ def validate(
     ------
     PrismError
         Neither or both of `trace` and `measured` are given, or bad input.
+
+    Examples
+    --------
+    >>> import prism
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> figures = prism.summary(found)
+    >>> figures["n_measured"], round(figures["p50_error"], 2)
+    (4, 0.0)
     """
     target = job if job is not None else model
     if trace is None and (measured is None or target is None):

@@ -41,6 +41,12 @@ class NodeSlowdown(NamedTuple):
         slowest node that takes part.
     other : float
         On everything else of the node: host gaps and collectives over NVLink.
+
+    Examples
+    --------
+    >>> import prism
+    >>> slow = {3: prism.NodeSlowdown(compute=1.2), 7: prism.NodeSlowdown(network=1.5)}
+    >>> placed = prism.place("llama3-70b-fsdp-512", nodes=slow, seed=1)  # doctest: +SKIP
     """
 
     compute: float = 1.0
@@ -59,10 +65,21 @@ def slow_node(factor: float, kind: str = "compute") -> NodeSlowdown:
     kind : str
         ``compute``, ``memory``, ``network`` or ``everything``.
 
+    Returns
+    -------
+    NodeSlowdown
+        With the factor on that kind, 1 on the others.
+
     Raises
     ------
     PrismError
         The kind is unknown, or a number out of range.
+
+    Examples
+    --------
+    >>> import prism
+    >>> prism.slow_node(1.2, "network")
+    NodeSlowdown(compute=1.0, memory=None, network=1.2, other=1.0)
     """
     if not 0.0 < factor < math.inf:
         raise PrismError(

@@ -9,7 +9,17 @@ _OPTIONS = {"overrides": "set", "limit_s": "limit"}
 
 
 class PrismError(Exception):
-    """Bad input, with a message that says where, what was expected, and how to correct it."""
+    """Bad input, with a message that says where, what was expected, and how to correct it.
+
+    Examples
+    --------
+    >>> import prism
+    >>> try:
+    ...     prism.load_job("pipeline-8x32", ["parallelism.tp=0"])
+    ... except prism.PrismError as error:
+    ...     print(error)  # doctest: +ELLIPSIS
+    overrides parallelism.tp=0: parallelism.tp: expected ..., got 0; ...
+    """
 
 
 @contextmanager

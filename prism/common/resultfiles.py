@@ -72,6 +72,11 @@ def kind_of(dataset: "xr.Dataset") -> str | None:
 def answer(dataset: "xr.Dataset") -> Any:
     """Make the answer of any result or model: what its command prints, and a notebook shows.
 
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        What a function of prism returned, or `load`.
+
     Returns
     -------
     prism.present.answer.Answer
@@ -81,6 +86,13 @@ def answer(dataset: "xr.Dataset") -> Any:
     ------
     PrismError
         It is no result of prism.
+
+    Examples
+    --------
+    >>> import prism
+    >>> answer = prism.answer(prism.estimate("pipeline-8x32", replicates=64, seed=1))
+    >>> "time_to_train" in [finding.code for finding in answer.findings]
+    True
     """
     kind = kind_of(dataset)
     if kind is None:
@@ -91,26 +103,79 @@ def answer(dataset: "xr.Dataset") -> Any:
 def summary(dataset: "xr.Dataset") -> dict[str, Any]:
     """Summarise any result as the JSON object that its command prints; times in seconds.
 
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        What a function of prism returned, or `load`.
+
+    Returns
+    -------
+    dict
+        As each command's page in `docs/` describes it.
+
     Raises
     ------
     PrismError
         It is no result of prism.
+
+    Examples
+    --------
+    >>> import prism
+    >>> figures = prism.summary(prism.simulate("pipeline-8x32", replicates=64, seed=1))
+    >>> round(figures["ideal_step_time"])  # s
+    117
     """
     return dict(answer(dataset).json())
 
 
 def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
-    """Write a result as netCDF: to a temporary name first, then renamed."""
+    """Write a result as netCDF: to a temporary name first, then renamed.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        What a function of prism returned.
+
+    path : path
+        File to write, such as ``result.nc``.
+
+    Raises
+    ------
+    PrismError
+        The file cannot be written.
+
+    Examples
+    --------
+    >>> import prism
+    >>> prism.save(prism.simulate("pipeline-8x32", replicates=64, seed=1), "result.nc")
+    """
     write_netcdf(dataset, path)
 
 
 def load(path: str | os.PathLike[str]) -> "xr.Dataset":
     """Read any result, or a model of ``prism fit``: a file, or the folder of its result.nc.
 
+    Parameters
+    ----------
+    path : path
+        File, or folder that ``-o`` of a command wrote.
+
+    Returns
+    -------
+    xarray.Dataset
+        As it was saved.
+
     Raises
     ------
     PrismError
         The file is missing or not a prism result.
+
+    Examples
+    --------
+    >>> import prism
+    >>> prism.save(prism.simulate("pipeline-8x32", replicates=64, seed=1), "result.nc")
+    >>> prism.load("result.nc").attrs["kind"]
+    'simulation'
     """
     file = Path(path) / "result.nc" if Path(path).is_dir() else Path(path)
     if not file.is_file():

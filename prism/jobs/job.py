@@ -50,15 +50,31 @@ DEFAULT_STEPS = 1000  # of a run that is asked for without its length
 
 
 class Job(BaseModel):
-    """A resolved job: every value is there, and they fit together."""
+    """A resolved job: every value is there, and they fit together.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Examples
+    --------
+    >>> import prism
+    >>> job = prism.load_job("llama3-405b-16k")
+    >>> job
+    <Job llama3-405b-16k: 16,384 GPUs, tp8 pp16 vpp8 dp128>
+    >>> job.world_size, job.n_nodes, job.tokens_per_step, job.n_steps
+    (16384, 2048, 16777216, 1100929)
+    >>> job.parallelism.schedule
+    'interleaved'
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"description": "A job: what is trained, how, on what, for how long."},
+    )
 
     name: str = Field("job", description="The file's stem.")
     source: str = Field("", description="The file, as it was found.")
     model: ModelBlock = Field(description="What is trained.")
     parallelism: ParallelismBlock = Field(description="How it is divided and ordered.")
-    cluster: ClusterBlock = Field(description="On what.")
+    cluster: ClusterBlock = Field(description="What it runs on.")
     variability: VariabilityBlock = Field(description="How durations vary.")
     run: RunBlock = Field(description="How long, by when, at what price.")
 
@@ -77,7 +93,26 @@ class Job(BaseModel):
     def replace(self, *overrides: str | Mapping[str, Any]) -> "Job":
         """Return the job with other values of some keys; what follows from them follows anew.
 
-        `overrides` are as `load_job` takes them, and so are the errors.
+        Parameters
+        ----------
+        *overrides : str or mapping
+            As of `load_job`.
+
+        Returns
+        -------
+        Job
+            Checked as a file is.
+
+        Raises
+        ------
+        PrismError
+            As of `load_job`.
+
+        Examples
+        --------
+        >>> import prism
+        >>> prism.load_job("pipeline-8x32").replace("parallelism.pp=4", "run.steps=10").world_size
+        4
         """
         places = {tuple(key.split(".")): place for key, place in self._places.items()}
         layer = Layer(given_values(self), places)
@@ -196,10 +231,23 @@ def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
         "key=value" as given to `--set`, for example "parallelism.dp=64", where the value is YAML;
         or values by dotted key. They are put over the file, in order, before anything is checked.
 
+    Returns
+    -------
+    Job
+        Frozen; ``prism show JOB`` lists its values and where each comes from.
+
     Raises
     ------
     PrismError
         With every error of the file and the overrides, one per line, each with its place.
+
+    Examples
+    --------
+    >>> import prism
+    >>> prism.load_job("llama3-405b-16k", ["parallelism.dp=64", "cluster.nodes=1024"])
+    <Job llama3-405b-16k: 8,192 GPUs, tp8 pp16 vpp8 dp64>
+    >>> prism.load_job({"base": "pipeline-8x32", "parallelism": {"microbatches": 16}})
+    <Job job: 8 GPUs, pp8>
     """
     if isinstance(job, Mapping):
         return _build(put_over(layer_of(job), overrides), MAPPING, Path(MAPPING))

@@ -25,12 +25,18 @@ def make_schedule(
     Parameters
     ----------
     name : str
-        One of `SCHEDULES`. With one stage all are sequential: every microbatch runs forward
-        through its chunks and back, and no backward is split.
+        ``gpipe``, ``1f1b``, ``interleaved``, ``zb-h1``, ``zb-v`` or ``dualpipe-v``.
+        With one stage all are sequential: every microbatch runs forward through its chunks and
+        back, and no backward is split.
     n_stages, n_microbatches : int
         Pipeline stages (pp_size), microbatches per replica and step; each >= 1.
     n_chunks : int, optional
         Model chunks per stage (vpp_size): 2 in a V, else 1 where None.
+
+    Returns
+    -------
+    Schedule
+        By stage a tuple of actions, each with ``kind`` (F, B, I, W), ``chunk``, ``microbatch``.
 
     Raises
     ------
@@ -63,6 +69,13 @@ def make_schedule(
     .. [1] Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241.
     .. [2] Qi et al., Pipeline Parallelism with Controllable Memory, arXiv:2405.15362.
     .. [3] DeepSeek-AI, DualPipe: DualPipeV in its README; DeepSeek-V3, arXiv:2412.19437, 3.2.1.
+
+    Examples
+    --------
+    >>> import prism
+    >>> schedule = prism.make_schedule("1f1b", n_stages=2, n_microbatches=3)
+    >>> [f"{action.kind}{action.microbatch}" for action in schedule[0]]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     if n_chunks is None:
         n_chunks = (TRAITS[name].chunks or 1) if name in TRAITS else 1

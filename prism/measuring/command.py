@@ -145,6 +145,11 @@ def measure(
     PrismError
         Bad input, no torch, no such device, the device does not run a kernel, or one call of each
         size takes longer than `limit_s`.
+
+    Examples
+    --------
+    >>> import prism
+    >>> measured = prism.measure("gemm", "mine.nc", shapes=["512x512x512"])  # doctest: +SKIP
     """
     if kind not in KINDS[:-1]:
         raise PrismError(f"measure: kind {kind!r}; expected one of {', '.join(KINDS[:-1])}")

@@ -56,6 +56,12 @@ class StepJob:
         Number format by its torch name.
     bucket_bytes : int
         Gradients that are reduced together [byte].
+
+    Examples
+    --------
+    >>> import prism
+    >>> prism.StepJob(ranks=4, parallel="pipeline", microbatches=8).schedule
+    '1f1b'
     """
 
     ranks: int = 2
@@ -104,6 +110,11 @@ def measure_step(
     ------
     PrismError
         The layout is impossible, torch is missing, or a rank failed.
+
+    Examples
+    --------
+    >>> import prism
+    >>> recorded = prism.measure_step("out", prism.StepJob(ranks=2), steps=20)  # doctest: +SKIP
     """
     from prism.measuring.ranks import choose_backend, launch, under_launcher
     from prism.measuring.steptrace import read_ops

@@ -89,6 +89,16 @@ def fit(
     ------
     PrismError
         The input cannot be read, or has too little to learn from.
+
+    Examples
+    --------
+    >>> import prism
+    >>> model = prism.fit("experiments/samples/trace.csv", seed=1)
+    >>> [(row["name"], row["n"]) for row in prism.summary(model)["kernels"]]
+    [('backward stage 0', 64), ('forward stage 0', 64)]
+    >>> prism.save(model, "model.nc")
+    >>> prism.estimate("model.nc", replicates=64, seed=1).sizes["replicate"]
+    64
     """
     seed = fresh_seed() if seed is None else seed
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
@@ -129,7 +139,7 @@ def fit_calibrated(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> "xr.Dataset":
-    """Bring a job's library to the step times that one or several of its sizes took.
+    """Calibrate a job's library to the measured step times of one or several of its sizes.
 
     Parameters
     ----------
@@ -151,6 +161,15 @@ def fit_calibrated(
     ------
     PrismError
         Bad input.
+
+    Examples
+    --------
+    >>> import prism
+    >>> small = {"model": {"name": "llama3-8b"}, "parallelism": {"dp": 8}, "cluster": {"nodes": 1}}
+    >>> job = prism.load_job({"base": "llama3-70b-fsdp-512", **small})
+    >>> model = prism.fit_calibrated([(job, "experiments/samples/steps.csv")], seed=1)
+    >>> round(prism.summary(model)["factors"]["compute"]["value"], 1)
+    1.1
     """
     seed = fresh_seed() if seed is None else seed
     sizes, seen = [], set()

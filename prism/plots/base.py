@@ -45,7 +45,14 @@ def no_warnings() -> Iterator[None]:
 
 
 def save_figure(ax: Axes, path: str | Path) -> None:
-    """Write the figure of some axes, in the format that the suffix names."""
+    """Write the figure of some axes, in the format that the suffix names.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> result = prism.simulate("pipeline-8x32", replicates=64, seed=1)
+    >>> prism.plots.save_figure(prism.plots.plot_step_time(result), "step_time.png")
+    """
     figure = ax.get_figure(root=True)
     assert figure is not None
     # no date in the file: the same result gives the same bytes

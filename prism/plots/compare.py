@@ -34,6 +34,12 @@ def plot_comparison(result: xr.Dataset, ax: Axes | None = None, name: str = "ste
         Where to draw; a new figure where None.
     name : str
         ``step_time`` or ``time_to_train``.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> a, b = (prism.simulate("pipeline-8x32", replicates=128, seed=seed) for seed in (1, 2))
+    >>> ax = prism.plots.plot_comparison(prism.compare(a, b, seed=1))
     """
     ax = new_axes(ax)
     sides = [result[f"{name}_{side}"].to_numpy() for side in "ab"]
@@ -72,6 +78,12 @@ def plot_shift(result: xr.Dataset, ax: Axes | None = None, name: str = "step_tim
         Where to draw; a new figure where None.
     name : str
         ``step_time`` or ``time_to_train``.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> a, b = (prism.simulate("pipeline-8x32", replicates=128, seed=seed) for seed in (1, 2))
+    >>> ax = prism.plots.plot_shift(prism.compare(a, b, seed=1))
     """
     ax = new_axes(ax, (5.0, 4.4))
     level = result["quantile"].to_numpy()
@@ -104,7 +116,14 @@ def plot_shift(result: xr.Dataset, ax: Axes | None = None, name: str = "step_tim
 
 
 def draw_comparison(result: xr.Dataset, name: str = "step_time") -> Axes:
-    """Draw both pictures side by side; the first one's axes."""
+    """Draw both pictures side by side; the first one's axes.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> a, b = (prism.simulate("pipeline-8x32", replicates=128, seed=seed) for seed in (1, 2))
+    >>> ax = prism.plots.draw_comparison(prism.compare(a, b, seed=1))
+    """
     figure = Figure(figsize=(11.6, 4.6), layout="constrained", facecolor="white", dpi=150)
     grid = figure.add_gridspec(1, 2, width_ratios=(1.45, 1.0))
     left, right = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])

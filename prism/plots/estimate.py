@@ -45,6 +45,12 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     matplotlib.axes.Axes
         The band is two Monte Carlo standard errors, by cluster; steps on one allocation and the
         means of allocations apart.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    >>> ax = prism.plots.plot_step_time(result)
     """
     ax = new_axes(ax)
     sample = result["step_time"].to_numpy()
@@ -83,6 +89,12 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         The band is two Monte Carlo standard errors, by cluster.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    >>> ax = prism.plots.plot_time_to_train(result)
     """
     ax = new_axes(ax)
     sample = result["time_to_train"].to_numpy()
@@ -128,6 +140,14 @@ def plot_dependence(
     -------
     matplotlib.axes.Axes
         The legend gives each curve's p50 and p95; bands are two Monte Carlo standard errors.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> job = prism.load_job("pipeline-8x32")
+    >>> jobs = {"16": job.replace("parallelism.microbatches=16"), "32": job}
+    >>> results = {k: prism.simulate(job, replicates=64, seed=1) for k, job in jobs.items()}
+    >>> ax = prism.plots.plot_dependence(results)
     """
     ax = new_axes(ax)
     middle = float(np.median(next(iter(results.values()))[variable].to_numpy()))

@@ -61,6 +61,11 @@ def plot_gantt(timeline: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         At most 64 rows; a line below says what is left out.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ax = prism.plots.plot_gantt(prism.timeline("experiments/samples/trace.csv"))
     """
     steps = json.loads(timeline.attrs["steps"])
     places, left = _place_rows(timeline, len(steps))

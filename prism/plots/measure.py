@@ -33,6 +33,11 @@ def plot_measurement(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         The share on a logarithmic axis, so that the tail shows.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ax = prism.plots.plot_measurement(prism.measure("gemm"))  # doctest: +SKIP
     """
     ax = new_axes(ax, (7.2, 4.4))
     import matplotlib as mpl

@@ -50,6 +50,12 @@ def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         Where all replicas are alike, a bar per stage; else a map of stage x replica.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
+    >>> ax = prism.plots.plot_slots(placed)
     """
     numbers = _numbers(data)
     cost = 100.0 * np.atleast_2d(np.asarray(numbers["slot_cost"], float)) / _step(numbers)
@@ -148,6 +154,12 @@ def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
         Points at p50 and p95, for the work of one step as is. Where p50 or p95 is the objective,
         lines are 95 % intervals of its difference from as is, and where nodes are placed at
         random the spread between 90 % of placements.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> placed = prism.place("pipeline-8x32", slow_nodes=1, slowdown=1.2, seed=1)
+    >>> ax = prism.plots.plot_alternatives(placed)
     """
     numbers = _numbers(data)
     found = [row for row in rows(numbers) if same_work(row, "p95") is not None]

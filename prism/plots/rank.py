@@ -43,6 +43,12 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         Bars reach to the total order, points are first orders, lines 95 % intervals.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ranking = prism.rank("pipeline-8x32", seed=1)
+    >>> ax = prism.plots.plot_ranking(ranking)
     """
     order = _order(result)
     if ax is None:
@@ -103,6 +109,12 @@ def plot_interventions(
     -------
     matplotlib.axes.Axes
         Rows as in `plot_ranking`; lines are 95 % intervals.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ranking = prism.rank("pipeline-8x32", seed=1)
+    >>> ax = prism.plots.plot_interventions(ranking)
     """
     order = _order(result)
     ax = new_axes(ax, (6.0, 1.4 + 0.3 * order.size))
@@ -140,6 +152,12 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         Each of the three sums to one over the kernel classes; effects have none.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ranking = prism.rank("pipeline-8x32", seed=1)
+    >>> ax = prism.plots.plot_path(ranking)
     """
     order = _order(result)
     ax = new_axes(ax, (6.0, 1.4 + 0.3 * order.size))

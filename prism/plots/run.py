@@ -38,6 +38,12 @@ def plot_progress(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     matplotlib.axes.Axes
         Dates where the start is known, else time since the start; inside it, how far runs are
         ahead of the median run or behind.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    >>> ax = prism.plots.plot_progress(result)
     """
     ax = new_axes(ax)
     start = json.loads(result.attrs["call"]).get("start")

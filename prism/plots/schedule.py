@@ -29,6 +29,11 @@ def plot_schedule(
     -------
     matplotlib.axes.Axes
         Numbers are microbatches; later model chunks are lighter.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ax = prism.plots.plot_schedule(prism.make_schedule("1f1b", 4, 8))
     """
     schedule, given = Schedule(schedule), {"F": 1.0, "B": 2.0, "W": 1.0, **(durations or {})}
     slots = Slots(given["F"], given["B"], given["W"])

@@ -39,6 +39,13 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     matplotlib.axes.Axes
         Bars are two standard errors, by cluster; open points were screened on a few clusters.
         Times are for the tokens of one step of the job where settings differ in them.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> vary = {"parallelism.microbatches": [16, 32]}
+    >>> swept = prism.sweep("pipeline-8x32", vary, replicates=64, seed=1)
+    >>> ax = prism.plots.plot_sweep(swept)
     """
     numbers = summarize_sweep(data) if isinstance(data, xr.Dataset) else data
     rows = numbers["rows"]

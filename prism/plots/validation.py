@@ -47,6 +47,12 @@ def plot_validation(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         The band is what the prediction's distribution function did over refits.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> ax = prism.plots.plot_validation(found)
     """
     ax = new_axes(ax)
     measured, predicted = _values(result, "measured"), _values(result, "predicted")
@@ -88,6 +94,12 @@ def plot_quantiles(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         One point per measured value, at the rank (i - 1/2) / n. Bars are the band over refits.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> ax = prism.plots.plot_quantiles(found)
     """
     ax = new_axes(ax, (4.6, 4.4))
     measured, predicted = np.sort(_values(result, "measured")), _values(result, "predicted")
@@ -122,7 +134,14 @@ def plot_quantiles(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 
 
 def draw_validation(result: xr.Dataset) -> Axes:
-    """Draw both pictures of a validation side by side; the first one's axes."""
+    """Draw both pictures of a validation side by side; the first one's axes.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> ax = prism.plots.draw_validation(found)
+    """
     figure = Figure(figsize=(11.6, 4.8), layout="constrained", facecolor="white", dpi=150)
     grid = figure.add_gridspec(1, 2, width_ratios=(1.45, 1.0))
     left, right = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
@@ -141,6 +160,12 @@ def plot_replay(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         and where it has one ``ideal_step_time`` in s.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> replayed = prism.replay("experiments/samples/trace.csv")
+    >>> ax = prism.plots.plot_replay(replayed)
     """
     ax = new_axes(ax, (5.4, 5.0))
     measured = _values(result, "measured_step_time")
@@ -182,6 +207,12 @@ def plot_workers(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         over the step time with only this worker at its mean.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> replayed = prism.replay("experiments/samples/trace.csv")
+    >>> ax = prism.plots.plot_workers(replayed)
     """
     values = result["slowdown_by_worker"].transpose("stage", "dp_rank")
     cells = values.to_numpy().astype(np.float64)

@@ -186,6 +186,15 @@ def simulate(
     ------
     PrismError
         The job cannot be built, or a number is out of range.
+
+    Examples
+    --------
+    >>> import prism
+    >>> result = prism.simulate("pipeline-8x32", replicates=256, seed=1)
+    >>> round(float(result.step_time.quantile(0.95)), 1)  # s
+    121.4
+    >>> result.step_time.attrs["units"]
+    's'
     """
     begin = time.perf_counter()
     job = job if isinstance(job, Job) else load_job(job)

@@ -95,7 +95,10 @@ def report(
 
     Examples
     --------
-    >>> prism.report(["out/estimate", "out/rank"], "report.html")  # doctest: +SKIP
+    >>> import prism
+    >>> page = prism.report(prism.estimate("pipeline-8x32", replicates=64, seed=1), "report.html")
+    >>> page[:15]
+    '<!DOCTYPE html>'
     """
     if path is not None:
         check_page(path)

@@ -47,6 +47,11 @@ def run_on(
     tell : callable, optional
         Takes notes for the user.
 
+    Yields
+    ------
+    Backend
+        Where tasks run; seldom needed.
+
     Raises
     ------
     PrismError
@@ -54,7 +59,9 @@ def run_on(
 
     Examples
     --------
-    ``with prism.run_on("tcp://10.0.0.1:8786", resume="parts"): prism.estimate(job, seed=1)``
+    >>> import prism
+    >>> with prism.run_on(resume="parts"):  # or run_on("tcp://10.0.0.1:8786", resume="parts")
+    ...     result = prism.simulate("pipeline-8x32", replicates=64, seed=1)
     """
     say = tell or (lambda text: None)
     store = None if resume is None else ChunkStore(resume, command, seed, fresh_seed, say)
