@@ -1,3 +1,4 @@
+from . import plots as plots
 from .analyses.compare import compare as compare
 from .analyses.compare import summarize_compare as summarize_compare
 from .analyses.estimate import estimate as estimate
