@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import chakra_synth as chakra
 import kineto_synth
@@ -49,12 +50,12 @@ def test_durations_alone_make_a_library(tmp_path):
     chakra.write(tmp_path, PROGRAM, TIMES, timed=False)
     model = tmp_path / "library.nc"
     status, found, text = run("fit", tmp_path, "-o", model)
-    assert status == 0 and found["kind"] == "library" and "no start times" in text
+    assert status == 0 and found["kind"] == "library" and "start times" in text
     kernels = {k["name"]: k for k in found["kernels"]}
     place = next(i for i, c in enumerate(PROGRAM) if c.name.startswith("void reduce_metrics"))
     put_in = (TIMES.end - TIMES.start)[:, :, place].astype(int)
     assert kernels["void reduce_metrics<float>"]["mean"] == pytest.approx(put_in.mean() * 1e-6)
-    assert "no start times" in run("replay", tmp_path)[2]
+    assert "start times" in run("replay", tmp_path)[2]
     assert run("show", model)[1]["kind"] == "library"
     assert "library.nc: " in run("estimate", model)[2]
 
@@ -97,7 +98,8 @@ def test_a_file_cut_short_is_read_so_far(tmp_path):
     path = tmp_path / "cut.et"
     whole = chakra.encode(NODES)
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    assert any("inside a message" in note for note in read_trace(path).notes)
+    kept = re.search(r"([\d,]+) nodes", " ".join(read_trace(path).notes))[1]
+    assert 0 < int(kept.replace(",", "")) < len(NODES)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

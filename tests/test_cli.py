@@ -210,15 +210,15 @@ def test_quiet_says_nothing_else(run, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("estimate",), "Missing argument 'JOB'"),
-        (("estimat", "pipeline-8x32"), "did you mean estimate?"),
+        (("estimate",), "'JOB'"),
+        (("estimat", "pipeline-8x32"), "did you mean estimate"),
         (("estimate", "pipeline-8x32", "--replicate", "5"), "--replicates"),
         (("estimate", "pipeline-8x23"), "pipeline-8x32"),
         (("estimate", "missing.yaml"), "missing.yaml"),
         ((*SMALL, "--tensor-model-parallel-size", "8"), "--set parallelism.tp"),
         ((*SMALL, "--nodes", "8"), "--set cluster.nodes"),
         ((*SMALL, "--replicates", "0"), "--replicates"),
-        ((*SMALL, "--replicates", "many"), "'many' is not a valid integer"),
+        ((*SMALL, "--replicates", "many"), "'many'"),
         ((*SMALL, "--deadline", "soon"), "60d"),
         ((*SMALL, "--deadline", "-3h"), "60d"),
         ((*SMALL, "--slowdown-thresholds", "1.05;1.1"), "1.05,1.1,1.2"),
@@ -229,16 +229,16 @@ def test_quiet_says_nothing_else(run, tmp_path):
         ((*SMALL, "--seed", "-1"), "--seed"),
         ((*SMALL, "--threads", "0"), "--threads"),
         ((*SMALL, "--dependence", "some"), "none"),
-        ((*SMALL, "--progress", "steps.csv"), "no such file"),
+        ((*SMALL, "--progress", "steps.csv"), "steps.csv: "),
         ((*SMALL, "--set", "parallelism.microbatch=3"), "microbatches"),
         ((*SMALL, "--set", "variability.effects.residual.cv=-0.1"), "residual.cv"),
         (("show",), "--jobs"),
         (("show", "pipeline-8x32", "--jobs"), "one of"),
         (("show", "missing.nc"), "missing.nc"),
-        (("show", "h100-healthy", "--set", "a=b"), "not one"),
+        (("show", "h100-healthy", "--set", "a=b"), "h100-healthy: --set "),
         (("schedule", "1f1b"), "--stages"),
         (("schedule", "1f1d", "--stages", "2", "--microbatches", "4"), "1f1b"),
-        (("schedule", "mine.csv", "--stages", "2", "--microbatches", "4"), "expected one of"),
+        (("schedule", "mine.csv", "--stages", "2", "--microbatches", "4"), "'mine.csv'"),
         (("schedule", "1f1b", "--stages", "2", "--microbatches", "4", "--plot", "a.bmp"), ".png"),
     ],
 )
@@ -266,7 +266,7 @@ def test_output_that_is_a_file_is_refused_before_the_work(run, tmp_path):
     (tmp_path / "taken").write_text("mine")
     status, _, err = run(*SMALL, "-o", tmp_path / "taken")
     assert status == 2
-    assert "is a file" in err
+    assert str(tmp_path / "taken") in err
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -283,9 +283,8 @@ def test_a_failure_inside_leaves_no_files_and_no_traceback(run, tmp_path, monkey
     assert "PRISM_DEBUG=1" in err
     assert not list(tmp_path.iterdir())
     error = MemoryError()
-    assert run(*SMALL, "-o", tmp_path / "out")[::2] == (
-        1, "prism: there is not enough memory; free some, or ask for less\n"
-    )  # fmt: skip
+    status, _, err = run(*SMALL, "-o", tmp_path / "out")
+    assert status == 1 and "memory" in err and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv("PRISM_DEBUG", "1")
     with pytest.raises(MemoryError):

@@ -215,7 +215,7 @@ def test_links_come_from_the_device_the_library_and_the_job(library: Library) ->
 
 
 def test_unknown_device() -> None:
-    with pytest.raises(PrismError, match="expected one of v100, a100"):
+    with pytest.raises(PrismError, match="h1000.* v100, a100"):
         find_device("h1000")
 
 

@@ -420,7 +420,7 @@ def test_what_one_replica_or_one_microbatch_cannot_tell_is_said():
     assert any("one microbatch" in warning for warning in few.warnings)
     assert few.by_op_kind["forward"]["content"].std == pytest.approx(0.0155, rel=0.4)
     single = fit_components(make_table(rng)[:1], columns_of(2)[:1], np.arange(12))
-    assert any("three columns" in warning for warning in single.warnings)
+    assert any("columns" in warning for warning in single.warnings)
     assert not single.content.std.any()
 
 

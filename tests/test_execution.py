@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib
 import json
+import os
 import re
 from collections import namedtuple
 
@@ -216,7 +217,7 @@ def test_a_folder_of_another_command_is_told_apart(tmp_path):
     with pytest.raises(PrismError, match="seed 77, here 78"):
         ChunkStore(tmp_path / "a", {"job": "x", "steps": 3}, 78)
     store = ChunkStore(tmp_path / "a", {"job": "x", "steps": 3}, None, lambda: 5, said.append)
-    assert store.seed == 77 and "after 1 finished chunks, seed 77" in said[-1]
+    assert store.seed == 77 and re.search("1 finished .*seed 77", said[-1])
     with pytest.raises(PrismError, match="another prism"):
         ChunkStore(tmp_path / "a", {"job": "x", "steps": 3})
     store.finish()
@@ -235,7 +236,7 @@ def test_chunks_of_another_version_are_begun_anew_with_the_same_seed(tmp_path):
     said = []
     store = ChunkStore(tmp_path / "a", {"job": "x"}, None, lambda: 5, said.append)
     assert store.seed == 77 and store.load("k") is None
-    assert "numba 0.1 instead of" in said[0] and "starting again" in said[0]
+    assert "numba 0.1 " in said[0] and "again" in said[0]
     store.close()
 
 
@@ -245,7 +246,7 @@ def test_folders_of_other_things_are_left_alone(tmp_path):
         ChunkStore(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "x"
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PrismError, match="is a file"):
+    with pytest.raises(PrismError, match=f"{tmp_path}/file"):
         ChunkStore(tmp_path / "file")
 
 
@@ -263,12 +264,12 @@ def test_a_full_disk_ends_keeping_but_not_the_work(tmp_path, monkeypatch, short_
     with run_on(resume=tmp_path / "a", tell=said.append) as place:
 
         def full(self, content):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(files.Path, "write_bytes", full)
         times = simulate.run_blocks(program, range(40), 4, 2)[0]
         assert place.store.kept == 0
-    assert sum("No space left" in text for text in said) == 1
+    assert sum(os.strerror(errno.ENOSPC) in text for text in said) == 1
     np.testing.assert_array_equal(times, simulate.run_blocks(program, range(40), 4, 2)[0])
 
 

@@ -133,11 +133,11 @@ def test_every_flipped_bit_and_cut_is_told(tmp_path, kind):
         broken, bit = bytearray(content), draw.randrange(8 * end)
         broken[bit // 8] ^= 1 << bit % 8
         file.write_bytes(broken)
-        with pytest.raises(PrismError, match="whole.nc: cannot be read"):
+        with pytest.raises(PrismError, match=r"whole\.nc: .*read"):
             prism.load(file)
     for size in (0, 1, 96, end // 2, end - 1):
         file.write_bytes(content[:size])
-        with pytest.raises(PrismError, match="whole.nc: cannot be read"):
+        with pytest.raises(PrismError, match=r"whole\.nc: .*read"):
             prism.load(file)
 
 
@@ -173,7 +173,7 @@ def test_declared_sizes_beyond_what_a_file_can_hold_are_refused(tmp_path):
         file.dimensions = {"x": 1 << 40}
         file.create_variable("step_time", ("x",), "f8", chunks=(1 << 20,))
         file.attrs["kind"] = "sweep"
-    with pytest.raises(PrismError, match="huge.nc: cannot be read.*declared"):
+    with pytest.raises(PrismError, match=r"huge\.nc: .*declared"):
         prism.load(tmp_path / "huge.nc")
 
 
@@ -185,7 +185,7 @@ def test_values_that_no_figure_can_be_made_of_are_refused(tmp_path, value):
         ("seconds", whole.assign_attrs(seconds=value)),
     ):
         prism.save(broken, tmp_path / "a.nc")
-        with pytest.raises(PrismError, match=f"a.nc: cannot be read.*{name}"):
+        with pytest.raises(PrismError, match=f"a.nc: .*{name}"):
             prism.load(tmp_path / "a.nc")
 
 

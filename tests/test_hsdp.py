@@ -220,20 +220,19 @@ def test_hsdp_simulates_with_every_effect():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shard_size": 5}, "5 does not divide dp = 32; take one of 1, 2, 4, 8, 16, 32"),
-        ({"shard_size": 4, "data_parallel": "fsdp"}, "has no effect with fsdp"),
-        ({"shard_size": 0}, "at least 1"),
+        ({"shard_size": 5}, ": 5 .*dp = 32; .* 1, 2, 4, 8, 16, 32"),
+        ({"shard_size": 4, "data_parallel": "fsdp"}, ": .*no effect .*fsdp"),
+        ({"shard_size": 0}, ": .* 1, .* 0"),
     ],
 )
 def test_shard_sizes_that_make_no_sense(change, words):
     given = {"data_parallel": "hsdp"} | change
-    with pytest.raises(PrismError, match=r"parallelism\.shard_size") as caught:
+    with pytest.raises(PrismError, match=rf"parallelism\.shard_size{words}"):
         make_job(**given)
-    assert words in str(caught.value)
 
 
 def test_hsdp_at_kernel_resolution_is_not_modelled():
     blocks = make_job().model_dump(exclude={"name", "source"})
     blocks["variability"]["resolution"] = "kernel"
-    with pytest.raises(PrismError, match="kernel resolution with hsdp is not modelled yet"):
+    with pytest.raises(PrismError, match="resolution: kernel .*hsdp"):
         job_from_dict(blocks)

@@ -223,7 +223,7 @@ def test_the_split_of_an_impossible_layout_is_valid_when_pasted_back(here: Path)
     path.write_text(path.read_text().replace("gpus_per_node: 10", "{nodes: 2, gpus_per_node: 10}"))
     path.write_text(path.read_text().replace("cluster:\n  {", "cluster: {"))
     (line,) = mistakes(path)
-    assert line.startswith("job.yaml:4: parallelism.layer_split: 32 layers do not divide evenly")
+    assert line.startswith("job.yaml:4: parallelism.layer_split: 32 layers ")
     split = line.split("a valid layer_split: ")[1]
     assert layer_split(load_job(path, [f"parallelism.layer_split={split}"])) == [6, 7, 7, 6, 6]
 
@@ -231,75 +231,68 @@ def test_the_split_of_an_impossible_layout_is_valid_when_pasted_back(here: Path)
 @pytest.mark.parametrize(
     ("split", "words"),
     [
-        ("[1, 2]", "has 2 counts, expected one for each of pp*vpp = 4*1 = 4 chunks; a valid"),
-        (
-            "[8, 8, 8, 9]",
-            "adds up to 33, expected n_layers = 32; a valid layer_split: [8, 8, 8, 8]",
-        ),
-        ("[8, 8, 8, -1]", "expected auto or a list of layer counts"),
-        ("even", "expected auto or a list of layer counts, got 'even'"),
+        ("[1, 2]", " 2 counts, .*= 4 chunks; .*valid"),
+        ("[8, 8, 8, 9]", r" 33, .*n_layers = 32; .*layer_split: \[8, 8, 8, 8\]"),
+        ("[8, 8, 8, -1]", "auto .*-1"),
+        ("even", "auto .*'even'"),
     ],
 )
 def test_bad_splits(here: Path, split: str, words: str) -> None:
     (line,) = mistakes(write(here, GOOD), f"parallelism.layer_split={split}")
-    assert words in line
+    assert re.search(words, line), line
 
 
 def test_more_chunks_than_layers_says_what_fits(here: Path) -> None:
     (line,) = mistakes(write(here, GOOD), "parallelism.vpp=10")
-    assert "32 layers do not fill pp*vpp = 4*10 = 40 chunks; with pp: 4 and vpp: 8" in line
+    assert re.search("32 layers .*= 40 chunks; .*pp: 4 .*vpp: 8", line), line
 
 
 def test_measured_ranks_need_a_model(here: Path) -> None:
     (line,) = mistakes(write(here, GOOD), "variability.ranks=measured")
-    assert "measured needs a fitted model; set variability.model: MODEL.nc, or drawn" in line
+    assert re.search("measured .*variability.model: .*drawn", line), line
 
 
 # ------------------------------------------------------------------------- mistakes, one by one
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("  tp: 2", "  tp: two", "3: parallelism.tp: expected a whole number, got 'two'; "),
-        ("  tp: 2", '  tp: "2"', "3: parallelism.tp: expected a whole number, got '2'; "),
-        ("  tp: 2", "  tp: 2.5", "3: parallelism.tp: expected a whole number, got 2.5; "),
-        ("  tp: 2", "  tp: true", "3: parallelism.tp: expected a whole number, got True; "),
-        ("  tp: 2", "  tp: [2]", "3: parallelism.tp: expected a whole number, got [2]; "),
-        ("  tp: 2", "  tp: 0", "3: parallelism.tp: expected at least 1, got 0; "),
-        ("  tp: 2", "  tp: 2\n  overlap: yes", "4: parallelism.overlap: expected true or false"),
-        ("  tp: 2", "  tp: 2\n  tp: 4", "4: parallelism.tp: given twice, first at job.yaml:3"),
-        ("microbatches", "microbatchs", "6: parallelism.microbatchs: unknown key; did you mean "),
-        ("run:", "rum:", "12: rum: unknown key; did you mean run?"),
-        ("steps:", "nodes:", "13: run.nodes: unknown key; did you mean cluster.nodes?"),
-        ("steps:", "qqqqqq:", "13: run.qqqqqq: unknown key; expected one of steps, tokens, "),
-        ("cv: 0.02", "cv: -0.02", "11: variability.effects.residual.cv: expected at least 0, got"),
-        ("cv: 0.02", "cv: .nan", "11: variability.effects.residual.cv: expected a"),
-        (
-            "cv: 0.02",
-            "law: lognrmal",
-            "11: variability.effects.residual.law: expected lognormal or",
-        ),
-        ("cv: 0.02", "law: gamma", "11: variability.effects.residual.law: gamma has no spread; "),
-        ("nodes: 2", "nodes: 3", "2: parallelism: tp*cp*pp*dp = 2*1*4*2 = 16, but the cluster has"),
+        ("  tp: 2", "  tp: two", "3: parallelism.tp: .*'two'; "),
+        ("  tp: 2", '  tp: "2"', "3: parallelism.tp: .*'2'; "),
+        ("  tp: 2", "  tp: 2.5", "3: parallelism.tp: .*2.5; "),
+        ("  tp: 2", "  tp: true", "3: parallelism.tp: .*True; "),
+        ("  tp: 2", "  tp: [2]", r"3: parallelism.tp: .*\[2\]; "),
+        ("  tp: 2", "  tp: 0", "3: parallelism.tp: .* 1, .* 0; "),
+        ("  tp: 2", "  tp: 2\n  overlap: yes", "4: parallelism.overlap: .*true or false"),
+        ("  tp: 2", "  tp: 2\n  tp: 4", "4: parallelism.tp: .*twice, .*job.yaml:3"),
+        ("microbatches", "microbatchs", "6: parallelism.microbatchs: .* mean microbatches"),
+        ("run:", "rum:", r"12: rum: .* mean run\b"),
+        ("steps:", "nodes:", "13: run.nodes: .* cluster.nodes"),
+        ("steps:", "qqqqqq:", "13: run.qqqqqq: .* steps, tokens, "),
+        ("cv: 0.02", "cv: -0.02", "11: variability.effects.residual.cv: .* 0, .*-0.02"),
+        ("cv: 0.02", "cv: .nan", "11: variability.effects.residual.cv: .*nan"),
+        ("cv: 0.02", "law: lognrmal", "11: variability.effects.residual.law: .*lognormal or"),
+        ("cv: 0.02", "law: gamma", "11: variability.effects.residual.law: gamma .*spread; "),
+        ("nodes: 2", "nodes: 3", "2: parallelism: .*= 16, .* 24 GPUs"),
         ("  nodes: 2", "  device: h100", "7: cluster.nodes: missing"),
-        ("llama3-8b", "llama3-9b", "1: model.name: expected one of"),
-        ("{name: llama3-8b}", "", "1: model: says no model; give a name"),
-        ("{name: llama3-8b}", "{n_layers: 3}", "1: model.hidden_size: missing or 0"),
-        ("{name: llama3-8b}", "text", "1: model: expected a block of `key: value`, got 'text'"),
-        ("  dp: 2", "  dp: 2\n  data_parallel: none", "6: parallelism.data_parallel: none, but dp"),
-        ("steps: 10", "steps: 10\n  deadline: soon", "14: run.deadline: expected a length of time"),
-        ("steps: 10", "steps: 10\n  start: soon", "14: run.start: expected a date, got 'soon'"),
-        ("steps: 10", "steps: 10\n  tokens: 3", "14: run.tokens: given beside steps"),
+        ("llama3-8b", "llama3-9b", "1: model.name: .*llama3-8b"),
+        ("{name: llama3-8b}", "", "1: model: .*; .* name"),
+        ("{name: llama3-8b}", "{n_layers: 3}", "1: model.hidden_size: .*missing"),
+        ("{name: llama3-8b}", "text", "1: model: .*block .*'text'"),
+        ("  dp: 2", "  dp: 2\n  data_parallel: none", "6: parallelism.data_parallel: none, .*dp"),
+        ("steps: 10", "steps: 10\n  deadline: soon", "14: run.deadline: .*'soon'.* 60d"),
+        ("steps: 10", "steps: 10\n  start: soon", "14: run.start: .*date.* 'soon'"),
+        ("steps: 10", "steps: 10\n  tokens: 3", "14: run.tokens: .*steps"),
         (
             "nodes: 2",
             "nodes: 2\n  node_slowdowns: {2: 1.1}",
             "9: cluster.node_slowdowns.2: no node",
         ),
-        ("nodes: 2", "nodes: 2\n  node_slowdowns: {1: 0}", "9: cluster.node_slowdowns.1: expected"),
-        ("nodes: 2", "nodes: 2\n  device: h200", "9: variability.library: no distribution set is"),
-        ("nodes: 2", "nodes: 2\n  device: h101", "9: cluster.device: expected v100 or a100"),
-        ("nodes: 2", "nodes: 2\n  oversubscription: 7", "9: cluster.oversubscription: 7 needs to"),
+        ("nodes: 2", "nodes: 2\n  node_slowdowns: {1: 0}", "9: cluster.node_slowdowns.1: .* 0"),
+        ("nodes: 2", "nodes: 2\n  device: h200", "9: variability.library: .*h200"),
+        ("nodes: 2", "nodes: 2\n  device: h101", "9: cluster.device: .*v100 or a100"),
+        ("nodes: 2", "nodes: 2\n  oversubscription: 7", "9: cluster.oversubscription: 7 "),
         ("residual: {cv: 0.02}", "rank: {memory_loading: 20}", "11: variability.effects.rank."),
-        ("nodes: 2", "nodes: 2\n  links: {nvlnk: {}}", "9: cluster.links.nvlnk: unknown key; did"),
+        ("nodes: 2", "nodes: 2\n  links: {nvlnk: {}}", "9: cluster.links.nvlnk: .* nvlink"),
         ("nodes: 2", "nodes: 2\n  nvlink_domain_gpus: 12", "9: cluster.nvlink_domain_gpus: 12 and"),
     ],
 )
@@ -307,7 +300,7 @@ def test_each_mistake_says_where_what_and_a_way_out(
     here: Path, old: str, new: str, expected: str
 ) -> None:
     lines = mistakes(write(here, GOOD.replace(old, new, 1)))
-    assert any(line.startswith(f"job.yaml:{expected}") for line in lines), lines
+    assert any(re.match(f"job.yaml:{expected}", line) for line in lines), lines
     assert all(";" in line for line in lines)
 
 
@@ -319,7 +312,7 @@ def test_each_mistake_says_where_what_and_a_way_out(
         ("parallelism.data_parallel=zero2", "setting: zero1"),
         ("parallelism.precision=fp8", "setting: bf16"),
         ("parallelism={vpp: 2, p2p: blocking}", "setting: async"),
-        ("parallelism={vpp: 2, microbatches: 10}", "the nearest supported: 8 or 12"),
+        ("parallelism={vpp: 2, microbatches: 10}", "supported: 8 or 12"),
     ],
 )
 def test_legal_but_not_modelled_names_the_nearest_setting(
@@ -333,56 +326,59 @@ def test_legal_but_not_modelled_names_the_nearest_setting(
 def test_context_parallelism_has_op_resolution_only(here: Path) -> None:
     overrides = ("variability.resolution=kernel", "parallelism.cp=2", "cluster.nodes=4")
     (line,) = mistakes(write(here, GOOD), *overrides)
-    assert "kernel resolution with cp = 2 is not modelled yet" in line and "setting: op" in line
+    assert "kernel" in line and "cp = 2" in line and "setting: op" in line
     assert load_job("job.yaml", overrides[:1]).variability.resolution == "kernel"
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("parallelism.tp=3", "3 does not divide n_heads = 32, ffn_size = 14336"),
-        ("model.seq_len=8191", "does not split over tp = 2 and cp = 1; take a multiple of 2"),
-        ("model.n_heads=24", "4096 is not a multiple of n_heads = 24"),
-        ("parallelism.schedule=interleaved", "interleaved needs vpp > 1"),
-        ("parallelism={vpp: 2, schedule: gpipe}", "gpipe has one chunk per stage, but vpp = 2"),
-        ("parallelism={pp: 1, vpp: 2}", "2 chunks per stage need a pipeline, but pp = 1"),
+        ("parallelism.tp=3", "tp: 3 .*n_heads = 32, ffn_size = 14336"),
+        ("model.seq_len=8191", "seq_len: 8191 .*tp = 2 .*cp = 1; .*multiple of 2"),
+        ("model.n_heads=24", "4096 .*n_heads = 24"),
+        ("parallelism.schedule=interleaved", "interleaved .*vpp > 1"),
+        ("parallelism={vpp: 2, schedule: gpipe}", "gpipe .*one chunk .*vpp = 2"),
+        ("parallelism={pp: 1, vpp: 2}", "2 chunks .*pp = 1"),
         ("model.durations={forward_s: 0, backward_s: 0}", "are all 0"),
-        ("model.durations={forward_s: [1, 2], backward_s: 1}", "has 2 durations, expected one per"),
-        ("model.durations={forward_s: -1, backward_s: 1}", "expected seconds, 0 to 1e+15, got -1"),
-        ("model.durations={forward_s: 1, backward_s: 1e300}", "expected seconds, 0 to 1e+15, got"),
-        ("run.checkpoint={interval: 1e300}", "expected a length of time, got 1e+300"),
-        ("variability.effects.step.cv=1e300", "step.cv: expected at most 1e+15, got 1e+300"),
-        ("model.durations={forward_s: 1}", "missing; expected seconds"),
+        ("model.durations={forward_s: [1, 2], backward_s: 1}", "forward_s: .*2 durations, "),
+        ("model.durations={forward_s: -1, backward_s: 1}", r"forward_s: .*1e\+15, .*-1"),
+        ("model.durations={forward_s: 1, backward_s: 1e300}", r"backward_s: .*1e\+15, .*1e\+300"),
+        ("run.checkpoint={interval: 1e300}", r"interval: .*1e\+300"),
+        ("variability.effects.step.cv=1e300", r"step.cv: .*1e\+15, .*1e\+300"),
+        ("model.durations={forward_s: 1}", "backward_s: .*missing"),
         ("variability.effects.rank.lemon_slowdown=[1.2, 1.1]", "runs downwards"),
-        ("run.checkpoint={write_s: 3}", "says not how often; give interval: 30min"),
-        ("run.checkpoint={interval: 1h, interval_steps: 9}", "given beside interval; keep one"),
-        ("run.checkpoint={interval: 1min, write_s: 60}", "one begins every 60 s; make the"),
-        ("run.checkpoint={interval: 30m}", "expected a length of time, got '30m'; write 60d"),
-        ("run.checkpoint={interval: 1h, mode: async, writes: 3}", "did you mean write_s?"),
-        ("run.failures={per_1000_node_days: 6.5}", "would lose all work since the start; set"),
-        ("run.failures={spares: -1}", "expected at least 0, got -1"),
-        ("run.failures={repair: 2d}", "no effect where spares are always enough; give spares"),
-        ("run.failures={causes: {gpu: {share: 0}}}", "expected more than 0, got 0"),
-        ("run.failures={causes: {gpu: {shar: 1}}}", "unknown key; did you mean share?"),
-        ("run.evaluation={interval_steps: 100}", "run.evaluation.duration: missing; give it"),
-        ("variability.effects.fail_slow={factor: 2}", "expected episodes per 1,000 node-days"),
+        ("run.checkpoint={write_s: 3}", "checkpoint: .* interval: 30min"),
+        ("run.checkpoint={interval: 1h, interval_steps: 9}", "interval_steps: .*beside interval;"),
+        ("run.checkpoint={interval: 1min, write_s: 60}", "write_s: .*60 s; "),
+        ("run.checkpoint={interval: 30m}", "interval: .*'30m'.* 60d"),
+        ("run.checkpoint={interval: 1h, mode: async, writes: 3}", "mean write_s"),
+        ("run.failures={per_1000_node_days: 6.5}", "failures: .*work since the start; "),
+        ("run.failures={spares: -1}", "spares: .* 0, .*-1"),
+        ("run.failures={repair: 2d}", "repair: .*no effect .*; .*spares"),
+        ("run.failures={causes: {gpu: {share: 0}}}", "share: .* 0, .* 0"),
+        ("run.failures={causes: {gpu: {shar: 1}}}", "shar: .* mean share"),
+        ("run.evaluation={interval_steps: 100}", "run.evaluation.duration: .*missing"),
+        ("variability.effects.fail_slow={factor: 2}", "rate_per_1000_node_days: .*episodes"),
         (
             "variability.effects.fail_slow={rate_per_1000_node_days: 1, replace: true}",
-            "missing: a slow node is replaced once it is found; give for example 10min",
+            "detection: .*missing.*; .* 10min",
         ),
         (
             "variability.effects.fail_slow={rate_per_1000_node_days: 1, detection: 9min}",
-            "has no effect where a slow node stays; set replace: true",
+            "detection: .*no effect.*; .*replace: true",
         ),
-        ("variability.effects.step={diurnal_cv: 0.01, diurnal_peak_h: 25}", "at most 24, got 25"),
-        ("variability.effects.residual.scale=2", "keep one of the two"),
+        (
+            "variability.effects.step={diurnal_cv: 0.01, diurnal_peak_h: 25}",
+            "diurnal_peak_h: .* 24, .* 25",
+        ),
+        ("variability.effects.residual.scale=2", "residual.*scale.*; keep one"),
         ("variability={library: none, effects: {residual: {cv: null, scale: 2}}}", "no library"),
-        ("run.slowdown_thresholds=[1.2, 1.1]", "expected rising numbers"),
+        ("run.slowdown_thresholds=[1.2, 1.1]", "slowdown_thresholds: .*rising"),
     ],
 )
 def test_what_does_not_fit_together(here: Path, override: str, words: str) -> None:
     lines = mistakes(write(here, GOOD), override)
-    assert any(words in line for line in lines), lines
+    assert any(re.search(words, line) for line in lines), lines
 
 
 def test_all_mistakes_of_a_file_at_once_in_order(here: Path) -> None:
@@ -502,7 +498,7 @@ def test_every_other_name_stands_for_a_key_of_a_job() -> None:
 )
 def test_another_framework_s_word_gives_prism_s(here: Path, override: str, meant: str) -> None:
     (line,) = mistakes(write(here, GOOD), override)
-    assert re.search(r"did you mean (\S+?)( \(.*\))?\?$", line)[1] == meant
+    assert re.search(r"mean (\S+?)( \(.*\))?\?$", line)[1] == meant
 
 
 @pytest.mark.parametrize(
@@ -522,11 +518,11 @@ def test_a_recording_is_no_job_and_is_for_fit(here: Path, name: str, text: str) 
 # --------------------------------------------------------------------------------- bad files
 def test_a_missing_file_lists_what_is_near(here: Path) -> None:
     write(here, GOOD, "mine.yaml")
-    assert "did you mean mine.yaml?" in mistakes("mein.yaml")[0]
+    assert "mean mine.yaml" in mistakes("mein.yaml")[0]
     (line,) = mistakes("llama-405b-16k")
-    assert line.startswith("llama-405b-16k: no such job file; did you mean llama3-405b-16k")
+    assert re.match("llama-405b-16k: .* mean llama3-405b-16k", line)
     (line,) = mistakes("llama3-70b")
-    assert re.search("did you mean (\\S+)", line)[1] == "llama3-70b-fsdp-512"
+    assert re.search("mean (\\S+)", line)[1] == "llama3-70b-fsdp-512"
     assert all(name in mistakes("zzzzzzzz")[0] for name in shipped_jobs())
 
 
@@ -538,30 +534,30 @@ def test_what_is_no_file_name(here: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "job.yaml: is empty, expected a job; start with `base: NAME`"),
-        ("# nothing\n\n", "job.yaml: is empty"),
-        ("- a\n- b\n", "job.yaml:1: holds a list, expected blocks"),
-        ("hello\n", "job.yaml:1: holds plain text"),
-        ("model: [1\nrun: 2\n", "job.yaml:2: not valid YAML"),
-        ("model: 1\n\trun: 2\n", "job.yaml:2: not valid YAML"),
-        ("model: 1\n---\nrun: 2\n", "job.yaml:2: not valid YAML"),
-        ("model: *nothing\n", "job.yaml:1: not valid YAML"),
-        ("model: \x07\n", "job.yaml: not valid YAML"),
-        ("[" * 3000, "job.yaml: not valid YAML (RecursionError)"),
-        ("model: &m [*m]\n", "a repeating alias?"),
+        ("", "job.yaml: .*empty.* `base: NAME`"),
+        ("# nothing\n\n", "job.yaml: .*empty"),
+        ("- a\n- b\n", "job.yaml:1: .*list.*blocks"),
+        ("hello\n", "job.yaml:1: .*text"),
+        ("model: [1\nrun: 2\n", "job.yaml:2: .*YAML"),
+        ("model: 1\n\trun: 2\n", "job.yaml:2: .*YAML"),
+        ("model: 1\n---\nrun: 2\n", "job.yaml:2: .*YAML"),
+        ("model: *nothing\n", "job.yaml:1: .*YAML"),
+        ("model: \x07\n", "job.yaml: .*YAML"),
+        ("[" * 3000, r"job.yaml: .*YAML \(RecursionError\)"),
+        ("model: &m [*m]\n", "alias"),
         ("model: !!python/object:os.system x\n", "job.yaml:1: model: tag"),
-        ("? [x]\n: 1\n", "job.yaml:1: a key must be a word"),
+        ("? [x]\n: 1\n", "job.yaml:1: .*key"),
     ],
 )
 def test_wrong_yaml(here: Path, text: str, words: str) -> None:
-    assert words in mistakes(write(here, text))[0]
+    assert re.search(words, mistakes(write(here, text))[0])
 
 
 def test_aliases_cannot_multiply_without_end(here: Path) -> None:
     lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     for new, old in zip("bcdefghij", "abcdefghi", strict=True):
         lines.append(f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]")
-    assert "a repeating alias?" in mistakes(write(here, "\n".join(lines)))[0]
+    assert "alias" in mistakes(write(here, "\n".join(lines)))[0]
 
 
 @pytest.mark.parametrize("unit", [b"\x00\xff\x17random", b"some: garbage [\n"])
@@ -571,7 +567,7 @@ def test_a_huge_file_is_refused_before_it_is_read(here: Path, unit: bytes) -> No
         stream.write(unit * 1000)
         stream.truncate(100_000_000)
     (line,) = mistakes(path)
-    assert "job.yaml: has more than 1 MiB" in line and "give a YAML job" in line
+    assert re.search("job.yaml: .*1 MiB.*; .*YAML", line)
     assert least_seconds(lambda: mistakes(path)) < 0.5
 
 
@@ -579,7 +575,7 @@ def test_a_huge_file_is_refused_before_it_is_read(here: Path, unit: bytes) -> No
 def test_a_binary_file_is_refused(here: Path, raw: bytes) -> None:
     path = here / "result.nc"
     path.write_bytes(raw)
-    assert "result.nc: is not UTF-8 text, expected a YAML job file" in mistakes(path)[0]
+    assert re.search("result.nc: .*UTF-8 .*YAML", mistakes(path)[0])
 
 
 @given(st.text(max_size=60))
@@ -614,8 +610,8 @@ def test_base_keeps_what_is_not_written(here: Path) -> None:
 def test_a_mistake_in_a_base_is_placed_there(here: Path) -> None:
     write(here, GOOD.replace("tp: 2", "tp: two"), "parent.yaml")
     lines = mistakes(write(here, "base: parent\nrun: {steps: -1}\n"))
-    assert lines[0].startswith("job.yaml:2: run.steps: expected at least 1")
-    assert lines[1].startswith("parent.yaml:3: parallelism.tp: expected a whole number")
+    assert re.match("job.yaml:2: run.steps: .* 1, .*-1", lines[0])
+    assert re.match("parent.yaml:3: parallelism.tp: .*'two'", lines[1])
 
 
 def test_a_cycle_of_bases(here: Path) -> None:
@@ -734,26 +730,26 @@ def test_the_last_override_wins_and_may_repair_the_file(here: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("parallelism.tpp=3", "parallelism.tpp: unknown key; did you mean tp?"),
-        ("paralelism.tp=3", "paralelism: unknown key; did you mean parallelism?"),
-        ("tp=3", "tp: unknown key; did you mean parallelism.tp?"),
-        ("parallelism.tp=abc", "parallelism.tp: expected a whole number, got 'abc'"),
-        ("parallelism.tp=[1", "not valid YAML"),
-        ("parallelism.tp.x=1", "parallelism.tp: expected a whole number, got a mapping"),
-        ("parallelism.tp", "expected block.key=value; write for example --set"),
-        ("=3", "expected block.key=value"),
-        ("parallelism..tp=3", "expected block.key=value"),
-        ("", "expected block.key=value"),
-        ("base=llama3-405b-8k", "a base cannot be set here"),
-        ("parallelism.dp=4", "parallelism: tp*cp*pp*dp = 2*1*4*4 = 32, but the cluster has 2"),
-        ("cluster.nodes=4", "= 32 GPUs; set dp: 4 or cluster.nodes: 2"),
-        ("variability.effects.step.cv=-0.1", "step.cv: expected at least 0, got -0.1"),
-        ("run.steps=" + "9" * 5000, "a whole number of 5000 digits"),
+        ("parallelism.tpp=3", r"parallelism.tpp: .* mean tp\b"),
+        ("paralelism.tp=3", "paralelism: .* mean parallelism"),
+        ("tp=3", r"\btp: .* mean parallelism.tp"),
+        ("parallelism.tp=abc", "parallelism.tp: .*'abc'"),
+        ("parallelism.tp=[1", "YAML"),
+        ("parallelism.tp.x=1", "parallelism.tp: .*mapping"),
+        ("parallelism.tp", "block.key=value; .*--set"),
+        ("=3", "block.key=value"),
+        ("parallelism..tp=3", "block.key=value"),
+        ("", "block.key=value"),
+        ("base=llama3-405b-8k", "base .*cannot"),
+        ("parallelism.dp=4", "parallelism: .*= 32, .* 2"),
+        ("cluster.nodes=4", "= 32 GPUs; .*dp: 4 or cluster.nodes: 2"),
+        ("variability.effects.step.cv=-0.1", "step.cv: .* 0, .*-0.1"),
+        ("run.steps=" + "9" * 5000, "5000 digits"),
     ],
 )
 def test_bad_overrides_are_placed_at_the_override(here: Path, override: str, words: str) -> None:
     lines = mistakes(write(here, GOOD), override)
-    assert lines[0].startswith(f"--set {override[:60]}") and words in lines[0]
+    assert lines[0].startswith(f"--set {override[:60]}") and re.search(words, lines[0])
     assert all(len(line) < 400 for line in lines)
 
 

@@ -46,6 +46,14 @@ def text():
     return TEXT
 
 
+def write_all(folder, *documents):
+    """Write each document to a file of its own; the files."""
+    paths = [folder / f"{i}.json" for i in range(len(documents))]
+    for path, document in zip(paths, documents, strict=True):
+        path.write_text(json.dumps(document))
+    return paths
+
+
 def read_bytes(tmp_path, data, name="trace.json"):
     path = tmp_path / name
     path.write_bytes(data)
@@ -87,9 +95,7 @@ def test_copies_of_the_same_events_take_time_in_proportion(tmp_path, document):
 
 def test_a_file_for_which_there_is_no_memory_is_refused(tmp_path, text, monkeypatch):
     monkeypatch.setattr(sizes, "free_bytes", lambda: 10.0 * len(text))
-    with pytest.raises(
-        PrismError, match=r"bytes of events .*recorded"
-    ):
+    with pytest.raises(PrismError, match=r"bytes of events .*recorded"):
         read_bytes(tmp_path, text)
     monkeypatch.setattr(sizes, "free_bytes", lambda: 12.0 * len(text))
     read_bytes(tmp_path, text)
@@ -153,11 +159,7 @@ def test_collectives_that_do_not_overlap_are_unmatched_and_counted(tmp_path, tim
     second = synth.events(PROGRAM, times, 1, world=2)
     moved = [e for e in second["traceEvents"] if e["name"].startswith("nccl")][0]
     moved["ts"] += 2.0 * moved["dur"] + 5e3
-    paths = []
-    for i, made in enumerate((first, second)):
-        paths.append(tmp_path / f"{i}.json")
-        paths[-1].write_text(json.dumps(made))
-    trace = read_kineto(paths)
+    trace = read_kineto(write_all(tmp_path, first, second))
     assert trace.meta["n_collectives_matched"] == 5 and trace.meta["n_members_unmatched"] == 2
     assert any("2 of 12" in note for note in trace.notes)
 
@@ -203,21 +205,15 @@ def test_refusals_say_what_and_why(tmp_path, document):
         read_bytes(tmp_path, b'{"a": 1}')
     with pytest.raises(PrismError, match=r"absent\.json: "):
         read_kineto([tmp_path / "absent.json"])
-    paths = [tmp_path / "one.json", tmp_path / "two.json"]
-    for path in paths:
-        path.write_text(json.dumps(document))
-    with pytest.raises(PrismError, match=r"two\.json: .*rank 0, .*one\.json"):
-        read_kineto(paths)
+    with pytest.raises(PrismError, match=r"1\.json: .*rank 0, .*0\.json"):
+        read_kineto(write_all(tmp_path, document, document))
 
 
 def test_files_without_a_rank_are_numbered_in_order(tmp_path, times):
-    paths = []
-    for i in range(2):
-        made = synth.events(PROGRAM, times, i, world=2)
-        del made["distributedInfo"]
-        paths.append(tmp_path / f"{i}.json")
-        paths[-1].write_text(json.dumps(made))
-    trace = read_kineto(paths)
+    made = [synth.events(PROGRAM, times, rank, world=2) for rank in range(2)]
+    for document in made:
+        del document["distributedInfo"]
+    trace = read_kineto(write_all(tmp_path, *made))
     assert set(trace.ops["rank"]) == {0, 1}
     assert any("2 of 2 files" in note and "rank" in note for note in trace.notes)
 

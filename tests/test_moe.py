@@ -412,30 +412,31 @@ def test_activations_of_a_layer_with_experts():
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ({"parallelism": {"ep": 3}}, "parallelism.ep: 3 does not divide dp = 16; take one of 1, 2"),
-        ({"parallelism": {"ep": 16}, "model": {"n_experts": 24}}, "does not divide n_experts = 24"),
-        ({"model": {"n_experts": 0, **NO_EXPERTS}}, "the model has no experts; set model.n_exp"),
-        ({"model": {"n_experts": 0}, "parallelism": {"ep": 1}}, "has no effect without experts"),
-        ({"model": {"experts_per_token": 17}}, "17, expected 1 to n_experts = 16"),
-        ({"model": {"experts_per_token": 0}}, "0, expected 1 to n_experts = 16"),
-        ({"model": {"n_dense_layers": 4}}, "4 of n_layers = 4 leave none for experts"),
-        ({"model": {"kv_lora_rank": 64}}, "needs q_lora_rank, rope_head_size, head_size beside"),
-        ({"model": {**LATENT, "rope_head_size": 97}}, "97 is part of head_size = 96"),
-        ({"model": {**LATENT, "n_kv_heads": 2}}, "2, but latent attention has as many as"),
-        ({"parallelism": {"data_parallel": "hsdp"}}, "hsdp with ep > 1 is not modelled yet"),
-        ({"variability": {"resolution": "kernel"}}, "kernel resolution with ep = 8 is not mod"),
+        ({"parallelism": {"ep": 3}}, "parallelism.ep: 3 .*dp = 16; .* 1, 2"),
+        ({"parallelism": {"ep": 16}, "model": {"n_experts": 24}}, "ep: 16 .*n_experts = 24"),
+        ({"model": {"n_experts": 0, **NO_EXPERTS}}, "parallelism.ep: .*model.n_experts"),
+        ({"model": {"n_experts": 0}, "parallelism": {"ep": 1}}, "no effect .*experts"),
+        ({"model": {"experts_per_token": 17}}, "17, .* 1 to n_experts = 16"),
+        ({"model": {"experts_per_token": 0}}, "0, .* 1 to n_experts = 16"),
+        ({"model": {"n_dense_layers": 4}}, "n_dense_layers: 4 .*n_layers = 4 "),
+        ({"model": {"kv_lora_rank": 64}}, "q_lora_rank, rope_head_size, head_size"),
+        ({"model": {**LATENT, "rope_head_size": 97}}, "rope_head_size: 97 .*head_size = 96"),
+        ({"model": {**LATENT, "n_kv_heads": 2}}, "n_kv_heads: 2, "),
+        ({"parallelism": {"data_parallel": "hsdp"}}, "hsdp with ep > 1 "),
+        ({"variability": {"resolution": "kernel"}}, "kernel resolution with ep = 8 "),
         (
             {"parallelism": {"tp": 2, "dp": 8, "sequence_parallel": False}},
-            "false with experts and tp > 1 is not modelled yet; the nearest supported setting: tr",
+            "false with experts and tp > 1 .* setting: true",
         ),
-        ({"model": {"expert_ffn_size": 33}, "parallelism": {"tp": 2, "dp": 8}}, "2 does not div"),
-        ({"parallelism": {"ep": 1, "expert_imbalance": 1.2}}, "has no effect with ep = 1"),
-        ({"parallelism": {"ep": 1, "expert_overlap": True}}, "has no effect with ep = 1"),
-        ({"parallelism": {"expert_imbalance": 0.9}}, "1"),
-        ({"parallelism": {"expert_imbalance": 8.5}}, "have 8 times the mean at most; lower it"),
+        ({"model": {"expert_ffn_size": 33}, "parallelism": {"tp": 2, "dp": 8}},
+         "tp: 2 .*expert_ffn_size"),
+        ({"parallelism": {"ep": 1, "expert_imbalance": 1.2}}, "expert_imbalance: .*ep = 1"),
+        ({"parallelism": {"ep": 1, "expert_overlap": True}}, "expert_overlap: .*ep = 1"),
+        ({"parallelism": {"expert_imbalance": 0.9}}, "expert_imbalance: .* 1, .*0.9"),
+        ({"parallelism": {"expert_imbalance": 8.5}}, "expert_imbalance: 8.5.* 8 times"),
         (
             {"parallelism": {"ep": 1}, "variability": {"effects": {"expert": {"cv": 0.1}}}},
-            "variability.effects.expert: has no effect with ep = 1",
+            "variability.effects.expert: .*ep = 1",
         ),
     ],
 )  # fmt: skip
@@ -446,9 +447,8 @@ def test_what_makes_no_sense_is_refused_in_words(blocks, words):
         "cluster": {"nodes": 4, "gpus_per_node": 4},
         "variability": {"library": None} | blocks.get("variability", {}),
     }
-    with pytest.raises(PrismError) as caught:
+    with pytest.raises(PrismError, match=words):
         job_from_dict(job)
-    assert words in str(caught.value)
 
 
 def test_experts_at_kernel_resolution_with_one_rank_each():

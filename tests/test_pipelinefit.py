@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from pipeline_synth import Effects, Layout, as_trace, draw, make_trace, run
 
-from prism.common.errors import PrismError
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import crossed_table, resample, simplify
@@ -239,12 +238,6 @@ def test_a_worker_that_lacks_a_whole_step_or_an_op_everywhere():
     assert np.isfinite(drawn.measured).all()
     assert drawn.measured.mean() == pytest.approx(truth.step_times.mean(), rel=0.03)
     assert np.isfinite(resample(graph, 50, np.random.default_rng(1))).all()
-
-
-def test_one_step_is_refused_with_a_way_out():
-    graph, _ = graph_of(LAYOUTS["1f1b"], Effects())
-    with pytest.raises(PrismError, match=r"here\.csv: 1 step; .*2 "):
-        fit_graph(graph.select(np.arange(1)), "here.csv")
 
 
 def test_ops_placed_between_neighbours_are_replayed_but_not_measured():

@@ -75,22 +75,20 @@ def test_a_slot_holds_several_groups_or_part_of_one():
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
-        ([0, 1, 2], "3 nodes, expected 8 nodes, one for each slot"),
-        ([0, 1, 2, 3, 4, 5, 6, 8], "slot 7 is on node 8, but there is no such node among 8"),
-        ([0, 1, 2, 3, 4, 5, 6, -1], "slot 7 is on node -1"),
-        ([0, 1, 2, 3, 4, 5, 6, 2], "slots 2 and 7 are both on node 2"),
-        ([0, 1, 2.5, 3, 4, 5, 6, 7], "expected the index of a node for every slot"),
+        ([0, 1, 2], "3 nodes, .*8 nodes"),
+        ([0, 1, 2, 3, 4, 5, 6, 8], "slot 7 .*node 8, .* 8"),
+        ([0, 1, 2, 3, 4, 5, 6, -1], "slot 7 .*node -1"),
+        ([0, 1, 2, 3, 4, 5, 6, 2], "slots 2 and 7 .*node 2"),
+        ([0, 1, 2.5, 3, 4, 5, 6, 7], "2.5"),
         ("nowhere.csv", "nowhere.csv"),
     ],
 )
 def test_hosts_that_are_no_placement(hosts, words):
-    with pytest.raises(PrismError, match=r"cluster\.hosts") as caught:
+    with pytest.raises(PrismError, match=rf"cluster\.hosts.*{words}"):
         make_job(hosts=hosts)
-    assert words in str(caught.value)
     if isinstance(hosts, list) and 2.5 not in hosts:
-        with pytest.raises(PrismError, match=r"cluster\.hosts") as caught:
+        with pytest.raises(PrismError, match=rf"cluster\.hosts.*{words}"):
             relocate(prepare(make_job(), 1), hosts, {})
-        assert words in str(caught.value)
 
 
 def test_a_tp_group_stays_in_its_nvlink_domain():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -321,17 +320,3 @@ def test_drawn_weights_have_a_colour_of_their_own() -> None:
     assert sorted(map(sorted, colours.values())) == [[1.0], [1.0], [1.0], [2.0]]
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
     assert legend == ["forward", "backward", "backward, inputs", "backward, weights"]
-
-
-def bad() -> Iterator[tuple[tuple[str, int, int, int], str]]:
-    """Counts that a schedule cannot have, and what its message says."""
-    yield ("zb-h1", 2, 4, 2), "one chunk .* 2; .*vpp: 1, .*interleaved"
-    yield ("zb-v", 2, 4, 1), "2 chunks .* 1; .*vpp: 2"
-    yield ("zb-v", 2, 4, 3), "2 chunks .* 3; .*vpp: 2"
-    yield ("dualpipe-v", 4, 7, 2), "microbatches = 7, .* 8, 2 .* 4"
-
-
-@pytest.mark.parametrize(("args", "message"), list(bad()))
-def test_refused_in_words(args: tuple[str, int, int, int], message: str) -> None:
-    with pytest.raises(PrismError, match=message):
-        make_schedule(*args)

@@ -160,8 +160,7 @@ def test_models_say_how_much_wider_a_run_may_be():
     assert model.spread.drift == 0.0 and model.allowed.shape[1] == 5
     ratio = model.report["drift_not_excluded"]["total_std_ratio"]
     assert 1.5 < ratio < 6.0
-    said = " ".join(model.report["not_identifiable"])
-    assert "none was found; one with a memory of" in said and f"{ratio:.2g} times" in said
+    assert any(f"{ratio:.2g} times" in text for text in model.report["not_identifiable"])
     assert model.report["effects"]["drift"]["ci"][1] > 0.0
     assert data_error(model, 500)["std_at_most"] >= ratio
     drifts = np.array([s.drift for s in model.spreads()])

@@ -1,6 +1,7 @@
 """Models from step times: known spreads recovered, totals and rests of runs predicted."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_a_fit_says_what_it_cannot_tell():
     assert "mean of 10" in " ".join(coarse.report["not_identifiable"])
     assert report["effects"]["run"]["ci"] == [None, None] != report["effects"]["white"]["ci"]
     assert coarse.spread.white == pytest.approx(TRUTH.white * np.sqrt(10), rel=0.2)
-    with pytest.raises(PrismError, match="expected at least 8"):
+    with pytest.raises(PrismError, match="at least 8"):
         fit_step_times(as_times(made(shape=(5, 1))))
 
 
@@ -274,7 +275,7 @@ def test_estimate_of_a_model_and_of_a_run_under_way(files, tmp_path):
         estimate_steps(path, replicates=64, run_replicates=9, seed=1, steps=900, completed=far)
     )
     told = [" ".join(numbers["warnings"]) for numbers in (later, other)]
-    assert ["job that was fitted?" in text for text in told] == [False, True]
+    assert [bool(re.search(r" 1\.(3|29)\d* times", text)) for text in told] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ def test_commands(files, capsys, tmp_path, monkeypatch):
     for command in (("fit", train, train), ("rank", path)):
         status, out, err = run(*command)
         assert (status, out) == (2, ""), command
-    assert "no step graph" in err
+    assert f"{path}: " in err
 
 
 def test_more_than_one_duration_is_an_error_that_lists_them(tmp_path):

@@ -1,5 +1,7 @@
 """Link tiers in job files: what can be said, what is refused in words, what `prism show` tells."""
 
+import re
+
 import pytest
 from test_tiers import LIBRARY, make_job
 
@@ -49,23 +51,23 @@ def test_keys_are_set_and_taken_away_one_by_one():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ([f"{SITE}.gpus=8000"], "site.gpus: 8000 GPUs do not hold whole units of the pod's 4096"),
-        (["cluster.tiers.zone={gpus: 8192}"], "8192 GPUs do not hold whole units of the site's 8"),
-        (["cluster.tiers.rack={gpus: 4}"], "whole units of gpus_per_node 8; set 8"),
-        (["cluster.tiers.rack={gpus: 4096}"], "whole units of the rack's 4096; set 8192"),
-        ([f"{SITE}.latency_us=5000"], "latency_us and distance_km say the same thing; keep one"),
-        ([f"{SITE}.oversubscription=2"], "oversubscription and total_gbits_per_s say the same"),
-        (["cluster.tiers.pod={gpus: 64}"], "described by cluster.pod_gpus already; keep one"),
-        (["cluster.tiers.network={gpus: 64}"], "call the tier rack, pod, zone or site"),
-        ([f"{SITE}.total_gbits_per_s=", f"{SITE}.efficiency=0.5"], "efficiency: has no effect"),
-        (["cluster.tiers.zone={distance_km: 5}"], "cluster.tiers.zone.gpus: missing; give it"),
-        ([f"{SITE}.lattency_us=5"], "unknown key; did you mean latency_us?"),
-        ([f"{SITE}.collectives=tree"], "expected ring or hierarchical, got 'tree'"),
-        ([f"{SITE}.total_gbits_per_s=0"], "expected more than 0, got 0"),
+        ([f"{SITE}.gpus=8000"], "site.gpus: 8000 .*pod's 4096"),
+        (["cluster.tiers.zone={gpus: 8192}"], "zone.gpus: 8192 .*site's 8192"),
+        (["cluster.tiers.rack={gpus: 4}"], "rack.gpus: 4 .*gpus_per_node 8; .* 8"),
+        (["cluster.tiers.rack={gpus: 4096}"], "rack's 4096; .* 8192"),
+        ([f"{SITE}.latency_us=5000"], "latency_us and distance_km "),
+        ([f"{SITE}.oversubscription=2"], "oversubscription and total_gbits_per_s "),
+        (["cluster.tiers.pod={gpus: 64}"], "cluster.pod_gpus "),
+        (["cluster.tiers.network={gpus: 64}"], "network: .*rack, pod, zone or site"),
+        ([f"{SITE}.total_gbits_per_s=", f"{SITE}.efficiency=0.5"], "efficiency: .*no effect"),
+        (["cluster.tiers.zone={distance_km: 5}"], "cluster.tiers.zone.gpus: .*missing"),
+        ([f"{SITE}.lattency_us=5"], "lattency_us: .* mean latency_us"),
+        ([f"{SITE}.collectives=tree"], "ring or hierarchical, .*'tree'"),
+        ([f"{SITE}.total_gbits_per_s=0"], "total_gbits_per_s: .* 0, .* 0"),
         (
             ["cluster.tiers.rack={gpus: 64, latency_us: 50}",
              "cluster.tiers.zone={gpus: 16384, latency_us: 40}"],
-            "40 is less than the 50 of the rack inside it",
+            "zone.latency_us: 40 .* 50 .*rack",
         ),
     ],
 )  # fmt: skip
@@ -73,16 +75,16 @@ def test_mistakes_are_told(changes, words):
     with pytest.raises(PrismError) as caught:
         load_job(JOB, changes)
     (line,) = str(caught.value).splitlines()
-    assert words in line and line.startswith("overrides ")
+    assert re.match(f"overrides .*{words}", line), line
 
 
 def test_a_tier_nearer_than_the_network_is_refused():
-    with pytest.raises(PrismError, match="2, but a hop of the network inside it takes 16 us"):
+    with pytest.raises(PrismError, match="2, .*network .*16 us"):
         build_cluster(make_job({"site": {"gpus": 8, "latency_us": 2}}), LIBRARY)
 
 
 def test_jobs_without_messages_have_no_tiers():
-    with pytest.raises(PrismError, match="no effect beside model.durations"):
+    with pytest.raises(PrismError, match="cluster.tiers.*: .*model.durations"):
         job_from_dict(
             {
                 "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},

@@ -109,9 +109,9 @@ def test_places_that_are_no_file(tmp_path):
 
 def test_several_tables_are_not_one_trace(tmp_path):
     one, two = (write_csv(tmp_path / name, pipeline_frame()) for name in ("a.csv", "b.csv"))
-    with pytest.raises(PrismError, match=r"2 tables or texts \(a.csv, b.csv\)"):
+    with pytest.raises(PrismError, match=r"2 .*\(a\.csv, b\.csv\)"):
         read_trace([one, two])
-    with pytest.raises(PrismError, match="name one file"):
+    with pytest.raises(PrismError, match=f"{tmp_path}: 2 "):
         read_trace(tmp_path)
 
 
@@ -209,5 +209,5 @@ def test_any_bytes_give_a_result_or_an_error(tmp_path_factory, data):
 def test_zip_magic_is_that_of_zip(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a", "b")
-    with pytest.raises(PrismError, match="unpack it first"):
+    with pytest.raises(PrismError, match=r"a\.zip.*unpack"):
         content.find_kind(tmp_path / "a.zip", "a.zip")

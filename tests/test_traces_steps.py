@@ -1,6 +1,7 @@
 """Step times and totals from tables and logs."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -144,16 +145,13 @@ def test_few_bad_values_are_dropped_and_copies_too(read):
     rows[9] = "9,"
     times = read("\n".join(["step,step_s", *rows, *rows[100:110]]))
     assert times.seconds.size == 298
-    assert [note.split(":")[0] for note in times.notes] == [
-        "1 of 310 rows dropped",
-        "1 of 310 rows dropped",
-        "10 of 310 rows dropped",
-    ]
+    dropped = [re.match(r"(\d+) of 310 rows", note)[1] for note in times.notes]
+    assert dropped == ["1", "1", "10"]
 
 
 def test_means_over_steps_count_as_many(read):
     times = read("mean_over,step_s\n10,2\n10,3\n")
-    assert times.mean_over == 10 and "mean of 10 steps" in times.notes[0]
+    assert times.mean_over == 10 and "10 steps" in times.notes[0]
     assert total_per_run(times) == {"": 50.0}
 
 
