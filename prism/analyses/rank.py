@@ -7,12 +7,10 @@ random numbers.
 
 import json
 import time
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism import engine
 from prism.analyses.rankings.interventions import COMPARED_BLOCKS, compare_interventions
 from prism.analyses.rankings.shares import (
     Sampler,
@@ -27,7 +25,6 @@ from prism.common.attribution import (
     TAIL,
     Array,
     Estimate,
-    Variance,
     path_shares,
     run_variance,
     spread_clusters,
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
 
 PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
 QUICK_REPEATS = 4  # of them repeated with each effect redrawn
-NOTABLE = 0.02  # a share of the tail that much apart from that of the variance is said
 
 
 def rank(
@@ -190,7 +186,7 @@ def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict
     first_share, total_share = weights.shares(first, total)
     return {
         "first_order": first_share, "total_order": total_share,
-        "total_order_within": _within(case, total, variance), **_whole(case, weights),
+        **_whole(case, weights),
     }  # fmt: skip
 
 
@@ -205,7 +201,6 @@ def _orders(case: Case) -> dict[str, Any]:
         "first_order": first_share, "total_order": total_share,
         "first_order_ci": _bounds(first_share, [s.first for s in shares]),
         "total_order_ci": _bounds(total_share, [s.total for s in shares]),
-        "total_order_within": _within(case, total, variance),
         "n_clusters": [len(s.ab) for s in shares], **_whole(case, weights),
     }  # fmt: skip
 
@@ -231,12 +226,6 @@ def _whole(case: Case, weights: Weights) -> dict[str, Any]:
     return values
 
 
-def _within(case: Case, total: Array, variance: Variance) -> Array:
-    """Total order over the variance within a cluster; none for what is drawn once per cluster."""
-    persistent = [engine.RANK in entry.streams for entry in case.inputs]
-    return np.where(persistent, np.nan, total / (variance.within or np.inf))
-
-
 def _bounds(values: Array, estimates: list[Estimate]) -> Array:
     """Intervals of shares, as wide in relation to them as those of estimates [input, bound]."""
     own = np.array([e.value for e in estimates])
@@ -254,10 +243,6 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
             row["total_order"] = row["total_order"] and min(1.0, row["total_order"])
     kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
     kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
-    by_spread, by_tail = (
-        [row["name"] for row in sorted(kernels, key=itemgetter(share), reverse=True)][:5]
-        for share in ("covariance_share", "tail_share")
-    )
     return {
         "job": dataset.attrs["job_name"], "target": call["target"], "quick": call["quick"],
         "seed": call["seed"], "mean": float(dataset.target_mean), "std": float(dataset.target_std),
@@ -266,11 +251,6 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
         "between_cluster_std": float(dataset.between_cluster_std),
         "kernels": kernels,
         "effects": [row for row in rows if kinds[row["name"]] == "effects"],
-        "tail_order_differs": by_spread != by_tail,
-        "tail_differs": [
-            row["name"] for row in kernels
-            if abs(row["tail_share"] - row["covariance_share"]) > NOTABLE
-        ],
         "speed_up": call["speed_up"],
         "wall_seconds": float(dataset.attrs["wall_seconds"]),
     }  # fmt: skip
@@ -281,7 +261,7 @@ def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
     here = dataset.isel(input=i)
     row: dict[str, Any] = {"name": str(here.input.values), "cv": _number(here, "input_cv")}
     for name in ("time_share", "critical_path_share", "covariance_share", "tail_share",
-                 "first_order", "total_order", "total_order_within"):  # fmt: skip
+                 "first_order", "total_order"):  # fmt: skip
         row[name] = _number(here, name)
     for name in ("first_order_ci", "total_order_ci", "covariance_share_ci", "tail_share_ci"):
         values = here[name].values.tolist() if name in here else []

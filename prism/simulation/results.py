@@ -61,7 +61,6 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "tail_share": (("input",), "1", "share of the excess of steps beyond p95 over the mean"),
     "first_order": (("input",), "1", "first-order share of the variance"),
     "total_order": (("input",), "1", "total-order share of the variance"),
-    "total_order_within": (("input",), "1", "total order in the variance within a cluster"),
     "n_clusters": (("input",), "1", "clusters that the shares of an input rest on"),
     "target_mean": ((), "s", "mean of what is ranked"),
     "target_std": ((), "s", "standard deviation of what is ranked"),

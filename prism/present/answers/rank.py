@@ -39,9 +39,6 @@ SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
 """Shares of the variance and of the time, and changes, of causes that are details [1]."""
 LEAST_FINDING = 0.005
 """Change of p95 worth a sentence [1]."""
-LEAST_DELAY, MOST_OF_DELAY = 0.03, 0.1
-"""An effect that freezing cuts the mean by the first, and the spread by less than the second, is
-said to delay [1]."""
 NOTABLE = 0.02
 """Difference of shares worth a sentence [1]."""
 
@@ -122,15 +119,14 @@ def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
 
 # ------------------------------------------------------------------------------ in sentences
 def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]:
-    """Say what varies most and what to do about it, then what the tables do not show."""
+    """Say what varies most and what to do about it, then whether causes add up."""
     if not numbers["std"]:
         text = f"The {target} does not vary: there is nothing to rank."
         return [Finding("no_variance", text, "answer")]
     known = [row for row in rows if row.get("total_order") is not None]
     out = _largest(known, numbers["quick"], target) if known else []
-    out += [*_best_for_p95(known), *_delays(rows)]
-    out += [] if numbers["quick"] else _additivity(known)
-    return [*out, *_tail(numbers, rows)]
+    out += _best_for_p95(known)
+    return out + ([] if numbers["quick"] else _additivity(known))
 
 
 def _largest(known: Sequence[Json], quick: bool, target: str) -> list[Finding]:
@@ -188,21 +184,6 @@ def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
     return [Finding("largest_for_p95", text, "advice")]
 
 
-def _delays(rows: Sequence[Json]) -> list[Finding]:
-    """Name effects that make the mean long rather than uncertain."""
-    out = []
-    for row in rows:
-        mean, std = row.get("mean_reduction"), row.get("std_reduction")
-        if row["kind"] != "effects" or mean is None or std is None:
-            continue
-        if mean >= LEAST_DELAY and std < MOST_OF_DELAY:
-            changes = [words(_change(key)(row)) for key in ("mean_reduction", "std_reduction")]
-            text = f"The {_short(row)} lengthens the mean rather than the spread: held at its "
-            text += f"median, mean {changes[0]}, standard deviation {changes[1]}."
-            out.append(Finding("lengthens_mean", text, "advice"))
-    return out
-
-
 def _additivity(known: Sequence[Json]) -> list[Finding]:
     """Say how much of the variance single causes make, and how much only several together."""
     if len([row for row in known if row["total_order"] >= SMALL]) < 2:
@@ -225,21 +206,6 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
     else:
         text += "."
     return [Finding("additivity", text)]
-
-
-def _tail(numbers: Json, rows: Sequence[Json]) -> list[Finding]:
-    """Name classes that weigh otherwise in the slowest steps than in the spread."""
-    apart = numbers["tail_differs"]
-    shown = [row for row in rows if row["kind"] == "kernels" and row["name"] in apart]
-    shown.sort(key=lambda row: -abs(row["tail_share"] - row["covariance_share"]))
-    if not shown:
-        return []
-    named = ", ".join(
-        f"{_short(row)} {format_share(row['tail_share'], 2)} of the slowest 5 %, "
-        f"{format_share(row['covariance_share'], 2)} of the spread"
-        for row in shown[:MOST_NAMED]
-    )
-    return [Finding("tail_differs", f"The tail differs from the spread: {named}.")]
 
 
 def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
