@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 LOCAL_MEAN = (*COMPUTE, "optimizer")  # ops that the published ideal puts at their mean
 CLOSE = 0.015  # of the measured mean: a replay further off says so
-SECONDS, RATIO = {"units": "s"}, {"units": "1"}
 
 
 def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = None) -> "xr.Dataset":
@@ -65,6 +64,8 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     >>> figures["steps"], round(figures["slowdown_same_work"], 3)
     (8, 1.049)
     """
+    import xarray as xr
+
     read = read_trace(trace, step_range)
     reason = why_no_model(read)
     if reason is not None and reason != ONE_STEP:
@@ -77,30 +78,46 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     graph = build_trace_graph(read)
     replayed = propagate(graph)
     ideal, simple = same_work(graph, read.source)
-    baseline = propagate(simple)
-    parts = _parts(simple, ideal, float(baseline.mean()))
-    ideal_s = float(propagate(simple, ideal).mean())
-    error = replayed / graph.measured - 1.0
+    baseline, ideal_s = (float(propagate(simple, x).mean()) for x in (None, ideal))
+    mean_error = float(replayed.mean() / graph.measured.mean() - 1.0)
     summary = {
         "steps": int(graph.steps.size),
-        "mean_error": float(replayed.mean() / graph.measured.mean() - 1.0),
-        "max_abs_error": float(np.abs(error).max()),
+        "mean_error": mean_error,
+        "max_abs_error": float(np.abs(replayed / graph.measured - 1.0).max()),
         "measured_mean": float(graph.measured.mean()),
         "replayed_mean": float(replayed.mean()),
         "ideal_mean": ideal_s,
         "slowdown": published_slowdown(graph),
-        "slowdown_same_work": float(baseline.mean()) / ideal_s,
+        "slowdown_same_work": baseline / ideal_s,
         "edges_recorded": graph.edges_recorded,
         "edges_inferred": graph.edges_inferred,
         "p2p": graph.p2p,
-        "warnings": _doubts(float(replayed.mean() / graph.measured.mean() - 1.0)),
+        "warnings": _warnings(mean_error),
     }
-    return _dataset(
-        read.source, (*read.notes, *graph.notes), graph, replayed, ideal_s, parts, summary
-    )
+    kinds = list(dict.fromkeys(n.op_kind for n in simple.nodes if n.kind != "join"))
+    data: dict[str, Any] = {
+        name: (dims, values, {"units": "s", "long_name": text})
+        for name, dims, values, text in (
+            ("measured_step_time", "step", graph.measured, "measured"),
+            ("replayed_step_time", "step", replayed, "replayed"),
+            ("ideal_step_time", (), ideal_s, "step with every effect at 1"),
+        )
+    }
+    for name, (dims, values) in _slowdowns(simple, ideal, baseline, kinds).items():
+        text = f"mean step time over the one in which this {name} has no stragglers"
+        data[f"slowdown_by_{name}"] = (dims, values, {"units": "1", "long_name": text})
+    coords = {
+        "step": graph.steps, "op_kind": kinds, "stage": list(range(graph.n_stages)),
+        "dp_rank": np.arange(graph.n_replicas),
+    }  # fmt: skip
+    attrs = {
+        "kind": "replay", "source": read.source, "summary": json.dumps(summary),
+        "notes": json.dumps([*read.notes, *graph.notes]),
+    }  # fmt: skip
+    return xr.Dataset(data, coords, attrs)
 
 
-def _doubts(mean_error: float) -> list[str]:
+def _warnings(mean_error: float) -> list[str]:
     """Say where the graph is not what ran."""
     if abs(mean_error) <= CLOSE:
         return []
@@ -164,8 +181,10 @@ def same_work(graph: TraceGraph, source: str) -> tuple[Array, TraceGraph]:
     return np.broadcast_to(mean, simple.durations.shape), simple
 
 
-def _parts(graph: TraceGraph, ideal: Array, baseline: float) -> dict[str, tuple[list[Any], Array]]:
-    """Say what each op_kind, stage and worker costs: mean step over that with only it ideal."""
+def _slowdowns(
+    graph: TraceGraph, ideal: Array, baseline: float, kinds: list[str]
+) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """Mean step over the one in which only this op_kind, stage or worker is ideal."""
     durations = filled(graph)
 
     def without(mask: NDArray[np.bool_], replica: int = -1) -> float:
@@ -176,48 +195,12 @@ def _parts(graph: TraceGraph, ideal: Array, baseline: float) -> dict[str, tuple[
 
     real = np.array([n.kind != "join" for n in graph.nodes])
     kind_of = np.array([n.op_kind for n in graph.nodes])
-    kinds = [k for k in dict.fromkeys(kind_of[real])]
     alone = np.array([len(n.stages) == 1 and not n.is_global for n in graph.nodes]) & real
     stage_of = np.array([n.stages[0] for n in graph.nodes])
-    stages = list(range(graph.n_stages))
-    worker = np.array(
-        [[without(alone & (stage_of == s), r) for s in stages] for r in range(graph.n_replicas)]
-    )
+    of_stage = [alone & (stage_of == s) for s in range(graph.n_stages)]
+    worker = [[without(mask, r) for mask in of_stage] for r in range(graph.n_replicas)]
     return {
-        "op_kind": (kinds, np.array([without(real & (kind_of == k)) for k in kinds])),
-        "stage": (stages, np.array([without(alone & (stage_of == s)) for s in stages])),
-        "worker": ([], worker),
+        "op_kind": (("op_kind",), np.array([without(real & (kind_of == k)) for k in kinds])),
+        "stage": (("stage",), np.array([without(mask) for mask in of_stage])),
+        "worker": (("dp_rank", "stage"), np.array(worker)),
     }
-
-
-def _dataset(
-    source: str, notes: Sequence[str], graph: TraceGraph, replayed: Array, ideal_s: float,
-    parts: dict[str, tuple[list[Any], Array]], summary: dict[str, Any],
-) -> "xr.Dataset":  # fmt: skip
-    import xarray as xr
-
-    text = "mean step time over the one in which {} has no stragglers"
-    data = {
-        "measured_step_time": ("step", graph.measured, SECONDS | {"long_name": "measured"}),
-        "replayed_step_time": ("step", replayed, SECONDS | {"long_name": "replayed"}),
-        "ideal_step_time": ((), ideal_s, SECONDS | {"long_name": "step with every effect at 1"}),
-        "slowdown_by_op_kind": (
-            "op_kind", parts["op_kind"][1], RATIO | {"long_name": text.format("this op_kind")}
-        ),
-        "slowdown_by_stage": (
-            "stage", parts["stage"][1], RATIO | {"long_name": text.format("this stage")}
-        ),
-        "slowdown_by_worker": (
-            ("dp_rank", "stage"), parts["worker"][1],
-            RATIO | {"long_name": text.format("this worker")},
-        ),
-    }  # fmt: skip
-    coords = {
-        "step": graph.steps, "op_kind": parts["op_kind"][0], "stage": parts["stage"][0],
-        "dp_rank": np.arange(graph.n_replicas),
-    }  # fmt: skip
-    attrs = {
-        "kind": "replay", "source": source, "summary": json.dumps(summary),
-        "notes": json.dumps(list(notes)),
-    }  # fmt: skip
-    return xr.Dataset(data, coords, attrs)
