@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -79,55 +78,31 @@ def _library_options(command: Command) -> Command:
     return command
 
 
-def _flush(command: Command) -> Command:
-    """Add the option of kernels on one device."""
-    text = "Empty a GPU's L2 cache before each call."
-    return click.option("--flush-l2", is_flag=True, help=text)(command)
+def _add_kernels(kind: str, form: str, text: str) -> None:
+    """Add the command of a kind of kernel, whose sizes are written in this form."""
+
+    @measure.command(kind, help=text)
+    @click.option("--shape", "shapes", metavar=form, multiple=True,
+                  help="Repeatable.  [default: a few of each size]")  # fmt: skip
+    @_library_options
+    @click.option("--flush-l2", is_flag=True, help="Empty a GPU's L2 cache before each call.")
+    @common_options(threads=THREADS)
+    def run(**options: Any) -> None:
+        _measure(kind, options)
 
 
-def _shape(form: str) -> Callable[[Command], Command]:
-    """Add the option of sizes, written in this form."""
-    return click.option(
-        "--shape", "shapes", metavar=form, multiple=True,
-        help="Repeatable.  [default: a few of each size]",
-    )  # fmt: skip
-
-
-@measure.command()
-@_shape("MxNxK")
-@_library_options
-@_flush
-@common_options(threads=THREADS)
-def gemm(**options: Any) -> None:
-    """Matrix products: [M, K] by [K, N]."""
-    _measure("gemm", options)
-
-
-@measure.command()
-@_shape("BxHxSxD")
-@_library_options
-@_flush
-@common_options(threads=THREADS)
-def attention(**options: Any) -> None:
-    """Causal attention, forward and backward: batch x heads x sequence x head size."""
-    _measure("attention", options)
+_add_kernels("gemm", "MxNxK", "Matrix products: [M, K] by [K, N].")
+_add_kernels(
+    "attention",
+    "BxHxSxD",
+    "Causal attention, forward and backward: batch x heads x sequence x head size.",
+)
+_add_kernels("memory", "ROWSxWIDTH", "Memory-bound kernels: layer norm, sum, softmax, copy.")
 
 
 @measure.command()
-@_shape("ROWSxWIDTH")
-@_library_options
-@_flush
-@common_options(threads=THREADS)
-def memory(**options: Any) -> None:
-    """Memory-bound kernels: layer norm, sum, softmax, copy."""
-    _measure("memory", options)
-
-
-@measure.command()
-@click.option(
-    "--size", "sizes", metavar="BYTES", multiple=True,
-    help="Message, as 4KiB or 1MB; repeatable.  [default: a few]",
-)  # fmt: skip
+@click.option("--size", "sizes", metavar="BYTES", multiple=True,
+              help="Message, as 4KiB or 1MB; repeatable.  [default: a few]")  # fmt: skip
 @click.option(
     "--op",
     "ops",
@@ -135,20 +110,11 @@ def memory(**options: Any) -> None:
     multiple=True,
     help="Repeatable.  [default: all]",
 )
-@click.option(
-    "--ranks",
-    type=click.IntRange(min=2),
-    default=2,
-    show_default=True,
-    help="Processes; under torchrun its own.",
-)
-@click.option(
-    "--tier",
-    type=click.Choice(["nvlink", "network"]),
-    default="nvlink",
-    show_default=True,
-    help="What joins the ranks: links inside a node, or the network.",
-)
+@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True,
+              help="Processes; under torchrun its own.")  # fmt: skip
+@click.option("--tier", type=click.Choice(["nvlink", "network"]), default="nvlink",
+              show_default=True,
+              help="What joins the ranks: links inside a node, or the network.")  # fmt: skip
 @_library_options
 @common_options(threads=THREADS)
 def collective(**options: Any) -> None:
@@ -201,13 +167,9 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
 @output_option("Trace, steps, summary.")
 @click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True,
               help="Processes.")  # fmt: skip
-@click.option(
-    "--parallel",
-    type=click.Choice(["ddp", "pipeline"]),
-    default="ddp",
-    show_default=True,
-    help="ddp: each rank has the whole model; pipeline: one stage.",
-)
+@click.option("--parallel", type=click.Choice(["ddp", "pipeline"]), default="ddp",
+              show_default=True,
+              help="ddp: each rank has the whole model; pipeline: one stage.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
               show_default=True, help="Of a pipeline.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True,

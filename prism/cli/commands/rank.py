@@ -17,20 +17,12 @@ from prism.cli.commands.terminal import progress_line
 
 @click.command()
 @click.argument("job", metavar="JOB_OR_MODEL")
-@click.option(
-    "--target",
-    type=click.Choice(["step_time", "time_to_train"]),
-    default="step_time",
-    show_default=True,
-    help="Time whose variance is ranked.",
-)
+@click.option("--target", type=click.Choice(["step_time", "time_to_train"]), default="step_time",
+              show_default=True, help="Time whose variance is ranked.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="One run only: bounds, nothing is frozen.")
-@click.option(
-    "--speed-up",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    metavar="PERCENT",
-    help="What each kernel class would bring if it took so much less time.",
-)
+@click.option("--speed-up", type=click.FloatRange(0, 100, min_open=True, max_open=True),
+              metavar="PERCENT",
+              help="What each kernel class would bring if it took so much less time.")  # fmt: skip
 @set_option
 @output_option()
 @details_option

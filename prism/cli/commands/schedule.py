@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "--microbatches", type=click.IntRange(min=1), required=True, help="Microbatches per step."
 )
-@click.option(
-    "--chunks",
-    type=click.IntRange(min=1),
-    help="Model chunks per stage (vpp)  [default: 2 in a V, else 1]",
-)
+@click.option("--chunks", type=click.IntRange(min=1),
+              help="Model chunks per stage (vpp)  [default: 2 in a V, else 1]")  # fmt: skip
 @click.option("--csv", "csv_file", metavar="FILE", type=click.Path(), help="Write it as CSV.")
 @click.option("--plot", "plot_file", metavar="FILE", type=click.Path(), help="Draw it (png, svg).")
 @common_options(draws=False, threads=NO_EFFECT)

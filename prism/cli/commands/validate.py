@@ -32,32 +32,17 @@ from prism.cli.commands.terminal import progress_line
 @click.option("--model", metavar="MODEL.nc", help="Effects of JOB, or instead of it.")
 @choose_options("STEPS")
 @click.option("--totals", metavar="FILE:COLUMN", help="Measured totals of the runs.")
-@click.option(
-    "--quantity",
-    type=click.Choice(["step_time", "time_to_train"]),
-    default="step_time",
-    show_default=True,
-    help="What to compare.",
-)
+@click.option("--quantity", type=click.Choice(["step_time", "time_to_train"]), default="step_time",
+              show_default=True, help="What to compare.")  # fmt: skip
 @click.option(
     "--dependence",
     type=click.Choice(["full", "none"]),
     help="none: all ops are drawn independently.  [default: the job's, else full]",
 )
-@click.option(
-    "--bootstrap",
-    type=click.IntRange(min=0),
-    default=100,
-    show_default=True,
-    help="Refits behind the p-value and the band.",
-)
-@click.option(
-    "--replicates",
-    type=click.IntRange(min=1),
-    default=20_000,
-    show_default=True,
-    help="Steps to predict.",
-)
+@click.option("--bootstrap", type=click.IntRange(min=0), default=100, show_default=True,
+              help="Refits behind the p-value and the band.")  # fmt: skip
+@click.option("--replicates", type=click.IntRange(min=1), default=20_000, show_default=True,
+              help="Steps to predict.")  # fmt: skip
 @output_option()
 @details_option
 @common_options()
