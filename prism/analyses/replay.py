@@ -170,7 +170,7 @@ def published_slowdown(graph: TraceGraph) -> float:
 def same_work(graph: TraceGraph, source: str) -> tuple[Array, TraceGraph]:
     """Durations with every effect at 1 but the work of each stage kept, and their graph.
 
-    Those of a fitted model (`ideal_step_time` of `prism estimate`): a lemon runs as the body does.
+    Those of a fitted model (`ideal_step_time` of `prism estimate`): slow workers run as the others.
     """
     simple = simplify(graph)
     if graph.steps.size < 2:

@@ -87,7 +87,7 @@ def timeline(
     overrides : sequence of str
         ``key=value`` settings of a job.
     progress : callable, optional
-        Called with (blocks done, blocks in all).
+        Called with (blocks done, blocks asked for).
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""From samples to a library: laws and figures with their sources, over a set that has the rest.
+"""From samples to a library: distributions with their sources, over a set that has the rest.
 
-Every case becomes a law of its own (``kernel/...``) and a figure, its mean duration; cases of a
-class together make the entry that a job's kernels use (``residual/gemm_small``, ...), and, where
+Every case becomes a distribution of its own (``kernel/...``) and a mean duration; cases of a class
+together make the entry that a job's kernels use (``residual/gemm_small``, ...), and, where
 the device is one that a job can name, its efficiencies. What is not measured is carried over from a
 base set and says so. Left out: effects between GPUs, steps and microbatches, which kernels measured
 alone do not show.
@@ -30,9 +30,9 @@ from prism.workload.kernels import GEMM_LARGE_S, MEASURED_GEMM, MESSAGE_BYTES
 DEFAULT_BASE = "h100-healthy"
 GENERATOR = "prism measure"
 CARRIED = "carried over from "
-_LEAST = 0.05  # of the mean: no multiplier of a pooled law is smaller
+_LEAST = 0.05  # of the mean: no multiplier of a pooled distribution is smaller
 FEWEST = 20
-"""Calls below which a case gives no law."""
+"""Calls below which a case gives no distribution."""
 
 
 @dataclass(frozen=True)

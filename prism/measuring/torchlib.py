@@ -12,12 +12,7 @@ from typing import Any
 from prism.common.errors import PrismError
 
 INSTALL = "pip install 'torch>=2.5'"
-DTYPES = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-}
+DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Number formats by their torch names, and how many bytes one number takes [byte]."""
 
 

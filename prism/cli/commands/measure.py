@@ -192,13 +192,7 @@ def _measure(kind: Any, options: dict[str, Any]) -> None:
 @LIMIT
 @details_option
 @common_options(threads=THREADS)
-def step(
-    output: str | None,
-    details: bool,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def step(output: str | None, details: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Train a small transformer over several processes, each op timed.
 
     DIR/trace.csv is a trace for prism fit, replay and validate --trace; DIR/steps.csv the step

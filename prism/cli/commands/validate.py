@@ -48,12 +48,7 @@ from prism.cli.commands.terminal import progress_line
 @common_options()
 @place_options
 def validate(
-    job: str | None,
-    output: str | None,
-    as_json: bool,
-    details: bool,
-    quiet: bool,
-    **options: Any,
+    job: str | None, output: str | None, as_json: bool, details: bool, quiet: bool, **options: Any
 ) -> None:
     """Compare a prediction with held-out measurements.
 
