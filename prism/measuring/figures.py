@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.agreement import effective_n
+from prism.common.text import percent_change
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
 
@@ -38,18 +39,14 @@ def summarize_samples(samples: Samples) -> dict[str, Any]:
     ]
     about = samples.attrs
     return {
-        "kind": samples.kind,
-        "seed": about.get("plan", {}).get("seed"),
-        "machine": about.get("machine", {}),
-        "cases": cases,
-        "states": state_spans(about.get("states", [])),
-        "warm_up": about.get("warm_up", []),
+        "kind": samples.kind, "seed": about.get("plan", {}).get("seed"),
+        "machine": about.get("machine", {}), "cases": cases,
+        "states": state_spans(about.get("states", [])), "warm_up": about.get("warm_up", []),
         "timer_overhead": about.get("timer_overhead_s"),
         "seconds": max((float(at[-1]) for at in samples.at if at.size), default=0.0),
-        "stopped": about.get("stopped", ""),
-        "notes": about.get("notes", []),
+        "stopped": about.get("stopped", ""), "notes": about.get("notes", []),
         "warnings": _warnings(samples, cases),
-    }
+    }  # fmt: skip
 
 
 def case_figures(
@@ -64,32 +61,29 @@ def case_figures(
     block : array of int
         [call] block of the call.
     """
-    p50, p95, p99 = (float(x) for x in np.quantile(seconds, [0.5, 0.95, 0.99]))
-    mean = float(seconds.mean())
-    rate, units = _rate(case, p50)
-    drift, error = session_drift(seconds)
+    times = time_figures(seconds, block)
+    rate, units = _rate(case, times["p50"])
     out = {
-        "label": case.label,
-        "family": case.family,
-        "n": int(seconds.size),
-        "mean": mean,
-        "p50": p50,
-        "p95": p95,
-        "p99": p99,
-        "cv": float(seconds.std() / mean),
-        "rate": rate,
-        "rate_units": units,
-        "autocorrelation": lag_one(seconds, block),
-        "n_effective": float(effective_n(seconds)) if seconds.size > 3 else float(seconds.size),
-        "drift": drift,
-        "drift_se": error,
+        "label": case.label, "family": case.family, **times, "rate": rate, "rate_units": units,
         "modes": count_modes(seconds),
-    }
+    }  # fmt: skip
     if "ranks" in case.settings:
         out["slowest_p50"], out["slowest_p99"] = (
             float(x) for x in np.quantile(slowest, [0.5, 0.99])
         )
     return out
+
+
+def time_figures(seconds: Array, block: NDArray[np.int64]) -> dict[str, Any]:
+    """Size, mean [s], percentiles [s], spread, memory and drift of durations [call]."""
+    mean, (drift, error) = float(seconds.mean()), session_drift(seconds)
+    return {
+        "n": int(seconds.size), "mean": mean,
+        **{f"p{p}": float(np.quantile(seconds, p / 100)) for p in (50, 95, 99)},
+        "cv": float(seconds.std() / mean), "autocorrelation": lag_one(seconds, block),
+        "n_effective": float(effective_n(seconds)) if seconds.size > 3 else float(seconds.size),
+        "drift": drift, "drift_se": error,
+    }  # fmt: skip
 
 
 def _rate(case: Case, seconds: float) -> tuple[float, str]:
@@ -182,53 +176,48 @@ def state_spans(states: list[Mapping[str, Any]]) -> dict[str, list[float]]:
     return spans
 
 
+def load_warning(machine: Mapping[str, Any], states: list[Mapping[str, Any]]) -> list[str]:
+    """Say that other processes ran when a measurement began, where they did."""
+    cores, before = machine.get("cores", 1), (states or [{}])[0].get("load_average") or 0.0
+    if before <= _LOADED * cores:
+        return []
+    highest = state_spans(states)["load_average"][1]
+    return [
+        f"load average {before:.1f} on {cores} cores when it began (up to {highest:.1f}): other "
+        "processes ran, and lengthen the tails"
+    ]
+
+
 def _warnings(samples: Samples, cases: list[dict[str, Any]]) -> list[str]:
     """Say what makes figures less than they seem."""
     out = []
+
+    def say(labels: list[str], text: str) -> None:
+        if labels:
+            more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+            out.append(f"{labels[0]}{more}: {text}")
+
     few = [row for row in cases if row["n"] < ENOUGH]
-    if few:
-        out.append(
-            f"{few[0]['label']}{_others(few)}: {few[0]['n']:,} calls; a p99 asks for {ENOUGH:,} or "
-            "more (--repetitions)"
-        )
-    several = [row for row in cases if row["modes"] > 1]
-    if several:
-        out.append(
-            f"{several[0]['label']}{_others(several)}: durations have {several[0]['modes']} modes; "
-            "a mean and a CV do not describe them, the distribution keeps them"
-        )
-    drifting = [
-        row
-        for row in cases
+    n = few[0]["n"] if few else 0
+    text = f"{n:,} calls; a p99 asks for {ENOUGH:,} or more (--repetitions)"
+    say([row["label"] for row in few], text)
+    say(
+        [row["label"] for row in cases if row["modes"] > 1],
+        "durations have several modes; a mean and a CV do not describe them, the distribution "
+        "keeps them",
+    )
+    moved = {
+        row["label"]: row["drift"] for row in cases
         if row["drift"] is not None
         and abs(row["drift"]) > max(DRIFT, 3.0 * (row["drift_se"] or 0.0))
-    ]
-    if drifting:
-        out.append(
-            f"{drifting[0]['label']}{_others(drifting)}: the median moved by "
-            f"{100 * drifting[0]['drift']:+.1f} % over the session; measure longer, or again"
-        )
+    }  # fmt: skip
+    text = percent_change(next(iter(moved.values()), 0.0))
+    say(list(moved), f"the median moved by {text} over the session; measure longer, or again")
     cold = [
         samples.cases[i].label
         for i, warm in enumerate(samples.attrs.get("warm_up", []))
         if warm.get("settled") is False
     ]
-    if cold:
-        out.append(
-            f"{cold[0]}{_others(cold)}: calls were still getting faster when warm-up ended; raise "
-            "--warm-up"
-        )
-    load = state_spans(samples.attrs.get("states", [])).get("load_average", [0.0, 0.0])
-    cores = samples.attrs.get("machine", {}).get("cores", 1)
-    before = samples.attrs.get("states", [{}])[0].get("load_average", 0.0)
-    if before > _LOADED * cores:
-        out.append(
-            f"load average {before:.1f} on {cores} cores when it began (up to {load[1]:.1f}): "
-            "other processes ran, and lengthen the tails"
-        )
-    return out
-
-
-def _others(rows: list[Any]) -> str:
-    """Say how many more rows a warning is true of."""
-    return f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    say(cold, "calls were still getting faster when warm-up ended; raise --warm-up")
+    about = samples.attrs
+    return out + load_warning(about.get("machine", {}), about.get("states", []))

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.common.agreement import effective_n
 from prism.common.errors import PrismError
-from prism.measuring.figures import lag_one, session_drift, state_spans
+from prism.measuring.figures import load_warning, state_spans, time_figures
 from prism.measuring.machine import describe_machine, read_state
 from prism.measuring.session import Progress, check_threads
 from prism.measuring.tinymodel import Sizes
@@ -200,18 +199,8 @@ def summarize_step(dataset: xr.Dataset) -> dict[str, Any]:
 
     about = json.loads(dataset.attrs["about"])
     seconds = np.asarray(dataset["step_time"].values, dtype=np.float64)
-    drift, error = session_drift(seconds)
-    figures = {
-        "n": int(seconds.size),
-        "mean": float(seconds.mean()),
-        "std": float(seconds.std()),
-        "cv": float(seconds.std() / seconds.mean()),
-        **{f"p{p}": float(np.quantile(seconds, p / 100)) for p in (5, 50, 95, 99)},
-        "autocorrelation": lag_one(seconds, np.zeros(seconds.size, np.int64)),
-        "n_effective": float(effective_n(seconds)) if seconds.size > 3 else float(seconds.size),
-        "drift": drift,
-        "drift_se": error,
-    }
+    figures = time_figures(seconds, np.zeros(seconds.size, np.int64))
+    figures |= {"std": float(seconds.std()), "p5": float(np.quantile(seconds, 0.05))}
     warnings = []
     cores, ranks = about["machine"]["cores"], about["job"]["ranks"]
     if about["machine"]["device_kind"] == "cpu" and ranks * about["threads"] > cores:
@@ -219,21 +208,12 @@ def summarize_step(dataset: xr.Dataset) -> dict[str, Any]:
             f"{ranks} ranks of {about['threads']} threads on {cores} cores: they wait for each "
             "other's turn, which is in every duration"
         )
-    load = float(about["states"][0].get("load_average", 0.0))
-    if load > 0.5 * cores:
-        warnings.append(
-            f"load average {load:.1f} on {cores} cores when it began: others worked beside it"
-        )
+    warnings += load_warning(about["machine"], about["states"])
     return {
-        "kind": "step",
-        "seed": about["seed"],
-        "machine": about["machine"],
-        "job": about["job"],
-        "step_time": figures,
-        "ops": json.loads(dataset.attrs["ops"]),
-        "states": state_spans(about["states"]),
-        "warnings": warnings,
-    }
+        "kind": "step", "seed": about["seed"], "machine": about["machine"], "job": about["job"],
+        "step_time": figures, "ops": json.loads(dataset.attrs["ops"]),
+        "states": state_spans(about["states"]), "warnings": warnings,
+    }  # fmt: skip
 
 
 def _dataset(table: pd.DataFrame, about: dict[str, Any]) -> xr.Dataset:
