@@ -81,7 +81,7 @@ def describe(name, thing):
     first, *rest = re.split(r"\n\n(?=\w+\n-+\n)", text)
     parts = [re.match(r"(\w+)\n-+\n(.*)", part, re.S).groups() for part in rest]
     call = "\n    ".join(textwrap.wrap(call, 96, break_long_words=False, break_on_hyphens=False))
-    yield f"### {name}\n\n```python\n{call}\n```\n\n{plain(first)}"
+    yield f"### {name}\n\n```text\n{call}\n```\n\n{plain(first)}"
     yield from (section(title, body.strip("\n")) for title, body in parts)
     if thing is prism.Job:
         fields = [f"* `{key}`: {field.description}" for key, field in thing.model_fields.items()]
