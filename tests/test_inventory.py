@@ -333,11 +333,11 @@ def test_tests_that_cannot_be_compared_are_refused(tmp_path):
     both = write(tmp_path, nccl(["n0", "n1"], 1.0) + other, "both.txt")
     refused(both, "no message size", "-b, -e and -f")
     refused(one, "leave --column", column="busbw")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    refused(empty, f"{empty}: ", "empty")
-    (empty / "a.txt").write_text("nothing")
-    refused(empty, "bandwidths", "a.txt")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    refused(folder, f"{folder}: ", "empty")
+    (folder / "a.txt").write_text("nothing")
+    refused(folder, "bandwidths", "a.txt")
 
 
 @pytest.mark.parametrize(

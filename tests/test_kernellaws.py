@@ -38,7 +38,8 @@ def test_moments_come_back(tmp_path, unit):
         assert library.law(entry).cv == pytest.approx(row["cv"], rel=1e-6)
     assert "others" not in {k["name"] for k in found["kernels"]}
     assert run("show", path)[1]["kind"] == "kernels"
-    assert f"{path}: " in run("replay", path)[2]
+    status, _, text = run("replay", path)
+    assert status == 2 and f"{path}: " in text
 
 
 def test_tables_that_are_none(tmp_path):

@@ -555,7 +555,7 @@ def test_every_result_says_its_kind_and_has_a_summary(run, tmp_path, kind):
 
 def test_a_result_is_no_job_and_what_is_no_result_has_no_summary(result, tmp_path):
     save(result, tmp_path / "result.nc")
-    with pytest.raises(PrismError, match=r"result\.nc: "):
+    with pytest.raises(PrismError, match=r"result\.nc: .*YAML job"):
         load_job(tmp_path / "result.nc")
     for other in (xr.Dataset({"x": 1.0}), xr.Dataset(attrs={"kind": "weather"})):
         with pytest.raises(PrismError, match="no result"):
