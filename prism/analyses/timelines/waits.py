@@ -23,16 +23,10 @@ from prism.analyses.timelines.played import (
 )
 
 CAUSES = {
-    "bubble": "other stages of its pipeline",
-    "replica": "another replica",
-    "rank": "another rank",
-    "group": "another rank of its group",
-    "transfer": "a transfer of its own",
-    "communication": "a collective of its own",
-    "host": "the host",
-    "stall": "a stall or the jitter of the whole job",
-}
-"""What is waited for, by cause."""
+    "bubble": "bubble", "replica": "other replicas", "rank": "other ranks", "group": "its group",
+    "transfer": "transfers", "communication": "collectives", "host": "host", "stall": "stalls",
+}  # fmt: skip
+"""What is waited for, by cause: other stages of the pipeline, ..., what stops the whole job."""
 
 EPSILON = 1e-9  # s: times nearer than this are one
 

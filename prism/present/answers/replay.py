@@ -21,7 +21,6 @@ from prism.present.answer import (
     change,
     count,
     duration,
-    pairs_table,
     words,
 )
 
@@ -41,12 +40,7 @@ def replay_answer(result: xr.Dataset) -> Answer:
     numbers = summarize_replay(result)
     subject = Path(str(result.attrs.get("source") or "a recording")).name
     steps = numbers["steps"]
-    made = (
-        _step_table(numbers),
-        _causes_table(numbers),
-        _spans_table(numbers),
-        pairs_table("Graph", _graph_rows(numbers), details=True),
-    )
+    made = _step_table(numbers), _causes_table(numbers), _spans_table(numbers)
     return Answer(
         title="Replay of a recording",
         subject=subject,
@@ -155,13 +149,6 @@ def _spans_table(numbers: Json) -> Table:
     )  # fmt: skip
     heads = ("step", "rank", "measured", "replayed", "error")
     return Table("GPU spans", tuple(Column(head) for head in heads), rows, details=True)
-
-
-def _graph_rows(numbers: Json) -> list[tuple[str, Cell]]:
-    rows = [
-        (f"edges, {how}", count(numbers.get(f"edges_{how}"))) for how in ("recorded", "inferred")
-    ]
-    return [row for row in rows if row[1] is not None]
 
 
 def _pictures(result: xr.Dataset, subject: str) -> list[Picture]:

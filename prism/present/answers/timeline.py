@@ -31,10 +31,6 @@ MOST_ROWS = 12
 """Rows of a step that are shown by default, those whose replicas decide first."""
 SMALL, SMALL_ON_PATH = 5e-4, 5e-3
 """Shares of a step that are left out below, of waits and of the critical path [1]."""
-HEADS = {
-    "bubble": "bubble", "replica": "other replicas", "rank": "other ranks", "group": "its group",
-    "transfer": "transfers", "communication": "collectives", "host": "host", "stall": "stalls",
-}  # fmt: skip
 
 
 def timeline_answer(result: xr.Dataset) -> Answer:
@@ -99,7 +95,7 @@ def _rows(step: Json, shown: int) -> list[Table]:
         cause for cause in CAUSES
         if any(row["waits"].get(cause, {"share": 0.0})["share"] >= SMALL for row in rows)
     ]  # fmt: skip
-    heads = (Column(HEADS[cause], "waits for") for cause in causes)
+    heads = (Column(CAUSES[cause], "waits for") for cause in causes)
     columns = (Column(right=False), Column("computes"), *heads)
     cells = tuple(_row(row, causes) for row in rows)
     title = step["title"].partition(":")[0]
