@@ -257,7 +257,6 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
 
 
 def _row(dataset: "xr.Dataset", i: int) -> dict[str, Any]:
-    """Figures of one input; None where there is none."""
     here = dataset.isel(input=i)
     row: dict[str, Any] = {"name": str(here.input.values), "cv": _number(here, "input_cv")}
     for name in ("time_share", "critical_path_share", "covariance_share", "tail_share",

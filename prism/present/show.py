@@ -162,7 +162,6 @@ def _describe_table(what: str) -> Answer:
 
 
 def _describe_netcdf(what: str) -> Answer:
-    """Describe a result, a model or a library."""
     from prism.common.shipped import data_path
     from prism.distributions.library import library_names
 
@@ -204,7 +203,6 @@ def _describe_result(path: Path, kind: str, result: xr.Dataset) -> Answer:
 
 
 def _describe_library(path: Path) -> Answer:
-    """Describe a set of distributions."""
     from prism.distributions.library import load_library
 
     library = load_library(path)
@@ -252,7 +250,6 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 
 def _distributions(found: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
-    """Lay out the distributions of a library by their spread."""
     rows = tuple(
         (row["entry"], row["law"], share(row["cv"]),
          Figure(row["p99_p50"], f"{row['p99_p50']:.3f}"), count(row["n"]), _basis(entry))
@@ -266,7 +263,6 @@ def _distributions(found: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
 
 
 def _constants(entries: Sequence[Entry]) -> Table:
-    """Lay out the entries that are one number."""
     rows = []
     for entry in entries:
         if entry.law is None:

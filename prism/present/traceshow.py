@@ -90,7 +90,6 @@ def _step_span(ops: pd.DataFrame) -> float | None:
 
 
 def _sizes(found: Mapping[str, Any]) -> Table:
-    """Count what a trace holds."""
     rows: list[tuple[str, Cell]] = [("ops", count(found["n_ops"]))]
     if found["n_steps"]:
         first, last = found["steps"]

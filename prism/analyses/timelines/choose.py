@@ -73,7 +73,6 @@ def choose_rows(step: PlayedStep, wanted: Wanted, of_rank: dict[int, Row] | None
 
 
 def _check(name: str, asked: Sequence[int], n: int, there: set[int] | None = None) -> None:
-    """Refuse numbers that are not there."""
     for number in asked:
         if not (number in there if there is not None else 0 <= number < n):
             raise PrismError(f"--{name} {number}: there are {n:,}, 0 to {n - 1:,}")

@@ -104,7 +104,6 @@ def _times(timeline: xr.Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _slices(timeline: xr.Dataset, tids: dict[Track, int]) -> list[dict[str, Any]]:
-    """Complete events, one for each op and wait."""
     start, end = _times(timeline)
     column = {
         name: timeline[name].values.tolist()

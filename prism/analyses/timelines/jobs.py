@@ -131,8 +131,6 @@ def _ops(step: Prepared) -> tuple[tuple[PlayedOp, ...], int]:
 
 
 class _JobDescriber:
-    """Says what an op of a job is."""
-
     def __init__(self, step: Prepared) -> None:
         self.graph, self.blocking = step.graph, step.job.parallelism.p2p == "blocking"
         self.actions = _actions(step)
@@ -150,7 +148,6 @@ class _JobDescriber:
         )  # fmt: skip
 
     def _stages(self, op_type: OpType) -> tuple[int, ...]:
-        """Stages that take part in an op."""
         n, group = self.graph.n_stages, op_type.collective.group if op_type.collective else ""
         if op_type.link >= 0:
             return (op_type.link, (op_type.link + 1) % n)
@@ -160,7 +157,6 @@ class _JobDescriber:
 
 
 def _stream(op_type: OpType) -> tuple[str, str]:
-    """Stream and name of an op."""
     collective = op_type.collective
     if collective is None:
         only = op_type.kernels[0] if len(op_type.kernels) == 1 else None
@@ -192,8 +188,6 @@ def _actions(step: Prepared) -> dict[int, Action]:
 
 
 class _TraceDescriber:
-    """Says what an op of a fitted trace is."""
-
     def __init__(self, step: Prepared) -> None:
         assert step.job.variability.model is not None
         self.graph, self.nodes = step.graph, load_model(step.job.variability.model).nodes

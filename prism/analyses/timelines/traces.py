@@ -31,7 +31,6 @@ def play_trace(trace: Trace, step: int | None) -> list[PlayedStep]:
 
 
 def _choose(source: str, steps: list[int], step: int) -> int:
-    """Position of a step among those of a trace."""
     if step not in steps:
         shown = ", ".join(map(str, steps[:8])) + (f", ... {steps[-1]}" if len(steps) > 8 else "")
         raise PrismError(f"{source}: no step {step}; {named('step')} takes one of {shown}")
@@ -123,7 +122,6 @@ def _played_kernels(
 
 
 def _describe(graph: KernelGraph, i: int, ranks: list[int]) -> PlayedOp:
-    """Describe a node of a kernel graph: a stage is a rank."""
     a, b = int(graph.pred_ptr[i]), int(graph.pred_ptr[i + 1])
     kind, key = NODE_KINDS[graph.kind[i]], graph.keys[graph.key[i]]
     rank = int(graph.rank[i])

@@ -176,8 +176,6 @@ class _Steps:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Totals of runs of so many steps."""
-
     n_steps: int
     measured: Array  # [run] s
 

@@ -123,7 +123,6 @@ def collective(**options: Any) -> None:
 
 
 def _measure(kind: Any, options: dict[str, Any]) -> None:
-    """Measure a kind, write its library, print its figures."""
     from prism.measuring.command import measure as run
     from prism.measuring.command import samples_path
     from prism.present.answers.measure import measurement_answer

@@ -95,7 +95,6 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
 
 
 def _draw_schedule(actions: Schedule, path: Path) -> None:
-    """Draw a schedule into a file, in the format its suffix names."""
     from prism.common.files import atomic_write
     from prism.plots.base import save_figure
     from prism.plots.schedule import plot_schedule

@@ -95,7 +95,6 @@ def _ratio(value: float | None) -> Cell:
 
 # ------------------------------------------------------------------- of a trace, or of kernels
 def _trace(numbers: Json) -> Parts:
-    """Lay out a model of a trace, or a library of kernels."""
     layout = [("steps", "step"), ("dp_size", "replica"), ("stages", "stage")]
     if any("kernel_class" in kernel for kernel in numbers.get("kernels") or ()):
         layout = [("steps", "step"), ("stages", "rank")]  # of profiled kernels a stage is a rank
@@ -159,7 +158,6 @@ def _slow_workers(numbers: Json) -> list[Finding]:
 
 
 def _effects(numbers: Json) -> Table:
-    """Lay out the effects, pooled over kinds of op."""
     effects = {n: e for n, e in (numbers.get("effects") or {}).items() if e["cv"] is not None}
     order = sorted(effects, key=lambda name: -(effects[name]["share"] or 0.0))
     columns = (Column("CV"), Column("90 % interval"), Column("of variance"))
@@ -167,7 +165,6 @@ def _effects(numbers: Json) -> Table:
 
 
 def _effects_by_kind(numbers: Json) -> Table:
-    """Lay out the effects of each kind of op."""
     rows = tuple(
         (name.replace("_", "-"), kind, share(e["cv"]), interval(e.get("ci")), share(e["share"]))
         for name, effect in (numbers.get("effects") or {}).items()
@@ -180,7 +177,6 @@ def _effects_by_kind(numbers: Json) -> Table:
 
 
 def _step_times(numbers: Json) -> Table:
-    """Lay out measured and simulated step times."""
     rows = []
     for key, found in (numbers.get("cross_check") or {}).items():
         figures = found if isinstance(found, Mapping) else {"mean": found}
@@ -199,7 +195,6 @@ def _time(seconds: float | None, numbers: Json) -> Cell:
 
 
 def _classes(numbers: Json) -> Table:
-    """Lay out classes of kernels."""
     rows = tuple(
         (row["name"], count(row["n"]), share(row["cv"]), share(row["step_share"]))
         for row in sorted(numbers.get("classes") or (), key=lambda row: -row["step_share"])
@@ -255,7 +250,6 @@ def shorten(name: str, longest: int = LONGEST_NAME) -> str:
 
 # ------------------------------------------------------------------------------ of collectives
 def _collectives(numbers: Json) -> Parts:
-    """Lay out latency and bandwidth of collectives, and the links they suggest."""
     rows = tuple(map(_collective, numbers["collectives"]))
     heads = ("hosts", "GPUs", "n", "", "90 %", "GB/s", "90 %", "residual", "CV")
     groups = ("", "", "", "latency", "latency", "bus bandwidth", "bus bandwidth", "", "")

@@ -94,7 +94,6 @@ def _short(seconds: float) -> Cell:
 
 
 def _cases(numbers: Json) -> Table:
-    """Lay out percentiles, spread, rate, memory and drift."""
     titles = ["n", "p50", "p95", "p99", "CV", "rate", "lag 1", "drift", "modes"]
     if any("slowest_p50" in case for case in numbers["cases"]):
         titles.append("p50, slowest rank")
@@ -117,7 +116,6 @@ def _lag(value: float | None) -> Cell:
 
 
 def _machine(numbers: Json) -> Table:
-    """Say what state the machine was in, and how it was measured."""
     machine = numbers["machine"]
     rows: list[tuple[str, Cell]] = [
         ("system", f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}")

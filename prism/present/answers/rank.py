@@ -94,8 +94,6 @@ def _short(row: Json) -> str:
 
 
 def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
-    """Make a function that writes a share of a row."""
-
     def write(row: Json) -> Cell:
         value = row.get(key)
         if value is None:
@@ -106,8 +104,6 @@ def _share(key: str, interval: bool = True) -> Callable[[Json], Cell]:
 
 
 def _change(key: str, interval: bool = True) -> Callable[[Json], Cell]:
-    """Make a function that writes what a reduction of a row changes."""
-
     def write(row: Json) -> Cell:
         value = row.get(key)
         if value is None:
@@ -229,7 +225,6 @@ def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
 
 
 def _facts(numbers: Json, rows: Sequence[Json]) -> list[tuple[str, Figure]]:
-    """Pick the figures that stand out."""
     found = _spread(numbers)[:3]
     if numbers["std"]:
         found.append((f"largest cause, {rows[0]['label']}", _share("total_order")(rows[0])))
@@ -296,7 +291,6 @@ def _matters(row: Json, quick: bool) -> bool:
 def _causes_table(
     title: str, rows: Sequence[Json], columns: Columns, notes: list[str], details: bool = False
 ) -> Table:
-    """Lay out causes by columns."""
     heads = (Column("cause", right=False), *(column for column, _ in columns))
     cells = tuple((row["label"], *(write(row) for _, write in columns)) for row in rows)
     return Table(title, heads, cells, tuple(notes), details)

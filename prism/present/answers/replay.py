@@ -89,7 +89,6 @@ def _slowdown(value: float) -> str:
 
 
 def _step_table(numbers: Json) -> Table:
-    """Lay out measured, replayed and ideal step, and the measured one over two ideals."""
     mean = numbers.get("measured_mean") or numbers.get("replayed_mean") or 1.0
     rows: list[tuple[Cell, ...]] = []
     for key, label in (("measured_mean", "measured"), ("replayed_mean", "replayed")):
@@ -137,7 +136,6 @@ def _named(found: Any) -> list[tuple[str, float]]:
 
 
 def _spans_table(numbers: Json) -> Table:
-    """Lay out GPU spans by step and rank."""
     rows = tuple(
         (
             count(row["step"]), count(row["rank"]),

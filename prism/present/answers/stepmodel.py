@@ -106,7 +106,6 @@ def _step_findings(numbers: Json) -> list[Finding]:
 
 
 def _step_effects(numbers: Json) -> Table:
-    """Lay out the parts of the spread."""
     effects = {STEP_EFFECTS.get(name, name): e for name, e in numbers["effects"].items()}
     over = "share of variance"
     columns = (Column("CV"), Column("90 % interval"), Column("of a step", over),

@@ -74,7 +74,6 @@ def _decides(step: Json) -> Finding:
 
 
 def _place(step: Json) -> str:
-    """Name the rank or the stage that decides a step."""
     by = step["decided_by"]
     if "rank" in by:
         return f"rank {by['rank']}"

@@ -76,7 +76,6 @@ def validation_answer(result: xr.Dataset) -> Answer:
 
 
 def _name(path: Any) -> str:
-    """Name of a recording: its file."""
     return Path(str(path)).name if path else "a recording"
 
 
@@ -94,7 +93,6 @@ def _head(numbers: Json) -> str:
 
 
 def _question(numbers: Json, what: str, subject: str) -> str:
-    """Say what is compared with what."""
     n = format_count(numbers["n_measured"])
     if numbers.get("trace"):
         train = str(numbers.get("train"))
@@ -162,7 +160,6 @@ def _table(
 
 
 def _figure(key: str, value: float | None) -> Cell:
-    """Write one figure of a comparison."""
     if value is None:
         return None
     if key == "wasserstein":
