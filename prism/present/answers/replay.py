@@ -79,7 +79,7 @@ def _findings(numbers: Json) -> list[Finding]:
         text = f"The replayed steps are {percent_change(numbers['mean_error'])} off the measured "
         text += "ones in the mean"
         if numbers.get("max_abs_error") is not None:
-            text += f", each within {format_share(numbers['max_abs_error'], 2)}"
+            text += f", each within {percent_change(numbers['max_abs_error']).lstrip('+')}"
         out.append(Finding("reproduction", f"{text}.", "answer"))
     return out
 
