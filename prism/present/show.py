@@ -206,19 +206,39 @@ def _describe_library(path: Path) -> Answer:
     from prism.distributions.library import load_library
 
     library = load_library(path)
-    entries = list(library.entries.values())
-    found: dict[str, Any] = {
-        "kind": "library", "library": library.name, "entries": [_entry(entry) for entry in entries],
-    }  # fmt: skip
-    assumed = sum(map(_is_assumed, entries))
-    text = f"{assumed} of {len(entries)} entries are assumptions; the others rest on data."
-    sources: list[tuple[str, Cell]] = [(entry.name, entry.source) for entry in entries]
-    tables = [_distributions(found, entries), _constants(entries)]
+    rows = [_entry(entry) for entry in library.entries.values()]
+    basis = {
+        row["entry"]: "assumption" if row["source"].startswith("assumption") else "data"
+        for row in rows
+    }
+    assumed = sum(what == "assumption" for what in basis.values())
+    text = f"{assumed} of {len(rows)} entries are assumptions; the others rest on data."
+    spreads = tuple(
+        (row["entry"], row["law"], share(row["cv"]),
+         Figure(row["p99_p50"], f"{row['p99_p50']:.3f}"), count(row["n"]), basis[row["entry"]])
+        for row in rows if row["law"] is not None
+    )  # fmt: skip
+    numbers = tuple(
+        (row["entry"], Figure(row["mean"], f"{row['mean']:.4g} {row['units']}".removesuffix(" 1")),
+         count(row["n"]), basis[row["entry"]])
+        for row in rows if row["law"] is None
+    )  # fmt: skip
+    name, law, what = (
+        Column(head, right=False) for head in ("multiplier of mean 1", "distribution", "basis")
+    )
+    heads = name, law, Column("CV"), Column("p99/p50"), Column("n"), what
+    found: dict[str, Any] = {"kind": "library", "library": library.name, "entries": rows}
+    tables = [
+        Table("Distributions", heads, spreads),
+        Table("Numbers", (replace(name, title="entry"), Column("value"), Column("n"), what),
+              numbers, details=True),
+    ]  # fmt: skip
     if library.gemm is not None:
         pairs = zip(library.gemm.flop, library.gemm.throughput, strict=True)
         found["gemm"] = [{"flop": float(x), "flop_per_s": float(y)} for x, y in pairs]
         gemm = f"{len(found['gemm'])} sizes, {library.gemm.source}"
         tables.append(lines_table("Measured matrix products", [gemm]))
+    sources: list[tuple[str, Cell]] = [(row["entry"], row["source"]) for row in rows]
     return Answer(
         title="Library of distributions",
         subject=library.name,
@@ -232,43 +252,12 @@ def _describe_library(path: Path) -> Answer:
     )
 
 
-def _is_assumed(entry: Entry) -> bool:
-    return entry.source.startswith("assumption")
-
-
-def _basis(entry: Entry) -> str:
-    return "assumption" if _is_assumed(entry) else "data"
-
-
 def _entry(entry: Entry) -> dict[str, Any]:
     law = entry.law
-    row: dict[str, Any] = {"entry": entry.name, "law": None if law is None else law.family}
-    row |= {"mean": float(entry.mean), "units": entry.units}
-    row |= {"cv": None if law is None else float(law.cv)}
-    row |= {"p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5))}
-    return {**row, "n": entry.n or None, "source": entry.source}
-
-
-def _distributions(found: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
-    rows = tuple(
-        (row["entry"], row["law"], share(row["cv"]),
-         Figure(row["p99_p50"], f"{row['p99_p50']:.3f}"), count(row["n"]), _basis(entry))
-        for row, entry in zip(found["entries"], entries, strict=True) if row["law"] is not None
-    )  # fmt: skip
-    columns = (
-        Column("multiplier of mean 1", right=False), Column("distribution", right=False),
-        Column("CV"), Column("p99/p50"), Column("n"), Column("basis", right=False),
-    )  # fmt: skip
-    return Table("Distributions", columns, rows)
-
-
-def _constants(entries: Sequence[Entry]) -> Table:
-    rows = []
-    for entry in entries:
-        if entry.law is None:
-            text = f"{entry.mean:.4g} {entry.units}".removesuffix(" 1")
-            number = Figure(float(entry.mean), text)
-            rows.append((entry.name, number, count(entry.n or None), _basis(entry)))
-    columns = (Column("entry", right=False), Column("value"), Column("n"),
-               Column("basis", right=False))  # fmt: skip
-    return Table("Numbers", columns, tuple(rows), details=True)
+    return {
+        "entry": entry.name, "law": None if law is None else law.family,
+        "mean": float(entry.mean), "units": entry.units,
+        "cv": None if law is None else float(law.cv),
+        "p99_p50": None if law is None else float(law.ppf(0.99) / law.ppf(0.5)),
+        "n": entry.n or None, "source": entry.source,
+    }  # fmt: skip
