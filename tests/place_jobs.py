@@ -2,7 +2,7 @@
 
 from prism.analyses.placements.answer import make_case
 from prism.analyses.placements.problem import make_problem
-from prism.analyses.placements.selection import Runner
+from prism.analyses.selection import Runner
 from prism.cluster.nodemap import slow_node
 from prism.jobs.job import job_from_dict
 from prism.simulation.prepare import prepare

@@ -12,10 +12,10 @@ import prism
 from prism.analyses.place import place, summarize_place
 from prism.analyses.placements import search
 from prism.analyses.placements.answer import choose
-from prism.analyses.placements.clusters import op_seconds
+from prism.analyses.placements.screen import op_seconds
 from prism.analyses.placements.search import exchange, find_placements, random_hosts
-from prism.analyses.placements.selection import Arm, pseudo_values
 from prism.analyses.placements.slack import level, slot_cost
+from prism.analyses.selection import Arm, pseudo_values
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.common.errors import PrismError
 from prism.common.resultfiles import load, save
@@ -53,11 +53,9 @@ def test_patterns_tell_apart_what_differs(tp, gpus, placement):
             old = np.flatnonzero(hosts == node)[0]
             hosts[old], hosts[slot] = hosts[slot], hosts[old]
         if hosts[first] == 0:
-            try:
-                time = problem.times([hosts])[0]
-            except PrismError:  # tears a tp group out of its domain
-                continue
-            seen.setdefault(problem.pattern(hosts), []).append(time)
+            time = problem.times([hosts])[0]
+            if np.isfinite(time):  # else a tp group would leave its domain
+                seen.setdefault(problem.pattern(hosts), []).append(time)
     assert set(seen) <= patterns
     assert tp > gpus or set(seen) == patterns
     for times in seen.values():
@@ -73,38 +71,23 @@ def test_nodes_that_are_there_already_stay():
     assert np.array_equal(problem.realise(problem.pattern(problem.hosts)), problem.hosts)
 
 
-def test_nodes_come_from_the_same_pod():
-    """Of replicas that are alike those in a slow node's own pod are taken."""
-    job = small(dp=4, cluster={"pod_gpus": 16, "oversubscription": 4.0})
-    problem = problem_of(job, {0: 1.2, 12: 1.2})
+def test_nodes_come_from_the_next_replica():
+    """Of replicas that are alike those of the slow nodes are taken, then those next to them."""
+    problem = problem_of(small(dp=6), {0: 1.2, 1: 1.2})
     for pattern in problem.layout.enumerate([1, 1], 999):
-        hosts = problem.realise(pattern)
-        if len(pattern) == 2:
-            assert np.array_equal(problem.layout.zone[hosts], problem.layout.home)
+        changed = np.flatnonzero(problem.realise(pattern) != problem.hosts)
+        assert changed.max(initial=0) < 4 * len(pattern)
 
 
-def test_groups_over_several_nodes_move_whole():
-    """Groups of two nodes, two to an NVLink domain: none is torn, and each pattern is found."""
+def test_groups_stay_in_their_domain():
+    """tp groups of two nodes, two to an NVLink domain: what tears one is no placement."""
     cluster = {"nodes": 16, "gpus_per_node": 2, "nvlink_domain_gpus": 8}
-    job = small(dp=2, pp=4, tp=4, cluster=cluster)
-    problem = problem_of(job, {0: 1.2, 13: 1.5})
-    patterns = problem.layout.enumerate([1, 2], 999)
-    times = problem.pattern_times(patterns)
-    for pattern, time in zip(patterns, times, strict=True):
-        hosts = problem.realise(pattern)
-        assert problem.pattern(hosts) == pattern
-        assert sorted(hosts) == sorted(problem.hosts)
-        # a slow node of another domain cannot join the group of a slow one
-        joined = any(len(content) > len(set(at for at, _ in content)) for _, content in pattern)
-        assert np.isfinite(time) == (not joined), pattern
-        groups = problem.layout.zone[hosts].reshape(-1, 2)
-        assert np.array_equal(groups[:, 0], groups[:, 1]) == (not joined)
+    problem = problem_of(small(dp=2, pp=4, tp=4, cluster=cluster), {0: 1.2, 13: 1.5})
     found = find_placements(problem, 1)
-    assert len(found.patterns) == np.isfinite(times).sum() < len(patterns)
-    rng = np.random.default_rng(1)
-    assert not any(problem.layout.tears(random_hosts(problem, rng)) for _ in range(50))
-    far = problem_of(job, {0: 1.2, 1: 1.2})  # partners: together they can be, and apart
-    assert np.isfinite(far.pattern_times(far.layout.enumerate([1, 1], 999))).all()
+    assert 0 < len(found.patterns) < len(problem.layout.enumerate([1, 2], 999))
+    for pattern in found.patterns:
+        groups = problem.realise(pattern).reshape(-1, 2) // 4
+        assert np.array_equal(groups[:, 0], groups[:, 1])
 
 
 # -------------------------------------------------------------------------------------- screening
@@ -206,11 +189,11 @@ def test_chosen_placement_against_brute_force():
             ).mean()
             for p in found.patterns
         ]  # fmt: skip
-        candidates, chosen = choose(case, found)
-        own = truth[found.patterns.index(problem.pattern(candidates[chosen.best].hosts))]
+        _, best, p_correct = choose(case, found)
+        own = truth[found.patterns.index(problem.pattern(best.hosts))]
         assert max(truth) > 1.02 * min(truth)
         assert own <= 1.0015 * min(truth)
-        assert chosen.p_correct > 0.9
+        assert p_correct > 0.9
 
 
 def test_world_wide_shards_do_not_care_shard_groups_and_pods_do():
@@ -246,7 +229,7 @@ def test_answer_has_what_the_interface_promises(answered):
     assert len(set(names)) == len(names)
     assert {found[key] for key in ("best", "worst", "current")} <= set(names)
     for row in found["placements"]:
-        assert set(FIGURES) | {"label", "stages", "replicas", "hosts_changed"} <= set(row)
+        assert set(FIGURES) | {"stages", "replicas", "hosts_changed"} <= set(row)
         assert row["p50"] < row["p95"] < row["p99"]
     by_name = {row["name"]: row for row in found["placements"]}
     best, now, worst = (by_name[found[key]] for key in ("best", "current", "worst"))
@@ -263,17 +246,16 @@ def test_answer_has_what_the_interface_promises(answered):
 
 def test_alternatives_side_by_side(answered):
     found = summarize_place(answered)["alternatives"]
-    assert set(found) >= {"all_in_one_replica", "random", "drop_nodes", "uneven_microbatches",
-                          "spares", "fewer_layers", "fewer_microbatches"}  # fmt: skip
+    assert list(found) == ["all_in_one_replica", "random", "drop_nodes", "spares", "fewer_layers"]
     for name, row in found.items():
         assert row.get("impossible") or row["p50"] < row["p95"], name
-    drop, uneven, spare = (found[k] for k in ("drop_nodes", "uneven_microbatches", "spares"))
+    drop, spare = found["drop_nodes"], found["spares"]
     # 16 nodes and a spare, two of them slow: 15 are left, which three replicas of four take
     assert drop["work"] == 0.75
     assert drop["p95_same_work"] == pytest.approx(drop["p95"] / 0.75)
-    assert uneven["p50"] > drop["p50"]  # 32 microbatches over 3 replicas rather than 24
     assert spare["saved"] > 0.0
-    assert found["random"]["std_of_p95"] > 0.0
+    random = found["random"]
+    assert random["p5_of_objective"] < random["objective"] < random["p95_of_objective"]
 
 
 def test_result_can_be_kept_and_placed_again(answered, tmp_path):
@@ -340,8 +322,7 @@ def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
     row = found["alternatives"]["drop_nodes"]
     assert row["work"] == 0.75
     assert row["p50"] < 0.7 * found["placements"][0]["p50"]
-    for name in ("fewer_layers", "fewer_microbatches", "uneven_microbatches"):
-        assert "fitted trace" in found["alternatives"][name]["impossible"]
+    assert "fitted trace" in found["alternatives"]["fewer_layers"]["impossible"]
     for asked in ({"slow_nodes": 1, "slowdown": 1.2}, {"nodes": {0: slow_node(1.5)}}):
         result = place(str(path), seed=1, **asked)
         more = summarize_place(result)
@@ -367,16 +348,6 @@ def test_shard_groups_are_left_out_whole(size, lost):
     found = summarize_place(place(job, slow_nodes=1, slowdown=1.3, seed=1))["alternatives"]
     assert f"{lost} replicas fewer" in found["drop_nodes"]["label"]
     assert found["drop_nodes"]["work"] == 1.0 - lost / 8
-    assert found["fewer_microbatches"]["work"] == 1.0 - 2 / 8 * size / 8
-    assert found["uneven_microbatches"]["p50"] > found["drop_nodes"]["p50"]
-
-
-def test_interleaved_takes_no_uneven_batch():
-    job = small(vpp=2, dp=4)
-    found = summarize_place(place(job, slow_nodes=1, slowdown=1.2, seed=1))["alternatives"]
-    for name in ("uneven_microbatches", "fewer_microbatches"):
-        assert "interleaved" in found[name]["impossible"]
-        assert "1f1b" in found[name]["impossible"]
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -413,7 +384,7 @@ def test_independent_ops_have_no_nodes():
 def test_arm_of_a_program_runs_on(answered):
     """Blocks of an arm are those of a run of the same seed, however they were added."""
     case = case_of(small(), {0: 1.2})
-    arm = Arm(case.problem.program(case.problem.hosts))
+    arm = Arm(program=case.problem.program(case.problem.hosts))
     case.runner.extend(arm, 3)
     case.runner.extend(arm, 5)
     whole = run_blocks(arm.program, range(5), case.runner.seed)[0]

@@ -54,7 +54,7 @@ def made():
         made_row(10.2, 10.9, tp=4) | {"indistinguishable_from_best": True},
         made_row(10.0, 11.2, tp=2),
         made_row(11.0, 11.0, tp=1, own=True), made_row(12.0, 12.5, "screen", tp=16),
-        made_row(None, None, "ideal", tp=32),
+        made_row(None, None, "bound", tp=32),
     ]  # fmt: skip
     reasons = ["needs 95 GiB, more than the 74.5 GiB of h100"] * 2 + ["heads"]
     reasons += ["needs 99 GiB, more than the 74.5 GiB of h100"]
@@ -202,7 +202,7 @@ def test_settings_within_the_error_of_the_difference_are_marked(job):
     rng = np.random.default_rng(2)
     points = [
         Point(
-            {"run.steps": str(k)}, load_job(job), done=True,
+            setting={"run.steps": str(k)}, job=load_job(job), done=True,
             times=level * np.exp(0.01 * rng.standard_normal((64, 1)) + np.zeros(64)),
         )
         for k, level in enumerate((1.0, 1.001, 1.02))

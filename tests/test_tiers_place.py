@@ -6,19 +6,10 @@ import xarray as xr
 from place_jobs import problem_of, small
 
 from prism.analyses.place import place, summarize_place
-from prism.analyses.placements.problem import near_units
 from prism.cluster.nodemap import slow_node
 from prism.present.answers.place import place_answer
 
 SITE = {"gpus": 8, "distance_km": 1000}
-
-
-def test_units_that_nodes_are_near_in():
-    assert near_units(small()) == ("cluster", 24)
-    assert near_units(small(cluster={"tiers": {"site": SITE}})) == ("site", 8)
-    pods = {"pod_gpus": 4, "oversubscription": 2.0, "tiers": {"site": SITE}}
-    assert near_units(small(cluster=pods)) == ("pod", 4)
-    assert near_units(small(cluster={"nvlink_domain_gpus": 4})) == ("NVLink domain", 4)
 
 
 def test_replicas_stay_whole_where_sites_are_far_apart():
@@ -40,7 +31,6 @@ def test_an_answer_counts_what_goes_between_sites():
     slow = {0: slow_node(1.3), 13: slow_node(1.3)}
     job = small(dp=4, cluster={"tiers": {"site": SITE}})
     found = summarize_place(place(job, nodes=slow, seed=5, threads=2))
-    assert "sites" in found["method"]
     rows = {row["name"]: row for row in found["placements"]}
     assert rows["current"]["moved_between"] == {}
     assert rows["worst"]["moved_between"] == {"site": 2}

@@ -13,7 +13,7 @@ from prism.analyses.placements import answer
 from prism.analyses.placements.answer import choose, make_case
 from prism.analyses.placements.problem import Problem, make_problem
 from prism.analyses.placements.search import Found, find_placements
-from prism.analyses.placements.selection import Runner, pseudo_values
+from prism.analyses.selection import LEAST_COST, Runner, pseudo_values
 from prism.cluster.nodemap import NodeSlowdown, slow_node
 from prism.jobs.job import Job, job_from_dict, load_job
 from prism.simulation.prepare import prepare
@@ -89,9 +89,8 @@ def reference(problem: Problem, found: Found, q: float | None, seed: int, n: int
 def chosen_index(problem: Problem, found: Found, seed: int, objective: str) -> tuple[int, float]:
     """Which of all placements is chosen under a seed, and how probably it is good."""
     case = make_case(problem, objective, TOLERANCE, Runner(seed, default_threads()))
-    candidates, selection = choose(case, found)
-    pattern = problem.pattern(candidates[selection.best].hosts)
-    return found.patterns.index(pattern), selection.p_correct
+    _, best, p_correct = choose(case, found)
+    return found.patterns.index(problem.pattern(best.hosts)), p_correct
 
 
 def brute_force(n_cases: int, seed: int) -> bool:
@@ -116,13 +115,17 @@ def brute_force(n_cases: int, seed: int) -> bool:
 def calibration(repetitions: int, seed: int, jobs: list[int]) -> bool:
     """Stated probability of a good selection against the share of good ones."""
     fine = True
-    whole = answer.MAX_BLOCKS
-    for objective, q, blocks in (("p95", 0.95, whole), ("mean", None, whole), ("p95", 0.95, SHORT)):
+    whole, short = answer.SAMPLES, SHORT * LEAST_COST
+    for objective, q, samples in (
+        ("p95", 0.95, whole),
+        ("mean", None, whole),
+        ("p95", 0.95, short),
+    ):
         for i in jobs:
             rng = np.random.default_rng([seed, 100 + i])
             problem, found = draw_case(rng, "op", seed, 5)
             truth = reference(problem, found, q, seed + 5000, 4 * CLUSTERS)
-            limit, answer.MAX_BLOCKS = truth.min() * (1.0 + TOLERANCE), blocks
+            limit, answer.SAMPLES = truth.min() * (1.0 + TOLERANCE), samples
             drawn = [chosen_index(problem, found, seed + r, objective) for r in range(repetitions)]
             good = np.array([truth[which] <= limit for which, _ in drawn])
             stated = np.array([p for _, p in drawn])
@@ -131,12 +134,12 @@ def calibration(repetitions: int, seed: int, jobs: list[int]) -> bool:
             fine &= bool(holds)
             share, said = good.mean(), stated.mean()
             print(
-                f"{objective:5s} job {i}, at most {blocks:5d} clusters: "
+                f"{objective:5s} job {i}, at most {samples / 1e9:g}e9 op-samples: "
                 f"{len(found.patterns):3d} placements, good in {share:.3f} of {repetitions}, "
                 f"stated {said:.3f}"
                 f"{'' if holds else '  TOO HIGH'}", flush=True,
             )  # fmt: skip
-    answer.MAX_BLOCKS = whole
+    answer.SAMPLES = whole
     return fine
 
 

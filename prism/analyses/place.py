@@ -14,7 +14,7 @@ import numpy as np
 from prism.analyses.placements.alternatives import changed_job, slowdown_keys
 from prism.analyses.placements.answer import answer, make_case
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
-from prism.analyses.placements.selection import OBJECTIVES, Runner
+from prism.analyses.selection import QUANTILES, Runner
 from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
@@ -127,8 +127,8 @@ def summarize_place(dataset: "xr.Dataset") -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- the question
 def _check(job: Job, objective: str, tolerance: float, spares: int) -> None:
-    if objective not in OBJECTIVES:
-        raise PrismError(f"objective {objective}: expected one of {', '.join(OBJECTIVES)}")
+    if objective not in QUANTILES:
+        raise PrismError(f"objective {objective}: expected one of {', '.join(QUANTILES)}")
     if not 0.0 < tolerance < 1.0:
         raise PrismError(f"tolerance = {tolerance:g}, expected a share, such as 0.001 (0.1 %)")
     if spares < 0:

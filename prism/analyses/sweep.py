@@ -1,6 +1,6 @@
 """`prism sweep`: settings of a job side by side, p50 of the step against p95.
 
-Bounds first, then simulation under the same random numbers, longer for those that may be best.
+All are simulated under the same random numbers, longer those that may be best.
 """
 
 import json
@@ -31,12 +31,11 @@ from prism.analyses.sweeps.layouts import (
     is_own,
     layouts,
 )
-from prism.analyses.sweeps.points import MEASURES, Bench, Point, least_seconds
-from prism.analyses.sweeps.pointtasks import library_of
-from prism.analyses.sweeps.rows import choose, make_rows, memory_notes, plain_value
-from prism.analyses.sweeps.search import BUILT, search
+from prism.analyses.sweeps.points import BUILT, Bench, Point, least_seconds, simulate_points
+from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, memory_notes, plain_value
 from prism.common import sizes
 from prism.common.errors import PrismError, named
+from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call
@@ -131,13 +130,13 @@ def sweep(
     if not points:
         raise PrismError(_all_refused(job, refused))
     clusters = -(-replicates // engine.LANES)
-    bench = Bench(seed, threads, progress, max(point.job.world_size for point in points))
-    wrong = search(points, bench, clusters, objective, skip=layouts)
+    bench = Bench(seed, threads, progress)
+    wrong = simulate_points(points, bench, clusters, objective, skip=layouts)
     refused += [
-        {**points[i].setting, "reason": reason.removeprefix(f"{job.name}: ")}
-        for i, reason in wrong.items()
+        {**point.setting, "reason": reason.removeprefix(f"{job.name}: ")}
+        for point, reason in wrong.items()
     ]
-    points = [point for i, point in enumerate(points) if i not in wrong]
+    points = [point for point in points if point not in wrong]
     if not points:
         raise PrismError(_all_refused(job, refused))
     rows, warnings = make_rows(points, objective), []
@@ -150,7 +149,7 @@ def sweep(
         "tokens_per_step": job.tokens_per_step, "rows": rows, "refused": refused,
         **choose(points, objective), "notes": _followed(points, grid) + _notes(points, rows),
         "warnings": warnings,
-        "clusters": bench.simulated, "rank_clusters": bench.n_quiet,
+        "clusters": bench.done, "rank_clusters": bench.n_quiet,
         "wall_seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
     }  # fmt: skip
     by_hand = [key for key in grid if key not in LAYOUT_KEYS]
@@ -197,7 +196,7 @@ def _points(
                 Point(
                     setting=setting, job=made, group=group, own=own or made == job,
                     work=_work(made) / _work(job), memory=memory,
-                    least=least_seconds(made),
+                    least=least_seconds(made) if all_layouts else 0.0,
                 )
             )  # fmt: skip
         except PrismError as error:
@@ -214,7 +213,8 @@ def _points(
     for setting in every:
         try:
             base = base_of(values, setting, job.name)
-            library_of(base)  # what no layout mends is refused once
+            if base.variability.library is not None:
+                load_library(base.variability.library)  # what no layout mends is refused once
             found = list(layouts(base, global_batch(job)))
         except PrismError as error:
             refused.append({**setting, "reason": _reason(error, job)})

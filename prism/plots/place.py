@@ -209,10 +209,12 @@ def _change(row: Json, now: Json, objective: str) -> str:
 
 def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
     """Give the ends of the line around a point [s]; not-a-number where there is none."""
-    if row.get(f"p5_of_{objective}") is not None:
-        return float(row[f"p5_of_{objective}"]), float(row[f"p95_of_{objective}"])
     interval = row.get("saved_ci")
-    if objective not in ("p50", "p95") or not interval or row.get("name") == now.get("name"):
+    if objective not in ("p50", "p95"):
+        return np.nan, np.nan
+    if "p5_of_objective" in row:
+        return float(row["p5_of_objective"]), float(row["p95_of_objective"])
+    if not interval or row.get("name") == now.get("name"):
         return np.nan, np.nan
     half = 0.5 * abs(float(interval[1]) - float(interval[0])) * float(now[objective])
     middle = float(same_work(row, objective) or np.nan)

@@ -2,8 +2,8 @@
 
 # modules that rooms above may import
 FACE = (
-    "causes", "draws", "execution.content", "execution.place", "execution.remote",
-    "execution.tasks", "independent", "jobwarnings", "othernodes", "prepare", "program",
+    "causes", "draws", "execution.place", "execution.remote",
+    "independent", "jobwarnings", "othernodes", "prepare", "program",
     "results", "runs.build", "runs.checkpointing", "runs.drift", "runs.model", "runs.parts",
     "runs.ramp", "runs.rates", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
     "tracemodel.graph", "tracemodel.model", "variability",

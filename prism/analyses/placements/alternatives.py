@@ -1,7 +1,4 @@
-"""What else could be done with slow nodes: leave them out, replace them, or give them less work.
-
-Left out: what changing a job under way costs.
-"""
+"""What else could be done with slow nodes: leave them out, replace them, or give them less work."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,19 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.placements.problem import Problem, slowest_of, slowness, worst_factor
+from prism.analyses.placements.problem import Problem, slowness, worst_factor
 from prism.analyses.placements.search import find_placements
 from prism.cluster.groups import count_replicas, shard_size
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, job_from_dict, layer_split
-from prism.simulation.othernodes import limit_microbatches, relocate
+from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program
 from prism.workload.opgraph import nominal_duration
 
 Int = NDArray[np.int64]
-TRACE = "a fitted trace has the graph that was measured; only its workers can be moved"
 
 
 @dataclass(frozen=True)
@@ -37,20 +33,15 @@ class Alternative:
     impossible: str = ""
 
 
-def list_alternatives(
-    problem: Problem, together: Int, same_stage: Int, seed: int
-) -> list[Alternative]:
-    """List what could be done instead of, or beside, moving nodes.
+def list_alternatives(problem: Problem, same_stage: Int, seed: int) -> list[Alternative]:
+    """List what could be done instead of moving nodes, or beside it.
 
-    Given are the best placements with the slow nodes in as few replicas, and at as few stages, as
-    may be.
+    Given is the best placement with the slow nodes at as few stages as may be.
     """
     makers: dict[str, Callable[[], Alternative]] = {
         "drop_nodes": lambda: drop_nodes(problem, seed),
-        "uneven_microbatches": lambda: uneven_microbatches(problem, seed),
         "spares": lambda: use_spares(problem),
         "fewer_layers": lambda: fewer_layers(problem, same_stage, seed),
-        "fewer_microbatches": lambda: fewer_microbatches(problem, together),
     }
     if problem.slow.isdisjoint(problem.hosts.tolist()):
         text = "no slow node takes part in the job: all are spares"
@@ -64,12 +55,6 @@ def list_alternatives(
             why = line.partition(": ")[2] or line
             out.append(Alternative(name, name.replace("_", " "), impossible=why))
     return out
-
-
-def _held_by_slow(problem: Problem, hosts: Int) -> list[tuple[int, int]]:
-    """(replica, stage) of all that slow nodes hold."""
-    slow = np.flatnonzero(np.isin(hosts, list(problem.slow)))
-    return [pair for slot in slow.tolist() for pair in problem.layout.pairs[slot]]
 
 
 def slowdown_keys(slowdowns: Mapping[int, NodeSlowdown]) -> dict[int, dict[str, float]]:
@@ -99,7 +84,7 @@ def drop_nodes(problem: Problem, seed: int) -> Alternative:
     n = count_replicas(job)
     lost = (n - kept) * shard_size(job)
     label += f", {lost} replica{'s' * (lost > 1)} fewer, smaller batch"
-    program = _without(problem, kept, job.parallelism.microbatches, seed).program
+    program = _without(problem, kept, seed).program
     return Alternative("drop_nodes", label, program, kept / n)
 
 
@@ -119,13 +104,13 @@ def _replicas_without(problem: Problem) -> tuple[int, str]:
     return kept, ""
 
 
-def _without(problem: Problem, n: int, microbatches: int, seed: int) -> Prepared:
+def _without(problem: Problem, n: int, seed: int) -> Prepared:
     """Build the job with n replicas (with hsdp shard groups) on the healthy nodes.
 
     The replicas with most slow nodes go; their healthy nodes take the places of slow ones.
     """
     job, before = problem.step.job, count_replicas(problem.step.job)
-    keys: dict[str, Any] = {"dp": n * shard_size(job), "microbatches": microbatches}
+    keys: dict[str, Any] = {"dp": n * shard_size(job)}
     if job.parallelism.data_parallel == "hsdp":
         keys["shard_size"] = shard_size(job)  # its default may follow dp
     n_slots = math.ceil(job.world_size // before * n / job.cluster.gpus_per_node)
@@ -162,7 +147,8 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
     label = "without the slow workers"
     program = problem.program(problem.hosts)
     n = program.graph.n_replicas
-    keep = np.setdiff1d(np.arange(n), [r for r, _ in _held_by_slow(problem, problem.hosts)])
+    slow = np.flatnonzero(np.isin(problem.hosts, list(problem.slow))).tolist()
+    keep = np.setdiff1d(np.arange(n), [r for slot in slow for r, _ in problem.layout.pairs[slot]])
     if keep.size == 0:
         return Alternative("drop_nodes", label, impossible="every replica holds a slow worker")
     low, bank, links = program.low, program.bank, program.links
@@ -184,70 +170,12 @@ def _drop_trace_replicas(problem: Problem) -> Alternative:
 
 
 # ------------------------------------------------------------------------------- less work for them
-def uneven_microbatches(problem: Problem, seed: int) -> Alternative:
-    """Leave the slow nodes out, and spread the same batch over the replicas that are left."""
-    name, job = "uneven_microbatches", problem.step.job
-    label = "without them, same batch"
-    if problem.step.workload is None:
-        return Alternative(name, label, impossible=TRACE)
-    kept, reason = _replicas_without(problem)
-    if reason:
-        return Alternative(name, label, impossible=reason)
-    total = count_replicas(job) * job.parallelism.microbatches
-    most, longer = -(-total // kept), total % kept
-    if reason := _uneven_forbidden(job, most, longer):
-        text = f"{total} microbatches over {kept} replicas: {reason}"
-        return Alternative(name, label, impossible=text)
-    step = _without(problem, kept, most, seed)
-    counts = np.full(kept, most)
-    if longer:
-        counts[longer:] = most - 1
-        label += f", {most - 1} or {most} microbatches each"
-        return Alternative(name, label, limit_microbatches(step, counts))
-    return Alternative(name, f"{label}, {most} microbatches each", step.program)
-
-
-def _uneven_forbidden(job: Job, most: int, uneven: int) -> str:
-    """Why a schedule does not allow so many microbatches; empty where it does."""
-    p = job.parallelism
-    if p.schedule == "interleaved" and (most % p.pp or uneven):
-        return (
-            f"the interleaved schedule takes multiples of pp = {p.pp} in every replica; "
-            "1f1b (vpp: 1) takes any number"
-        )
-    return ""
-
-
-def fewer_microbatches(problem: Problem, hosts: Int) -> Alternative:
-    """Give the replicas with slow nodes fewer microbatches: a smaller batch."""
-    name, job = "fewer_microbatches", problem.step.job
-    label = "fewer microbatches for slow replicas"
-    if problem.step.workload is None:
-        return Alternative(name, label, impossible=TRACE)
-    p = job.parallelism
-    if reason := _uneven_forbidden(job, p.microbatches - 1, 1):
-        return Alternative(name, label, impossible=reason)
-    if p.microbatches < 2:
-        return Alternative(name, label, impossible="there is one microbatch only")
-    hit = sorted({replica for replica, _ in _held_by_slow(problem, hosts)})
-    n = count_replicas(job)
-    if len(hit) == n:
-        return Alternative(name, label, impossible="every replica holds a slow node")
-    program = problem.program(hosts)
-    slowest = worst_factor(slowest_of(problem))
-    fewer = max(1, min(p.microbatches - 1, round(p.microbatches * (1.0 - 1.0 / slowest))))
-    counts = np.full(n, p.microbatches)
-    counts[hit] -= fewer
-    label = f"in as few replicas as may be, {fewer} microbatch{'es' * (fewer > 1)} fewer there"
-    work = float(counts.sum()) / (n * p.microbatches)
-    return Alternative(name, label, limit_microbatches(problem.step, counts, program), work)
-
-
 def fewer_layers(problem: Problem, hosts: Int, seed: int) -> Alternative:
     """Take a layer off the stage that slow nodes are at; the stage with least work takes it."""
     name, job, label = "fewer_layers", problem.step.job, "a layer fewer on the slow stage"
     if problem.step.workload is None:
-        return Alternative(name, label, impossible=TRACE)
+        text = "a fitted trace has the graph that was measured; only its workers can be moved"
+        return Alternative(name, label, impossible=text)
     if job.model.durations is not None:
         text = "the job gives durations of whole stages, and no layers to move"
         return Alternative(name, label, impossible=text)
@@ -286,7 +214,7 @@ def _stage_seconds(step: Prepared) -> NDArray[np.float64]:
 def use_spares(problem: Problem) -> Alternative:
     """Put spare nodes in the places of the slowest; the rest go where they cost least."""
     name, used = "spares", set(problem.hosts.tolist())
-    free = sorted(set(range(problem.layout.zone.size)) - used - problem.slow)
+    free = sorted(set(range(Placement(problem.step.job).n_nodes)) - used - problem.slow)
     free.sort(key=lambda n: worst_factor(slowness(problem, n)))
     if not free:
         text = "no spare nodes; --spares N says what they would bring"

@@ -11,44 +11,36 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from prism import engine
 from prism.analyses.placements.alternatives import list_alternatives
-from prism.analyses.placements.clusters import QuietClusters
-from prism.analyses.placements.problem import (
-    Problem,
-    near_units,
-    slowest_of,
-    slowness,
-    worst_factor,
-)
-from prism.analyses.placements.report import Comparison, at_random, describe, slow_nodes
-from prism.analyses.placements.search import Found, exchange, find_placements, packed, random_hosts
-from prism.analyses.placements.selection import (
-    FIRST_BLOCKS,
-    Arm,
-    Objective,
-    Runner,
-    Selection,
-    difference,
-    probability_within,
-    select,
-)
+from prism.analyses.placements.problem import Problem, slowest_of, slowness, worst_factor
+from prism.analyses.placements.search import Found, exchange, find_placements, random_hosts
 from prism.analyses.placements.slack import level, slot_cost, stage_slack
 from prism.analyses.placements.slots import Pattern
 from prism.analyses.rankings.target import Target
+from prism.analyses.selection import (
+    FIRST_BLOCKS,
+    LEAST_COST,
+    Arm,
+    Runner,
+    difference,
+    probability_best,
+    select,
+    standard_error,
+)
 from prism.simulation.program import Program
 
+Array = NDArray[np.float64]
 Int = NDArray[np.int64]
 SAMPLES = 8_000_000_000  # op-samples of a selection, about 10 s on two cores
-ROW_SAMPLES = 800_000_000  # op-samples that a row of the table rests on
-MAX_BLOCKS = 20_000  # clusters of a selection, over all arms, where steps are small
-MOST_BLOCKS = 64  # clusters that a row rests on, where steps are small
+ROW_SAMPLES, MOST_BLOCKS = 800_000_000, 64  # op-samples, cluster draws that a row rests on
 LEAST_ARMS, MOST_ARMS = 6, 40
 MARGIN = 0.003  # of the deterministic step, within which noise may bring a placement to the front
-QUIET_SAMPLES = 140_000_000  # op-samples of the quiet times of one program
-QUIET_BATCHES = 1, 8  # of 64 clusters each
-RANDOM_ARMS, RANDOM_PLACEMENTS = 2, 256
+RANDOM_PLACEMENTS = 256
+FIGURES = ("mean", "p50", "p95", "p99")
+LEVEL = 0.95
 METHOD = "all placements up to symmetry"
 
 
@@ -66,24 +58,20 @@ class Case:
     """A question and what answering it shares."""
 
     problem: Problem
-    objective: Objective
+    objective: str
     tolerance: float
     runner: Runner
-    clusters: QuietClusters
+    target: Target
+    slope: float = 0.0  # see `Arm`
 
     def candidate(self, hosts: Int) -> Candidate:
         """Make a placement ready to be simulated."""
         nominal = float(self.problem.times([hosts])[0])
         return Candidate(hosts, nominal, self.arm(self.problem.program(hosts)))
 
-    def arm(self, program: Program) -> Arm:
+    def arm(self, program: Program, work: float = 1.0) -> Arm:
         """Make a program ready to be simulated."""
-        return Arm(program, self.clusters.times(program))
-
-
-def block_cost(problem: Problem) -> int:
-    """Op-samples of a block."""
-    return max(1, problem.step.program.n_draws) * engine.LANES
+        return Arm(program=program, work=work, target=self.target, slope=self.slope)
 
 
 def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner) -> Case:
@@ -93,101 +81,96 @@ def make_case(problem: Problem, objective: str, tolerance: float, runner: Runner
     target = Target(
         "time_to_train", job.n_steps, v.step.std, v.correlation_time_s, runner.seed, ratio
     )
-    n = engine.LANES * int(np.clip(QUIET_SAMPLES // block_cost(problem), *QUIET_BATCHES))
-    clusters = QuietClusters(problem.program(problem.hosts), n, runner.seed, runner.threads)
-    return Case(problem, Objective(objective, target), tolerance, runner, clusters)
+    return Case(problem, objective, tolerance, runner, target)
 
 
 def answer(case: Case) -> dict[str, Any]:
     """Find the best placement and compare it with everything else; times in seconds."""
     problem, runner = case.problem, case.runner
     found = find_placements(problem, runner.seed)
-    candidates, chosen = choose(case, found)
-    named = {"current": candidates[0], "best": candidates[chosen.best]}
-    figure = case.objective.pseudo_values
-    named["worst"] = max(candidates, key=lambda c: float(figure(c.arm, FIRST_BLOCKS).mean()))
-    together = _known(case, candidates, problem.realise(packed(problem, found)))
-    n = int(np.clip(ROW_SAMPLES // block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
-    most = max(n, named["best"].arm.n, named["current"].arm.n)
-    for which in ("best", "current"):
-        runner.extend(named[which].arm, most)
-    for other in (named["worst"], together):
-        runner.extend(other.arm, n)
-    comparison = Comparison(case.objective, named["best"].arm, named["current"].arm)
+    candidates, best, p_correct = choose(case, found)
+    case.slope = candidates[0].arm.slope
+    worst = max(candidates, key=lambda c: c.arm.values(case.objective, FIRST_BLOCKS).mean())
+    named = {"current": candidates[0], "best": best, "worst": worst}
+    packed = problem.realise(min(found.patterns, key=len))  # in as few blocks as hold them
+    together = _known(case, candidates, packed)
+    n = int(np.clip(ROW_SAMPLES // _block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
+    most = max(n, best.arm.n, candidates[0].arm.n)
+    for candidate, draws in ((best, most), (candidates[0], most), (worst, n), (together, n)):
+        runner.extend(candidate.arm, draws)
+    comparison = Comparison(case.objective, best.arm, candidates[0].arm)
     placements = _names(named, candidates)
     names = {which: next(n for n, c in placements.items() if c is named[which]) for which in named}
-    rows = [_row(case, comparison, name, c) for name, c in placements.items()]
+    rows = [
+        {"name": name, **describe(problem, c.hosts), "nominal": c.nominal,
+         **comparison.figures(c.arm)}
+        for name, c in placements.items()
+    ]  # fmt: skip
     rows.sort(key=lambda row: (row["name"] != names["best"], row["objective"]))
     figures = {row["name"]: row for row in rows}
     first, last = figures[names["best"]], figures[names["worst"]]
-    alternatives: dict[str, Any] = {
-        "all_in_one_replica": {
-            "label": describe(problem, together.hosts)["label"], **comparison.figures(together.arm)
-        },
-        "random": _at_random(case, comparison, [*candidates, together], n),
-        **_alternatives(case, comparison, together.hosts, found, n),
-    }  # fmt: skip
-    slow = {node: slowness(problem, node) for node in problem.placed}
     return {
-        **names, "objective": case.objective.name, "tolerance": case.tolerance,
-        "p_correct": chosen.p_correct, "placements": rows,
+        **names, "objective": case.objective, "tolerance": case.tolerance,
+        "p_correct": p_correct, "placements": rows,
         "worst_over_best_p50": last["p50"] / first["p50"],
         "worst_over_best_p95": last["p95"] / first["p95"],
-        "alternatives": alternatives, **_explain(problem),
-        "slow_nodes": slow_nodes(problem, named["best"].hosts, slow),
+        "alternatives": {
+            "all_in_one_replica": comparison.figures(together.arm),
+            "random": _at_random(case, [*candidates, together], comparison),
+            **_alternatives(case, comparison, found, n),
+        },
+        **_explain(problem),
+        "slow_nodes": _slow_nodes(problem, best.hosts),
         "n_candidates": len(candidates), "n_screened": len(found.patterns),
-        "method": _method(problem, found),
+        "method": METHOD if found.complete else "search",
         "replicates": most * engine.LANES,
         "hosts": np.stack([placements[row["name"]].hosts for row in rows]),
     }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- selecting
-def choose(case: Case, found: Found) -> tuple[list[Candidate], Selection]:
+def _block_cost(problem: Problem) -> int:
+    """Op-samples of a block."""
+    return max(LEAST_COST, problem.step.program.n_draws * engine.LANES)
+
+
+def choose(case: Case, found: Found) -> tuple[list[Candidate], Candidate, float]:
     """Simulate what may be best until one is left; the current placement is the first.
 
     The longest deterministic step is among them: it tells how unequally noise adds to steps.
+    Returns the candidates, the chosen one, and the probability that none of them is better by more
+    than the tolerance.
     """
     problem, runner = case.problem, case.runner
-    budget = int(min(SAMPLES // block_cost(problem), MAX_BLOCKS))
-    most = int(np.clip(budget // (2 * FIRST_BLOCKS), LEAST_ARMS, MOST_ARMS))
+    most = int(np.clip(SAMPLES // _block_cost(problem) // 20, LEAST_ARMS, MOST_ARMS))
     candidates, seen = [case.candidate(problem.hosts)], {problem.pattern(problem.hosts)}
     if problem.differ:
         start = problem.realise(found.patterns[0])
         candidates.append(case.candidate(exchange(problem, start, runner.seed)))
-    margin, last = MARGIN, found.patterns[-1]
-    if last not in seen:
-        seen.add(last)
-        candidates.append(case.candidate(problem.realise(last)))
+    margin, more = MARGIN, [p for p in found.patterns[-1:] if p not in seen]
     while True:
-        for pattern in promising(found, margin, most - len(candidates), seen):
-            seen.add(pattern)
-            candidates.append(case.candidate(problem.realise(pattern)))
-        before = runner.done
-        chosen = _choose(case, candidates, budget)
-        budget -= runner.done - before
-        excess = [
-            case.objective.pseudo_values(c.arm, FIRST_BLOCKS).mean() / c.nominal for c in candidates
-        ]
+        more += promising(found, margin, most - len(candidates) - len(more), {*seen, *more})
+        seen.update(more)
+        candidates += [case.candidate(problem.realise(pattern)) for pattern in more]
+        chosen = _choose(case, candidates)
+        draws = [c.arm.values(case.objective, FIRST_BLOCKS).mean() for c in candidates]
+        excess = np.array(draws) / [c.nominal for c in candidates]
         spread = float(np.ptp(excess) / min(excess))
         if spread <= margin or len(candidates) >= most or margin > MARGIN:
-            return candidates, chosen
-        margin = spread
+            return candidates, *chosen
+        margin, more = spread, []
 
 
-def _choose(case: Case, candidates: Sequence[Candidate], budget: int) -> Selection:
+def _choose(case: Case, candidates: Sequence[Candidate]) -> tuple[Candidate, float]:
     """Select the best; nodes stay where they are where moving them gains next to nothing."""
-    arms = [c.arm for c in candidates]
-    chosen = select(arms, case.objective, case.tolerance, budget, case.runner)
-    if chosen.best == 0:
-        return chosen
-    gain = difference(case.objective, arms[0], arms[chosen.best])
-    value = case.objective.pseudo_values(arms[chosen.best], gain.n).mean()
-    delta = case.tolerance * float(value)
-    if gain.mean > 0.5 * delta:
-        return chosen
-    p = probability_within(case.objective, arms, 0, delta)
-    return chosen._replace(best=0, p_correct=p)
+    arms, measure = [c.arm for c in candidates], case.objective
+    budget = SAMPLES - sum(arm.n * arm.cost for arm in arms)
+    best = select(arms, [measure], case.tolerance, case.runner, budget=budget)[0]
+    gain = difference(arms[0], best, measure)
+    if gain.mean <= 0.5 * case.tolerance * best.figure(measure):
+        best = arms[0]
+    p_correct = probability_best(best, arms, measure, case.tolerance)
+    return candidates[arms.index(best)], p_correct
 
 
 def promising(found: Found, margin: float, most: int, seen: set[Pattern]) -> list[Pattern]:
@@ -216,7 +199,45 @@ def _known(case: Case, candidates: Sequence[Candidate], hosts: Int) -> Candidate
     return next(same, None) or case.candidate(hosts)
 
 
-# ---------------------------------------------------------------------------------------- reporting
+# ---------------------------------------------------------------------------------------- comparing
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of arms [s]: those of a reference, which ran longest, plus a paired difference.
+
+    So rows of a table can be subtracted. Savings are relative to the current placement.
+    """
+
+    objective: str
+    reference: Arm
+    current: Arm
+
+    def figures(self, arm: Arm) -> dict[str, Any]:
+        """Return mean and quantiles of the step, the objective and what is saved."""
+        out: dict[str, Any] = {}
+        for name in (*FIGURES, "objective"):
+            measure = self.objective if name == "objective" else name
+            apart = difference(arm, self.reference, measure)
+            out[name] = (self.reference.figure(measure) + apart.mean) * arm.work
+            if name in ("p95", "objective"):
+                error = standard_error(self.reference.values(measure))
+                out[f"{name}_se"] = float(np.hypot(error, apart.error)) * arm.work
+        out |= self._saving(arm)
+        if arm.work != 1.0:
+            out["work"] = arm.work
+            out |= {f"{name}_same_work": out[name] / arm.work for name in (*FIGURES, "objective")}
+        return out
+
+    def _saving(self, arm: Arm) -> dict[str, Any]:
+        """Share of the current objective that is saved for the same work, and its interval."""
+        n = min(arm.n, self.current.n)
+        now, then = (a.values(self.objective, n) for a in (self.current, arm))
+        saved = float(1.0 - then.mean() / now.mean())
+        # of a ratio, to first order
+        error = standard_error(then - (1.0 - saved) * now) / now.mean()
+        wide = float(stats.t.ppf(0.5 + LEVEL / 2.0, n - 1)) * error
+        return {"saved": saved, "saved_ci": [float(saved - wide), float(saved + wide)]}
+
+
 def _names(named: dict[str, Candidate], candidates: list[Candidate]) -> dict[str, Candidate]:
     """Give every placement one name, though it may be current, best and worst at once."""
     out: dict[str, Candidate] = {}
@@ -226,52 +247,77 @@ def _names(named: dict[str, Candidate], candidates: list[Candidate]) -> dict[str
     return out
 
 
-def _row(case: Case, comparison: Comparison, name: str, c: Candidate) -> dict[str, Any]:
-    """Where a placement's slow nodes are, and its figures."""
-    where = describe(case.problem, c.hosts)
-    return {"name": name, **where, "nominal": c.nominal, **comparison.figures(c.arm)}
-
-
 def _at_random(
-    case: Case, comparison: Comparison, known: Sequence[Candidate], n: int
-) -> dict[str, Any]:
-    """Figures of slow nodes at random places, each as near as there is one of its kind."""
+    case: Case, known: Sequence[Candidate], comparison: Comparison
+) -> dict[str, Any]:  # fmt: skip
+    """Figures of slow nodes at random, by the deterministic times of the simulated placements."""
     rng, problem = np.random.default_rng([case.runner.seed, 9]), case.problem
     drawn = [problem.pattern(random_hosts(problem, rng)) for _ in range(RANDOM_PLACEMENTS)]
-    hosts = [problem.realise(pattern) for pattern in drawn]
-    times = problem.times(hosts)
-    arms, nominal = [c.arm for c in known], [c.nominal for c in known]
-    for i in range(RANDOM_ARMS):
-        arm = case.arm(problem.program(hosts[i]))
-        case.runner.extend(arm, min(n, FIRST_BLOCKS))
-        arms.append(arm)
-        nominal.append(float(times[i]))
-    return {"label": "placed at random", **at_random(comparison, arms, nominal, times)}
+    times = problem.pattern_times(drawn)
+    times = times[np.isfinite(times)]
+    known = sorted(known, key=lambda c: c.nominal)
+    rows = [comparison.figures(c.arm) for c in known]
+    out: dict[str, Any] = {"n_placements": int(times.size)}
+    for name in (*FIGURES, "objective"):
+        found = np.interp(times, [c.nominal for c in known], [row[name] for row in rows])
+        out[name] = float(found.mean())
+    out["p5_of_objective"], out["p95_of_objective"] = np.quantile(found, [0.05, 0.95]).tolist()
+    now = comparison.figures(comparison.current)["objective"]
+    return out | {"saved": 1.0 - out["objective"] / now}
 
 
-def _alternatives(
-    case: Case, comparison: Comparison, together: Int, found: Found, n: int
-) -> dict[str, Any]:
+def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> dict[str, Any]:
     """Figures of what else could be done, or why it cannot."""
     problem, out = case.problem, {}
     at_one = (p for p in found.patterns if len({at for _, held in p for at, _ in held}) == 1)
     one_stage = problem.realise(next(at_one, found.patterns[0]))
-    for other in list_alternatives(problem, together, one_stage, case.runner.seed):
+    for other in list_alternatives(problem, one_stage, case.runner.seed):
         if other.program is None:
             out[other.name] = {"label": other.label, "impossible": other.impossible}
             continue
-        arm = case.arm(other.program)
+        arm = case.arm(other.program, other.work)
         case.runner.extend(arm, n)
-        out[other.name] = {"label": other.label, **comparison.figures(arm, other.work)}
+        out[other.name] = {"label": other.label, **comparison.figures(arm)}
     return out
 
 
-def _method(problem: Problem, found: Found) -> str:
-    """Say how placements were found; of a pattern one choice of pods (sites) is looked at."""
-    if not found.complete:
-        return "search"
-    far = bool(problem.layout.zone.any())
-    return METHOD + f", one choice of {near_units(problem.step.job)[0]}s for each" * far
+# --------------------------------------------------------------------------------------- describing
+def describe(problem: Problem, hosts: Int) -> dict[str, Any]:
+    """Where a placement's slow nodes are, and how many slots get another node.
+
+    ``moved_between`` counts, by tier of the network, slots whose new node is in another unit.
+    """
+    held = [slot for slot, node in enumerate(hosts.tolist()) if node in problem.classes]
+    pairs = [problem.layout.pairs[slot] for slot in held]
+    block, old = problem.step.job.cluster, problem.hosts
+    moved = {
+        name: int((hosts * block.gpus_per_node // tier.gpus
+                   != old * block.gpus_per_node // tier.gpus).sum())
+        for name, tier in block.link_tiers()
+    }  # fmt: skip
+    return {
+        "stages": sorted(stage for own in pairs for stage in {s for _, s in own}),
+        "replicas": sorted({r for own in pairs for r, _ in own}),
+        "hosts_changed": int((hosts != old).sum()),
+        "moved_between": {name: n for name, n in moved.items() if n},
+    }
+
+
+def _slow_nodes(problem: Problem, best: Int) -> list[dict[str, Any]]:
+    """List the slow nodes, how slow they are, and where they are before and after."""
+
+    def place(hosts: Int, node: int) -> dict[str, Any] | None:
+        slots = np.flatnonzero(hosts == node).tolist()
+        if not slots:
+            return None
+        stages, replicas = ({pair[i] for pair in problem.layout.pairs[slots[0]]} for i in (1, 0))
+        return {"slot": slots[0], "stages": sorted(stages), "replicas": sorted(replicas)}
+
+    return [
+        {"node": node, **slowness(problem, node)._asdict(),
+         "before": place(problem.hosts, node), "after": place(best, node)}
+        for node in problem.placed
+    ]  # fmt: skip
 
 
 def _explain(problem: Problem) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Nodes of equal slowness are one class. Where every node differs (an inventory of
 trace) only the slow ones are placed, and the others count as alike until nodes are exchanged.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prism.analyses.placements.screen import Screen
 from prism.analyses.placements.slots import Layout, Pattern, make_layout
 from prism.cluster.nodemap import NodeSlowdown, Placement
-from prism.jobs.job import Job
+from prism.common.errors import PrismError
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -45,9 +45,13 @@ class Problem:
     def layout(self) -> Layout:
         """Slots in the placement that the job starts from, and which are alike."""
         placement = Placement(self.step.job)
-        zone = np.arange(placement.n_nodes) * placement.gpus_per_node
-        zone //= near_units(self.step.job)[1]
-        return make_layout(placement.members(), placement.gpus_per_node, placement.slots, zone)
+        return make_layout(placement.members(), placement.gpus_per_node, placement.slots)
+
+    @cached_property
+    def labels(self) -> dict[int, int]:
+        """Classes of the nodes to place, without slow spares."""
+        used = set(self.hosts.tolist())
+        return {node: self.classes[node] for node in self.placed if node in used}
 
     @cached_property
     def _screen(self) -> Screen:
@@ -58,10 +62,22 @@ class Problem:
         return relocate(self.step, hosts, self.slowdowns if slowdowns is None else slowdowns)
 
     def times(self, placements: Sequence[Int]) -> Array:
-        """Deterministic step times of placements [s]."""
+        """Deterministic step times of placements [s]; infinite where the job allows none."""
         new = {h.tobytes(): h for h in placements if h.tobytes() not in self._known}
-        found = self._screen.times(self.program(h) for h in new.values())
-        self._known.update(zip(new, found.tolist(), strict=True))
+        self._known.update(dict.fromkeys(new, np.inf))
+        allowed = []
+
+        def programs() -> Iterator[Program]:
+            for key, hosts in new.items():
+                try:
+                    program = self.program(hosts)
+                except PrismError:  # a group of ranks would leave its NVLink domain
+                    continue
+                allowed.append(key)
+                yield program
+
+        found = self._screen.times(programs())
+        self._known.update(zip(allowed, found.tolist(), strict=True))
         return np.array([self._known[h.tobytes()] for h in placements])
 
     def slowed_times(self, cases: Iterable[tuple[Int, Mapping[int, NodeSlowdown]]]) -> Array:
@@ -85,20 +101,8 @@ class Problem:
         return self.layout.pattern(hosts, self.classes)
 
     def pattern_times(self, patterns: Sequence[Pattern]) -> Array:
-        """Deterministic step times of patterns [s]; infinite where groups of ranks are torn."""
-        hosts = [self.realise(p) for p in patterns]
-        whole = np.array([not self.layout.tears(h) for h in hosts], bool)
-        out = np.full(len(hosts), np.inf)
-        out[whole] = self.times([h for h, good in zip(hosts, whole, strict=True) if good])
-        return out
-
-
-def near_units(job: Job) -> tuple[str, int]:
-    """Return what nodes are near each other in, by its name and GPUs: the innermost tier."""
-    block, tiers = job.cluster, job.cluster.link_tiers()
-    if block.nvlink_domain_gpus > block.gpus_per_node:
-        return "NVLink domain", block.nvlink_domain_gpus
-    return (tiers[0][0], tiers[0][1].gpus) if tiers else ("cluster", Placement(job).n_gpus)
+        """Deterministic step times of patterns [s]."""
+        return self.times([self.realise(p) for p in patterns])
 
 
 def measured_speeds(step: Prepared) -> Array:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.analyses.placements.clusters import op_seconds
-from prism.simulation.draws import quiet_step, run_lanes
+from prism.simulation.draws import lower, quiet_step, run_lanes
 from prism.simulation.program import Program
 
 Array = NDArray[np.float64]
+Lanes = NDArray[np.float32]
 
 
 class Screen:
@@ -63,6 +63,11 @@ class Screen:
         table = np.stack([self._durations[row] for row in used])
         by_lane = table[index.reshape(engine.LANES, most)]
         return np.ascontiguousarray(np.moveaxis(by_lane, 0, -1))
+
+
+def op_seconds(program: Program, x: Lanes, replicas: NDArray[np.int64] | None = None) -> Lanes:
+    """Seconds of every op type under x[loading, gpu], of some replicas or all [replica, coef]."""
+    return np.asarray(lower(program.low, x, replicas)[0].sum(axis=2), np.float32)
 
 
 def _batched(items: Iterable[list[int]], n: int) -> Iterator[list[list[int]]]:

@@ -38,8 +38,7 @@ def find_placements(problem: Problem, seed: int, limit: int | None = None) -> Fo
     if limit is None:
         limit = LIMIT_GPUS // max(1, problem.step.program.low.member.size)
         limit = int(np.clip(limit // (DIFFERENT if problem.differ else 1), LEAST, LIMIT))
-    labels = [problem.classes[node] for node in problem.placed]
-    every = problem.layout.enumerate(labels, limit)
+    every = problem.layout.enumerate(problem.labels.values(), limit)
     if every is not None:
         return _sorted(every, problem.pattern_times(every), True)
     search = _Search(problem, np.random.default_rng([seed, 7]), limit // 2)
@@ -125,8 +124,7 @@ class _Search:
         """Each in a block of its own where it costs least; None where blocks are too few."""
         free = [blocks.size for blocks in self.problem.layout.blocks_of]
         out = []
-        for node in self.problem.placed:
-            label = self.problem.classes[node]
+        for label in self.problem.labels.values():
             order = sorted(self.alone[label], key=self.alone[label].__getitem__)
             choice = next((place for place in order if free[place[0]] > 0), None)
             if choice is None:
@@ -137,12 +135,11 @@ class _Search:
 
     def _together(self) -> Pattern:
         """Slow nodes in as few blocks as may be, at the positions that cost least."""
-        layout, nodes = self.problem.layout, list(self.problem.placed)
-        alone = self.alone[self.problem.classes[nodes[0]]]
+        layout, labels = self.problem.layout, list(self.problem.labels.values())
+        alone = self.alone[labels[0]]
         kind = max(range(len(layout.room)), key=lambda k: layout.room[k].total())
         order = sorted((place for place in alone if place[0] == kind), key=alone.__getitem__)
         slots = [at for _, at in order for _ in range(layout.room[kind][at])]
-        labels = [self.problem.classes[n] for n in nodes]
         parts = (labels[i : i + len(slots)] for i in range(0, len(labels), len(slots)))
         return tuple(sorted((kind, tuple(sorted(zip(slots, p, strict=False)))) for p in parts))
 
@@ -155,11 +152,6 @@ def _times_alone(problem: Problem, label: int) -> dict[tuple[int, int], float]:
     return dict(zip(places, times.tolist(), strict=True))
 
 
-def packed(problem: Problem, found: Found) -> Pattern:
-    """Return the shortest pattern with the slow nodes in one block, or in as few as hold them."""
-    return min(found.patterns, key=len)
-
-
 def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:
     """Hosts with the slow nodes at random slots."""
     hosts = problem.hosts.copy()
@@ -167,7 +159,7 @@ def random_hosts(problem: Problem, rng: np.random.Generator) -> Int:
     for node, slot in zip(problem.placed, slots, strict=True):
         here = np.flatnonzero(hosts == node)
         if here.size:  # a spare node has no slot to change with
-            problem.layout.exchange(hosts, int(here[0]), int(slot))
+            hosts[[here[0], slot]] = hosts[[slot, here[0]]]
     return hosts
 
 
@@ -182,7 +174,7 @@ def exchange(problem: Problem, hosts: Int, seed: int, rounds: int = 40) -> Int:
         options = []
         for a, b in pairs:
             option = hosts.copy()
-            problem.layout.exchange(option, int(a), int(b))
+            option[[a, b]] = hosts[[b, a]]
             options.append(option)
         times = problem.times(options)
         if times.min() >= best * (1.0 - GAIN):

@@ -3,15 +3,13 @@
 A slot is a node's worth of consecutive ranks. Slots that share a replica form a block: a replica
 of whole nodes, or several replicas that share nodes. Blocks that hold the same are exchangeable
 where nodes of a class are, since a step is the latest of its replicas; so a placement is, for every
-block with a slow node, which class sits at which position. How far nodes are apart only decides
-which of several alike blocks is taken (`Layout.realise`).
+block with a slow node, which class sits at which position.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +29,6 @@ class Layout:
     block: Int  # [slot]
     position: Int  # what it holds there: alike where slots of a block hold the same [slot]
     kind: Int  # blocks of one kind are exchangeable [block]
-    zone: Int  # nodes of one zone are equally near each other [node]
-    home: Int  # zone of its node in the placement that the job starts from [slot]
 
     @cached_property
     def room(self) -> tuple[Counter[int], ...]:
@@ -91,8 +87,8 @@ class Layout:
     def realise(self, pattern: Pattern, hosts: Int, classes: Mapping[int, int]) -> Int:
         """Return hosts with that pattern, from present ones by exchanges of two nodes each.
 
-        Of blocks that are alike those are taken that slow nodes are in already, or nearest to.
-        Between zones nodes go with those that share their groups (`exchange`).
+        Of blocks that are alike those are taken that slow nodes are in already, or next to: nodes
+        whose numbers are near share switches.
         """
         hosts = np.array(hosts, np.int64)
         at = {int(hosts[s]): int(s) for s in np.flatnonzero(np.isin(hosts, list(classes)))}
@@ -100,105 +96,53 @@ class Layout:
         free = set(range(self.kind.size))
         for kind, content in sorted(pattern, key=lambda entry: -len(entry[1])):
             options = self._near_blocks(kind, free, [at[n] for n in left])
-            plans = [(b, *self._plan(b, content, hosts, left, at, classes)) for b in options]
-            block, _, moves = max(plans, key=lambda plan: plan[1])
+            plans = [(b, *self._plan(b, content, left, at, classes)) for b in options]
+            block, _, moves = min(plans, key=lambda plan: plan[1])
             free.remove(block)
             for node, slot in moves:
                 left.remove(node)
-                settled = at.keys() - {*left, node}
-                for moved in self.exchange(hosts, at[node], slot, settled):
-                    if int(hosts[moved]) in at:
-                        at[int(hosts[moved])] = moved
+                old, other = at[node], int(hosts[slot])
+                hosts[[old, slot]] = other, node
+                at[node] = slot
+                if other in at and other != node:
+                    at[other] = old
         return hosts
 
-    def exchange(self, hosts: Int, a: int, b: int, settled: Collection[int] = ()) -> list[int]:
-        """Exchange the nodes of two slots in place, and return the slots that change.
-
-        Between zones all nodes that share a group of ranks with one of the two move, since a group
-        torn in two would talk over slower links; unless a settled node would move with them.
-        """
-        pairs = []
-        if self.zone[hosts[a]] != self.zone[hosts[b]]:
-            start = self._free_of(hosts, a, settled)
-            if start != a:
-                pairs.append((a, start))
-            here, there = self._group(start), list(self._group(b))
-            free = not any(int(hosts[s]) in settled for s in (*here, *there))
-            if free and len(here) == len(there) and here != there:
-                i, k = here.index(start), there.index(b)
-                there[i], there[k] = there[k], there[i]  # the node itself goes to b
-                pairs += zip(here, there, strict=True)
-            else:
-                pairs = []
-        pairs = pairs or [(a, b)]
-        for x, y in pairs:
-            hosts[x], hosts[y] = hosts[y], hosts[x]
-        return [slot for pair in pairs for slot in pair]
-
-    def _group(self, slot: int) -> list[int]:
-        """Slots that share a group of ranks with one."""
-        return self.slots_at[int(self.block[slot]), int(self.position[slot])]
-
-    def _free_of(self, hosts: Int, slot: int, settled: Collection[int]) -> int:
-        """Return a slot of a node's zone from which it can leave without a settled node."""
-        near = np.flatnonzero(self.zone[hosts] == self.zone[hosts[slot]]).tolist()
-        size = len(self._group(slot))
-        for s in (slot, *near):
-            group = self._group(s)
-            if len(group) == size and not any(int(hosts[x]) in settled for x in group):
-                return s
-        return slot
-
-    def tears(self, hosts: Int) -> bool:
-        """Tell whether a group of ranks spans more zones than in the job's placement."""
-        zone = self.zone[hosts]
-        if np.array_equal(zone, self.home):
-            return False
-        groups = (slots for slots in self.slots_at.values() if len(slots) > 1)
-        return any(np.unique(zone[g]).size > np.unique(self.home[g]).size for g in groups)
-
     def _near_blocks(self, kind: int, free: set[int], slots: list[int]) -> list[int]:
-        """Blocks worth a look: those that slow nodes are in, and the first free one per zone."""
-        own = set(self.block[slots].tolist())
-        usable = [b for b in self.blocks_of[kind].tolist() if b in free]
-        first = {self._zones[b]: b for b in reversed(usable) if b not in own}
-        return [b for b in usable if b in own] + sorted(first.values())
-
-    @cached_property
-    def _zones(self) -> tuple[tuple[int, ...], ...]:
-        """Zones that each block is in, [block]."""
-        return tuple(tuple(np.unique(self.home[self.block == b])) for b in range(self.kind.size))
+        """Free blocks of a kind: those that slow nodes are in, and as many next to them."""
+        own = np.unique(self.block[slots])
+        usable = np.array([b for b in self.blocks_of[kind].tolist() if b in free])
+        far = np.abs(usable[:, None] - own).min(axis=1)
+        return [int(b) for b in usable[np.argsort(far, kind="stable")[: 2 * own.size]]]
 
     def _plan(
-        self, block: int, content: Content, hosts: Int, left: list[int], at: dict[int, int],
+        self, block: int, content: Content, left: list[int], at: dict[int, int],
         classes: Mapping[int, int],
-    ) -> tuple[int, list[tuple[int, int]]]:  # fmt: skip
-        """Which nodes go to which slots of a block, and how many of them need not go far."""
-        moves, score, taken = [], 0, set()
-        spare = {p: list(self.slots_at[block, p]) for p, _ in content}
-        rest = list(content)
-        for near in (2, 1, 0):  # stays, comes from the same zone, from anywhere
-            for position, label in list(rest):
-                choices = (
-                    (n, s) for n in left if n not in taken and classes[n] == label
-                    for s in spare[position] if self._nearness(hosts, at[n], s) >= near
-                )  # fmt: skip
-                for node, slot in islice(choices, 1):
-                    rest.remove((position, label))
-                    taken.add(node)
-                    spare[position].remove(slot)
-                    moves.append((node, slot))
-                    score += near
-        return score, moves
-
-    def _nearness(self, hosts: Int, old: int, new: int) -> int:
-        return 2 if old == new else int(self.zone[hosts[old]] == self.zone[hosts[new]])
+    ) -> tuple[tuple[int, int, int], list[tuple[int, int]]]:  # fmt: skip
+        """Which nodes go to which slots of a block; how many move, leave their block, how far."""
+        wanted = Counter(content)
+        pairs = [
+            (abs(at[node] - slot), node, slot)
+            for position, label in wanted for slot in self.slots_at[block, position]
+            for node in left if classes[node] == label
+        ]  # fmt: skip
+        moves: dict[int, int] = {}
+        far = 0
+        for distance, node, slot in sorted(pairs):
+            entry = int(self.position[slot]), classes[node]
+            if wanted[entry] and node not in moves and slot not in moves.values():
+                wanted[entry] -= 1
+                moves[node] = slot
+                far += distance
+        moving = sum(at[node] != slot for node, slot in moves.items())
+        leaving = sum(int(self.block[at[node]]) != block for node in moves)
+        return (moving, leaving, far), list(moves.items())
 
 
-def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int, zone: Int) -> Layout:
+def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int) -> Layout:
     """Find blocks and positions of the slots, from the physical GPU member[replica, stage, rank].
 
-    `hosts` [slot] and `zone` [node] are of the placement that the job starts from.
+    `hosts` [slot] are the nodes of the placement that the job starts from.
     """
     slot_of = {int(node): slot for slot, node in enumerate(hosts)}
     held: list[set[tuple[int, int]]] = [set() for _ in hosts]
@@ -220,8 +164,7 @@ def make_layout(member: NDArray[np.int32], gpus_per_node: int, hosts: Int, zone:
             position[s] = signature.setdefault(own, len(signature))
         key = tuple(sorted(position[slots].tolist()))
         kind.append(kinds.setdefault(key, len(kinds)))
-    zone = np.asarray(zone, np.int64)
-    return Layout(pairs, block, position, np.array(kind), zone, zone[hosts])
+    return Layout(pairs, block, position, np.array(kind))
 
 
 def _components(replicas: list[set[int]], n: int) -> Int:

@@ -10,13 +10,13 @@ import numpy as np
 from scipy import stats
 
 from prism import engine
-from prism.analyses.sweeps.points import MEASURES, Point, difference, probability_best
-from prism.analyses.sweeps.search import pareto
+from prism.analyses.selection import difference, pareto, probability_best, standard_error
+from prism.analyses.sweeps.points import TOLERANCE as TOLERANCE
+from prism.analyses.sweeps.points import Point
 from prism.simulation.summary import spread
 from prism.workload.memory import GIB, memory_limit
 
-TOLERANCE = 0.001
-"""Share of a figure that does not matter, as in `prism.analyses.placements`."""
+MEASURES = ("p50", "p95", "mean")
 LEVEL = 0.05
 """Of the test whether a setting differs from the best one."""
 BARE = ("data_parallel", "schedule")
@@ -39,34 +39,36 @@ def _from_best(point: Point, best: Point, objective: str) -> dict[str, Any]:
     """Compare a setting with the best one: the change, its error, whether it may be none."""
     change, error, alike = None, None, False
     if point is not best and min(point.n, best.n) > 1:
-        change, error, n = difference(point, best, objective)
+        change, error = _change(point, best, objective)
+        n = min(point.n, best.n)
         alike = abs(change) <= float(stats.t.isf(LEVEL / 2.0, n - 1)) * error
     return {
         "best_change": change, "best_change_se": error, "indistinguishable_from_best": alike,
     }  # fmt: skip
 
 
+def _change(point: Point, base: Point, measure: str) -> tuple[float, float]:
+    """Give the change of a figure against another setting's, and its standard error [1]."""
+    mean, error, n = difference(point, base, measure)
+    figure = float(base.values(measure, n).mean())
+    return mean / figure, error / figure
+
+
 def _ordered(points: Sequence[Point], objective: str) -> list[Point]:
     run, others = [p for p in points if p.n], [p for p in points if not p.n]
-    return sorted(run, key=lambda p: p.figure(objective)) + sorted(others, key=at_least)
-
-
-def at_least(point: Point) -> float:
-    """Seconds that a setting takes at least, for the same work."""
-    return (point.least if point.ideal is None else point.ideal) / point.work
+    others.sort(key=lambda point: point.bound)
+    return sorted(run, key=lambda p: p.figure(objective)) + others
 
 
 def _row(point: Point, own: Point | None) -> dict[str, Any]:
-    unseen = "work" if point.ideal is None else "ideal"
-    level = "full" if point.done else "screen" if point.n else unseen
     row: dict[str, Any] = {key: plain_value(text) for key, text in point.setting.items()}
     row |= {
-        "figures": level,
+        "figures": "full" if point.done else "screen" if point.n else "bound",
         "own": point.own,
         "world_size": point.job.world_size,
         "memory_gib": None if point.memory is None else point.memory.gib,
         "work": point.work,
-        "at_least": at_least(point),
+        "at_least": point.bound,
         "ideal_step_time": point.ideal,
         "clusters": point.n,
         "replicates": point.times.size,
@@ -76,30 +78,24 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         return row | dict.fromkeys(empty)
     cluster = np.repeat(np.arange(point.n), engine.LANES)
     row["step_time"] = spread(point.times.ravel(), cluster)
+    share, error = point.exposed
+    row |= {"mfu": point.mfu, "exposed_communication": share}
+    row["exposed_communication_se"] = _known(error)
     for measure in MEASURES:
         row[f"{measure}_same_work"] = point.figure(measure)
         row[measure] = row[f"{measure}_same_work"] * point.work
-        row[f"{measure}_se"] = _error(point, measure)
-    share, error = point.exposed
-    row |= {"mfu": point.mfu, "exposed_communication": share}
-    row["exposed_communication_se"] = None if math.isnan(error) else error
-    tokens = point.job.tokens_per_step
-    if tokens:
-        row["tokens_per_second"] = tokens / row["mean"]
-    for measure in MEASURES:
-        change = None if own in (None, point) else difference(point, own, measure)
-        known = change is not None and not math.isnan(change.error)
-        row[f"{measure}_change"] = change.mean if change else None
-        row[f"{measure}_change_se"] = change.error if change and known else None
+        row[f"{measure}_se"] = _known(standard_error(point.values(measure)) * point.work)
+        change, error = (None, math.nan) if own in (None, point) else _change(point, own, measure)
+        row[f"{measure}_change"] = change
+        row[f"{measure}_change_se"] = _known(error)
+    if point.job.tokens_per_step:
+        row["tokens_per_second"] = point.job.tokens_per_step / row["mean"]
     return row
 
 
-def _error(point: Point, measure: str) -> float | None:
-    """Give the standard error of a figure by cluster [s]; None for one cluster."""
-    if point.n < 2:
-        return None
-    values = point.values(measure) * point.work
-    return float(values.std(ddof=1) / np.sqrt(point.n))
+def _known(error: float) -> float | None:
+    """Give a standard error; None for one cluster draw."""
+    return None if math.isnan(error) else error
 
 
 def plain_value(text: str) -> Any:

@@ -130,7 +130,7 @@ def _advice(numbers: Json, best: Json, now: Json) -> list[Finding]:
         return [Finding("leave", f"{text}tolerance of {_tolerance(numbers)}: {gain}.", "answer")]
     moves = _moves(numbers)
     if not moves:
-        text = f"The best placement is {best['label']}: {gain}."
+        text = f"The best placement is {with_place('', best)[2:]}: {gain}."
         return [Finding("move", text, "answer")]
     if len(moves) > MOST_MOVES:
         left = len(moves) - MOST_MOVES
@@ -300,7 +300,7 @@ def _rows_table(numbers: Json, found: Sequence[Json]) -> Table:
     )
     heads = (Column(right=False), *(column for _, column in columns))
     heads += (Column("same work", "vs as is"),)
-    return Table("", heads, cells, tuple(_notes(found, key, name)))
+    return Table("", heads, cells, tuple(_notes(found, name)))
 
 
 def _resolution(found: Sequence[Json], key: str) -> float:
@@ -317,16 +317,15 @@ def _time(row: Json, key: str, fine: float, now: Json) -> Cell:
     return None if value is None else duration(float(value), fine, float(now.get(key) or value))
 
 
-def _notes(found: Sequence[Json], key: str, name: str) -> list[str]:
+def _notes(found: Sequence[Json], name: str) -> list[str]:
     """Explain what is not plain."""
     notes = [
         f"Vs as is: change of {name} for the same work, per token where the batch differs; ± half "
         "of the 95 % interval."
     ]
     random = next((row for row in found if row.get("name") == "random"), {})
-    key = key if f"p5_of_{key}" in random else "objective"
-    if random.get(f"p5_of_{key}") is not None:
-        low, high = (float(random[f"{p}_of_{key}"]) for p in ("p5", "p95"))
+    if random:
+        low, high = (float(random[f"{p}_of_objective"]) for p in ("p5", "p95"))
         fine = max(1e-3 * low, 0.1 * (high - low))
         ends = " to ".join(format_like(value, low, fine) for value in (low, high))
         notes.append(f"Placed at random: the mean of placements; {name} of 90 % of them: {ends}.")
