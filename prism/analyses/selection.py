@@ -180,7 +180,8 @@ class Runner:
     threads: int
     progress: Progress | None = None
     n_quiet: int = 0  # cluster draws whose quiet times are found, once an arm has run
-    done: int = 0
+    done: int = 0  # cluster draws over all arms
+    planned: int = 0  # about
 
     def program(self, arm: Arm) -> Program:
         """Return what an arm runs."""
@@ -206,9 +207,9 @@ class Runner:
         self.tell()
 
     def tell(self) -> None:
-        """Report what is done; how much there is to do is not known."""
+        """Report what is done, and about how much there is to do."""
         if self.progress is not None:
-            self.progress(self.done, self.done)
+            self.progress(self.done, max(self.done, self.planned))
 
 
 def select(

@@ -66,8 +66,6 @@ class Bank(NamedTuple):
     link: Array  # int32[vector], -1: none
     is_global: Array  # uint8[vector]
     n_microbatches: int
-    skipped: Array = np.zeros((0, 0), np.uint8)  # [replica, vector] 1: no time in that
-    # replica; without rows none is
 
 
 class Links(NamedTuple):

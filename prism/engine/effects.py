@@ -121,9 +121,6 @@ def fill_bank(bank, links, block, whose, replica, vectors):
     for v in range(bank.mb.shape[0]):
         if (bank.is_global[v] == 1) != (whose == SHARED):
             continue
-        if bank.skipped.shape[0] > 0 and whose != TYPICAL and bank.skipped[replica, v]:
-            vectors[v] = np.float32(0.0)
-            continue
         for lane in range(LANES):
             vectors[v, lane] = np.float32(1.0)
         if bank.step_table[row, v] >= 0:

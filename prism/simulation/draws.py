@@ -128,20 +128,10 @@ def cluster_times(program: Program, clusters: range, seed: int, threads: int = 1
 
 
 def quiet_step(program: Program) -> engine.Step:
-    """Arrays of a step whose ops each take their coefficient's vector, whole; see `run_lanes`.
-
-    Ops that some replicas skip have a further coefficient per vector, and its `Bank.skipped`.
-    """
-    ops, bank, n = program.ops, program.bank, program.low.call_cv.shape[0]
-    coef = ops.coef.copy()
-    if bank.skipped.shape[0]:
-        some = np.flatnonzero(bank.skipped.any(axis=0))
-        own = (ops.kind == engine.DRAW) & np.isin(ops.vec[:, 0], some)
-        coef[own] = n + np.searchsorted(some, ops.vec[own, 0])
-        whole = np.zeros((bank.skipped.shape[0], n), np.uint8)
-        bank = bank._replace(skipped=np.concatenate([whole, bank.skipped[:, some]], axis=1))
-    quiet = ops._replace(coef=coef, vec=ops.coef[:, None].copy(), n_terms=np.ones_like(ops.n_terms))
-    return program.arrays(track=False)._replace(ops=quiet, bank=bank)
+    """Arrays of a step whose ops each take their coefficient's vector, whole; see `run_lanes`."""
+    ops = program.ops
+    quiet = ops._replace(vec=ops.coef[:, None].copy(), n_terms=np.ones_like(ops.n_terms))
+    return program.arrays(track=False)._replace(ops=quiet)
 
 
 def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
@@ -150,8 +140,7 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     `durations` [replica, coef, lane]: as many replicas as are given are run, and ops over replicas
     take the first's.
     """
-    graph, shape, skipped = step.graph, durations.shape[:2], step.bank.skipped
-    done = 1.0 - skipped if skipped.shape[0] else np.ones(shape)
+    graph, shape = step.graph, durations.shape[:2]
     graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     lanes = engine.LANES
@@ -164,7 +153,7 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
         drawn=np.empty(graph.n_stages, np.int64),
         base=np.empty(lanes, np.float32), zeros=np.zeros(lanes, np.float32),
         noise=np.empty(lanes, np.float32), vectors=durations,
-        coef_a=done[:, :, None].astype(np.float32), coef_r=np.zeros(done.shape, np.float32),
+        coef_a=np.ones((*shape, 1), np.float32), coef_r=np.zeros(shape, np.float32),
         ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
         ev_delay=np.zeros(0, np.float32), other=np.zeros((2, 2), np.uint32),
         mix=np.zeros((0, 3), np.float32), tail=np.zeros((0, lanes), np.float32),

@@ -1,16 +1,14 @@
-"""A built step with its nodes elsewhere, or with less work in some replicas.
+"""A built step with its nodes elsewhere.
 
 No graph is laid and no distribution tabulated anew, so that thousands of placements can be
 compared; what comes out equals the program of a job that says the same.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism import engine
 from prism.cluster.nodemap import NodeSlowdown, Placement
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
@@ -78,51 +76,3 @@ def _rebuilt(
         },
     }
     return build_program(job_from_dict(blocks, job.name), step.graph, step.effects, 0)
-
-
-def limit_microbatches(
-    step: Prepared, counts: Sequence[int] | NDArray[np.int64], program: Program | None = None
-) -> Program:
-    """Give replicas fewer microbatches than the schedule has: the later ones take no time there.
-
-    `counts` [replica] are from 1 to the schedule's, and their sum is the step's batch; `program` is
-    the step's under another placement.
-
-    Raises
-    ------
-    PrismError
-        The counts do not fit the job.
-
-    Notes
-    -----
-    Compute and transfers of a microbatch beyond a replica's count last 0 s but keep their place in
-    the schedule. In GPipe and 1F1B the pipeline ends as with a shorter schedule; interleaved, an
-    empty place may hold up a stage (by up to 1.5 % of the step in 100 random pipelines). Gradients
-    are reduced after the last backward of a stage, empty or not.
-    """
-    program, graph = program or step.program, step.graph
-    given = np.asarray(counts)
-    n_replicas, most = program.graph.n_replicas, graph.n_microbatches
-    whole = given.shape == (n_replicas,) and given.dtype.kind in "iu"
-    if not (whole and 1 <= given.min() <= given.max() <= most):
-        raise PrismError(
-            f"{step.job.source or step.job.name}: microbatches per replica {given.tolist()!s:.60}, "
-            f"expected {n_replicas} whole numbers from 1 to parallelism.microbatches = {most}"
-        )
-    cut = (graph.microbatch >= given.min()) & (program.ops.kind == engine.DRAW)
-    if not cut.any():
-        return program
-    # every vector that a cut op reads gets a copy for the op's microbatch
-    vec, bank = program.ops.vec.copy(), program.bank
-    of_op = np.stack([vec[cut], np.broadcast_to(graph.microbatch[cut, None], vec[cut].shape)])
-    pairs, which = np.unique(of_op.reshape(2, -1), axis=1, return_inverse=True)
-    n_vectors = bank.mb.size
-    vec[cut] = (n_vectors + which).reshape(vec[cut].shape)
-    joined = {
-        name: np.concatenate([getattr(bank, name), getattr(bank, name)[..., pairs[0]]], axis=-1)
-        for name in ("step_table", "mb_table", "mb", "call_table", "call_draw", "link", "is_global")
-    }
-    skipped = np.zeros((n_replicas, n_vectors + pairs.shape[1]), np.uint8)
-    skipped[:, n_vectors:] = pairs[1] >= given[:, None]
-    bank = engine.Bank(n_microbatches=bank.n_microbatches, **joined, skipped=skipped)
-    return replace(program, bank=bank, ops=program.ops._replace(vec=vec))

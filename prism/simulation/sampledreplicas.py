@@ -71,7 +71,7 @@ def _obstacle(program: Program) -> str:
         return "stalls of ranks or nodes hit few replicas, which are not known in advance"
     if np.any(program.low.coef_member >= 0):
         return "at kernel resolution every replica is simulated"
-    if program.bank.skipped.shape[0] > 0 or program.bank.step_table.shape[0] > 1:
+    if program.bank.step_table.shape[0] > 1:
         return "the replicas of a fitted trace differ in their work"
     if int(np.sum(program.graph.phase_global == 0)) > 1:
         return "replicas synchronise in mid-step (gathers of parameters), not only at its end"

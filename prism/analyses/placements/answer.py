@@ -88,13 +88,14 @@ def answer(case: Case) -> dict[str, Any]:
     """Find the best placement and compare it with everything else; times in seconds."""
     problem, runner = case.problem, case.runner
     found = find_placements(problem, runner.seed)
+    n = int(np.clip(ROW_SAMPLES // _block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
+    runner.planned = LEAST_ARMS * FIRST_BLOCKS + 7 * n  # about as many rows are there
     candidates, best, p_correct = choose(case, found)
     case.slope = candidates[0].arm.slope
     worst = max(candidates, key=lambda c: c.arm.values(case.objective, FIRST_BLOCKS).mean())
     named = {"current": candidates[0], "best": best, "worst": worst}
     packed = problem.realise(min(found.patterns, key=len))  # in as few blocks as hold them
     together = _known(case, candidates, packed)
-    n = int(np.clip(ROW_SAMPLES // _block_cost(problem), FIRST_BLOCKS, MOST_BLOCKS))
     most = max(n, best.arm.n, candidates[0].arm.n)
     for candidate, draws in ((best, most), (candidates[0], most), (worst, n), (together, n)):
         runner.extend(candidate.arm, draws)

@@ -43,6 +43,7 @@ class Point(Arm):
     group: tuple[str, ...] = ()  # what was varied by hand; layouts are chosen within it
     own: bool = False  # whether it is the job as it is
     memory: Memory | None = None
+    slope: float = 1.0  # until it is fitted
     least: float = 0.0  # seconds that a step takes at least, see `least_seconds`
     ideal: float | None = None  # the step with every effect at 1 [s]; None where not needed
     exposed: Exposed = Exposed(0.0, 0.0)  # communication
@@ -90,11 +91,9 @@ class Bench(Runner):
         return find_exposed(self.step(point), point.times[:n], self.seed, self.threads)
 
     def tell(self) -> None:
-        """Progress is told by `share`."""
-
-    def share(self, share: float) -> None:
-        """Tell which share of the settings' groups is done."""
+        """Report what is done, of what remains once all settings are checked."""
         if self.progress is not None:
+            share = min(0.99, self.done / self.planned)
             self.progress(BUILT + round((1000 - BUILT) * share), 1000)
 
 
@@ -128,11 +127,14 @@ def simulate_points(
     for point in points:
         groups.setdefault(point.group, []).append(point)
     wrong: dict[Point, str] = {}
-    for i, group in enumerate(groups.values()):
-        run = _screen(group, bench, min(FIRST_BLOCKS, clusters), skip, wrong)
+    first = min(FIRST_BLOCKS, clusters)
+    bench.planned = first * len(points) + 2 * clusters * len(groups)  # the best one and the own
+    for group in groups.values():
+        run = _screen(group, bench, first, skip, wrong)
         if run:
             _run_on(run, bench, clusters, objective, MOST_SAMPLES / len(groups))
-        bench.share((i + 1) / len(groups))
+    if bench.progress is not None:
+        bench.progress(1000, 1000)
     return wrong
 
 
