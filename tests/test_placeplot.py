@@ -19,8 +19,9 @@ def test_alternatives_are_points_at_p50_and_p95_for_the_same_work():
     assert labels[0].startswith("as is: stage 3") and labels[1].startswith("best")
     assert not any("durations" in label for label in labels)  # impossible: no point
     points = {
-        (float(line.get_ydata()[0]), round(float(line.get_xdata()[0]), 3))
-        for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata())
+        (float(y), round(float(x), 3))
+        for line in ax.lines if line.get_marker() == "o"
+        for x, y in line.get_xydata()
     }  # fmt: skip
     assert points >= {(0.0, 10.0), (0.0, 10.4), (1.0, 9.4), (1.0, 9.8), (3.0, 15.52)}
     assert "-5.8 %" in texts(ax) and "+49.2 %" in texts(ax)

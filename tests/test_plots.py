@@ -8,13 +8,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from prism.common.cdf import empirical_cdf
+from prism.common.errors import PrismError
 from prism.jobs.schedule import make_schedule
+from prism.plots.base import StyledFigure, save_figure, style
 from prism.plots.estimate import plot_dependence, plot_step_time, plot_time_to_train
 from prism.plots.schedule import plot_schedule
 
 
 def texts(ax):
-    return [text.get_text() for text in ax.texts]
+    """All that is written in a plot: beside curves and in the legend."""
+    return [text.get_text() for text in (*ax.texts, *ax.get_legend().get_texts())]
 
 
 def test_step_time_marks_are_the_quantiles_of_the_data(made_up_result):
@@ -25,6 +28,26 @@ def test_step_time_marks_are_the_quantiles_of_the_data(made_up_result):
     assert [float(y[0]) for _, y in marks] == pytest.approx([0.5, 0.95, 0.99])
     assert any("ideal 10.50 s" in text for text in texts(ax))
     assert ax.get_xlabel() == "step time [s]"
+
+
+def test_axis_ends_near_p99_and_counts_what_is_beyond(made_up_result):
+    slow = made_up_result.copy(deep=True)
+    slow["step_time"][:3] = 400.0
+    ax = plot_step_time(slow)
+    assert ax.get_xlim()[1] < 13.0
+    beyond = int((slow["step_time"] > ax.get_xlim()[1]).sum())
+    assert 3 <= beyond <= 10
+    assert any(f"{beyond} of 1,000" in text for text in texts(ax))
+
+
+@pytest.mark.parametrize("ideal, drawn", [(10.5, True), (11.0, True), (8.0, False)])
+def test_the_ideal_lies_on_the_axis_not_over_the_curve(made_up_result, ideal, drawn):
+    ax = plot_step_time(made_up_result.assign(ideal_step_time=ideal))
+    (*_, curve) = (line for line in ax.lines if line.get_marker() == "^") if drawn else (None,)
+    if drawn:
+        assert curve.get_xydata().tolist() == [[ideal, 0.0]]
+    assert any("ideal" in text.get_text() for text in ax.texts) is not drawn
+    assert any("ideal" in text.get_text() for text in ax.get_legend().get_texts()) is drawn
 
 
 def test_time_to_train_is_in_days_and_has_its_deadline(made_up_result):
@@ -44,6 +67,25 @@ def test_given_axes_are_used_and_pyplot_is_not(made_up_result):
     assert plot_step_time(made_up_result, ax) is ax
     assert plot_time_to_train(made_up_result, Figure().add_subplot()) is not ax
     assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
+
+
+def test_a_picture_keeps_the_style_it_was_drawn_in(made_up_result, tmp_path):
+    with style("dark"):
+        dark = plot_step_time(made_up_result)
+        own = Figure().add_subplot()
+    for name, ax in (("dark", dark), ("light", plot_step_time(made_up_result))):
+        assert isinstance(ax.figure, StyledFigure)
+        save_figure(ax, tmp_path / f"{name}.svg")
+    pictures = {name: (tmp_path / f"{name}.svg").read_text() for name in ("dark", "light")}
+    for name, other in (("dark", "light"), ("light", "dark")):
+        with style(name):
+            colours = [matplotlib.colors.to_hex(f"C{i}") for i in (0, 7)]
+            paper = matplotlib.rcParams["axes.facecolor"]
+        for colour in (*colours, paper if paper.startswith("#") else f"#{paper}"):
+            assert colour.lower() in pictures[name] and colour.lower() not in pictures[other]
+    assert plot_step_time(made_up_result, own).get_facecolor() == dark.get_facecolor()
+    with pytest.raises(PrismError, match="light, dark"):
+        style("grey")
 
 
 def test_constant_result_can_be_drawn(made_up_result, tmp_path):

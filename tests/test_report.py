@@ -16,7 +16,7 @@ from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.plots.estimate import plot_step_time
 from prism.present.answer import Column, Errors, Picture, Table
-from prism.present.reports.figures import COLOURS, to_svg
+from prism.present.reports.figures import to_svg
 from prism.present.reports.page import _head
 from prism.present.reports.read import read_results
 
@@ -145,7 +145,8 @@ def test_page_can_be_read_out(page):
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
     pictures = tags(tree, "svg")
-    assert len(pictures) >= 10
+    assert len(pictures) >= 20
+    assert [svg.get("class") for svg in pictures] == ["light", "dark"] * (len(pictures) // 2)
     for svg in pictures:
         assert svg.get("role") == "img"
         assert [child.tag.rpartition("}")[2] for child in list(svg)[:2]] == ["title", "desc"]
@@ -183,7 +184,8 @@ def test_page_says_what_the_results_say(folder, page):
     for found in prism.answer(validation()).findings:
         assert " ".join(found.text.split()) in text
     assert "Move nodes 24, 25, 26" in text or "move nodes 24, 25, 26" in text.lower()
-    n_pictures = len(tags(page[1], "svg"))
+    n_pictures = len(tags(page[1], "figure"))
+    assert n_pictures == len(tags(page[1], "svg")) / 2
     assert text.count("Monte Carlo error") >= n_pictures
     assert text.count("Data error") >= n_pictures
 
@@ -302,17 +304,17 @@ def test_grouped_columns_have_two_rows_of_heads():
     assert [(c["text"], c["rows"]) for c in one[0]] == [("", 1), ("x", 1)]
 
 
-def test_pictures_take_the_colours_of_the_page(made_up_result):
+def test_pictures_are_drawn_in_both_styles(made_up_result):
     errors = Errors("none", "none")
     picture = Picture("one", "a < b", lambda: plot_step_time(made_up_result), "note", errors)
-    one, bitmap = to_svg(picture, "one")
-    two, _ = to_svg(picture, "two")
-    assert not bitmap
-    assert "var(--blue)" in one and "var(--ink)" in one
-    assert not set(re.findall(r"#[0-9a-f]{6}\b", one)) & set(COLOURS)
-    assert "a &lt; b" in one
-    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
-    assert ids[0] and not ids[0] & ids[1]
+    one, two = to_svg(picture, "one"), to_svg(picture, "two")
+    light, dark = re.findall(r"(?s)<svg.*?</svg>", one)
+    assert 'class="light"' in light and 'class="dark"' in dark
+    curves = [set(re.findall(r"stroke: (#[0-9a-f]{6})", svg)) for svg in (light, dark)]
+    assert len(curves[0]) >= 3 and not curves[0] & curves[1]
+    assert "a &lt; b" in light and "a &lt; b" in dark
+    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (light, dark, two)]
+    assert ids[0] and not ids[0] & ids[1] and not (ids[0] | ids[1]) & ids[2]
     assert "one-" not in two
 
 

@@ -1,7 +1,7 @@
 """Plots of results: ``(data, ax=None) -> Axes``, a module per kind of result.
 
-Nothing is simulated here and no figure becomes global state; without ``ax`` a figure of its own
-is made, which `save_figure` writes.
+Nothing is simulated here. Without ``ax`` a figure of its own is made, in prism's light style or in
+the one that `style` chose, and in no global state; `save_figure` writes it.
 """
 
 import lazy_loader as _lazy

@@ -1,4 +1,5 @@
 from .base import save_figure as save_figure
+from .base import style as style
 from .compare import draw_comparison as draw_comparison
 from .compare import plot_comparison as plot_comparison
 from .compare import plot_shift as plot_shift

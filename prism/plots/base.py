@@ -1,47 +1,107 @@
-"""What all plots share: colours, axes, the curve of a distribution and its marks, saving.
-
-Colours are Okabe and Ito's, told apart by people who are colour-blind and in grey print.
-"""
+"""What all plots share: the style and its colours, axes of distributions, legends, saving."""
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec
 
+import matplotlib.style
 import numpy as np
 import xarray as xr
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter, PercentFormatter
-from matplotlib.transforms import blended_transform_factory
+from matplotlib.ticker import FixedFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
 
-from prism.common.cdf import Cdf
+from prism.common.cdf import empirical_cdf
+from prism.common.errors import PrismError
 from prism.common.text import format_duration, time_unit, visible
 
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#555555",
-)
-YELLOW = "#F0E442"
-COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, "#56B4E9")
+Array = NDArray[np.float64]
+P = ParamSpec("P")
+
+STYLES = ("light", "dark")
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, OLIVE, GREY = (f"C{i}" for i in range(8))
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 LINE_STYLES = ("-", "--", "-.", ":")
 PERCENTILES = (50, 95, 99)
+NAMES = {"step_time": "step time", "time_to_train": "time-to-train"}
+LONGEST_NAME = 60  # letters of a name in a picture
 
 
-@contextmanager
-def no_warnings() -> Iterator[None]:
-    """Draw names in any script and of any length, without words on glyphs and room for the axes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+def style(name: str = "light") -> AbstractContextManager[None]:
+    """Use a style of prism's for all that is drawn within.
+
+    Parameters
+    ----------
+    name : str
+        ``light`` or ``dark``. Without it pictures are light, and axes that a plot is given keep
+        what they have; ``matplotlib.style.use("prism.plots.light")`` is the same for good.
+
+    Raises
+    ------
+    PrismError
+        An unknown name.
+
+    Examples
+    --------
+    >>> with prism.plots.style("dark"):  # doctest: +SKIP
+    ...     ax = prism.plots.plot_step_time(result)
+    """
+    if name not in STYLES:
+        raise PrismError(f"style {name!r}: expected one of {', '.join(STYLES)}")
+    return matplotlib.style.context(f"prism.plots.{name}")
+
+
+def styled(plot: Callable[P, Axes]) -> Callable[P, Axes]:
+    """Draw in the light style where neither axes nor a style of prism's are given."""
+
+    @functools.wraps(plot)
+    def draw(*args: P.args, **kwargs: P.kwargs) -> Axes:
+        given = any(isinstance(value, Axes) for value in (*args, *kwargs.values()))
+        own = rcParams["svg.hashsalt"] == "prism"  # as both styles have it
+        with nullcontext() if given or own else style():
+            return plot(*args, **kwargs)
+
+    return draw
+
+
+class StyledFigure(Figure):
+    """A figure that keeps its style until it is drawn, when its ticks are made."""
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height), layout="constrained")
+        self._style: Any = rcParams.copy()
+
+    def draw(self, renderer: Any) -> None:
+        """Draw names in any script and of any length, control characters made visible."""
+        with rc_context(self._style), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # glyphs, and room for the axes
+            for axes in self.axes:
+                for axis in (axes.xaxis, axes.yaxis):
+                    formatter = axis.get_major_formatter()
+                    if isinstance(formatter, FixedFormatter):  # it writes the labels again
+                        formatter.seq = [visible(str(name)) for name in formatter.seq]
+            for text in self.findobj(Text):
+                text.set_text(visible(text.get_text()))
+            super().draw(renderer)
+
+
+def new_axes(ax: Axes | None, width: float = 7.2, height: float = 4.4) -> Axes:
+    """Give the axes, or those of a new figure that no global state knows [inch]."""
+    return StyledFigure(width, height).add_subplot() if ax is None else ax
+
+
+def side_by_side(height: float) -> tuple[Axes, Axes]:
+    """Give axes of a new figure: distributions, and what they differ in [inch]."""
+    left, right = StyledFigure(11.6, height).subplots(1, 2, width_ratios=(1.45, 1.0))
+    return left, right
 
 
 def save_figure(ax: Axes, path: str | Path) -> None:
@@ -57,138 +117,153 @@ def save_figure(ax: Axes, path: str | Path) -> None:
     assert figure is not None
     # no date in the file: the same result gives the same bytes
     clean = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    show_names(figure)
-    with rc_context({"svg.hashsalt": "prism"}), no_warnings():
-        figure.savefig(path, metadata=clean.get(Path(path).suffix))
+    figure.savefig(path, metadata=clean.get(Path(path).suffix))
 
 
-def show_names(figure: Figure) -> None:
-    """Make the names in a figure visible text: XML takes no control characters."""
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            formatter = axis.get_major_formatter()
-            if isinstance(formatter, FixedFormatter):  # it writes the labels again
-                formatter.seq = [visible(str(name)) for name in formatter.seq]
-    for text in figure.findobj(Text):
-        if isinstance(text, Text):
-            text.set_text(visible(text.get_text()))
+def ink() -> str:
+    """Colour of text and of lines that belong to no curve."""
+    return str(rcParams["text.color"])
 
 
-def new_axes(ax: Axes | None, size: tuple[float, float] = (7.2, 4.4)) -> Axes:
-    """Give the axes, or those of a new figure on white that no global state knows."""
-    if ax is not None:
-        return ax
-    figure = Figure(figsize=size, layout="constrained", facecolor="white", dpi=150)
-    return figure.add_subplot()
+def shorten(text: str) -> str:
+    """Cut a name that fits no legend."""
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
 
 
-def draw_cdf(ax: Axes, curve: Cdf, colour: str, label: str, line_style: str = "-") -> None:
-    """One distribution function with its band of two standard errors."""
-    x = np.concatenate([curve.x[:1], curve.x])
-    p = np.concatenate([[0.0], curve.p])
-    ax.plot(x, p, color=colour, linestyle=line_style, linewidth=1.8, label=label, zorder=3)
-    se = np.concatenate([[0.0], np.nan_to_num(curve.se)])
-    low, high = np.clip(p - 2.0 * se, 0.0, 1.0), np.clip(p + 2.0 * se, 0.0, 1.0)
-    ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0.0, zorder=1)
+def legend_above(ax: Axes, title: str = "", ncols: int = 1) -> None:
+    """Put title and legend above the axes, where no curve can run into them."""
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(
+            loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2, ncols=ncols,
+            title=title or None, alignment="left",
+        )  # fmt: skip
+    else:
+        ax.set_title(title)
 
 
-def mark_percentiles(
-    ax: Axes, sample: np.ndarray, scale: float, write: Callable[[np.ndarray, float], str]
-) -> None:
-    """Points on the curve at the percentiles, each with its value beside it."""
-    for percentile in PERCENTILES:
-        p = percentile / 100.0
-        value = float(np.quantile(sample, p))
-        ax.plot(value / scale, p, "o", color="black", markersize=4.5, zorder=4)
-        ax.annotate(
-            f"p{percentile}  {write(sample, value)}",
-            (value / scale, p),
-            # p99 hangs below its point and p95 lower still, or the two would meet
-            xytext=(9, {50: -3, 95: -12, 99: -7}[percentile]),
-            textcoords="offset points",
-            fontsize=9,
-            zorder=5,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
-        )
-
-
-def mark_vertical(ax: Axes, curve: Cdf, x: float, text: str, colour: str) -> None:
-    """Draw a labelled vertical line; one far from the curve is only told, at the edge."""
-    low, high = float(curve.x[0]), float(curve.x[-1])
-    near = max(3.0 * (high - low), 1e-3 * abs(high))
-    if not low - near <= x <= high + near:
-        tell_beyond(ax, text, colour, left=x < low)
-        return
-    ax.axvline(x, color=colour, linestyle="--", linewidth=1.2, zorder=2)
-    where = blended_transform_factory(ax.transData, ax.transAxes)
-    ax.annotate(
-        text,
-        (x, 0.03),
-        xycoords=where,
-        xytext=(-4, 0),
-        textcoords="offset points",
-        rotation=90,
-        ha="right",
-        va="bottom",
-        fontsize=9,
-        color=colour,
-    )
-
-
-def tell_beyond(ax: Axes, text: str, colour: str, left: bool) -> None:
-    """Name something that lies so far out that a line would squeeze the curve."""
-    side = "left" if left else "right"
-    above = sum(other.get_gid() == side for other in ax.texts)
-    ax.text(
-        0.02 if left else 0.98,
-        0.92 - 0.06 * above if left else 0.04 + 0.06 * above,  # corners a CDF leaves empty
-        f"\N{LEFTWARDS ARROW} {text}" if left else f"{text} \N{RIGHTWARDS ARROW}",
-        transform=ax.transAxes,
-        ha=side,
-        fontsize=9,
-        color=colour,
-        gid=side,
-        zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
-    )
-
-
-def finish_cdf(ax: Axes, x_label: str, y_label: str) -> None:
-    """Axes of a distribution function."""
-    ax.set_xlabel(x_label)
-    ax.set_ylabel(y_label)
-    ax.set_ylim(0.0, 1.02)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    low, high = ax.get_xlim()
-    # a constant sample would otherwise be looked at through a microscope
-    widen = max(0.0, 2e-4 * abs(high) - (high - low)) / 2.0
-    low, high = low - widen, high + widen
-    # room for the label left of the first line and right of the last percentile
-    ax.set_xlim(low - 0.06 * (high - low), high + 0.16 * (high - low))
-    ax.ticklabel_format(axis="x", useOffset=False)
-    ax.grid(color="0.9", linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def resolution_of(sample: np.ndarray, value: float) -> float:
-    """Find the smallest difference that the sample's spread makes worth showing [s]."""
-    return max(0.1 * float(np.std(sample)), 1e-5 * abs(value))
-
-
-def in_words(sample: np.ndarray, value: float) -> str:
-    """Write a duration in days, hours and so on."""
-    return format_duration(value, resolution_of(sample, value))
-
-
-def in_unit(sample: np.ndarray, value: float) -> str:
-    """Write a duration in the unit of the axis."""
-    unit, scale = time_unit(float(np.median(sample)))
-    digits = max(0, -int(np.floor(np.log10(resolution_of(sample, value) / scale))))
-    return f"{value / scale:.{digits}f} {unit}"
+def name_rows(ax: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a plot from top to bottom."""
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0, pad=7)
+    ax.grid(visible=False, axis="y")
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
 
 
 def title_of(result: xr.Dataset, what: str) -> str:
     """Name of the job and size of the sample."""
     name = str(result.attrs.get("job_name", ""))
     return f"{name}, {what}" if name else what
+
+
+# ----------------------------------------------------------------------------- distributions
+class Mark(NamedTuple):
+    """A time on the axis of a distribution: ideal or deadline [s]."""
+
+    time: float
+    text: str
+    colour: str
+    line: bool = False
+
+
+def draw_cdf(
+    ax: Axes, sample: Array, scale: float, colour: str, label: str, line_style: str = "-",
+    cluster: Array | None = None, error: bool = True,
+) -> None:  # fmt: skip
+    """Draw a distribution function, with its band of two standard errors by cluster draw."""
+    curve = empirical_cdf(sample / scale, cluster, n_points=200)
+    x, p = np.r_[curve.x[:1], curve.x], np.r_[0.0, curve.p]
+    steps = "steps-post" if curve.x.size == sample.size else "default"
+    ax.plot(x, p, line_style, color=colour, drawstyle=steps, label=label, zorder=3)
+    if error:
+        se = np.r_[0.0, np.nan_to_num(curve.se)]
+        low, high = np.clip(p - 2.0 * se, 0.0, 1.0), np.clip(p + 2.0 * se, 0.0, 1.0)
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0.0, zorder=1)
+
+
+def mark_percentiles(
+    ax: Axes, sample: Array, scale: float, percentiles: Sequence[int] = PERCENTILES
+) -> None:
+    """Mark percentiles on the curve."""
+    for percentile in percentiles:
+        place = float(np.percentile(sample, percentile)) / scale, percentile / 100.0
+        ax.plot(*place, "o", color=ink(), zorder=4)
+        ax.annotate(
+            f"p{percentile}", place, xytext=(4 if percentile == 50 else 0, -5), va="top",
+            textcoords="offset points", fontsize=8, zorder=4,
+            ha="left" if percentile == 50 else "center",
+        )  # fmt: skip
+
+
+def finish_cdf(
+    ax: Axes, name: str, samples: Sequence[Array], marks: Sequence[Mark] = (),
+    inside: Sequence[float] = (), title: str = "", y_label: str = "cumulative probability",
+) -> None:  # fmt: skip
+    """End the axis near p99, with what lies beyond counted, and mark times.
+
+    Marks farther from the samples than their range are named at the edge, since the axis would
+    squeeze the curve; times of `inside` are always on it [s].
+    """
+    unit, scale = time_unit(float(np.median(samples[0])))
+    low = min([*inside, *(float(sample.min()) for sample in samples)])
+    high = max([*inside, *(float(np.quantile(sample, 0.99)) for sample in samples)])
+    # a constant sample would otherwise be looked at through a microscope
+    widen = 0.5 * max(0.0, 2e-4 * abs(high) - (high - low))
+    low, high = low - widen, high + widen
+    ends, width = [low, high], high - low
+    for mark in marks:
+        if not low - width <= mark.time <= high + width:
+            _name_beyond(ax, mark.text, left=mark.time < low)
+            continue
+        ends.append(mark.time)
+        x = mark.time / scale
+        if mark.line:
+            ax.axvline(x, color=mark.colour, linestyle="--", lw=1.2, zorder=2, label=mark.text)
+        else:  # below the curve, wherever that runs
+            ax.plot(x, 0.0, "^", color=mark.colour, markersize=8, clip_on=False, zorder=5,
+                    label=mark.text)  # fmt: skip
+    margin = 0.06 * (max(ends) - min(ends))
+    ax.set_xlim((min(ends) - margin) / scale, (max(ends) + margin) / scale)
+    beyond = sum(int((sample > max(ends) + margin).sum()) for sample in samples)
+    if beyond:
+        _name_beyond(ax, f"{beyond:,} of {sum(map(len, samples)):,} beyond", left=False)
+    ax.set_ylim(0.0, 1.02)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_xlabel(f"{name} [{unit}]")
+    ax.set_ylabel(y_label)
+    legend_above(ax, title)
+
+
+def _name_beyond(ax: Axes, text: str, left: bool) -> None:
+    """Name what lies beyond an end of the axis, in the corner that a distribution leaves empty."""
+    side = "left" if left else "right"
+    above = sum(other.get_gid() == side for other in ax.texts)
+    ax.text(
+        0.02 if left else 0.98, 0.94 - 0.06 * above if left else 0.04 + 0.06 * above,
+        f"\N{LEFTWARDS ARROW} {text}" if left else f"{text} \N{RIGHTWARDS ARROW}",
+        transform=ax.transAxes, ha=side, fontsize=8, color=GREY, gid=side, zorder=5,
+    )  # fmt: skip
+
+
+def in_words(sample: Array, value: float) -> str:
+    """Write a duration in days, hours and so on, with digits that the sample's spread shows."""
+    return format_duration(value, _resolution(sample, value))
+
+
+def in_unit(sample: Array, value: float) -> str:
+    """Write a duration in the unit of the axis, with digits that the sample's spread shows."""
+    unit, scale = time_unit(float(np.median(sample)))
+    digits = max(0, -int(np.floor(np.log10(_resolution(sample, value) / scale))))
+    return f"{value / scale:.{digits}f} {unit}"
+
+
+def quantiles_text(sample: Array, variable: str, percentiles: Sequence[int] = (50, 95)) -> str:
+    """Write percentiles of step times or times-to-train."""
+    write = in_unit if variable == "step_time" else in_words
+    found = ((p, float(np.percentile(sample, p))) for p in percentiles)
+    return ", ".join(f"p{p} {write(sample, value)}" for p, value in found)
+
+
+def _resolution(sample: Array, value: float) -> float:
+    """Find the smallest difference that the sample's spread makes worth showing [s]."""
+    return max(0.1 * float(np.std(sample)), 1e-5 * abs(value))

@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from prism.common.cdf import empirical_cdf
 from prism.common.text import format_duration, format_share, time_unit
 from prism.plots.base import (
     BLUE,
@@ -16,21 +15,29 @@ from prism.plots.base import (
     GREEN,
     GREY,
     LINE_STYLES,
+    NAMES,
+    PERCENTILES,
     RED,
+    Array,
+    Mark,
     draw_cdf,
     finish_cdf,
     in_unit,
-    in_words,
     mark_percentiles,
-    mark_vertical,
     new_axes,
+    quantiles_text,
+    shorten,
+    styled,
     title_of,
 )
 from prism.simulation.summary import apart, model_error_time
 
+CLUSTERS = {"step_time": "cluster_idx", "time_to_train": "run_cluster_idx"}
 
+
+@styled
 def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Distribution function of the step time with its percentiles and the ideal step.
+    """Distribution of the step time, with the ideal step.
 
     Parameters
     ----------
@@ -43,8 +50,7 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib.axes.Axes
-        The band is two Monte Carlo standard errors, by cluster; steps on one allocation and the
-        means of allocations apart.
+        Bands are two Monte Carlo standard errors, by cluster draw.
 
     Examples
     --------
@@ -53,29 +59,26 @@ def plot_step_time(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     >>> ax = prism.plots.plot_step_time(result)
     """
     ax = new_axes(ax)
-    sample = result["step_time"].to_numpy()
-    cluster = result["cluster_idx"].to_numpy() if "cluster_idx" in result else None
-    unit, scale = time_unit(float(np.median(sample)))
-    curve = empirical_cdf(sample / scale, cluster)
-    draw_cdf(ax, curve, BLUE, label="step time")
+    sample, cluster = _sample(result, "step_time"), _cluster(result, "step_time")
+    _, scale = time_unit(float(np.median(sample)))
+    text = quantiles_text(sample, "step_time", PERCENTILES)
+    draw_cdf(ax, sample, scale, BLUE, f"step time: {text}", cluster=cluster)
     if cluster is not None and "step_effect" in result and np.unique(cluster).size > 1:
-        labels = ("within a cluster draw", "means of cluster draws")
-        for label, part, colour, style in zip(
-            labels, apart(result), (GREEN, RED), LINE_STYLES[1:], strict=False
-        ):
-            draw_cdf(ax, empirical_cdf(part / scale), colour, label=label, line_style=style)
-        ax.legend(loc="lower right", frameon=False, fontsize=9)
+        within, between = apart(result)
+        draw_cdf(ax, within, scale, GREEN, "within a cluster draw", "--")
+        draw_cdf(ax, between, scale, RED, "means of cluster draws", "-.")
+    mark_percentiles(ax, sample, scale)
+    marks = []
     if "ideal_step_time" in result:
         ideal = float(result["ideal_step_time"])
-        mark_vertical(ax, curve, ideal / scale, f"ideal {in_unit(sample, ideal)}", GREY)
-    mark_percentiles(ax, sample, scale, in_unit)
-    finish_cdf(ax, f"step time [{unit}]", "cumulative probability")
-    ax.set_title(title_of(result, f"{sample.size:,} steps"), fontsize=10, loc="left")
+        marks.append(Mark(ideal, f"ideal {in_unit(sample, ideal)}", GREY))
+    finish_cdf(ax, "step time", [sample], marks, title=title_of(result, f"{sample.size:,} steps"))
     return ax
 
 
+@styled
 def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Distribution function of the time-to-train with its percentiles and the deadline.
+    """Distribution of the time-to-train, with the deadline.
 
     Parameters
     ----------
@@ -88,7 +91,7 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib.axes.Axes
-        The band is two Monte Carlo standard errors, by cluster.
+        Bands are two Monte Carlo standard errors, by cluster draw.
 
     Examples
     --------
@@ -97,35 +100,32 @@ def plot_time_to_train(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     >>> ax = prism.plots.plot_time_to_train(result)
     """
     ax = new_axes(ax)
-    sample = result["time_to_train"].to_numpy()
-    unit, scale = time_unit(float(np.median(sample)))
-    cluster = result["run_cluster_idx"].to_numpy() if "run_cluster_idx" in result else None
-    curve = empirical_cdf(sample / scale, cluster)
-    draw_cdf(ax, curve, GREEN, label="time-to-train")
+    sample, cluster = _sample(result, "time_to_train"), _cluster(result, "time_to_train")
+    _, scale = time_unit(float(np.median(sample)))
+    text = quantiles_text(sample, "time_to_train", PERCENTILES)
+    draw_cdf(ax, sample, scale, GREEN, f"time-to-train: {text}", cluster=cluster)
     wrong = model_error_time(result)
     if wrong.any():
-        calm = empirical_cdf((sample - wrong) / scale, cluster)
-        label = "without model error"
-        draw_cdf(ax, calm, BLUE, label=label, line_style=LINE_STYLES[1])
-        ax.legend(loc="lower right", frameon=False, fontsize=9)
-    mark_percentiles(ax, sample, scale, in_words)
-    deadline = float(result["deadline"]) if "deadline" in result else float("nan")
-    if np.isfinite(deadline):
-        done = float(np.mean(sample <= deadline))
-        text = f"deadline {format_duration(deadline)}: P(done) = {format_share(done)}"
-        mark_vertical(ax, curve, deadline / scale, text, RED)
+        draw_cdf(ax, sample - wrong, scale, BLUE, "without model error", "--", cluster)
+    mark_percentiles(ax, sample, scale)
+    marks = []
     if "ideal_time_to_train" in result:
         ideal = float(result["ideal_time_to_train"])
-        mark_vertical(ax, curve, ideal / scale, f"ideal {format_duration(ideal)}", GREY)
-    finish_cdf(ax, f"time-to-train [{unit}]", "probability that the run is done")
-    ax.set_title(title_of(result, f"{sample.size:,} runs"), fontsize=10, loc="left")
+        marks.append(Mark(ideal, f"ideal {format_duration(ideal)}", GREY))
+    if text := deadline_text(result):
+        marks.append(Mark(float(result["deadline"]), text, RED, line=True))
+    finish_cdf(
+        ax, "time-to-train", [sample], marks, title=title_of(result, f"{sample.size:,} runs"),
+        y_label="probability that the run is done",
+    )  # fmt: skip
     return ax
 
 
+@styled
 def plot_dependence(
     results: Mapping[str, xr.Dataset], ax: Axes | None = None, variable: str = "step_time"
 ) -> Axes:
-    """Distribution functions of several results in one plot.
+    """Distributions of several results in one plot.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def plot_dependence(
     Returns
     -------
     matplotlib.axes.Axes
-        The legend gives each curve's p50 and p95; bands are two Monte Carlo standard errors.
+        The legend gives p50 and p95; bands are two Monte Carlo standard errors.
 
     Examples
     --------
@@ -150,23 +150,31 @@ def plot_dependence(
     >>> ax = prism.plots.plot_dependence(results)
     """
     ax = new_axes(ax)
-    middle = float(np.median(next(iter(results.values()))[variable].to_numpy()))
-    unit, scale = time_unit(middle)
-    write = in_unit if variable == "step_time" else in_words
+    samples = [_sample(result, variable) for result in results.values()]
+    _, scale = time_unit(float(np.median(samples[0])))
     for i, (label, result) in enumerate(results.items()):
-        sample = result[variable].to_numpy()
-        key = "cluster_idx" if variable == "step_time" else "run_cluster_idx"
-        cluster = result[key].to_numpy() if key in result else None
-        p50, p95 = (write(sample, float(np.quantile(sample, q))) for q in (0.5, 0.95))
-        draw_cdf(
-            ax,
-            empirical_cdf(sample / scale, cluster),
-            COLOURS[i % len(COLOURS)],
-            label=f"{label}: p50 {p50}, p95 {p95}",
-            line_style=LINE_STYLES[i % len(LINE_STYLES)],
-        )
-    name = variable.replace("_", " ").replace("time to train", "time-to-train")
-    finish_cdf(ax, f"{name} [{unit}]", "cumulative probability")
-    # above the axes, where no curve can run into it
-    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False, fontsize=9)
+        text = f"{shorten(label)}: {quantiles_text(samples[i], variable)}"
+        colour, line_style = COLOURS[i % len(COLOURS)], LINE_STYLES[i % len(LINE_STYLES)]
+        cluster = _cluster(result, variable)
+        draw_cdf(ax, samples[i], scale, colour, text, line_style, cluster)
+    finish_cdf(ax, NAMES[variable], samples)
     return ax
+
+
+def deadline_text(result: xr.Dataset) -> str:
+    """Name the deadline with its probability; empty where there is none."""
+    deadline = float(result["deadline"]) if "deadline" in result else np.inf
+    if not np.isfinite(deadline):
+        return ""
+    done = float(np.mean(result["time_to_train"].to_numpy() <= deadline))
+    return f"deadline {format_duration(deadline)}: P(done) = {format_share(done)}"
+
+
+def _sample(result: xr.Dataset, variable: str) -> Array:
+    return np.asarray(result[variable].to_numpy(), np.float64)
+
+
+def _cluster(result: xr.Dataset, variable: str) -> Array | None:
+    """Return the cluster draw of each value, where known."""
+    key = CLUSTERS[variable]
+    return result[key].to_numpy() if key in result else None

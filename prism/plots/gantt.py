@@ -1,53 +1,72 @@
-"""A Gantt picture of a timeline: ops by kind, waits hatched, the critical path outlined.
-
-``(data, ax=None) -> Axes`` as in `prism.plots`. Steps stand above each other on one time axis, each
-with its own rows; of many rows those of the replicas that decide come first. Nothing is simulated
-here.
-"""
+"""A Gantt picture of a timeline: ops by kind, waits hatched, the critical path outlined."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
+from matplotlib import rcParams
+from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from prism.analyses.timelines.table import WAITING, texts
 from prism.common.text import time_unit
-from prism.plots.base import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, new_axes
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
+from prism.plots.base import (
+    BLUE,
+    GREEN,
+    GREY,
+    OLIVE,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    ink,
+    new_axes,
+    styled,
+)
+from prism.traces.kernelnames import COLLECTIVES
 
 MOST_ROWS = 64
 """Rows of a picture, of all steps together."""
-SKY = "#56B4E9"
 KINDS = {
     "forward": (BLUE, "forward"), "backward": (ORANGE, "backward"),
     "backward_weight": (GREEN, "backward, weights"), "recompute": (SKY, "recompute"),
     "optimizer": (PURPLE, "optimizer"), "gemm": (BLUE, "matrix products"),
-    "convolution": ("#004466", "convolutions"), "attention": (GREEN, "attention"),
-    "memory": (SKY, "memory-bound"), "embedding": (ORANGE, "embedding"),
+    "convolution": (OLIVE, "convolutions"), "attention": (GREEN, "attention"),
+    "memory": (SKY, "memory-bound"), "embedding": (ORANGE, "embedding"), "loss": (OLIVE, "loss"),
 }  # fmt: skip
-OTHER = ("#8C8C8C", "other compute")
-LINKS = {"transfer": ("#6B4C9A", "transfer"), "communication": (RED, "collective")}
+OTHER = (GREY, "other compute")
+LINKS = {"transfer": (OLIVE, "transfer"), "communication": (RED, "collective")}
 WAITS = {
     "bubble": ("", "waits: other stages (bubble)"), "replica": ("////", "waits: another replica"),
     "rank": ("////", "waits: another rank"), "group": ("////", "waits: its group"),
     "transfer": ("....", "waits: transfer"), "communication": ("xxxx", "waits: collective"),
     "host": ("\\\\\\\\", "waits: host"), "stall": ("++++", "waits: stall or jitter of the job"),
 }  # fmt: skip
-PALE = "#EFEFEF"
 HEIGHT, THIN = 0.86, 0.2  # of a row: all of it, and its strip of messages
 MOST_SHAPES = 3000
 LEAST = 2e-4  # of the axis: shorter waits are not drawn
 
 
-def plot_gantt(timeline: xr.Dataset, ax: Axes | None = None) -> Axes:
+class _Events(NamedTuple):
+    """Ops and waits of the rows that are drawn, in the window [event]."""
+
+    at: NDArray[np.float64]  # line
+    start: NDArray[np.float64]  # in the unit of the axis
+    end: NDArray[np.float64]
+    stream: NDArray[np.str_]
+    kind: NDArray[np.str_]
+    critical: NDArray[np.bool_]
+
+
+@styled
+def plot_gantt(
+    timeline: xr.Dataset, ax: Axes | None = None, window: tuple[float, float] | None = None
+) -> Axes:
     """Draw the steps of a timeline above each other.
 
     Parameters
@@ -56,11 +75,14 @@ def plot_gantt(timeline: xr.Dataset, ax: Axes | None = None) -> Axes:
         What ``prism.timeline`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
+    window : pair of float, optional
+        Begin and end of what is drawn of each step [s]; the whole steps where None.
 
     Returns
     -------
     matplotlib.axes.Axes
-        At most 64 rows; a line below says what is left out.
+        At most 64 rows, those of the replicas that decide first; the axis says how many are left
+        out.
 
     Examples
     --------
@@ -68,32 +90,32 @@ def plot_gantt(timeline: xr.Dataset, ax: Axes | None = None) -> Axes:
     >>> ax = prism.plots.plot_gantt(prism.timeline("experiments/samples/trace.csv"))
     """
     steps = json.loads(timeline.attrs["steps"])
-    places, left = _place_rows(timeline, len(steps))
+    begin, until = window or (0.0, max(step["step_time"] for step in steps))
+    unit, scale = time_unit(until)
+    places = _place_rows(timeline, len(steps))
     n_lines = max(places.values()) + 1.0
-    longest = max(s["step_time"] for s in steps)
-    unit, scale = time_unit(longest)
-    ax = new_axes(ax, (10.0, 1.9 + n_lines * (0.26 if n_lines <= 34 else 0.19)))
-    drawn = _draw_events(ax, timeline, places, scale, longest)
-    _draw_titles(ax, timeline, steps, places, scale)
-    ax.set_xlim(0.0, longest / scale)
-    ax.set_ylim(n_lines, -1.0)
-    names = _row_names(timeline, list(places))
-    small = 7.5 if n_lines <= 34 else 6.0
-    ax.set_yticks(list(places.values()), names, fontsize=small)
-    about = f"; {left:,} rows of the timeline are not drawn" if left else ""
-    ax.set_xlabel(f"time since the step began [{unit}]{about}", fontsize=9)
-    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax = new_axes(ax, 10.0, 1.9 + n_lines * (0.26 if n_lines <= 34 else 0.19))
+    legend = _draw_events(ax, _events(timeline, places, scale, begin, until), until - begin, scale)
+    ax.set_yticks(list(places.values()), _row_names(timeline, list(places)),
+                  fontsize=7.5 if n_lines <= 34 else 6.0)  # fmt: skip
     ax.tick_params(axis="y", length=0)
+    ax.set_ylim(n_lines, -1.0)
+    ax.set_xlim(begin / scale, until / scale)
+    _draw_titles(ax, timeline, steps, places, scale)
+    left = timeline.sizes["row"] - len(places)
+    about = f"; {left:,} rows of the timeline are not drawn" if left else ""
+    ax.set_xlabel(f"time since the step began [{unit}]{about}")
+    ax.grid(visible=False)
+    ax.spines["left"].set_visible(False)
     ax.legend(
-        handles=drawn, loc="lower left", bbox_to_anchor=(0.0, 1.005), ncols=5, frameon=False,
-        fontsize=7.5, handlelength=1.6, columnspacing=1.4,
+        handles=legend, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, fontsize=7.5,
+        title=timeline.attrs["source"].rpartition("/")[2], alignment="left",
     )  # fmt: skip
-    ax.set_title(timeline.attrs["source"].rpartition("/")[2], fontsize=10, loc="right")
     return ax
 
 
-def _place_rows(timeline: xr.Dataset, n_steps: int) -> tuple[dict[int, float], int]:
-    """Line of every row that is drawn, with room above each step; and how many are not."""
+def _place_rows(timeline: xr.Dataset, n_steps: int) -> dict[int, float]:
+    """Line of every row that is drawn, with room above each step."""
     of_step, role = timeline["row_step"].values, timeline["role"].values.astype(str)
     replica = timeline["replica"].values
     places: dict[int, float] = {}
@@ -114,7 +136,7 @@ def _place_rows(timeline: xr.Dataset, n_steps: int) -> tuple[dict[int, float], i
             places[row] = line
             line += 1.0
         line += 1.2
-    return places, int(of_step.size - len(places))
+    return places
 
 
 def _row_names(timeline: xr.Dataset, rows: list[int]) -> list[str]:
@@ -131,50 +153,62 @@ def _row_names(timeline: xr.Dataset, rows: list[int]) -> list[str]:
     return names
 
 
-def _draw_events(
-    ax: Axes, timeline: xr.Dataset, places: dict[int, float], scale: float, longest: float
-) -> list[Patch]:
+def _events(
+    timeline: xr.Dataset, places: dict[int, float], scale: float, begin: float, until: float
+) -> _Events:
+    """Take what is drawn; ops of a fitted model, whose kind is none, by their kernel class."""
+    line = np.array([places.get(row, np.nan) for row in range(timeline.sizes["row"])])
+    at = line[timeline["event_row"].values]
+    start = timeline["start"].values
+    end = start + timeline["duration"].values
+    kind, classes = texts(timeline, "kind"), texts(timeline, "classes")
+    first = np.char.partition(classes, " ")[:, 0]
+    kind = np.where(np.isin(kind, ("compute", "memory")) & (first != ""), first, kind)
+    kind[np.char.startswith(kind, "mem")] = "memory"  # copies, too
+    shown = np.isfinite(at) & (end >= begin) & (start <= until)
+    found = (at, start / scale, end / scale, texts(timeline, "stream"), kind,
+             timeline["critical"].values == 1)  # fmt: skip
+    return _Events(*(values[shown] for values in found))
+
+
+def _draw_events(ax: Axes, events: _Events, length: float, scale: float) -> list[Patch]:
     """Draw ops and waits; returns the legend."""
-    row = timeline["event_row"].values
-    at = np.array([places.get(r, np.nan) for r in range(timeline.sizes["row"])])[row]
-    stream, kind = texts(timeline, "stream"), texts(timeline, "kind")
-    start = timeline["start"].values / scale
-    end = start + timeline["duration"].values / scale
-    critical = (timeline["critical"].values == 1) & np.isfinite(at)
+    at, start, end, stream, kind, critical = events
+    near = LEAST * length / scale
     waits, host = stream == WAITING, stream == "host"
-    links = np.isin(kind, list(_communication(kind, stream)))
+    collectives = set(COLLECTIVES) | set(kind[np.isin(stream, list(LINKS))].tolist()) - set(WAITS)
+    links = np.isin(kind, list(collectives))
+    work = ~waits & ~host & ~links
     legend: list[Patch] = []
-    long = end - start >= LEAST * longest / scale
+
+    def draw(mine: NDArray[np.bool_], low: float, high: float, zorder: int, label: str,
+             **look: Any) -> None:  # fmt: skip
+        if mine.any():
+            _boxes(ax, start[mine], end[mine], at[mine], low, high, zorder=zorder, **look)
+            legend.append(Patch(**look, label=label))
+
+    pale = {"facecolor": rcParams["grid.color"], "edgecolor": rcParams["hatch.color"]}
     for cause, (hatch, label) in WAITS.items():
-        mine = waits & (kind == cause) & np.isfinite(at) & long
-        if mine.any():
-            style: dict[str, Any] = {"facecolor": PALE, "edgecolor": "#B0B0B0", "linewidth": 0.0,
-                                     "hatch": hatch or None}  # fmt: skip
-            _boxes(ax, start[mine], end[mine], at[mine], -0.5, 0.5, zorder=1, **style)
-            legend.append(Patch(**style, label=label))
-    work = ~waits & ~host & ~links & np.isfinite(at)
-    inches = 8.0 * np.median((end - start)[work]) / (longest / scale) if work.any() else 0.0
+        mine = waits & (kind == cause) & (end - start >= near)
+        draw(mine, -0.5, 0.5, 1, label, linewidth=0.0, hatch=hatch or None, **pale)
+    inches = 8.0 * np.median((end - start)[work]) / (length / scale) if work.any() else 0.0
     edge = min(0.25, 4.0 * float(inches))  # [point] of short ops it would be all that is seen
-    named = {k: v for k, v in KINDS.items() if (work & (kind == k)).any()}
-    for name, (colour, label) in [*named.items(), ("", OTHER)]:
-        mine = work & (kind == name if name else ~np.isin(kind, list(KINDS)))
-        if mine.any():
-            shade = {"facecolor": colour, "edgecolor": "white", "linewidth": edge}
-            _boxes(ax, start[mine], end[mine], at[mine], -0.5, 0.5 - THIN, zorder=2, **shade)
-            legend.append(Patch(facecolor=colour, label=label))
-    for name, (colour, label) in LINKS.items():
-        moves = (stream == "transfer") | (kind == "transfer")
-        mine = links & (moves if name == "transfer" else ~moves) & np.isfinite(at)
-        if mine.any():
-            shade = {"facecolor": colour, "edgecolor": colour, "linewidth": 0.2}
-            _boxes(ax, start[mine], end[mine], at[mine], 0.5 - THIN, 0.5, zorder=3, **shade)
-            legend.append(Patch(facecolor=colour, label=label))
-    line: dict[str, Any] = {"facecolor": "none", "edgecolor": "black", "linewidth": 0.7}
+    paper = {"edgecolor": rcParams["axes.facecolor"], "linewidth": edge}
+    for name, (colour, label) in KINDS.items():
+        draw(work & (kind == name), -0.5, 0.5 - THIN, 2, label, facecolor=colour, **paper)
+    draw(work & ~np.isin(kind, list(KINDS)), -0.5, 0.5 - THIN, 2, OTHER[1], facecolor=OTHER[0],
+         **paper)  # fmt: skip
+    moves = (stream == "transfer") | (kind == "transfer")
+    for mine, name in ((links & moves, "transfer"), (links & ~moves, "communication")):
+        colour, label = LINKS[name]
+        draw(mine, 0.5 - THIN, 0.5, 3, label, color=colour, linewidth=0.2)
+    line: dict[str, Any] = {"facecolor": "none", "edgecolor": ink(), "linewidth": 0.7}
     for some, low, high in ((work, -0.5, 0.5 - THIN), (links, 0.5 - THIN, 0.5)):
-        mine = _runs(start, end, at, np.flatnonzero(critical & some), LEAST * longest / scale)
-        if mine.size:
-            _boxes(ax, mine[:, 0], mine[:, 1], mine[:, 2], low, high, zorder=4, **line)
-    legend.append(Patch(**line, label="critical path"))
+        path = _runs(start, end, at, np.flatnonzero(critical & some), near)
+        if path.size:
+            _boxes(ax, path[:, 0], path[:, 1], path[:, 2], low, high, zorder=4, **line)
+    if critical.any():
+        legend.append(Patch(**line, label="critical path"))
     return legend
 
 
@@ -191,23 +225,16 @@ def _runs(
     return np.array(out).reshape(-1, 3)
 
 
-def _communication(kind: NDArray[np.str_], stream: NDArray[np.str_]) -> set[str]:
-    """Kinds of op that are messages, whatever the name of their stream."""
-    from prism.traces.kernelnames import COLLECTIVES
-
-    return set(COLLECTIVES) | set(kind[np.isin(stream, list(LINKS))].tolist()) - set(WAITS)
-
-
 def _boxes(
     ax: Axes, start: NDArray[Any], end: NDArray[Any], at: NDArray[Any], low: float, high: float,
-    **style: Any,
+    **look: Any,
 ) -> None:  # fmt: skip
     """Draw boxes from start to end on their lines, from `low` to `high` of a row's height."""
     y0, y1 = at + HEIGHT * low, at + HEIGHT * high
     corners = [(start, y0), (end, y0), (end, y1), (start, y1)]
     shapes = np.stack([np.stack(c, axis=-1) for c in corners], axis=1)
     many = len(shapes) > MOST_SHAPES  # an SVG of so many would be slow to open
-    ax.add_collection(PolyCollection(list(shapes), rasterized=many, **style))
+    ax.add_collection(PolyCollection(list(shapes), rasterized=many, **look))
 
 
 def _draw_titles(
@@ -219,7 +246,6 @@ def _draw_titles(
     for i, step in enumerate(steps):
         lines = [line for row, line in places.items() if of_step[row] == i]
         end = step["step_time"] / scale
-        ax.plot(
-            [end, end], [min(lines) - 0.5, max(lines) + 0.5], color=GREY, linewidth=1.0, zorder=5
-        )
-        ax.text(0.0, min(lines) - 0.6, step["title"], fontsize=8.5, va="bottom", weight="bold")
+        ax.plot([end, end], [min(lines) - 0.5, max(lines) + 0.5], color=GREY, lw=1.0, zorder=5)
+        ax.text(ax.get_xlim()[0], min(lines) - 0.6, step["title"], fontsize=8.5, va="bottom",
+                weight="bold")  # fmt: skip

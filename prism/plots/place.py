@@ -1,7 +1,4 @@
-"""Plots of a placement: what a slow node costs by where it is, and the alternatives side by side.
-
-``(data, ax=None) -> Axes`` as in `prism.plots`. Nothing is simulated here.
-"""
+"""What a slow node costs by where it is, and the alternatives side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from prism.analyses.place import summarize_place
 from prism.analyses.placements.rows import (
@@ -24,18 +20,30 @@ from prism.analyses.placements.rows import (
     same_work,
 )
 from prism.common.text import format_share, percent_change, time_unit
-from prism.plots.base import BLUE, GREY, ORANGE, RED, new_axes
+from prism.plots.base import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    Array,
+    ink,
+    legend_above,
+    name_rows,
+    new_axes,
+    shorten,
+    styled,
+)
 
-Array = NDArray[np.float64]
 Json = Mapping[str, Any]
 
 ALIKE = 1e-3
 """Replicas whose costs differ by less than this share of the largest are drawn as one [1]."""
 MOST_COLUMNS = 64
 """More replicas are drawn several to a column."""
-LONGEST_LABEL = 56
+COST = "increase of the step, all else at its mean [%]"
 
 
+@styled
 def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     """Cost of one slow node by where it is, and the slack of each stage.
 
@@ -58,21 +66,24 @@ def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     >>> ax = prism.plots.plot_slots(placed)
     """
     numbers = _numbers(data)
-    cost = 100.0 * np.atleast_2d(np.asarray(numbers["slot_cost"], float)) / _step(numbers)
+    now = entry(numbers, "current")
+    step = float(numbers.get("alike_step") or now.get("p50") or 1.0)
+    cost = 100.0 * np.atleast_2d(np.asarray(numbers["slot_cost"], float)) / step
+    title = f"{numbers['job']}: cost of one slow node, by place"
     largest = float(np.max(np.abs(cost), initial=0.0))
     if np.all(np.ptp(cost, axis=1) <= ALIKE * max(largest, 1e-9)):
         ax = _draw_stages(numbers, cost.max(axis=1), ax)
     else:
         ax = _draw_map(numbers, cost, ax)
-    ax.set_title(f"{numbers['job']}: cost of one slow node, by place", fontsize=10, loc="left")
+    legend_above(ax, title, ncols=2)
     return ax
 
 
 def _draw_stages(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
     """Bars of the cost by stage, each with its slack beside it."""
-    ax = new_axes(ax, (6.4, 1.5 + 0.27 * cost.size))
+    ax = new_axes(ax, 6.4, 1.5 + 0.27 * cost.size)
     stages = np.arange(cost.size)
-    ax.barh(stages, cost, height=0.7, color=RED, alpha=0.85)
+    ax.barh(stages, cost, height=0.7, color=RED)
     limit = 1.3 * max(float(cost.max(initial=0.0)), 0.1)
     for row in numbers.get("stage_slack") or ():
         slack, stage = row.get("slack"), int(row["stage"])
@@ -84,14 +95,9 @@ def _draw_stages(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
             text, (max(0.0, cost[stage]), stage), xytext=(5, 0), textcoords="offset points",
             va="center", fontsize=8, color=GREY,
         )  # fmt: skip
-    ax.set_yticks(stages, [f"stage {stage}" for stage in stages], fontsize=9)
-    ax.set_ylim(cost.size - 0.5, -0.5)
+    name_rows(ax, [f"stage {stage}" for stage in stages])
     ax.set_xlim(min(0.0, float(cost.min(initial=0.0))), limit)
-    ax.set_xlabel("increase of the step, all else at its mean [%]; slack: slowdown at no cost")
-    ax.grid(color="0.9", linewidth=0.8, axis="x")
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(f"{COST}; slack: slowdown at no cost")
     return ax
 
 
@@ -101,7 +107,7 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
     per_column = -(-n_replicas // MOST_COLUMNS)
     starts = np.arange(0, n_replicas, per_column)
     shown = np.maximum.reduceat(cost, starts, axis=1)
-    ax = new_axes(ax, (7.6, 2.2 + 0.24 * n_stages))
+    ax = new_axes(ax, 7.6, 2.2 + 0.24 * n_stages)
     right = starts.size * per_column - 0.5
     image = ax.imshow(
         shown, aspect="auto", cmap="cividis", interpolation="nearest", vmin=min(0.0, shown.min()),
@@ -120,24 +126,20 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
         }
         if points:
             x, y = np.array(sorted(points)).T
-            style: dict[str, Any] = {"mfc": "none", "mec": colour, "mew": 1.6, "ms": 7}
-            ax.plot(x, y, marker, linestyle="none", label=name, **style)
+            ax.plot(x, y, marker, mfc="none", mec=colour, mew=1.6, ms=7, label=name)
     ax.set_xlim(-0.5, n_replicas - 0.5)
     ax.yaxis.set_major_locator(MaxNLocator(16, integer=True))
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    ax.grid(visible=False)
     ax.set_ylabel("stage")
     ax.set_xlabel("replica" if per_column == 1 else f"replica, {per_column} per column (worst)")
     figure = ax.get_figure(root=True)
     assert figure is not None
-    figure.colorbar(image, ax=ax, label="increase of the step, all else at its mean [%]", pad=0.02)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(
-            loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=8, frameon=True,
-            facecolor="0.75", borderpad=0.3,
-        )  # fmt: skip
+    figure.colorbar(image, ax=ax, label=COST, pad=0.02)
     return ax
 
 
+@styled
 def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     """Median and p95 of the step as is, at best, at worst and under the alternatives.
 
@@ -163,37 +165,35 @@ def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     """
     numbers = _numbers(data)
     found = [row for row in rows(numbers) if same_work(row, "p95") is not None]
-    ax = new_axes(ax, (8.4, 1.7 + 0.36 * len(found)))
+    ax = new_axes(ax, 8.4, 1.7 + 0.36 * len(found))
     unit, scale = time_unit(float(same_work(found[0], "p95") or 1.0))
-    now = entry(numbers, "current")
+    now, objective = entry(numbers, "current"), str(numbers.get("objective"))
+    at = np.arange(len(found))
+    p50, p95 = (
+        np.array([same_work(row, key) or np.nan for row in found], float) / scale
+        for key in ("p50", "p95")
+    )
+    ax.hlines(at, p50, p95, color=GREY, alpha=0.4, linewidth=3.0, zorder=1)
+    ax.plot(p50, at, "o", color=BLUE, markersize=6, zorder=3, label="p50")
+    ax.plot(p95, at, "o", color=ORANGE, markersize=6, zorder=3,
+            label="p95, and its change from as is")  # fmt: skip
     for i, row in enumerate(found):
-        p50, p95 = (float(same_work(row, key) or np.nan) / scale for key in ("p50", "p95"))
-        ax.plot([p50, p95], [i, i], color="0.75", linewidth=3.0, zorder=1)
-        ax.plot(p50, i, "o", color=BLUE, markersize=6, zorder=3)
-        ax.plot(p95, i, "o", color=ORANGE, markersize=6, zorder=3)
-        band = _band(row, now, str(numbers.get("objective")))
-        if np.isfinite(band[1]):
-            ax.hlines(i, band[0] / scale, band[1] / scale, color="black", linewidth=1.2, zorder=4)
-        change = _change(row, now, str(numbers.get("objective")))
-        if change:
-            ax.annotate(
-                change, (np.nanmax([p95, band[1] / scale]), i), xytext=(8, 0),
-                textcoords="offset points", va="center", fontsize=8, color=GREY,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-            )  # fmt: skip
+        low, high = _band(row, now, objective)
+        if np.isfinite(high):
+            ax.hlines(i, low / scale, high / scale, color=ink(), linewidth=1.2, zorder=4)
+        ax.annotate(
+            _change(row, now, objective), (np.nanmax([p95[i], high / scale]), i), xytext=(8, 0),
+            textcoords="offset points", va="center", fontsize=8, color=GREY,
+        )  # fmt: skip
     if now:
         ax.axvline(float(now["p95"]) / scale, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
-    ax.plot([], [], "o", color=BLUE, label="p50")
-    ax.plot([], [], "o", color=ORANGE, label="p95, and its change from as is")
-    _finish(ax, [str(row["label"]) for row in found])
+    name_rows(ax, [shorten(str(row["label"])) for row in found])
+    low, high = ax.get_xlim()
+    widen = max(0.0, 2e-4 * abs(high) - (high - low)) / 2.0
+    ax.set_xlim(low - widen, high + widen + 0.12 * (high - low))
     ax.set_xlabel(f"step time, for the same work [{unit}]")
-    ax.legend(
-        loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False, fontsize=8,
-        borderaxespad=0.2,
-    )  # fmt: skip
     name = objective_name(numbers)
-    title = f"{numbers['job']}: slow nodes placed for the least {name}"
-    ax.set_title(title, fontsize=10, loc="left", pad=22)
+    legend_above(ax, f"{numbers['job']}: slow nodes placed for the least {name}", ncols=2)
     return ax
 
 
@@ -221,30 +221,6 @@ def _band(row: Json, now: Json, objective: str) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _finish(ax: Axes, labels: list[str]) -> None:
-    """Names of the rows, and a frame that leaves room for the changes."""
-    texts = [
-        text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 3] + "..." for text in labels
-    ]
-    ax.set_yticks(range(len(texts)), texts, fontsize=9)
-    ax.set_ylim(len(texts) - 0.5, -0.5)
-    low, high = ax.get_xlim()
-    widen = max(0.0, 2e-4 * abs(high) - (high - low)) / 2.0
-    ax.set_xlim(low - widen, high + widen + 0.12 * (high - low))
-    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    ax.ticklabel_format(axis="x", useOffset=False)
-    ax.grid(color="0.9", linewidth=0.8, axis="x")
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(axis="y", length=0, pad=7)
-
-
 def _numbers(data: xr.Dataset | Json) -> Json:
     """Return the summary of a result, or the summary itself."""
     return summarize_place(data) if isinstance(data, xr.Dataset) else data
-
-
-def _step(numbers: Json) -> float:
-    """Length of the step that costs are shares of [s]."""
-    now = entry(numbers, "current")
-    return float(numbers.get("alike_step") or now.get("p50") or 1.0)

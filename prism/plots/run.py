@@ -1,8 +1,4 @@
-"""A run over the calendar: how much is done when, with a fan of percentiles.
-
-A plot like those of `prism.plots`: a result and an optional Axes in, Axes out; nothing is
-simulated.
-"""
+"""A run over the calendar: how much is done when."""
 
 from __future__ import annotations
 
@@ -15,12 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import PercentFormatter
 
-from prism.common.text import format_duration, format_share, time_unit
-from prism.plots.base import GREEN, GREY, RED, new_axes, title_of
+from prism.common.text import time_unit
+from prism.plots.base import GREEN, GREY, RED, Array, legend_above, new_axes, styled, title_of
+from prism.plots.estimate import deadline_text
 
 FAR = 1.5  # times the length of the run from which a deadline is off the axis
+FAN = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
+@styled
 def plot_progress(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Draw the share of steps done over time, with the middle 50 and 90 % of runs.
 
@@ -47,7 +46,7 @@ def plot_progress(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     """
     ax = new_axes(ax)
     start = json.loads(result.attrs["call"]).get("start")
-    times = result["progress_time"].sel(quantile=[0.05, 0.25, 0.5, 0.75, 0.95]).to_numpy()
+    times = result["progress_time"].sel(quantile=list(FAN)).to_numpy()
     done = result["progress"].to_numpy()
     unit, scale = time_unit(float(times.max()))
     origin = 0.0
@@ -57,41 +56,37 @@ def plot_progress(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     x = origin + times / scale
     ax.fill_betweenx(done, x[0], x[4], color=GREEN, alpha=0.25, lw=0, label="90 % of runs")
     ax.fill_betweenx(done, x[1], x[3], color=GREEN, alpha=0.45, lw=0, label="50 % of runs")
-    ax.plot(x[2], done, color=GREEN, lw=1.5, label="median")
+    ax.plot(x[2], done, color=GREEN, label="median")
     if "ideal_time_to_train" in result:
         ideal = origin + float(result["ideal_time_to_train"]) / scale
         ax.plot([origin, ideal], [0, 1], color=GREY, ls=":", lw=1.2, label="ideal steps alone")
-    if "deadline" in result:
+    if text := deadline_text(result):
         deadline = float(result["deadline"])
-        share = float(np.mean(result["time_to_train"].to_numpy() <= deadline))
-        text = f"deadline {format_duration(deadline)}: P(done) = {format_share(share)}"
         if deadline <= FAR * times.max():
             ax.axvline(origin + deadline / scale, 0.52, color=RED, ls="--", lw=1.2, label=text)
         else:  # the run itself would be a sliver
-            ax.plot([], [], color=RED, ls="--", lw=1.2, label=f"{text} \u2192")
+            ax.text(0.98, 0.52, f"{text} \N{RIGHTWARDS ARROW}", transform=ax.transAxes,
+                    ha="right", fontsize=8, color=GREY)  # fmt: skip
     _label(ax, unit, start)
     _draw_fan(ax, times, done)
-    ax.set_title(
-        title_of(result, f"{result.sizes['run_replicate']:,} runs"), fontsize=10, loc="left"
-    )
+    legend_above(ax, title_of(result, f"{result.sizes['run_replicate']:,} runs"), ncols=3)
     return ax
 
 
-def _draw_fan(ax: Axes, times: np.ndarray, done: np.ndarray) -> None:
+def _draw_fan(ax: Axes, times: Array, done: Array) -> None:
     """Draw how far runs are ahead or behind, which the whole calendar is too long to show."""
     behind = times - times[2]
     unit, scale = time_unit(float(np.abs(behind).max()))
     behind = behind / scale
-    inset = ax.inset_axes((0.62, 0.12, 0.35, 0.34), zorder=6)
+    inset = ax.inset_axes((0.62, 0.12, 0.35, 0.3), zorder=6)
     inset.fill_between(done, behind[0], behind[4], color=GREEN, alpha=0.25, lw=0)
     inset.fill_between(done, behind[1], behind[3], color=GREEN, alpha=0.45, lw=0)
     inset.axhline(0.0, color=GREEN, lw=1.2)
-    inset.set_title(f"lag behind the median run [{unit}]", fontsize=8, loc="left")
+    inset.set_title(f"lag behind the median run [{unit}]", fontsize=8)
     inset.set_xlabel("steps done", fontsize=8)
     inset.xaxis.set_major_formatter(PercentFormatter(1.0))
     inset.set_xlim(0.0, 1.0)
     inset.tick_params(labelsize=8)
-    inset.spines[["top", "right"]].set_visible(False)
 
 
 def _label(ax: Axes, unit: str, start: str | None) -> None:
@@ -107,4 +102,3 @@ def _label(ax: Axes, unit: str, start: str | None) -> None:
     ax.set_ylabel("steps done")
     ax.set_ylim(0.0, 1.0)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.legend(loc="upper left", fontsize=8, frameon=False)

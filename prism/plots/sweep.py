@@ -1,7 +1,4 @@
-"""Plot of a sweep: p50 of every simulated setting against p95, the frontier marked.
-
-``(data, ax=None) -> Axes`` as in `prism.plots`. Nothing is simulated here.
-"""
+"""Plot of a sweep: p50 of every simulated setting against p95, the frontier marked."""
 
 from __future__ import annotations
 
@@ -15,15 +12,25 @@ from matplotlib.axes import Axes
 from prism.analyses.sweep import summarize_sweep
 from prism.analyses.sweeps.rows import label, same_work_differs
 from prism.common.text import time_unit
-from prism.plots.base import BLUE, GREEN, GREY, ORANGE, RED, new_axes
+from prism.plots.base import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    legend_above,
+    new_axes,
+    shorten,
+    styled,
+)
 
 Json = Mapping[str, Any]
 
 FARTHEST = 1.25
-"""Settings whose p95 is beyond this times the least are told in a corner [1]."""
-LONGEST_LABEL = 64
+"""Settings whose p95 is beyond this times the least are counted in a corner [1]."""
 
 
+@styled
 def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     """p50 against p95 of the settings of a sweep.
 
@@ -37,7 +44,7 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib.axes.Axes
-        Bars are two standard errors, by cluster; open points were screened on a few clusters.
+        Bars are two standard errors, by cluster draw; open points were screened on a few of them.
         Times are for the tokens of one step of the job where settings differ in them.
 
     Examples
@@ -53,25 +60,29 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     named = _named(numbers)
     limit = FARTHEST * float(rows[numbers["robust"]]["p95_same_work"])
     shown = [i for i in run if i in named or rows[i]["p95_same_work"] <= limit]
-    ax = new_axes(ax, (7.6, 5.0))
+    ax = new_axes(ax, 7.6, 5.0)
     unit, scale = time_unit(float(rows[numbers["robust"]]["p95_same_work"]))
-    for i in shown:
-        if i not in named:
-            _point(ax, rows[i], scale, BLUE if i in numbers["frontier"] else GREY)
-    for i, (colour, text) in named.items():
-        _point(ax, rows[i], scale, colour, _cut(f"{text}: {label(rows[i], numbers['varied'])}"))
+    looks = {i: (BLUE if i in numbers["frontier"] else GREY, None) for i in shown} | {
+        i: (colour, shorten(f"{text}: {label(rows[i], numbers['varied'])}"))
+        for i, (colour, text) in named.items()
+    }
+    for i, (colour, text) in looks.items():
+        _point(ax, rows[i], scale, colour, text)
     if len(numbers["frontier"]) > 1:
         frontier = np.array([_place(rows[i], scale) for i in numbers["frontier"]])
         ax.plot(*frontier.T, color=BLUE, linewidth=1.4, zorder=2, label="frontier")
     if any(rows[i]["figures"] == "screen" for i in shown):
-        ax.plot([], [], "o", mfc="none", color=GREY, label="screened on a few clusters")
-    _finish(ax, numbers, unit)
-    far = len(run) - len(shown)
-    if far:
+        ax.plot([], [], "o", mfc="none", color=GREY, label="screened on a few cluster draws")
+    same = ", same tokens" if same_work_differs(numbers) else ""
+    ax.set_xlabel(f"p50 of the step{same} [{unit}]")
+    ax.set_ylabel(f"p95 of the step{same} [{unit}]")
+    if far := len(run) - len(shown):
         ax.text(
             0.99, 0.02, f"{far} slower setting{'s' * (far > 1)} not shown",
             transform=ax.transAxes, ha="right", fontsize=8, color=GREY,
         )  # fmt: skip
+    title = f"{numbers['job']}, {len(rows):,} settings"
+    legend_above(ax, title + (f", {len(run):,} simulated" if len(run) < len(rows) else ""))
     return ax
 
 
@@ -92,7 +103,7 @@ def _place(row: Json, scale: float) -> tuple[float, float]:
     return float(row["p50_same_work"]) / scale, float(row["p95_same_work"]) / scale
 
 
-def _point(ax: Axes, row: Json, scale: float, colour: str, text: str | None = None) -> None:
+def _point(ax: Axes, row: Json, scale: float, colour: str, text: str | None) -> None:
     """One setting with the bars of its errors."""
     x, y = _place(row, scale)
     errors = [2.0 * float(row[f"{m}_se"] or 0.0) / row["work"] / scale for m in ("p50", "p95")]
@@ -101,21 +112,3 @@ def _point(ax: Axes, row: Json, scale: float, colour: str, text: str | None = No
         mfc="none" if row["figures"] == "screen" else colour, elinewidth=0.8,
         markersize=8 if text else 5, zorder=4 if text else 3,
     )  # fmt: skip
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 3] + "..."
-
-
-def _finish(ax: Axes, numbers: Json, unit: str) -> None:
-    same = ", same tokens" if same_work_differs(numbers) else ""
-    ax.set_xlabel(f"p50 of the step{same} [{unit}]")
-    ax.set_ylabel(f"p95 of the step{same} [{unit}]")
-    ax.ticklabel_format(useOffset=False)
-    ax.grid(color="0.9", linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="upper left", frameon=False, fontsize=8)
-    n, run = len(numbers["rows"]), sum(row["p50"] is not None for row in numbers["rows"])
-    title = f"{numbers['job']}, {n:,} settings" + (f", {run:,} simulated" if run < n else "")
-    ax.set_title(title, fontsize=10, loc="left")

@@ -328,21 +328,20 @@ def _spread(numbers: Json) -> list[tuple[str, Cell]]:
 def _pictures(numbers: Json, rows: Sequence[Json], result: xr.Dataset) -> list[Picture]:
     job, target = numbers["job"], TARGETS[numbers["target"]]
     note = "Bars are total-order shares of the variance, diamonds first-order shares, lines 95 % "
-    note += "intervals; beside them, what holding a cause at its median would change."
+    note += "intervals of the total order."
     if numbers["quick"]:
         note = "Bars are shares of the variance; hatched ones are upper bounds, from one run."
-    pictures = [Picture(
+    ranking = Picture(
         "ranking", f"Causes of the spread of the {target} of {job}, the largest on top",
         lambda: plots.plot_ranking(result), note, _errors(numbers, rows),
-    )]  # fmt: skip
-    if not numbers["quick"]:
-        pictures.append(Picture(
-            "critical_path", f"Time on the critical path of {job} by kernel class",
-            lambda: plots.plot_path(result),
-            "Shares of the mean time of a step, of its spread and of its slowest 5 %; each adds up "
-            "to 100 %.", _errors(numbers, rows, "covariance_share"),
-        ))  # fmt: skip
-    return pictures
+    )  # fmt: skip
+    path = Picture(
+        "critical_path", f"Time on the critical path of {job} by kernel class",
+        lambda: plots.plot_path(result),
+        "Shares of the mean time of a step, of its spread and of its slowest 5 %; each adds up "
+        "to 100 %.", _errors(numbers, rows, "covariance_share"),
+    )  # fmt: skip
+    return [ranking, path]
 
 
 def _errors(numbers: Json, rows: Sequence[Json], key: str = "total_order") -> Errors:

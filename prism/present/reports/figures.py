@@ -1,141 +1,74 @@
-"""Plots as pictures within a page: SVG whose colours, letters and names are the page's.
-
-Any plot of prism becomes an ``<svg>`` that follows the page's light or dark colours, keeps its text
-as text, has a title and a description for those who do not see it, and shares no id with another
-one on the page.
-"""
+"""Pictures within a page: SVG in the light and in the dark style, of which the page shows one."""
 
 from __future__ import annotations
 
 import re
 from io import BytesIO
-from typing import Any
 from xml.etree import ElementTree as ET
 
-from matplotlib import rc_context
-
-from prism.plots.base import no_warnings, show_names
+from prism.plots.base import STYLES, style
 from prism.present.answer import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
-XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
-
-COLOURS = {
-    "#000000": "ink",
-    "#ffffff": "card",
-    "#555555": "grey",
-    "#e5e5e5": "grid",
-    "#e6e6e6": "grid",
-    "#bfbfbf": "faint",
-    "#cccccc": "faint",
-    "#0072b2": "blue",
-    "#e69f00": "orange",
-    "#009e73": "green",
-    "#d55e00": "red",
-    "#cc79a7": "purple",
-    "#56b4e9": "sky",
-    "#f0e442": "yellow",
-}
-"""Colours of the plots, by the name of what the page has in their place."""
-
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "prism",
-    "savefig.facecolor": "none",
-    "text.parse_math": False,  # a $ in a job's name is a $
-}
+HREF = "{http://www.w3.org/1999/xlink}href"
 _NUMBER = re.compile(r"-?\d+\.\d+")
-_FONT = re.compile(r"(\bfont:[^;]*?\d+(?:\.\d+)?px)[^;]*")
-_FAMILY = re.compile(r"\bfont-family:[^;]*")
+_COORDINATES = ("d", "points", "transform", "x", "y", "width", "height")
 
 
-def to_svg(picture: Picture, name: str) -> tuple[str, bool]:
-    """Draw a picture as an element of a page."""
+def to_svg(picture: Picture, name: str) -> str:
+    """Draw a picture in both styles, as elements of a page."""
+    return "\n".join(_element(picture, f"{name}-{which}", which) for which in STYLES)
+
+
+def _element(picture: Picture, name: str, which: str) -> str:
+    """Draw a picture in a style, with ids of its own, a title and a description."""
     buffer = BytesIO()
-    with rc_context(_STYLE), no_warnings():
+    with style(which):
         figure = picture.draw().get_figure(root=True)
         assert figure is not None
-        show_names(figure)
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     root = ET.fromstring(buffer.getvalue())
-    bitmap = root.find(f".//{SVG}image") is not None
-    _tidy(root)
-    _name(root, name)
-    for element in root.iter():
-        _dress(element, recolour=not bitmap)
-    _describe(root, picture, name)
-    ET.register_namespace("", SVG[1:-1])
-    return ET.tostring(root, encoding="unicode"), bitmap
-
-
-def _tidy(root: ET.Element) -> None:
-    """Take out what a page has itself (rules of style, metadata) and the size on paper."""
     for parent in list(root.iter()):
         for child in list(parent):
+            # a page has rules of its own, and an SVG of a page no metadata
             if child.tag.endswith("}metadata") or child.tag == f"{SVG}style":
                 parent.remove(child)
+    for element in root.iter():
+        for key in _COORDINATES:
+            if key in element.attrib and element.tag != f"{SVG}image":
+                text = " ".join(element.attrib[key].split())
+                element.set(key, _NUMBER.sub(_short, text))
+    _name(root, name)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
+    for place, (tag, text) in enumerate((("title", picture.title), ("desc", picture.note))):
+        described = ET.Element(f"{SVG}{tag}", {"id": f"{name}-{tag}"})
+        described.text = text
+        root.insert(place, described)
+    root.attrib.update({"class": which, "role": "img", "aria-labelledby": f"{name}-title",
+                        "aria-describedby": f"{name}-desc"})  # fmt: skip
+    ET.register_namespace("", SVG[1:-1])
+    return ET.tostring(root, encoding="unicode")
 
 
 def _name(root: ET.Element, name: str) -> None:
     """Give ids that are referred to a start of their own; take the others away."""
     used = set()
     for element in root.iter():
-        for key, value in element.attrib.items():
-            if key == XLINK_HREF and value.startswith("#"):
-                used.add(value[1:])
+        for key, value in list(element.attrib.items()):
             used.update(re.findall(r"url\(#([^)]+)\)", value))
+            element.set(key, value.replace("url(#", f"url(#{name}-"))
+        link = element.attrib.pop(HREF, None)
+        if link is not None:  # within the picture, or an image that is written out
+            inner = link.startswith("#")
+            used.update([link[1:]] * inner)
+            element.set("href", f"#{name}-{link[1:]}" if inner else link)
     for element in root.iter():
         own = element.attrib.pop("id", None)
         if own in used:
             element.set("id", f"{name}-{own}")
-        for key, value in list(element.attrib.items()):
-            if key == XLINK_HREF:
-                del element.attrib[key]
-                # within the page, or an image that is written out
-                element.set("href", f"#{name}-{value[1:]}" if value[0] == "#" else value)
-            elif "url(#" in value:
-                element.set(key, value.replace("url(#", f"url(#{name}-"))
-
-
-def _dress(element: ET.Element, recolour: bool) -> None:
-    """Write colours and letters as the page's, and coordinates without needless digits."""
-    for key in ("d", "points", "transform", "x", "y", "width", "height"):
-        value = element.get(key)
-        if value is not None and element.tag != f"{SVG}image":
-            element.set(key, _NUMBER.sub(_short, " ".join(value.split())))
-    style = element.get("style")
-    if style is not None:
-        style = _FAMILY.sub("font-family: var(--sans)", _FONT.sub(r"\1 var(--sans)", style))
-        element.set("style", style)
-    if not recolour:
-        return
-    for key in ("style", "fill", "stroke"):
-        value = element.get(key)
-        if value is not None and "#" in value:
-            element.set(key, re.sub(r"#[0-9a-f]{6}\b", _colour, value))
 
 
 def _short(found: re.Match[str]) -> str:
-    """Write a coordinate to a hundredth of a point."""
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".") or "0"
-
-
-def _colour(found: re.Match[str]) -> str:
-    """Name a colour where the page has one for it."""
-    name = COLOURS.get(found[0].lower())
-    return found[0] if name is None else f"var(--{name})"
-
-
-def _describe(root: ET.Element, picture: Picture, name: str) -> None:
-    """Add what is read out in place of the picture."""
-    attributes: dict[str, Any] = {"title": picture.title, "desc": picture.note}
-    for place, (tag, text) in enumerate(attributes.items()):
-        element = ET.Element(f"{SVG}{tag}", {"id": f"{name}-{tag}"})
-        element.text = text
-        element.tail = "\n"
-        root.insert(place, element)
-    root.set("role", "img")
-    root.set("aria-labelledby", f"{name}-title")
-    root.set("aria-describedby", f"{name}-desc")
+    """Write a coordinate to a tenth of a point."""
+    return f"{float(found[0]):.1f}".rstrip("0").rstrip(".") or "0"

@@ -237,9 +237,9 @@ def _drawn(pictures: Sequence[Picture], name: str, file: str) -> list[dict[str, 
     out = []
     for i, picture in enumerate(pictures, 1):
         with told_broken(file, f"a whole result: {picture.title.lower()} cannot be drawn"):
-            svg, bitmap = to_svg(picture, f"{name}-f{i}")
+            svg = to_svg(picture, f"{name}-f{i}")
         wide = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1]) > WIDE  # type: ignore[index]
-        out.append({"picture": picture, "svg": svg, "bitmap": bitmap, "wide": wide})
+        out.append({"picture": picture, "svg": svg, "wide": wide})
     return out
 
 
