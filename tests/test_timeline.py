@@ -322,6 +322,14 @@ def test_pictures_have_all_that_is_named():
     assert labels >= {"forward", "backward", "critical path", "waits: another replica"}
     assert ax.get_xlabel() == "time since the step began [s]"
     assert len(ax.get_yticks()) == made.sizes["row"] == 16
+    part = plot_gantt(timeline(JOBS["1f1b"], replicates=64, seed=3, window=(50, 60)))
+    longest = max(step["step_time"] for step in summarize_timeline(made)["steps"])
+    assert part.get_xlim() == pytest.approx((0.5 * longest, 0.6 * longest))
+    drawn = [sum(len(group.get_paths()) for group in axes.collections) for axes in (ax, part)]
+    assert 0 < drawn[1] < 0.4 * drawn[0]
+    for window in ((60, 50), (50,), (-1, 50)):
+        with pytest.raises(PrismError, match="percent of the longest step"):
+            timeline(JOBS["1f1b"], replicates=64, seed=3, window=window)
     many = timeline(load_job("pipeline-8x32"), replicates=64, seed=3, percentiles=range(0, 100, 10))
     assert len(plot_gantt(many).get_yticks()) <= MOST_ROWS
 

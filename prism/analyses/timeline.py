@@ -61,6 +61,7 @@ def timeline(
     ranks: Sequence[int] | None = None,
     replicas: Sequence[int] | None = None,
     stages: Sequence[int] | None = None,
+    window: Sequence[float] | None = None,
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -84,6 +85,8 @@ def timeline(
         Of a job as in ``simulate``; 4,096 replicates, of a result those that it has of them.
     ranks, replicas, stages : sequence of int, optional
         Which to show; all where they are few, else some replicas.
+    window : pair of float, optional
+        What its picture shows: from where to where of the longest step [percent].
     overrides : sequence of str
         ``key=value`` settings of a job.
     progress : callable, optional
@@ -107,6 +110,12 @@ def timeline(
     >>> steps.start.dims, steps.start.attrs["units"]
     (('event',), 's')
     """
+    if window is not None and not (len(window) == 2 and 0.0 <= window[0] < window[1] <= 100.0):
+        raise PrismError(
+            f"{named('window')} {', '.join(f'{x:g}' for x in window)}: expected where the picture "
+            "begins and ends, in percent of the longest step, such as 40,60"
+        )
+    shown = {} if window is None else {"window": json.dumps(list(window))}
     wanted = Wanted(*(None if x is None else tuple(x) for x in (replicas, stages, ranks)))
     trace = _read(what, step_range)
     if trace is not None:
@@ -116,7 +125,7 @@ def timeline(
         }  # fmt: skip
         _refuse(trace.source, "a trace, whose steps were measured", given)
         played = play_trace(trace, step)
-        about = {"source": trace.source, "prism_version": prism.__version__}
+        about = {"source": trace.source, "prism_version": prism.__version__} | shown
         return _lay_out(played, wanted, about, trace.notes)
     _refuse(str(what), "a job, whose steps are simulated", {"step": step, "step_range": step_range})
     job, n, seed = _job(what, replicates, seed, overrides)
@@ -130,7 +139,7 @@ def timeline(
         PERCENTILES if percentiles is None else percentiles, ideal,
     )  # fmt: skip
     attrs = provenance(job, {"replicates": n, "seed": seed}) | {"replicates": n, "source": job.name}
-    return _lay_out(steps, wanted, attrs, (), _rank_rows(prepared))
+    return _lay_out(steps, wanted, attrs | shown, (), _rank_rows(prepared))
 
 
 def summarize_timeline(timeline: xr.Dataset) -> dict[str, Any]:

@@ -64,19 +64,15 @@ class _Events(NamedTuple):
 
 
 @styled
-def plot_gantt(
-    timeline: xr.Dataset, ax: Axes | None = None, window: tuple[float, float] | None = None
-) -> Axes:
+def plot_gantt(timeline: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Draw the steps of a timeline above each other.
 
     Parameters
     ----------
     timeline : xarray.Dataset
-        What ``prism.timeline`` returns.
+        What ``prism.timeline`` returns; of the whole steps or of the window that it was given.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
-    window : pair of float, optional
-        Begin and end of what is drawn of each step [s]; the whole steps where None.
 
     Returns
     -------
@@ -90,8 +86,10 @@ def plot_gantt(
     >>> ax = prism.plots.plot_gantt(prism.timeline("experiments/samples/trace.csv"))
     """
     steps = json.loads(timeline.attrs["steps"])
-    begin, until = window or (0.0, max(step["step_time"] for step in steps))
-    unit, scale = time_unit(until)
+    longest = max(step["step_time"] for step in steps)
+    window = json.loads(timeline.attrs.get("window", "[0, 100]"))
+    begin, until = (0.01 * percent * longest for percent in window)
+    unit, scale = time_unit(longest)
     places = _place_rows(timeline, len(steps))
     n_lines = max(places.values()) + 1.0
     ax = new_axes(ax, 10.0, 1.9 + n_lines * (0.26 if n_lines <= 34 else 0.19))
@@ -246,6 +244,6 @@ def _draw_titles(
     for i, step in enumerate(steps):
         lines = [line for row, line in places.items() if of_step[row] == i]
         end = step["step_time"] / scale
-        ax.plot([end, end], [min(lines) - 0.5, max(lines) + 0.5], color=GREY, lw=1.0, zorder=5)
+        ax.vlines(end, min(lines) - 0.5, max(lines) + 0.5, color=GREY, lw=1.0, zorder=5)
         ax.text(ax.get_xlim()[0], min(lines) - 0.6, step["title"], fontsize=8.5, va="bottom",
                 weight="bold")  # fmt: skip

@@ -37,6 +37,12 @@ from prism.cli.commands.terminal import progress_line, say
 @click.option("--ranks", type=Numbers(), metavar="A,B:C", help="Show these ranks.")
 @click.option("--replicas", type=Numbers(), metavar="A,B:C", help="Show these dp replicas.")
 @click.option("--stages", type=Numbers(), metavar="A,B:C", help="Show these pipeline stages.")
+@click.option(
+    "--window",
+    type=Percentiles(),
+    metavar="FROM,TO",
+    help="Part of the steps that the picture shows, in percent.  [default: 0,100]",
+)
 @step_range_option
 @set_option
 @output_option("timeline.json.gz for Perfetto, pictures, result, summary.")
