@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import prism
 from prism.common.labels import short_label
-from prism.plots.base import BLUE, GREEN, GREY, ORANGE, RED
+from prism.plots.base import BLUE, GREEN, GREY, ORANGE, RED, style
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "front.png"
@@ -81,7 +81,7 @@ def draw_estimate(result, ax, beside):
                 color=GREY, fontsize=10)  # fmt: skip
     ax.set(xlabel="step time [s]", ylabel="probability", ylim=(0, 1.02))
     beside.set(xlabel="time to train [days]", ylim=(0, 1.02), yticklabels=[])
-    ax.set_title(f"How long will it take?   {LARGE}", loc="left")
+    ax.set_title(f"How long will it take?   {LARGE}")
 
 
 def draw_rank(result, ax):
@@ -99,9 +99,9 @@ def draw_rank(result, ax):
     ax.set_yticks(range(len(causes)), [short_label(row["name"]) for row, _ in causes])
     for name, colour in (("shared by many kernels", ORANGE), ("one kind of kernel", BLUE)):
         ax.barh(0, 0, color=colour, label=name)
-    ax.legend(frameon=False, loc="lower right", fontsize=10)
+    ax.legend(loc="lower right", fontsize=10)
     ax.set_xlabel("less spread of the step if it were fixed at its median [%]")
-    ax.set_title(f"Why does it vary?   {SMALL}", loc="left")
+    ax.set_title(f"Why does it vary?   {SMALL}")
 
 
 def draw_place(result, ax):
@@ -127,7 +127,7 @@ def draw_place(result, ax):
     ax.set_xticks(stages)
     ax.set(xlabel="pipeline stage of a node that is 1.2x slow", ylabel="longer step [%]",
            ylim=(0, 1.42 * cost.max()))  # fmt: skip
-    ax.set_title(f"Where should slow nodes go?   {LARGE}", loc="left")
+    ax.set_title(f"Where should slow nodes go?   {LARGE}")
 
 
 def draw_validation(result, ax):
@@ -152,9 +152,9 @@ def draw_validation(result, ax):
     ax.annotate(f"every op on its own:\nP50 {rival:.1f} s, far to the left", (0.0, 0.35),
                 xytext=(0.05, 0.35), xycoords="axes fraction", color=GREY, fontsize=11,
                 va="center", arrowprops={"arrowstyle": "->", "color": GREY})  # fmt: skip
-    ax.legend(frameon=False, fontsize=11, loc="upper left")
+    ax.legend(fontsize=11, loc="upper left")
     ax.set(xlabel="step time [s]", ylabel="probability", ylim=(0, 1.02))
-    ax.set_title("Is it right?   held-out steps of a production job", loc="left")
+    ax.set_title("Is it right?   held-out steps of a production job")
 
 
 def main():
@@ -167,9 +167,9 @@ def main():
         folder = options.results or Path(scratch)
         folder.mkdir(exist_ok=True)
         results = compute(folder)
-        with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 13,
-                                    "axes.titleweight": "bold"}):  # fmt: skip
-            figure = Figure(figsize=(13.5, 8.4), dpi=140, layout="constrained", facecolor="white")
+        with style(), matplotlib.rc_context({"font.size": 11, "axes.titlesize": 13,
+                                             "axes.titleweight": "bold"}):  # fmt: skip
+            figure = Figure(figsize=(13.5, 8.4), dpi=140, layout="constrained")
             grid = figure.add_gridspec(2, 4)
             axes = [figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1]),
                     figure.add_subplot(grid[0, 2:]), figure.add_subplot(grid[1, :2]),
@@ -179,7 +179,7 @@ def main():
             draw_place(results["place"], axes[3])
             draw_validation(results["validate"], axes[4])
             for ax in axes:
-                ax.spines[["top", "right"]].set_visible(False)
+                ax.grid(visible=False)
             PICTURE.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(PICTURE)
     print(f"wrote {PICTURE.relative_to(ROOT)}")
