@@ -27,7 +27,7 @@ FILES = (
 
 INSTEAD = {
     r"laws?": "distribution",
-    r"in all(?=[^\w ]|$| (and|to|is|are|by|at|of|it) )": "total, elapsed, together",
+    r"in all(?=[^\w ]|$| (and|to|is|are|by|at|it) )": "total, elapsed, together",
     r"(cannot|hardly) be told|is hardly told": "statistically indistinguishable, not identifiable",
     r"told": "given, named, reported, distinguished",
     r"so many": "this many, n, a given number of",
