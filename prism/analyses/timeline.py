@@ -117,6 +117,8 @@ def timeline(
         )
     shown = {} if window is None else {"window": json.dumps(list(window))}
     wanted = Wanted(*(None if x is None else tuple(x) for x in (replicas, stages, ranks)))
+    if not isinstance(what, Job | str | Path) and len(what) == 1:
+        what = what[0]
     trace = _read(what, step_range)
     if trace is not None:
         given = {
@@ -189,8 +191,6 @@ def _read(what: What, step_range: str | None) -> Trace | None:
     if isinstance(what, Job):
         return None
     if not isinstance(what, str | Path):
-        if len(what) == 1:
-            return _read(what[0], step_range)
         return read_trace([str(x) for x in what], step_range)
     path = Path(what)
     known = str(what) in shipped_jobs() or path.suffix in (".yaml", ".yml", ".nc")
@@ -207,13 +207,9 @@ def _read(what: What, step_range: str | None) -> Trace | None:
 
 # -------------------------------------------------------------------------------------------- jobs
 def _job(
-    what: What, replicates: int | None, seed: int | None, overrides: Sequence[str]
+    what: Any, replicates: int | None, seed: int | None, overrides: Sequence[str]
 ) -> tuple[Job, int, int | None]:
     """Find the job, and how many replicates are drawn with which seed: a result has its own."""
-    if not isinstance(what, Job | str | Path):
-        if len(what) != 1:
-            raise PrismError("one job, model or result at a time; only a trace is several files")
-        what = what[0]
     is_file = isinstance(what, str | Path) and Path(what).suffix == ".nc" and Path(what).is_file()
     if isinstance(what, Job) or not is_file or model_attrs(what).get("kind") in MODELS:
         job = what if isinstance(what, Job) else load_job(what, overrides)

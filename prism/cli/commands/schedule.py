@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +55,11 @@ def schedule(
         with atomic_write(csv_file) as file:
             file.write_text(schedule_to_csv(actions))
     if plot_file is not None:
-        _draw_schedule(actions, Path(plot_file))
+        from prism.plots.base import save_figure
+        from prism.plots.schedule import plot_schedule
+
+        with atomic_write(plot_file) as file:
+            save_figure(plot_schedule(actions), file)
     if as_json:
         click.echo(to_json(_numbers(name, actions)))
     else:
@@ -75,29 +78,16 @@ def _numbers(name: str, actions: Schedule) -> dict[str, Any]:
     ends = [s[-1] + length[-1] for s, length in zip(starts, lengths, strict=True)]
     busy = sum(map(sum, lengths))
     return {
-        "schedule": name,
-        "stages": len(actions),
+        "schedule": name, "stages": len(actions),
         "microbatches": 1 + max(action.microbatch for row in actions for action in row),
         "chunks": 1 + max(action.chunk for row in actions for action in row),
         "slots": {
-            "F": slots.forward,
-            "B": slots.backward,
-            "I": slots.backward - slots.weight,
-            "W": slots.weight,
-            "step": max(ends),
+            "F": slots.forward, "B": slots.backward, "I": slots.backward - slots.weight,
+            "W": slots.weight, "step": max(ends),
         },
         "idle_fraction": 1.0 - busy / (max(ends) * len(actions)),
         "actions": [
             [[letter, a.chunk, a.microbatch] for a, letter in zip(*rows, strict=True)]
             for rows in zip(actions, actions.letters, strict=True)
         ],
-    }
-
-
-def _draw_schedule(actions: Schedule, path: Path) -> None:
-    from prism.common.files import atomic_write
-    from prism.plots.base import save_figure
-    from prism.plots.schedule import plot_schedule
-
-    with atomic_write(path) as file:
-        save_figure(plot_schedule(actions), file)
+    }  # fmt: skip
