@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
 
 import prism
+from prism.analyses.comparisons.bootstrap import FIGURES, SHIFT_LEVELS
 from prism.analyses.comparisons.inputs import (
     RUNS,
     STEPS,
@@ -22,15 +25,19 @@ from prism.analyses.comparisons.inputs import (
     job_differences,
     read_input,
 )
-from prism.analyses.comparisons.power import LEVEL
-from prism.analyses.comparisons.quantity import Quantity, compare_quantity, holm, shared_variance
+from prism.analyses.comparisons.quantity import (
+    LEVEL,
+    POWERS,
+    Quantity,
+    compare_quantity,
+    holm,
+    shared_variance,
+)
 from prism.common.errors import PrismError
 from prism.simulation.steps import fresh_seed
 
 if TYPE_CHECKING:
     import os
-
-    import xarray as xr
 
 Progress = Callable[[int, int], None]
 KIND = "comparison"
@@ -49,7 +56,7 @@ def compare(
     skip: int | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Compare two results or two measurements of step times.
 
     Parameters
@@ -96,7 +103,7 @@ def compare(
     names = [name for name in (STEPS, RUNS) if name in first.samples and name in second.samples]
     found: dict[str, Quantity] = {}
     for done, name in enumerate(names):
-        shared = None
+        shared = 0.0
         if name == RUNS and first.source == second.source == "simulated":
             shared = shared_variance(first.samples[STEPS], second.samples[STEPS], pairing)
         found[name] = compare_quantity(
@@ -104,49 +111,75 @@ def compare(
         )
         if progress is not None:
             progress(done + 1, len(names))
-    numbers: dict[str, Any] = {
+    tests = [[*q.figures["p_value"], q.ks.p_value or np.nan] for q in found.values()]
+    adjusted = holm(np.ravel(tests)).reshape(len(tests), -1)
+    numbers = {
         "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
-        "quantities": {name: _numbers(quantity) for name, quantity in found.items()},
+        "quantities": {
+            name: _units(quantity, p[-1]) for (name, quantity), p in
+            zip(found.items(), adjusted, strict=True)
+        },
         "job_differences": job_differences(first, second),
         "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
     }  # fmt: skip
-    _adjust(numbers["quantities"], effect)
-    return _to_dataset(found, numbers, seed)
+    data: dict[str, Any] = {}
+    for (name, quantity), p in zip(found.items(), adjusted, strict=True):
+        data |= _variables(name, quantity, p[:-1])
+    coords = {
+        "quantile": SHIFT_LEVELS, "figure": list(FIGURES), "side": ["a", "b"],
+        "end": ["low", "high"], "power": list(POWERS),
+    }  # fmt: skip
+    attrs = {
+        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
+        "summary": json.dumps(numbers),
+    }  # fmt: skip
+    return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
-def summarize_compare(dataset: "xr.Dataset") -> dict[str, Any]:
+def summarize_compare(dataset: xr.Dataset) -> dict[str, Any]:
     """Figures of a comparison, as `prism compare --json` prints them."""
-    return dict(json.loads(dataset.attrs["summary"]))
+    numbers = dict(json.loads(dataset.attrs["summary"]))
+    for name, quantity in numbers["quantities"].items():
+        figures: dict[str, dict[str, Any]] = {str(x): {} for x in dataset["figure"].values}
+        for key in _VARIABLES:
+            for row, values in zip(figures.values(), dataset[f"{name}_{key}"].values, strict=True):
+                row[key] = _plain(values)
+        for row in figures.values():
+            row["a"], row["b"] = row.pop("value")
+            if row["needed"]:
+                counts = [None if n is None else int(n) for n in row["needed"]]
+                row["needed"] = dict(zip(map(str, POWERS), counts, strict=True))
+        for row in (*figures.values(), quantity["ks"]):
+            row["verdict"] = _verdict(row, numbers["effect"])
+        quantity["figures"] = figures
+    return numbers
 
 
-def _numbers(quantity: Quantity) -> dict[str, Any]:
-    """Lay one quantity out as plain figures."""
-    a, b, ks = quantity.a, quantity.b, quantity.ks
+def _plain(values: Any) -> Any:
+    """Write numbers as JSON has them: null where nothing is known."""
+    if np.isnan(values).all():
+        return None
+    if np.ndim(values):
+        return [_plain(x) for x in values]
+    return float(values) if np.isfinite(values) else None
+
+
+def _units(quantity: Quantity, p_adjusted: float) -> dict[str, Any]:
+    """Say what is independent in either side, and what KS finds."""
+    sides = {"a": quantity.a, "b": quantity.b}
     return {
-        "units": {"a": a.kind, "b": b.kind}, "n_units": {"a": a.n_units, "b": b.n_units},
-        "n": {"a": int(a.values.size), "b": int(b.values.size)},
-        "paired_by": quantity.pairing,
-        "n_effective": dict(zip("ab", quantity.n_effective, strict=True)),
-        "between_share": quantity.between_share,
-        "figures": quantity.figures,
-        "ks": {"distance": ks.ks, "p_value": ks.p_value, "units": ks.units,
-               "why_not": ks.why_not or None},
+        "units": {key: x.kind for key, x in sides.items()},
+        "n_units": {key: x.n_units for key, x in sides.items()},
+        "n": {key: int(x.values.size) for key, x in sides.items()},
+        "paired_by": quantity.pairing, "between_share": quantity.between_share,
+        "ks": quantity.ks._asdict() | {"p_adjusted": _plain(p_adjusted)},
     }  # fmt: skip
 
 
-def _adjust(quantities: dict[str, dict[str, Any]], effect: float) -> None:
-    """Correct all p-values together, and say of each figure what it shows."""
-    rows = [row for q in quantities.values() for row in (*q["figures"].values(), q["ks"])]
-    tested = [row for row in rows if row["p_value"] is not None]
-    for row in rows:
-        row["p_adjusted"] = row["verdict"] = None
-    for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
-        row["p_adjusted"] = p
-        row["verdict"] = _verdict(row, effect)
-
-
-def _verdict(row: Mapping[str, Any], effect: float) -> str:
-    """Say ``different``, ``same`` to within the effect, or ``open``."""
+def _verdict(row: Mapping[str, Any], effect: float) -> str | None:
+    """Say ``different``, ``same`` to within the effect, or ``open``; None where not tested."""
+    if row["p_adjusted"] is None:
+        return None
     if row["p_adjusted"] < LEVEL:
         return "different"
     low, high = row.get("relative_ci") or (-math.inf, math.inf)
@@ -204,42 +237,38 @@ def _warnings(a: Input, b: Input, found: Mapping[str, Quantity]) -> list[str]:
     return out
 
 
-def _to_dataset(found: Mapping[str, Quantity], numbers: dict[str, Any], seed: int) -> "xr.Dataset":
-    """Lay figures, distribution functions and the shift by quantile into one dataset."""
-    import xarray as xr
-
+def _variables(name: str, quantity: Quantity, p_adjusted: NDArray[np.float64]) -> dict[str, Any]:
+    """Lay figures, distribution functions and the shift by quantile into variables."""
     p = np.linspace(0.0, 1.0, _SAMPLE_POINTS)
     data: dict[str, Any] = {}
-    for name, quantity in found.items():
-        for side in "ab":
-            values = getattr(quantity, side).values
-            kept = np.sort(values) if values.size <= _SAMPLE_POINTS else np.quantile(values, p)
-            data[f"{name}_{side}"] = (
-                f"{name}_{side}_value", kept,
-                {"units": "s", "long_name": f"{name} of {side.upper()}"},
-            )  # fmt: skip
-        shift = quantity.shift
-        for key, stem, text in (
-            ("a", "quantile_a", "quantile of A"),
-            ("shift", "shift", "quantile of B less that of A"),
-            ("lo", "shift_lo", "lower end of its simultaneous 95 % band"),
-            ("hi", "shift_hi", "upper end of its simultaneous 95 % band"),
-        ):
-            data[f"{name}_{stem}"] = ("quantile", shift[key], {"units": "s", "long_name": text})
-        for key in ("relative", "p_value", "p_adjusted"):
-            values = np.array([row[key] for row in quantity.figures.values()], np.float64)
-            data[f"{name}_{key}"] = ("figure", values, {"units": "1", "long_name": _LONG[key]})
-    first = next(iter(found.values()))
-    coords = {"quantile": first.shift["level"], "figure": list(first.figures)}
-    attrs = {
-        "kind": KIND, "schema": SCHEMA, "prism_version": prism.__version__, "seed": str(seed),
-        "summary": json.dumps(numbers), "quantities": json.dumps(list(found)),
-    }  # fmt: skip
-    return xr.Dataset(data, coords=coords, attrs=attrs)
+    for side, sample in (("a", quantity.a), ("b", quantity.b)):
+        values = sample.values
+        kept = np.sort(values) if values.size <= _SAMPLE_POINTS else np.quantile(values, p)
+        data[f"{name}_{side}"] = (
+            f"{name}_{side}_value", kept, {"units": "s", "long_name": f"{name} of {side.upper()}"}
+        )  # fmt: skip
+    for key, values in quantity.shift.items():
+        data[f"{name}_{key}"] = ("quantile", values, {"units": "s", "long_name": _SHIFT[key]})
+    for key, (dims, units, text) in _VARIABLES.items():
+        values = p_adjusted if key == "p_adjusted" else quantity.figures[key]
+        data[f"{name}_{key}"] = (dims, values, {"units": units, "long_name": text})
+    return data
 
 
-_LONG = {
-    "relative": "figure of B over that of A, less 1",
-    "p_value": "p-value of no difference",
-    "p_adjusted": "the same, corrected for all figures (Holm)",
+_SHIFT = {
+    "quantile_a": "quantile of A",
+    "shift": "quantile of B less that of A",
+    "shift_lo": "lower end of its simultaneous 95 % band",
+    "shift_hi": "upper end of its simultaneous 95 % band",
+}
+_VARIABLES = {
+    "value": (("figure", "side"), "s; of the CV 1", "figure of either side"),
+    "difference": (("figure",), "s; of the CV 1", "figure of B less that of A"),
+    "difference_ci": (("figure", "end"), "s; of the CV 1", "its 95 % interval"),
+    "relative": (("figure",), "1", "figure of B over that of A, less 1"),
+    "relative_ci": (("figure", "end"), "1", "its 95 % interval"),
+    "p_value": (("figure",), "1", "p-value of no difference"),
+    "p_adjusted": (("figure",), "1", "the same, corrected for all tests (Holm)"),
+    "detectable": (("figure",), "1", "relative difference seen with 80 % power"),
+    "needed": (("figure", "power"), "1", "runs, cluster draws or steps a side to see the effect"),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.analyses.comparisons.errors import Pairing, Sample
+from prism.analyses.comparisons.bootstrap import Pairing, Sample
 from prism.common.errors import PrismError, named
 from prism.common.files import read_netcdf, told_broken
 from prism.jobs.job import flatten
@@ -108,7 +108,9 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
     samples = {STEPS: _clustered(result[STEPS], result["cluster_idx"])}
     if RUNS in result:
         # what the model may be wrong by is wrong of both, and no difference between them
-        samples[RUNS] = _clustered(result[RUNS] - model_error_time(result), result.run_cluster_idx)
+        runs = _clustered(result[RUNS] - model_error_time(result), result["run_cluster_idx"])
+        if runs.n_units >= _FEW_REPLICATES:
+            samples[RUNS] = runs
     if samples[STEPS].n_units < _FEW_REPLICATES:
         raise PrismError(
             f"{name}: {samples[STEPS].values.size} replicates on one draw of the cluster; expected "
@@ -130,9 +132,10 @@ def _simulated(result: "xr.Dataset", name: str) -> Input:
 
 
 def _clustered(values: "xr.DataArray", cluster: "xr.DataArray") -> Sample:
-    unit = np.unique(np.asarray(cluster, np.int64), return_inverse=True)[1]
-    order = np.argsort(unit, kind="stable")
-    return Sample(np.asarray(values, np.float64)[order], unit[order], order, "clusters")
+    draw = np.sort(np.asarray(cluster, np.int64), kind="stable")
+    order = np.argsort(np.asarray(cluster), kind="stable")
+    unit = np.unique(draw, return_inverse=True)[1]
+    return Sample(np.asarray(values, np.float64)[order], unit, draw, "clusters")
 
 
 def _measured(times: StepTimes, name: str, seed: int) -> Input:
@@ -202,19 +205,31 @@ def brought_together(
             "nothing to compare; one value per run is a total, several are steps"
         )
     if a.source == b.source == "simulated":
-        same = a.seed is not None and a.seed == b.seed
-        return a, b, "cluster" if same else None, notes
+        if a.seed is None or a.seed != b.seed:
+            return a, b, None, notes
+        for name in a.samples.keys() & b.samples.keys():
+            a, b, kept = _in_common(a, b, name)
+            if kept is not None and name == STEPS:
+                notes.append(f"only the {kept} cluster draws that both have are compared")
+        return a, b, "cluster", notes
     first, second = a.samples.get(STEPS), b.samples.get(STEPS)
     if first is None or second is None or not first.kind == second.kind == "steps":
         return a, b, None, notes
-    common = np.intersect1d(first.step, second.step)
-    longer = max(first.values.size, second.values.size)
-    if common.size < max(LEAST_STEPS, _COMMON * longer):
+    common = np.intersect1d(first.step, second.step).size
+    if common < max(LEAST_STEPS, _COMMON * max(first.values.size, second.values.size)):
         return a, b, None, notes
-    if common.size < longer:
-        notes.append(f"only the {common.size} steps that both runs have are compared")
-    a, b = (_with(x, np.isin(x.samples[STEPS].step, common)) for x in (a, b))
+    a, b, kept = _in_common(a, b, STEPS)
+    if kept is not None:
+        notes.append(f"only the {kept} steps that both runs have are compared")
     return a, b, "step", notes
+
+
+def _in_common(a: Input, b: Input, name: str) -> tuple[Input, Input, int | None]:
+    """Keep the steps or cluster draws that both have; how many, where one has more."""
+    of_a, of_b = (np.unique(x.samples[name].step) for x in (a, b))
+    common = np.intersect1d(of_a, of_b)
+    a, b = (_with(x, np.isin(x.samples[name].step, common), name) for x in (a, b))
+    return a, b, None if common.size == max(of_a.size, of_b.size) else int(common.size)
 
 
 def _without_start(side: Input, skip: int) -> Input:
@@ -231,13 +246,11 @@ def _without_start(side: Input, skip: int) -> Input:
     return _with(side, kept)
 
 
-def _with(side: Input, kept: NDArray[np.bool_]) -> Input:
-    """Keep some of the steps."""
-    left = side.samples[STEPS].select(kept)
-    return replace(
-        side, samples=side.samples | {STEPS: left},
-        figures=side.figures | {"steps": int(kept.sum())},
-    )  # fmt: skip
+def _with(side: Input, kept: NDArray[np.bool_], name: str = STEPS) -> Input:
+    """Keep some of the values."""
+    left = side.samples[name].select(kept)
+    count = {"steps": int(kept.sum())} if side.source == "measured" else {}
+    return replace(side, samples=side.samples | {name: left}, figures=side.figures | count)
 
 
 def job_differences(a: Input, b: Input) -> list[dict[str, Any]]:

@@ -1,295 +1,248 @@
-"""One quantity of two samples compared: figures, their differences, KS, and the shift by quantile.
+"""One quantity of two samples compared: figures, intervals, sample sizes, shift by quantile.
 
-Every figure has an interval of its own at 95 %, and a p-value that Holm's step-down corrects for
-all figures of the comparison together. Left out: reading (`prism.analyses.comparisons.inputs`), and
-words.
+All of it rests on the same resamples (`prism.analyses.comparisons.bootstrap`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from prism.analyses.comparisons.distance import Distance, distance
-from prism.analyses.comparisons.errors import (
-    Error,
-    Pairing,
-    Sample,
-    errors_of_both,
-    errors_of_sides,
-    independent_error,
-    is_borrowed,
-    paired_error,
-    within_of_difference,
-)
-from prism.analyses.comparisons.figures import (
+from prism.analyses.comparisons.bootstrap import (
     FIGURES,
-    PERCENTILES,
-    figures_of,
-    influences,
-    leave_one_out,
-    quantile_influences,
-    shares_below,
-    slopes,
+    LEVELS,
+    SHIFT_LEVELS,
+    Index,
+    Pairing,
+    Resampled,
+    Sample,
+    in_blocks,
+    resample,
 )
-from prism.analyses.comparisons.longrun import long_run
-from prism.analyses.comparisons.power import LEVEL, POWERS, Side, detectable, needed
+from prism.analyses.comparisons.distance import Distance, distance
 
 Array = NDArray[np.float64]
 
-Stretch = Callable[[float], float]
-Stretches = dict[str, Stretch]
-
-SHIFT_LEVELS = np.linspace(0.02, 0.98, 33)
-_DRAWS = 2_000  # behind the simultaneous band: its critical value to 1 %
+LEVEL = 0.05
+POWERS = (0.8, 0.9)
+_N = len(FIGURES)
+_WIDE = 1.96  # standard errors of a share to either side: Woodruff's 95 % interval of a quantile
 _EXACT = 1e-12  # relative; what differs by less is rounding
+_LEAST = {"clusters": 2.0, "runs": 2.0, "steps": 20.0}
+_MOST = 1e9  # units; beyond, nobody measures
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A comparison of one quantity."""
 
     a: Sample
     b: Sample
     pairing: Pairing
-    figures: dict[str, dict[str, Any]]  # by figure: a, b, difference [s, for the CV 1], `_TESTED`
-    ks: Distance
-    n_effective: tuple[float, float]  # independent steps that would tell as much about the mean
+    figures: dict[str, Array]  # [figure, ...] by name; NaN where a figure is not tested
     shift: dict[str, Array]  # [level] difference of quantiles [s], with its simultaneous 95 % band
-    between_share: float | None  # of the mean's error that goes with whole runs
+    ks: Distance
+    between_share: float | None  # of the variance of the mean that is between runs
+
+
+class Part(NamedTuple):
+    """What one side adds to the error of B less A; or what all pairs do."""
+
+    deviations: Array  # [resample, column]
+    share_error: Array  # [level]
+    units: int  # independent
+    n: int  # runs, clusters or steps: what sample sizes count
 
 
 def compare_quantity(
-    a: Sample, b: Sample, pairing: Pairing, effect: float, seed: int,
-    shared: Array | None = None,
-) -> Quantity:  # fmt: skip
+    a: Sample, b: Sample, pairing: Pairing, effect: float, seed: int, shared: float = 0.0
+) -> Quantity:
     """Compare two samples; shared [1]: variance of the difference that the units do not show."""
-    tested = compare_figures(a, b, pairing, effect, shared)
-    of_a, of_b, relative = tested.of_a, tested.of_b, tested.relative
-    between = None
-    if "steps" not in (a.kind, b.kind) and pairing is None and relative.variance[0] > 0.0:
-        between = float(np.clip(1.0 - relative.within[0] / relative.variance[0], 0.0, 1.0))
+    a, b = in_blocks(a, b, pairing)
+    # the same draws where units are paired
+    of_a, of_b = (
+        resample(x, np.random.default_rng([seed, 12, 0 if pairing else k]))
+        for k, x in enumerate((a, b))
+    )
+    parts, _ = _parts(a, b, of_a, of_b, pairing)
     return Quantity(
-        a, b, pairing, tested.figures,
-        distance(a, b, pairing, cosines_of(a, b, of_a, of_b, pairing), seed),
-        _effective(a, b, of_a, of_b, pairing), _shift(a, b, pairing, seed), between,
+        a, b, pairing, compare_figures(a, b, of_a, of_b, pairing, effect, shared),
+        _shift(of_a.own, of_b.own, parts, seed), distance(a, b, pairing, seed),
+        _between_share(a, b, float(_error(parts)[0][0])),
     )  # fmt: skip
 
 
-class Tested(NamedTuple):
-    """Figures with their tests, the influence values [n, figure] behind them, and their error."""
+def _parts(
+    a: Sample, b: Sample, of_a: Resampled, of_b: Resampled, pairing: Pairing,
+    by: tuple[Array | float, Array | float] = (1.0, 1.0),
+) -> tuple[list[Part], list[Part]]:  # fmt: skip
+    """Take apart the error of B less A, each divided by its scale; and what a plan rests on.
 
-    figures: dict[str, dict[str, Any]]
-    of_a: Array
-    of_b: Array
-    relative: Error
+    One run against several is taken to vary as those do, or as its blocks do where that is more;
+    the difference varies as s^2 (1 + 1/R), as in a prediction.
+    """
+    first, second = -of_a.deviations / by[0], of_b.deviations / by[1]
+    n_a, n_b = (x.values.size if x.kind == "steps" else x.n_units for x in (a, b))
+    error = np.maximum(of_a.share_error, of_b.share_error)
+    if pairing:
+        parts = [Part(first + second, error, a.n_units, n_a)]
+        return parts, parts
+    parts = [Part(first, of_a.share_error, a.n_units, n_a),
+             Part(second, of_b.share_error, b.n_units, n_b)]  # fmt: skip
+    if a.kind == b.kind:
+        return parts, parts
+    if "clusters" in (a.kind, b.kind):
+        return parts, []
+    many, one = parts if a.kind == "runs" else parts[::-1]
+    wide = np.sqrt(many.units) * np.roll(many.deviations, 1, axis=0)  # other draws than theirs
+    more = wide.var(axis=0) > one.deviations.var(axis=0)
+    both = many.deviations + np.where(more, wide, one.deviations)
+    return [Part(both, error, many.units, many.n)], [many, many]
 
 
 def compare_figures(
-    a: Sample, b: Sample, pairing: Pairing, effect: float, shared: Array | None = None
-) -> Tested:
-    """Test each figure; parameters as of `compare_quantity`."""
-    value_a, value_b = figures_of(a.values), figures_of(b.values)
-    shares = _share_errors(a, b, pairing, PERCENTILES)
-    of_a, of_b = influences(a.values, shares[0]), influences(b.values, shares[1])
-    known = np.isfinite(of_a[0]) & np.isfinite(of_b[0]) & (value_a > 0.0) & (value_b > 0.0)
-    of_a, of_b = (np.nan_to_num(x) for x in (of_a, of_b))
-    of_a, of_b = (leave_one_out(x.values, x.unit, of) for x, of in ((a, of_a), (b, of_b)))
-    if pairing is None:
-        own, borrowed = errors_of_sides(a, b, of_a, of_b), is_borrowed(a, b)
-        relative = independent_error(own, (1.0, 1.0), borrowed)
-        absolute = independent_error(own, (value_a, value_b), borrowed)
-    else:
-        own = None
-        relative = paired_error(a, b, of_a, of_b, pairing)
-        absolute = paired_error(a, b, of_a * value_a, of_b * value_b, pairing)
-    if shared is not None:
-        extra = np.array([name not in ("std", "cv") for name in FIGURES]) * float(shared[0])
-        relative = relative._replace(variance=relative.variance + extra)
-        middle = 0.5 * (value_a + value_b)
-        absolute = absolute._replace(variance=absolute.variance + extra * middle**2)
-    sides = _sides(a, b, own, relative, pairing, shares)
-    figures = {}
-    for k, name in enumerate(FIGURES):
-        found = {"a": float(value_a[k]), "b": float(value_b[k])}
-        found["difference"] = found["b"] - found["a"]
-        figures[name] = found | (
-            _tested(k, found, relative, absolute, sides, a.kind, effect)
-            if known[k] else dict.fromkeys(_TESTED)
-        )  # fmt: skip
-    return Tested(figures, of_a, of_b, relative)
+    a: Sample, b: Sample, of_a: Resampled, of_b: Resampled, pairing: Pairing, effect: float,
+    shared: float,
+) -> dict[str, Array]:  # fmt: skip
+    """Test each figure, and say what it takes to see an effect."""
+    value_a, value_b = of_a.own[:_N], of_b.own[:_N]
+    extra = np.where(np.isin(FIGURES, ("std", "cv")), 0.0, shared)
+    absolute = _error(_parts(a, b, of_a, of_b, pairing)[0])[0][:_N]
+    absolute = np.sqrt(absolute + extra * (0.5 * (value_a + value_b)) ** 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts, plan = _parts(a, b, of_a, of_b, pairing, (of_a.own, of_b.own))
+        variance, dof = (x[:_N] for x in _error(parts))
+        error, ratio = np.sqrt(variance + extra), np.log(value_b / value_a)
+        p_value = 2.0 * t.sf(np.abs(ratio) / error, dof)
+        p_value = np.where(error > _EXACT, p_value, np.abs(ratio) <= _EXACT)
+        needed = _needed(plan, _LEAST[b.kind if a.kind == "steps" else a.kind], extra, effect)
+    limit, ends = t.isf(LEVEL / 2, dof), np.array([-1.0, 1.0])
+    difference = value_b - value_a
+    tested = {
+        "difference_ci": difference[:, None] + ends * (limit * absolute)[:, None],
+        "relative": np.expm1(ratio),
+        "relative_ci": np.expm1(ratio[:, None] + ends * (limit * error)[:, None]),
+        "p_value": p_value,
+        "detectable": np.expm1(error * (limit + t.isf(1.0 - POWERS[0], dof))),
+        "needed": needed,
+    }
+    known = (value_a > 0.0) & (value_b > 0.0)
+    known[1:4] &= _reached(parts)[:3]
+    for values in tested.values():
+        values[~known] = np.nan
+    return {"value": np.stack([value_a, value_b], axis=1), "difference": difference, **tested}
 
 
-_TESTED = ("difference_ci", "relative", "relative_ci", "p_value", "detectable", "needed")
+def _error(parts: list[Part]) -> tuple[Array, Array]:
+    """Variance of the difference, and its degrees of freedom (Welch) [column]."""
+    of_parts = np.array([part.deviations.var(axis=0) for part in parts])
+    dofs = np.array([[part.units - 1.0] for part in parts])
+    variance = of_parts.sum(axis=0)
+    squares = (of_parts**2 / dofs).sum(axis=0)
+    dof = np.divide(variance**2, squares, out=np.ones_like(variance), where=squares > 0.0)
+    return variance, dof
 
 
-def _tested(
-    k: int, found: dict[str, float], relative: Error, absolute: Error, sides: list[list[Side]],
-    kind: Any, effect: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Interval, p-value and what it takes to see an effect, of one figure."""
-    ratio = float(np.log(found["b"] / found["a"]))
-    error, dof = float(np.sqrt(relative.variance[k])), float(relative.dof[k])
-    reach = float(t.isf(LEVEL / 2, dof))
-    half = reach * float(np.sqrt(absolute.variance[k]))
-    if error <= _EXACT:  # nothing varies: what differs, differs
-        p_value = 1.0 if abs(ratio) <= _EXACT else 0.0
-    else:
-        p_value = float(2.0 * t.sf(abs(ratio) / error, dof))
-    plan = None
-    if sides[k]:
-        plan = {f"{power:g}": needed(sides[k], kind, effect, power) for power in POWERS}
-    return {
-        "difference_ci": [found["difference"] - half, found["difference"] + half],
-        "relative": float(np.expm1(ratio)),
-        "relative_ci": [float(np.expm1(ratio - reach * error)),
-                        float(np.expm1(ratio + reach * error))],
-        "p_value": p_value, "detectable": detectable(error**2, dof), "needed": plan,
-    }  # fmt: skip
+def _reached(parts: list[Part]) -> NDArray[np.bool_]:
+    """Say which quantiles have an interval within the samples [level]."""
+    room = np.minimum(LEVELS, 1.0 - LEVELS)
+    return np.asarray(_WIDE * np.max([part.share_error for part in parts], axis=0) <= room)
 
 
-def _share_errors(a: Sample, b: Sample, pairing: Pairing, levels: Array) -> tuple[Array, Array]:
-    """Give standard errors of the shares below the quantiles of either side [level]."""
-    shares = (shares_below(a.values, levels), shares_below(b.values, levels))
-    return errors_of_both(a, b, *shares, pairing, floor=levels is PERCENTILES)
+def _needed(plan: list[Part], least: float, extra: Array, effect: float) -> Array:
+    """Fewest runs, clusters or steps a side that see an effect [figure, power].
 
-
-def _effective(
-    a: Sample, b: Sample, of_a: Array, of_b: Array, pairing: Pairing
-) -> tuple[float, float]:
-    """How many independent steps would tell as much about either mean."""
-    errors = errors_of_both(a, b, of_a[:, :1], of_b[:, :1], pairing)
-    first, second = (
-        float(min(x.values.size, of[:, 0].var() / max(float(error[0]) ** 2, 1e-300)))
-        for x, of, error in ((a, of_a, errors[0]), (b, of_b, errors[1]))
-    )
-    return first, second
-
-
-def _sides(
-    a: Sample, b: Sample, own: tuple[Error, Error] | None, relative: Error, pairing: Pairing,
-    shares: tuple[Array, Array],
-) -> list[list[Side]]:  # fmt: skip
-    """Say what one unit or step contributes, by figure; nothing where the kinds do not mix."""
-    of_a, of_b = (_stretches(x.values, e) for x, e in zip((a, b), shares, strict=True))
-
-    def each(error: Error, n: int, stretches: Stretches) -> list[Side]:
-        return [
-            Side(v * n, d, n, stretches.get(name))
-            for name, v, d in zip(FIGURES, error.variance, error.dof, strict=True)
-        ]
-
-    if own is None:
-        n = max(a.n_units, b.n_units) if pairing == "cluster" else a.values.size
-        both = {name: _wider(of_a[name], of_b[name]) for name in of_a}
-        return [[side] for side in each(relative, n, both)]
-    first, second = (
-        each(error, x.values.size if x.kind == "steps" else x.n_units, stretches)
-        for x, error, stretches in zip((a, b), own, (of_a, of_b), strict=True)
-    )
-    if is_borrowed(a, b):
-        many = first if a.kind == "runs" else second
-        return [[side, side] for side in many]
-    if a.kind != b.kind:
-        return [[] for _ in FIGURES]
-    return [list(pair) for pair in zip(first, second, strict=True)]
-
-
-def _stretches(values: Array, error: Array) -> Stretches:
-    """Say by percentile how its error grows where the shares' errors do.
-
-    With fewer runs the interval of quantiles behind an error widens, at p95 and p99 into the tail.
+    Standard errors shrink as one over the square root of their number, and of a percentile the
+    interval has to be within the sample. Infinite beyond `_MOST`, NaN without a plan.
     """
-    here = slopes(values, PERCENTILES, error)
-
-    def stretch(k: int, wider: float) -> float:
-        n = values.size / wider**2
-        there = slopes(values, PERCENTILES[[k]], wider * error[[k]], n)[0]
-        if here[k] <= 0.0:
-            return 1.0
-        return float((there / here[k]) ** 2) if np.isfinite(there) else float("inf")
-
-    names = [name for name in FIGURES if name.startswith("p")]
-    return {name: partial(stretch, k) for k, name in enumerate(names)}
-
-
-def _wider(first: Stretch, second: Stretch) -> Stretch:
-    return lambda wider: max(first(wider), second(wider))
-
-
-def cosines_of(a: Sample, b: Sample, of_a: Array, of_b: Array, pairing: Pairing) -> tuple[int, int]:
-    """Cosines that single runs allow, by the figure that allows fewest."""
-    if pairing == "step":
-        n = int(long_run(of_b[:, :2] - of_a[:, :2]).cosines.min())
-        return n, n
-    first, second = (
-        int(long_run(of[:, :2]).cosines.min()) if x.kind == "steps" else 0
-        for x, of in ((a, of_a), (b, of_b))
-    )
-    return first, second
+    if not plan:
+        return np.full((_N, len(POWERS)), np.nan)
+    n_now, units = np.array([[[[part.n]], [[part.units]]] for part in plan]).swapaxes(0, 1)
+    per_unit = n_now * np.array([part.deviations[:, :_N].var(axis=0) for part in plan])[:, :, None]
+    per_unit[0] += n_now[0] * extra[:, None]
+    reach = np.zeros(_N)
+    reach[1:4] = np.max([part.n * (_WIDE * part.share_error[:3] / (1.0 - LEVELS[:3])) ** 2
+                         for part in plan], axis=0)  # fmt: skip
+    low = np.log(np.maximum(least, reach))[:, None] * np.ones(len(POWERS))
+    high = np.full(low.shape, np.log(_MOST))
+    for _ in range(40):  # halving
+        middle = 0.5 * (low + high)
+        each, units_then = per_unit / np.exp(middle), units / n_now * np.exp(middle)
+        variance = each.sum(axis=0)
+        dof = variance**2 / (each**2 / np.maximum(1.0, units_then - 1.0)).sum(axis=0)
+        limit = t.isf(LEVEL / 2, dof) + t.isf(1.0 - np.array(POWERS), dof)
+        more = limit * np.sqrt(variance) > np.log1p(effect)
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    n = np.ceil(np.exp(high) * (1.0 - 1e-9))
+    return np.where(n < _MOST, n, np.inf)
 
 
-def _shift(a: Sample, b: Sample, pairing: Pairing, seed: int) -> dict[str, Array]:
+def _shift(own_a: Array, own_b: Array, parts: list[Part], seed: int) -> dict[str, Array]:
     """Difference of quantiles with a band that holds all of it in 95 % of cases.
 
-    The largest deviation over the levels, in standard errors, is drawn by giving each independent
-    contribution a normal weight of its own (a multiplier bootstrap), over the error's own t scale.
+    Its half width is the 95 % quantile of the largest deviation over the levels in standard errors,
+    over the t scale of these errors.
     """
-    errors = _share_errors(a, b, pairing, SHIFT_LEVELS)
-    of_a, of_b = (
-        quantile_influences(x.values, SHIFT_LEVELS, error)
-        for x, error in zip((a, b), errors, strict=True)
-    )
-    known = np.isfinite(of_a[0]) & np.isfinite(of_b[0])
-    at_a, at_b = (np.quantile(x.values, SHIFT_LEVELS) for x in (a, b))
-    shift = at_b - at_a
-    half = np.full(SHIFT_LEVELS.size, np.nan)
+    deviations = np.sum([part.deviations for part in parts], axis=0)[:, _N:]
+    variance, dof = (x[_N:] for x in _error(parts))
+    known = _reached(parts)[3:]
+    scale, half = np.sqrt(variance), np.full(SHIFT_LEVELS.size, np.nan)
     if known.any():
-        of_a, of_b = of_a[:, known], of_b[:, known]
-        if pairing is None:
-            own = errors_of_sides(a, b, of_a, of_b, floor=False)
-            error = independent_error(own, (1.0, 1.0), is_borrowed(a, b))
-        else:
-            error = paired_error(a, b, of_a, of_b, pairing)
-        scale = np.sqrt(error.variance)
-        rng = np.random.default_rng([seed, 12])
-        unit = np.divide(error.parts, scale, out=np.zeros_like(error.parts), where=scale > 0.0)
-        largest = np.abs(rng.standard_normal((_DRAWS, unit.shape[0])) @ unit).max(axis=1)
-        dof = max(1.0, float(np.median(error.dof)))
-        largest /= np.sqrt(rng.chisquare(dof, _DRAWS) / dof)
-        half[known] = float(np.quantile(largest, 1.0 - LEVEL)) * scale
-    return {"level": SHIFT_LEVELS, "a": at_a, "shift": shift, "lo": shift - half,
-            "hi": shift + half}  # fmt: skip
+        unit = np.divide(deviations, scale, out=np.zeros_like(deviations), where=scale > 0.0)
+        largest = np.abs(unit[:, known]).max(axis=1)
+        fewest, rng = dof[known].min(), np.random.default_rng([seed, 13])
+        largest /= np.sqrt(rng.chisquare(fewest, largest.size) / fewest)
+        half[known] = np.quantile(largest, 1.0 - LEVEL) * scale[known]
+    at_a, shift = own_a[_N:], own_b[_N:] - own_a[_N:]
+    return {"quantile_a": at_a, "shift": shift, "shift_lo": shift - half, "shift_hi": shift + half}
 
 
-def holm(p_values: list[float]) -> list[float]:
-    """Adjust p-values so that the chance of any false one is at most their level.
-
-    References
-    ----------
-    Holm (1979), "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6, 65.
-
-    Examples
-    --------
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    p = np.asarray(p_values)
-    order = np.argsort(p)
-    out = np.empty(p.size)
-    out[order] = np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1))
-    return [float(x) for x in np.minimum(1.0, out)]
+def _between_share(a: Sample, b: Sample, variance: float) -> float | None:
+    """Share of the variance of the mean that is between runs, given all of it [s^2]."""
+    if a.kind != "runs" or b.kind != "runs" or variance <= 0.0:
+        return None
+    if min(a.values.size / a.n_units, b.values.size / b.n_units) < _LEAST["steps"]:
+        return None
+    return float(np.clip(1.0 - (_within(a) + _within(b)) / variance, 0.0, 1.0))
 
 
-def shared_variance(a: Sample, b: Sample, pairing: Pairing) -> Array:
+def _within(runs: Sample) -> float:
+    """Variance of the mean if runs did not differ, work that all share at a step left out [s^2]."""
+    own = runs.values - _means(runs.values, runs.unit)
+    own = own - _means(own, np.unique(runs.step, return_inverse=True)[1])
+    single = Sample(own, np.zeros(own.size, np.int64), np.arange(own.size), "steps")  # end to end
+    blocks = in_blocks(single, single, None)[0]
+    sums = np.bincount(blocks.unit, own)
+    lost = (1.0 - 1.0 / runs.n_units) * (1.0 - blocks.missed)
+    return float(sums @ sums) / own.size**2 / lost
+
+
+def _means(values: Array, group: Index) -> Array:
+    """Mean of the group that each value is of."""
+    return np.asarray((np.bincount(group, values) / np.bincount(group))[group])
+
+
+def shared_variance(a: Sample, b: Sample, pairing: Pairing) -> float:
     """Variance of the relative difference of mean steps from replicates within clusters [1].
 
     Simulated runs rest on the steps that were simulated, whose noise within clusters is in all of
     them alike.
     """
-    of_a, of_b = ((x.values / x.values.mean() - 1.0)[:, None] for x in (a, b))
-    return within_of_difference(a, b, of_a, of_b, pairing)
+    of_a, of_b = ((x.values - _means(x.values, x.unit)) / x.values.mean() for x in (a, b))
+    if pairing and of_a.size == of_b.size:
+        return float(np.var(of_b - of_a) / of_a.size)
+    return float(np.var(of_a) / of_a.size + np.var(of_b) / of_b.size)
+
+
+def holm(p_values: Array) -> Array:
+    """Adjust p-values so that the chance of any false one is at most their level; NaN stay so.
+
+    References
+    ----------
+    Holm (1979), "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6, 65.
+    """
+    order = np.argsort(p_values)  # NaN last
+    left = np.isfinite(p_values).sum() - np.arange(p_values.size)
+    out = np.empty(p_values.size)
+    out[order] = np.minimum(1.0, np.maximum.accumulate(p_values[order] * np.maximum(left, 1)))
+    return out

@@ -137,17 +137,22 @@ def _assumptions(numbers: Json) -> list[str]:
 
 
 def _independence(quantity: Json) -> str:
-    n, kinds = quantity["n_units"], quantity["units"]
-    worth = " and ".join(f"{quantity['n_effective'][side]:,.0f}" for side in "ab")
+    """Say what was resampled."""
+    n = quantity["n_units"]
     if quantity["paired_by"] == "cluster":
-        return f"paired by cluster draw: same random numbers, {max(n.values())} independent pairs"
+        return f"paired by cluster draw: same random numbers, {n['a']} independent pairs"
     if quantity["paired_by"] == "step":
-        pairs = format_count(quantity["n"]["a"])
-        return f"paired by step number: {pairs} pairs, effective sample size {worth} for the mean"
-    if set(kinds.values()) == {"steps"}:
-        return f"stretches of a run are independent: effective sample size {worth} for the mean"
-    a, b = (f"{n[s]} {kinds[s]}" if kinds[s] != "steps" else "1 run" for s in "ab")
-    return f"independent: {a} of A, {b} of B".replace("clusters", "cluster draws")
+        pairs = f"{format_count(quantity['n']['a'])} pairs in {n['a']} independent blocks"
+        return f"paired by step number: {pairs}"
+    a, b = (_independent(quantity, side) for side in "ab")
+    return f"independent: {a} of A, {b} of B"
+
+
+def _independent(quantity: Json, side: str) -> str:
+    n, kind = quantity["n_units"][side], quantity["units"][side]
+    if kind != "steps":
+        return f"{n} {'cluster draws' if kind == 'clusters' else kind}"
+    return f"{n} blocks of {quantity['n'][side] / n:.0f} steps"
 
 
 # --------------------------------------------------------------------------------- in tables
@@ -311,13 +316,14 @@ def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
     a, b = (str(numbers[side]["name"]) for side in "ab")
     drawn = [numbers[side]["source"] == "simulated" for side in "ab"]
     pictures = []
-    for name, quantity in numbers["quantities"].items():
-        n = quantity["n_effective"]
-        worth = f"in the intervals; effective sample size {n['a']:.3g} of A, {n['b']:.3g} of B"
-        measured = f"{worth}; that of a simulated side is not included" if any(drawn) else worth
+    for name in numbers["quantities"]:
         errors = Errors(
-            worth if any(drawn) else "none: nothing is drawn",
-            NOT_INCLUDED if all(drawn) else measured,
+            "in the intervals" if any(drawn) else "none: nothing is drawn",
+            NOT_INCLUDED
+            if all(drawn)
+            else "in the intervals; of a simulated side not included"
+            if any(drawn)
+            else "in the intervals",
         )
         pictures.append(Picture(
             f"compare_{name}" if len(numbers["quantities"]) > 1 else "compare",
