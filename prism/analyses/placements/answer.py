@@ -248,9 +248,7 @@ def _names(named: dict[str, Candidate], candidates: list[Candidate]) -> dict[str
     return out
 
 
-def _at_random(
-    case: Case, known: Sequence[Candidate], comparison: Comparison
-) -> dict[str, Any]:  # fmt: skip
+def _at_random(case: Case, known: Sequence[Candidate], comparison: Comparison) -> dict[str, Any]:
     """Figures of slow nodes at random, by the deterministic times of the simulated placements."""
     rng, problem = np.random.default_rng([case.runner.seed, 9]), case.problem
     drawn = [problem.pattern(random_hosts(problem, rng)) for _ in range(RANDOM_PLACEMENTS)]
