@@ -126,8 +126,9 @@ def ink() -> str:
 
 
 def shorten(text: str) -> str:
-    """Cut a name that fits no legend."""
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+    """Cut the middle of a name that fits no legend; what tells names apart is often at the end."""
+    half = LONGEST_NAME // 2
+    return text if len(text) <= LONGEST_NAME else f"{text[: half - 3]}...{text[-half:]}"
 
 
 def legend_above(ax: Axes, title: str = "", ncols: int = 1) -> None:

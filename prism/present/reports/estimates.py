@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prism import plots
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 
-LONGEST_NAME = 60  # of a curve, in a legend
 MOST_CURVES = 8
 """Curves in one picture of several estimates."""
 
@@ -63,14 +63,6 @@ def overlays(results: Mapping[str, xr.Dataset]) -> list[Picture]:
         if len(known) > len(shown):
             note += f" The first {len(shown)} of {len(known)}."
         errors = Errors("the bands; figures in the table above", "of each estimate, below")
-
-        def draw(shown: dict[str, xr.Dataset] = shown, variable: str = variable) -> Any:
-            # what tells results of one job apart stands at the end
-            named = {
-                label if len(label) <= LONGEST_NAME else f"...{label[-LONGEST_NAME:]}": found
-                for label, found in shown.items()
-            }
-            return plots.plot_dependence(named, variable=variable)
-
+        draw = partial(plots.plot_dependence, shown, variable=variable)
         pictures.append(Picture("", f"{title} of {len(shown)} estimates", draw, note, errors))
     return pictures

@@ -1,7 +1,4 @@
-"""What went into a result, with sources: the job's values, the library's entries, versions.
-
-Tables are those of ``prism show``. Left out: what came of it.
-"""
+"""What went into a result, with sources: the job's values, the library's entries, versions."""
 
 from __future__ import annotations
 
@@ -27,32 +24,18 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 
 MOST_DIFFERENCES = 16
-"""Values told in which a job differs from another of its name."""
+"""Values listed in which a job differs from another of its name."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a job was made of.
+    """What a job was made of."""
 
-    Attributes
-    ----------
-    source : str
-        Its file, or the shipped name.
-    given : Table
-        Values that the job, a preset or the command line gives.
-    defaults : Table, optional
-        Values that nobody gave.
-    library : tuple of Table
-        Entries of its library or model, with their sources.
-    notes : tuple of str
-        What is not known.
-    """
-
-    source: str
-    given: Table
+    source: str  # its file, or the shipped name
+    given: Table  # by the job, a preset or the command line
     defaults: Table | None
-    library: tuple[Table, ...]
-    notes: tuple[str, ...]
+    library: tuple[Table, ...]  # of its library or model, with their sources
+    notes: tuple[str, ...]  # what is not known
 
 
 def job_values(result: xr.Dataset) -> dict[str, Any] | None:

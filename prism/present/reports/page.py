@@ -1,8 +1,4 @@
-"""The page: results, grouped by what they are about, as one self-contained HTML file.
-
-No script, no network, nothing beside the file: pictures are SVG within it. The same results give
-the same bytes.
-"""
+"""The page: results, grouped by what they are about, as one HTML file without script or network."""
 
 from __future__ import annotations
 
@@ -106,13 +102,7 @@ def report(
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
-    """Refuse a name that a page cannot have, before any work is done for it.
-
-    Raises
-    ------
-    PrismError
-        If it is a folder, or does not end in .html or .htm.
-    """
+    """Refuse a name that a page cannot have, before any work is done for it."""
     file = Path(path)
     if file.is_dir():
         raise PrismError(f"{path}: is a folder; -o takes the page's file here: {file}/report.html")
@@ -130,15 +120,14 @@ def make_page(
     subjects = _subjects(parts)
     estimates = [part for part in parts if part.found.kind in ESTIMATES]
     several = len(estimates) > 1
+    figures = {part.label: part.answer.figures for part in estimates}
     both = {part.label: part.found.result for part in estimates}
     html = _template("page.html.jinja").render(
         title=title or _title(subjects, parts),
         subjects=subjects,
         parts=parts,
         n_answers=SHORT_ANSWERS,
-        summary=summary_table({part.label: part.answer.figures for part in estimates})
-        if several
-        else None,
+        summary=summary_table(figures) if several else None,
         estimates=estimates,
         overlays=_drawn(overlays(both), "all", "the estimates") if several else [],
         warnings=sum(len(part.answer.warnings) for part in parts),
@@ -172,20 +161,10 @@ def _parts(found: Sequence[Found]) -> list[Part]:
     parts = []
     for i, item in enumerate(found, 1):
         answer, name = item.answer, f"r{i}"
-        parts.append(
-            Part(
-                name=name,
-                found=item,
-                label=_label(item, found),
-                pictures=_drawn(answer.pictures, name, item.file),
-                made_by=made_by(
-                    item.result,
-                    answer.figures,
-                    item.file,
-                    f"prism {KINDS[item.kind].command}",
-                ),
-            )
-        )
+        command = f"prism {KINDS[item.kind].command}"
+        made = made_by(item.result, answer.figures, item.file, command)
+        pictures = _drawn(answer.pictures, name, item.file)
+        parts.append(Part(name, item, _label(item, found), pictures, made))
     return parts
 
 
@@ -252,15 +231,13 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
         subject.parts.append(part)
     for subject in known.values():
         with_job = [part for part in subject.parts if job_values(part.found.result) is not None]
-        if not with_job:
-            continue
-        first = with_job[0]
-        subject.first = first
-        with told_broken(first.found.file, "a whole result, with its job"):
-            subject.inputs = inputs_of(first.found.result)
-        for part in with_job[1:]:
+        for part in with_job:
             with told_broken(part.found.file, "a whole result, with its job"):
-                part.differs = differences(part.found.result, first.found.result, first.found.file)
+                if subject.first is None:
+                    subject.first, subject.inputs = part, inputs_of(part.found.result)
+                else:
+                    first = subject.first.found
+                    part.differs = differences(part.found.result, first.result, first.file)
     return list(known.values())
 
 

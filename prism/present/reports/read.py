@@ -1,7 +1,4 @@
-"""Results that a page is made of, from files, output folders or memory.
-
-What is no result, not whole, or of a kind that no page shows, is told by name.
-"""
+"""Results that a page is made of, from files, output folders or memory."""
 
 from __future__ import annotations
 
@@ -25,37 +22,16 @@ EXPECTED = "a result of prism, which a command writes by -o"
 
 @dataclass(frozen=True)
 class Found:
-    """A result with its answer.
+    """A result with its answer."""
 
-    Attributes
-    ----------
-    file : str
-        Where it was read, or how it is called.
-    kind : str
-        One of `KINDS`.
-    result : xarray.Dataset
-    answer : Answer
-    """
-
-    file: str
-    kind: str
+    file: str  # where it was read, or how it is called
+    kind: str  # one of `KINDS`
     result: xr.Dataset
     answer: Answer
 
 
 def read_results(results: object) -> list[Found]:
-    """Read results and make their answers.
-
-    Parameters
-    ----------
-    results : path or xarray.Dataset, or a sequence of these
-        A folder that ``-o DIR`` wrote, its result.nc, a model of ``prism fit``, or a dataset.
-
-    Raises
-    ------
-    PrismError
-        One of them is missing, foreign or broken, is given twice, or there is none.
-    """
+    """Read results and make their answers; PrismError names one that is none, broken or twice."""
     import xarray as xr
 
     one = isinstance(results, str | os.PathLike | xr.Dataset)
