@@ -113,9 +113,10 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
         shown, aspect="auto", cmap="cividis", interpolation="nearest", vmin=min(0.0, shown.min()),
         extent=(-0.5, right, n_stages - 0.5, -0.5),
     )  # fmt: skip
-    for which, marker, colour, name in (
-        ("before", "o", "white", "slow nodes now"),
-        ("after", "x", RED, "slow nodes, best placement"),
+    # with an edge, to be seen on any cell and on the legend's ground
+    for which, marker, fill, edge, name in (
+        ("before", "o", "white", "black", "slow nodes now"),
+        ("after", "X", RED, "white", "slow nodes, best placement"),
     ):
         places = [node[which] for node in numbers.get("slow_nodes") or () if node.get(which)]
         points = {
@@ -126,7 +127,7 @@ def _draw_map(numbers: Json, cost: Array, ax: Axes | None) -> Axes:
         }
         if points:
             x, y = np.array(sorted(points)).T
-            ax.plot(x, y, marker, mfc="none", mec=colour, mew=1.6, ms=7, label=name)
+            ax.plot(x, y, marker, mfc=fill, mec=edge, mew=0.8, ms=8, label=name)
     ax.set_xlim(-0.5, n_replicas - 0.5)
     ax.yaxis.set_major_locator(MaxNLocator(16, integer=True))
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
