@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from prism import engine
-from prism.distributions import law as distributions
+from prism.distributions import distribution as distributions
 from prism.distributions.tables import sample_table
 from prism.jobs.schedule import make_schedule
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.common.errors import PrismError
-from prism.distributions import law as laws
+from prism.distributions import distribution as laws
 from prism.distributions.library import (
     from_dataset,
     library_names,

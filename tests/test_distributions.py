@@ -8,8 +8,8 @@ from scipy import stats
 from timing import least_seconds
 
 from prism.common.errors import PrismError
-from prism.distributions.law import (
-    Law,
+from prism.distributions.distribution import (
+    Distribution,
     bounded_body,
     bounded_body_lemons,
     constant,
@@ -23,7 +23,7 @@ from prism.distributions.law import (
 )
 from prism.distributions.tables import LEVELS, N_CELLS, sample_table, table_row
 
-LAWS: dict[str, Law] = {
+LAWS: dict[str, Distribution] = {
     "lognormal": lognormal(0.02),
     "normal": normal(0.065),
     "gamma": gamma(0.05),

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 import prism
 from prism import engine
-from prism.distributions import law as laws
+from prism.distributions import distribution as laws
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
 from prism.simulation.prepare import prepare, prepare_variability

@@ -9,7 +9,7 @@ from prism.analyses.placements.screen import Screen
 from prism.analyses.rank import rank, summarize_rank
 from prism.analyses.sweep import summarize_sweep, sweep
 from prism.common.errors import PrismError
-from prism.distributions import law as laws
+from prism.distributions import distribution as laws
 from prism.distributions.library import load_library
 from prism.jobs.job import job_from_dict, load_job
 from prism.models.calibration.model import with_factors, with_spreads

@@ -9,7 +9,7 @@ from prism.cluster.linkcongestion import link_leaves
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement, slow_node
 from prism.common.errors import PrismError
-from prism.distributions.law import lognormal
+from prism.distributions.distribution import lognormal
 from prism.distributions.library import load_library
 from prism.distributions.tables import sample_table
 from prism.engine import DRAW

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prism.common.errors import PrismError
-from prism.distributions.law import empirical, lognormal, mixture, quantile_table
+from prism.distributions.distribution import empirical, lognormal, mixture, quantile_table
 from prism.distributions.library import (
     Entry,
     GemmTable,
@@ -219,7 +219,7 @@ def test_another_netcdf_file_is_refused(tmp_path):
 
 
 def test_only_lognormal_mixtures_go_to_a_file(tmp_path):
-    from prism.distributions.law import normal
+    from prism.distributions.distribution import normal
 
     entry = Entry("a", "text", law=mixture([1, 1], [normal(0.1), normal(0.2)]))
     with pytest.raises(PrismError, match="lognormal"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp, norm
 
 from prism import engine
-from prism.distributions.law import constant, gamma, lognormal, normal
+from prism.distributions.distribution import constant, gamma, lognormal, normal
 from prism.jobs.job import job_from_dict
 from prism.simulation.draws import lower
 from prism.simulation.lowering import Lowerer, Term, lowering_arrays, moment_law, standardised_cdf

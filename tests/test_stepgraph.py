@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from prism import engine
 from prism.common.errors import PrismError
-from prism.distributions.law import gamma
+from prism.distributions.distribution import gamma
 from prism.jobs.job import job_from_dict
 from prism.jobs.schedule import Action, make_schedule
 from prism.simulation.assembly import build_program

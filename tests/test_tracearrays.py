@@ -8,7 +8,7 @@ from pipeline_synth import Effects, Layout, as_trace, make_trace
 from scipy.special import ndtri
 from scipy.stats import ks_2samp
 
-from prism.distributions.law import constant
+from prism.distributions.distribution import constant
 from prism.distributions.tables import sample_table
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph

@@ -34,7 +34,7 @@ from fits import (
     step_memory,
 )
 
-from prism.distributions.law import Law, bounded_body_lemons, lognormal, mixture
+from prism.distributions.distribution import Distribution, bounded_body_lemons, lognormal, mixture
 from prism.distributions.library import Entry, Library, save_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,11 +68,13 @@ NVLINK = {
 }
 
 
-def law_entry(name: str, law: Law, source: str, long_name: str, n: int = 0) -> Entry:
+def law_entry(name: str, law: Distribution, source: str, long_name: str, n: int = 0) -> Entry:
     return Entry(name, source, long_name, law=law, n=n)
 
 
-def fitted(name: str, fit: Fit, long_name: str, law: Law | None = None, source: str = "") -> Entry:
+def fitted(
+    name: str, fit: Fit, long_name: str, law: Distribution | None = None, source: str = ""
+) -> Entry:
     """Return the entry of a fit, its distribution and source replaced where given."""
     row = Entry(name, source or fit.source, long_name, law=law or fit.law, n=fit.n)
     return replace(row, device=fit.device)
@@ -110,7 +112,7 @@ def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
     return Fit(float(row.value), int(row.n), f"{row.source}{told}")
 
 
-def to_tail(fit: Fit, p99_p50: float) -> Law:
+def to_tail(fit: Fit, p99_p50: float) -> Distribution:
     """Stretch a distribution about its median until p99 / median is as asked; shape kept."""
     p50, p99 = fit.law.ppf([0.5, 0.99])
     ratio = (p99_p50 - 1.0) / (p99 / p50 - 1.0)
@@ -333,7 +335,7 @@ def stressed(entry: Entry, data: Data) -> Entry:
     cv, factor, share, slow = data.slow
     twice = mixture([1.0 - share, share], [lognormal(cv), lognormal(cv).times(factor)])
     shared = f"stressed end of the range of {OSDI}"
-    changes: dict[str, tuple[Law | float, str]] = {
+    changes: dict[str, tuple[Distribution | float, str]] = {
         "step": (lognormal(0.0225), f"{shared}: 2.1-2.2 %"),
         "call": (data.op_residual.law.scaled_to(0.02), "assumption: 2 %, four times healthy"),
         "residual/compute": (
@@ -355,7 +357,7 @@ def stressed(entry: Entry, data: Data) -> Entry:
     if entry.name not in changes:
         return entry
     value, source = changes[entry.name]
-    if isinstance(value, Law):
+    if isinstance(value, Distribution):
         return replace(entry, law=value, source=source, n=0, device="")
     return replace(entry, number=value, source=source, n=0, device="")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from prism.distributions.law import Law, empirical
+from prism.distributions.distribution import Distribution, empirical
 
 Array = NDArray[np.float64]
 
@@ -28,15 +28,15 @@ GRID = np.concatenate([[0.0], _TAIL[::-1], _BODY, 1.0 - _TAIL, [1.0]])
 class Fit(NamedTuple):
     """A fitted distribution or figure, with its sample size and its story."""
 
-    value: Law | float
+    value: Distribution | float
     n: int
     source: str
     device: str = ""  # what was measured
 
     @property
-    def law(self) -> Law:
+    def law(self) -> Distribution:
         """The distribution; only for fits of distributions."""
-        assert isinstance(self.value, Law)
+        assert isinstance(self.value, Distribution)
         return self.value
 
     @property
@@ -46,7 +46,7 @@ class Fit(NamedTuple):
         return self.value
 
 
-def empirical_law(sample: ArrayLike) -> Law:
+def empirical_law(sample: ArrayLike) -> Distribution:
     """Quantile distribution of a sample > 0, scaled to mean 1; its ends are the extremes."""
     values = np.asarray(sample, dtype=np.float64)
     inside = (

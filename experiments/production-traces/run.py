@@ -23,7 +23,7 @@ from prism.analyses.replay import replay, summarize_replay
 from prism.analyses.validate import summarize_validation, validate
 from prism.analyses.validation.trace import step_program
 from prism.common.agreement import ks_statistic
-from prism.distributions.law import constant
+from prism.distributions.distribution import constant
 from prism.engine import LANES
 from prism.models.fit import fit, summarize_fit
 from prism.models.pipelinetrace.build import build_trace_graph

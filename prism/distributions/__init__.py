@@ -2,5 +2,5 @@
 
 # modules that rooms above may import
 FACE = (
-    "law", "library", "tables",
+    "distribution", "library", "tables",
 )  # fmt: skip

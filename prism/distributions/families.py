@@ -1,7 +1,7 @@
-"""Standard members of the families of `prism.distributions.law`: (cdf, ppf) of each.
+"""Standard members of the families of `prism.distributions.distribution`: (cdf, ppf) of each.
 
-Their location and scale make the formulas shortest; `Law` shifts and scales them, and imports this
-module (and scipy.special, slow to start) only where one is evaluated.
+Their location and scale make the formulas shortest; `Distribution` shifts and scales them, and
+imports this module (and scipy.special, slow to start) only where one is evaluated.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken, write_netcdf
 from prism.common.shipped import data_path
-from prism.distributions.law import (
+from prism.distributions.distribution import (
     CONSTRUCTORS,
     PARAM_NAMES,
-    Law,
+    Distribution,
     constant,
     empirical,
     lognormal,
@@ -50,7 +50,7 @@ class Entry:
     name: str
     source: str
     long_name: str = ""
-    law: Law | None = None
+    law: Distribution | None = None
     number: float = math.nan
     units: str = "1"
     n: int = 0  # observations behind a fitted entry; 0 for a figure taken from a text
@@ -99,7 +99,7 @@ class Library:
             raise PrismError(f"library {self.name}: no entry {name!r}{hint}")
         return self.entries[name]
 
-    def law(self, name: str) -> Law:
+    def law(self, name: str) -> Distribution:
         """Distribution of an entry, mean 1."""
         law = self.entry(name).law
         if law is None:
@@ -213,7 +213,7 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
     return Library(name, device, entries, date, gemm, attrs)
 
 
-def _law_from_file(family: str, *numbers: Array) -> Law | None:
+def _law_from_file(family: str, *numbers: Array) -> Distribution | None:
     """Rebuild a distribution from a row of the file: parameters, knots' probabilities, values."""
     params, q, values = (x.tolist() for x in numbers)
     if family == "scalar":
@@ -231,7 +231,7 @@ def _law_from_file(family: str, *numbers: Array) -> Law | None:
     return CONSTRUCTORS[family](*params)
 
 
-def _law_to_file(law: Law | None) -> tuple[str, list[float], list[tuple[float, float]]]:
+def _law_to_file(law: Distribution | None) -> tuple[str, list[float], list[tuple[float, float]]]:
     """Family, parameters, and (probability, value) knots: a row of the file."""
     if law is None:
         return "scalar", [], []

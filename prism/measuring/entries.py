@@ -20,7 +20,7 @@ import numpy as np
 
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
-from prism.distributions.law import Law
+from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, GemmTable, Library, library_names, load_library
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
@@ -125,7 +125,7 @@ def _provenance(samples: Samples) -> str:
 
 
 def _case_entries(row: _Row, story: str, device: str) -> dict[str, Entry]:
-    """Law and mean of one case."""
+    """Distribution and mean of one case."""
     n, name = row.seconds.size, f"kernel/{row.case.label}"
     law = sample_law(row.seconds)
     return {
@@ -162,8 +162,8 @@ def entry_name(case: Case, seconds: float) -> str:
     return f"residual/{case.settings.get('tier', 'nvlink')}_{size}"
 
 
-def pooled_law(parts: Sequence[Array]) -> tuple[Law, int]:
-    """Law of mean 1 of several cases, and the calls behind it.
+def pooled_law(parts: Sequence[Array]) -> tuple[Distribution, int]:
+    """Distribution of mean 1 of several cases, and the calls behind it.
 
     Notes
     -----

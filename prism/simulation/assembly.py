@@ -17,7 +17,7 @@ from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.distributions.law import lognormal, normal
+from prism.distributions.distribution import lognormal, normal
 from prism.jobs.job import Job
 from prism.simulation.draws import lower
 from prism.simulation.independent import pool_program

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.distributions.law import Law, constant, empirical
+from prism.distributions.distribution import Distribution, constant, empirical
 from prism.distributions.tables import sample_table
 from prism.simulation.draws import draw_ranks, lower
 from prism.simulation.program import Bank, Program, Tables
@@ -54,13 +54,15 @@ def pool_program(program: Program, graph: StepGraph, seed: int) -> Program:
     )  # fmt: skip
 
 
-def _pooled_laws(program: Program, graph: StepGraph, seed: int) -> tuple[list[Law], list[float]]:
+def _pooled_laws(
+    program: Program, graph: StepGraph, seed: int
+) -> tuple[list[Distribution], list[float]]:
     """Pool each op type's duration over clusters, replicas and all shared effects."""
     rng = np.random.Generator(np.random.Philox(seed))
     clusters = range(max(POOL_CLUSTERS, 1024 // program.graph.n_replicas))
     drawn = zip(*(lower(program.low, draw_ranks(program, k, seed)) for k in clusters), strict=True)
     pooled_a, pooled_r = (np.concatenate(x) for x in drawn)  # [draw, coef, term], [draw, coef]
-    laws: list[Law] = []
+    laws: list[Distribution] = []
     means: list[float] = []
     example = {int(t): i for i, t in enumerate(graph.op_type) if t >= 0}
     alike, bank = program.alike, program.bank
@@ -125,7 +127,7 @@ def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDAr
     return np.where(width == 0, 1.0, np.where(hit, links.congested, links.quiet))
 
 
-def _empirical(samples: NDArray[np.float64]) -> Law:
+def _empirical(samples: NDArray[np.float64]) -> Distribution:
     """Empirical distribution of mean-one samples; a constant where they do not vary."""
     if samples.std() < 1e-9:
         return constant()

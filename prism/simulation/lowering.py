@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.law import Law, constant, normal
+from prism.distributions.distribution import Distribution, constant, normal
 from prism.simulation.variability import Variability
 from prism.workload.build import Collective, Kernel
 from prism.workload.kernels import MEMORY_CLASSES, is_compute
@@ -75,12 +75,12 @@ class LoweredOp:
     fixed_var: float
     fixed_third: float
     shares: tuple[tuple[str, float], ...]  # nominal share of each kernel class
-    single: Law | None  # the distribution itself where the op is one kernel or one collective
+    single: Distribution | None  # where the op is one kernel or one collective
     fixed_classes: tuple[tuple[str, float], ...] = ()  # fixed_var by kernel class, s^2
     parts: tuple[Part, ...] = ()  # of the fixed time
 
 
-def moment_law(std: float, third: float) -> Law:
+def moment_law(std: float, third: float) -> Distribution:
     """Distribution of mean 1 with the given standard deviation and third central moment."""
     if std <= 0.0:
         return constant()
@@ -88,7 +88,7 @@ def moment_law(std: float, third: float) -> Law:
     if skew < MIN_SKEW:
         return normal(std)
     cv = 0.5 * skew  # a gamma law's skewness is twice its cv
-    return Law("gamma", (cv,), loc=1.0 - std / cv, scale=std / cv)
+    return Distribution("gamma", (cv,), loc=1.0 - std / cv, scale=std / cv)
 
 
 class Lowerer:
@@ -128,7 +128,7 @@ class Lowerer:
             column += self.n_random - 1
         return column
 
-    def _treated(self, op_kind: str, kernel: Kernel | Collective) -> tuple[Law, float]:
+    def _treated(self, op_kind: str, kernel: Kernel | Collective) -> tuple[Distribution, float]:
         """Residual and duration of a kernel or collective [s] under its class's treatment."""
         name = kernel.kernel_class
         law, factor = self.v.treated_residual(name, kernel.law)
@@ -239,7 +239,7 @@ def _link_role(law: str) -> str:
     return "other" if law.startswith("residual/nvlink") else "network"
 
 
-def standardised_cdf(law: Law) -> Array:
+def standardised_cdf(law: Distribution) -> Array:
     """Tabulate the cdf of (X - mean) / std on the engine's knots; a step for a constant."""
     z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
     if law.std == 0.0:

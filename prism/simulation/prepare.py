@@ -10,7 +10,7 @@ from prism.cluster.groups import count_replicas
 from prism.common import sizes
 from prism.common.errors import named
 from prism.common.sizes import check_size
-from prism.distributions.law import constant, lognormal
+from prism.distributions.distribution import constant, lognormal
 from prism.distributions.library import Library, load_library
 from prism.engine import LANES
 from prism.jobs.job import Job

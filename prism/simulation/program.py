@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prism import engine
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.distributions.law import POSITIVE, Law, constant, quantile_table
+from prism.distributions.distribution import POSITIVE, Distribution, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
 from prism.simulation.draws import seed_key
 from prism.simulation.execution.tasks import Arrays
@@ -89,7 +89,7 @@ class Tables:
         self.index: dict[Hashable, int] = {}
         self.arrays: list[NDArray[np.float32]] = []
 
-    def add(self, law: Law, power: float = 1.0) -> int:
+    def add(self, law: Distribution, power: float = 1.0) -> int:
         """Index of the table of X**power."""
         key = (law, power)
         if key in self.index:
@@ -103,7 +103,7 @@ class Tables:
             self.arrays.append(table)
         return self.index[key]
 
-    def checked(self, law: Law, power: float = 1.0, effect: str = "residual") -> int:
+    def checked(self, law: Distribution, power: float = 1.0, effect: str = "residual") -> int:
         """Index of a table of durations; raises PrismError where it reaches below 0."""
         index = self.add(law, power)
         if float(self.arrays[index][0, 0]) >= -1.0:
@@ -120,13 +120,13 @@ class Tables:
             f"{law.cv:.3g} gives negative durations; {way_out}"
         )
 
-    def optional(self, law: Law, power: float = 1.0, effect: str = "") -> int:
+    def optional(self, law: Distribution, power: float = 1.0, effect: str = "") -> int:
         """Index of the table, -1 where the effect is off; `effect` is named in an error."""
         if power == 0.0 or law.std == 0.0:
             return -1
         return self.checked(law, power, effect)
 
-    def largest(self, law: Law, power: float, relative: NDArray[np.float64]) -> int:
+    def largest(self, law: Distribution, power: float, relative: NDArray[np.float64]) -> int:
         """Index of the table of the largest of several X**power; -1 where the effect is off.
 
         `relative` [draw, n] multiplies each of n values in equally likely cases; at most 1.
@@ -245,7 +245,7 @@ def make_room(step: engine.Step, n: int) -> Arrays:
 
 
 @lru_cache(maxsize=64)
-def _largest_table(law: Law, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
+def _largest_table(law: Distribution, power: float, n: int, cases: bytes) -> NDArray[np.float32]:
     """Table of the largest of n X**power, times the float64 [draw, n] in `cases`.
 
     With F the distribution of one, the largest's is the mean over draws of prod_i F(t /

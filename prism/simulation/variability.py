@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prism.common.errors import PrismError
-from prism.distributions import law as laws
-from prism.distributions.law import Law
+from prism.distributions import distribution as distributions
+from prism.distributions.distribution import Distribution
 from prism.distributions.library import Library
 from prism.jobs.job import Job
 from prism.jobs.jobspec.hardware import HardwareScale
@@ -64,10 +64,10 @@ UNTREATED = Treatment()
 class Variability:
     """All effects of a job, each with mean 1 over its population; loadings are exponents."""
 
-    rank: Law  # persistent GPU slowdown
-    step: Law
-    microbatch: Law  # of forward
-    call: Law
+    rank: Distribution  # persistent GPU slowdown
+    step: Distribution
+    microbatch: Distribution  # of forward
+    call: Distribution
     regime: CongestionEffect
     stall: StallEffect
     dependence: str
@@ -77,28 +77,30 @@ class Variability:
     correlation_time_s: float = 0.0  # of the step effect
     backward_loading: float = 1.5  # on the microbatch effect
     loss_loading: float = 1.0  # on the microbatch effect
-    replaced_residual: Law | None = None
+    replaced_residual: Distribution | None = None
     residual_scale: float = 1.0
     scale: HardwareScale = HardwareScale()  # factors on the spread of residuals by `residual_part`
     one_domain: bool = False  # one NVLink domain has all GPUs
     library: Library | None = None
-    expert: Law = field(default_factory=laws.constant)  # busiest rank of an ep group, over its mean
-    jitter: Law = field(default_factory=laws.constant)  # shape of the time added to every step
+    # busiest rank of an ep group, over its mean
+    expert: Distribution = field(default_factory=distributions.constant)
+    # shape of the time added to every step
+    jitter: Distribution = field(default_factory=distributions.constant)
     jitter_s: float = 0.0  # and its mean, which the ideal step is without
     run_cv: float = 0.0  # between runs on the same nodes
     model_error: float = 0.0  # of a whole run, standard deviation of the logarithm
     treatments: Mapping[str, Treatment] = field(default_factory=dict, hash=False)  # by class
-    _cache: dict[str, Law] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[str, Distribution] = field(default_factory=dict, compare=False, repr=False)
 
-    def residual(self, entry: str) -> Law:
+    def residual(self, entry: str) -> Distribution:
         """Distribution of a kernel's own runtime, mean 1."""
         spread: float = getattr(self.scale, residual_part(entry, self.one_domain)).cv
         if self.replaced_residual is not None:
             return self.replaced_residual.spread_by(spread)
         if entry not in self._cache:
-            law = laws.constant()
+            law = distributions.constant()
             if entry.startswith(LOGNORMAL):
-                law = laws.lognormal(float(entry.removeprefix(LOGNORMAL)))
+                law = distributions.lognormal(float(entry.removeprefix(LOGNORMAL)))
             elif self.library is not None:
                 law = self.library.law(entry)
             self._cache[entry] = law.scaled_to(law.cv * self.residual_scale).spread_by(spread)
@@ -108,13 +110,13 @@ class Variability:
         """Return what is done to a kernel class."""
         return self.treatments.get(kernel_class, UNTREATED)
 
-    def treated_residual(self, kernel_class: str, entry: str) -> tuple[Law, float]:
+    def treated_residual(self, kernel_class: str, entry: str) -> tuple[Distribution, float]:
         """Residual of a kernel of a treated class, mean 1, and the factor on its duration."""
         treatment, law = self.treatment(kernel_class), self.residual(entry)
         if treatment.frozen:
-            return laws.constant(), treatment.factor * float(law.ppf(0.5))
+            return distributions.constant(), treatment.factor * float(law.ppf(0.5))
         if treatment.cut < 1.0 and law.std > 0.0:
-            law, mean = laws.capped(law, treatment.cut)
+            law, mean = distributions.capped(law, treatment.cut)
             return law, treatment.factor * mean
         return law, treatment.factor
 
@@ -152,7 +154,7 @@ class Variability:
         return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
 
 
-def _median(law: Law, loading: float) -> float:
+def _median(law: Distribution, loading: float) -> float:
     """Median of X**loading over its mean."""
     if law.std == 0.0 or loading == 0.0:
         return 1.0
@@ -235,12 +237,12 @@ class _Pick:
             return self.library.value(entry)
         return default
 
-    def law(self, effect: str, default_cv: float = 0.0) -> Law:
+    def law(self, effect: str, default_cv: float = 0.0) -> Distribution:
         cv = getattr(getattr(self.effects, effect), "cv", None)
         if self.library is not None and effect in self.library:
             law = self.library.law(effect)
             return law if cv is None else law.scaled_to(cv)
-        return laws.lognormal(default_cv if cv is None else cv)
+        return distributions.lognormal(default_cv if cv is None else cv)
 
 
 def _regime(job: Job, pick: _Pick) -> CongestionEffect:
@@ -282,7 +284,7 @@ def _model_error(job: Job, pick: _Pick) -> float:
     return math.hypot(error, pick.value("run", "model_error_growth") * beyond)
 
 
-def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Law:
+def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Distribution:
     """Distribution of the step effect; a calibrated library has a part that is a time."""
     block, law = job.variability.effects.step, pick.law("step")
     fixed_s = pick.value("step", "fixed_s")
@@ -293,10 +295,10 @@ def _step_law(job: Job, pick: _Pick, workload: Workload | None) -> Law:
     return law.scaled_to(math.hypot(pick.value("step", "relative"), fixed_s / step_s))
 
 
-def _expert_law(job: Job, pick: _Pick) -> Law:
+def _expert_law(job: Job, pick: _Pick) -> Distribution:
     """Distribution of the expert effect; nothing is out of balance within one rank."""
     if job.parallelism.ep == 1:
-        return laws.constant()
+        return distributions.constant()
     return pick.law("expert", 0.0 if pick.library is None else EXPERT_CV)
 
 
@@ -314,7 +316,7 @@ def _stall(job: Job, pick: _Pick) -> StallEffect:
     return StallEffect(entity, rate, duration, cv, adds)
 
 
-def _replaced_residual(job: Job) -> Law | None:
+def _replaced_residual(job: Job) -> Distribution | None:
     residual = job.variability.effects.residual
     if residual is None or (residual.cv is None and residual.law is None):
         return None
@@ -324,17 +326,21 @@ def _replaced_residual(job: Job) -> Law | None:
             "give one, or set scale alone"
         )
     if residual.cv == 0.0:
-        return laws.constant()
-    return laws.CONSTRUCTORS[residual.law or "lognormal"](residual.cv)
+        return distributions.constant()
+    return distributions.CONSTRUCTORS[residual.law or "lognormal"](residual.cv)
 
 
-def _rank_law(job: Job, library: Library | None) -> Law:
+def _rank_law(job: Job, library: Library | None) -> Distribution:
     """Body of healthy GPUs plus lemons, bounded by the slowdown at which GPUs are culled.
 
     What the job does not set stays as the library has it.
     """
     effect, limit = job.variability.effects.rank, job.cluster.max_slowdown
-    law = library.law("rank") if library is not None and "rank" in library else laws.constant()
+    law = (
+        library.law("rank")
+        if library is not None and "rank" in library
+        else distributions.constant()
+    )
     changes: dict[str, float] = {}
     if effect is not None:
         if effect.cv is not None:
@@ -348,9 +354,9 @@ def _rank_law(job: Job, library: Library | None) -> Law:
     if not changes or (law.std == 0.0 and changes.keys() <= {"max_slowdown"}):
         return law
     if law.family != "bounded_body_lemons":
-        law = laws.bounded_body_lemons(law.std, max_slowdown=MAX_SLOWDOWN)
+        law = distributions.bounded_body_lemons(law.std, max_slowdown=MAX_SLOWDOWN)
     law = law.with_params(**changes)
-    params = dict(zip(laws.PARAM_NAMES[law.family], law.params, strict=True))
+    params = dict(zip(distributions.PARAM_NAMES[law.family], law.params, strict=True))
     if "hi" in changes and params["hi"] > params["max_slowdown"]:
         raise PrismError(
             f"{job.source}: variability.effects.rank.lemon_slowdown: reaches {params['hi']:g}, but "

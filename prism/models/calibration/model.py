@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.files import read_netcdf, told_broken
-from prism.distributions.law import Law, constant, empirical
+from prism.distributions.distribution import Distribution, constant, empirical
 from prism.distributions.library import Entry, Library, to_dataset
 from prism.jobs.jobspec.frommodel import CALIBRATED as KIND
 from prism.jobs.jobspec.frommodel import model_attrs
@@ -115,7 +115,7 @@ def _with(library: Library, entries: Mapping[str, Entry]) -> Library:
     return replace(library, entries={**library.entries, **entries})
 
 
-def _law_of(shape: Array) -> Law:
+def _law_of(shape: Array) -> Distribution:
     """Distribution of mean 1 from deviations of unit spread, narrow enough to stay above 0.5."""
     if shape.size < 2 or np.ptp(shape) == 0.0:
         return constant()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.text import format_share
-from prism.distributions.law import constant, lognormal
+from prism.distributions.distribution import constant, lognormal
 from prism.models.kernellaws.pack import KernelLaw, kernel_library
 from prism.traces.hta import OTHERS, KernelMoments
 from prism.traces.kernelnames import classify, collective_kind

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prism.distributions.law import Law
+from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, Library, to_dataset
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class KernelLaw:
         Durations behind it.
     mean : float
         Mean duration [s].
-    law : Law
+    law : Distribution
         Of the duration over the mean of its kind, mean 1.
     family : str
         How the distribution was made, in a word or two.
@@ -54,7 +54,7 @@ class KernelLaw:
     measure: str
     n: int
     mean: float
-    law: Law
+    law: Distribution
     family: str
     cv: float
     p99_p50: float

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prism.distributions.law import constant
+from prism.distributions.distribution import constant
 from prism.models.kernellaws.pack import KernelLaw, kernel_library
 from prism.models.kerneltrace.laws import MEASURES, measured_durations
 from prism.models.kerneltrace.steps import kernel_keys

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_duration, percent_change
-from prism.distributions.law import constant
+from prism.distributions.distribution import constant
 from prism.models.kerneltrace.graph import NODE_KINDS
 from prism.models.kerneltrace.groups import NodeGroup, joined, node_groups
 from prism.models.kerneltrace.laws import StepLaws, kernel_table, step_laws

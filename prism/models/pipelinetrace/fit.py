@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from prism.common.errors import PrismError
-from prism.distributions.law import Law, bounded_body, constant, lognormal
+from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
 from prism.models.pipelinetrace.reduce import (
     Crossed,
     column_of,
@@ -236,7 +236,7 @@ class _Assembly:
         every = range(self.graph.n_replicas)
         return [r for r in every if (r, stage) not in self._slow()] or list(every)
 
-    def _residual_law(self, column: int, scale: float) -> Law:
+    def _residual_law(self, column: int, scale: float) -> Distribution:
         """Distribution of a column's own part from its scores, or from all where they are few."""
         assert self.parts is not None
         scores, std = self.parts.residual[column], scale * float(self.parts.residual_std[column])
@@ -344,14 +344,14 @@ def _profile(values: Array, mean: Array) -> Array:
     return np.asarray(profile / profile.mean(axis=1, keepdims=True))
 
 
-def _relative_law(relative: Array) -> Law:
+def _relative_law(relative: Array) -> Distribution:
     values = relative[np.isfinite(relative)]
     if values.size < 2 or values.mean() <= 0.0 or values.std() < NEGLIGIBLE:
         return constant()
     return sample_law(values / values.mean())
 
 
-def _shared_law(scores: Array) -> Law:
+def _shared_law(scores: Array) -> Distribution:
     """Distribution of a shared effect: quantiles of its scores, or normal where they are few."""
     z = scores[np.isfinite(scores)]
     if z.size < 2 or z.std() == 0.0:
@@ -361,7 +361,7 @@ def _shared_law(scores: Array) -> Law:
     return score_law(z)
 
 
-def _describe(node: TraceNode, name: str, values: Array, law: Law) -> OpGroup:
+def _describe(node: TraceNode, name: str, values: Array, law: Distribution) -> OpGroup:
     """Statistics of a group's durations, as the fit prints them."""
     values = values[np.isfinite(values)]
     mean = float(values.mean())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.law import constant
+from prism.distributions.distribution import constant
 from prism.distributions.tables import LEVELS, N_CELLS, table_edges
 from prism.simulation.placednodes import count_terms, hold_seconds
 from prism.simulation.program import Origin, Program, Tables, graph_arrays

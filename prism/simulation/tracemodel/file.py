@@ -13,7 +13,7 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
-from prism.distributions.law import Law, constant
+from prism.distributions.distribution import Distribution, constant
 from prism.simulation.tracemodel.graph import Scope, TraceNode
 from prism.simulation.tracemodel.model import OpGroup, TraceModel
 
@@ -150,7 +150,7 @@ def load_model(path: str | Path) -> TraceModel:
         return model_from_dataset(read_netcdf(path, expected), str(path))
 
 
-def _law_to(law: Law) -> dict[str, Any]:
+def _law_to(law: Distribution) -> dict[str, Any]:
     """Lay a distribution into plain values; one without spread is empty."""
     if law.std == 0.0:
         return {}
@@ -160,11 +160,11 @@ def _law_to(law: Law) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _law_from(plain: dict[str, Any]) -> Law:
+def _law_from(plain: dict[str, Any]) -> Distribution:
     if not plain:
         return constant()
     fields = {k: tuple(plain[k]) for k in ("params", "knots_q", "knots_x")}
-    law = Law(plain["family"], loc=plain["loc"], scale=plain["scale"], **fields)
+    law = Distribution(plain["family"], loc=plain["loc"], scale=plain["scale"], **fields)
     if not math.isfinite(law.mean):
         raise ValueError(f"distribution {plain['family']} without a mean")
     return law

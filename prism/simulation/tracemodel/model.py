@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from prism.common.errors import PrismError
-from prism.distributions.law import Law, constant, empirical, quantile_table
+from prism.distributions.distribution import Distribution, constant, empirical, quantile_table
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
 from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, replay
@@ -40,7 +40,7 @@ class OpGroup(NamedTuple):
     cv: float  # of all its durations together
     p99_p50: float
     ks: float  # of all its durations together against a lognormal
-    residual: Law
+    residual: Distribution
     content: float  # std of log duration from the microbatch's content
     rank_step: float  # std of log duration from a rank's own drift from step to step
     drift: int = 0  # which draw of rank_step it follows: one for a replica, or one by stage
@@ -71,10 +71,10 @@ class TraceModel:
     # a fixed time varies less than its slowdown would have it
     follows: Array  # [op_kind, stage, replica]
     rank_kinds: tuple[str, ...]  # the op_kinds of `rank`; others have no rank factor
-    rank_law: Law  # of a worker of the body, for the op_kind with the largest spread
+    rank_law: Distribution  # of a worker of the body, for the op_kind with the largest spread
     rank_power: Array  # [op_kind] exponent of it
-    content: Law  # of exp(score) with the score's standard deviation at SCORE_STD
-    rank_step: Law  # the same
+    content: Distribution  # of exp(score) with the score's standard deviation at SCORE_STD
+    rank_step: Distribution  # the same
     correlation_steps: float  # steps over which the step factor is remembered; 0: none was found
     correlation_share: float  # share of its variance that is
     lemons: tuple[tuple[int, int, float], ...] = ()  # replica, stage, slowdown
@@ -95,7 +95,7 @@ class TraceModel:
 SCORE_STD = 0.1  # any number that keeps exp(score) well behaved; loadings are relative to it
 
 
-def score_law(scores: Array) -> Law:
+def score_law(scores: Array) -> Distribution:
     """Distribution of exp(SCORE_STD * z) from scores z, standardised first."""
     z = scores[np.isfinite(scores)]
     if z.size < 2 or z.std() == 0.0:
@@ -103,7 +103,7 @@ def score_law(scores: Array) -> Law:
     return sample_law(np.exp(SCORE_STD * (z - z.mean()) / z.std()))
 
 
-def sample_law(values: Array) -> Law:
+def sample_law(values: Array) -> Distribution:
     """Empirical distribution of mean 1 through the quantiles of positive values."""
     values = values[np.isfinite(values)]
     if values.size < 2 or values.std() <= 1e-6 * abs(values.mean()):
@@ -170,7 +170,7 @@ def draw_durations(model: TraceModel, steps: NDArray[np.int64], rng: np.random.G
     words = [_uniforms(rng, (n, n_replicas, n_steps)) for n in (n_mb, n_drifts)]
     shared: dict[tuple[int, float], Array] = {}
 
-    def effect(which_law: int, law: Law, std: float) -> Array:
+    def effect(which_law: int, law: Distribution, std: float) -> Array:
         key = (which_law, std)
         if key not in shared:
             table = quantile_table(law, std / SCORE_STD)

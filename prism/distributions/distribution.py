@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-# What the numbers in `Law.params` mean, in order; also the schema of a library file.
+# What the numbers in `Distribution.params` mean, in order; also the schema of a library file.
 PARAM_NAMES: dict[str, tuple[str, ...]] = {
     "constant": (),
     "lognormal": ("cv",),
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Law:
+class Distribution:
     """One distribution, X = loc + scale * Z with Z the standard member of its family.
 
     Use the constructors of this module (`lognormal`, `empirical`, ...): they set mean 1.
@@ -62,7 +62,7 @@ class Law:
 
     family: str
     params: tuple[float, ...] = ()
-    parts: tuple[Law, ...] = ()
+    parts: tuple[Distribution, ...] = ()
     knots_q: tuple[float, ...] = ()
     knots_x: tuple[float, ...] = ()
     loc: float = 0.0
@@ -121,11 +121,11 @@ class Law:
         norm, std, _ = _moments(self, float(power))
         return Moments(std / norm, norm)
 
-    def times(self, factor: float) -> Law:
+    def times(self, factor: float) -> Distribution:
         """Distribution of factor * X, factor > 0 (used for the parts of a mixture)."""
         return replace(self, loc=self.loc * factor, scale=self.scale * factor)
 
-    def scaled_to(self, cv: float) -> Law:
+    def scaled_to(self, cv: float) -> Distribution:
         """Distribution of the same shape with mean 1 and this coefficient of variation.
 
         Parametric families are rebuilt with the new cv; others are stretched about their mean, also
@@ -139,7 +139,7 @@ class Law:
         loc, scale = 1.0 + ratio * (self.loc / mean - 1.0), ratio * self.scale / mean
         return replace(self, loc=loc, scale=scale)
 
-    def spread_by(self, factor: float) -> Law:
+    def spread_by(self, factor: float) -> Distribution:
         """Distribution of mean 1 with its spread multiplied, in a form that a file can hold.
 
         A family with a constructor is rebuilt at the new CV; ranks' distribution moves its body,
@@ -164,7 +164,7 @@ class Law:
         values = np.maximum(1.0 + factor * self.cv / table.cv * deviations, 1e-6)
         return empirical(q.tolist(), np.maximum.accumulate(values).tolist())
 
-    def with_params(self, **changes: float) -> Law:
+    def with_params(self, **changes: float) -> Distribution:
         """Distribution of the same family with some of its parameters (`PARAM_NAMES`) changed."""
         names = PARAM_NAMES[self.family]
         unknown = sorted(set(changes) - set(names))
@@ -177,34 +177,34 @@ class Law:
         return CONSTRUCTORS[self.family](**values)
 
 
-def constant() -> Law:
+def constant() -> Distribution:
     """Return the distribution that is always 1: an effect switched off."""
-    return Law("constant", loc=1.0, scale=1.0)
+    return Distribution("constant", loc=1.0, scale=1.0)
 
 
-def lognormal(cv: float) -> Law:
+def lognormal(cv: float) -> Distribution:
     """Return a lognormal distribution with mean 1."""
-    return Law("lognormal", (_checked_cv(cv),)) if cv else constant()
+    return Distribution("lognormal", (_checked_cv(cv),)) if cv else constant()
 
 
-def normal(cv: float) -> Law:
+def normal(cv: float) -> Distribution:
     """Return a normal distribution with mean 1."""
-    return Law("normal", (cv,), loc=1.0, scale=_checked_cv(cv)) if cv else constant()
+    return Distribution("normal", (cv,), loc=1.0, scale=_checked_cv(cv)) if cv else constant()
 
 
-def gamma(cv: float) -> Law:
+def gamma(cv: float) -> Distribution:
     """Gamma with mean 1, shape 1/cv**2."""
-    return Law("gamma", (_checked_cv(cv),)) if cv else constant()
+    return Distribution("gamma", (_checked_cv(cv),)) if cv else constant()
 
 
-def uniform(lo: float, hi: float) -> Law:
+def uniform(lo: float, hi: float) -> Distribution:
     """Uniform on [lo, hi]; its mean is (lo + hi) / 2, so it serves as a part of a mixture."""
     if not 0.0 < lo <= hi:
         raise PrismError(f"uniform: got lo = {lo:g}, hi = {hi:g}; expected 0 < lo <= hi")
-    return Law("uniform", (lo, hi))
+    return Distribution("uniform", (lo, hi))
 
 
-def bounded_body(cv: float, gpd_shape: float) -> Law:
+def bounded_body(cv: float, gpd_shape: float) -> Distribution:
     """Return a normal bulk with a bounded generalised Pareto tail from its 90 % quantile; mean 1.
 
     Shape -0.15 puts the bound 5.1 bulk standard deviations above the median. Coles, An Introduction
@@ -214,19 +214,19 @@ def bounded_body(cv: float, gpd_shape: float) -> Law:
         raise PrismError(f"gpd_shape = {gpd_shape:g}, expected -0.5 <= shape < 0: a bounded tail")
     if not cv:
         return constant()
-    z_mean, z_std, _ = _moments(Law("bounded_body", (0.0, gpd_shape)), 1.0)
+    z_mean, z_std, _ = _moments(Distribution("bounded_body", (0.0, gpd_shape)), 1.0)
     scale = _checked_cv(cv) / z_std
-    return Law("bounded_body", (cv, gpd_shape), loc=1.0 - scale * z_mean, scale=scale)
+    return Distribution("bounded_body", (cv, gpd_shape), loc=1.0 - scale * z_mean, scale=scale)
 
 
-def mixture(weights: Sequence[float], laws: Sequence[Law]) -> Law:
-    """Mixture, scaled as a whole to mean 1; parts may have any mean (`Law.times`)."""
+def mixture(weights: Sequence[float], laws: Sequence[Distribution]) -> Distribution:
+    """Mixture, scaled as a whole to mean 1; parts may have any mean (`Distribution.times`)."""
     total = math.fsum(weights)
     if len(weights) != len(laws) or not laws or min(weights) < 0.0 or total <= 0.0:
         raise PrismError(
             f"mixture: {len(weights)} weights (each >= 0) for {len(laws)} distributions"
         )
-    law = Law("mixture", tuple(w / total for w in weights), parts=tuple(laws))
+    law = Distribution("mixture", tuple(w / total for w in weights), parts=tuple(laws))
     return replace(law, scale=1.0 / law.mean)
 
 
@@ -237,7 +237,7 @@ def bounded_body_lemons(
     lo: float = 1.06,
     hi: float = 1.2,
     max_slowdown: float = math.inf,
-) -> Law:
+) -> Distribution:
     """Distribution of GPUs: a bounded body, and a fraction of lemons uniform on [lo, hi]; mean 1.
 
     lo, hi and max_slowdown are relative to the body's mean. Slower GPUs than max_slowdown are
@@ -249,7 +249,7 @@ def bounded_body_lemons(
         raise PrismError(f"max_slowdown = {max_slowdown:g}, expected more than 1")
     top = min(hi, max_slowdown)
     body, lemons = bounded_body(body_cv, gpd_shape), uniform(min(lo, top), top)
-    law = Law(
+    law = Distribution(
         "bounded_body_lemons",
         (body_cv, gpd_shape, lemon_fraction, lo, hi, max_slowdown),
         parts=(body, lemons) if lemon_fraction else (body,),
@@ -257,7 +257,7 @@ def bounded_body_lemons(
     return replace(law, scale=1.0 / law.mean)
 
 
-def empirical(q: Sequence[float], values: Sequence[float]) -> Law:
+def empirical(q: Sequence[float], values: Sequence[float]) -> Distribution:
     """Quantile distribution: `values` at probabilities `q` (0 to 1), linear between; mean 1."""
     probabilities = tuple(float(p) for p in q)
     points = tuple(float(v) for v in values)
@@ -267,11 +267,11 @@ def empirical(q: Sequence[float], values: Sequence[float]) -> Law:
         raise PrismError("empirical: q must rise, values must not fall, both equally long")
     if probabilities[0] != 0.0 or probabilities[-1] != 1.0 or points[0] < 0.0 or points[-1] <= 0.0:
         raise PrismError("empirical: q must run from 0 to 1 and values must be positive")
-    law = Law("empirical", knots_q=probabilities, knots_x=points)
+    law = Distribution("empirical", knots_q=probabilities, knots_x=points)
     return replace(law, scale=1.0 / law.mean)
 
 
-def capped(law: Law, q: float) -> tuple[Law, float]:
+def capped(law: Distribution, q: float) -> tuple[Distribution, float]:
     """Distribution of min(X, quantile q of X) scaled to mean 1, and the mean before scaling."""
     body = np.linspace(0.0, q, 512)[1:]
     low = float(law.ppf(1e-6))  # the lowest value may be minus infinity
@@ -281,7 +281,7 @@ def capped(law: Law, q: float) -> tuple[Law, float]:
 
 
 # family -> constructor from its PARAM_NAMES
-CONSTRUCTORS: dict[str, Callable[..., Law]] = {
+CONSTRUCTORS: dict[str, Callable[..., Distribution]] = {
     "lognormal": lognormal,
     "normal": normal,
     "gamma": gamma,
@@ -302,7 +302,7 @@ def _standard(family: str) -> tuple[Function, Function]:
     return STANDARD[family]
 
 
-def _invert_mixture(law: Law, q: Array) -> Array:
+def _invert_mixture(law: Distribution, q: Array) -> Array:
     """Bisect the parts' joint cdf, between the smallest and the largest of their quantiles."""
     standard = replace(law, loc=0.0, scale=1.0)
     quantiles = np.stack([part.ppf(q) for part in law.parts])
@@ -315,7 +315,7 @@ def _invert_mixture(law: Law, q: Array) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _moments(law: Law, power: float) -> tuple[float, float, float]:
+def _moments(law: Distribution, power: float) -> tuple[float, float, float]:
     """Mean, standard deviation and third central moment of X**power."""
     if law.family == "constant":
         return law.loc**power, 0.0, 0.0
@@ -337,7 +337,7 @@ def _moments(law: Law, power: float) -> tuple[float, float, float]:
     return mean, math.sqrt(weights @ centred**2 / total), float(weights @ centred**3 / total)
 
 
-def _mixture_moments(law: Law, power: float) -> tuple[float, float, float]:
+def _mixture_moments(law: Distribution, power: float) -> tuple[float, float, float]:
     shifted = [
         replace(part, loc=law.loc + law.scale * part.loc, scale=law.scale * part.scale)
         for part in law.parts
@@ -352,7 +352,7 @@ def _mixture_moments(law: Law, power: float) -> tuple[float, float, float]:
     return mean, math.sqrt(variance), third
 
 
-def quantile_table(law: Law, power: float = 1.0) -> NDArray[np.float32]:
+def quantile_table(law: Distribution, power: float = 1.0) -> NDArray[np.float32]:
     """Table [3072, 2] of Y = X**power / E[X**power] - 1, see `table_of_quantiles`."""
     moments = law.power_moments(power)
     if moments.std == 0.0:
