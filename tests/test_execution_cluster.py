@@ -113,7 +113,7 @@ def test_analyses_are_those_of_one_machine(cluster):
     }
 
     def figures(dataset):
-        numbers = prism.summarize_sweep(dataset)
+        numbers = prism.summary(dataset)
         return {k: v for k, v in numbers.items() if k not in ("wall_seconds", "cpu_seconds")}
 
     def analyses():

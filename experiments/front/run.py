@@ -86,7 +86,7 @@ def draw_estimate(result, ax, beside):
 
 def draw_rank(result, ax):
     """Draw what fixing each cause would take off the spread of the step."""
-    rows = prism.summarize_rank(result)
+    rows = prism.summary(result)
     causes = [(row, ORANGE) for row in rows["effects"]] + [(row, BLUE) for row in rows["kernels"]]
     causes = sorted(causes, key=lambda cause: cause[0]["std_reduction"])[-MOST_CAUSES:]
     for y, (row, colour) in enumerate(causes):
@@ -106,7 +106,7 @@ def draw_rank(result, ax):
 
 def draw_place(result, ax):
     """Draw what a slow node costs by stage, where three are, and where they are best."""
-    numbers = prism.summarize_place(result)
+    numbers = prism.summary(result)
     cost = 100.0 * np.atleast_2d(numbers["slot_cost"]).max(axis=1) / numbers["alike_step"]
     stages = np.arange(cost.size)
     shade = (cost - cost.min()) / max(float(np.ptp(cost)), 1e-9)
@@ -132,7 +132,7 @@ def draw_place(result, ax):
 
 def draw_validation(result, ax):
     """Draw held-out steps of a production job against the prediction."""
-    numbers = prism.summarize_validation(result)
+    numbers = prism.summary(result)
     measured = np.sort(result["measured"].to_numpy())
     predicted = np.sort(result["predicted"].to_numpy())
     rival = float(np.median(result["predicted_independent"]))

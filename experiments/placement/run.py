@@ -67,7 +67,7 @@ def simulate(name, factor, threads):
         prism.load_job(base, overrides), nodes={0: slow_node(factor)}, spares=1,
         tolerance=TOLERANCE, seed=SEED, threads=threads,
     )  # fmt: skip
-    numbers = prism.summarize_place(result)
+    numbers = prism.summary(result)
     rows = {row["name"]: row for row in numbers["placements"]}
     well, now = numbers["alternatives"]["spares"], rows[numbers["current"]]
     row = {"job": name, "factor": factor, "healthy_p50": well["p50"], "healthy_p95": well["p95"],

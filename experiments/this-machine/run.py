@@ -61,13 +61,13 @@ def jobs(cores: int) -> dict[str, prism.StepJob]:
 def record(job: prism.StepJob, folder: Path, seconds: float, steps: int) -> dict[str, Any]:
     """Run a job and return its figures; the trace stays in the folder."""
     result = prism.measure_step(folder, job, steps=steps, limit_s=seconds, seed=SEED)
-    return prism.summarize_step(result)
+    return prism.summary(result)
 
 
 def validate(trace: Path, split: str, bootstrap: int) -> tuple[Any, dict[str, Any]]:
     """Predict one part of a trace from the other."""
     result = prism.validate(trace=str(trace), train=split, bootstrap=bootstrap, seed=SEED)
-    numbers = prism.summarize_validation(result)
+    numbers = prism.summary(result)
     row = {name: numbers[name] for name in FIGURES}
     training = result["training"].to_numpy()
     own = compare(training, training)["p95_measured_se"]
@@ -234,7 +234,7 @@ def main() -> None:
             table["jobs"][name] = {
                 "step_time": figures["step_time"],
                 "states": figures["states"],
-                "replay_mean_error": prism.summarize_replay(prism.replay(str(traces[name])))[
+                "replay_mean_error": prism.summary(prism.replay(str(traces[name])))[
                     "mean_error"
                 ],
                 "dealt": deal(traces[name]),

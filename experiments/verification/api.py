@@ -34,9 +34,7 @@ run the examples, in a checkout, but for those that need torch or take long.
 def public(package):
     """Give room and name of everything that a package's stub makes public."""
     stub = Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    for room, name in re.findall(r"^from \.(\w+)\S* import \w+ as (\w+)$", stub, re.M):
-        if not name.startswith("summarize_"):  # superseded by `prism.summary`
-            yield room, name
+    yield from re.findall(r"^from \.(\w+)\S* import \w+ as (\w+)$", stub, re.M)
 
 
 def signature(thing):

@@ -75,12 +75,12 @@ def compare(
     seed : int, optional
         Of permutations and of the band; fresh where None.
     progress : callable, optional
-        Called with quantities done and in all.
+        Called with quantities done and their number.
 
     Returns
     -------
     xarray.Dataset
-        `summarize_compare` gives the figures.
+        `prism.summary` gives the figures.
 
     Raises
     ------

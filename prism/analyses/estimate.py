@@ -64,14 +64,14 @@ def estimate(
     job : Job, str or path
         A job, its file, the name of a shipped one, or a fitted model.
     replicates, run_replicates : int
-        Monte Carlo repetitions of a step and of the run, of which there are 1,000 unless told.
+        Monte Carlo repetitions of a step and of the run, of which there are 1,000 by default.
     steps, deadline, slowdown_thresholds, start, probability, price
         Override the job's `run` block: steps of the run [1], time it may take ("60d" or [s]),
         thresholds over the ideal step time [1], start date, probability of the finish date [1],
         price of a GPU-hour. Without these, and with a job that says nothing of its run, none is
         drawn.
     completed : path, optional
-        Step times so far of a run under way, which the rest is conditioned on.
+        Completed steps of a run in progress, which the rest is conditioned on.
     column, where
         Which of its columns is the duration, and which rows to keep.
     seed, threads, progress, engine

@@ -74,7 +74,7 @@ def place(
     Returns
     -------
     xarray.Dataset
-        Placements and the cost of a slow node by stage and replica; `summarize_place` gives
+        Placements and the cost of a slow node by stage and replica; `prism.summary` gives
         everything the command prints.
 
     Raises
@@ -145,7 +145,7 @@ def _inventory(
     job: Job, slow_nodes: int | None, slowdown: float | None, kind: str,
     nodes: Mapping[int, NodeSlowdown] | None, seed: int, notes: list[str],
 ) -> dict[int, NodeSlowdown]:  # fmt: skip
-    """Slow nodes: given one by one, so many at random, or the job's own."""
+    """Slow nodes: given one by one, a number of them at random, or the job's own."""
     if nodes is not None and (slow_nodes is not None or slowdown is not None):
         raise PrismError("slow nodes are given twice: by number and one by one; leave one out")
     placement = Placement(job)

@@ -73,7 +73,7 @@ def rank(
     -------
     xarray.Dataset
         By ``input``, kernel classes first, and ``intervention``: ``freeze`` (at the median) and
-        ``speed``; `summarize_rank` gives sorted lists.
+        ``speed``; `prism.summary` gives sorted lists.
 
     Raises
     ------

@@ -49,7 +49,7 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     xarray.Dataset
         ``measured_step_time``, ``replayed_step_time`` [step] in seconds, ``ideal_step_time``,
         ``slowdown_by_op_kind``, ``slowdown_by_stage``, ``slowdown_by_worker`` [dp_rank, stage]:
-        mean step time over the one in which only this has no stragglers. `summarize_replay`
+        mean step time over the one in which only this has no stragglers. `prism.summary`
         gives the figures the command prints.
 
     Raises

@@ -99,7 +99,7 @@ def sweep(
     Returns
     -------
     xarray.Dataset
-        Figures by setting; `summarize_sweep` gives everything the command prints.
+        Figures by setting; `prism.summary` gives everything the command prints.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def _points(
         try:
             base = base_of(values, setting, job.name)
             if base.variability.library is not None:
-                load_library(base.variability.library)  # what no layout mends is refused once
+                load_library(base.variability.library)  # what is wrong in any layout is refused once
             found = list(layouts(base, global_batch(job)))
         except PrismError as error:
             refused.append({**setting, "reason": _reason(error, job)})

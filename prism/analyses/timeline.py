@@ -96,7 +96,7 @@ def timeline(
     -------
     xarray.Dataset
         ``start``, ``duration``, ``nominal`` [event] in s, ``busy`` [row] and ``wait`` [row, cause]
-        in s, and more; `summarize_timeline` gives the figures the command prints.
+        in s, and more; `prism.summary` gives the figures the command prints.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def validate(
     Returns
     -------
     xarray.Dataset
-        Samples [s], and with refits the band of the predicted CDF; `summarize_validation` gives
+        Samples [s], and with refits the band of the predicted CDF; `prism.summary` gives
         the figures that the command prints.
 
     Raises

@@ -271,15 +271,6 @@ def empirical(q: Sequence[float], values: Sequence[float]) -> Distribution:
     return replace(law, scale=1.0 / law.mean)
 
 
-def capped(law: Distribution, q: float) -> tuple[Distribution, float]:
-    """Distribution of min(X, quantile q of X) scaled to mean 1, and the mean before scaling."""
-    body = np.linspace(0.0, q, 512)[1:]
-    low = float(law.ppf(1e-6))  # the lowest value may be minus infinity
-    values = np.maximum([low, *law.ppf(body)], 0.0)
-    cut = empirical([0.0, *body, 1.0], [*values, values[-1]])
-    return cut, 1.0 / cut.scale
-
-
 # family -> constructor from its PARAM_NAMES
 CONSTRUCTORS: dict[str, Callable[..., Distribution]] = {
     "lognormal": lognormal,

@@ -2,7 +2,7 @@
 
 Matrix products, attention and memory-bound kernels on one device, collectives between ranks, and a
 small real training step whose ops become a trace. Returned are the samples themselves;
-`summarize_measurement` gives the figures that the command prints. Left out: effects between
+`prism.summary` gives the figures that the command prints. Left out: effects between
 GPUs and over days, which need traces of the job itself (`prism fit`).
 """
 
@@ -116,7 +116,7 @@ def measure(
     tier : str
         ``nvlink`` (inside a node) or ``network``: what the ranks are joined by.
     repetitions, warm_up : int
-        Calls of a case that count, and at most so many before.
+        Calls of a case that count, and the most that come before them.
     flush_l2 : bool
         Empty the L2 cache before each call on a GPU.
     limit_s : float, optional
@@ -131,7 +131,7 @@ def measure(
         Of each process on a CPU; one where None, since several wait for each other where others
         use the cores too.
     progress : callable, optional
-        Called with calls made and calls in all.
+        Called with calls made and their final number.
     tell : callable, optional
         Called before the first large call with a warning, where it will take long.
 

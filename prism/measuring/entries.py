@@ -138,7 +138,7 @@ def _case_entries(row: _Row, story: str, device: str) -> dict[str, Entry]:
 
 
 def _class_entries(rows: Sequence[_Row], story: str, device: str) -> dict[str, Entry]:
-    """Laws of the classes that a job's kernels use."""
+    """Distributions of the classes that a job's kernels use."""
     of_class: dict[str, list[_Row]] = {}
     for row in rows:
         of_class.setdefault(entry_name(row.case, row.mean), []).append(row)

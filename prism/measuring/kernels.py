@@ -1,6 +1,6 @@
 """Kernels of one device as cases: matrix products, attention, memory-bound kernels.
 
-Each case is told by its sizes and number format; `build_call` makes the operands and returns what
+Each case is named by its sizes and number format; `build_call` makes the operands and returns what
 is timed. Work and traffic are counted as `prism.workload.kernels` counts them, so that rates
 compare with its roofline. Left out: collectives (`prism.measuring.collectives`), fused kernels of a
 framework's own.
@@ -110,7 +110,7 @@ def build_call(case: Case, torch: Any, device: str) -> Call:
 
 
 def expect_seconds(cases: Sequence[Case], torch: Any, device: str) -> list[float]:
-    """How long one call of each case may take [s], told by two small kernels before any large one.
+    """How long one call of each case may take [s], found with two small kernels before any large one.
 
     Notes
     -----

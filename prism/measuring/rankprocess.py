@@ -1,6 +1,6 @@
 """One rank as a process: `python -m prism.measuring.rankprocess SPEC.json RANK`.
 
-Started by `prism.measuring.ranks` only. What a user can mend comes out as the last line of stderr,
+Started by `prism.measuring.ranks` only. What a user can correct comes out as the last line of stderr,
 without a traceback.
 """
 
@@ -22,7 +22,7 @@ def _stop(*_: Any) -> None:
 
 
 def main(path: str, rank: int) -> int:
-    """Run one rank; 0 when done, 2 where the user can mend what went wrong."""
+    """Run one rank; 0 when done, 2 where the user can correct what went wrong."""
     signal.signal(signal.SIGTERM, _stop)
     try:
         run_rank(json.loads(Path(path).read_text()), rank, tell_progress if rank == 0 else None)

@@ -29,7 +29,7 @@ Spec = dict[str, Any]
 _POLL_S = 0.05
 _GRACE_S = 3.0
 _PROGRESS = "progress "
-_TIMEOUT_S = 600.0  # of one collective: ranks of a loaded machine may be late, not for ever
+_TIMEOUT_S = 600.0  # of one collective: ranks of a loaded machine may be late, not forever
 
 
 def under_launcher() -> bool:

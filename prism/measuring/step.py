@@ -96,14 +96,14 @@ def measure_step(
     steps, warm_up : int
         Steps that are recorded, and steps before them.
     profile : int
-        So many further steps run under torch's profiler.
+        Further steps that run under torch's profiler.
     device, limit_s, seed, threads, progress
         As of `prism.measure`; one thread a rank where None.
 
     Returns
     -------
     xarray.Dataset
-        ``step_time`` [step; s]; ``summarize_step`` gives the figures.
+        ``step_time`` [step; s]; ``prism.summary`` gives the figures.
 
     Raises
     ------

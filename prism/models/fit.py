@@ -83,7 +83,7 @@ def fit(
     xarray.Dataset
         A model of kind ``trace`` or ``steps``; `prism.save` writes it, `prism.estimate`
         and `prism.validate` take its file. Of what holds no steps, a ``library`` of
-        distributions. `summarize_fit` gives what the command prints.
+        distributions. `prism.summary` gives what the command prints.
 
     Raises
     ------

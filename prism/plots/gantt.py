@@ -231,7 +231,7 @@ def _boxes(
     y0, y1 = at + HEIGHT * low, at + HEIGHT * high
     corners = [(start, y0), (end, y0), (end, y1), (start, y1)]
     shapes = np.stack([np.stack(c, axis=-1) for c in corners], axis=1)
-    many = len(shapes) > MOST_SHAPES  # an SVG of so many would be slow to open
+    many = len(shapes) > MOST_SHAPES  # an SVG of more would be slow to open
     ax.add_collection(PolyCollection(list(shapes), rasterized=many, **look))
 
 

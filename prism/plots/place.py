@@ -50,7 +50,7 @@ def plot_slots(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     data : xarray.Dataset or mapping
-        What ``place`` or ``summarize_place`` returns.
+        What ``place`` or ``prism.summary`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -147,7 +147,7 @@ def plot_alternatives(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     data : xarray.Dataset or mapping
-        What ``place`` or ``summarize_place`` returns.
+        What ``place`` or ``prism.summary`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 

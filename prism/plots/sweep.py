@@ -37,7 +37,7 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     data : xarray.Dataset or mapping
-        What ``sweep`` or ``summarize_sweep`` returns.
+        What ``sweep`` or ``prism.summary`` returns.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure where None.
 
@@ -87,7 +87,7 @@ def plot_sweep(data: xr.Dataset | Json, ax: Axes | None = None) -> Axes:
 
 
 def _named(numbers: Json) -> dict[int, tuple[str, str]]:
-    """Give colour and name of the settings that are told apart."""
+    """Give colour and name of the settings that are distinguished."""
     fastest, robust = numbers["fastest"], numbers["robust"]
     named = {fastest: (RED, "fastest"), robust: (GREEN, "robust")}
     if fastest == robust:

@@ -1,6 +1,6 @@
 """What a recording holds, as an answer: a trace's ops, or step times.
 
-Files are told apart by content. Durations are shown as recorded: those of transfers and
+Files are known by their content. Durations are shown as recorded: those of transfers and
 collectives include waiting. Left out: everything fitted.
 """
 

@@ -53,7 +53,6 @@ class Treatment(NamedTuple):
     """What is done to a kernel class as an intervention; prism rank asks what it would bring."""
 
     frozen: bool = False  # every random multiplier at its median
-    cut: float = 1.0  # residuals end at this quantile
     factor: float = 1.0  # on durations
 
 
@@ -115,9 +114,6 @@ class Variability:
         treatment, law = self.treatment(kernel_class), self.residual(entry)
         if treatment.frozen:
             return distributions.constant(), treatment.factor * float(law.ppf(0.5))
-        if treatment.cut < 1.0 and law.std > 0.0:
-            law, mean = distributions.capped(law, treatment.cut)
-            return law, treatment.factor * mean
         return law, treatment.factor
 
     def shared_median(

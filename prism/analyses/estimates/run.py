@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prism.models.steptimes.runs import UnderWay
 
-CLUSTERS_UNDER_WAY = 1024  # draws of how fast a run under way is, given its steps so far
+CLUSTERS_IN_PROGRESS = 1024  # draws of how fast a run in progress is, given its completed steps
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the time of progress
 # Terms of a run in which nothing is learnt for good.
 PAUSES = ("stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
@@ -109,12 +109,12 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
 
 
 def _past(job: Job, model: RunModel, call: dict[str, Any], share: float) -> "UnderWay":
-    """Return the rest of a run under way, given its steps so far."""
+    """Return the rest of a run in progress, given its completed steps."""
     from prism.models.steptimes.runs import NOMINAL_ERROR, condition
     from prism.traces import read_step_times
 
     times = read_step_times(call["completed"], column=call["column"], where=call["where"] or None)
-    found, draws = calibration_of(job), max(CLUSTERS_UNDER_WAY, model.mean.shape[0])
+    found, draws = calibration_of(job), max(CLUSTERS_IN_PROGRESS, model.mean.shape[0])
     nominal = model.model_error or NOMINAL_ERROR
     nominal = nominal if found is None else found.mean_error(share)
     past = condition(model, times, draws, call["seed"], nominal)

@@ -175,7 +175,7 @@ def _choose(case: Case, candidates: Sequence[Candidate]) -> tuple[Candidate, flo
 
 
 def promising(found: Found, margin: float, most: int, seen: set[Pattern]) -> list[Pattern]:
-    """Patterns within a margin of the shortest deterministic step, at most so many.
+    """Patterns within a margin of the shortest deterministic step, at most `most`.
 
     Where there are more, those come first that differ in what noise sees: how many blocks have slow
     nodes, in turn, and at which positions.

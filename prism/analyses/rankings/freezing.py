@@ -58,7 +58,7 @@ def freeze_effect(program: Program, name: str) -> Program:
 
     Congestion is held off where it is the exception, and stalls (whose median is none) are left
     out while the work between them stays as fast as it is. A call effect lowered into the residual
-    of an op is taken out of it; its median and its tail are not told apart from the residual's.
+    of an op is taken out of it; its median and its tail are not distinguished from the residual's.
     """
     change, bank, ranks = _Tables(program), program.bank, program.ranks
     low, links, stalls, step_table = program.low, program.links, program.stalls, program.step_table

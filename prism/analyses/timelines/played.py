@@ -68,7 +68,7 @@ class PlayedStep:
     final: int  # op at whose end the step is over; global, or of the only replica
     step_time: float  # s; later than the final op's end by what stopped the whole job
     n_stages: int
-    n_members: int = 1  # ranks of each stage that are told apart
+    n_members: int = 1  # ranks of each stage that are distinguished
     nominal: NDArray[Any] | None = None  # [replica, op] s, with all effects at 1
     label: dict[str, Any] = field(default_factory=dict)  # which replicate or measured step, notes
     origin: float = 0.0  # when ops begin that wait for nothing [s]

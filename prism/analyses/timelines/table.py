@@ -71,7 +71,7 @@ _LONG = {
     "lane": "track among those of its stream", "microbatch": "-1: none", "chunk": "-1: none",
     "critical": "1: on the critical path", "flow": "events a message goes from and to",
     "row_step": "step of a row", "replica": "of a row", "stage": "of a row",
-    "member": "rank within the group, 0 where they are not told apart",
+    "member": "rank within the group, 0 where they are not distinguished",
 }  # fmt: skip
 
 

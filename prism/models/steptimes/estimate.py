@@ -75,7 +75,7 @@ def estimate_steps(
     Returns
     -------
     xarray.Dataset
-        `summarize_steps` gives the figures.
+        `prism.summary` gives the figures.
 
     Raises
     ------

@@ -52,7 +52,7 @@ def measurement_answer(result: xr.Dataset) -> Answer:
     picture = Picture(
         "measurement", f"Durations of {kind} over their median",
         lambda: plots.plot_measurement(result),
-        "The share of calls that take longer than so many times the median.", errors,
+        "The share of calls that take longer than a multiple of the median.", errors,
     )  # fmt: skip
     return Answer(
         title=f"Measured durations: {kind}",

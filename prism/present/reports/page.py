@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ESTIMATES = ("estimate", "steps_estimate")
 MOST_BYTES = 2_000_000
-"""A page larger than this is told of: it no longer goes through every mail [bytes]."""
+"""A page larger than this is reported: it no longer goes through every mail [bytes]."""
 WIDE = 560
 """Width from which a picture has a row of its own [points]."""
 SPACE = "\N{NO-BREAK SPACE}"
