@@ -73,7 +73,7 @@ def compare(
     skip : int, optional
         First steps of each measured run to leave out; those that stick out where None.
     seed : int, optional
-        Of permutations and of the band; fresh where None.
+        Of resamples and permutations; fresh where None.
     progress : callable, optional
         Called with quantities done and their number.
 
@@ -113,18 +113,17 @@ def compare(
             progress(done + 1, len(names))
     tests = [[*q.figures["p_value"], q.ks.p_value or np.nan] for q in found.values()]
     adjusted = holm(np.ravel(tests)).reshape(len(tests), -1)
+    data: dict[str, Any] = {}
+    quantities: dict[str, Any] = {}
+    for (name, quantity), p in zip(found.items(), adjusted, strict=True):
+        data |= _variables(name, quantity, p[:-1])
+        quantities[name] = _units(quantity, p[-1])
     numbers = {
         "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
-        "quantities": {
-            name: _units(quantity, p[-1]) for (name, quantity), p in
-            zip(found.items(), adjusted, strict=True)
-        },
+        "quantities": quantities,
         "job_differences": job_differences(first, second),
         "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
     }  # fmt: skip
-    data: dict[str, Any] = {}
-    for (name, quantity), p in zip(found.items(), adjusted, strict=True):
-        data |= _variables(name, quantity, p[:-1])
     coords = {
         "quantile": SHIFT_LEVELS, "figure": list(FIGURES), "side": ["a", "b"],
         "end": ["low", "high"], "power": list(POWERS),

@@ -38,7 +38,7 @@ def distance(
     """Compare two distributions as a whole."""
     ks = ks_statistic(a.values, b.values)
     if a.kind != b.kind:
-        return Distance(ks, None, 0, f"{a.kind} and {b.kind} are not alike")
+        return Distance(ks, None, 0, "what is independent in A and in B is not alike")
     a, b = _as_long(a, b)
     n_a, n_b = a.n_units, b.n_units
     ways = 2**n_a if pairing else math.comb(n_a + n_b, min(n_a, n_b))

@@ -109,23 +109,23 @@ def compare_figures(
     extra = np.where(np.isin(FIGURES, ("std", "cv")), 0.0, shared)
     absolute = _error(_parts(a, b, of_a, of_b, pairing)[0])[0][:_N]
     absolute = np.sqrt(absolute + extra * (0.5 * (value_a + value_b)) ** 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):  # what is divided by zero is not known
         parts, plan = _parts(a, b, of_a, of_b, pairing, (of_a.own, of_b.own))
         variance, dof = (x[:_N] for x in _error(parts))
         error, ratio = np.sqrt(variance + extra), np.log(value_b / value_a)
         p_value = 2.0 * t.sf(np.abs(ratio) / error, dof)
         p_value = np.where(error > _EXACT, p_value, np.abs(ratio) <= _EXACT)
         needed = _needed(plan, _LEAST[b.kind if a.kind == "steps" else a.kind], extra, effect)
-    limit, ends = t.isf(LEVEL / 2, dof), np.array([-1.0, 1.0])
-    difference = value_b - value_a
-    tested = {
-        "difference_ci": difference[:, None] + ends * (limit * absolute)[:, None],
-        "relative": np.expm1(ratio),
-        "relative_ci": np.expm1(ratio[:, None] + ends * (limit * error)[:, None]),
-        "p_value": p_value,
-        "detectable": np.expm1(error * (limit + t.isf(1.0 - POWERS[0], dof))),
-        "needed": needed,
-    }
+        limit, ends = t.isf(LEVEL / 2, dof), np.array([-1.0, 1.0])
+        difference = value_b - value_a
+        tested = {
+            "difference_ci": difference[:, None] + ends * (limit * absolute)[:, None],
+            "relative": np.expm1(ratio),
+            "relative_ci": np.expm1(ratio[:, None] + ends * (limit * error)[:, None]),
+            "p_value": p_value,
+            "detectable": np.expm1(error * (limit + t.isf(1.0 - POWERS[0], dof))),
+            "needed": needed,
+        }
     known = (value_a > 0.0) & (value_b > 0.0)
     known[1:4] &= _reached(parts)[:3]
     for values in tested.values():
