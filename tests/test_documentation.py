@@ -202,7 +202,8 @@ def missing(text):
         try:
             pkgutil.resolve_name(name)
         except (ImportError, AttributeError):
-            gone.add(name)
+            if not (ROOT / f"{name.replace('.', '/')}.mplstyle").exists():
+                gone.add(name)
     return gone
 
 

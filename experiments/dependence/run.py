@@ -12,6 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -19,6 +20,8 @@ import prism
 from prism.common.text import format_duration
 from prism.plots.base import save_figure
 from prism.plots.estimate import plot_dependence
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).parent
 JOB, REPLICATES, RUNS, SEED = "llama3-405b-16k", 10_000, 1_000, 1

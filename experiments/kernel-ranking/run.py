@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -22,6 +23,8 @@ from prism.common.labels import short_label
 from prism.common.resultfiles import summary
 from prism.plots.base import save_figure
 from prism.plots.rank import plot_ranking
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PRISM_DATA", HERE.parents[2] / "shared" / "data"))

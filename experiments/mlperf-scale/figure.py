@@ -5,10 +5,13 @@
 Writes other_scales.png and other_scales.svg. Left out: evaluation gaps kept, other assumptions.
 """
 
+import matplotlib.style
 from matplotlib.figure import Figure
 from other_scales import HERE, read_rows
 
 from prism.plots.base import BLUE, GREEN, GREY, RED, save_figure
+
+matplotlib.style.use("prism.plots.light")
 
 EDGE = 7.2  # percent drawn; what lies beyond is written at the edge
 SHOWN = {

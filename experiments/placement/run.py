@@ -11,6 +11,7 @@ import json
 import time
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -21,6 +22,8 @@ from prism.cluster.nodemap import slow_node
 from prism.plots.base import BLUE, COLOURS, GREY, LINE_STYLES, ORANGE, RED, save_figure
 from prism.plots.place import plot_slots
 from prism.simulation.prepare import prepare
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).parent
 SEED = 1

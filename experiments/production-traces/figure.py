@@ -1,10 +1,13 @@
 """The overview of production-traces: predicted and measured steps, and what they vary by."""
 
+import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
 from prism.plots.base import BLUE, GREY, ORANGE, save_figure
 from prism.plots.validation import plot_validation
+
+matplotlib.style.use("prism.plots.light")
 
 SHOWN = ("microbatch", "step", "rank step", "residual", "rank", "slow workers")
 

@@ -3,11 +3,14 @@
 import csv
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 from run import excess, growth, measured_excess
 
 from prism.plots.base import COLOURS, save_figure
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).resolve().parent
 TEXT = {"job", "class", "release", "system", "round", "device"}

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.style
 import numpy as np
 import pandas as pd
 
@@ -34,6 +35,8 @@ from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.reduce import simplify
 from prism.simulation.tracemodel.graph import TraceNode, filled, replay
 from prism.traces import read_trace
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).resolve().parent
 SEED = 1
@@ -234,9 +237,7 @@ def main() -> None:
             table["jobs"][name] = {
                 "step_time": figures["step_time"],
                 "states": figures["states"],
-                "replay_mean_error": prism.summary(prism.replay(str(traces[name])))[
-                    "mean_error"
-                ],
+                "replay_mean_error": prism.summary(prism.replay(str(traces[name])))["mean_error"],
                 "dealt": deal(traces[name]),
                 "splits": {},
             }

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import matplotlib.style
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from prism.plots.base import save_figure
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).parent
 

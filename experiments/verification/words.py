@@ -54,7 +54,7 @@ ALLOWED = (
     r"law of (large numbers|total variance)",
     r"power[- ]laws?",
     r"\w+ : \S+",
-    r"laws?(\(\)|: \w| = )",
+    r"\.?laws?(\(|: \w| = )",
 )
 """Names of the field that hold such a word; parameters and keys."""
 

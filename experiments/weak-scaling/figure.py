@@ -3,9 +3,12 @@
 import csv
 from pathlib import Path
 
+import matplotlib.style
 from matplotlib.figure import Figure
 
 from prism.plots.base import COLOURS, LINE_STYLES, save_figure
+
+matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).parent
 SHIPPED = "tp-cp-pp-dp"

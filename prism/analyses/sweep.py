@@ -214,7 +214,7 @@ def _points(
         try:
             base = base_of(values, setting, job.name)
             if base.variability.library is not None:
-                load_library(base.variability.library)  # what is wrong in any layout is refused once
+                load_library(base.variability.library)  # wrong in any layout: once
             found = list(layouts(base, global_batch(job)))
         except PrismError as error:
             refused.append({**setting, "reason": _reason(error, job)})

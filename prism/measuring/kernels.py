@@ -110,7 +110,7 @@ def build_call(case: Case, torch: Any, device: str) -> Call:
 
 
 def expect_seconds(cases: Sequence[Case], torch: Any, device: str) -> list[float]:
-    """How long one call of each case may take [s], found with two small kernels before any large one.
+    """How long one call of each case may take [s], by two small kernels run before.
 
     Notes
     -----

@@ -1,7 +1,7 @@
 """One rank as a process: `python -m prism.measuring.rankprocess SPEC.json RANK`.
 
-Started by `prism.measuring.ranks` only. What a user can correct comes out as the last line of stderr,
-without a traceback.
+Started by `prism.measuring.ranks` only. What a user can correct comes out as the last line of
+stderr, without a traceback.
 """
 
 from __future__ import annotations

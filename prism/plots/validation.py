@@ -162,6 +162,11 @@ def plot_replay(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         Up to three steps whose replay is more than 1 % off are numbered.
+
+    Examples
+    --------
+    >>> import prism.plots
+    >>> ax = prism.plots.plot_replay(prism.replay("experiments/samples/trace.csv"))
     """
     ax = new_axes(ax, 5.4, 5.0)
     measured = _values(result, "measured_step_time")

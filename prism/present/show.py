@@ -43,7 +43,7 @@ def describe(
 ) -> Answer:
     """Describe a file, or a job or library that ships with prism.
 
-    A file's suffix tells jobs (.yaml, .yml) and netCDF (.nc); recordings are known by their content.
+    A file's suffix tells jobs (.yaml, .yml) and netCDF (.nc); recordings are sniffed.
 
     Parameters
     ----------
