@@ -177,7 +177,8 @@ def percent_change(change: float, interval: Sequence[float] | None = None) -> st
         half = 0.5 * abs(float(interval[1]) - float(interval[0]))
     if abs(change) < NO_CHANGE and half < NO_CHANGE:
         return "0 %"
-    digits = 0 if half >= 0.05 or abs(change) >= 1.0 else 1 if abs(change) >= 0.01 else 2
+    rough = half >= 0.05 or abs(change) >= 1.0
+    digits = 0 if rough else 1 if 0.01 <= abs(change) < 0.99 else 2
     error = f" ± {100.0 * half:.{digits}f}" if 100.0 * half >= 0.5 * 0.1**digits else ""
     return f"{100.0 * change:+.{digits}f}{error} %"
 

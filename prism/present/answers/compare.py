@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.analyses.compare import summarize_compare
-from prism.common.text import format_count, format_like
+from prism.common.text import format_count, format_like, format_share, percent_change
 from prism.present.answer import (
     Answer,
     Cell,
@@ -22,6 +21,7 @@ from prism.present.answer import (
     Table,
     share,
 )
+from prism.present.answers.job import value_text
 from prism.present.answers.times import NOT_INCLUDED, TITLES
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def compare_answer(result: xr.Dataset) -> Answer:
         warnings=tuple(numbers["warnings"]),
         assumptions=tuple(_assumptions(numbers)),
         facts=tuple(
-            (f"{TITLES[name]}, {key}, B against A", Figure(row["relative"], _percent(row)))
+            (f"{TITLES[name]}, {key}, B against A", Figure(row["relative"], _relative(row)))
             for name, quantity in found.items()
             for key, row in quantity["figures"].items()
             if key in ("p50", "p95") and row["relative"] is not None
@@ -93,14 +93,13 @@ def _clause(key: str, row: Json, effect: float) -> str:
     low, high = row["relative_ci"]
     of, at = ("its standard deviation is ", "") if key == "std" else ("", f" at {key}")
     if row["verdict"] == "same":
-        return f"{of}the same{at} to within {share_text(effect)} ({_interval(low, high)})"
-    found = f"({_interval(low, high)}, {_p(row)})"
+        return f"{of}the same{at} to within {format_share(effect)} ({_relative(row)})"
     if row["verdict"] == "open":
-        return f"{of}statistically indistinguishable from A's{at} {found}"
+        return f"{of}statistically indistinguishable from A's{at} ({_relative(row)}, {_p(row)})"
     more, less = ("larger", "smaller") if key == "std" else ("slower", "faster")
-    size = f"{100.0 * abs(row['relative']):.{_digits(high - low)}f} %"
-    small = f", below {share_text(effect)}" if max(abs(low), abs(high)) < effect else ""
-    return f"{of}{size} {more if row['relative'] > 0 else less}{at} {found}{small}"
+    size = percent_change(abs(row["relative"]), row["relative_ci"]).lstrip("+")
+    small = f", below {format_share(effect)}" if max(abs(low), abs(high)) < effect else ""
+    return f"{of}{size} {more if row['relative'] > 0 else less}{at} ({_p(row)}){small}"
 
 
 def _sample_sizes(name: str, quantity: Json, effect: float) -> list[Finding]:
@@ -113,12 +112,12 @@ def _sample_sizes(name: str, quantity: Json, effect: float) -> list[Finding]:
     if not sizes:
         return []
     unit, length = _unit(quantity)
-    text = f"Sample size per side for 80 % power at {share_text(effect)}, in {unit}"
+    text = f"Sample size per side for 80 % power at {format_share(effect)}, in {unit}"
     out = [Finding(f"{name}_sample_size", f"{text}: {', '.join(sizes)}.", "advice")]
     between = quantity["between_share"]
     if between is not None and length > 1.0:
         way = "more runs help, longer ones hardly" if between > 0.5 else "longer runs help too"
-        text = f"{100.0 * between:.0f} % of the variance of the mean is between runs: {way}."
+        text = f"{format_share(between, 2)} of the variance of the mean is between runs: {way}."
         out.append(Finding(f"{name}_between_runs", text, "advice"))
     return out
 
@@ -158,15 +157,14 @@ def _independent(quantity: Json, side: str) -> str:
 # --------------------------------------------------------------------------------- in tables
 def _figures(name: str, quantity: Json) -> Table:
     """Lay out one quantity, a figure a row."""
-    heads = ("A", "B", "B / A - 1", "95 % interval", "p")
+    heads = ("A", "B", "B / A - 1, ± 95 %", "p")
     columns = (Column(right=False), *(Column(head) for head in heads))
     rows = []
     for key, row in quantity["figures"].items():
-        cells: list[Cell] = [NAMES.get(key, key), *_both(key, row), None, "not tested", None]
+        cells: list[Cell] = [NAMES.get(key, key), *_both(key, row), "not tested", None]
         if row["p_value"] is not None:
             p = Figure(row["p_adjusted"], _p(row).removeprefix("p ").removeprefix("= "))
-            relative = Figure(row["relative"], _percent(row))
-            cells[3:] = [relative, _interval(*row["relative_ci"]), p]
+            cells[3:] = [Figure(row["relative"], _relative(row)), p]
         elif key == "p99":
             continue
         rows.append(tuple(cells))
@@ -198,7 +196,10 @@ def _sides(numbers: Json) -> Table:
         for label in dict.fromkeys([*sides[0], *sides[1]])
     ]
     differing = numbers.get("job_differences") or ()
-    rows += [(row["key"], *(_short(row[side]) for side in "ab")) for row in differing[:MOST_KEYS]]
+    rows += [
+        (row["key"], *(value_text(row[side], LONGEST_VALUE) for side in "ab"))
+        for row in differing[:MOST_KEYS]
+    ]
     more = len(differing) - MOST_KEYS
     notes = (f"{more} more keys of the jobs differ: --json lists them",) if more > 0 else ()
     columns = (Column(right=False), Column("A", right=False), Column("B", right=False))
@@ -224,14 +225,9 @@ def _runs(n: int) -> str:
     return f"{format_count(n)} run{'s' * (n != 1)}"
 
 
-def _short(value: Any) -> str:
-    text = "not set" if value is None else json.dumps(value, ensure_ascii=False).strip('"')
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
-
-
 def _planning(name: str, quantity: Json, effect: float) -> Table:
     """Lay out absolute differences, and what it takes to see the effect."""
-    power = f"{_unit(quantity)[0]} per side to see {share_text(effect)}"
+    power = f"{_unit(quantity)[0]} per side to see {format_share(effect)}"
     columns = (Column(right=False), Column("B - A"), Column("± 95 %"),
                Column("80 % power", power), Column("90 % power", power))  # fmt: skip
     rows = tuple(
@@ -288,27 +284,9 @@ def _p(row: Json) -> str:
     return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def share_text(value: float) -> str:
-    """Write an effect in percent, as short as it is."""
-    return f"{100.0 * value:.10g} %"
-
-
-def _percent(row: Json) -> str:
-    """Write a relative difference with the digits that its interval shows."""
-    low, high = row["relative_ci"]
-    return f"{100.0 * row['relative']:+.{_digits(high - low)}f} %"
-
-
-def _interval(low: float, high: float) -> str:
-    digits = _digits(high - low)
-    return f"{100.0 * low:+.{digits}f} to {100.0 * high:+.{digits}f} %"
-
-
-def _digits(width: float) -> int:
-    """Decimals of a percentage whose interval is that wide [1]."""
-    if not math.isfinite(width) or width <= 0.0:
-        return 2
-    return max(0, min(5, 1 - math.floor(math.log10(100.0 * width))))
+def _relative(row: Json) -> str:
+    """Write a relative difference with half of its interval."""
+    return percent_change(row["relative"], row["relative_ci"])
 
 
 def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:

@@ -108,6 +108,12 @@ def plain_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def value_text(value: Any, longest: int) -> str:
+    """Write a value that a job may lack; of a long one the beginning."""
+    text = "not set" if value is None else plain_text(value)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def _source(key: str, sources: Mapping[str, str]) -> str:
     """Find where a key, or the nearest key above it, came from."""
     parts = key.split(".")

@@ -15,7 +15,7 @@ from prism.common.text import format_duration
 from prism.distributions.library import library_path
 from prism.jobs.job import flatten
 from prism.present.answer import Column, Table
-from prism.present.answers.job import job_table
+from prism.present.answers.job import job_table, value_text
 from prism.present.show import describe
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 
+LONGEST_VALUE = 200  # of a key, in characters
 MOST_DIFFERENCES = 16
 """Values listed in which a job differs from another of its name."""
 
@@ -84,17 +85,14 @@ def differences(result: xr.Dataset, first: xr.Dataset, file: str) -> Table | Non
     if not keys:
         return None
     shown = keys if len(keys) <= MOST_DIFFERENCES else keys[: MOST_DIFFERENCES - 1]
-    rows = tuple((key, *(_short(side.get(key)) for side in (here, there))) for key in shown)
+    rows = tuple(
+        (key, *(value_text(side.get(key), LONGEST_VALUE) for side in (here, there)))
+        for key in shown
+    )
     more = len(keys) - len(shown)
     columns = tuple(Column(title, right=False) for title in ("key", "here", f"in {file}"))
     notes = (f"and {more:,} more",) if more else ()
     return Table(f"Different from {file}", columns, rows, notes)
-
-
-def _short(value: Any, longest: int = 200) -> str:
-    """Write a value; of a long one the beginning."""
-    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Table, ...], tuple[str, ...]]:
@@ -133,7 +131,12 @@ def made_by(result: xr.Dataset, numbers: Json, file: str, command: str) -> list[
     if isinstance(asked.get("deadline"), float):
         asked["deadline"] = format_duration(asked["deadline"])
     if asked:
-        rows.append(("asked for", ", ".join(f"{k} = {_short(v)}" for k, v in asked.items())))
+        rows.append(
+            (
+                "asked for",
+                ", ".join(f"{k} = {value_text(v, LONGEST_VALUE)}" for k, v in asked.items()),
+            )
+        )
     if versions:
         rows.append(("with", ", ".join(f"{k} {v}" for k, v in _loaded(versions).items())))
     if attrs.get("library_sha256"):
