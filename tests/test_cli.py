@@ -196,6 +196,7 @@ def test_output_folder_is_complete_and_can_be_shown(run, tmp_path):
     assert json.loads((folder / "summary.json").read_text()) == json.loads(out)
     assert str(folder) in err
     status, out, _ = run("show", folder / "result.nc", "--json")
+    assert (status, out) == run("show", folder, "--json")[:2]
     assert status == 0
     assert json.loads(out)["summary"]["job"] == "pipeline-8x32"
     assert json.loads(out)["provenance"]["prism_version"] == prism.__version__

@@ -73,6 +73,9 @@ def describe(
     from prism.traces.kinds import recording_kind
 
     path = Path(what)
+    if (path / "result.nc").is_file():  # the folder that a command wrote
+        path = path / "result.nc"
+        what = str(path)
     is_netcdf = path.suffix == ".nc" or (what in library_names() and what not in shipped_jobs())
     kind = None
     is_job = what in shipped_jobs() or path.suffix in (".yaml", ".yml")
