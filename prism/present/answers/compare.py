@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prism import plots
 from prism.analyses.compare import summarize_compare
 from prism.common.text import format_count, format_like, format_share, percent_change
+from prism.engine import LANES
 from prism.present.answer import (
     Answer,
     Cell,
@@ -31,8 +32,6 @@ Json = Mapping[str, Any]
 
 WORDS = {"step_time": "step", "time_to_train": "run"}
 NAMES = {"std": "standard deviation", "cv": "CV"}
-LANES = 64
-"""Replicates of a cluster draw."""
 MOST_KEYS = 10
 """Keys of the jobs in the table; the JSON has all that differ."""
 LONGEST_VALUE = 40

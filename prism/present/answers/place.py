@@ -19,6 +19,7 @@ from prism.analyses.placements.rows import (
     with_place,
 )
 from prism.common.text import NO_CHANGE, format_count, format_like, format_share, percent_change
+from prism.engine import LANES
 from prism.jobs.hostfiles import as_ranges
 from prism.present.answer import (
     Answer,
@@ -31,6 +32,7 @@ from prism.present.answer import (
     Table,
     duration,
     error,
+    half_width,
     pairs_table,
     words,
 )
@@ -376,6 +378,6 @@ def _pictures(numbers: Json, result: xr.Dataset) -> list[Picture]:
 def _errors(numbers: Json) -> Errors:
     """Write the error of the best placement's p95, and that of its gain."""
     best = entry(numbers, "best")
-    text = f"p95 of the best ± {words(error(best['p95_se'], best['p95']))} "
-    text += "(one standard error); changes are of the same draws, ± half of their 95 % interval"
+    half = half_width(best["p95_se"], numbers["replicates"] // LANES)
+    text = f"p95 of the best ± {words(error(half, best['p95']))} (95 %); changes of the same draws"
     return Errors(text, NOT_INCLUDED)

@@ -59,8 +59,8 @@ def step_time_rows(step: Json) -> list[tuple[str, Cell]]:
     fine = max(0.02 * (step["p95"] - step["p5"]), 1e-5 * abs(mean))
     first: tuple[str, Cell] = ("mean", duration(mean, fine, mean))
     if step.get("mean_se") is not None:
-        text = f"{words(first[1])} ± {words(error(step['mean_se'], mean))}"
-        first = "mean, ± one standard error", Figure(mean, text)
+        text = f"{words(first[1])} ± {words(error(1.96 * step['mean_se'], mean))}"
+        first = "mean, ± 95 %", Figure(mean, text)
     spread = f"{words(error(std, mean))} (CV {format_share(std / mean if mean else 0.0)})"
     return [
         first, ("standard deviation", Figure(std, spread)),

@@ -24,6 +24,7 @@ from prism.present.answer import (
     change,
     count,
     error,
+    half_width,
     share,
     words,
 )
@@ -82,7 +83,7 @@ def sweep_answer(result: xr.Dataset) -> Answer:
             lambda: plots.plot_sweep(result),
             "Down and to the left is better; nothing lies below and left of the frontier. Bars are "
             "two standard errors.",
-            Errors(f"p95 of the robust one ± {words(_error(robust))} (one standard error)",
+            Errors(f"p95 of the robust one ± {words(_error(robust))} (95 %)",
                    NOT_INCLUDED),
         ),),
     )  # fmt: skip
@@ -173,7 +174,7 @@ def _settings_table(
     one_size = len({row["world_size"] for row in rows}) == 1
     columns = (
         *_keys(numbers, which), Column("GPUs"), Column("GiB"),
-        *(Column(name, "step time") for name in ("p50", "p95", "± of p95")),
+        *(Column(name, "step time") for name in ("p50", "p95", "± 95 %")),
         Column("p95 vs own"), Column(right=False),
     )  # fmt: skip
     made: list[tuple[Cell, ...]] = [
@@ -308,10 +309,11 @@ def _time(row: Json, key: str, work: float = 1.0) -> Figure:
 
 
 def _error(row: Json) -> Cell:
-    """Write the standard error of p95, for the same work."""
+    """Write half of the 95 % interval of p95, for the same work."""
     if row["p95_se"] is None:
         return None
-    return error(float(row["p95_se"]) / float(row["work"]), float(row["p95_same_work"]))
+    half = half_width(row["p95_se"], row["clusters"]) / float(row["work"])
+    return Figure(row["p95_se"], words(error(half, float(row["p95_same_work"]))))
 
 
 def _change(row: Json, measure: str) -> Cell:
