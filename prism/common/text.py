@@ -119,7 +119,7 @@ def _short(seconds: float, resolution: float | None) -> str:
     """At most two minutes: one number with s, ms or us."""
     scale, unit = next(
         (pair for pair in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if seconds >= pair[0]),
-        (1.0, "s"),
+        (1e-6, "us") if seconds else (1.0, "s"),
     )
     value = seconds / scale
     if resolution is None or resolution <= 0:

@@ -126,7 +126,8 @@ def _machine(numbers: Json) -> Table:
             rows.append((label, (low if low == high else f"{low} to {high}") + unit))
     calls = [warm["calls"] for warm in numbers.get("warm_up") or ()]
     if calls:
-        text = f"{min(calls)} to {max(calls)} calls of each, not counted"
+        least, most = min(calls), max(calls)
+        text = f"{least}{f' to {most}' * (most > least)} calls of each, not counted"
         rows.append(("warm-up", text))
     cost = numbers.get("timer_overhead")
     if cost:
