@@ -1,9 +1,11 @@
 """Words of texts that readers meet, see `experiments/verification/words.py`."""
 
 import importlib.util
+import re
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "verification" / "words.py"
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "experiments" / "verification" / "words.py"
 spec = importlib.util.spec_from_file_location("words", SCRIPT)
 words = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(words)
@@ -12,6 +14,14 @@ spec.loader.exec_module(words)
 def test_readers_meet_one_word_per_idea(capsys):
     """Nothing that has a better word is left in the files that are held to it."""
     assert words.main([]) == 0, capsys.readouterr().out
+
+
+def test_shares_and_changes_are_written_by_one_module():
+    """No format of a percentage stands elsewhere than in `prism.common.text`."""
+    own = re.compile(r":[-+]?(\.\d)?%\}|:[-+]?\.\d[fg]?\} ?%")
+    assert own.search("f'{x:.1%}'") and own.search("f'{100 * x:+.1f} %'")
+    found = {f.name for f in (ROOT / "prism").rglob("*.py") if own.search(f.read_text("utf-8"))}
+    assert found == {"text.py"}
 
 
 def test_words_are_found_where_readers_meet_them(tmp_path, monkeypatch):

@@ -16,13 +16,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = (
-    *("prism/common", "prism/engine", "prism/traces", "prism/jobs", "prism/distributions"),
-    *("prism/cluster", "prism/workload", "prism/simulation", "prism/models"),
-    *("prism/cli/app.py", "prism/cli/commands/options.py", "experiments", "notebooks"),
-    *(f"docs/{name}.md" for name in ("first-hour", "fit", "glossary", "job-file", "model")),
-    *(f"docs/{name}.md" for name in ("own-trace", "run-model", "scale-out")),
-)
+FILES = ("prism", "docs", "README.md", "experiments", "notebooks")
 """Files, and folders of files, that are held to these words."""
 
 INSTEAD = {

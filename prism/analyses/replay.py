@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.text import percent_change
 from prism.models.kernellaws import ONE_STEP, why_no_model
 from prism.models.kerneltrace.report import replay_kernels
 from prism.models.pipelinetrace.build import build_trace_graph
@@ -122,7 +123,7 @@ def _warnings(mean_error: float) -> list[str]:
     if abs(mean_error) <= CLOSE:
         return []
     return [
-        f"replayed steps are {100.0 * mean_error:+.1f} % off the measured ones: ops of one worker "
+        f"replayed steps are {percent_change(mean_error)} off the measured ones: ops of one worker "
         "overlap, wait for what the trace does not show, or their clocks differ; slowdowns are "
         "those of the replay"
     ]

@@ -12,6 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from prism.common.labels import TARGETS, label
+from prism.common.text import format_share
 from prism.plots.base import (
     BLUE,
     GREY,
@@ -29,7 +30,7 @@ MOST_BARS = 14
 SMALL = 2e-3  # what neither contributes nor changes as much is left out [1]
 _INTERVENED = {
     "freeze": "frozen at its median",
-    "speed": "made faster by {faster:.3g} %",
+    "speed": "made faster by {faster}",
 }
 
 
@@ -130,7 +131,7 @@ def plot_interventions(
         ax.hlines(rows + shift, low, high, color=ink(), linewidth=1.0, zorder=3)
     ax.axvline(0.0, color=ink(), linewidth=0.8)
     _finish(ax, result, order)
-    faster = 100.0 * float(_call(result).get("speed_up") or 0.0)
+    faster = format_share(float(_call(result).get("speed_up") or 0.0))
     ax.set_xlabel(f"change if {_INTERVENED[chosen].format(faster=faster)}")
     legend_above(ax, ncols=2)
     return ax

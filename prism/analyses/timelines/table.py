@@ -26,6 +26,7 @@ from prism.analyses.timelines.played import (
 )
 from prism.analyses.timelines.waits import CAUSES, EPSILON, Span, Wait, spans_of, waits_of
 from prism.common.errors import PrismError
+from prism.common.text import format_share
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -209,7 +210,9 @@ def _op_event(
     op, r = step.ops[span.op], row.replica
     nominal = float(step.nominal[r, span.op]) if step.nominal is not None else float("nan")
     before = step.binding(span.op, r)
-    classes = ", ".join(f"{name} {share:.0%}" for name, share in op.classes if share >= 0.005)
+    classes = ", ".join(
+        f"{name} {format_share(share, 2)}" for name, share in op.classes if share >= 0.005
+    )
     return Event(
         k, _stream(op), lane, span.start, span.end - span.start, op_name(op), op.op_kind,
         op.microbatch, op.chunk, nominal, (span.op, -1 if op.is_global else r) in critical,

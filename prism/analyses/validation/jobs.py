@@ -12,6 +12,7 @@ import numpy as np
 from prism.analyses.estimate import estimate
 from prism.analyses.validation.hold import Array, Call, Case, Repetitions
 from prism.common import agreement as measures
+from prism.common.text import percent_change
 from prism.jobs.job import Job
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
 from prism.simulation.runs.build import model_of_steps
@@ -110,7 +111,7 @@ def _untested(drawn: "xr.Dataset", times: StepTimes) -> list[str]:
     low, high = np.quantile(means, [0.05, 0.95])
     return [
         "one run is one allocation: what is tested is the steps on it; that means of allocations "
-        f"differ by {low:+.2%} to {high:+.2%} (p5 to p95) is not"
+        f"differ by {percent_change(low)} to {percent_change(high)} (p5 to p95) is not"
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from prism import plots
 from prism.analyses.estimate import summarize_estimate
-from prism.common.text import format_count, format_duration, format_share
+from prism.common.text import format_count, format_duration, format_share, percent_change
 from prism.present.answer import (
     Answer,
     Cell,
@@ -215,13 +215,19 @@ def _tables(numbers: Json) -> list[Table]:
     ]
 
 
+def _level(past: Json) -> str:
+    """Write how much slower completed steps were, with half of its 95 % interval."""
+    level, half = past["level"] - 1.0, 1.96 * past["level_std"]
+    return percent_change(level, (level - half, level + half))
+
+
 def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
     """Say what the run as a whole comes to."""
     rows: list[tuple[str, Cell]] = []
     if numbers.get("completed"):
         past = numbers["completed"]
         text = f"{format_count(past['steps'])} in {format_duration(past['seconds'])}, part of the "
-        text += f"time-to-train; steps take {past['level'] - 1.0:+.2%} ± {past['level_std']:.2%} "
+        text += f"time-to-train; steps take {_level(past)} "
         rows.append(("completed steps", f"{text}of what the job says"))
     if numbers.get("finish_date"):
         probability = format_share(numbers["finish_date"]["probability"])

@@ -218,15 +218,11 @@ def _stages(numbers: Json) -> list[Finding]:
     if len(costs) < 2:
         return []
     least, most = (pick(costs, key=lambda row: row["cost"]) for pick in (min, max))
-    low, high = (_share(row["cost"] / numbers["alike_step"]) for row in (least, most))
+    low, high = (format_share(row["cost"] / numbers["alike_step"]) for row in (least, most))
     text = f"{low} to the step on stage {least['stage']}, {high} on stage {most['stage']}"
     if low == high:
         text = f"{low} to the step on any stage"
     return [Finding("stage_cost", f"One such node adds {text} (deterministic step).")]
-
-
-def _share(value: float) -> str:
-    return f"{100.0 * value:.1f} %"
 
 
 def _selection(numbers: Json) -> Finding:
@@ -338,7 +334,7 @@ def _slack_table(numbers: Json) -> Table:
     """Lay out how slow a node may be at each stage, and what one slow node costs there."""
     cells = [
         (row["stage"], _slack(row["slack"]), None if row["cost"] is None
-         else Figure(row["cost"], _share(row["cost"] / numbers["alike_step"])))
+         else Figure(row["cost"], format_share(row["cost"] / numbers["alike_step"])))
         for row in numbers["stage_slack"]
     ]  # fmt: skip
     merged = []
