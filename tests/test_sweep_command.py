@@ -174,7 +174,7 @@ def test_the_table_has_marks_and_says_what_is_left_out(made):
     assert {tp: row[-1] for tp, row in rows.items()} == marks
     (table,) = [table for table in answer_of(made).tables if table.title == "Settings"]
     titles = [column.title for column in table.columns]
-    assert titles == ["tp", "GiB", "p50", "p95", "± of p95", "p95 vs own", ""]
+    assert titles == ["tp", "GiB", "p50", "p95", "± 95 %", "p95 vs own", ""]
     for row, given in zip(table.rows, made["rows"], strict=False):
         assert [row[2].value, row[3].value] == [given["p50"], given["p95"]]
     assert any("1 not simulated" in note for note in table.notes)
