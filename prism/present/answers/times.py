@@ -157,7 +157,8 @@ def data_text(numbers: Json) -> str:
     """Write what the data behind a job leave open, as far as a result knows."""
     found, wrong = numbers.get("data_error"), numbers.get("model_error")
     if not found and wrong:
-        return f"run times ± {format_share(wrong['spread'])} (model error, included)"
+        std = format_share(wrong["spread"])
+        return f"{std} standard deviation of run times (model error, included)"
     if not found:
         return NOT_INCLUDED
     text = f"mean ± {format_share(1.96 * found['mean'], 2)} (95 %, by what was measured)"

@@ -40,7 +40,7 @@ def _cells(numbers: Json, runs: bool, deadlines: bool) -> list[Cell]:
     cells += [time_figure(step, step[p]) for p in ("p50", "p95")]
     cells.append(interval_text(step, "p95_ci") or "unknown")
     data = numbers.get("data_error")
-    cells.append(f"± {format_share(data['mean'], 2)}" if data else "not included")
+    cells.append(f"± {format_share(1.96 * data['mean'], 2)}" if data else "not included")
     if runs:
         quantiles = ("p50", "p95")
         cells += [time_figure(run, run[p], coarse=True) if run else None for p in quantiles]
