@@ -152,7 +152,7 @@ def format_share(share: float, digits: int = 3, half: float | None = None) -> st
     if half is not None and half >= 5e-4:
         decimals = min(1, _digits(100.0 * half))
         return f"{percent:.{decimals}f} ± {100.0 * half:.{decimals}f} %"
-    if half is not None and 0.0 < abs(share) < 1e-3:
+    if half is not None and 0.0 < abs(share) < 5e-4:
         return "<0.1 %"
     return f"{percent:.{digits}g} %" if abs(percent) < 99.5 else f"{percent:.0f} %"
 
