@@ -25,7 +25,7 @@ CLUSTERS = 800  # of the reference
 SHORT = 400  # clusters of a selection that has to guess
 CLOSE = 0.005  # of the deterministic step
 FEWEST, MOST = 6, 60  # placements of a case, up to symmetry
-RATIO = 10.0  # by which common random numbers must lower the variance of a difference
+RATIO = 2.0  # by which common random numbers must lower the variance of a difference
 SHIPPED = "gpt3-175b-512"  # whose differences of placements are compared
 
 
