@@ -23,6 +23,7 @@ from prism.measuring.session import Plan, is_settled, run_session
 from prism.measuring.steptrace import read_ops, step_times
 from prism.measuring.timers import Block, CpuTimer
 from prism.measuring.training import Op, write_ops
+from prism.plots.measure import plot_measurement
 from prism.present.answers.measure import measurement_answer
 
 needs_torch = pytest.mark.skipif(
@@ -117,6 +118,16 @@ def test_autocorrelation_counts_within_blocks_only():
     block = np.repeat(np.arange(40), 50)
     assert figures.lag_one(level + 0.1 * rng.standard_normal(2_000), block) > 0.9
     assert figures.lag_one(rng.random(5), np.arange(5)) is None
+
+
+def test_rare_calls_have_ticks_that_can_be_told_apart():
+    seconds = np.linspace(1e-3, 2e-3, 2_000)
+    result = xr.Dataset(
+        {"case_idx": ("call", np.zeros(2_000, int)), "duration": ("call", seconds)},
+        {"case": ["gemm"]},
+    )
+    ticks = plot_measurement(result).yaxis.get_major_formatter()
+    assert [ticks(share) for share in (0.001, 0.01, 1.0)] == ["0.1 %", "1 %", "100 %"]
 
 
 def test_library_holds_laws_and_keeps_what_was_not_measured(tmp_path):

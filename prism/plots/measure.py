@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator
 
-from prism.common.text import format_duration
+from prism.common.text import format_duration, format_share
 from prism.plots.base import COLOURS, LINE_STYLES, legend_above, new_axes, styled
 
 _LEAST = 1e-4  # smallest share of calls that the axis shows
@@ -55,7 +55,7 @@ def plot_measurement(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ax.xaxis.set_minor_locator(NullLocator())
     ax.set_yscale("log")
     ax.set_ylim(max(_LEAST, 0.7 / max(int(np.bincount(case_idx).max()), 10)), 1.3)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: format_share(share)))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_xlabel("duration / median")
     ax.set_ylabel("share of calls longer")
