@@ -359,6 +359,8 @@ def findings(numbers):
     [
         ("distribution", {"ks_p_value": 0.05}, "differ"),
         ("distribution", {"ks_p_value": 0.051}, "indistinguishable"),
+        ("distribution", {"ks_p_value": 1 / 6, "bootstrap": 5}, "20 or more"),
+        ("distribution", {"ks_p_value": 2 / 6, "bootstrap": 5}, "indistinguishable"),
         ("distribution", {"ks_p_value": None}, "not above the 0.327"),
         ("distribution", {"ks_p_value": None, "ks": 0.4}, "is above the 0.327"),
         ("p95", {"p95_error": -0.07}, "-7.0 %, more than"),

@@ -13,10 +13,12 @@ from prism.distributions.library import (
     GemmTable,
     Library,
     library_names,
+    library_path,
     load_library,
     save_library,
     to_dataset,
 )
+from prism.jobs.job import load_job
 from prism.present.show import describe
 
 STATES = ("healthy", "uncurated", "stressed")
@@ -216,6 +218,11 @@ def test_another_netcdf_file_is_refused(tmp_path):
     xr.Dataset({"x": ("i", [1.0])}).to_netcdf(path, engine="h5netcdf")
     with pytest.raises(PrismError, match=r"other\.nc: .*library"):
         load_library(path)
+
+
+def test_a_library_is_no_job():
+    with pytest.raises(PrismError, match="--set variability.library="):
+        load_job(library_path("h100-healthy"))
 
 
 def test_only_lognormal_mixtures_go_to_a_file(tmp_path):

@@ -26,8 +26,9 @@ from prism.common.resultfiles import save
 from prism.distributions.library import load_library
 from prism.jobs.job import load_job
 from prism.models.calibration.fit import calibrate
-from prism.models.calibration.model import load_calibration
+from prism.models.calibration.model import communication_share, load_calibration
 from prism.models.calibration.predict import draw_steps
+from prism.simulation.steps import simulate
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent
@@ -160,6 +161,18 @@ def run_case(case):
         path = Path(folder) / "calibrated.nc"
         save(calibrate(measured, {}, SEED, threads=1), path)
         library, calibration = load_library(path), load_calibration(path)
+        stated = [
+            calibration.mean_error(
+                communication_share(
+                    simulate(
+                        job_of(t, case.benchmark, *case.overrides, f"variability.model={path}"),
+                        64,
+                        SEED,
+                    )
+                )
+            )
+            for t in case.targets
+        ]
     factors = calibration.report["factors"]
     common = {
         "kind": case.kind, "case": case.name,
@@ -170,7 +183,7 @@ def run_case(case):
     }  # fmt: skip
     counts = [s.microbatches for s in calibration.sizes]
     rows = []
-    for target in case.targets:
+    for target, error in zip(case.targets, stated, strict=True):
         job = job_of(target, case.benchmark, *case.overrides)
         times = read_runs(target, case.benchmark, case.keeps_evaluations)
         count = job.parallelism.microbatches
@@ -179,7 +192,7 @@ def run_case(case):
         drawn = draw_steps(job, library, SEED + 1, 1)
         rows.append(common | {
             "system": target, "gpus": job.world_size, "microbatches": count,
-            "bracketed": min(counts) <= count <= max(counts),
+            "stated_error": error, "bracketed": min(counts) <= count <= max(counts),
             **describe(times, drawn),
             **errors_of("prism", drawn.ravel(), times), **errors_of("copy", near, times),
             **errors_of("line", straight, times),
@@ -251,6 +264,35 @@ def print_rows(rows):
         print(text + ("  missed: " + "; ".join(found) if found else ""), flush=True)
 
 
+def model_error(rows):
+    """Error of the model's mean for one size, beside what is measured, and its 90 % interval [1].
+
+    A predicted size errs against a training size by the errors of both, so by the square root of
+    two times one; by case, since the sizes of one case err together.
+    """
+    rows = [r for r in rows if r["kind"] in ("required", "check")]
+    squares = {}
+    for row in rows:
+        error = np.log1p(row["prism_p50"]) ** 2 - row["se_p50"] ** 2 - row["prism_mc_p50"] ** 2
+        squares.setdefault((row["case"], row["trained_on"]), []).append(0.5 * error)
+    of_case = np.array([np.mean(v) for v in squares.values()])
+    picks = np.random.default_rng(SEED).integers(0, of_case.size, (REPETITIONS, of_case.size))
+    low, high = np.quantile(of_case[picks].mean(axis=1), [0.05, 0.95])
+    return np.sqrt([of_case.mean(), low, high])
+
+
+def print_model_error(rows):
+    """Print the model's own error, and how often the stated error holds what was measured."""
+    error, low, high = model_error(rows)
+    print(f"\nmodel error of one size: {error:.2%} (90 %: {low:.2%} to {high:.2%})")
+    known = [r for r in rows if np.isfinite(r.get("stated_error", np.nan))]
+    inside = [
+        abs(np.log1p(r["prism_p50"])) < 1.645 * np.hypot(r["stated_error"], r["se_p50"])
+        for r in known
+    ]
+    print(f"within the stated 90 % interval: {sum(inside)} of {len(inside)} sizes")
+
+
 def read_rows():
     """Read the table that is there."""
     if not TABLE.exists():
@@ -288,6 +330,7 @@ def main():
             print(f"{k} of {len(jobs)} cases", file=sys.stderr, flush=True)
     rows = write_rows(rows)
     print_rows(rows)
+    print_model_error(rows)
     return int(any(missed(r) for r in rows if r["kind"] == "required"))
 
 

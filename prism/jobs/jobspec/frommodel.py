@@ -15,6 +15,7 @@ from prism.jobs.jobspec.yaml import Layer, display_path, key_paths
 CALIBRATED = "calibrated"
 STEPS = "steps"
 MODELS = "trace", CALIBRATED
+_ATTRS = "kind", "job", "base_library", "prism_schema"
 _EXPECTED = "a model: prism fit TRACE -o MODEL.nc"
 
 
@@ -36,7 +37,7 @@ def _read_attrs(path: str | Path) -> dict[str, str]:
 
     check_sealed(path, _EXPECTED)
     with told_broken(path, _EXPECTED), h5py.File(path) as file:
-        found = {k: file.attrs[k] for k in ("kind", "job", "base_library") if k in file.attrs}
+        found = {k: file.attrs[k] for k in _ATTRS if k in file.attrs}
         return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in found.items()}
 
 
@@ -48,6 +49,11 @@ def job_of_model(path: Path) -> Layer:
         raise PrismError(
             f"{shown}: a model of step times alone, which has no step graph; prism estimate and "
             "prism validate take it, all else needs a job, or a trace: prism fit TRACE -o MODEL.nc"
+        )
+    if attrs.get("kind") not in MODELS and "prism_schema" in attrs:
+        raise PrismError(
+            f"{shown}: a library of distributions, without a job; name it in one: prism estimate "
+            f"JOB --set variability.library={shown}"
         )
     if attrs.get("kind") not in MODELS or "job" not in attrs:
         raise PrismError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.analyses.validate import summarize_validation
+from prism.common.errors import named
 from prism.common.text import format_count, format_share, percent_change
 from prism.present.answer import (
     Answer,
@@ -110,8 +111,8 @@ def _findings(numbers: Json) -> list[Finding]:
     out = []
     ks, p_value, critical = (numbers.get(k) for k in ("ks", "ks_p_value", "ks_critical_5pct"))
     if p_value is not None:
-        found = "differ" if p_value <= SIGNIFICANT else "are statistically indistinguishable"
-        text = f"Prediction and measurement {found} (KS {ks:.3f}, p = {p_value:.3g})."
+        verdict = _verdict(p_value, int(numbers.get("bootstrap") or 0))
+        text = f"{verdict} (KS {ks:.3f}, p = {p_value:.3g})."
         out.append(Finding("distribution", text, "answer"))
     elif ks is not None and critical is not None:
         side = "above" if ks > critical else "not above"
@@ -129,6 +130,19 @@ def _findings(numbers: Json) -> list[Finding]:
         side = "within" if abs(error) <= 2.0 * se else "beyond"
         text += f"; {side} two standard errors of the measured p95 ({format_share(se, 2)} each)"
     return [*out, Finding("p95", f"{text}.", "answer")]
+
+
+def _verdict(p_value: float, n: int) -> str:
+    """Say what a p-value from n repetitions tells."""
+    if p_value <= SIGNIFICANT:
+        return "Prediction and measurement differ"
+    if 0 < n and p_value <= 1.0 / (n + 1):  # as little as so few can show
+        return (
+            f"Prediction and measurement lie further apart than in any of {n} simulated "
+            f"repetitions, too few to say that they differ: {named('bootstrap')} "
+            f"{round(1.0 / SIGNIFICANT)} or more"
+        )
+    return "Prediction and measurement are statistically indistinguishable"
 
 
 def _assumptions(numbers: Json) -> list[str]:
