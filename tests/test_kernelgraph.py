@@ -1,6 +1,7 @@
 """Step graphs of generated traces: edges recovered, what-ifs as in the true graph."""
 
 import json
+from dataclasses import replace
 
 import kineto_synth as synth
 import numpy as np
@@ -8,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prism.analyses.replay import replay_trace, summarize_replay
 from prism.common.errors import PrismError
-from prism.models.kerneltrace.graph import EDGE_KINDS, NODE_KINDS, KernelGraph, replay
-from prism.models.kerneltrace.infer import infer_graph
-from prism.models.kerneltrace.laws import kernel_table, step_laws
-from prism.models.kerneltrace.replay import node_durations, replay_trace, typical_step
+from prism.models.kerneltrace.graph import step_graph
 from prism.models.kerneltrace.steps import split_steps
+from prism.models.kerneltrace.table import kernel_table
+from prism.simulation.tracemodel.graph import ends_of, filled, replay, span
 from prism.traces.kineto import read_kineto
 from prism.traces.table import make_trace
 
@@ -38,32 +39,43 @@ def made(request, tmp_path_factory):
     return *make(tmp_path_factory.mktemp("trace"), *request.param), request.param[1]
 
 
-def wait_edges(graph, rank=0):
-    """Waits of a graph in numbers of the program's calls."""
+def wait_edges(graph):
+    """Waits of a graph between streams of the first rank, in numbers of the program's calls."""
     calls = [i for i, call in enumerate(PROGRAM) if call.do != "wait"]
-    kinds = [EDGE_KINDS.index("recorded"), EDGE_KINDS.index("inferred")]
+    event, stream = graph.roles.event, graph.stream
     found = set()
-    for i in np.flatnonzero(graph.rank == rank):
-        for e in range(graph.pred_ptr[i], graph.pred_ptr[i + 1]):
-            if graph.edge_kind[e] in kinds:
-                found.add((calls[graph.event[graph.pred[e]]], calls[graph.event[i]]))
+    for i in np.flatnonzero((graph.roles.rank == 0) & graph.bounds):
+        for p in graph.nodes[i].preds:
+            if graph.roles.role[p] == "device" and stream[p] != stream[i]:
+                found.add((calls[event[p]], calls[event[i]]))
     return found
+
+
+def own(graph):
+    """Durations of the graph's own step."""
+    return graph.durations[:, :, graph.own]
+
+
+def gpu_span(graph, durations, stage=0):
+    """Span of one rank, [step] s."""
+    return span(ends_of(graph, durations), durations, graph.taken_by(stage))
 
 
 def test_edges_are_recovered_and_none_is_made_up(made):
     trace, times, *_, recorded = made
-    graph = infer_graph(trace, STEP)
+    graph = step_graph(trace, STEP)
     found = wait_edges(graph)
     assert NEVER_BINDING in times.edges and len(times.edges) == 14
     assert found == (times.edges if recorded else times.edges - {NEVER_BINDING})
-    kind, other = ("recorded", "inferred") if recorded else ("inferred", "recorded")
-    assert graph.count_edges(kind) == len(found) * len(set(graph.rank) - {-1})
-    assert graph.count_edges(other) == 0
+    n = len(found) * len(graph.ranks)
+    expected = (n, 0) if recorded else (0, n)
+    assert (graph.edges_recorded, graph.edges_inferred) == expected
 
 
 def test_replay_of_every_step_is_its_measured_span(made):
-    found = replay_trace(made[0])
-    assert len(found["steps"]) == 8 * len(made[0].meta["ranks"])
+    found = summarize_replay(replay_trace(made[0]))
+    assert len(found["gpu_spans"]) == 8 * len(made[0].meta["ranks"])
+    assert max(abs(row["error"]) for row in found["gpu_spans"]) < 0.002
     assert found["max_abs_error"] < 0.002
     assert found["unexplained_starts"] <= 0.01 * max(1, found["late_starts"])
 
@@ -71,115 +83,110 @@ def test_replay_of_every_step_is_its_measured_span(made):
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_changing_a_kernel_moves_the_step_as_the_true_graph_does(made, factor):
     trace, times, duration, host, _ = made
-    graph = infer_graph(trace, STEP)
+    graph = step_graph(trace, STEP)
     moved = []
     for name in sorted({call.name for call in PROGRAM if call.name}):
         calls = [i for i, call in enumerate(PROGRAM) if call.name == name]
         changed = duration.copy()
         changed[:, :, calls] *= factor
         true = synth.simulate(PROGRAM, changed, host).span(STEP - 10, 0) * 1e-6
-        keys = [i for i, key in enumerate(graph.keys) if key.name == name]
-        what_if = np.where(np.isin(graph.key, keys), factor, 1.0) * graph.duration
-        assert replay(graph, what_if).gpu_span[0] == pytest.approx(true, rel=0.01)
+        theirs = np.array([node.name == name for node in graph.nodes])[:, None, None]
+        what_if = np.where(theirs, factor, 1.0) * own(graph)
+        assert gpu_span(graph, what_if) == pytest.approx(true, rel=0.01)
         moved.append(abs(true / (times.span(STEP - 10, 0) * 1e-6) - 1.0))
     assert max(moved) > 0.03
 
 
 def test_without_its_inferred_edges_the_graph_fails(made):
     # negative control: the edges carry the what-if, not slack in the check
-    trace, _, duration, host, recorded = made
-    graph = infer_graph(trace, STEP)
-    kinds = [EDGE_KINDS.index("recorded"), EDGE_KINDS.index("inferred")]
-    lag = np.where(np.isin(graph.edge_kind, kinds), -np.inf, graph.lag)
-    cut = KernelGraph(**{**vars(graph), "lag": lag})
+    trace, _, duration, host, _ = made
+    graph = step_graph(trace, STEP)
+    role, stream = graph.roles.role, graph.stream
+    nodes = list(graph.nodes)
+    for i in np.flatnonzero(graph.bounds):
+        edges = zip(nodes[i].preds, nodes[i].lags or (0.0,) * len(nodes[i].preds), strict=True)
+        kept = [(p, x) for p, x in edges if role[p] != "device" or stream[p] == stream[i]]
+        preds, lags = zip(*kept, strict=True)
+        nodes[i] = nodes[i]._replace(preds=preds, lags=lags)
+    cut = replace(graph, nodes=tuple(nodes))
     calls = [i for i, call in enumerate(PROGRAM) if call.do == "collective"]
     changed = duration.copy()
     changed[:, :, calls] *= 2.0
     true = synth.simulate(PROGRAM, changed, host).span(STEP - 10, 0) * 1e-6
-    keys = [i for i, key in enumerate(graph.keys) if key.op_kind == "all_reduce"]
-    what_if = np.where(np.isin(graph.key, keys), 2.0, 1.0) * graph.duration
-    assert abs(replay(cut, what_if).gpu_span[0] / true - 1.0) > 0.02
+    theirs = (graph.op_kinds() == "all_reduce")[:, None, None]
+    what_if = np.where(theirs, 2.0, 1.0) * own(graph)
+    assert abs(gpu_span(cut, what_if)[0] / true - 1.0) > 0.02
 
 
 def test_edges_come_from_the_other_steps_only(tmp_path):
-    trace, times, *_ = make(tmp_path, 1, n_steps=3)
-    steps = split_steps(trace)
-    alone = infer_graph(steps, 11, from_steps=[11])
-    assert alone.count_edges("inferred") == 0
-    one = infer_graph(steps, 11, from_steps=[10])
-    assert 0 < one.count_edges("inferred") <= 13 and wait_edges(one) <= times.edges
+    trace, times, *_ = make(tmp_path, 1, n_steps=2)
+    one = step_graph(trace, 11)
+    assert 0 < one.edges_inferred <= 13 and wait_edges(one) <= times.edges
     one_step, *_ = make(tmp_path, 1, n_steps=1)
-    assert any("one step" in note for note in replay_trace(one_step)["notes"])
+    assert step_graph(one_step).edges_inferred == 0
+    assert any("one step" in note for note in summarize_replay(replay_trace(one_step))["notes"])
 
 
 def test_collective_starts_with_its_last_member(tmp_path):
-    trace, times, *_ = make(tmp_path, 2)
-    graph = infer_graph(trace, STEP)
-    assert graph.nodes("join").size == 6 and graph.nodes("arrival").size == 12
-    # a slow rank holds the other one up through the collective
-    slow = graph.duration.copy()
-    mine = (graph.rank == 1) & (graph.kind == NODE_KINDS.index("device"))
-    mine &= np.array([key.op_kind not in ("all_reduce",) for key in graph.keys])[graph.key]
-    slow[mine] *= 2.0
-    base, held = replay(graph), replay(graph, slow)
-    assert held.gpu_span[0] > 1.3 * base.gpu_span[0]
-    assert held.span >= held.gpu_span[1] >= held.gpu_span[0] * 0.9
-
-
-def test_replicates_are_columns(tmp_path):
     trace, *_ = make(tmp_path, 2)
-    graph = infer_graph(trace, typical_step(trace))
-    many = graph.duration[:, None] * np.array([1.0, 2.0, 1.0])
-    spans = replay(graph, many)
-    assert spans.start.shape == (graph.duration.size, 3)
-    assert spans.gpu_span[0][0] == spans.gpu_span[0][2] == replay(graph).gpu_span[0]
-    assert spans.gpu_span[0][1] > 1.9 * spans.gpu_span[0][0]
+    graph = step_graph(trace, STEP)
+    shared = [node for node in graph.nodes if len(node.stages) > 1]
+    assert len(shared) == 6 and {node.op_kind for node in shared} == {"all_reduce"}
+    assert (graph.roles.role == "arrival").sum() == 12
+    # a slow rank holds the other one up through the collective
+    mine = (graph.roles.rank == 1) & (graph.roles.role == "device")
+    mine &= graph.op_kinds() != "all_reduce"
+    slow = np.where(mine[:, None, None], 2.0, 1.0) * own(graph)
+    held = [gpu_span(graph, slow, stage)[0] for stage in (0, 1)]
+    assert held[0] > 1.3 * gpu_span(graph, own(graph))[0]
+    assert replay(graph, slow)[0] >= held[1] >= held[0] * 0.9
+
+
+def test_durations_are_columns(tmp_path):
+    trace, *_ = make(tmp_path, 2)
+    graph = step_graph(trace)
+    many = own(graph) * np.array([1.0, 2.0, 1.0])
+    assert ends_of(graph, many).shape == (len(graph.nodes), 1, 3)
+    spans = gpu_span(graph, many)
+    assert spans[0] == spans[2] == gpu_span(graph, own(graph))[0] and spans[1] > 1.9 * spans[0]
     with pytest.raises(PrismError, match="node"):
-        replay(graph, np.ones(3))
+        replay(graph, np.ones((3, 1, 1)))
 
 
 def test_longer_nodes_never_shorten_the_step(tmp_path):
     trace = make(tmp_path, 1)[0]
-    graph = infer_graph(trace, typical_step(trace))
-    end = replay(graph).end.max()
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        longer = graph.duration * (1.0 + generator.exponential(0.2, graph.duration.size))
-        assert replay(graph, longer).end.max() >= end
+    graph = step_graph(trace)
+    end = ends_of(graph, own(graph)).max()
+    longer = np.random.default_rng(0).exponential(0.2, (len(graph.nodes), 1, 20))
+    assert (ends_of(graph, own(graph) * (1.0 + longer)).max(axis=(0, 1)) >= end).all()
 
 
-def test_step_laws_rebuild_the_measured_steps(tmp_path):
+def test_the_typical_steps_graph_rebuilds_the_measured_steps(tmp_path):
     trace, *_ = make(tmp_path, 2)
-    laws = step_laws(trace)
     steps = split_steps(trace)
-    assert laws.graph.step == typical_step(steps) and len(laws.steps) == 8
-    assert laws.step_effect.mean() == pytest.approx(1.0, abs=1e-9)
-    graphs = [infer_graph(steps, step) for step in steps.steps]
-    durations = node_durations(steps, laws.graph, graphs)
-    assert np.allclose(np.nanmean(durations, axis=1), laws.nominal)
-    spans = replay(laws.graph, durations).gpu_span[0]
-    measured = [graph.measured_span(0) for graph in graphs]
-    assert spans == pytest.approx(measured, rel=0.01)
+    graph = step_graph(steps)
+    assert graph.step == steps.typical() and len(graph.steps) == 8
+    assert np.isfinite(graph.durations).all() and graph.durations.min() >= 0.0
+    measured = [steps.views[step, 0].span() for step in steps.steps]
+    assert gpu_span(graph, graph.durations) == pytest.approx(measured, rel=0.01)
+    assert replay(graph) == pytest.approx(graph.measured, rel=0.01)
 
 
-def test_kernel_table_has_counts_laws_and_the_host(tmp_path):
-    trace, times, *_ = make(tmp_path, 2)
+def test_kernel_table_has_counts_spreads_and_launch_gaps(tmp_path):
+    trace, *_ = make(tmp_path, 2)
     table = kernel_table(trace)
-    named = table[table["name"].str.startswith("nccl")]
-    assert named["measure"].tolist() == ["transfer"] and named["n"].tolist() == [6 * 8 * 2]
-    assert named["waiting_share"].iloc[0] > 0.0
-    # six transfers of 330 us x the larger of two factors of CV 10 %, each seen on both ranks
-    assert named["cv"].iloc[0] == pytest.approx(0.083, rel=0.25)
-    gap = table[table["op_kind"] == "launch_gap"]
-    assert gap["measure"].tolist() == ["host"] and gap["n"].iloc[0] >= 8
-    adam = table[table["kernel_class"] == "optimizer"].iloc[0]
-    assert adam["mean"] == pytest.approx(90e-6, rel=0.1) and adam["cv"] == pytest.approx(
-        0.1, rel=0.3
-    )
-    assert 1.1 < adam["p99_p50"] < 1.5
-    one = read_kineto([tmp_path / "rank0.json"])
-    lone = kernel_table(one)
-    assert lone.loc[lone["name"].str.startswith("nccl"), "measure"].tolist() == ["includes waiting"]
+    (named,) = (row for row in table if row.name.startswith("nccl"))
+    # both ranks record a transfer: it counts once, and its time on each
+    assert (named.measure, named.n) == ("transfer", 6 * 8)
+    # six transfers of 330 us x the larger of two factors of CV 10 %
+    assert named.cv == pytest.approx(0.083, rel=0.25)
+    gap = next(row for row in table if row.op_kind == "launch_gap")
+    assert gap.measure == "host" and gap.n >= 8
+    adam = next(row for row in table if row.kernel_class == "optimizer")
+    assert adam.mean == pytest.approx(90e-6, rel=0.1) and adam.cv == pytest.approx(0.1, rel=0.3)
+    assert 1.1 < adam.p99_p50 < 1.5
+    lone = kernel_table(read_kineto([tmp_path / "rank0.json"]))
+    assert [row.measure for row in lone if row.name.startswith("nccl")] == ["includes waiting"]
 
 
 def test_other_formats_and_steps_are_refused(tmp_path):
@@ -188,7 +195,7 @@ def test_other_formats_and_steps_are_refused(tmp_path):
         kernel_table(tidy)
     trace, *_ = make(tmp_path, 1)
     with pytest.raises(PrismError, match="step 99 .*10, 11"):
-        infer_graph(trace, 99)
+        step_graph(trace, 99)
 
 
 _NAMES = (
@@ -223,10 +230,10 @@ def test_any_trace_is_replayed_or_refused(tmp_path_factory, ranks):
         path.write_text(json.dumps({"traceEvents": events}))
     try:
         trace = read_kineto(paths)
-        found = replay_trace(trace)
-        laws = step_laws(trace)
+        found = summarize_replay(replay_trace(trace))
+        graph = step_graph(trace)
     except PrismError as error:
         assert "expected" in str(error)
         return
-    assert all(np.isfinite(row["replayed"]) for row in found["steps"])
-    assert (laws.nominal >= 0.0).all()
+    assert all(np.isfinite(row["replayed"]) for row in found["gpu_spans"])
+    assert (filled(graph) >= 0.0).all()

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prism.analyses.replay import replay_trace, summarize_replay
 from prism.common.errors import PrismError
-from prism.models.kerneltrace.laws import kernel_table
 from prism.models.kerneltrace.model import fit_kernels
-from prism.models.kerneltrace.replay import replay_trace
+from prism.models.kerneltrace.table import kernel_table
 from prism.traces import read_trace
 from prism.traces.kineto import read_kineto
 from prism.traces.salvage import decode_events
@@ -68,16 +68,18 @@ def test_a_trace_without_kernels_is_refused():
 )
 def test_replay_is_within_three_percent_and_the_table_is_whole(names):
     trace = read(*names)
-    found = replay_trace(trace)
+    found = summarize_replay(replay_trace(trace))
     assert found["max_abs_error"] < 0.03
-    assert len(found["steps"]) == trace.ops.loc[trace.ops["step"] >= 0, "step"].nunique() * len(
-        names
-    )
+    assert found["steps"] == trace.ops.loc[trace.ops["step"] >= 0, "step"].nunique()
+    assert len(found["gpu_spans"]) == found["steps"] * len(names)
+    assert max(abs(row["error"]) for row in found["gpu_spans"]) < 0.03
     assert any("ranks traced" in note for note in trace.notes)
     table = kernel_table(trace)
-    assert table["n"].sum() == len(trace.ops)
-    assert (table["op_kind"] == "launch_gap").sum() == 1
-    assert np.isfinite(table["share"]).all() and table["share"].is_monotonic_decreasing
+    again = trace.ops["collective"].duplicated() & (trace.ops["collective"] >= 0)
+    assert sum(row.n for row in table) == len(trace.ops) - again.sum()
+    assert sum(row.op_kind == "launch_gap" for row in table) == 1
+    shares = [row.share for row in table]
+    assert np.isfinite(shares).all() and shares == sorted(shares, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_the_model_has_the_mean_and_the_spread_of_the_steps(names, mean, cv):
 
 
 def test_waits_on_collectives_are_inferred():
-    found = replay_trace(read("training_step_a100"))
+    found = summarize_replay(replay_trace(read("training_step_a100")))
     assert found["edges_inferred"] >= 12 and found["edges_recorded"] == 0
 
 

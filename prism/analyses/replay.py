@@ -11,8 +11,9 @@ References
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +21,24 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.common.text import percent_change
 from prism.models.kernellaws import ONE_STEP, why_no_model
-from prism.models.kerneltrace.report import replay_kernels
+from prism.models.kerneltrace.graph import KernelGraph, step_graphs
+from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import finite_mean, simplify
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, filled
-from prism.simulation.tracemodel.graph import replay as propagate
-from prism.traces import read_trace
+from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled, span
+from prism.simulation.tracemodel.graph import replay as replay_graph
+from prism.traces import Trace, read_trace
 
 if TYPE_CHECKING:
     import xarray as xr
 
 LOCAL_MEAN = (*COMPUTE, "optimizer")  # ops that the published ideal puts at their mean
+MOST_CELLS = 4_000_000  # durations replayed at once
+Cause = tuple[str | int, ...]  # op_kind, stage or worker, and which
+MEASURED: Cause = ("measured",)
+STRAGGLERS: Cause = ("stragglers",)
+DIMS = {"op_kind": ("op_kind",), "stage": ("stage",), "worker": ("dp_rank", "stage")}
 CLOSE = 0.015  # of the measured mean: a replay further off says so
 
 
@@ -65,57 +72,165 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     >>> figures["steps"], round(figures["slowdown_same_work"], 3)
     (8, 1.049)
     """
+    return replay_trace(read_trace(trace, step_range))
+
+
+class Part(NamedTuple):
+    """Steps of one graph: what they took, and would without stragglers [node, replica, step] s."""
+
+    graph: TraceGraph
+    durations: Array
+    ideal: Array
+
+
+class Found(NamedTuple):
+    """What replaying a trace of one kind gives."""
+
+    steps: NDArray[np.int64]
+    measured: Array  # [step] s
+    times: dict[Cause, Array]  # [step] s: replayed, and without a cause
+    figures: dict[str, Any]  # that the kind of trace adds
+    notes: Sequence[str]
+
+
+def replay_trace(trace: Trace) -> "xr.Dataset":
+    """Replay a trace that has been read, as `replay` does."""
     import xarray as xr
 
-    read = read_trace(trace, step_range)
-    reason = why_no_model(read)
+    reason = why_no_model(trace)
     if reason is not None and reason != ONE_STEP:
         raise PrismError(
-            f"{read.source}: {reason}, so there is nothing to replay; prism fit makes a library of "
-            "its kernels"
+            f"{trace.source}: {reason}, so there is nothing to replay; prism fit makes a library "
+            "of its kernels"
         )
-    if read.has_kernels:
-        return replay_kernels(read)
-    graph = build_trace_graph(read)
-    replayed = propagate(graph)
-    ideal, simple = same_work(graph, read.source)
-    baseline, ideal_s = (float(propagate(simple, x).mean()) for x in (None, ideal))
-    mean_error = float(replayed.mean() / graph.measured.mean() - 1.0)
+    found = _replay_kernels(trace) if trace.has_kernels else _replay_pipeline(trace)
+    mean = {cause: float(times.mean()) for cause, times in found.times.items()}
+    replayed = found.times[MEASURED]
+    mean_error = float(replayed.mean() / found.measured.mean() - 1.0)
     summary = {
-        "steps": int(graph.steps.size),
+        "steps": int(found.steps.size),
         "mean_error": mean_error,
-        "max_abs_error": float(np.abs(replayed / graph.measured - 1.0).max()),
-        "measured_mean": float(graph.measured.mean()),
-        "replayed_mean": float(replayed.mean()),
-        "ideal_mean": ideal_s,
-        "slowdown": published_slowdown(graph),
-        "slowdown_same_work": baseline / ideal_s,
-        "edges_recorded": graph.edges_recorded,
-        "edges_inferred": graph.edges_inferred,
-        "p2p": graph.p2p,
+        "max_abs_error": float(np.abs(replayed / found.measured - 1.0).max()),
+        "measured_mean": float(found.measured.mean()),
+        "replayed_mean": mean[MEASURED],
+        "ideal_mean": mean[STRAGGLERS],
+        "slowdown_same_work": _ratio(mean, STRAGGLERS),
         "warnings": _warnings(mean_error),
-    }
-    kinds = list(dict.fromkeys(n.op_kind for n in simple.nodes if n.kind != "join"))
+    } | found.figures
     data: dict[str, Any] = {
         name: (dims, values, {"units": "s", "long_name": text})
         for name, dims, values, text in (
-            ("measured_step_time", "step", graph.measured, "measured"),
+            ("measured_step_time", "step", found.measured, "measured"),
             ("replayed_step_time", "step", replayed, "replayed"),
-            ("ideal_step_time", (), ideal_s, "step with every effect at 1"),
+            ("ideal_step_time", (), mean[STRAGGLERS], "step with every effect at 1"),
         )
     }
-    for name, (dims, values) in _slowdowns(simple, ideal, baseline, kinds).items():
+    coords: dict[str, Any] = {"step": found.steps}
+    for name, dims in DIMS.items():
+        causes = [cause[1:] for cause in mean if cause[0] == name]
+        if not causes:
+            continue
+        own = {dim: list(dict.fromkeys(c[i] for c in causes)) for i, dim in enumerate(dims)}
+        slowdown = np.array([_ratio(mean, (name, *place)) for place in product(*own.values())])
         text = f"mean step time over the one in which this {name} has no stragglers"
-        data[f"slowdown_by_{name}"] = (dims, values, {"units": "1", "long_name": text})
-    coords = {
-        "step": graph.steps, "op_kind": kinds, "stage": list(range(graph.n_stages)),
-        "dp_rank": np.arange(graph.n_replicas),
-    }  # fmt: skip
+        shape = [len(values) for values in own.values()]
+        about = {"units": "1", "long_name": text}
+        data[f"slowdown_by_{name}"] = (dims, slowdown.reshape(shape), about)
+        coords |= own
     attrs = {
-        "kind": "replay", "source": read.source, "summary": json.dumps(summary),
-        "notes": json.dumps([*read.notes, *graph.notes]),
+        "kind": "replay", "source": trace.source, "summary": json.dumps(summary),
+        "notes": json.dumps([*trace.notes, *found.notes]),
     }  # fmt: skip
     return xr.Dataset(data, coords, attrs)
+
+
+def _ratio(mean: dict[Cause, float], cause: Cause) -> float:
+    return mean[MEASURED] / mean[cause] if mean[cause] > 0.0 else 1.0
+
+
+def _replay_pipeline(trace: Trace) -> Found:
+    graph = build_trace_graph(trace)
+    ideal, simple = same_work(graph, trace.source)
+    causes = _op_kinds(simple) | _places(simple)
+    times = _without(Part(simple, filled(simple), ideal), causes)
+    figures = {
+        "slowdown": published_slowdown(graph), "p2p": graph.p2p,
+        "edges_recorded": graph.edges_recorded, "edges_inferred": graph.edges_inferred,
+    }  # fmt: skip
+    return Found(graph.steps, graph.measured, times, figures, graph.notes)
+
+
+def _replay_kernels(trace: Trace) -> Found:
+    """Replay every step through the edges that the other steps show.
+
+    The step's time is the GPU span: first start to last end of the device activities launched in
+    it, on all ranks.
+    """
+    steps = split_steps(trace)
+    times: list[dict[Cause, Array]] = []
+    rows: list[dict[str, Any]] = []
+    figures = dict.fromkeys(
+        ("edges_recorded", "edges_inferred", "late_starts", "unexplained_starts"), 0
+    )
+    for graph in step_graphs(steps):
+        own = graph.select(graph.own)
+        part = Part(own, own.durations, finite_mean(graph.durations, 2, keepdims=True))
+        times.append(_without(part, _op_kinds(own)))
+        rows += _gpu_spans(own, steps)
+        counts = graph.edges_recorded, graph.edges_inferred, graph.n_late, graph.n_unexplained
+        figures = {name: n + more for (name, n), more in zip(figures.items(), counts, strict=True)}
+    causes = dict.fromkeys(cause for of_step in times for cause in of_step)
+    joined = {
+        cause: np.concatenate([of_step.get(cause, of_step[MEASURED]) for of_step in times])
+        for cause in causes
+    }
+    more = {"slowdown": None, "gpu_spans": rows}  # the published ideal is one of pipelines
+    alone = ["one step only: no edge can be inferred from other steps"] * (len(steps.steps) == 1)
+    return Found(np.array(steps.steps), steps.spans(), joined, figures | more, alone)
+
+
+def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
+    """GPU span of each rank in a step, measured and replayed [s]."""
+    ends, rows = ends_of(graph), []
+    for stage, rank in enumerate(graph.ranks):
+        measured = steps.views[graph.step, rank].span()
+        replayed = float(span(ends, graph.durations, graph.taken_by(stage))[0])
+        rows.append({"step": graph.step, "rank": rank, "measured": measured, "replayed": replayed,
+                     "error": replayed / measured - 1.0})  # fmt: skip
+    return rows
+
+
+def _op_kinds(graph: TraceGraph) -> dict[Cause, NDArray[np.bool_]]:
+    """Nodes of each op kind, [node, 1, 1]."""
+    kinds = np.array([node.op_kind if node.kind != "join" else "" for node in graph.nodes])
+    found = dict.fromkeys(kind for kind in kinds.tolist() if kind)
+    return {("op_kind", kind): (kinds == kind)[:, None, None] for kind in found}
+
+
+def _places(graph: TraceGraph) -> dict[Cause, NDArray[np.bool_]]:
+    """Nodes of each stage alone, and of each worker, [node, replica, 1]."""
+    alone = np.array([n.kind != "join" and len(n.stages) == 1 and not n.is_global
+                      for n in graph.nodes])  # fmt: skip
+    stage_of = np.where(alone, [n.stages[0] for n in graph.nodes], -1)[:, None, None]
+    replica_of = np.arange(graph.n_replicas)[:, None]
+    places = list(product(range(graph.n_replicas), range(graph.n_stages)))
+    return {("stage", s): stage_of == s for s in range(graph.n_stages)} | {
+        ("worker", r, s): (stage_of == s) & (replica_of == r) for r, s in places
+    }
+
+
+def _without(part: Part, causes: dict[Cause, NDArray[np.bool_]]) -> dict[Cause, Array]:
+    """Replay steps as measured, without stragglers, and without those of each cause, [step] s."""
+    all_nodes = np.ones((1, 1, 1), bool)
+    masks = {MEASURED: ~all_nodes, STRAGGLERS: all_nodes} | causes
+    found: dict[Cause, Array] = {}
+    at_once = max(1, MOST_CELLS // part.durations.size)
+    for first in range(0, len(masks), at_once):
+        some = list(masks)[first : first + at_once]
+        changed = [np.where(masks[cause], part.ideal, part.durations) for cause in some]
+        times = replay_graph(part.graph, np.concatenate(changed, axis=2))
+        found |= zip(some, np.split(times, len(some)), strict=True)
+    return found
 
 
 def _warnings(mean_error: float) -> list[str]:
@@ -165,7 +280,7 @@ def published_slowdown(graph: TraceGraph) -> float:
     for nodes in classes.values():
         local = graph.nodes[nodes[0]].op_kind in LOCAL_MEAN
         ideal[nodes] = durations[nodes].mean() if local else np.median(durations[nodes])
-    return float(propagate(graph, durations).mean() / propagate(graph, ideal).mean())
+    return float(replay_graph(graph, durations).mean() / replay_graph(graph, ideal).mean())
 
 
 def same_work(graph: TraceGraph, source: str) -> tuple[Array, TraceGraph]:
@@ -180,28 +295,3 @@ def same_work(graph: TraceGraph, source: str) -> tuple[Array, TraceGraph]:
     model = fit_graph(graph, source)
     mean = model.mean.mean(axis=1)[:, None, None]
     return np.broadcast_to(mean, simple.durations.shape), simple
-
-
-def _slowdowns(
-    graph: TraceGraph, ideal: Array, baseline: float, kinds: list[str]
-) -> dict[str, tuple[tuple[str, ...], Array]]:
-    """Mean step over the one in which only this op_kind, stage or worker is ideal."""
-    durations = filled(graph)
-
-    def without(mask: NDArray[np.bool_], replica: int = -1) -> float:
-        changed = np.array(durations)
-        where = slice(None) if replica < 0 else slice(replica, replica + 1)
-        changed[mask, where] = ideal[mask, where]
-        return baseline / float(propagate(graph, changed).mean())
-
-    real = np.array([n.kind != "join" for n in graph.nodes])
-    kind_of = np.array([n.op_kind for n in graph.nodes])
-    alone = np.array([len(n.stages) == 1 and not n.is_global for n in graph.nodes]) & real
-    stage_of = np.array([n.stages[0] for n in graph.nodes])
-    of_stage = [alone & (stage_of == s) for s in range(graph.n_stages)]
-    worker = [[without(mask, r) for mask in of_stage] for r in range(graph.n_replicas)]
-    return {
-        "op_kind": (("op_kind",), np.array([without(real & (kind_of == k)) for k in kinds])),
-        "stage": (("stage",), np.array([without(mask) for mask in of_stage])),
-        "worker": (("dp_rank", "stage"), np.array(worker)),
-    }

@@ -2,5 +2,5 @@
 
 # modules that rooms above may import
 FACE = (
-    "distribution", "library", "tables",
+    "distribution", "library", "samples", "tables",
 )  # fmt: skip

@@ -22,9 +22,9 @@ from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, GemmTable, Library, library_names, load_library
+from prism.distributions.samples import sample_law
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
-from prism.simulation.tracemodel.model import sample_law
 from prism.workload.kernels import GEMM_LARGE_S, MEASURED_GEMM, MESSAGE_BYTES
 
 DEFAULT_BASE = "h100-healthy"

@@ -2,8 +2,8 @@
 
 # modules that rooms above may import
 FACE = (
-    "calibration.model", "fit", "kernellaws", "kerneltrace.graph", "kerneltrace.replay",
-    "kerneltrace.report", "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
+    "calibration.model", "fit", "kernellaws", "kerneltrace.graph", "kerneltrace.steps",
+    "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
     "steptimes.estimate", "steptimes.fit", "steptimes.model", "steptimes.predict",
     "steptimes.runs", "steptimes.series",
 )  # fmt: skip

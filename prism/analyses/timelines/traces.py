@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from prism.analyses.replay import same_work
 from prism.analyses.timelines.jobs import describe_node
-from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, HOST, JOIN, PlayedOp, PlayedStep
+from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, JOIN, PlayedOp, PlayedStep
 from prism.common.errors import PrismError, named
-from prism.models.kerneltrace.graph import NODE_KINDS, KernelGraph
-from prism.models.kerneltrace.graph import replay as replay_kernels
-from prism.models.kerneltrace.replay import step_graphs, typical_step
+from prism.models.kerneltrace.graph import KernelGraph, step_graph
+from prism.models.kerneltrace.steps import split_steps
 from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.reduce import finite_mean
 from prism.simulation.tracemodel.graph import Array, TraceGraph, ends_of, filled
-from prism.simulation.variability import is_communication
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace
 
@@ -87,53 +86,42 @@ def _played(
 
 # ----------------------------------------------------------------------------------- kernel traces
 def _play_kernels(trace: Trace, step: int | None) -> list[PlayedStep]:
-    found = step_graphs(trace)
-    steps = [g.step for g in found.graphs]
-    at = _choose(trace.source, steps, typical_step(found.steps) if step is None else step)
-    graph, mean = found.graphs[at], found.means[at]
-    label = _label("replayed", steps[at], graph.measured_span())
-    played = _played_kernels(graph, graph.duration, mean, label)
-    ideal = _played_kernels(graph, mean, mean, label | {"kind": "ideal"})
-    return [played, ideal] if len(steps) > 1 else [played]
+    steps = split_steps(trace)
+    if step is not None:
+        _choose(trace.source, steps.steps, step)
+    graph = step_graph(steps, step)
+    own = graph.select(graph.own)
+    mean = finite_mean(graph.durations, 2, keepdims=True)
+    label = _label("replayed", graph.step, float(own.measured[0]))
+    played = _played_kernels(own, own.durations, mean, label)
+    ideal = _played_kernels(own, mean, mean, label | {"kind": "ideal"})
+    return [played, ideal] if len(steps.steps) > 1 else [played]
 
 
 def _played_kernels(
     graph: KernelGraph, durations: Array, nominal: Array, label: dict[str, Any]
 ) -> PlayedStep:
     """Play a kernel graph; the clock begins with the first activity of a device."""
-    spans = replay_kernels(graph, durations)
-    ranks = [int(r) for r in np.unique(graph.rank[graph.nodes("device")])]
-    zero = float(spans.start[graph.devices(None)].min())
-    arrived = graph.nodes("arrival")
-    if arrived.size:  # a member that waits for others occupies its device already
-        zero = min(zero, float(spans.start[arrived].min()))
-    ops = [_describe(graph, i, ranks) for i in range(graph.duration.size)]
-    devices = graph.devices(None)
-    last = int(devices[np.argmax(spans.end[devices])])
-    everyone = tuple(range(len(ranks)))
+    end, bounds = ends_of(graph, durations), graph.bounds
+    zero = float((end - durations)[bounds].min())
+    ops = [_describe(graph, i) for i in range(len(graph.nodes))]
+    last = int(np.argmax(np.where(bounds, end[:, 0, 0], -np.inf)))
+    everyone = tuple(range(graph.n_stages))
     ops.append(PlayedOp("join", JOIN, "", everyone, (last,), True, lags=(0.0,)))
-    end = np.concatenate([spans.end, spans.end[last : last + 1]]) - zero
-    total = float(spans.span)
-    nominal = np.concatenate([nominal, [0.0]])
+    end = np.append(end[:, 0, 0], end[last, 0, 0]) - zero
     return PlayedStep(
-        tuple(ops), end[None], len(ops) - 1, total, len(ranks), nominal=nominal[None],
-        label=label | {"ranks": ranks}, origin=-zero, between="rank",
+        tuple(ops), end[None], len(ops) - 1, float(end[-1]), graph.n_stages,
+        nominal=np.append(nominal[:, 0, 0], 0.0)[None], label=label | {"ranks": graph.ranks},
+        origin=-zero, between="rank",
     )  # fmt: skip
 
 
-def _describe(graph: KernelGraph, i: int, ranks: list[int]) -> PlayedOp:
-    a, b = int(graph.pred_ptr[i]), int(graph.pred_ptr[i + 1])
-    kind, key = NODE_KINDS[graph.kind[i]], graph.keys[graph.key[i]]
-    rank = int(graph.rank[i])
-    stages = (ranks.index(rank),) if rank in ranks else tuple(range(len(ranks)))
-    stream = {"device": COMPUTE, "host": HOST, "return": HOST}.get(kind, JOIN)
-    if kind == "device" and (key.op_kind in COLLECTIVES or is_communication(key.kernel_class)):
-        stream = COMMUNICATION
-    track = f"stream {int(graph.stream[i])}" if kind == "device" else "host"
-    preds, lags = graph.pred[a:b].tolist(), graph.lag[a:b].tolist()
-    name = key.name if kind == "device" else kind
-    kind_of = key.kernel_class if stream == COMPUTE and key.kernel_class else key.op_kind
-    return PlayedOp(
-        kind_of, stream, name, stages, tuple(preds), classes=((key.kernel_class, 1.0),)
-        if kind == "device" else (), lags=tuple(lags), track=track,
-    )  # fmt: skip
+def _describe(graph: KernelGraph, i: int) -> PlayedOp:
+    node = graph.nodes[i]
+    op = describe_node(node)
+    if node.op_kind in COLLECTIVES:
+        op = op._replace(stream=COMMUNICATION)
+    if node.kind == "op" and op.stream == COMPUTE and node.kernel_class:
+        op = op._replace(op_kind=node.kernel_class)
+    track = f"stream {int(graph.stream[i])}" if node.kind == "op" else "host"
+    return op._replace(lags=node.lags, track=track)

@@ -27,8 +27,8 @@ from scipy.special import stdtrit
 from prism.common.errors import PrismError
 from prism.common.text import format_share
 from prism.distributions.library import Entry
+from prism.distributions.samples import sample_law
 from prism.models.kernellaws.pack import make_library
-from prism.simulation.tracemodel.model import sample_law
 from prism.traces.nccltests import BandwidthTest, read_nccl_tests
 
 if TYPE_CHECKING:

@@ -7,14 +7,17 @@ the tail beyond what the longest duration says, and what the sizes of launches a
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from prism.common.text import format_share
-from prism.distributions.distribution import constant, lognormal
-from prism.models.kernellaws.pack import KernelLaw, kernel_library
+from prism.distributions.distribution import Distribution, constant, lognormal
+from prism.models.kernellaws.pack import kernel_library
+from prism.models.kerneltrace.table import KERNEL, KernelRow
 from prism.traces.hta import OTHERS, KernelMoments
 from prism.traces.kernelnames import classify, collective_kind
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _WIDEST = 30.0  # CV beyond which a lognormal says nothing
+_SURPRISE = 2.0  # times the expected: a longest duration beyond gets a warning
 _NOT_IDENTIFIABLE = (
     "the shape of a kernel's distribution: only its mean, spread, minimum and maximum are known; "
     "lognormals are assumed",
@@ -32,21 +36,20 @@ _NOT_IDENTIFIABLE = (
 
 def library_of_moments(moments: KernelMoments) -> xr.Dataset:
     """Make a library of a table of kernels."""
-    names = np.array(moments.name, dtype=object)
-    kinds = np.array(moments.kernel_type, dtype=object)
     total = float(moments.total.sum())
-    left = names == OTHERS
-    rows, warnings = [], []
-    for kind, name in dict.fromkeys(zip(kinds[~left], names[~left], strict=True)):
-        at = np.flatnonzero((names == name) & (kinds == kind))
-        row, longest = _pooled(moments, at, str(kind), str(name), total)
-        rows.append(row)
-        if longest > 0.0:
-            warnings.append((row.share, str(name), longest))
-    classes = _classes(rows, total)
+    columns = ("name", "n", "mean", "std", "total", "most")
+    table = pd.DataFrame({name: getattr(moments, name) for name in columns})
+    pairs = zip(moments.kernel_type, moments.name, strict=True)
+    table[["op_kind", "kernel_class", "measure"]] = [_kind(*pair) for pair in pairs]
+    others = table["name"] == OTHERS
+    kernels, longest = [], []
+    for (name, *what), rows in table[~others].groupby(list(KERNEL), sort=False):
+        row = _pooled((name, *what), rows, total)
+        kernels.append(row)
+        longest.append((row.share, name, _over_expected(row, float(rows["most"].max()))))
     notes = list(moments.notes)
-    if left.any():
-        share = float(moments.total[left].sum()) / total if total > 0.0 else 0.0
+    if others.any():
+        share = float(table["total"][others].sum()) / total if total > 0.0 else 0.0
         notes.append(
             f"rows named {OTHERS} are sums of several kernels ({format_share(share)} of the "
             "time): skipped; num_kernels=1000 and duration_ratio=1 of get_gpu_kernel_breakdown "
@@ -55,9 +58,9 @@ def library_of_moments(moments: KernelMoments) -> xr.Dataset:
     told = [
         "moments alone, no durations: distributions are lognormals of each kernel's mean and spread"
     ]
-    for _, name, longest in sorted(warnings, reverse=True)[:3]:
+    for _, name, ratio in sorted((x for x in longest if x[2] > _SURPRISE), reverse=True)[:3]:
         told.append(
-            f"{name[:60]}: its longest lasts {longest:.3g} times what a lognormal of its spread "
+            f"{name[:60]}: its longest lasts {ratio:.3g} times what a lognormal of its spread "
             "would: stalls or several shapes, which the distribution lacks"
         )
     report: dict[str, Any] = {
@@ -68,66 +71,64 @@ def library_of_moments(moments: KernelMoments) -> xr.Dataset:
         "warnings": told,
         "notes": notes,
     }
-    return kernel_library(rows, classes, report, moments.source)
+    family = "lognormal of 2 moments"
+    return kernel_library(kernels, _classes(kernels), _lognormal, family, report, moments.source)
 
 
-def _pooled(
-    moments: KernelMoments, at: NDArray[np.int64], kind: str, name: str, total: float
-) -> tuple[KernelLaw, float]:
-    """Pool a kernel over ranks; also its longest over a lognormal's, 0 where that is no surprise.
+def _kind(kernel_type: str, name: str) -> tuple[str, str, str]:
+    """Op kind and class of a kernel, and what its durations are."""
+    if kernel_type.upper().startswith("COMM"):
+        op_kind = collective_kind(name) or "transfer"
+        return op_kind, "p2p" if op_kind == "transfer" else op_kind, "includes waiting"
+    category = next((c for c in ("memcpy", "memset") if name.lower().startswith(c)), "kernel")
+    return *classify(name, "", False, category), "kernel"
+
+
+def _lognormal(row: KernelRow) -> Distribution:
+    return lognormal(row.cv) if 0.0 < row.cv <= _WIDEST else constant()
+
+
+def _pooled(label: tuple[str, ...], rows: pd.DataFrame, total: float) -> KernelRow:
+    """Pool a kernel over ranks.
 
     Notes
     -----
     Mean and variance of all durations: sums of squares within ranks and between their means.
     """
-    n, mean, std = moments.n[at], moments.mean[at], moments.std[at]
-    count = int(n.sum())
-    pooled = float(moments.total[at].sum()) / count
-    squares = float(((n - 1) * std**2 + n * (mean - pooled) ** 2).sum())
-    cv = float(np.sqrt(squares / (count - 1))) / pooled if count > 1 else float("nan")
-    if kind.upper().startswith("COMM"):
-        op_kind = collective_kind(name) or "transfer"
-        kernel_class, measure = op_kind if op_kind != "transfer" else "p2p", "includes waiting"
-    else:
-        category = next((c for c in ("memcpy", "memset") if name.lower().startswith(c)), "kernel")
-        op_kind, kernel_class = classify(name, "", False, category)
-        measure = "kernel"
-    spread = np.isfinite(cv) and 0.0 < cv <= _WIDEST
-    law = lognormal(cv) if spread else constant()
-    longest = 0.0
-    p99 = float("nan")
-    if spread:
-        p50, high = law.ppf(np.array([0.5, 0.99]))
-        p99 = float(high / p50)
-        # of n durations the longest lies about the quantile 1 - 1/n
-        expected = float(law.ppf(np.array([1.0 - 0.5 / count]))[0]) * pooled
-        ratio = float(moments.most[at].max()) / expected
-        longest = ratio if ratio > 2.0 else 0.0
-    share = float(moments.total[at].sum()) / total if total > 0.0 else 0.0
-    family = "lognormal of 2 moments" if spread else "constant"
-    return (
-        KernelLaw(name, kernel_class, op_kind, measure, count, pooled, law, family, cv, p99, share),
-        longest,
+    name, kernel_class, op_kind, measure = label
+    n = int(rows["n"].sum())
+    mean = float(rows["total"].sum()) / n
+    squares = float(
+        ((rows["n"] - 1) * rows["std"] ** 2 + rows["n"] * (rows["mean"] - mean) ** 2).sum()
     )
+    cv = math.sqrt(squares / (n - 1)) / mean if n > 1 else math.nan
+    share = n * mean / total if total > 0.0 else 0.0
+    row = KernelRow(name, kernel_class, op_kind, measure, n, mean, cv, math.nan, share, np.zeros(0))
+    middle, high = _lognormal(row).ppf(np.array([0.5, 0.99]))
+    return replace(row, p99_p50=float(high / middle) if high > middle else math.nan)
 
 
-def _classes(rows: list[KernelLaw], total: float) -> list[KernelLaw]:
+def _over_expected(row: KernelRow, longest: float) -> float:
+    """Longest duration [s] over what is expected of the distribution; 0 without spread.
+
+    Of n durations the longest lies about the quantile 1 - 1/(2 n), its median.
+    """
+    law = _lognormal(row)
+    if law.std == 0.0:
+        return 0.0
+    return longest / (float(law.ppf(np.array([1.0 - 0.5 / row.n]))[0]) * row.mean)
+
+
+def _classes(kernels: list[KernelRow]) -> list[KernelRow]:
     """Pool the relative spread of each class's kernels, weighted by their number."""
     found = []
-    for name in dict.fromkeys(row.kernel_class for row in rows):
-        mine = [row for row in rows if row.kernel_class == name]
+    for name in dict.fromkeys(row.kernel_class for row in kernels):
+        mine = [row for row in kernels if row.kernel_class == name]
         n = sum(row.n for row in mine)
-        known = [row for row in mine if np.isfinite(row.cv)]
+        known = [row for row in mine if math.isfinite(row.cv)]
         weight = sum(row.n - 1 for row in known)
-        cv = (sum((row.n - 1) * row.cv**2 for row in known) / weight) ** 0.5 if weight else np.nan
-        spread = bool(np.isfinite(cv)) and 0.0 < cv <= _WIDEST
-        seconds = sum(row.mean * row.n for row in mine)
-        law = lognormal(float(cv)) if spread else constant()
-        family = "lognormal of 2 moments" if spread else "constant"
-        share = sum(row.share for row in mine)
-        found.append(
-            KernelLaw(
-                name, name, "", "", n, seconds / n, law, family, float(cv), float("nan"), share
-            )
-        )
+        squares = sum((row.n - 1) * row.cv**2 for row in known)
+        cv = math.sqrt(squares / weight) if weight else math.nan
+        mean, share = sum(row.mean * row.n for row in mine) / n, sum(row.share for row in mine)
+        found.append(KernelRow(name, name, "", "", n, mean, cv, math.nan, share, np.zeros(0)))
     return found

@@ -1,175 +1,281 @@
-"""The graph of a step of a kernel trace, and running it.
+"""The graph of a step of a kernel trace: what waits for what, and what each node took in each step.
 
-Nodes are device activities, the host's time from call to call and its returns from waits; edges
-are order within a stream and a host thread, launches, and waits that the trace names or that the
-other steps show. A collective matched over ranks begins to transfer when its last member arrives.
-Left out: ranks that are not traced, which enter through the waiting in their collectives.
+What the trace names (order within streams and host threads, launches, recorded waits) becomes edges
+as it stands; latencies and the waits that it does not name come from the other steps. The host's
+time between two calls is a node; a thread that was silent while another one worked waited for it.
+A collective matched over ranks is one op, which begins when its last member arrives. Left out: what
+CPU threads wait for other than the device and each other; ranks that are not traced, which enter
+through the waiting in their collectives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.models.kerneltrace.steps import KernelKey
+from prism.models.kerneltrace.durations import Roles, node_durations
+from prism.models.kerneltrace.steps import HOST, KernelKey, KernelSteps, split_steps
+from prism.models.kerneltrace.waits import RESOLUTION_S, Learnt, learn
+from prism.simulation.tracemodel.graph import REPLICA, WORKER, TraceGraph, TraceNode
+from prism.traces.table import Trace
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-NODE_KINDS = ("source", "host", "arrival", "join", "device", "return")
-"""What a node is: a step's begin on a rank or work carried over from earlier steps; the host's time
-up to a call's issue; a collective's member ready to take part; its last member ready; an activity
-on the device; a host call's return."""
-
-EDGE_KINDS = ("start", "thread", "launch", "stream", "recorded", "inferred", "join", "return")
-"""Why a node waits for another one."""
-
-HOST_KEY = KernelKey("launch_gap", "host", "host issue", "")
-"""Key of the host's time between two calls."""
-
-FIXED_KEY = KernelKey("other", "", "", "")
-"""Key of nodes that are no work of their own: sources, arrivals, joins."""
+_HANDOVER_S = 50e-6
+"""A host thread that has been silent this long [s] while another one was busy was waiting for it,
+as the main thread waits for autograd's; calls of a busy thread are 5 to 30 us apart."""
 
 
-@dataclass(frozen=True)
-class KernelGraph:
-    """Graph of one step, nodes in topological order [node], edges grouped by node [edge].
+@dataclass(frozen=True, kw_only=True)
+class KernelGraph(TraceGraph):
+    """Graph of one step, with what the trace knows of its nodes; durations are those of all steps.
 
     Attributes
     ----------
     step : int
+        Whose graph it is.
+    ranks : tuple of int
+        Numbers of the ranks, which are its stages.
     keys : tuple of KernelKey
-        What `key` counts.
     key : array of int
-        [node] kernel of the node.
-    kind : array of int
-        [node] index into `NODE_KINDS`.
-    rank, stream : array of int
+        [node] index into `keys`.
+    roles : Roles
+        What nodes are, and their events.
+    stream : array of int
         [node] -1 where it does not apply.
-    row : array of int
-        [node] row of the trace's table, -1 for host nodes.
-    event : array of int
-        [node] number of the host event in the step's order on its rank, -1 for sources and joins.
-    duration : array
-        [node] as recorded in this step; of matched collectives the transfer [s].
-    measured_start, measured_end : array
-        [node] of device activities, from the first rank's begin of the step [s].
-    pred_ptr, pred : array of int
-        [node + 1] and [edge]: node i waits for ``pred[pred_ptr[i]:pred_ptr[i + 1]]``.
-    lag : array
-        [edge] from the other's end to the earliest start [s].
-    edge_kind : array of int
-        [edge] index into `EDGE_KINDS`.
     n_late, n_unexplained : int
         Starts later than stream and launch allow in the steps learnt from, and those of them for
         which no edge was found.
     """
 
+    bounds: NDArray[np.bool_]
     step: int
+    ranks: tuple[int, ...]
     keys: tuple[KernelKey, ...]
     key: Ints
-    kind: Ints
-    rank: Ints
+    roles: Roles
     stream: Ints
-    row: Ints
-    event: Ints
-    duration: Floats
-    measured_start: Floats
-    measured_end: Floats
-    pred_ptr: Ints
-    pred: Ints
-    lag: Floats
-    edge_kind: Ints
     n_late: int
     n_unexplained: int
 
-    def nodes(self, kind: str) -> Ints:
-        """List the nodes of a kind of `NODE_KINDS`."""
-        return np.flatnonzero(self.kind == NODE_KINDS.index(kind))
+    @property
+    def own(self) -> Ints:
+        """Position of the step itself among the steps, [1]."""
+        return np.flatnonzero(self.steps == self.step)
 
-    def count_edges(self, kind: str) -> int:
-        """Count the edges of a kind of `EDGE_KINDS`."""
-        return int((self.edge_kind == EDGE_KINDS.index(kind)).sum())
+    def op_kinds(self) -> NDArray[np.str_]:
+        """Op kind of every node [node]."""
+        return np.array([node.op_kind for node in self.nodes])
 
-    def measured_span(self, rank: int | None = None) -> float:
-        """First start to last end of the device activities as recorded [s]."""
-        nodes = self.devices(rank)
-        return float(self.measured_end[nodes].max() - self.measured_start[nodes].min())
-
-    def devices(self, rank: int | None = None) -> Ints:
-        """List the device nodes of one rank, or of all."""
-        nodes = self.nodes("device")
-        return nodes if rank is None else nodes[self.rank[nodes] == rank]
+    def taken_by(self, stage: int) -> NDArray[np.bool_]:
+        """Nodes that bound the step of one rank, [node]: its activities and arrivals."""
+        mine = np.array([stage in node.stages for node in self.nodes])
+        return np.asarray(self.bounds & mine)
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Replayed times of a graph's nodes, from the step's begin on the first rank [s].
+def step_graphs(trace: Trace | KernelSteps) -> Iterator[KernelGraph]:
+    """Build the graph of every step, one after another."""
+    steps = trace if isinstance(trace, KernelSteps) else split_steps(trace)
+    return (step_graph(steps, step) for step in steps.steps)
 
-    Attributes
-    ----------
-    start, end : array
-        [node] or [node, replicate]; a matched collective's start is its last member's arrival.
-    gpu_span : dict of int to array
-        Per rank, first start to last end of its device activities: [] or [replicate].
-    span : array
-        The same over all ranks.
+
+def step_graph(trace: Trace | KernelSteps, step: int | None = None) -> KernelGraph:
+    """Build the graph of one step, of the typical one where None.
+
+    What the trace does not name is inferred from the other steps.
     """
+    steps = trace if isinstance(trace, KernelSteps) else split_steps(trace)
+    step = steps.typical() if step is None else step
+    if step not in steps.steps:
+        known = ", ".join(map(str, steps.steps[:20]))
+        raise PrismError(f"step {step} is not in the trace; it has {known}; choose one of them")
+    builder = _Builder(steps, step)
+    learnt = []
+    for rank in steps.ranks:
+        others = [steps.views[s, rank] for s in steps.steps if s != step]
+        learnt.append(learn(steps.views[step, rank], others, steps.keys))
+    for r, of_rank in enumerate(learnt):
+        builder.add_rank(r, of_rank)
+    return builder.finish(learnt)
 
-    start: Floats
-    end: Floats
-    gpu_span: dict[int, Floats]
-    span: Floats
+
+class _Row(NamedTuple):
+    """A node under construction."""
+
+    role: str
+    stages: tuple[int, ...]
+    key: int
+    event: int
+    stream: int
+    seconds: float  # of what no step changes
+    awaited: list[int]  # events that a return waits for
 
 
-def replay(graph: KernelGraph, durations: Floats | None = None) -> Spans:
-    """Run a graph: every node starts when all it waits for has ended.
+class _Builder:
+    """Collects nodes and edges of one step, in any order over the ranks."""
 
-    Parameters
-    ----------
-    durations : array, optional
-        [node] or [node, replicate] durations [s]; the recorded ones where None.
+    def __init__(self, steps: KernelSteps, step: int) -> None:
+        self.steps, self.step = steps, step
+        self.views = [steps.views[step, rank] for rank in steps.ranks]
+        self.origin = min(view.begin for view in self.views)
+        self.keys = [*steps.keys, HOST]
+        self.rows: list[_Row] = []
+        self.edges: list[list[tuple[int, float]]] = []
+        self.members: dict[int, list[int]] = {}
+        for r, view in enumerate(self.views):
+            for number in view.collective[view.collective >= 0].tolist():
+                self.members.setdefault(number, []).append(r)
+        self.shared: dict[int, int] = {}  # node of each collective that several ranks take part in
 
-    Raises
-    ------
-    PrismError
-        If there is not one duration a node.
+    def add(
+        self, role: str, r: int, key: int = -1, event: int = -1, stream: int = -1,
+        seconds: float = np.nan, awaited: list[int] | None = None,
+    ) -> int:  # fmt: skip
+        """Add a node of the r-th rank and return its number."""
+        key = len(self.keys) - 1 if key < 0 else key
+        self.rows.append(_Row(role, (r,), key, event, stream, seconds, awaited or []))
+        self.edges.append([])
+        return len(self.rows) - 1
 
-    Notes
-    -----
-    ``start(i) = max over edges (end(j) + lag)``, ``end(i) = start(i) + duration(i)``.
-    """
-    duration = graph.duration if durations is None else np.asarray(durations, dtype=np.float64)
-    n = graph.duration.size
-    if duration.shape[:1] != (n,):
-        raise PrismError(
-            f"step {graph.step}: got durations of shape {duration.shape} for {n:,} nodes; expected "
-            "one a node, or [node, replicate]; start from graph.duration"
+    def add_rank(self, r: int, learnt: Learnt) -> None:
+        """Add one rank's step."""
+        view = self.views[r]
+        begin = self.add("source", r, seconds=view.begin - self.origin)
+        last = {  # activity of each stream that is the last so far
+            stream: self.add("source", r, stream=stream, seconds=end - self.origin)
+            for stream, end in view.carried.items()
+            if end > view.begin
+        }
+        device: dict[int, int] = {}
+        point: dict[int, tuple[int, float]] = {}  # per thread: the node and time of its last call
+        for i in range(view.row.size):
+            host, since_launch = self._issue(r, i, begin, point)
+            if view.on_device[i]:
+                entry, device[i] = self._activity(r, i)
+                lag = float(learnt.latency[i]) if since_launch is None else since_launch
+                self.edges[entry].append((host, lag))
+                stream = int(view.stream[i])
+                if stream in last:
+                    self.edges[entry].append((last[stream], float(learnt.gap[i])))
+                last[stream] = device[i]
+                self.edges[entry] += [(device[j], lag) for j, lag in learnt.waits[i]]
+            if not np.isfinite(view.call[i]):
+                continue
+            now = float(view.issued[i])
+            if view.blocks[i] or not view.on_device[i]:
+                key = -1 if view.on_device[i] else int(view.key[i])
+                now = float(view.call_end[i])
+                awaited = [j for j in learnt.syncs[i] if view.end[j] <= now + RESOLUTION_S]
+                back = self.add("return", r, key, i, awaited=awaited)
+                self.edges[back] = [(host, 0.0), *((device[j], 0.0) for j in awaited)]
+                host = back
+            point[int(view.thread[i])] = (host, now)
+
+    def _issue(
+        self, r: int, i: int, begin: int, point: dict[int, tuple[int, float]]
+    ) -> tuple[int, float | None]:
+        """Node that issues event `i`; and where no launch was recorded, the lag to its start."""
+        view = self.views[r]
+        if not np.isfinite(view.call[i]):
+            return begin, float(view.start[i]) - view.begin
+        call, thread = float(view.call[i]), int(view.thread[i])
+        node, since = point.get(thread, (begin, -np.inf))
+        other = max(
+            ((n, t) for th, (n, t) in point.items() if th != thread and t <= call),
+            key=lambda pair: pair[1],
+            default=(begin, view.begin),
         )
-    ptr, pred = graph.pred_ptr.tolist(), graph.pred
-    start = np.zeros(duration.shape)
-    end = np.zeros(duration.shape)
-    lag = graph.lag
-    for i in range(n):
-        a, b = ptr[i], ptr[i + 1]
-        if b > a:
-            lags = lag[a:b] if duration.ndim == 1 else lag[a:b, None]
-            start[i] = (end[pred[a:b]] + lags).max(axis=0)
-        end[i] = start[i] + duration[i]
-    arrival = start.copy()
-    joins = graph.nodes("join")
-    if joins.size:
-        # a member that waits for the others already occupies the device
-        arrived = graph.nodes("arrival")
-        of_row = dict(zip(graph.row[arrived].tolist(), arrived.tolist(), strict=True))
-        for i in graph.nodes("device"):
-            arrival[i] = start[of_row.get(int(graph.row[i]), i)]
-    spans = {}
-    for rank in np.unique(graph.rank[graph.nodes("device")]):
-        mine = graph.devices(int(rank))
-        spans[int(rank)] = end[mine].max(axis=0) - arrival[mine].min(axis=0)
-    mine = graph.devices(None)
-    return Spans(start, end, spans, end[mine].max(axis=0) - arrival[mine].min(axis=0))
+        if call - since > _HANDOVER_S and call - other[1] < (call - since) / 3.0:
+            node = other[0]
+        host = self.add("host", r, event=i)
+        self.edges[host].append((node, 0.0))
+        return host, None
+
+    def _activity(self, r: int, i: int) -> tuple[int, int]:
+        """Add a device activity: the node that waits for its edges, and the one that runs."""
+        view = self.views[r]
+        what = int(view.key[i]), i, int(view.stream[i])
+        number = int(view.collective[i])
+        members = self.members.get(number, [])
+        if len(members) < 2:
+            node = self.add("device", r, *what)
+            return node, node
+        entry = self.add("arrival", r, *what, seconds=0.0)
+        if number not in self.shared:
+            self.shared[number] = self.add("device", r, *what)
+            own = self.rows[self.shared[number]]
+            self.rows[self.shared[number]] = own._replace(stages=tuple(members))
+        self.edges[self.shared[number]].append((entry, 0.0))
+        return entry, self.shared[number]
+
+    def finish(self, learnt: list[Learnt]) -> KernelGraph:
+        """Order the nodes, and fill in what they took in every step."""
+        order = _topological([[p for p, _ in edges] for edges in self.edges])
+        place = {old: new for new, old in enumerate(order)}
+        rows = [self.rows[old] for old in order]
+        nodes = tuple(
+            _node(row, self.keys[row.key], [(place[p], lag) for p, lag in self.edges[old]])
+            for old, row in zip(order, rows, strict=True)
+        )
+        role = np.array([row.role for row in rows])
+        ints = (
+            np.array(column, np.int64) for column in zip(*(row[2:5] for row in rows), strict=True)
+        )
+        key, event, stream = ints
+        roles = Roles(role, event, np.array([row.stages[0] for row in rows]), {
+            i: row.awaited for i, row in enumerate(rows) if row.awaited
+        })  # fmt: skip
+        steps = self.steps
+        graph = KernelGraph(
+            nodes, np.array([row.seconds for row in rows])[:, None, None], np.array(steps.steps),
+            steps.spans(), len(steps.ranks), 1, "none", (),
+            sum(of_rank.n_recorded for of_rank in learnt),
+            sum(of_rank.n_inferred for of_rank in learnt),
+            bounds=np.isin(role, ("device", "arrival")), step=self.step, ranks=tuple(steps.ranks),
+            keys=tuple(self.keys), key=key, roles=roles, stream=stream,
+            n_late=sum(of_rank.n_late for of_rank in learnt),
+            n_unexplained=sum(of_rank.n_unexplained for of_rank in learnt),
+        )  # fmt: skip
+        durations = node_durations(graph.durations[:, 0, 0], nodes, roles, steps, self.step)
+        return replace(graph, durations=durations[:, None])
+
+
+def _node(row: _Row, key: KernelKey, edges: list[tuple[int, float]]) -> TraceNode:
+    """Make the graph's record of a node."""
+    scope = WORKER if len(row.stages) == 1 else REPLICA
+    of_role = {
+        "device": ("op", key.op_kind, key.kernel_class, key.name),
+        "arrival": ("join", "join", "", "arrival"),
+        "source": ("gap", HOST.op_kind, HOST.kernel_class, "earlier work"),
+    }
+    what = of_role.get(row.role, ("gap", HOST.op_kind, HOST.kernel_class, key.name))
+    lags = tuple(lag for _, lag in edges)
+    preds = tuple(p for p, _ in edges)
+    return TraceNode(*what, scope, row.stages, -1, 0, -1, preds, lags if any(lags) else ())
+
+
+def _topological(preds: list[list[int]]) -> list[int]:
+    """Order nodes so that each follows what it waits for."""
+    followers: list[list[int]] = [[] for _ in preds]
+    open_edges = [len(of_node) for of_node in preds]
+    for after, of_node in enumerate(preds):
+        for before in of_node:
+            followers[before].append(after)
+    order = [i for i, n in enumerate(open_edges) if n == 0]
+    for i in order:  # grows while it is walked
+        for after in followers[i]:
+            open_edges[after] -= 1
+            if open_edges[after] == 0:
+                order.append(after)
+    # collectives can only disagree where ranks call them in different orders
+    if len(order) < len(preds):
+        raise PrismError(
+            "the matched collectives' order differs between ranks, which would deadlock; expected "
+            "the same order on all ranks; give the trace of one rank"
+        )
+    return order

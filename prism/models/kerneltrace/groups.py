@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.models.kerneltrace.graph import HOST_KEY, KernelGraph
-from prism.models.kerneltrace.laws import StepLaws
-from prism.models.kerneltrace.steps import KernelKey
+from prism.models.kerneltrace.graph import KernelGraph
+from prism.models.kerneltrace.steps import HOST, KernelKey
 from prism.traces.kernelnames import COLLECTIVES
 
 Floats = NDArray[np.float64]
@@ -54,22 +53,14 @@ class NodeGroup(NamedTuple):
     std: float
 
 
-def node_groups(laws: StepLaws) -> list[NodeGroup]:
-    """Put all nodes that vary into groups; the others keep their nominal durations.
-
-    Of a collective matched over ranks only the first member is in one: it takes as long for all.
-    """
-    graph, durations = laws.graph, laws.durations
-    nominal = laws.nominal
+def node_groups(graph: KernelGraph, nominal: Floats) -> list[NodeGroup]:
+    """Put all nodes that vary into groups; the others keep their `nominal` durations [node] s."""
+    durations = graph.durations[:, 0]
     kinds = np.array([_part(key) for key in graph.keys])[graph.key]
-    varies = np.zeros(nominal.size, np.bool_)
-    for kind in ("device", "host", "return"):
-        varies[graph.nodes(kind)] = True
-    varies &= np.isfinite(nominal) & (nominal > 0.0)
-    varies[list(joined(graph))] = False
+    varies = np.isin(graph.roles.role, ("device", "host", "return")) & (nominal > 0.0)
     filled = np.where(np.isfinite(durations), durations, nominal[:, None])
     width = np.where(varies & (kinds != "computes"), np.ptp(filled, axis=1), 0.0)
-    alone = np.flatnonzero(width > _LARGE * graph.measured_span())
+    alone = np.flatnonzero(width > _LARGE * float(graph.measured[graph.own][0]))
     alone = alone[np.argsort(-width[alone], kind="stable")][:_MOST_ALONE]
     groups = [
         NodeGroup(
@@ -81,26 +72,16 @@ def node_groups(laws: StepLaws) -> list[NodeGroup]:
     for kind in np.unique(kinds[varies]):
         members = np.flatnonzero(varies & (kinds == kind))
         profile, variance = _step_factor(durations[members], nominal[members])
-        for nodes in _pools(members, laws):
-            groups.append(_pool(laws, nodes, profile, variance))
+        for nodes in _pools(members, graph, nominal):
+            key = graph.keys[graph.key[nodes[0]]]
+            ratio = durations[nodes] / nominal[nodes, None]
+            groups.append(_pool(key, nodes, ratio, profile, variance))
     return groups
-
-
-def joined(graph: KernelGraph) -> dict[int, int]:
-    """Members of matched collectives but the first, which stands for all: node by node."""
-    joins = set(graph.nodes("join").tolist())
-    first: dict[int, int] = {}
-    found: dict[int, int] = {}
-    for i in graph.nodes("device").tolist() if joins else ():
-        for j in graph.pred[graph.pred_ptr[i] : graph.pred_ptr[i + 1]].tolist():
-            if j in joins and first.setdefault(j, i) != i:
-                found[i] = first[j]
-    return found
 
 
 def _part(key: KernelKey) -> str:
     """Name what shares a step factor: computing kernels, the host, collectives of a kind."""
-    if key.op_kind == "launch_gap":
+    if key.op_kind == HOST.op_kind:
         return "host"
     return key.op_kind if key.op_kind in COLLECTIVES else "computes"
 
@@ -130,25 +111,22 @@ def _step_factor(durations: Floats, nominal: Floats) -> tuple[Floats, float]:
     return factor, float(factor.var())
 
 
-def _pools(members: Ints, laws: StepLaws) -> list[Ints]:
+def _pools(members: Ints, graph: KernelGraph, nominal: Floats) -> list[Ints]:
     """Split nodes by kernel; the host's, which are of few kinds, also by length."""
-    graph = laws.graph
-    size = np.zeros(members.size, np.int64)
-    host = np.array([key.op_kind == HOST_KEY.op_kind for key in graph.keys])[graph.key[members]]
-    size[host] = 1 + np.searchsorted(_SIZES_S, laws.nominal[members[host]])
-    pairs = np.stack([graph.key[members], size])
-    _, pool = np.unique(pairs, axis=1, return_inverse=True)
+    host = np.array([key.op_kind == HOST.op_kind for key in graph.keys])[graph.key[members]]
+    size = np.where(host, 1 + np.searchsorted(_SIZES_S, nominal[members]), 0)
+    _, pool = np.unique(np.stack([graph.key[members], size]), axis=1, return_inverse=True)
     pool = pool.ravel()
     return [members[pool == p] for p in range(int(pool.max()) + 1)]
 
 
-def _pool(laws: StepLaws, nodes: Ints, profile: Floats, variance: float) -> NodeGroup:
-    """Pool what is left of the nodes' durations beside the step's factor."""
-    ratio = laws.durations[nodes] / laws.nominal[nodes, None]
+def _pool(
+    key: KernelKey, nodes: Ints, ratio: Floats, profile: Floats, variance: float
+) -> NodeGroup:
+    """Pool what the step factor leaves of durations over the nominal ones [member, step]."""
     seen = np.isfinite(ratio).sum(axis=1)
     rest = (ratio / profile)[seen > 1]
     values = rest[np.isfinite(rest)]
-    key = laws.graph.keys[laws.graph.key[nodes[0]]]
     if not values.size or values.mean() <= 0.0:
         return NodeGroup(key, nodes, profile, np.zeros(0), 0.0)
     n = seen[seen > 1]

@@ -40,6 +40,10 @@ class KernelKey(NamedTuple):
     shape: str
 
 
+HOST = KernelKey("host", "host", "host issue", "")
+"""The host's time between two calls."""
+
+
 @dataclass(frozen=True)
 class StepView:
     """Host events of one rank in one step, in the host's order [event]; times in seconds.
@@ -106,6 +110,11 @@ class StepView:
         """[event] From when on the device can begin [s]: the call's end, or start if it blocks."""
         return np.where(self.blocks, self.call, self.call_end)
 
+    @cached_property
+    def seconds(self) -> Floats:
+        """[event] Duration on the device [s]."""
+        return self.end - self.start
+
     def span(self) -> float:
         """First start to last end of the device activities [s]."""
         return float(np.nanmax(self.end) - np.nanmin(self.start))
@@ -130,6 +139,25 @@ class KernelSteps:
     steps: list[int]
     ranks: list[int]
     views: dict[tuple[int, int], StepView]
+
+    def bounds(self) -> tuple[Floats, Floats, Floats]:
+        """First begin on a host, first start and last end on a device of each step, [step] s."""
+        of_step = [[self.views[step, rank] for rank in self.ranks] for step in self.steps]
+        return (
+            np.array([min(v.begin for v in views) for views in of_step]),
+            np.array([min(float(np.nanmin(v.start)) for v in views) for views in of_step]),
+            np.array([max(float(np.nanmax(v.end)) for v in views) for views in of_step]),
+        )
+
+    def spans(self) -> Floats:
+        """First start to last end of the device activities over all ranks, [step] s."""
+        _, start, end = self.bounds()
+        return end - start
+
+    def typical(self) -> int:
+        """Find the step of median span."""
+        order = np.argsort(self.spans(), kind="stable")
+        return self.steps[int(order[(len(order) - 1) // 2])]
 
 
 def split_steps(trace: Trace) -> KernelSteps:
@@ -247,7 +275,7 @@ def _sync_keys(sync: NDArray[np.str_], keys: list[KernelKey]) -> Ints:
     """Give each synchronising call [call] its key; new ones are added to `keys`."""
     found = []
     for kind in sync:
-        made = KernelKey("launch_gap", "host", str(kind), "")
+        made = HOST._replace(name=str(kind))
         if made not in keys[-8:]:  # kinds of calls are last, and three
             keys.append(made)
         found.append(len(keys) - 1 - keys[::-1].index(made))

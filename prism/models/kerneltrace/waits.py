@@ -8,7 +8,6 @@ waits that no other step ever spent time on, and slowing by shared bandwidth.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +31,7 @@ _FAR_S, _DRAIN_S, _SAME_S = 50e-6, 40e-6, 4e-6
 in most steps, give or take the last: first kernels of a collective start 36 us after the event,
 and a device lets a kernel in while a large one drains, 25 us before its end."""
 
-_RESOLUTION_S = 1e-6
+RESOLUTION_S = 1e-6
 """Times may be off by this much [s]: older profilers write whole microseconds."""
 
 _DEFAULT_LATENCY_S, _DEFAULT_GAP_S, _DEFAULT_WAIT_S = 2e-6, 1.5e-6, 1.5e-6
@@ -50,25 +49,24 @@ class Learnt:
         [event] from the host's issue to the start on an idle stream [s].
     gap : array
         [event] from the end of the stream's previous activity to the start [s].
-    before : array of int
-        [event] the stream's previous activity in this step, -1 for none.
-    waits : list of tuple
-        Edges of other streams: awaited event, waiting event, lag [s], whether recorded.
+    waits : list of list of tuple
+        [event] activities of other streams that it waits for, and the lag after each [s].
     syncs : list of list of int
         [event] the activities a host call returns after.
-    n_unexplained : int
-        Late starts in the other steps for which no edge was found.
-    n_late : int
-        All late starts there.
+    n_recorded, n_inferred : int
+        Waits that the trace names, and those found.
+    n_late, n_unexplained : int
+        Late starts in the other steps, and those for which no edge was found.
     """
 
     latency: Floats
     gap: Floats
-    before: Ints
-    waits: list[tuple[int, int, float, bool]]
+    waits: list[list[tuple[int, float]]]
     syncs: list[list[int]]
-    n_unexplained: int
+    n_recorded: int
+    n_inferred: int
     n_late: int
+    n_unexplained: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ class _Others:
 
 def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Learnt:
     """Learn latencies, gaps and waits of a step from other steps of the same rank."""
-    before = _before(view)
     maps = [align(view, other) for other in others]
     seen = _collect(view, others, maps)
     kind = _kinds(view, keys)
@@ -96,19 +93,21 @@ def learn(view: StepView, others: list[StepView], keys: list[KernelKey]) -> Lear
     gap0 = _typical(seen.start - seen.free, busy, kind, _DEFAULT_GAP_S)
     ready = np.fmax(seen.issued + latency0, seen.free + gap0)
     on_time = seen.start - ready <= _UNEXPLAINED_S
-    recorded = []
+    waits: list[list[tuple[int, float]]] = [[] for _ in range(view.row.size)]
     for awaited, waiting in view.waits:
         lag = _lag(seen, awaited, waiting)
-        recorded.append((awaited, waiting, lag, True))
+        waits[waiting].append((awaited, lag))
         if len(others):
             ready[:, waiting] = np.fmax(ready[:, waiting], seen.end[:, awaited] + lag)
     late = seen.start - ready > _UNEXPLAINED_S
     inferred, n_unexplained = _infer(others, maps, seen, late)
-    latency = _own(seen.start - seen.issued, idle & on_time, latency0)
-    gap = _own(seen.start - seen.free, busy & on_time, gap0)
-    syncs = _syncs(view, seen)
-    waits = recorded + inferred
-    return Learnt(latency, gap, before, waits, syncs, n_unexplained, int(late.sum()))
+    for awaited, waiting, lag in inferred:
+        waits[waiting].append((awaited, lag))
+    return Learnt(
+        _own(seen.start - seen.issued, idle & on_time, latency0),
+        _own(seen.start - seen.free, busy & on_time, gap0),
+        waits, _syncs(view, seen), len(view.waits), len(inferred), int(late.sum()), n_unexplained,
+    )  # fmt: skip
 
 
 def _before(view: StepView) -> Ints:
@@ -174,13 +173,13 @@ def _own(lag: Floats, where: NDArray[np.bool_], typical: Floats) -> Floats:
 def _lag(seen: _Others, awaited: int, waiting: int) -> float:
     """Lag [s] from an end to the start that waits for it, where it decides."""
     lag = seen.start[:, waiting] - seen.end[:, awaited]
-    near = lag[(lag >= -_RESOLUTION_S) & (lag <= _RIGHT_AFTER_S)]
+    near = lag[(lag >= -RESOLUTION_S) & (lag <= _RIGHT_AFTER_S)]
     return float(np.median(near)) if near.size else _DEFAULT_WAIT_S
 
 
 def _infer(
     others: list[StepView], maps: list[Ints], seen: _Others, late: NDArray[np.bool_]
-) -> tuple[list[tuple[int, int, float, bool]], int]:
+) -> tuple[list[tuple[int, int, float]], int]:
     """Choose for each event that begins late the ends that it begins right after."""
     near: dict[int, dict[int, dict[int, float]]] = {}
     for s, other in enumerate(others):
@@ -212,7 +211,7 @@ def _infer(
                 break
             best = max(worth, key=lambda j: worth[j])
             lags = possible.pop(best)
-            edges.append((best, int(waiting), _median(lags), False))
+            edges.append((best, int(waiting), _median(lags)))
             open_steps -= lags.keys()
         n_unexplained += len(open_steps)
     return edges, n_unexplained
@@ -225,14 +224,14 @@ def _median(lags: dict[int, float]) -> float:
 
 def _is_tight(lags: dict[int, float]) -> bool:
     """Tell whether the lags are those of a plain wait."""
-    return -_RESOLUTION_S <= _median(lags) <= _RIGHT_AFTER_S
+    return -RESOLUTION_S <= _median(lags) <= _RIGHT_AFTER_S
 
 
 def _consistent(
     seen: _Others, awaited: int, waiting: int, lags: dict[int, float], n_others: int
 ) -> dict[int, float]:
     """Lags [s] of the steps that agree with an edge, none where a step speaks against it."""
-    tight = {s: lag for s, lag in lags.items() if -_RESOLUTION_S <= lag <= _RIGHT_AFTER_S}
+    tight = {s: lag for s, lag in lags.items() if -RESOLUTION_S <= lag <= _RIGHT_AFTER_S}
     if not tight:
         # far ends, and a device that lets a kernel in while the last one drains: they must be
         # equally far in most steps
@@ -241,7 +240,7 @@ def _consistent(
         if len(tight) < max(2, 0.6 * n_others):
             return {}
     least = min(0.0, *tight.values())
-    too_early = seen.start[:, waiting] < seen.end[:, awaited] + least - _RESOLUTION_S
+    too_early = seen.start[:, waiting] < seen.end[:, awaited] + least - RESOLUTION_S
     return {} if too_early.any() else tight
 
 
@@ -254,7 +253,7 @@ def _ends_near(view: StepView, i: int) -> list[tuple[int, float]]:
     found: list[tuple[int, float]] = []
     latest: dict[int, int] = {}
     for j in np.flatnonzero(near):
-        if -_RESOLUTION_S <= lag[j] <= _RIGHT_AFTER_S:
+        if -RESOLUTION_S <= lag[j] <= _RIGHT_AFTER_S:
             # of several ends right before, the last one of a stream is the one waited for
             stream = int(view.stream[j])
             if stream not in latest or lag[j] <= lag[latest[stream]]:
@@ -288,10 +287,5 @@ def _syncs(view: StepView, seen: _Others) -> list[list[int]]:
                 stream = last_stream_of_thread.get(int(view.thread[i]), -1)
             awaited = [last_of_stream[stream]] if stream in last_of_stream else []
         early = seen.returned[:, i]
-        found.append([j for j in awaited if not (early < seen.end[:, j] - _RESOLUTION_S).any()])
+        found.append([j for j in awaited if not (early < seen.end[:, j] - RESOLUTION_S).any()])
     return found
-
-
-def count_edges(waits: list[tuple[int, int, float, bool]]) -> Counter[str]:
-    """Count the edges between streams by where they come from."""
-    return Counter("recorded" if recorded else "inferred" for *_, recorded in waits)

@@ -16,6 +16,7 @@ from scipy.special import ndtr
 
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
+from prism.distributions.samples import sample_law
 from prism.models.pipelinetrace.reduce import (
     Crossed,
     column_of,
@@ -25,7 +26,7 @@ from prism.models.pipelinetrace.reduce import (
 )
 from prism.models.variance.components import Column, Component, Components, fit_components
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
-from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, sample_law, score_law
+from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
 CLEARLY = 3.0  # standard errors, for normal data

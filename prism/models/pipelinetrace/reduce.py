@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.models.variance.components import Column
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, TraceNode, filled, replay
+from prism.simulation.tracemodel.graph import (
+    COMPUTE,
+    Array,
+    TraceGraph,
+    TraceNode,
+    ends_of,
+    filled,
+    replay,
+    start_of,
+)
 
 FOLD = 1e-5  # of the step: a gap whose mean is below this is part of the op after it
 
@@ -42,34 +51,21 @@ def simplify(graph: TraceGraph) -> TraceGraph:
     instead: list[tuple[int, ...]] = []  # what followers of each node refer to
     nodes: list[TraceNode] = []
     rows: list[Array] = []
-    ends, kept = np.zeros_like(durations), np.zeros_like(durations)  # by both graphs
+    ends, kept = ends_of(graph, durations), np.zeros_like(durations)  # by both graphs
     for i, node in enumerate(graph.nodes):
-        ends[i] = _start(node, node.preds, ends) + durations[i]
         preds = tuple(dict.fromkeys(q for p in node.preds for q in instead[p]))
         if gone[i]:
             instead.append(preds)
             continue
-        start = _start(node, preds, kept)
+        node = node._replace(preds=preds)
+        start = start_of(node, kept)
         kept[len(nodes)] = start if node.kind == "join" else ends[i]
         row = kept[len(nodes)] - start
         rows.append(np.where(np.isfinite(graph.durations[i]), np.maximum(row, 0.0), np.nan))
         instead.append((len(nodes),))
-        nodes.append(node._replace(preds=preds))
+        nodes.append(node)
     placed = None if graph.placed is None else graph.placed[~np.array(gone)]
     return replace(graph, nodes=tuple(nodes), durations=np.stack(rows), placed=placed)
-
-
-def _start(node: TraceNode, preds: tuple[int, ...], ends: Array) -> Array:
-    """When a node begins, [replica, step] s: as in `prism.simulation.tracemodel.graph.replay`."""
-    start = ends[preds[0]] if preds else np.zeros(ends.shape[1:])
-    for p in preds[1:]:
-        later = np.maximum(start, ends[p])
-        if node.replica >= 0:
-            later = np.where(np.arange(later.shape[0])[:, None] == node.replica, later, start)
-        start = later
-    if node.is_global:
-        start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)
-    return start
 
 
 def column_of(nodes: Sequence[TraceNode]) -> dict[int, Column]:

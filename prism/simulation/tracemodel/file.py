@@ -89,7 +89,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     text = {n: json.loads(str(dataset[n].values)) for n in ("nodes", "groups", "laws", "report")}
     nodes = tuple(
         TraceNode(**{**n, "scope": Scope(n["scope"]), "stages": tuple(n["stages"]),
-                     "preds": tuple(n["preds"])})
+                     "preds": tuple(n["preds"]), "lags": ()})
         for n in text["nodes"]
     )  # fmt: skip
     groups = tuple(OpGroup(**{**g, "residual": _law_from(g["residual"])}) for g in text["groups"])

@@ -1,7 +1,7 @@
-"""A pipeline trace as a graph: its own order of ops, meetings, and every op's own duration.
+"""A traced step as a graph: its own order of ops, meetings, and every op's own duration.
 
-Each traced worker is a chain of what it did; transfers and collectives join several chains and
-count from the last arrival; the host's gaps between ops are ops of their own. `replay` propagates
+One type for traces of pipelines and of kernels. Transfers and collectives join several chains and
+count from the last arrival; the host's time between ops is nodes of its own. `replay` propagates
 durations through the graph, so measured ones reproduce the measured step, and changed ones answer
 what-if questions. Left out: contention between streams.
 Arrays over workers are [stage, replica, step]; NaN stands for what a trace lacks.
@@ -9,13 +9,16 @@ Arrays over workers are [stage, replica, step]; NaN stands for what a trace lack
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.errors import PrismError
+
 Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")
+LATENCY = ("host", "host", "launch latency")  # op_kind, kernel_class and name of a lag
 
 
 class Scope(NamedTuple):
@@ -56,6 +59,7 @@ class TraceNode(NamedTuple):
     chunk: int
     microbatch: int
     preds: tuple[int, ...]
+    lags: tuple[float, ...] = ()  # from each predecessor's end to the earliest start [s]; (): none
 
     @property
     def is_global(self) -> bool:
@@ -75,18 +79,20 @@ class TraceGraph:
     n_replicas: int
     p2p: str  # blocking, async or none
     notes: tuple[str, ...] = ()  # what had to be inferred
-    edges_recorded: int = 0  # between workers, that ops name
+    edges_recorded: int = 0  # between workers or streams, that the trace names
     edges_inferred: int = 0  # found from coinciding times
     # [node, replica, step] ops that were not recorded, whose duration is what their neighbours
     # leave: good for a replay, no measurement
     placed: NDArray[np.bool_] | None = None
+    # [node] whose first start and last end bound the step; None: it is from 0 to the last end
+    bounds: NDArray[np.bool_] | None = None
 
     def where(self, **fields: object) -> NDArray[np.int64]:
         """Return indices of nodes whose fields have these values."""
         hit = [all(getattr(n, k) == v for k, v in fields.items()) for n in self.nodes]
         return np.flatnonzero(hit)
 
-    def select(self, keep: NDArray[np.int64]) -> "TraceGraph":
+    def select(self, keep: NDArray[np.int64]) -> Self:
         """Return the same graph with some of the steps, by position."""
         return replace(
             self, durations=self.durations[:, :, keep], steps=self.steps[keep],
@@ -101,26 +107,75 @@ def replay(graph: TraceGraph, durations: Array | None = None) -> Array:
     `durations` [node, replica, step] are the measured ones by default, where a missing one is its
     node's median.
     """
-    return np.asarray(ends_of(graph, durations).max(axis=(0, 1)))
+    durations = filled(graph) if durations is None else durations
+    ends = ends_of(graph, durations)
+    if graph.bounds is None:
+        return np.asarray(ends.max(axis=(0, 1)))
+    return span(ends, durations, graph.bounds)
+
+
+def span(ends: Array, durations: Array, nodes: NDArray[np.bool_]) -> Array:
+    """First start to last end of some nodes, [step] s."""
+    starts = ends[nodes] - durations[nodes]
+    return np.asarray(ends[nodes].max(axis=(0, 1)) - starts.min(axis=(0, 1)))
 
 
 def ends_of(graph: TraceGraph, durations: Array | None = None) -> Array:
     """Propagate durations as `replay` does: ends of all nodes, [node, replica, step] s."""
-    if durations is None:
-        durations = filled(graph)
+    durations = filled(graph) if durations is None else durations
+    if durations.shape[:2] != (len(graph.nodes), graph.n_replicas):
+        raise PrismError(
+            f"durations of shape {durations.shape} for {len(graph.nodes):,} nodes and "
+            f"{graph.n_replicas} replicas; expected [node, replica, step], as graph.durations"
+        )
     ends = np.zeros_like(durations)
-    replicas = np.arange(graph.n_replicas)[:, None]
     for i, node in enumerate(graph.nodes):
-        start = ends[node.preds[0]] if node.preds else np.zeros(durations.shape[1:])
-        for p in node.preds[1:]:
-            later = np.maximum(start, ends[p])
-            if node.replica >= 0:  # preds[0] is a worker's own, which the other replicas keep
-                later = np.where(replicas == node.replica, later, start)
-            start = later
-        if node.is_global:
-            start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)
-        ends[i] = start + durations[i]
+        ends[i] = start_of(node, ends) + durations[i]
     return ends
+
+
+def start_of(node: TraceNode, ends: Array) -> Array:
+    """When a node starts, [replica, step] s: the latest of its predecessors' ends and lags."""
+    start = None
+    for k, p in enumerate(node.preds):
+        end = ends[p] + node.lags[k] if node.lags else ends[p]
+        if start is None:
+            start = end
+        elif node.replica < 0:
+            start = np.maximum(start, end)
+        else:  # preds[0] is a worker's own, which the other replicas keep
+            start = start.copy()
+            start[node.replica] = np.maximum(start[node.replica], end[node.replica])
+    if start is None:
+        return np.zeros(ends.shape[1:])
+    if node.is_global:
+        start = np.broadcast_to(start.max(axis=0, keepdims=True), start.shape)
+    return start
+
+
+def with_lags_as_nodes(graph: TraceGraph) -> tuple[tuple[TraceNode, ...], list[int], Array]:
+    """Lay each lag as a gap of its own, as the engine needs it: nodes, places, and lags [node] s.
+
+    Places say which of the new nodes each old one is; a lag below 0 is left out.
+    """
+    nodes: list[TraceNode] = []
+    lags: list[float] = []
+    place: list[int] = []
+    found: dict[tuple[int, float], int] = {}
+    for node in graph.nodes:
+        preds = []
+        for k, p in enumerate(node.preds):
+            key = place[p], node.lags[k] if node.lags else 0.0
+            if key[1] > 0.0 and key not in found:
+                found[key] = len(nodes)
+                stage = node.stages[:1]
+                nodes.append(TraceNode("gap", *LATENCY, WORKER, stage, -1, 0, -1, (place[p],)))
+                lags.append(key[1])
+            preds.append(found.get(key, place[p]))
+        place.append(len(nodes))
+        nodes.append(node._replace(preds=tuple(dict.fromkeys(preds)), lags=()))
+        lags.append(0.0)
+    return tuple(nodes), place, np.array(lags)
 
 
 def filled(graph: TraceGraph) -> Array:

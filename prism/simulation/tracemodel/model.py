@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from prism.common.errors import PrismError
-from prism.distributions.distribution import Distribution, constant, empirical, quantile_table
+from prism.distributions.distribution import Distribution, constant, quantile_table
+from prism.distributions.samples import sample_law
 from prism.distributions.tables import N_CELLS, sample_table
 from prism.jobs.job import Job, job_from_dict
 from prism.simulation.tracemodel.graph import TraceGraph, TraceNode, replay
 
 Array = NDArray[np.float64]
 Table = NDArray[np.float32]
-KNOTS = 257  # of an empirical distribution
-FLOOR = 1e-3  # of the mean: no duration is shorter
 POOL_STEPS = 200  # steps that independent ops are drawn from
 
 
@@ -101,21 +100,6 @@ def score_law(scores: Array) -> Distribution:
     if z.size < 2 or z.std() == 0.0:
         return constant()
     return sample_law(np.exp(SCORE_STD * (z - z.mean()) / z.std()))
-
-
-def sample_law(values: Array) -> Distribution:
-    """Empirical distribution of mean 1 through the quantiles of positive values."""
-    values = values[np.isfinite(values)]
-    if values.size < 2 or values.std() <= 1e-6 * abs(values.mean()):
-        return constant()
-    q = np.linspace(0.0, 1.0, min(values.size, KNOTS))
-    if values.size > 4 * KNOTS:  # a finer tail where there are values to fill it
-        tail = 0.5 ** np.arange(9, 9 + int(math.log2(values.size / KNOTS)))
-        q = np.unique(np.concatenate([q, 1.0 - tail]))
-    x = np.maximum(np.quantile(values, q), FLOOR * float(values.mean()))
-    law = empirical(q.tolist(), x.tolist())
-    scaled = law.scaled_to(float(values.std() / values.mean()))
-    return scaled if float(scaled.ppf(np.array([0.0]))[0]) > 0.0 else law
 
 
 def profile_table(profile: Array, weight: Array) -> Table:

@@ -1,0 +1,113 @@
+"""What the nodes of one step's graph took in every step of a kernel trace.
+
+An activity took what its counterpart did, a collective matched over ranks its transfer. Left out:
+what other steps did beside.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.models.kerneltrace.steps import KernelSteps, StepView, align
+from prism.models.kerneltrace.waits import RESOLUTION_S
+from prism.simulation.tracemodel.graph import TraceNode
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Roles(NamedTuple):
+    """What the nodes of a kernel graph are.
+
+    Attributes
+    ----------
+    role : array of str
+        [node] ``source``: a step's begin on a rank, or work carried over from earlier steps;
+        ``host``: the host's time up to a call's issue; ``return`` from a call that waits;
+        ``arrival`` of a member of a matched collective; ``device``: an activity.
+    event : array of int
+        [node] number of the event in the host's order on its rank, -1 for sources.
+    rank : array of int
+        [node] position of that rank.
+    awaited : dict
+        Per return the events that it waits for.
+    """
+
+    role: NDArray[np.str_]
+    event: Ints
+    rank: Ints
+    awaited: dict[int, list[int]]
+
+
+def node_durations(
+    fixed: Floats, nodes: tuple[TraceNode, ...], roles: Roles, steps: KernelSteps, step: int
+) -> Floats:
+    """Durations of a graph's nodes in all steps, [node, step] s.
+
+    Parameters
+    ----------
+    fixed : array
+        [node] what is the same in all steps; not a number for the others.
+    step : int
+        Whose graph it is.
+
+    Returns
+    -------
+    array
+        Not a number where a step has no counterpart of a node.
+    """
+    found = np.repeat(fixed[:, None], len(steps.steps), axis=1)
+    shared = np.array([len(node.stages) > 1 for node in nodes])
+    own = steps.steps.index(step)
+    for r, rank in enumerate(steps.ranks):
+        on_device = np.flatnonzero((roles.rank == r) & (roles.role == "device"))
+        on_host = np.flatnonzero((roles.rank == r) & np.isin(roles.role, ("host", "return")))
+        mine = steps.views[step, rank]
+        for s in sorted(range(len(steps.steps)), key=lambda s: s != own):
+            view = steps.views[steps.steps[s], rank]
+            to = align(mine, view)
+            there = to[roles.event[on_device]]
+            seconds = np.where(shared[on_device], view.transfer[there], view.seconds[there])
+            found[on_device, s] = np.where(there < 0, np.nan, seconds)
+            found[:, s] = _host_times(on_host.tolist(), nodes, roles, view, to, found[:, [s, own]])
+    return found
+
+
+def _host_times(
+    on_host: list[int], nodes: tuple[TraceNode, ...], roles: Roles, view: StepView, to: Ints,
+    durations: Floats,
+) -> Floats:  # fmt: skip
+    """Fill in the host's durations of a rank in another step, of those [node, other and own step].
+
+    A stretch between two calls that both steps have is as long as it was there: calls that only the
+    graph has share it in proportion, calls that only the other step has are part of it.
+    """
+    found, own = durations[:, 0], durations[:, 1]
+    now: dict[int, float] = {}  # per node: when it ended in the other step
+    for i in on_host:
+        there = int(to[roles.event[i]])
+        if there < 0:
+            continue
+        if roles.role[i] == "return":
+            awaited = to[roles.awaited.get(i, [])]
+            ends = view.end[awaited[awaited >= 0]]
+            now[i] = float(view.call_end[there])
+            until = max([view.call[there], *ends[ends <= now[i] + RESOLUTION_S]])
+            found[i] = max(0.0, now[i] - until)
+            continue
+        until = float(view.issued[there] if view.on_device[there] else view.call[there])
+        stretch = [i]
+        while (before := nodes[stretch[-1]].preds[0]) not in now and roles.event[before] >= 0:
+            stretch.append(before)
+        since = max(now.get(before, view.begin), view.begin)
+        share = (
+            own[stretch] / own[stretch].sum() if own[stretch].sum() > 0.0 else 1.0 / len(stretch)
+        )
+        found[stretch] = max(0.0, until - since) * share
+        for node in stretch[::-1]:
+            since = now[node] = since + float(found[node])
+        now[i] = until
+    return found

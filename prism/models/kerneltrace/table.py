@@ -1,0 +1,138 @@
+"""How long the kernels of a trace take, and how that varies.
+
+A collective matched over ranks counts with its transfer, one that is not with what was recorded,
+labelled so. Durations are compared with those of the same launch grid, else sizes would pass for
+variability. Left out: separating effects, which is what a fit does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.models.kerneltrace.steps import kernel_keys
+from prism.traces.kernelnames import COLLECTIVES
+from prism.traces.table import Trace
+
+Floats = NDArray[np.float64]
+
+MEASURES = ("kernel", "transfer", "includes waiting", "host")
+"""What a row's durations are: a kernel's own; a collective's from its last arrival; a collective's
+as recorded, because the other ranks were not traced or not matched; idle time before a launch."""
+
+KERNEL, CLASS = ("name", "kernel_class", "op_kind", "measure"), ("kernel_class",)
+"""By what durations are put together."""
+
+_FEW = 20  # durations below which a kernel's tail is not reported
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel, or one class of kernels.
+
+    Attributes
+    ----------
+    name, kernel_class, op_kind, measure : str
+        What it is, and what its durations are (`MEASURES`).
+    n : int
+        Durations behind it; a matched collective's counts once.
+    mean : float
+        Mean duration [s].
+    cv, p99_p50 : float
+        Of durations over the mean of their launch shape; not a number where unknown.
+    share : float
+        Of the time [1].
+    samples : array
+        Durations over the mean of their launch shape, as far as known.
+    """
+
+    name: str
+    kernel_class: str
+    op_kind: str
+    measure: str
+    n: int
+    mean: float
+    cv: float
+    p99_p50: float
+    share: float
+    samples: Floats
+
+    def report(self, family: str, name: str = "") -> dict[str, Any]:
+        """One line of a fit's report; `family` is how its distribution was made."""
+        return {
+            "name": name or self.name, "kernel_class": self.kernel_class, "op_kind": self.op_kind,
+            "measure": self.measure, "n": self.n, "mean": self.mean,
+            "cv": self.cv if math.isfinite(self.cv) else None,
+            "p99_p50": self.p99_p50 if math.isfinite(self.p99_p50) else None,
+            "law": family, "ks": None, "step_share": self.share,
+        }  # fmt: skip
+
+
+def kernel_table(trace: Trace) -> list[KernelRow]:
+    """Kernels of a trace, launch gaps among them, with their share of all ranks' time."""
+    ops = trace.ops
+    by_rank = ops["rank"]
+    end, start = ops["start"] + ops["duration"], ops["start"]
+    total = float((end.groupby(by_rank).max() - start.groupby(by_rank).min()).sum())
+    return pool(kernel_durations(trace), KERNEL, total)
+
+
+def kernel_durations(trace: Trace) -> pd.DataFrame:
+    """List each activity's duration, and over the mean of its shape (`relative`).
+
+    ``again`` marks a collective that another rank recorded, too; ``square`` is the squared relative
+    deviation, corrected for the shape's own mean.
+    """
+    keys, key = kernel_keys(trace)
+    ops = trace.ops
+    kind, transfer = ops["op_kind"].astype(str).to_numpy(), ops["transfer"].to_numpy()
+    measure = np.where(np.isin(kind, list(COLLECTIVES)), np.where(np.isfinite(transfer), 1, 2), 0)
+    measure[kind == "launch_gap"] = 3
+    duration = np.where(measure == 1, transfer, ops["duration"].to_numpy())
+    table = pd.DataFrame([keys[k][:3] for k in key], columns=["op_kind", "kernel_class", "name"])
+    table["measure"] = [MEASURES[m] for m in measure]
+    table["duration"] = duration
+    table["again"] = ops["collective"].duplicated().to_numpy() & (measure == 1)
+    of_shape = table["duration"].mask(table["again"]).groupby([key, measure])
+    n, mean = of_shape.transform("count").to_numpy(), of_shape.transform("mean").to_numpy()
+    known = (n > 1) & (mean > 0.0) & ~table["again"].to_numpy()
+    table["relative"] = np.where(known, duration / np.where(known, mean, 1.0), np.nan)
+    table["square"] = (table["relative"] - 1.0) ** 2 * n / np.maximum(n - 1, 1)
+    return table
+
+
+def pool(table: pd.DataFrame, by: Sequence[str], total: float) -> list[KernelRow]:
+    """Put durations together by kernel or class, those that take longest first."""
+    rows = []
+    for group, of_group in table.groupby(list(by), sort=False):
+        label = dict.fromkeys(KERNEL, "") | dict(zip(by, group, strict=True))
+        label["name"] = label["name"] or label["kernel_class"]
+        once = of_group[~of_group["again"]]
+        samples, cv, p99_p50 = _spread(once)
+        rows.append(KernelRow(
+            **label, n=len(once), mean=float(once["duration"].mean()), cv=cv, p99_p50=p99_p50,
+            share=float(of_group["duration"].sum()) / total if total > 0.0 else math.nan,
+            samples=samples,
+        ))  # fmt: skip
+    return sorted(rows, key=lambda row: -row.share)
+
+
+def _spread(rows: pd.DataFrame) -> tuple[Floats, float, float]:
+    """Durations over those of their shape, their coefficient of variation, and p99 over p50."""
+    known = rows["relative"].notna()
+    samples, square = rows["relative"][known].to_numpy(), rows["square"][known].to_numpy()
+    mean = rows["duration"].mean()
+    if not samples.size and len(rows) > 1 and mean > 0.0:  # no shape comes twice
+        samples = (rows["duration"] / mean).to_numpy()
+        square = (samples - 1.0) ** 2 * len(rows) / (len(rows) - 1)
+    cv = float(np.sqrt(square.mean())) if square.size else math.nan
+    if samples.size < _FEW:
+        return samples, cv, math.nan
+    middle, high = np.quantile(samples, [0.5, 0.99])
+    return samples, cv, float(high / middle) if middle > 0.0 else math.nan
