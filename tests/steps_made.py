@@ -12,7 +12,7 @@ TRUTH = Spread(white=0.006, drift=0.004, tau_s=60.0, run=0.003)
 def made(truth=TRUTH, shape=(600, 12), seed=1, *, stalls=0.0, length=3.0, work=None, grain=0.0):
     """Step times [step, run] of known spread, stalls at a rate per step, and work by step."""
     rng = np.random.default_rng(seed)
-    seconds = STEP_S * (1.0 + simulate_body(truth, shape, STEP_S, rng))
+    seconds = STEP_S * (1.0 + simulate_body(truth, STEP_S * np.arange(shape[0]), shape[1], rng))
     if work is not None:
         seconds = seconds * work[:, None]
     hit = rng.random(shape) < stalls

@@ -36,7 +36,7 @@ from prism.models.calibration.predict import draw_steps
 from prism.models.calibration.scales import MODEL_ERROR, RATIOS, fit_scales
 from prism.models.calibration.sizes import measure_size
 from prism.models.calibration.spreads import Factor, StepSpread, fit_within, memory_s
-from prism.models.steptimes.spread import ar1
+from prism.simulation.runs.drift import ar1
 from prism.workload.build import ChunkWork, build_workload, nominal_step
 from prism.workload.kernels import is_compute
 
@@ -309,7 +309,7 @@ def test_parts_of_a_spread_add_up_to_what_was_measured(own, within):
 def test_steps_logged_as_means_of_several_are_measured_as_single_ones(k):
     """Delays and the drift's variance are those of steps, whatever the log averages over."""
     rng, n, own, slow = np.random.default_rng(2), 4_000, 0.01, 0.005
-    drift = ar1((n, 4), 1.0 / 200.0, rng).T
+    drift = ar1(np.arange(n) / 200.0, 4, rng).T
     steps = 2.0 * (1.0 + slow * drift + own * rng.standard_normal((4, n)))
     at = rng.integers(500, n, (4, 3))
     for run, hits in zip(steps, at, strict=True):

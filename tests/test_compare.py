@@ -16,13 +16,13 @@ from prism.analyses.compare import compare, summarize_compare
 from prism.analyses.comparisons.bootstrap import FIGURES, Sample, in_blocks, resample
 from prism.analyses.comparisons.distance import distance
 from prism.analyses.comparisons.quantity import compare_figures, compare_quantity, holm
-from prism.models.steptimes.spread import ar1
+from prism.simulation.runs.drift import ar1
 
 REPEATS = 30
 
 
 def series(n, rng, rho=0.0, cv=0.02):
-    x = ar1((n, 1), -np.log(rho), rng)[:, 0] if rho else rng.standard_normal(n)
+    x = ar1(-np.log(rho) * np.arange(n), 1, rng)[:, 0] if rho else rng.standard_normal(n)
     return 2.0 * np.exp(cv * x)
 
 
@@ -139,7 +139,7 @@ def test_blocks_hold_the_long_run_variance_of_an_ar1_series():
     rng = np.random.default_rng(3)
     rho, n, found = 0.8, 4_000, []
     for _ in range(20):
-        x = ar1((n, 1), -np.log(rho), rng)[:, 0]
+        x = ar1(-np.log(rho) * np.arange(n), 1, rng)[:, 0]
         one = Sample(x, np.zeros(n, int), np.arange(n), "steps")
         blocks = in_blocks(one, one, None)[0]
         found.append(resample(blocks, rng, 200).deviations[:, 0].var() * n)

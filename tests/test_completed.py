@@ -12,7 +12,7 @@ from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.runs import condition
-from prism.models.steptimes.spread import Spread, drift_mean_variance, simulate_body
+from prism.models.steptimes.spread import Spread, mean_variance, simulate_body
 from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import Checkpoints, Drift, RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
@@ -123,10 +123,10 @@ def test_any_run_model_is_conditioned_by_completed_steps():
     before = RunModel(mean=mean, std=0.01 * mean, drift=Drift(0.01, 200.0))
     rng = np.random.default_rng(8)
     truth = Spread(white=0.01, drift=0.01, tau_s=200.0)
-    seconds = 1.06 * STEP_S * (1.0 + simulate_body(truth, (800, 1), STEP_S, rng))
+    seconds = 1.06 * STEP_S * (1.0 + simulate_body(truth, STEP_S * np.arange(800), 1, rng))
     after = condition(before, as_times(seconds), 500, 1)
     assert (after.done, after.elapsed_s) == (800, pytest.approx(seconds.sum()))
-    error = 0.01 * np.sqrt(float(drift_mean_variance(800, 1.06 * STEP_S / 200.0)))
+    error = np.sqrt(mean_variance(truth, 800, 1.06 * STEP_S))
     assert after.level_std == pytest.approx(error, rel=0.3)
     assert after.level == pytest.approx(1.06, abs=4 * error)
     last = seconds[-30:].mean() / (2.0 * after.level) - 1.0
@@ -169,21 +169,23 @@ def test_steps_that_totals_leave_out_are_in_no_finish():
     assert np.abs(none.total - 1.25).max() < 0.5  # a run that ends before its total begins
 
 
-@pytest.mark.parametrize("spread", [Spread(clock=0.01, white=0.003), Spread(white=0.01)])
-def test_an_error_of_the_clock_is_no_noise_of_the_rest(spread):
-    seconds = 2.0 * (1.0 + simulate_body(spread, (2_000, 1), 2.0, np.random.default_rng(3)))
+def test_the_rest_has_the_steps_own_noise():
+    spread = Spread(white=0.01)
+    seconds = 2.0 * (
+        1.0 + simulate_body(spread, 2.0 * np.arange(2_000), 1, np.random.default_rng(3))
+    )
     before = RunModel(MEAN, 0.02 * MEAN, residuals=0.04 * np.random.default_rng(4).normal(size=500))
     rest = condition(before, as_times(seconds), 50, 1)
     assert rest.model.std.mean() == pytest.approx(2.0 * spread.white, rel=0.1)
     assert rest.model.residuals.std() == pytest.approx(2.0 * spread.white, rel=0.15)
-    block = 8  # of 2,000 steps in 256 blocks, each with a clock's error of its own
-    level = (spread.white**2 + spread.clock**2 / block) / 2_000
-    assert rest.level_std == pytest.approx(np.sqrt(level), rel=0.35)
+    assert rest.level_std == pytest.approx(0.01 / np.sqrt(2_000), rel=0.35)
 
 
-def test_a_slow_drift_is_no_error_of_the_clock():
+def test_a_slow_drift_is_no_noise_of_steps():
     spread = Spread(white=0.005, drift=0.01, tau_s=400.0)
-    seconds = 2.0 * (1.0 + simulate_body(spread, (2_000, 1), 2.0, np.random.default_rng(3)))
+    seconds = 2.0 * (
+        1.0 + simulate_body(spread, 2.0 * np.arange(2_000), 1, np.random.default_rng(3))
+    )
     before = RunModel(MEAN, 0.02 * MEAN, drift=Drift(0.01, 400.0))
     rest = condition(before, as_times(seconds), 50, 1).model
     assert rest.std.mean() == pytest.approx(2.0 * 0.005, rel=0.1)

@@ -1,70 +1,132 @@
-"""Spreads by time scale: known ones are recovered, a drift is found where there is one."""
+"""Spreads by time scale: the likelihood against dense algebra, known spreads recovered."""
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal
 from steps_made import STEP_S, TRUTH, as_times, made
 
 from prism.models.steptimes.estimate import data_error
 from prism.models.steptimes.fit import fit_step_times
-from prism.models.steptimes.model import PARTS
-from prism.models.steptimes.spread import (
-    Spread,
-    block_variances,
-    drift_mean_variance,
-    model_variances,
-    simulate_body,
-)
-from prism.models.steptimes.spreadfit import (
-    FALSE_DRIFT,
-    allowed_drift,
+from prism.models.steptimes.likelihood import (
+    Observed,
+    _profile,
     fit_spread,
     intervals,
-    repeat_fit,
+    own_noise,
+    repeat_fits,
+    solve,
+    state_given,
 )
+from prism.models.steptimes.spread import Spread, mean_variance, simulate_body
+from prism.simulation.runs.drift import drift_variance
+
+PLACES = np.array([0.0, 1.0, 2.0, 4.0, 5.0, 9.0, 10.0, 11.0, 12.0, 14.0])
 
 
-def test_block_variances_are_those_of_the_model():
-    body = simulate_body(TRUTH, (2_000, 400), STEP_S, np.random.default_rng(3))
-    blocks = block_variances(body)
-    m, b = blocks.n_blocks, blocks.length
-    expected = (
-        m / (m - 1) * (model_variances(TRUTH, b, STEP_S) - model_variances(TRUTH, b * m, STEP_S))
+def dense(spread, elapsed_s):
+    """Covariance of drift and white noise of one run."""
+    gaps = np.abs(np.subtract.outer(elapsed_s, elapsed_s))
+    return spread.white**2 * np.eye(elapsed_s.size) + spread.drift**2 * np.exp(-gaps / spread.tau_s)
+
+
+def holes(seed, n_runs):
+    """Runs with steps missing."""
+    rng = np.random.default_rng(seed)
+    body = simulate_body(Spread(1.0, 0.8, 3.0, 0.7), PLACES, n_runs, rng)
+    body[rng.random(body.shape) < 0.2] = np.nan
+    return body
+
+
+@pytest.mark.parametrize("n_runs", [1, 4])
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_likelihood_is_that_of_the_dense_covariance(n_runs, missing):
+    """Restricted, scale and run effect at their best: the same costs, up to a constant."""
+    body = holes(3, n_runs)
+    body = body if missing else np.nan_to_num(body)
+    known = np.isfinite(body)
+    seen = Observed.of(body, PLACES)
+
+    def cost(ratio, tau_s):
+        def at(run):
+            logdet = ones = along = squares = 0.0
+            for y, k in zip(body.T, known.T, strict=True):
+                s = dense(Spread(1.0, np.sqrt(ratio), tau_s), PLACES)[np.ix_(k, k)] + run
+                u = np.ones(k.sum())
+                logdet += np.linalg.slogdet(s)[1]
+                ones += u @ np.linalg.solve(s, u)
+                along += u @ np.linalg.solve(s, y[k])
+                squares += y[k] @ np.linalg.solve(s, y[k])
+            n = known.sum() - 1
+            return n * np.log((squares - along**2 / ones) / n) + logdet + np.log(ones)
+
+        if n_runs == 1:
+            return at(0.0)
+        return min(at(0.0), minimize(lambda x: at(np.exp(x[0])), [0.0], method="Nelder-Mead").fun)
+
+    for ratio, tau_s in ((0.5, 2.0), (3.0, 8.0), (1e-3, 1.0)):
+        expected = cost(ratio, tau_s) - cost(1.0, 4.0)
+        found = _profile(seen, ratio, tau_s)[0] - _profile(seen, 1.0, 4.0)[0]
+        assert found == pytest.approx(expected, abs=0.02)  # the run effect is on a grid of 19 %
+    none = _profile(seen, 0.0, 1.0)[0]
+    assert none == pytest.approx(_profile(seen, 1e-7, 4.0)[0], abs=1e-4)
+    assert solve(seen, 0.7, 3.0).logdet == pytest.approx(
+        sum(
+            np.linalg.slogdet(dense(Spread(1.0, np.sqrt(0.7), 3.0), PLACES)[np.ix_(k, k)])[1]
+            for k in known.T
+        )
     )
-    np.testing.assert_allclose(blocks.within, expected, rtol=0.06)
-    between = float(model_variances(TRUTH, 2_000, STEP_S)) + TRUTH.run**2
-    assert blocks.between == pytest.approx(between, rel=5 * np.sqrt(2 / 399))
 
 
-def test_the_clocks_error_is_taken_back_by_the_next_step():
-    body = simulate_body(Spread(clock=0.01), (4_000, 50), STEP_S, np.random.default_rng(4))
-    found = fit_spread(block_variances(body), STEP_S)
-    assert found.clock == pytest.approx(0.01, rel=0.02)
-    assert found.white < 0.001 and found.drift < 0.0005
+def test_level_and_last_drift_are_those_of_the_joint_normal():
+    body, spread, level_sd = holes(5, 1)[:, 0], Spread(0.5, 0.8, 3.0), 0.6
+    k = np.isfinite(body)
+    to_last = spread.drift**2 * np.exp(-(PLACES[-1] - PLACES) / spread.tau_s)
+    cross = np.column_stack([np.full(k.sum(), level_sd**2), to_last[k]])
+    whole = dense(spread, PLACES)[np.ix_(k, k)] + level_sd**2
+    found = state_given(body, PLACES, spread, level_sd)
+    gain = np.linalg.solve(whole, cross).T
+    np.testing.assert_allclose(found.mean, gain @ body[k], rtol=1e-9)
+    left = np.diag([level_sd**2, spread.drift**2]) - gain @ cross
+    np.testing.assert_allclose(found.root @ found.root.T, left, rtol=1e-9)
+    nothing = state_given(np.full(10, np.nan), PLACES, spread, level_sd)
+    np.testing.assert_allclose(
+        nothing.root @ nothing.root.T, np.diag([0.36, 0.64]), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_a_steps_own_noise_is_what_level_and_drift_leave():
+    rng = np.random.default_rng(2)
+    elapsed_s, truth = np.arange(3_000.0), Spread(0.01, 0.02, 200.0, 0.03)
+    own = 0.01 * (rng.exponential(size=(3_000, 4)) - 1.0)
+    slow = simulate_body(Spread(drift=0.02, tau_s=200.0, run=0.03), elapsed_s, 4, rng)
+    found = own_noise(own + slow, elapsed_s, truth).reshape(own.shape)
+    assert np.corrcoef(found.ravel(), own.ravel())[0, 1] > 0.93
+    assert np.corrcoef(found.ravel(), slow.ravel())[0, 1] < 0.1
 
 
 @pytest.mark.parametrize("rate", [1e-9, 1e-3, 0.3, 5.0])
-def test_variance_of_a_drifts_mean(rate):
+def test_variance_of_a_drifts_sum(rate):
     n = 40
     gaps = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    exact = np.exp(-rate * gaps).mean()
-    assert float(drift_mean_variance(n, rate)) == pytest.approx(exact, rel=1e-6)
+    assert drift_variance(n, rate, 1.0) == pytest.approx(np.exp(-rate * gaps).sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     "truth, shape",
     [
         (TRUTH, (600, 12)),
-        (Spread(clock=0.004, white=0.005, drift=0.002, tau_s=100.0, run=0.001), (1_000, 20)),
-        (Spread(white=0.01), (400, 4)),
-        (Spread(white=0.008, drift=0.004, tau_s=300.0), (5_000, 1)),
+        (Spread(white=0.005, drift=0.002, tau_s=100.0, run=0.001), (800, 12)),
+        (Spread(white=0.008, drift=0.004, tau_s=300.0), (3_000, 1)),
     ],
 )
 def test_spreads_are_recovered_within_their_intervals(truth, shape):
     repetitions, held, wide = 12, dict.fromkeys(truth.as_dict(), 0), 0
+    elapsed_s = STEP_S * np.arange(shape[0])
     for seed in range(repetitions):
-        body = simulate_body(truth, shape, STEP_S, np.random.default_rng(seed))
-        found = fit_spread(block_variances(body), STEP_S)
-        bounds = intervals(found, repeat_fit(found, shape, STEP_S, None, seed, 40))
+        body = simulate_body(truth, elapsed_s, shape[1], np.random.default_rng(seed))
+        found = fit_spread(Observed.of(body, elapsed_s))
+        bounds = intervals(found, repeat_fits(found, body, elapsed_s, False, seed, 25))
         for name, value in truth.as_dict().items():
             low, high = bounds[name]
             held[name] += low <= value <= high
@@ -75,106 +137,73 @@ def test_spreads_are_recovered_within_their_intervals(truth, shape):
     assert wide <= 2  # negative control: they do not hold just anything
 
 
-SIZES = [(100, 1), (500, 1), (500, 5), (2_000, 3)]
-
-
-def share_with_drift(truth, shape, n, seed):
-    """Share of fits that find a drift, and median of the std of a run's mean over the true one."""
-    found, ratio = 0, []
-    for i in range(n):
-        rng = np.random.default_rng([seed, i, *shape])
-        fitted = fit_spread(block_variances(simulate_body(truth, shape, STEP_S, rng)), STEP_S)
-        found += fitted.drift > 0.0
-        ratio.append(mean_std(fitted, shape[0]) / mean_std(truth, shape[0]))
-    return found / n, np.quantile(ratio, [0.5, 0.95])
-
-
-def mean_std(spread, n_steps):
-    return np.sqrt(float(model_variances(spread, n_steps, STEP_S)) + spread.run**2)
-
-
-@pytest.mark.parametrize("shape", SIZES)
-@pytest.mark.parametrize("truth", [Spread(white=0.01), Spread(clock=0.007, white=0.007)])
-def test_a_drift_that_is_not_there_is_found_as_rarely_as_is_said(truth, shape):
-    n = 100
-    share, ratio = share_with_drift(truth, shape, n, 1)
-    # 5 %, and what 100 fits and the simulated 5 % point (500 series) err by, 99 % of cases
-    assert share <= FALSE_DRIFT + 2.33 * np.sqrt(0.05 * 0.95 * (1 / n + 1 / 500))
-    if shape[1] == 1:
-        assert ratio[1] < 1.6  # of several runs, what they differ by is uncertain in any case
+def run_std(spread, n_steps):
+    return np.sqrt(mean_variance(spread, n_steps, STEP_S) + spread.run**2)
 
 
 @pytest.mark.parametrize(
-    ("shape", "times", "least"),
-    [((100, 1), 10.0, 0.7), ((500, 1), 4.0, 0.6), ((500, 5), 2.0, 0.7), ((2_000, 3), 2.0, 0.6)],
-)
-def test_a_drift_that_matters_is_found(shape, times, least):
-    """A drift of a thirtieth of a run that makes the variance of its mean so many times as large.
-
-    A single run of 100 steps cannot show a doubling: nor does the likelihood of its spectrum, which
-    finds 30 % at the same rate of false ones.
-    """
+    ("shape", "times", "middle", "high"),
+    [((500, 1), 1.0, 1.15, 3.0), ((500, 5), 1.0, 1.15, 2.0), ((2_000, 3), 1.0, 1.15, 2.0),
+     ((500, 1), 4.0, 1.3, 6.0), ((500, 5), 2.0, 1.2, 2.5)],
+)  # fmt: skip
+def test_the_spread_of_a_runs_mean_is_about_right(shape, times, middle, high):
+    """White noise alone, and with a drift that makes the mean's variance so many times as large."""
     tau_s = shape[0] / 30.0 * STEP_S
-    h = float(drift_mean_variance(shape[0], STEP_S / tau_s))
+    h = drift_variance(shape[0], STEP_S, tau_s) / shape[0] ** 2
     drift = np.sqrt((times - 1.0) * 0.01**2 / shape[0] / h)
-    truth = Spread(white=0.01, drift=drift, tau_s=tau_s)
-    assert mean_std(truth, shape[0]) ** 2 == pytest.approx(times * 0.01**2 / shape[0])
-    assert share_with_drift(truth, shape, 60, 2)[0] >= least
-
-
-def test_work_by_step_is_no_drift():
-    """What runs have in common takes their noise with it, scale by scale: no drift is left."""
-    work = 1.0 + 0.15 * np.arange(500) / 500
-    found = 0
+    truth = Spread(0.01, drift, tau_s if drift else 0.0)
+    assert run_std(truth, shape[0]) ** 2 == pytest.approx(times * 0.01**2 / shape[0])
+    elapsed_s, ratio = STEP_S * np.arange(shape[0]), []
     for i in range(60):
-        seconds = made(Spread(clock=0.005, white=0.005, run=0.001), (500, 5), i, work=work)
-        model = fit_step_times(as_times(seconds), repeats=0)
+        body = simulate_body(truth, elapsed_s, shape[1], np.random.default_rng([1, i, *shape]))
+        found = fit_spread(Observed.of(body, elapsed_s))
+        ratio.append(run_std(found, shape[0]) / run_std(truth, shape[0]))
+    low, mid, most = np.quantile(ratio, [0.05, 0.5, 0.95])
+    assert 1.0 / middle < mid < middle and most < high and low > 0.5
+    if times > 1.0:  # negative control: white noise alone is too narrow
+        assert 1.0 / np.sqrt(times) < 1.0 / middle
+
+
+def test_work_by_step_takes_its_degrees_of_freedom():
+    """What runs have in common takes a share of their noise with it; the spread is not smaller."""
+    work, truth = 1.0 + 0.15 * np.arange(500) / 500, Spread(0.006, 0.003, 60.0, 0.002)
+    found = []
+    for i in range(30):
+        model = fit_step_times(as_times(made(truth, (500, 4), i, work=work)), repeats=0)
         assert model.has_profile
-        found += model.spread.drift > 0.0
-    assert found <= 9  # 5 % of 60: 10 or more have a chance of 0.0005
-
-
-@pytest.mark.parametrize(("memory", "times"), [(30.0, 1.0), (30.0, 4.0), (8.0, 4.0)])
-def test_a_drift_that_is_not_found_is_allowed_for(memory, times):
-    """Where it is missed, the largest drift that the steps allow holds the true one."""
-    shape, n = (500, 1), 60
-    tau_s = shape[0] / memory * STEP_S
-    h = float(drift_mean_variance(shape[0], STEP_S / tau_s))
-    drift = np.sqrt((times - 1.0) * 0.01**2 / shape[0] / h)
-    truth = Spread(white=0.01, drift=drift, tau_s=tau_s if drift else 0.0)
-    short = fitted_short = 0
-    for i in range(n):
-        body = simulate_body(truth, shape, STEP_S, np.random.default_rng([3, i]))
-        blocks = block_variances(body)
-        fitted = fit_spread(blocks, STEP_S)
-        if fitted.drift == 0.0:
-            most = max(mean_std(s, shape[0]) for s in allowed_drift(blocks, STEP_S))
-            short += most < mean_std(truth, shape[0])
-            fitted_short += mean_std(fitted, shape[0]) < mean_std(truth, shape[0])
-    assert short <= 8  # 5 % of 60: 9 or more have a chance of 0.003
-    assert fitted_short >= 5 * max(short, 1)  # negative control: the fit alone is too narrow
+        found.append(list(model.spread.as_dict().values()))
+    white, drift, tau_s, _ = np.median(found, axis=0)
+    run = np.sqrt(np.mean(np.array(found)[:, 3] ** 2))
+    assert white == pytest.approx(0.006, rel=0.02)  # 13 % lower without
+    assert (drift, tau_s, run) == (
+        pytest.approx(0.003, rel=0.15), pytest.approx(60.0, rel=0.25),
+        pytest.approx(0.002, rel=0.25),
+    )  # fmt: skip
 
 
 def test_models_say_how_much_wider_a_run_may_be():
-    model = fit_step_times(as_times(made(Spread(white=0.01), (500, 1))), repeats=40)
-    assert model.spread.drift == 0.0 and model.allowed.shape[1] == 5
-    ratio = model.report["drift_not_excluded"]["total_std_ratio"]
-    assert 1.5 < ratio < 6.0
-    assert any(f"{ratio:.2g} times" in text for text in model.report["not_identifiable"])
-    assert model.report["effects"]["drift"]["ci"][1] > 0.0
-    assert data_error(model, 500)["std_at_most"] >= ratio
-    drifts = np.array([s.drift for s in model.spreads()])
-    assert 0.0 < drifts.min() and drifts.max() <= 1.5 * model.allowed[:, PARTS.index("drift")].max()
-    # totals of as many steps hardly depend on how several runs' differences are shared out
-    several = fit_step_times(as_times(made(Spread(white=0.01, run=0.01), (500, 8))), repeats=40)
-    assert several.report["drift_not_excluded"]["total_std_ratio"] < 1.1
-    found = fit_step_times(as_times(made(shape=(600, 12))), repeats=20)
-    assert found.spread.drift > 0.0 and not found.allowed.size
-    assert data_error(found, 600)["std_at_most"] < 2.5
+    one = fit_step_times(as_times(made(Spread(white=0.01), (500, 1))), repeats=40)
+    assert data_error(one, 500)["std_at_most"] > 1.2
+    assert one.report["effects"]["drift"]["ci"][1] > 0.0
+    several = fit_step_times(as_times(made(shape=(600, 12))), repeats=20)
+    assert data_error(several, 600)["std_at_most"] < 2.5
 
 
-def test_a_run_effect_that_is_not_found_is_drawn_as_its_absence_shows_it():
-    model = fit_step_times(as_times(made(Spread(white=0.01), (500, 5), 4)), repeats=40)
+def test_a_part_that_is_not_found_is_drawn_as_its_absence_shows_it():
+    truth, elapsed_s = Spread(white=0.01), STEP_S * np.arange(500)
+    for seed in range(20):
+        body = simulate_body(truth, elapsed_s, 5, np.random.default_rng(seed))
+        if fit_spread(Observed.of(body, elapsed_s)).run == 0.0:
+            break
+    model = fit_step_times(as_times(STEP_S * (1.0 + body)), repeats=40)
     assert model.spread.run == 0.0
     runs = np.array([s.run for s in model.spreads()])
     assert 0.1 < (runs > 0.0).mean() < 0.9 and runs.max() < 0.002
+
+
+def test_the_oracle_of_these_tests_is_scipys():
+    s = dense(Spread(0.5, 0.8, 3.0), PLACES)
+    y = np.linspace(-1.0, 1.0, 10)
+    seen = solve(Observed(y[:, None], np.ones((10, 1)), np.diff(PLACES), False), 2.56, 3.0)
+    found = -0.5 * (seen.logdet + float(seen.squares[0]) / 0.25 + 10 * np.log(2 * np.pi * 0.25))
+    assert found == pytest.approx(multivariate_normal(np.zeros(10), s).logpdf(y))

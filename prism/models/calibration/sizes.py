@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prism.jobs.job import Job
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.series import OUTLIER, Series, side_by_side, take_apart
-from prism.models.steptimes.spread import model_variances
+from prism.models.steptimes.spread import mean_variance
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
@@ -101,10 +101,10 @@ def measure_size(job: Job, times: StepTimes, seed: int, shortest_s: float = 0.0)
     within = float(own.std())
     delays = series.work[odd & (series.work > mean_s)] - mean_s
     s = model.spread
-    noise = float(model_variances(s, model.n_steps * k, model.step_s))
+    noise = mean_variance(s, model.n_steps * k, model.step_s)
     # of single steps: a mean of k holds all of the drift, and a k-th of their own variance
     whole = s.drift**2 + k * max(0.0, within**2 - s.drift**2)
-    # the next step takes the clock's error back, and work by step comes again in every run
+    # work by step comes again in every run
     slow = 2.0 * s.drift**2 * s.tau_s + s.white**2 * mean_s
     return Size(
         job=job, source=times.source, n=int(times.seconds.size), n_runs=n_runs,

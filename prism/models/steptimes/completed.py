@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 from scipy.signal import lfilter
 
 from prism.common.errors import PrismError, named
 from prism.common.text import format_share
+from prism.models.steptimes.likelihood import state_given
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.predict import Drawn, Work, compound, draw_beginning, generator, work_of
-from prism.models.steptimes.spread import Spread, drift_mean_variance, model_variances
+from prism.models.steptimes.series import elapsed_steps
+from prism.models.steptimes.spread import Spread, mean_variance
+from prism.simulation.runs.drift import drift_variance
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
-MAX_BLOCKS = 256  # of the completed steps; the drift hardly moves within one
 UNKNOWN_LEVEL = 0.05  # what runs may differ by where one run was fitted: wide, so the steps decide
 FAR = 4.0  # standard deviations of what was expected beyond which a level is said to be unlikely
 _LEAST = 1e-6  # of a level: what differs by less is rounding
@@ -39,6 +40,8 @@ class Past:
         Measured, not-a-number where one is missing.
     deviation : float64 [position]
         Over the typical time at the run's scale, less 1; not-a-number in stalls too.
+    elapsed_s : float64 [position]
+        Usual time since the first [s].
     stall_s : float64 [stall]
         Net excess of each stall [s].
     exposure_s : float
@@ -51,26 +54,11 @@ class Past:
 
     seconds: Array
     deviation: Array
+    elapsed_s: Array
     stall_s: Array
     exposure_s: float
     scale: float = 1.0
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Level:
-    """Joint normal distribution of a run's level and its drift at the last step.
-
-    Attributes
-    ----------
-    mean : float64 [2]
-        Relative level and drift.
-    root : float64 [2, 2]
-        Lower triangular root of their covariance.
-    """
-
-    mean: Array
-    root: Array
 
 
 def past_of(model: StepModel, times: StepTimes) -> Past:
@@ -94,7 +82,8 @@ def past_of(model: StepModel, times: StepTimes) -> Past:
     same = steps[at] == times.step
     seconds[at[same]] = times.seconds[same]
     weights = work_of(model, steps.size * model.mean_over).steps[:: model.mean_over]
-    past = _past(seconds, weights, model)
+    elapsed_s = elapsed_steps(steps, model.steps, model.mean_over) * model.step_s
+    past = _past(seconds, weights, elapsed_s, model)
     level = float(np.nanmean(past.deviation)) if np.isfinite(past.deviation).any() else 0.0
     expected = _expected_level(model, int(np.isfinite(past.deviation).sum()))
     if abs(level) > FAR * expected:
@@ -103,7 +92,7 @@ def past_of(model: StepModel, times: StepTimes) -> Past:
             f"{format_share(expected, 2)} more or less were expected: the level is taken from "
             "the steps; are they of the job that was fitted?"
         )
-        past = _past(seconds, weights * (1.0 + level), model)
+        past = _past(seconds, weights * (1.0 + level), elapsed_s, model)
         return replace(past, scale=1.0 + level, notes=(note,))
     return past
 
@@ -122,7 +111,7 @@ def _expected_level(model: StepModel, n_values: int) -> float:
     """Expect the mean of n values of a new run to be off the model's by this std [1]."""
     n_steps = max(1, n_values * model.mean_over)
     own = [
-        float(model_variances(s, n_steps, model.step_s)) + _run_spread(model, s) ** 2
+        mean_variance(s, n_steps, model.step_s) + _run_spread(model, s) ** 2
         for s in model.spreads()
     ]
     reading = model.grain_s / model.step_s
@@ -134,7 +123,7 @@ def _run_spread(model: StepModel, spread: Spread) -> float:
     return spread.run if model.run_known else max(spread.run, UNKNOWN_LEVEL)
 
 
-def _past(seconds: Array, weights: Array, model: StepModel) -> Past:
+def _past(seconds: Array, weights: Array, elapsed_s: Array, model: StepModel) -> Past:
     """Split steps into body and stalls."""
     ratio = seconds / weights
     early = min(model.beginning_s.shape[1], ratio.size)
@@ -158,58 +147,7 @@ def _past(seconds: Array, weights: Array, model: StepModel) -> Past:
             if begin >= early and net > threshold * float(weights.mean()):
                 stalls.append(net * model.mean_over)
     exposure = float(np.nansum(seconds[early:])) * model.mean_over
-    return Past(seconds, deviation, np.array(stalls), exposure)
-
-
-def level_given(
-    deviation: Array, spread: Spread, rate: float, level_sd: float, mean_over: int = 1
-) -> Level:
-    """Distribution of level and last drift, given the deviations so far.
-
-    Parameters
-    ----------
-    deviation : float64 [position]
-        Relative deviations, not-a-number where there is none.
-
-    Notes
-    -----
-    With r = exp(-rate), the means of two different blocks of b values have the drift covariance
-    r^((j - i - 1) b + 1) ((1 - r^b)/((1 - r) b))^2, the last drift and a block's mean
-    r^(distance) (1 - r^b)/((1 - r) b).
-    """
-    n = deviation.size
-    b = max(1, -(-n // MAX_BLOCKS))
-    edges = np.arange(n, 0, -b)[::-1]  # whole blocks count back from the last step
-    starts = np.maximum(edges - b, 0)
-    known = np.isfinite(deviation)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, deviation, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    count = counts[edges] - counts[starts]
-    full = count * 2 >= np.minimum(b, edges - starts)
-    full &= count > 0
-    if not full.any():
-        return Level(np.zeros(2), np.diag([level_sd, spread.drift]))
-    edges, count = edges[full], count[full]
-    means = (sums[edges] - sums[starts[full]]) / count
-    # each block's clock errs on its own here, though the next takes it back: a little wide
-    own = spread.white**2 / mean_over / count + (spread.clock / mean_over / count) ** 2
-    covariance = np.full((count.size, count.size), level_sd**2) + np.diag(own)
-    with_last = np.zeros(count.size)
-    if spread.drift > 0.0:
-        r = np.exp(-rate)
-        mass = -np.expm1(-rate * b) / (-np.expm1(-rate)) / b
-        apart = np.abs(edges[:, None] - edges[None, :])
-        shared = np.exp(-rate * np.maximum(apart - b + 1, 0)) * mass**2
-        np.fill_diagonal(shared, drift_mean_variance(b, rate))
-        covariance += spread.drift**2 * shared
-        with_last = spread.drift**2 * r ** (n - edges) * mass
-    covariance[np.diag_indices_from(covariance)] += 1e-18
-    cross = np.column_stack([np.full(count.size, level_sd**2), with_last])
-    factor = cho_factor(covariance, lower=True)
-    gain = cho_solve(factor, cross).T
-    left = np.diag([level_sd**2, spread.drift**2]) - gain @ cross
-    values, vectors = np.linalg.eigh(0.5 * (left + left.T))
-    return Level(gain @ means, vectors * np.sqrt(np.maximum(values, 0.0)))
+    return Past(seconds, deviation, elapsed_s, np.array(stalls), exposure)
 
 
 def finish(
@@ -232,13 +170,15 @@ def finish(
         mine = slice(i, None, len(spreads))
         rate = model.step_s * past.scale / spread.tau_s if spread.drift > 0.0 else 0.0
         base = _run_spread(model, spread) if past.scale == 1.0 else UNKNOWN_LEVEL
-        law = level_given(past.deviation, spread, rate * k, np.hypot(base, model.step_error), k)
-        state = law.mean + z[mine, :2] @ law.root.T
+        of_value = replace(spread, white=spread.white / np.sqrt(k))
+        prior = float(np.hypot(base, model.step_error))
+        state = state_given(past.deviation, past.elapsed_s * past.scale, of_value, prior).draw(
+            z[mine, :2]
+        )
         carried, own = _drift_ahead(rest, rate, first - done)
         level[mine] = state[:, 0] * rest.total
         drift[mine] = state[:, 1] * carried + spread.drift * own * z[mine, 2]
-        ends = spread.clock * rest.total / max(rest.n, 1)
-        noise[mine] = np.sqrt(spread.white**2 * rest.squares + ends**2) * z[mine, 3]
+        noise[mine] = spread.white * np.sqrt(rest.squares) * z[mine, 3]
     early = max(0, model.beginning_s.shape[1] * k - first)
     stalls = _stalls_ahead(model, past, rest.total - float(rest.steps[:early].sum()), n_runs, rng)
     terms = {
@@ -270,7 +210,7 @@ def _drift_ahead(rest: Work, rate: float, gap: int) -> tuple[float, float]:
     if rest.n_rest:  # too many to hold: the mean stands for all
         mean = rest.total / rest.n
         carried = mean * np.exp(-rate) * -np.expm1(-rate * rest.n) / -np.expm1(-rate)
-        whole = (mean * rest.n) ** 2 * float(drift_mean_variance(rest.n, rate))
+        whole = mean**2 * drift_variance(rest.n, rate, 1.0)
     else:
         w = rest.steps
         r = np.exp(-rate)

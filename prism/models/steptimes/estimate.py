@@ -19,14 +19,11 @@ from prism.common.errors import PrismError, named
 from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import (
-    WIDER,
     Drawn,
     draw_runs,
     draw_steps,
     generator,
-    open_drift,
     total_std,
-    widest,
     work_of,
 )
 from prism.simulation.results import SCHEMA, make_dataset
@@ -166,7 +163,7 @@ def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
     -------
     dict of str to float
         Relative errors of the mean total and of its standard deviation, and how many times as
-        large that may be (95 %), a drift that was not found included [1].
+        large that may be (95 %) [1].
     """
     work = work_of(model, n_steps)
     fitted = total_std(model.spread, work, model.step_s)
@@ -175,7 +172,7 @@ def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
     return {
         "mean": model.step_error,
         "std": float(std.std() / std.mean()) if std.size > 1 and std.mean() > 0.0 else 0.0,
-        "std_at_most": max(1.0, most, widest(model, work)[0]),
+        "std_at_most": max(1.0, most),
     }
 
 
@@ -194,9 +191,6 @@ def _warnings(model: StepModel, n_steps: int) -> list[str]:
             f"{n_steps} steps are predicted from runs of {seen}: what varies more slowly than "
             "these runs last is not in the model"
         )
-    ratio, tau_s = widest(model, work_of(model, n_steps))
-    if ratio > WIDER:
-        out.append(f"slow drift: {open_drift(ratio, tau_s)} these {n_steps} steps")
     if not model.run_known:
         out.append("one run was fitted: how much runs differ is not in the spread")
     return out

@@ -10,32 +10,25 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import uniform_filter1d
 
 from prism.common.agreement import effective_n
 from prism.common.errors import PrismError
 from prism.common.text import format_duration
-from prism.models.steptimes.model import PARTS, StepModel
-from prism.models.steptimes.predict import WIDER, open_drift, widest, work_of
-from prism.models.steptimes.series import Series, first_steps, take_apart
-from prism.models.steptimes.spread import (
-    MIN_BLOCKS,
-    BlockVariances,
-    Spread,
-    block_variances,
-    model_variances,
-)
-from prism.models.steptimes.spreadfit import (
-    MIN_STEPS,
+from prism.models.steptimes.likelihood import (
     N_REPEATS,
-    allowed_drift,
+    Observed,
     fit_spread,
     intervals,
-    repeat_fit,
+    own_noise,
+    repeat_fits,
 )
+from prism.models.steptimes.model import PARTS, StepModel
+from prism.models.steptimes.series import Series, first_steps, take_apart
+from prism.models.steptimes.spread import Spread, mean_variance
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
+MIN_STEPS = 4  # of a run, to separate its own spread from that between runs
 MIN_VALUES = 8  # step times a fit can start from
 _SAMPLES = 4096  # residuals kept: quantiles to 1/4096
 _MOST_SKIPPED = 100  # first steps that totals may leave out
@@ -74,35 +67,23 @@ def fit_step_times(
     _check_enough(times)
     series = take_apart(times, seed)
     seen = _first(series, first, times.source)
-    blocks = block_variances(seen.body, seen.profile_share)
-    # gaps in the step numbers are time too
-    stride = float(np.median(np.diff(series.steps))) if series.steps.size > 1 else 1.0
-    step_s = float(series.work.mean())
-    gap_s = step_s * max(stride, series.mean_over)
-    value_spread = fit_spread(blocks, gap_s)
-    again: list[Spread] = []
-    allowed: list[Spread] = []
-    if repeats != 0:
-        again = repeat_fit(
-            value_spread, seen.body.shape, gap_s, seen.profile_share, seed + 1, repeats
-        )
-        if value_spread.drift == 0.0:
-            allowed = allowed_drift(blocks, gap_s)
-    again, allowed = ([_per_step(s, series) for s in rows] for rows in (again, allowed))
-    offset = _offset(series, times, totals)
+    elapsed_s = seen.elapsed * float(series.work.mean())
+    by_step = seen.has_profile
+    of_values = fit_spread(Observed.of(seen.body, elapsed_s, by_step))
+    again = repeat_fits(of_values, seen.body, elapsed_s, by_step, seed + 1, repeats)
     n_runs = len(series.runs)
     counts, exposure = _exposure(seen)
-    mean_variance = float(model_variances(value_spread, seen.steps.size, gap_s)) / n_runs
-    error = np.sqrt(mean_variance + value_spread.run**2 / n_runs)
+    own = mean_variance(of_values, seen.steps.size, _gap(elapsed_s))
     model = StepModel(
         series.steps, series.work, series.has_profile, series.mean_over,
-        _per_step(value_spread, series), _rows(again), _rows(allowed),
-        _residuals(seen.body, value_spread, gap_s),
+        _per_step(of_values, series), _rows([_per_step(s, series) for s in again]),
+        _residuals(own_noise(seen.body, elapsed_s, of_values)),
         seen.stall_s[seen.stall_position >= seen.beginning], counts, exposure,
-        seen.excess[: seen.beginning].T, *offset, n_runs, int(seen.steps.size), float(error),
+        seen.excess[: seen.beginning].T, *_offset(series, times, totals), n_runs,
+        int(seen.steps.size), float(np.sqrt((own + of_values.run**2) / n_runs)),
         n_runs > 1, series.threshold, series.grain_s, {},
     )  # fmt: skip
-    return replace(model, report=_report(model, times, seen, blocks, gap_s, again))
+    return replace(model, report=_report(model, times, seen, elapsed_s))
 
 
 def _check_enough(times: StepTimes) -> None:
@@ -112,10 +93,10 @@ def _check_enough(times: StepTimes) -> None:
             f"{times.source}: {times.seconds.size} step times; expected at least {MIN_VALUES} to "
             "learn a spread from; log more steps"
         )
-    if np.unique(times.step).size < MIN_BLOCKS:
+    if np.unique(times.step).size < MIN_STEPS:
         raise PrismError(
             f"{times.source}: runs of {np.unique(times.step).size} steps; expected at least "
-            f"{MIN_BLOCKS} steps of a run, to separate its own spread from that between runs; "
+            f"{MIN_STEPS} steps of a run, to separate its own spread from that between runs; "
             "log longer runs"
         )
 
@@ -137,7 +118,7 @@ def _first(series: Series, first: int | None, source: str) -> Series:
 def _per_step(spread: Spread, series: Series) -> Spread:
     """Bring the spread of values that are means of several steps to single steps."""
     k = series.mean_over
-    return replace(spread, white=spread.white * np.sqrt(k), clock=spread.clock * k)
+    return replace(spread, white=spread.white * float(np.sqrt(k)))
 
 
 def _exposure(series: Series) -> tuple[Array, Array]:
@@ -149,26 +130,18 @@ def _exposure(series: Series) -> tuple[Array, Array]:
     return counts, seconds
 
 
-def _residuals(body: Array, spread: Spread, gap_s: float) -> Array:
-    """Distribution of a step's own noise [sample]: level of the neighbourhood out, unit spread."""
-    own = float(np.hypot(spread.white, spread.clock))
-    known = np.isfinite(body)
-    means = np.where(known, body, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    filled = np.where(known, body, means)
-    if spread.drift > 0.0:
-        window = int(np.clip(spread.tau_s / gap_s, 5, body.shape[0]))
-        level = uniform_filter1d(filled, window, axis=0, mode="nearest")
-    else:
-        level = np.broadcast_to(filled.mean(axis=0), body.shape)
-    values = (body - level)[known]
-    values = values - values.mean()
-    scale = float(values.std())
-    if own <= 0.0 or scale <= 0.0:
-        return np.zeros(1)
+def _gap(elapsed_s: Array) -> float:
+    """Usual time from one value to the next [s]."""
+    return float(elapsed_s[-1]) / max(elapsed_s.size - 1, 1)
+
+
+def _residuals(values: Array) -> Array:
+    """Distribution of a step's own noise [sample]: quantiles where there are many, unit spread."""
     if values.size > _SAMPLES:
         values = np.quantile(values, (np.arange(_SAMPLES) + 0.5) / _SAMPLES)
     values = values - values.mean()
-    return np.asarray(values / values.std())
+    scale = float(values.std())
+    return np.asarray(values / scale) if scale > 0.0 else np.zeros(1)
 
 
 def _offset(
@@ -198,20 +171,12 @@ def _offset(
 
 
 # ------------------------------------------------------------------------------------- report
-def _report(
-    model: StepModel, times: StepTimes, series: Series, blocks: BlockVariances, gap_s: float,
-    again: list[Spread],
-) -> dict[str, Any]:  # fmt: skip
+def _report(model: StepModel, times: StepTimes, series: Series, elapsed_s: Array) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
+    again = [Spread(*map(float, row)) for row in model.repeats]
     bounds = intervals(model.spread, again) if again else {}
-    if model.allowed.size:
-        bounds["drift"] = (0.0, float(model.allowed[:, PARTS.index("drift")].max()))
     if not model.run_known:
         bounds.pop("run", None)  # one run bounds nothing
-    fitted = model_variances(model.spread, blocks.length * model.mean_over, model.step_s)
-    n, m = blocks.length, blocks.n_blocks
-    ends = model_variances(model.spread, n * m * model.mean_over, model.step_s)
-    expected = (fitted - ends) * m / (m - 1.0)
     values = times.seconds
     total = _total_shares(model)
     return {
@@ -233,13 +198,12 @@ def _report(
                 "ci": list(bounds[name]) if name in bounds else [None, None],
                 "share_of_step": _share(model, name), "share_of_run": total.get(name),
             }
-            for name in ("clock", "white", "drift", "run")
+            for name in ("white", "drift", "run")
         },
         "drift_memory": {
             "tau_s": model.spread.tau_s or None,
             "ci": list(bounds["tau_s"]) if "tau_s" in bounds and model.spread.tau_s else None,
         },
-        "drift_not_excluded": _not_excluded(model),
         "stalls": _stalls(model, series),
         "beginning": {
             "steps": int(model.beginning_s.shape[1]),
@@ -249,20 +213,10 @@ def _report(
         "offset": {
             "mean_s": model.offset_s, "std_s": model.offset_std_s, "skips": model.offset_skips,
         },
-        "block_variances": [
-            {"steps": int(b * model.mean_over), "measured": float(v), "fitted": float(f)}
-            for b, v, f in zip(blocks.length, blocks.within, expected, strict=True)
-        ],
         "not_identifiable": _not_identifiable(model, series),
-        "warnings": _warnings(model, series, gap_s),
+        "warnings": _warnings(model, bounds, float(elapsed_s[-1])),
         "notes": list(times.notes),
     }  # fmt: skip
-
-
-def _not_excluded(model: StepModel) -> dict[str, Any]:
-    """Say how much wider a drift that was not found could make totals of as many steps."""
-    ratio, tau_s = widest(model, work_of(model, model.n_steps * model.mean_over))
-    return {"total_std_ratio": ratio, "tau_s": tau_s or None}
 
 
 def _share(model: StepModel, name: str) -> float:
@@ -274,12 +228,9 @@ def _share(model: StepModel, name: str) -> float:
 def _total_shares(model: StepModel) -> dict[str, float]:
     """Share of each part in the variance of a run of as many steps as were seen, no stalls."""
     n, s = model.n_steps * model.mean_over, model.spread
-    only = {
-        "clock": Spread(clock=s.clock), "white": Spread(white=s.white),
-        "drift": Spread(drift=s.drift, tau_s=s.tau_s),
-    }  # fmt: skip
-    parts = {k: float(model_variances(v, n, model.step_s)) for k, v in only.items()}
-    parts["run"] = s.run**2
+    white = s.white**2 / n
+    slow = mean_variance(s, n, model.step_s) - white
+    parts = {"white": white, "drift": slow, "run": s.run**2}
     whole = max(sum(parts.values()), 1e-300)
     return {k: v / whole for k, v in parts.items()}
 
@@ -314,13 +265,8 @@ def _not_identifiable(model: StepModel, series: Series) -> list[str]:
         out.append("work by step: in one run, work that a schedule changes looks like drift")
     elif model.n_runs < 3:
         out.append("work by step: fewer than 3 runs do not show it")
-    if series.steps.size < MIN_STEPS:
-        out.append(
-            f"slow drift: {series.steps.size} steps of a run; {MIN_STEPS} or more are needed"
-        )
-    ratio, tau_s = widest(model, work_of(model, model.n_steps * model.mean_over))
-    if ratio > WIDER:
-        out.append(f"slow drift: {open_drift(ratio, tau_s)} a run as long")
+    if not model.spread.drift > 0.0:
+        out.append(f"slow drift: none is found in {series.steps.size} steps of a run")
     if not model.stall_counts.sum():
         exposure = float(model.exposure_s.sum())
         bound = f"; below {3.0 / exposure * 3600.0:.3g} per hour at 95 %" if exposure else ""
@@ -335,15 +281,15 @@ def _not_identifiable(model: StepModel, series: Series) -> list[str]:
     return out
 
 
-def _warnings(model: StepModel, series: Series, gap_s: float) -> list[str]:
+def _warnings(
+    model: StepModel, bounds: Mapping[str, tuple[float, float]], length_s: float
+) -> list[str]:
     """Say what rests on little."""
     out = []
-    length_s = series.steps.size * gap_s
-    if model.spread.drift > 0.0 and model.spread.tau_s > 0.25 * length_s:
+    if model.spread.drift > 0.0 and bounds.get("tau_s", (0.0, 0.0))[1] >= length_s:
         what = "is hardly separable from the run effect" if model.n_runs > 1 else "is uncertain"
         out.append(
-            f"drift: its memory ({format_duration(model.spread.tau_s)}) is as long as the runs "
-            f"({format_duration(length_s)}); it {what}"
+            f"drift: its memory may be as long as the runs ({format_duration(length_s)}); it {what}"
         )
     if 1 < model.n_runs < FEW_RUNS_FOR_SPREAD:
         out.append(f"run effect: rests on {model.n_runs} runs")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
-SCHEMA = 2
-_GOLDEN = 0.6180339887498949  # turns by which values lie evenly, however many there are
+SCHEMA = 3
 
 # name: (dims, units, long name)
 ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -34,7 +32,6 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "exposure_s": (("run",), "s", "time of each run after the beginning"),
     "beginning_s": (("run", "early_step"), "s", "what early events add to each step"),
     "repeats": (("repeat", "part"), "1", "spread fitted to simulated repetitions"),
-    "allowed": (("memory", "part"), "1", "spread with the largest drift that the data allow"),
 }
 PARTS = tuple(f.name for f in fields(Spread))
 _SCALARS = (
@@ -61,9 +58,6 @@ class StepModel:
         Relative spread of single steps by time scale.
     repeats : float64 [repeat, part]
         Spreads fitted to simulated repetitions, as ``PARTS``: how well it is known.
-    allowed : float64 [memory, part]
-        Where no drift was found: the spread with the largest that cannot be excluded (95 %), by
-        memory, as ``PARTS``; empty where one was found, or runs are too short for any.
     residuals : float64 [sample]
         Distribution of a step's own noise, unit standard deviation.
     stall_s, stall_counts, exposure_s
@@ -92,7 +86,6 @@ class StepModel:
     mean_over: int
     spread: Spread
     repeats: Array
-    allowed: Array
     residuals: Array
     stall_s: Array
     stall_counts: Array
@@ -126,33 +119,19 @@ class StepModel:
         Notes
         -----
         Basic bootstrap of logarithms: theta^2 / theta*, so that a part the repetitions find too
-        small is drawn larger. Parts that a repetition misses are as they were fitted. A drift that
-        was not found is drawn with a half-normal variance, whose 95 % point is the largest allowed;
-        a run effect that was not, as repetitions of its absence show one.
+        small is drawn larger. A part that is 0 is drawn as repetitions of its absence show it; one
+        that a repetition misses is as it was fitted.
         """
         out = []
-        whole = self.spread.as_dict()
-        for i, row in enumerate(self.repeats):
+        for row in self.repeats:
+            again = dict(zip(PARTS, map(float, row), strict=True))
             values = {
-                name: value**2 / float(again) if again > 0.1 * value else value
-                for (name, value), again in zip(whole.items(), row, strict=True)
-            }
-            if values["run"] == 0.0 and self.run_known:
-                values["run"] = float(row[PARTS.index("run")])
-            if self.allowed.size:
-                share = float(norm.ppf(0.5 + 0.5 * ((i + 0.5) * _GOLDEN % 1.0)) / norm.ppf(0.975))
-                values = self._with_drift(values, self.allowed[i % len(self.allowed)], share)
+                name: again[name] if value == 0.0
+                else value**2 / again[name] if again[name] > 0.1 * value else value
+                for name, value in self.spread.as_dict().items()
+            }  # fmt: skip
             out.append(Spread(**values))
         return out or [self.spread]
-
-    def _with_drift(self, values: dict[str, float], most: Array, share: float) -> dict[str, float]:
-        """Move all variances by a share of the way to those with the largest drift."""
-        fitted, limit = self.spread.as_dict(), dict(zip(PARTS, map(float, most), strict=True))
-        moved = {
-            name: math.sqrt(max(0.0, value**2 + share * (limit[name] ** 2 - fitted[name] ** 2)))
-            for name, value in values.items()
-        }
-        return moved | {"tau_s": limit["tau_s"]}
 
 
 def model_to_dataset(model: StepModel, attrs: dict[str, Any]) -> "xr.Dataset":
@@ -189,7 +168,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
     if kind != "steps" or dataset.attrs.get("schema") != SCHEMA:
         raise PrismError(
             f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a model of "
-            f"step times of schema {SCHEMA}: prism fit STEPS -o MODEL.nc"
+            f"step times of schema {SCHEMA}; fit the steps again: prism fit STEPS -o MODEL.nc"
         )
     for name, (dims, _, _) in ARRAYS.items():
         if dataset[name].dims != dims:

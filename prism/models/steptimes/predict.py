@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from prism.common.text import format_duration
-from prism.models.steptimes.model import PARTS, StepModel
-from prism.models.steptimes.spread import Spread, drift_mean_variance
+from prism.models.steptimes.model import StepModel
+from prism.models.steptimes.spread import Spread
+from prism.simulation.runs.drift import ar1, drift_variance
 from prism.traces.table import SHORTEST_S
 
 Array = NDArray[np.float64]
 MAX_WALK = 1_000_000  # steps whose weights are held one by one
 _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come after
-WIDER = 1.1  # what a drift that was not found may add to the spread without a word
 _FEW = 64  # steps whose own noise is drawn one by one: few do not make a sum normal
 _STREAM = 40  # keeps these draws apart from others under the same seed
 
@@ -100,7 +99,7 @@ def independent(model: StepModel) -> StepModel:
     """Model of the same steps without memory: drift and run effect drawn anew in every step."""
     s = model.spread
     white = float(np.sqrt(s.white**2 + s.drift**2 + s.run**2))
-    return replace(model, spread=Spread(clock=s.clock, white=white))
+    return replace(model, spread=Spread(white=white))
 
 
 def drift_sum_variance(work: Work, spread: Spread, step_s: float) -> float:
@@ -119,45 +118,14 @@ def drift_sum_variance(work: Work, spread: Spread, step_s: float) -> float:
         carried = lfilter([1.0], [1.0, -np.exp(-rate)], w)
         return spread.drift**2 * float(2.0 * (w @ carried) - w @ w)
     mean = work.total / work.n
-    return (spread.drift * mean * work.n) ** 2 * float(drift_mean_variance(work.n, rate))
+    return (spread.drift * mean) ** 2 * drift_variance(work.n, rate, 1.0)
 
 
 def total_std(spread: Spread, work: Work, step_s: float) -> float:
     """Spread of the total of such steps, stalls left out [s]."""
-    ends = spread.clock * work.total / max(work.n, 1)  # the clock errs at the two ends alone
-    own = spread.white**2 * work.squares + ends**2
+    own = spread.white**2 * work.squares
     drift = drift_sum_variance(work, spread, step_s)
     return float(np.sqrt(own + drift + (spread.run * work.total) ** 2))
-
-
-def widest(model: StepModel, work: Work) -> tuple[float, float]:
-    """Say how much wider the total is with a drift that was not found and cannot be excluded.
-
-    Returns
-    -------
-    ratio : float
-        Largest spread of the total that the data leave open, over that of the fit [1]; 1 where a
-        drift was found.
-    tau_s : float
-        Memory of that drift [s]; 0 without.
-    """
-    fitted = total_std(model.spread, work, model.step_s)
-    ratio, tau_s = 1.0, 0.0
-    for row in model.allowed if fitted > 0.0 else ():
-        spread = Spread(**dict(zip(PARTS, map(float, row), strict=True)))
-        wide = total_std(spread, work, model.step_s) / fitted
-        if wide > ratio:
-            ratio, tau_s = wide, spread.tau_s
-    return ratio, tau_s
-
-
-def open_drift(ratio: float, tau_s: float) -> str:
-    """Put what `widest` gives into words; the run that is meant follows them."""
-    return (
-        "none was found; one with a memory of "
-        f"{format_duration(tau_s)}, which these steps cannot exclude (95 %), makes the standard "
-        f"deviation of the total up to {ratio:.2g} times as large in"
-    )
 
 
 def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:
@@ -173,12 +141,11 @@ def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:
     rng = [generator(seed, k) for k in range(6)]
     normal = [r.standard_normal(n_runs) for r in rng[:3]]
     s, total = model.spread, work.total
-    ends = s.clock * total / max(work.n, 1)  # the clock errs at the two ends alone
     terms = {
         "steps": np.full(n_runs, total),
         "run": s.run * total * normal[0],
         "drift": np.sqrt(drift_sum_variance(work, s, model.step_s)) * normal[1],
-        "white": _white(model, work, rng[5], normal[2], ends),
+        "white": _white(model, work, rng[5], normal[2]),
         "stalls": draw_stalls(model, np.full(n_runs, _late(model, work, skips)), rng[3]),
         "beginning": draw_beginning(model, n_runs, skips, n_steps, rng[4]),
         "offset": model.offset_s + model.offset_std_s * generator(seed, 6).standard_normal(n_runs),
@@ -186,15 +153,13 @@ def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:
     return Drawn(np.asarray(sum(terms.values())), terms)
 
 
-def _white(
-    model: StepModel, work: Work, rng: np.random.Generator, normal: Array, ends: float
-) -> Array:
+def _white(model: StepModel, work: Work, rng: np.random.Generator, normal: Array) -> Array:
     """Sum of the steps' own noise [run; s]; of few steps by their distribution, else normal."""
     s = model.spread
     if work.n > _FEW:
-        return np.asarray(normal * np.sqrt(s.white**2 * work.squares + ends**2))
+        return np.asarray(normal * s.white * np.sqrt(work.squares))
     drawn = rng.choice(model.residuals, (normal.size, work.n))
-    return np.asarray(s.white * drawn @ work.steps + ends * normal)
+    return np.asarray(s.white * drawn @ work.steps)
 
 
 def _late(model: StepModel, work: Work, first: int) -> float:
@@ -248,7 +213,7 @@ def draw_steps(
     rng = [generator(seed, 10 + k) for k in range(7)]
     shape = (n_runs, positions.size)
     s, k = model.spread, model.mean_over
-    own = np.hypot(s.white / np.sqrt(k), s.clock / k)
+    own = s.white / np.sqrt(k)
     grain = model.grain_s / model.step_s  # reading the clock is part of the measured noise
     own = np.sqrt(max(own**2 - grain**2 / 12.0, 0.0))
     deviation = own * _spread_out(rng[0].choice(model.residuals, shape), model, rng[6])
@@ -256,7 +221,7 @@ def draw_steps(
     if s.drift > 0.0:
         time = np.asarray(positions, np.float64) * k if elapsed is None else elapsed
         at_memory = time * (model.step_s / s.tau_s)
-        deviation += s.drift * ar1_at(at_memory, n_runs, rng[2])
+        deviation += s.drift * ar1(at_memory, n_runs, rng[2]).T
     at = np.minimum(positions, model.work.size - 1)
     base = np.where(positions < model.work.size, model.work[at], after(model))
     steps = np.maximum(base * (1.0 + deviation), SHORTEST_S)
@@ -279,23 +244,9 @@ def draw_steps(
 def _spread_out(values: Array, model: StepModel, rng: np.random.Generator) -> Array:
     """Fill the gaps that a coarse clock leaves in the noise's distribution; spread kept."""
     s = model.spread
-    own = float(np.hypot(s.white, s.clock)) * model.step_s
+    own = s.white * model.step_s
     if model.grain_s <= 0.0 or own <= 0.0:
         return values
     width = model.grain_s / own
     mixed = values + width * (rng.random(values.shape) - 0.5)
     return np.asarray(mixed / np.sqrt(1.0 + width**2 / 12.0))
-
-
-def ar1_at(times: Array, n_runs: int, rng: np.random.Generator) -> Array:
-    """Draw unit AR(1) series at ascending times in units of the memory, [run, time]."""
-    gaps = np.diff(times)
-    if gaps.size and np.ptp(gaps) <= 1e-9 * gaps.max():
-        r = float(np.exp(-gaps[0]))
-        shocks = rng.standard_normal((n_runs, times.size))
-        shocks[:, 1:] *= np.sqrt(-np.expm1(-2.0 * gaps[0]))
-        return np.asarray(lfilter([1.0], [1.0, -r], shocks, axis=1))
-    out = rng.standard_normal((n_runs, times.size))
-    for i, gap in enumerate(gaps):
-        out[:, i + 1] = np.exp(-gap) * out[:, i] + np.sqrt(-np.expm1(-2.0 * gap)) * out[:, i + 1]
-    return out

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.text import format_share
-from prism.models.steptimes.completed import FAR, check_one_run, level_given
+from prism.models.steptimes.completed import FAR, check_one_run
+from prism.models.steptimes.likelihood import Observed, fit_spread, state_given
 from prism.models.steptimes.predict import generator
 from prism.models.steptimes.series import Series, take_apart
-from prism.models.steptimes.spread import Spread, block_variances
-from prism.models.steptimes.spreadfit import own_noise
+from prism.models.steptimes.spread import Spread
 from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
@@ -96,21 +96,24 @@ def condition(
     deviation[: series.beginning] = np.nan
     # a level far from the model's scales all spreads with it
     scale = 1.0 + float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 1.0
-    spread = _spread_of(model, series.body[series.beginning :, 0], k)
+    elapsed_s = series.elapsed * usual * scale
+    white = _own_white(model, series.body[series.beginning :, 0], elapsed_s[series.beginning :])
+    spread = Spread(white, model.drift.cv, model.drift.tau_s)
     between = float(model.mean[:, 0].std() / before[0])
     prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2))
-    rate = usual * scale * k / spread.tau_s if spread.drift > 0.0 and spread.tau_s > 0.0 else 1e9
-    law = level_given(deviation / scale - (1.0 - 1.0 / scale), spread, rate, prior, k)
-    state = law.mean + generator(seed, 32).standard_normal((n_draws, 2)) @ law.root.T
+    relative = deviation / scale - (1.0 - 1.0 / scale)
+    state = state_given(relative, elapsed_s, spread, prior).draw(
+        generator(seed, 32).standard_normal((n_draws, 2))
+    )
     level = scale * (1.0 + state[:, 0])
     drift = model.drift
     if drift.cv > 0.0:
         drift = replace(drift, initial=state[:, 1] / drift.cv)
     rest = replace(
-        model, mean=level[:, None] * before, std=level[:, None] * _stds(model, spread.white),
+        model, mean=level[:, None] * before, std=level[:, None] * _stds(model, white * np.sqrt(k)),
         run_cv=0.0, model_error=0.0, drift=drift, stalls=_stalls(model, series),
         profile=None if model.profile is None else model.profile[done:],
-        residuals=model.residuals * (level.mean() * spread.white / _own_spread(model)),
+        residuals=model.residuals * (level.mean() * white * np.sqrt(k) / _own_spread(model)),
     )  # fmt: skip
     elapsed = float(times.seconds.sum()) * k
     notes = (*times.notes, *_granted(model, times, done, scale, prior))
@@ -161,13 +164,11 @@ def _own_spread(model: RunModel) -> float:
     return max(own, 1e-300)
 
 
-def _spread_of(model: RunModel, body: Array, k: int) -> Spread:
-    """Spread of a step: the model's, its own noise from the steps where there are enough."""
-    clock, white = 0.0, _own_spread(model)
-    if np.isfinite(body).sum() >= MIN_OWN:
-        of_value = own_noise(block_variances(body[:, None]))
-        clock, white = of_value[0] * k, of_value[1] * np.sqrt(k)
-    return Spread(clock, white, model.drift.cv, model.drift.tau_s)
+def _own_white(model: RunModel, body: Array, elapsed_s: Array) -> float:
+    """Own noise of a value [1]: the model's, or that of the steps where there are enough."""
+    if np.isfinite(body).sum() < MIN_OWN:
+        return _own_spread(model)
+    return fit_spread(Observed.of(body[:, None], elapsed_s)).white
 
 
 def _stalls(model: RunModel, series: Series) -> StallProcess | None:

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import median_filter
+from scipy.signal import savgol_filter
 from scipy.special import xlogy
 from scipy.stats import binom
 
-from prism.models.steptimes.spread import WINDOW, common_part
 from prism.traces import StepTimes
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+WINDOW = 101  # steps of the neighbourhood a step is held against, and work is smoothed over
 FEW_RUNS = 3  # below, steps of equal number tell nothing about the work
 OUTLIER = 6.0  # robust standard deviations; a normal body of 10^6 steps has none beyond 5
 _JOIN = 2  # steps between outliers of one event: a host's clock catches up in the next steps
@@ -42,8 +43,8 @@ class Series:
         Steps that one value is the mean of.
     work : float64 [position]
         Typical seconds of the step; equal where nothing shows that steps differ.
-    profile_share : float or None
-        Share of the runs' mean own noise that the work by step holds; None where steps are alike.
+    has_profile : bool
+        Whether steps differ in work.
     body : float64 [position, run]
         Step over work, less 1; not-a-number in events and where nothing was measured.
     excess : float64 [position, run]
@@ -64,7 +65,7 @@ class Series:
     runs: tuple[str, ...]
     mean_over: int
     work: Array
-    profile_share: float | None
+    has_profile: bool
     body: Array
     excess: Array
     stall_run: NDArray[np.int64]
@@ -76,9 +77,15 @@ class Series:
     grain_s: float
 
     @property
-    def has_profile(self) -> bool:
-        """Whether steps differ in work."""
-        return self.profile_share is not None
+    def elapsed(self) -> Array:
+        """Steps since the first, gaps in their numbers included [position]."""
+        return elapsed_steps(self.steps, self.steps, self.mean_over)
+
+
+def elapsed_steps(steps: NDArray[np.int64], usual: NDArray[np.int64], mean_over: int) -> Array:
+    """Count steps since the first of these numbers; means of steps may be numbered one by one."""
+    stride = float(np.median(np.diff(usual))) if usual.size > 1 else 1.0
+    return np.asarray((steps - steps[0]) * max(1.0, mean_over / stride))
 
 
 def take_apart(times: StepTimes, seed: int = 0) -> Series:
@@ -99,9 +106,8 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
     deviation = ratio / level - 1.0
     threshold = _threshold(deviation, seconds)
     outlier = np.abs(np.nan_to_num(deviation)) > threshold
-    share = None
     if has_profile:
-        work, share = _mean_work(seconds, ratio, outlier, work)
+        work = _mean_work(seconds, ratio, outlier, work)
         ratio = seconds / work[:, None]
         level = _local_level(ratio)
         deviation = ratio / level - 1.0
@@ -113,7 +119,7 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
     centre = 1.0 + float(np.nanmean(body))  # the level of a body without stalls is 1
     work, body = work * centre, (1.0 + body) / centre - 1.0
     return Series(
-        steps, runs, times.mean_over, work, share, body, excess,
+        steps, runs, times.mean_over, work, has_profile, body, excess,
         run[delays], position[delays], net[delays], position, beginning, threshold,
         clock_grain(seconds),
     )  # fmt: skip
@@ -171,24 +177,29 @@ def _work_by_step(seconds: Array, seed: int) -> tuple[Array, bool]:
     return np.asarray(np.where(middle > 0.0, middle, flat)), True
 
 
-def _mean_work(seconds: Array, ratio: Array, outlier: Flags, median: Array) -> tuple[Array, float]:
+def _mean_work(seconds: Array, ratio: Array, outlier: Flags, median: Array) -> Array:
     """Average the runs at each step [position; s], outliers left out.
 
     A clock of coarse resolution has medians that all err to the same side; means do not. With few
     runs the mean of a step has noise of its own, and is drawn towards its neighbours by its share.
-    Returned beside: the share of that noise that is left.
     """
     calm = np.where(outlier | np.isnan(seconds), np.nan, ratio)
     n = np.isfinite(calm).sum(axis=1)
     mean = np.divide(np.nansum(calm, axis=1), n, out=np.ones(n.size), where=n > 0) * median
     within = np.nanmean((calm - np.nanmean(calm, axis=0)) ** 2) * float(median.mean()) ** 2
     noise = within / seconds.shape[1]
-    smooth = common_part(mean, 0.0, OUTLIER * math.sqrt(noise))
+    smooth = _smoothed(mean, OUTLIER * math.sqrt(noise))
     apart = mean - smooth
     keep = max(0.0, 1.0 - noise / max(float(np.mean(np.clip(apart**2, 0, 9 * noise))), 1e-300))
-    big = apart**2 > 9.0 * noise
-    kept = np.where(big, 1.0, keep)
-    return np.asarray(smooth + kept * apart), float(kept.mean())
+    return np.asarray(smooth + np.where(apart**2 > 9.0 * noise, 1.0, keep) * apart)
+
+
+def _smoothed(mean: Array, size: float) -> Array:
+    """Smooth what runs have in common [position], jumps of more than `size` left out."""
+    window = min(WINDOW, mean.size - 1 + mean.size % 2)  # odd
+    middle = median_filter(mean, window, mode="mirror")
+    near = np.clip(mean, middle - size, middle + size)
+    return np.asarray(savgol_filter(near, window, min(1, window - 1)))  # a line at the ends
 
 
 def _local_level(ratio: Array) -> Array:

@@ -26,7 +26,6 @@ Parts = tuple[list[str], list[Finding], list[Table]]
 """What follows the subject, findings and tables."""
 
 STEP_EFFECTS = {
-    "clock": "clock error, compensated by the next step",
     "white": "noise of single steps",
     "drift": "slow drift",
     "run": "differences between runs",

@@ -8,6 +8,7 @@ a cosine.
 import math
 
 import numpy as np
+from scipy.signal import lfilter
 
 from prism.simulation.runs.parts import DAY_S, Array
 
@@ -29,6 +30,21 @@ def drift_variance(n_steps: int, step_s: float, tau_s: float) -> float:
         return float(n_steps) ** 2
     r, gap = math.exp(-rate), -math.expm1(-rate)
     return n_steps * (1.0 + r) / gap - 2.0 * r * -math.expm1(-rate * n_steps) / gap**2
+
+
+def ar1(times: Array, n_series: int, rng: np.random.Generator) -> Array:
+    """Draw AR(1) series of unit variance at ascending times in units of the memory [time, series].
+
+    Stationary from the first value on.
+    """
+    gaps = np.diff(times)
+    out = rng.standard_normal((times.size, n_series))
+    out[1:] *= np.sqrt(-np.expm1(-2.0 * gaps))[:, None]
+    if gaps.size and np.ptp(gaps) <= 1e-9 * gaps.max():
+        return np.asarray(lfilter([1.0], [1.0, -math.exp(-gaps[0])], out, axis=0))
+    for i, r in enumerate(np.exp(-gaps)):
+        out[i + 1] += r * out[i]
+    return out
 
 
 def decay_sum(n: Array, rate: Array) -> Array:
