@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
+import prism
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
 from prism.models.pipelinetrace.build import build_trace_graph
@@ -136,3 +138,18 @@ def test_a_model_of_another_schema_is_refused(model):
     dataset = model_to_dataset(model, {}).assign_attrs(schema=99)
     with pytest.raises(PrismError, match=r"new\.nc: .*schema 99; .*schema 1"):
         model_from_dataset(dataset, "new.nc")
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [("kernels", 8.136220287724427e-4, 2.5009941959965788e-5),
+     ("pipeline", 0.2638354554073885, 1.8294640659709263e-3)],
+)  # fmt: skip
+def test_models_of_the_version_before_simulate_as_they_did(name, mean, std):
+    """Their figures are those of that version."""
+    path = Path(__file__).parent / "models_0_1" / f"{name}.nc"
+    found = prism.estimate(path, replicates=256, seed=1)
+    assert float(found.step_time.mean()) == pytest.approx(mean, rel=1e-12)
+    assert float(found.step_time.std()) == pytest.approx(std, rel=1e-9)
+    parts = {part["name"]: part["mean_share"] for part in prism.summary(found)["time_loss"]}
+    assert sum(parts.values()) == pytest.approx(1.0) and parts["compute"] > 0.0

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "agreement", "attribution", "cdf", "errors", "files", "labels", "resultfiles", "shipped",
-    "sizes", "text",
+    "agreement", "attribution", "cdf", "errors", "files", "labels", "launchgaps",
+    "resultfiles", "shipped", "sizes", "text",
 )  # fmt: skip

@@ -45,7 +45,8 @@ WAITS = {
     "bubble": ("", "waits: other stages (bubble)"), "replica": ("////", "waits: another replica"),
     "rank": ("////", "waits: another rank"), "group": ("////", "waits: its group"),
     "transfer": ("....", "waits: transfer"), "communication": ("xxxx", "waits: collective"),
-    "host": ("\\\\\\\\", "waits: host"), "stall": ("++++", "waits: stall or jitter of the job"),
+    "host": ("\\\\\\\\", "launch gaps"), "latency": ("\\\\", "waits: launch latency"),
+    "stall": ("++++", "waits: stall or jitter of the job"),
 }  # fmt: skip
 HEIGHT, THIN = 0.86, 0.2  # of a row: all of it, and its strip of messages
 MOST_SHAPES = 3000

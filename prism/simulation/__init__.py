@@ -5,6 +5,7 @@ FACE = (
     "causes", "draws", "execution.place", "execution.remote",
     "independent", "jobwarnings", "othernodes", "prepare", "program",
     "results", "runs.build", "runs.checkpointing", "runs.drift", "runs.model", "runs.parts",
-    "runs.ramp", "runs.rates", "steps", "summary", "tracemodel.arrays", "tracemodel.file",
-    "tracemodel.graph", "tracemodel.model", "variability",
+    "runs.ramp", "runs.rates", "steps", "summary", "tracemodel.arrays",
+    "tracemodel.devicetime", "tracemodel.file", "tracemodel.graph", "tracemodel.model",
+    "variability",
 )  # fmt: skip

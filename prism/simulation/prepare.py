@@ -173,6 +173,13 @@ def treat_classes(step: Prepared, treatments: Mapping[str, Treatment], seed: int
     return build_program(step.job, step.graph, replace(step.effects, treatments=treatments), seed)
 
 
+def silent_model(model: TraceModel, classes: Collection[str] | None = None) -> TraceModel:
+    """Return a fitted trace with communication of zero cost, or some classes of it."""
+    names = [kernel_class(node) for node in model.nodes]
+    silent = [is_communication(c) if classes is None else c in classes for c in names]
+    return replace(model, mean=np.where(np.array(silent)[:, None], 0.0, model.mean))
+
+
 def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -> Program:
     """Return a step's program with communication of zero cost; ranks still wait for each other.
 
@@ -181,9 +188,7 @@ def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -
     if classes is None:
         classes = [c for c in step.program.classes if is_communication(c)]
     if isinstance(step.source, TraceModel):
-        silent = [kernel_class(node) in classes for node in step.source.nodes]
-        mean = np.where(np.array(silent)[:, None], 0.0, step.source.mean)
-        program = _trace_program(step.job, replace(step.source, mean=mean), step.graph, seed)
+        program = _trace_program(step.job, silent_model(step.source, classes), step.graph, seed)
     else:
         program = treat_classes(step, {c: Treatment(factor=0.0) for c in classes}, seed)
     return program if step.program.sample is None else sample_replicas(program)

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from prism.distributions.tables import sample_table
 from prism.simulation.execution.tasks import Arrays
-from prism.simulation.prepare import Prepared, silence
+from prism.simulation.prepare import Prepared, silence, silent_model
 from prism.simulation.program import Program, ideal_program
+from prism.simulation.tracemodel.devicetime import ideal_device_times
+from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
 
 Array = NDArray[np.float64]
@@ -21,7 +23,6 @@ Run = Callable[..., Arrays]
 
 GROUPS = ("dp", "pp", "ep", "cp", "tp")
 """Groups of ranks in the order in which their communication is made free, the widest first."""
-LAUNCH = "launch_gap"
 
 
 class TimeLoss(NamedTuple):
@@ -74,7 +75,7 @@ def find_time_loss(
         parts[f"exposed_{group}"] = left - rest
         left = rest
     jitter, jitter_variance = _jitter(step.program)
-    ideal = _idle_parts(ideal_program(silence(step, seed)), run)
+    ideal = _split_ideal(*_ideal_times(step, seed, run))
     means = {name: float(part.mean()) for name, part in parts.items()} | ideal
     means |= {"stragglers": left.mean() - jitter - sum(ideal.values()), "step_jitter": jitter}
     kept = [np.arange(len(whole)) != k for k in range(-1, len(whole))]  # all, then without each
@@ -116,22 +117,28 @@ def _jitter(program: Program) -> tuple[float, float]:
     return mean, (mean * std) ** 2
 
 
-def _idle_parts(ideal: Program, run: Run) -> dict[str, float]:
-    """Split a step without communication and without noise into work and idle time [s].
-
-    Compute is the mean over stages of a rank's work, the imbalance what the busiest stage has
-    more, the bubble what remains.
-    """
-    times, _, path, busy = run(ideal, range(1), track=True)
+def _ideal_times(step: Prepared, seed: int, run: Run) -> tuple[float, Array, Array]:
+    """Time of a step without communication and without noise; busy time, launch gaps [stage] s."""
+    if isinstance(step.source, TraceModel):
+        _, _, gaps = ideal_device_times(step.source)  # what communication covers is no gap
+        whole, busy, _ = ideal_device_times(silent_model(step.source))
+        return whole, busy, np.minimum(gaps, whole - busy)
+    ideal = ideal_program(silence(step, seed))
+    times, _, _, busy = run(ideal, range(1), track=True)
     whole = float(times[0, 0])
     each = busy[0, :, 0].astype(np.float64) / (ideal.graph.n_replicas * ideal.n_members)
-    each = np.minimum(each, whole)  # the engine's 32 bits
-    work, most = float(each.mean()), float(each.max())
-    gaps = 0.0
-    if LAUNCH in ideal.classes:
-        gaps = float(path[0, ideal.classes.index(LAUNCH), 0])
-    gaps = min(gaps, work)
+    return whole, np.minimum(each, whole), np.zeros(each.size)  # the engine's 32 bits
+
+
+def _split_ideal(whole: float, busy: Array, gaps: Array) -> dict[str, float]:
+    """Split an ideal step into work and idle time [s].
+
+    Compute is the mean over stages of a rank's work, the imbalance what the busiest stage has
+    more, the launch gaps those of that stage, the bubble what remains.
+    """
+    work, most = float(busy.mean()), int(busy.argmax())
+    idle = whole - float(busy[most])
     return {
-        "compute": work - gaps, "bubble": whole - most, "stage_imbalance": most - work,
-        "launch_gaps": gaps,
+        "compute": work, "bubble": idle - float(gaps[most]),
+        "stage_imbalance": float(busy[most]) - work, "launch_gaps": float(gaps[most]),
     }  # fmt: skip

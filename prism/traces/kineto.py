@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.launchgaps import launch_gaps
 from prism.common.text import format_share
 from prism.traces.collectives import Matched, Members, match_collectives
 from prism.traces.kernelnames import COLLECTIVES
@@ -36,9 +37,6 @@ EXTRA_COLUMNS = (
 host thread, correlation id, innermost host op around it, launch grid and block, whether the call
 waits for a copy to pageable memory, ranks in the group, number of the matched collective (-1) and
 its transfer [s]."""
-
-GAP_LEAST_S = 2e-6
-"""Shorter idle stretches are the device's own time between two kernels [s]."""
 
 
 def read_kineto(paths: Sequence[str | Path], found: Collection[Path] = ()) -> Trace:
@@ -287,18 +285,15 @@ def _launch_gaps(rank: RankTrace) -> tuple[Floats, Floats, NDArray[np.int64], fl
 
     Notes
     -----
-    An idle stretch is the host's if the activity that ends it was launched after it began. The
-    stretch belongs to that activity's step.
+    An idle stretch is the host's if the activity that ends it was issued after it began
+    (`launch_gaps`). The stretch belongs to that activity's step.
     """
-    order = np.argsort(rank.start, kind="stable")
-    start = rank.start[order]
-    busy_until = np.maximum.accumulate(start + rank.duration[order])
-    idle = start[1:] - busy_until[:-1]
-    span = float(busy_until[-1] - start[0])
-    share = float(np.maximum(idle, 0.0).sum() / span) if span > 0 else 0.0
-    late = rank.launch[order][1:] > busy_until[:-1]
-    rows = np.flatnonzero(late & (idle >= GAP_LEAST_S * 1e6))
-    return busy_until[rows], idle[rows], rank.step[order][rows + 1], share
+    issued = np.where(rank.columns["copy_back"], rank.launch, rank.launch_end)
+    end = rank.start + rank.duration
+    gaps = launch_gaps(rank.start, end, issued)
+    span = float(end.max() - rank.start.min())
+    share = gaps.idle / span if span > 0 else 0.0
+    return gaps.begin, gaps.end - gaps.begin, rank.step[gaps.ended_by], share
 
 
 def _join(parts: list[Any]) -> Any:

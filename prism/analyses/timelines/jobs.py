@@ -7,6 +7,7 @@ is not drawn.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -23,18 +24,21 @@ from prism.analyses.timelines.played import (
     TRANSFER,
     PlayedOp,
     PlayedStep,
+    Row,
     durations,
 )
 from prism.common.errors import PrismError
+from prism.common.launchgaps import LaunchGaps
 from prism.engine import LANES
 from prism.jobs.schedule import make_schedule
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, ideal_program, make_keys
-from prism.simulation.tracemodel.file import load_model
-from prism.simulation.tracemodel.graph import TraceNode
+from prism.simulation.tracemodel.devicetime import device_time
+from prism.simulation.tracemodel.graph import TraceNode, start_of
+from prism.simulation.tracemodel.model import TraceModel
 from prism.simulation.variability import is_communication
 from prism.workload.kernels import is_compute
-from prism.workload.opgraph import OpType
+from prism.workload.opgraph import OpType, StepGraph
 
 MOST_ENDS = 500_000_000
 """Ends of ops that are kept of one step, 4 bytes each."""
@@ -100,8 +104,18 @@ class JobPlayer:
             end = end * np.float32(program.stalls.quiet)
         return PlayedStep(
             ops, end, final, found.step_time, self.step.graph.n_stages, program.n_members,
-            self._nominal,
+            self._nominal, gaps=None if self.step.workload else self._gaps(end),
         )  # fmt: skip
+
+    def _gaps(self, end: NDArray[np.float32]) -> Callable[[Row], LaunchGaps]:
+        """Launch gaps of any row of a fitted trace, from ends [replica, op] s."""
+        nodes, graph = _nodes(self.step), self.step.graph
+        op_of = {_node_of(graph, i): i for i in np.flatnonzero(graph.op_type >= 0).tolist()}
+        start, ends = np.zeros((2, len(nodes), end.shape[0], 1))
+        for i, node in enumerate(nodes):  # joins are none of the engine's ops
+            start[i] = start_of(node, ends)
+            ends[i] = end[:, op_of[i], None] if i in op_of else start[i]
+        return gaps_by_row(nodes, start[:, :, 0], ends[:, :, 0])
 
 
 # ---------------------------------------------------------------------------------- the template
@@ -187,16 +201,37 @@ def _actions(step: Prepared) -> dict[int, Action]:
     return found
 
 
+def _nodes(step: Prepared) -> tuple[TraceNode, ...]:
+    assert isinstance(step.source, TraceModel)
+    return step.source.nodes
+
+
+def _node_of(graph: StepGraph, i: int) -> int:
+    """Node of a fitted trace that the i-th op stands for."""
+    collective = graph.op_types[int(graph.op_type[i])].collective
+    assert collective is not None
+    return int(collective.name)
+
+
 class _TraceDescriber:
     def __init__(self, step: Prepared) -> None:
-        assert step.job.variability.model is not None
-        self.graph, self.nodes = step.graph, load_model(step.job.variability.model).nodes
+        self.graph, self.nodes = step.graph, _nodes(step)
 
     def __call__(self, i: int) -> PlayedOp:
         """Describe the i-th op, without its predecessors."""
-        collective = self.graph.op_types[int(self.graph.op_type[i])].collective
-        assert collective is not None
-        return describe_node(self.nodes[int(collective.name)])
+        return describe_node(self.nodes[_node_of(self.graph, i)])
+
+
+def gaps_by_row(
+    nodes: Sequence[TraceNode], start: NDArray[np.float64], end: NDArray[np.float64]
+) -> Callable[[Row], LaunchGaps]:
+    """Launch gaps of any row, from starts and ends [node, replica] s."""
+
+    def of_row(row: Row) -> LaunchGaps:
+        times = start[:, row.replica], end[:, row.replica]
+        return device_time(nodes, *times, row.stage).gaps
+
+    return of_row
 
 
 def describe_node(node: TraceNode) -> PlayedOp:

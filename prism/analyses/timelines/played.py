@@ -9,6 +9,7 @@ chain of ops that decided when something began. Left out: where the ends come fr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from prism.common.launchgaps import LaunchGaps
 
 COMPUTE, COMMUNICATION, TRANSFER, HOST, JOIN = (
     "compute", "communication", "transfer", "host", "join",
@@ -73,6 +76,7 @@ class PlayedStep:
     label: dict[str, Any] = field(default_factory=dict)  # which replicate or measured step, notes
     origin: float = 0.0  # when ops begin that wait for nothing [s]
     between: str = "bubble"  # what waiting for another row of the same replica is called
+    gaps: Callable[[Row], LaunchGaps] | None = None  # launch gaps of a row, where traces show them
 
     @property
     def n_replicas(self) -> int:

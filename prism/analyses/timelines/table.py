@@ -225,7 +225,7 @@ def _wait_event(step: PlayedStep, k: int, row: Row, wait: Wait) -> Event:
     name = {
         "bubble": "bubble", "replica": f"waiting for replica {wait.replica}",
         "stall": "stall or jitter of the job",
-        "transfer": "waiting for transfer", "host": "waiting for the host",
+        "transfer": "waiting for transfer", "host": "launch gap", "latency": "launch latency",
         "group": "waiting for its group", "rank": "waiting for another rank",
         "communication": f"waiting for {step.ops[wait.op].op_kind}" if wait.op >= 0 else "",
     }[wait.cause]  # fmt: skip
@@ -301,7 +301,7 @@ def _figures(step: PlayedStep, path: list[tuple[int, int, float, float]], note: 
             replicas |= set() if info.is_global else {replica}
     rest = step.step_time - sum(kinds.values())
     if rest > 1e-6 * step.step_time:
-        what = "stall" if step.between != "rank" else "launch_gap"
+        what = "stall" if step.between != "rank" else "host"
         kinds[what] = kinds.get(what, 0.0) + rest
     replica, stage, most = deciding_row(step)
     decided: dict[str, Any] = {"share_of_path": most / step.step_time}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.analyses.replay import same_work
-from prism.analyses.timelines.jobs import describe_node
+from prism.analyses.timelines.jobs import describe_node, gaps_by_row
 from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, JOIN, PlayedOp, PlayedStep
 from prism.common.errors import PrismError, named
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
@@ -74,13 +74,21 @@ def _played(
 ) -> PlayedStep:
     """Play the only step of a graph; the step is over when its last node is."""
     end = ends_of(graph, durations)[:, :, 0]
+    gaps = gaps_by_row(graph.nodes, end - durations[:, :, 0], end)
     ops = [describe_node(node) for node in graph.nodes]
     last = PlayedOp("join", JOIN, "", (0,), tuple(range(len(ops))), True)
     total = float(end.max())
     end = np.concatenate([end, np.full((1, graph.n_replicas), total)])
     nominal = np.concatenate([nominal, np.zeros((1, graph.n_replicas))])
     return PlayedStep(
-        (*ops, last), end.T, len(ops), total, graph.n_stages, nominal=nominal.T, label=label
+        (*ops, last),
+        end.T,
+        len(ops),
+        total,
+        graph.n_stages,
+        nominal=nominal.T,
+        label=label,
+        gaps=gaps,
     )
 
 
@@ -103,7 +111,9 @@ def _played_kernels(
 ) -> PlayedStep:
     """Play a kernel graph; the clock begins with the first activity of a device."""
     end, bounds = ends_of(graph, durations), graph.bounds
-    zero = float((end - durations)[bounds].min())
+    start = end - durations
+    zero = float(start[bounds].min())
+    gaps = gaps_by_row(graph.nodes, start[:, :, 0] - zero, end[:, :, 0] - zero)
     ops = [_describe(graph, i) for i in range(len(graph.nodes))]
     last = int(np.argmax(np.where(bounds, end[:, 0, 0], -np.inf)))
     everyone = tuple(range(graph.n_stages))
@@ -112,7 +122,7 @@ def _played_kernels(
     return PlayedStep(
         tuple(ops), end[None], len(ops) - 1, float(end[-1]), graph.n_stages,
         nominal=np.append(nominal[:, 0, 0], 0.0)[None], label=label | {"ranks": graph.ranks},
-        origin=-zero, between="rank",
+        origin=-zero, between="rank", gaps=gaps,
     )  # fmt: skip
 
 

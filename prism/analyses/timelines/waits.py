@@ -8,7 +8,11 @@ out: what would have been waited for had that op been shorter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prism.analyses.timelines.played import (
     COMMUNICATION,
@@ -21,10 +25,12 @@ from prism.analyses.timelines.played import (
     PlayedStep,
     Row,
 )
+from prism.common.launchgaps import LaunchGaps
 
 CAUSES = {
     "bubble": "bubble", "replica": "other replicas", "rank": "other ranks", "group": "its group",
-    "transfer": "transfers", "communication": "collectives", "host": "host", "stall": "stalls",
+    "transfer": "transfers", "communication": "collectives", "host": "launch gaps",
+    "latency": "latency", "stall": "stalls",
 }  # fmt: skip
 """What is waited for, by cause: other stages of the pipeline, ..., what stops the whole job."""
 
@@ -74,7 +80,38 @@ def waits_of(step: PlayedStep, row: Row, spans: Sequence[Span]) -> list[Wait]:
         found += _explain(step, row, step.final, row.replica, now, end)
     if step.step_time > end + EPSILON:
         found.append(Wait(max(end, now), step.step_time, "stall", -1, row.replica))
+    return (
+        found
+        if step.gaps is None
+        else _merge(_with_launch_gaps(step, step.gaps(row), spans, found))
+    )
+
+
+def _with_launch_gaps(
+    step: PlayedStep, gaps: LaunchGaps, spans: Sequence[Span], waits: Sequence[Wait]
+) -> list[Wait]:
+    """Give the host what is a launch gap, and no more: not what runs meanwhile, nor latency."""
+    runs = [s for s in spans if step.ops[s.op].stream not in (HOST, JOIN, COMPUTE)]
+    begin, until = np.array([s.start for s in runs]), np.array([s.end for s in runs])
+    until = np.maximum.accumulate(until)
+    found = []
+    for wait in waits:
+        cuts = np.concatenate([[wait.start, wait.end], gaps.begin, gaps.end, begin, until])
+        cuts = np.unique(cuts[(cuts >= wait.start) & (cuts <= wait.end)])
+        for a, b in pairwise(cuts.tolist()):
+            cause, middle = wait.cause, 0.5 * (a + b)
+            if _covers(gaps.begin, gaps.end, middle):
+                cause = HOST
+            elif cause == HOST:
+                cause = COMMUNICATION if _covers(begin, until, middle) else "latency"
+            found.append(wait._replace(start=a, end=b, cause=cause))
     return found
+
+
+def _covers(begin: NDArray[Any], end: NDArray[Any], when: float) -> bool:
+    """Tell whether one of the stretches, in order, covers a time."""
+    i = int(np.searchsorted(begin, when)) - 1
+    return i >= 0 and when < end[i]
 
 
 def _explain(
@@ -133,7 +170,8 @@ def _merge(parts: list[Wait]) -> list[Wait]:
     for part in parts:
         if part.end <= part.start:
             continue
-        if out and out[-1].cause == part.cause and out[-1].replica == part.replica:
+        last = out[-1] if out else part
+        if out and (last.end, last.cause, last.replica) == (part.start, part.cause, part.replica):
             out[-1] = part._replace(start=out[-1].start)
         else:
             out.append(part)

@@ -21,7 +21,7 @@ from prism.common.errors import PrismError
 from prism.models.kerneltrace.durations import Roles, node_durations
 from prism.models.kerneltrace.steps import HOST, KernelKey, KernelSteps, split_steps
 from prism.models.kerneltrace.waits import RESOLUTION_S, Learnt, learn
-from prism.simulation.tracemodel.graph import REPLICA, WORKER, TraceGraph, TraceNode
+from prism.simulation.tracemodel.graph import ARRIVAL, REPLICA, WORKER, TraceGraph, TraceNode
 from prism.traces.table import Trace
 
 Ints = NDArray[np.int64]
@@ -250,7 +250,7 @@ def _node(row: _Row, key: KernelKey, edges: list[tuple[int, float]]) -> TraceNod
     scope = WORKER if len(row.stages) == 1 else REPLICA
     of_role = {
         "device": ("op", key.op_kind, key.kernel_class, key.name),
-        "arrival": ("join", "join", "", "arrival"),
+        "arrival": ("join", "join", "", ARRIVAL),
         "source": ("gap", HOST.op_kind, HOST.kernel_class, "earlier work"),
     }
     what = of_role.get(row.role, ("gap", HOST.op_kind, HOST.kernel_class, key.name))

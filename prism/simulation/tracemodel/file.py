@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SCHEMA = 1
+NODE = [name for name in TraceNode._fields if name != "lags"]  # which are nodes of their own
 ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "mean": (
         ("node", "dp_rank"),
@@ -45,7 +46,7 @@ def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
         name: (dims, getattr(model, name), {"units": units, "long_name": text})
         for name, (dims, units, text) in ARRAYS.items()
     }
-    nodes = [n._replace(scope=n.scope.name)._asdict() for n in model.nodes]  # type: ignore[arg-type]
+    nodes = [{k: getattr(n, k) for k in NODE} | {"scope": n.scope.name} for n in model.nodes]
     groups = [{**g._asdict(), "residual": _law_to(g.residual)} for g in model.groups]
     texts = {
         "nodes": (nodes, "the step's graph"),
@@ -89,7 +90,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     text = {n: json.loads(str(dataset[n].values)) for n in ("nodes", "groups", "laws", "report")}
     nodes = tuple(
         TraceNode(**{**n, "scope": Scope(n["scope"]), "stages": tuple(n["stages"]),
-                     "preds": tuple(n["preds"]), "lags": ()})
+                     "preds": tuple(n["preds"])})
         for n in text["nodes"]
     )  # fmt: skip
     groups = tuple(OpGroup(**{**g, "residual": _law_from(g["residual"])}) for g in text["groups"])

@@ -18,6 +18,7 @@ from prism.common.errors import PrismError
 
 Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")
+ARRIVAL = "arrival"  # name of a join before an op of several workers, where one of them comes
 LATENCY = ("host", "host", "launch latency")  # op_kind, kernel_class and name of a lag
 
 

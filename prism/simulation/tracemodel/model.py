@@ -235,6 +235,12 @@ def _replayed(model: TraceModel, steps: NDArray[np.int64], durations: Array) -> 
     return replace(graph, measured=replay(graph))
 
 
+def ideal_graph(model: TraceModel) -> TraceGraph:
+    """Step with every effect at 1: each op at its mean over the replicas."""
+    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)
+    return _replayed(model, np.zeros(1, np.int64), mean[..., None])
+
+
 def figures(seconds: Array) -> dict[str, float]:
     """Size, mean, p50, p95 [s] and cv of step times, as reports give them."""
     mean = float(seconds.mean())

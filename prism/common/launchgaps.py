@@ -1,0 +1,53 @@
+"""Launch gaps: a device has nothing to run because its host has not issued the next launch yet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class LaunchGaps(NamedTuple):
+    """Launch gaps of one device, in order, and how long it was idle.
+
+    Attributes
+    ----------
+    begin, end : array
+        [gap] from the end of all earlier activities to the start of the next one.
+    ended_by : array of int
+        [gap] that activity.
+    idle : float
+        All time between the first start and the last end in which nothing ran.
+    """
+
+    begin: Floats
+    end: Floats
+    ended_by: NDArray[np.int64]
+    idle: float
+
+
+def launch_gaps(start: Floats, end: Floats, issued: Floats) -> LaunchGaps:
+    """Find the idle stretches of a device that end with an activity issued after they began.
+
+    Parameters
+    ----------
+    start, end : array
+        [activity] on any of the device's streams.
+    issued : array
+        [activity] when the host had issued it; not a number where that is unknown.
+
+    Examples
+    --------
+    >>> gaps = launch_gaps(np.array([0.0, 5.0, 9.0]), np.array([3.0, 6.0, 10.0]),
+    ...                    np.array([-1.0, 4.0, 2.0]))
+    >>> gaps.begin.tolist(), gaps.end.tolist(), gaps.idle
+    ([3.0], [5.0], 5.0)
+    """
+    order = np.argsort(start, kind="stable")
+    until = np.maximum.accumulate(end[order])[:-1]
+    begin, idle = start[order][1:], np.maximum(start[order][1:] - until, 0.0)
+    late = np.flatnonzero((idle > 0.0) & (issued[order][1:] > until))
+    return LaunchGaps(until[late], begin[late], order[1:][late], float(idle.sum()))

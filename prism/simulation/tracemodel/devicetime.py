@@ -1,0 +1,96 @@
+"""What one device of a traced step does: when it runs, and its launch gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from prism.common.launchgaps import LaunchGaps, launch_gaps
+from prism.simulation.tracemodel.graph import (
+    ARRIVAL,
+    LATENCY,
+    Array,
+    TraceNode,
+    ends_of,
+)
+from prism.simulation.tracemodel.model import TraceModel, ideal_graph
+
+
+class DeviceTime(NamedTuple):
+    """Time of one device in a step: in which ops run on it [s], and its launch gaps."""
+
+    busy: float
+    gaps: LaunchGaps
+
+    @property
+    def launch_gaps(self) -> float:
+        """Launch gaps together [s]."""
+        return float((self.gaps.end - self.gaps.begin).sum())
+
+
+def device_time(nodes: Sequence[TraceNode], start: Array, end: Array, stage: int) -> DeviceTime:
+    """Find what a device does in a step, from starts and ends [node] s.
+
+    A device that waits in a collective or transfer is neither busy nor in a launch gap.
+    """
+    ops = [i for i, n in enumerate(nodes) if n.kind == "op" and stage in n.stages]
+    entries = [_entry(nodes, i, stage) for i in ops]
+    hosts = np.array([_host_before(nodes, i, stage) for i in entries])
+    issued = np.where(hosts < 0, np.nan, end[hosts])
+    # a member of a transfer occupies its device as soon as it is issued
+    waits = np.array([len(nodes[i].stages) > 1 for i in entries]) & (hosts >= 0)
+    begins = np.where(waits, issued, start[entries])
+    first = np.zeros(1)  # the step begins with an idle device
+    gaps = launch_gaps(*map(np.concatenate, ([first, begins], [first, end[ops]], [first, issued])))
+    since = [
+        _host_since(nodes, start, end, int(hosts[i - 1]), float(begin))
+        for i, begin in zip(gaps.ended_by, gaps.begin, strict=True)
+    ]
+    gaps = gaps._replace(begin=np.maximum(gaps.begin, np.array(since, np.float64)))
+    idle = launch_gaps(start[ops], end[ops], issued).idle
+    return DeviceTime(float(end[ops].max() - start[ops].min()) - idle, gaps)
+
+
+def ideal_device_times(model: TraceModel) -> tuple[float, Array, Array]:
+    """Step with every effect at 1, and each stage's busy time and launch gaps, [stage] s."""
+    graph = ideal_graph(model)
+    ends = ends_of(graph)
+    start, end = (ends - graph.durations)[:, 0, 0], ends[:, 0, 0]
+    each = [device_time(graph.nodes, start, end, s) for s in range(model.n_stages)]
+    return (
+        float(end.max()),
+        np.array([d.busy for d in each]),
+        np.array([d.launch_gaps for d in each]),
+    )
+
+
+def _entry(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
+    """Node at which a worker comes to an op: the op itself, or its own arrival."""
+    own = (p for p in nodes[i].preds if nodes[p].name == ARRIVAL and stage in nodes[p].stages)
+    return next(own, i)
+
+
+def _host_before(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
+    """Host's node that issues a node, -1 for none."""
+    found = next((p for p in nodes[i].preds if _is_host(nodes[p], stage)), -1)
+    if found >= 0 and nodes[found].name == LATENCY[-1]:
+        found = nodes[found].preds[0]
+    return found if found >= 0 and _is_host(nodes[found], stage) else -1
+
+
+def _is_host(node: TraceNode, stage: int) -> bool:
+    return node.kind == "gap" and stage in node.stages
+
+
+def _host_since(
+    nodes: Sequence[TraceNode], start: Array, end: Array, host: int, begin: float
+) -> float:
+    """Since when the host has been at work until a node of it ended [s], as far back as `begin`."""
+    while start[host] > begin and nodes[host].preds:
+        before = max(nodes[host].preds, key=lambda p: float(end[p]))
+        if not _is_host(nodes[before], nodes[host].stages[0]):
+            break
+        host = before
+    return float(start[host])
