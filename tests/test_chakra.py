@@ -14,9 +14,7 @@ from test_kineto_commands import run
 
 from prism.common.errors import PrismError
 from prism.traces import read_trace
-from prism.traces.protosniff import is_chakra
-
-pytest.importorskip("google.protobuf")
+from prism.traces.rare.chakraproto import is_proto
 
 PROGRAM = kineto_synth.training_step(n_layers=2, kernels=2)
 TIMES = kineto_synth.simulate(PROGRAM, *kineto_synth.draw(PROGRAM, 4, 2, seed=5))
@@ -75,9 +73,9 @@ def test_found_by_content_and_gzipped(tmp_path):
     path = tmp_path / "anything.json"
     path.write_bytes(gzip.compress(chakra.encode(NODES)))
     assert read_trace(path).format == "chakra"
-    assert is_chakra(chakra.encode(NODES)[:300])
+    assert is_proto(chakra.encode(NODES)[:300])
     for other in (b"step,step_s\n1,2\n", b"\n\n\n\n", b"\x00" * 64, b'{"schema": 1}', b""):
-        assert not is_chakra(other)
+        assert not is_proto(other)
 
 
 def test_linked_json(tmp_path):

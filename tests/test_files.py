@@ -22,19 +22,16 @@ from prism.common.errors import PrismError
 from prism.common.resultfiles import KINDS
 from prism.engine import cache
 from prism.jobs.hostfiles import read_hosts
-from prism.traces.chakra import read_chakra
-from prism.traces.nccltests import read_nccl_tests
-from prism.traces.salvage import read_events
-from prism.traces.steps import read_step_times
+from prism.traces import find_recording, read_step_times, read_trace
 
 MIB = 1 << 20
 FILE = "file"
 READERS = {
     "steps": read_step_times,
-    "profiler": read_events,
-    "chakra": lambda path: read_chakra([path]),
+    "profiler": read_trace,
+    "chakra": read_trace,
     "hosts": lambda path: read_host_list(str(path), 4),
-    "nccl": lambda path: read_nccl_tests(path, str(path)),
+    "nccl": lambda path: find_recording(path).read(),
     "placement": read_hosts,
 }
 HEADS = {
@@ -74,7 +71,7 @@ def test_events_packed_as_no_profiler_packs_them_are_refused(tmp_path):
     file = tmp_path / "trace.json.gz"
     file.write_bytes(17 * gzip.compress(event * (4 * MIB // len(event))))
     with pytest.raises(PrismError, match=r"trace\.json\.gz: unpacks .* 64 MiB"):
-        read_events(file)
+        read_trace(file)
 
 
 def test_unpacking_stops_at_its_bound():

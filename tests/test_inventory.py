@@ -13,7 +13,8 @@ from prism.cluster.nodes.hosts import find_nodes, read_host_list
 from prism.cluster.nodes.inventory import merge_inventories, read_inventory
 from prism.common.errors import PrismError
 from prism.jobs.hostfiles import as_ranges, host_order, placement_csv, read_hosts
-from prism.traces.nccltests import read_nccl_tests, split_hosts
+from prism.traces import find_recording
+from prism.traces.rare.nccltests import split_hosts
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RUNS = DATA / "gpu_variability" / "runs.parquet"
@@ -201,8 +202,8 @@ def test_several_measurements_or_groups_are_refused_with_a_choice(tmp_path):
     table["phase"] = ["day", "night"] * 60
     path = tmp_path / "b.csv"
     table.to_csv(path, index=False)
-    refused(path, ": gemm_ms, copy_ms", "--column gemm_ms")
-    refused(path, "(phase: day, night)", "--where", column="gemm_ms")
+    refused(path, ": gemm_ms, copy_ms", "--column", "phase: day, night")
+    refused(path, "phase: day, night", "--where", column="gemm_ms")
     options = {"column": "gemm_ms", "where": {"phase": "day"}}
     assert len(read(path, n_nodes=6, **options).measured) == 6
     refused(path, "no column 'gemm'", "gemm_ms", column="gemm")
@@ -260,13 +261,13 @@ def test_numbers_that_no_test_measures_are_passed_over(tmp_path, spoilt):
     """Of the eight times of a test, one."""
     text = nccl(["n0", "n1"], 1.0)
     path = Path(write(tmp_path, text.replace("100.00", f"{spoilt:>6s}", 1), "one.txt"))
-    (test,), _ = read_nccl_tests(path, "one.txt")
+    (test,) = find_recording(path).read().tests
     assert len(test.bus) == 8 and list(test.time.values()) == pytest.approx([1e-4] * 7)
     path = Path(write(tmp_path, text.replace("  48.00", f"{spoilt:>7s}", 1), "one.txt"))
-    (test,), _ = read_nccl_tests(path, "one.txt")
+    (test,) = find_recording(path).read().tests
     assert len(test.bus) == (8 if spoilt == "1e-308" else 7)
     path = Path(write(tmp_path, text + "9" * 5000 + text.splitlines()[-4][12:], "one.txt"))
-    (test,), _ = read_nccl_tests(path, "one.txt")
+    (test,) = find_recording(path).read().tests
     assert len(test.bus) == 8
 
 
@@ -311,7 +312,7 @@ def test_lines_with_the_prefix_of_a_parallel_shell_are_streams_of_their_own(tmp_
     found = read(write(tmp_path, mixed, "clush.log"), n_nodes=3)
     assert {node: slow.network for node, slow in found.items()} == pytest.approx({1: 1.2}, rel=1e-3)
     tagged = re.sub("^", "[1,0]<stdout>:", nccl(["h0", "h1"], 1.0), flags=re.MULTILINE)
-    (test,), _ = read_nccl_tests(Path(write(tmp_path, tagged, "mpi.log")), "mpi.log")
+    (test,) = find_recording(write(tmp_path, tagged, "mpi.log")).read().tests
     assert test.hosts == ("h0", "h1") and test.n_gpus == 16 and len(test.bus) == 8
 
 
@@ -332,12 +333,12 @@ def test_tests_that_cannot_be_compared_are_refused(tmp_path):
     other = re.sub(r"^( +)(\d+)( +\d+ +float)", r"\g<1>1\2\3", other, flags=re.MULTILINE)
     both = write(tmp_path, nccl(["n0", "n1"], 1.0) + other, "both.txt")
     refused(both, "no message size", "-b, -e and -f")
-    refused(one, "leave --column", column="busbw")
+    refused(one, "column", column="busbw")
     folder = tmp_path / "folder"
     folder.mkdir()
-    refused(folder, f"{folder}: ", "empty")
+    refused(folder, f"{folder}: ", "no files")
     (folder / "a.txt").write_text("nothing")
-    refused(folder, "bandwidths", "a.txt")
+    refused(folder, f"{folder}/a.txt: ", "no rows")
 
 
 @pytest.mark.parametrize(

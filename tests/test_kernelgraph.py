@@ -15,7 +15,7 @@ from prism.models.kerneltrace.graph import step_graph
 from prism.models.kerneltrace.steps import split_steps
 from prism.models.kerneltrace.table import kernel_table
 from prism.simulation.tracemodel.graph import ends_of, filled, replay, span
-from prism.traces.kineto import read_kineto
+from prism.traces import read_trace
 from prism.traces.table import make_trace
 
 PROGRAM = synth.training_step()
@@ -29,7 +29,7 @@ def make(folder, n_ranks, recorded=False, seed=3, program=PROGRAM, n_steps=8):
     times = synth.simulate(program, duration, host)
     offsets = 12_345.0 * np.arange(n_ranks)
     paths = synth.write(folder, program, times, offsets_us=offsets, recorded=recorded)
-    return read_kineto(paths), times, duration, host
+    return read_trace(paths), times, duration, host
 
 
 @pytest.fixture(
@@ -185,7 +185,7 @@ def test_kernel_table_has_counts_spreads_and_launch_gaps(tmp_path):
     adam = next(row for row in table if row.kernel_class == "optimizer")
     assert adam.mean == pytest.approx(90e-6, rel=0.1) and adam.cv == pytest.approx(0.1, rel=0.3)
     assert 1.1 < adam.p99_p50 < 1.5
-    lone = kernel_table(read_kineto([tmp_path / "rank0.json"]))
+    lone = kernel_table(read_trace([tmp_path / "rank0.json"]))
     assert [row.measure for row in lone if row.name.startswith("nccl")] == ["includes waiting"]
 
 
@@ -229,7 +229,7 @@ def test_any_trace_is_replayed_or_refused(tmp_path_factory, ranks):
     for path, events in zip(paths, ranks, strict=True):
         path.write_text(json.dumps({"traceEvents": events}))
     try:
-        trace = read_kineto(paths)
+        trace = read_trace(paths)
         found = summarize_replay(replay_trace(trace))
         graph = step_graph(trace)
     except PrismError as error:

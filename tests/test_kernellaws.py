@@ -10,9 +10,9 @@ import tables_made
 from test_kineto_commands import run
 
 import prism
-from prism.models.kernellaws.collectives import fit_line, library_of_collectives
-from prism.traces.hta import is_hta, read_hta
-from prism.traces.nccltests import read_nccl_tests
+from prism.models.kernellaws.collectives import fit_line
+from prism.traces import find_recording
+from prism.traces.rare.hta import is_hta
 
 SAMPLES = Path(__file__).parents[1] / "experiments" / "samples"
 
@@ -22,7 +22,7 @@ def test_moments_come_back(tmp_path, unit):
     rows = tables_made.durations(seed=3)
     path = tmp_path / "anything.txt"
     tables_made.hta_table(rows, unit=unit).to_csv(path, index=False)
-    moments = read_hta(path)
+    moments = find_recording(path).read()
     assert list(moments.n[:6]) == [400] * 6
     assert any("read as us" in note for note in moments.notes) == (unit == "ns")
     model = tmp_path / "library.nc"
@@ -72,7 +72,7 @@ def test_errors_of_a_line_cover(tmp_path):
         for seed in range(3):
             text = tables_made.nccl_tests(noise=0.02, seed=1_000 * trial + seed, high=64 << 20)
             (tmp_path / f"{seed}.txt").write_text(text)
-        tests, _ = read_nccl_tests(tmp_path, str(tmp_path))
+        tests = find_recording(tmp_path).read().tests
         fit = fit_line("all_reduce", 2, 16, tests)
         off = np.array([(fit.latency - 20e-6) / fit.latency_se,
                         (fit.bandwidth - 200e9) / fit.bandwidth_se])  # fmt: skip
@@ -94,9 +94,7 @@ def test_one_size_is_no_line(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text(tables_made.nccl_tests(low=1 << 20, high=1 << 20))
     assert "two sizes" in run("fit", path)[2]
-    assert "2 inputs" in run("fit", path, path)[2]
-    with pytest.raises(prism.PrismError, match="nodelist.txt: .*bandwidths"):
-        library_of_collectives(SAMPLES / "nodelist.txt")
+    assert find_recording(SAMPLES / "nodelist.txt").reader is None
 
 
 @pytest.mark.parametrize(
@@ -105,8 +103,6 @@ def test_one_size_is_no_line(tmp_path):
      ("all_reduce.txt", "library")],
 )  # fmt: skip
 def test_samples(name, kind):
-    if name == "chakra":
-        pytest.importorskip("google.protobuf")
     status, found, _ = run("fit", SAMPLES / name)
     assert status == 0 and found["kind"] == kind
     assert run("show", SAMPLES / name)[0] == 0

@@ -19,7 +19,7 @@ from prism.models.kerneltrace.model import fit_kernels
 from prism.models.kerneltrace.steps import align, split_steps
 from prism.simulation.tracemodel.graph import ends_of, filled, mean
 from prism.simulation.tracemodel.model import synthetic_graph
-from prism.traces.kineto import read_kineto
+from prism.traces import read_trace
 
 DEVICE_BOUND = synth.training_step(n_layers=3, kernels=4)
 HOST_BOUND = synth.training_step(n_layers=3, kernels=4, mean_us=8.0, host_us=40.0)
@@ -41,7 +41,7 @@ def job(program, n_ranks, effect, seed, n_steps=N_STEPS):
 
 
 def read(folder, program, times):
-    return read_kineto(synth.write(folder, program, times))
+    return read_trace(synth.write(folder, program, times))
 
 
 def measured_steps(trace):
@@ -124,7 +124,7 @@ def test_the_engine_simulates_the_same_model(tmp_path):
         path.rename(trace / path.name)
     save(fit(trace, 0), tmp_path / "model.nc")
     found = estimate(load_job(tmp_path / "model.nc"), replicates=6_400, seed=1)
-    drawn = simulated(fit_kernels(read_kineto(sorted(trace.iterdir()))))
+    drawn = simulated(fit_kernels(read_trace(sorted(trace.iterdir()))))
     step = found.step_time.values
     assert step.mean() == pytest.approx(drawn.mean(), rel=0.005)
     assert step.std() == pytest.approx(drawn.std(), rel=0.1)
@@ -168,7 +168,7 @@ def edited(folder, program, times, edit):
     made["traceEvents"] = edit(made["traceEvents"])
     path = folder / "edited.json"
     path.write_text(json.dumps(made))
-    return read_kineto([path])
+    return read_trace([path])
 
 
 def ends_in_the_typical_step(trace):
@@ -255,7 +255,7 @@ def test_a_replay_tells_spans_and_causes(tmp_path):
     assert summary["slowdown"] is None and summary["slowdown_same_work"] > 0.97
     assert {"compute", "host", "all_reduce"} <= set(summary["by_op_kind"])
     assert sum("waiting" in note for note in summary["notes"]) == 1
-    assert summarize_replay(replay_trace(read_kineto(paths)))["max_abs_error"] < 0.01
+    assert summarize_replay(replay_trace(read_trace(paths)))["max_abs_error"] < 0.01
 
 
 def test_one_step_is_too_little(tmp_path):

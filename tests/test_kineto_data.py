@@ -12,8 +12,7 @@ from prism.common.errors import PrismError
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.kerneltrace.table import kernel_table
 from prism.traces import read_trace
-from prism.traces.kineto import read_kineto
-from prism.traces.salvage import decode_events
+from prism.traces.kineto.events import decode_events
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TRACES = DATA / "kineto_traces"
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def read(*names):
-    return read_kineto([TRACES / f"{name}.json.gz" for name in names])
+    return read_trace([TRACES / f"{name}.json.gz" for name in names])
 
 
 def test_training_step_has_six_steps_and_all_activities():

@@ -13,8 +13,7 @@ from test_kineto_commands import run
 
 from prism.common.errors import PrismError
 from prism.traces import read_trace
-from prism.traces.kineto import read_kineto
-from prism.traces.stepmarks import NamedRanges, find_steps
+from prism.traces.kineto.stepmarks import NamedRanges, find_steps
 
 PROGRAM = kineto_synth.training_step(n_layers=2, kernels=2)
 TIMES = kineto_synth.simulate(PROGRAM, *kineto_synth.draw(PROGRAM, 4, 2, seed=5))
@@ -24,7 +23,7 @@ TIMES = kineto_synth.simulate(PROGRAM, *kineto_synth.draw(PROGRAM, 4, 2, seed=5)
 def both(tmp_path_factory):
     """The same times by PyTorch's profiler and by nsys."""
     folder = tmp_path_factory.mktemp("nsys")
-    kineto = read_kineto(kineto_synth.write(folder, PROGRAM, TIMES, recorded=True))
+    kineto = read_trace(kineto_synth.write(folder, PROGRAM, TIMES, recorded=True))
     for path in folder.glob("*.json"):
         path.unlink()
     nsys_synth.write(folder, PROGRAM, TIMES)

@@ -107,7 +107,6 @@ def test_kernels_stand_where_they_were_recorded(tmp_path):
 
 @pytest.mark.parametrize("profiler", ["nsys", "chakra"])
 def test_other_profilers_traces_have_timelines_by_rank(profiler):
-    pytest.importorskip("google.protobuf")
     path = Path(__file__).parents[1] / "experiments" / "samples" / profiler
     made = timeline(path)
     step = check_timeline(made)["steps"][0]

@@ -59,7 +59,7 @@ def test_spans_of_a_pipeline_trace_are_the_published_step_times():
 
 def test_production_step_times_ask_for_the_job():
     path = DATA / "production_traces" / "step_times.csv"
-    with pytest.raises(PrismError, match="trace: AR, SE, ST.*--column step_s --where trace=AR"):
+    with pytest.raises(PrismError, match="trace: AR, SE, ST.*--where"):
         read_step_times(path)
     assert read_step_times(path, where={"trace": "AR"}).seconds.size == 44
 
@@ -73,7 +73,7 @@ def test_mlperf_table_asks_until_one_system_is_left():
         read_step_times(path, "step_s")
     times = read_step_times(path, "step_s", {"system": "carina_ngpu1024_ngc25.04_nemo"})
     assert times.seconds.size == 1_080 and list(total_per_run(times)) == ["0", "1", "2"]
-    with pytest.raises(PrismError, match="run 0 .*second total; .*--where system="):
+    with pytest.raises(PrismError, match="run 0 .*second total; .*--where .*system: "):
         read_totals(f"{DATA / 'mlperf' / 'runs.parquet'}:ttt_s")
 
 

@@ -59,21 +59,20 @@ def test_steps_are_numbered_per_run_where_they_are_not(read):
     assert list(times.step) == [0, 1, 0]
 
 
-def test_several_durations_are_listed_with_an_example(read):
+def test_several_durations_are_listed_with_the_groups(read):
     text = "t_s,step_s,system\n0,1,x\n1,2,y\n2,3,x\n3,4,y\n"
-    with pytest.raises(PrismError, match="t_s, step_s; .*--column step_s --where system=x"):
+    with pytest.raises(PrismError, match="t_s, step_s; .*--column .*--where .*system: x, y"):
         read(text)
     times = read(text, column="step_s", where={"system": "y"})
     assert list(times.seconds) == [2, 4]
 
 
-def test_several_groups_are_listed_and_the_example_works(read):
+def test_several_groups_are_listed_with_their_values(read):
     text = "trace,gpu kind,step_s\n" + "A,h 100,1\nA,h 100,2\nB,a100,3\nB,h 100,4\n" * 3
-    with pytest.raises(PrismError, match="trace: A, B; gpu kind: a100, h 100") as raised:
+    with pytest.raises(PrismError, match="trace: A, B; gpu kind: a100, h 100; .*--where"):
         read(text)
-    assert "--column step_s --where trace=A (" in str(raised.value)
     assert list(read(text, where={"trace": "A"}).seconds) == [1, 2] * 3
-    with pytest.raises(PrismError, match="--where trace=B --where gpu_kind=a100|gpu kind=a100'"):
+    with pytest.raises(PrismError, match=": gpu kind: a100, h 100; "):
         read(text, where={"trace": "B"})
     assert len(read(text, where={"trace": "*", "gpu kind": "*"}).seconds) == 12
 
@@ -129,7 +128,7 @@ def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
         ("step_s\n", "and no rows"),
         ("n_avg,step_s\n1,2\n10,2\n", "n_avg, .* 1, 10"),
         ("run,step,step_s\na,1,1\na,1,2\na,2,3\na,2,4\n", r"steps\.csv:3: .*twice; (?!.*--where)"),
-        ("gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n", "gpus .*--where gpus=8"),
+        ("gpus,step,step_s\n8,1,1\n9,1,2\n8,2,3\n9,2,4\n", "--where .*gpus"),
         ("step,min\n1,1\n2,1\n", "duration .* step, min; .* seconds"),
         ('{"step_s": 1}', "JSON"),
     ],
@@ -211,7 +210,7 @@ def test_megatron_bad_number_names_its_line(read, value):
 
 
 def test_logs_have_no_columns(read):
-    with pytest.raises(PrismError, match="log, .*--column"):
+    with pytest.raises(PrismError, match="log.*column"):
         read(line(1, 10), column="step_s")
 
 
@@ -303,7 +302,7 @@ def test_totals_that_are_not_there(runs, spec, message):
     ("text", "message"),
     [
         ("run,t_s\na,1\na,2\n", r"t\.csv:3: run a .*second total; (?!.*--where)"),
-        ("run,sys,t_s\na,x,1\na,y,2\n", "run a .*second total; .*--where sys=x"),
+        ("run,sys,t_s\na,x,1\na,y,2\n", "run a .*second total; .*--where .*sys: x, y"),
         ("run,t_s\na,-1\n", r"t\.csv:2: t_s .*-1, .* 0"),
         ("t_s\n1\n2\n", "2 totals .*run or run_id"),
         ("run,t_s\na,\n", "t_s .*empty"),

@@ -42,7 +42,7 @@ def test_units_stand_in_the_name(tmp_path, unit, seconds):
         ("op_kind,duration", "duration .*duration_s, duration_ms"),
         ("op_kind,start_s", "op_kind, start_s; .*duration_s"),
         ("op_kind,dur_us", "expected .*duration_s.* dur_us"),
-        ("duration_s,rank", "optype, op_kind or name; .*duration_s, rank"),
+        ("duration_s,rank", "op_kind and name; .*duration_s, rank"),
         ("a,b", "op_kind and name; .*a, b"),
         ("op_kind,duration_s,duration_ms", "duration_s and duration_ms"),
         ("op_kind,duration_s,op_kind", "ops.csv:1: .*'op_kind'"),

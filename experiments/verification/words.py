@@ -55,7 +55,7 @@ ALLOWED = (
 _RECORDED = (r"iterations?", "a name in what other tools write")
 EXCEPTIONS = {
     "prism/traces/logs.py": _RECORDED,
-    "prism/traces/stepmarks.py": _RECORDED,
+    "prism/traces/kineto/stepmarks.py": _RECORDED,
     "prism/jobs/jobspec/othernames.py": _RECORDED,
     "prism/cli/commands/options.py": _RECORDED,
     "prism/models/kernellaws/collectives.py": (r"iterations", "repeats of a test, not steps"),

@@ -32,8 +32,7 @@ from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, run_blocks, settle_call
-from prism.traces import Trace, read_trace
-from prism.traces.kinds import recording_kind
+from prism.traces import Trace, find_recording, read_trace
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -196,13 +195,13 @@ def _read(what: What, step_range: str | None) -> Trace | None:
     known = str(what) in shipped_jobs() or path.suffix in (".yaml", ".yml", ".nc")
     if known or not path.exists():
         return None
-    kind = recording_kind(str(what))
-    if kind == "step_times":
+    found = find_recording(path)
+    if found.holds == "step_times":
         raise PrismError(
             f"{what}: step times alone, without the ops in them; give a job, a trace of ops, or "
             "what prism fit made of one"
         )
-    return read_trace(str(what), step_range) if kind == "trace" else None
+    return read_trace(found, step_range) if found.holds == "trace" else None
 
 
 # -------------------------------------------------------------------------------------------- jobs

@@ -18,8 +18,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
 from prism.simulation.steps import fresh_seed
-from prism.traces import read_step_times, read_totals, read_trace
-from prism.traces.kinds import holds_step_times
+from prism.traces import find_recording, read_step_times, read_totals, read_trace
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -136,13 +135,14 @@ def _split(
     where: Mapping[str, str] | None, call: Call,
 ) -> Case:  # fmt: skip
     """Fit one part of a recording and predict the other."""
-    if isinstance(trace, str | Path) and holds_step_times(str(trace)):
-        times = read_step_times(trace, column=column, where=where)
+    found = find_recording(trace)
+    if found.holds == "step_times":
+        times = read_step_times(found, column=column, where=where)
         return split_case(times, str(trace), train, call)
     if column is not None or where:
         names = f"{named('column')} and {named('where')}"
         raise PrismError(f"{names} choose among step times; a trace of ops has none")
-    return trace_case(read_trace(trace), train, call)
+    return trace_case(read_trace(found), train, call)
 
 
 def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job | str | Path:

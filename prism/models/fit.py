@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import prism
-from prism.common.errors import PrismError, named
+from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
 from prism.models.calibration.fit import Progress, calibrate
-from prism.models.kernellaws import ALONE, library_of_table, library_of_trace, why_no_model
+from prism.models.kernellaws import library_of_table, library_of_trace, why_no_model
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
@@ -31,9 +31,8 @@ from prism.simulation.steps import fresh_seed
 from prism.simulation.tracemodel.file import model_to_dataset
 from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
 from prism.simulation.tracemodel.model import TraceModel, figures, synthetic_graph
-from prism.traces import Trace, read_step_times, read_totals, read_trace
+from prism.traces import Trace, find_recording, read_step_times, read_totals, read_trace
 from prism.traces.choose import rows_in_name
-from prism.traces.kinds import recording_kind
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -101,14 +100,9 @@ def fit(
     64
     """
     seed = fresh_seed() if seed is None else seed
-    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    kinds = {recording_kind(str(path)): path for path in reversed(paths)}
-    alone = next((kind for kind in ALONE if kind in kinds), None)
-    if alone and len(paths) > 1:
-        raise PrismError(f"{kinds[alone]}: {ALONE[alone].format(n=len(paths))}")
-    series = [paths[0]] if alone == "step_times" else []
-    if series:
-        times = read_step_times(series[0], column=column, where=where)
+    found = find_recording(inputs)
+    if found.holds == "step_times":
+        times = read_step_times(found, column=column, where=where)
         known = None if totals is None else read_totals(totals, where=where)
         steps = fit_step_times(times, known, first_steps, seed)
         return step_model_to_dataset(steps, _provenance(times.source, seed))
@@ -117,12 +111,11 @@ def fit(
     ):  # fmt: skip
         if value is not None and value != {}:
             raise PrismError(f"--{name}: chooses among step times; a trace has none, leave it out")
-    if alone:
-        if step_range is not None:
-            raise PrismError(f"{named('step_range')}: {paths[0]} has no ranges; leave it out")
-        path = str(paths[0])
-        return library_of_table(path, alone).assign_attrs(_provenance(path, seed))
-    trace = read_trace(inputs, step_range)
+    if found.holds in ("kernels", "collectives"):
+        measured = found.read(step_range=step_range)
+        library = library_of_table(measured, found.source)
+        return library.assign_attrs(_provenance(found.source, seed))
+    trace = read_trace(found, step_range)
     reason = why_no_model(trace)
     if reason is not None:
         return library_of_trace(trace, reason).assign_attrs(_provenance(trace.source, seed))

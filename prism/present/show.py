@@ -70,17 +70,18 @@ def describe(
     """
     from prism.distributions.library import library_names
     from prism.jobs.jobspec.yaml import shipped_jobs
-    from prism.traces.kinds import recording_kind
+    from prism.traces import find_recording
 
     path = Path(what)
     if (path / "result.nc").is_file():  # the folder that a command wrote
         path = path / "result.nc"
         what = str(path)
     is_netcdf = path.suffix == ".nc" or (what in library_names() and what not in shipped_jobs())
-    kind = None
+    found = None
     is_job = what in shipped_jobs() or path.suffix in (".yaml", ".yml")
     if not is_netcdf and not is_job and path.exists():
-        kind = recording_kind(what)
+        found = find_recording(what)
+    kind = None if found is None else found.holds
     if (column is not None or where) and kind != "step_times":
         raise PrismError(
             f"{what}: --column and --where choose among step times, which this is not; leave them "
@@ -101,12 +102,12 @@ def describe(
     if is_netcdf:
         return _describe_netcdf(what)
     if kind in ("kernels", "collectives"):
-        return _describe_table(what)
+        return _describe_table(what)  # by its one reader: fit
     from prism.present.traceshow import describe_step_times, describe_trace
 
     if kind == "trace":
-        return describe_trace(what, step_range)
-    return describe_step_times(what, column, where)
+        return describe_trace(found or what, step_range)
+    return describe_step_times(found or what, column, where)
 
 
 def describe_jobs() -> Answer:

@@ -28,7 +28,7 @@ from prism.present.answer import (
     share,
 )
 from prism.present.answers.stepmodel import step_time_rows
-from prism.traces import read_step_times, read_trace
+from prism.traces import Recording, read_step_times, read_trace
 from prism.traces.table import Trace
 
 WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -36,7 +36,7 @@ WAITING = ("transfer", "all_reduce", "all_gather", "reduce_scatter", "all_to_all
 MOST_ROWS = 20
 
 
-def describe_trace(what: str, step_range: str | None = None) -> Answer:
+def describe_trace(what: str | Recording, step_range: str | None = None) -> Answer:
     """Describe a trace: its layout, and each kind of op with its spread.
 
     ``step_range`` is what its ranges that are steps are called, where nothing else marks them.
@@ -128,7 +128,7 @@ def _ops(kinds: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 
 def describe_step_times(
-    what: str, column: str | None = None, where: Mapping[str, str] | None = None
+    what: str | Recording, column: str | None = None, where: Mapping[str, str] | None = None
 ) -> Answer:
     """Describe a file of step times: how many, of how many runs, and their spread.
 

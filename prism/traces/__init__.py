@@ -3,16 +3,19 @@
 Formats are distinguished by content. Left out: fitting anything to what was read.
 """
 
-from prism.traces.detect import read_trace
-from prism.traces.steps import StepTimes, read_step_times, read_totals, total_per_run
+from prism.traces.readers import Recording, find_recording, holds, read_step_times, read_trace
+from prism.traces.steps import StepTimes, read_totals, total_per_run
 from prism.traces.table import COLUMNS, OP_KINDS, Trace, make_trace
 from prism.traces.tidy import to_tidy
 
 __all__ = [
     "COLUMNS",
     "OP_KINDS",
+    "Recording",
     "StepTimes",
     "Trace",
+    "find_recording",
+    "holds",
     "make_trace",
     "read_step_times",
     "read_totals",
@@ -23,5 +26,5 @@ __all__ = [
 
 # modules that rooms above may import
 FACE = (
-    "choose", "content", "hta", "kernelnames", "kinds", "nccltests", "table",
+    "choose", "file", "kernelnames", "rare.hta", "rare.nccltests", "rawtable", "table",
 )  # fmt: skip

@@ -1,14 +1,13 @@
 """Which column and which rows of a table the user means.
 
 A wide table holds several durations, and several jobs or systems: those not chosen among are an
-error that lists them with a command line. The unit of a duration is the last word of its
+error that lists them. The unit of a duration is the last word of its
 column's name, or the whole name. Left out: reading the values (steps.py).
 """
 
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.content import RawTable
+from prism.traces.rawtable import RawTable
 
 PER_SECOND = {
     "s": 1.0,
@@ -40,9 +39,6 @@ _OTHER_WORDS = ("min", "h")
 
 RUN_COLUMNS = ("run", "run_id")
 """Names of the column that tells runs apart."""
-
-MOST_GROUPS = 1_000
-"""Texts with more values than this describe rows, not groups."""
 
 ALL = "*"
 """Value of --where that takes all rows: the column is known not to matter."""
@@ -159,24 +155,6 @@ def list_values(values: list[str]) -> str:
     return ", ".join(value[:60] for value in values[:_SHOWN]) + more
 
 
-def example(table: RawTable, rows: NDArray[np.int64], columns: Mapping[str, str]) -> str:
-    """Write a choice that leaves one group of the rows, as a user types it.
-
-    Parameters
-    ----------
-    table, rows
-        The table, and the rows chosen so far.
-    columns : mapping of str to str
-        What was chosen already; the groups of the rest are chosen as in the first row.
-    """
-    chosen = dict(columns)
-    while groups := find_groups(table, rows, {*RUN_COLUMNS, "step", *chosen}):
-        name = max(groups, key=lambda name: len(groups[name]))  # others often follow from it
-        chosen[name] = str(table.texts(name)[rows[:1]].astype(str)[0])
-        rows = rows[np.asarray(table.texts(name)[rows] == chosen[name])]
-    return " ".join("--where " + shlex.quote(f"{name}={value}") for name, value in chosen.items())
-
-
 def duration_column(
     table: RawTable, column: str | None, where: Mapping[str, str], rows: NDArray[np.int64]
 ) -> str:
@@ -198,11 +176,14 @@ def duration_column(
             "one whose name ends with its unit, such as step_s or step_ms, or is one, such as "
             "seconds; the first line of a CSV names the columns"
         )
-    best = next((name for name in found if name.startswith("step")), found[0])
-    choice = example(table, rows, where)
-    raise PrismError(
-        f"{table.source}: several columns may be the step time: {', '.join(found)}; choose one, "
-        f"for example: --column {best} {choice}".rstrip()
+    raise several_columns(table, "step time", found, groups_among(table, rows, {"step", *where}))
+
+
+def several_columns(table: RawTable, what: str, found: list[str], groups: str) -> PrismError:
+    """Error for columns of which each may be meant; `groups` are to be chosen among too."""
+    return PrismError(
+        f"{table.source}: several columns may be the {what}: {', '.join(found)}; choose one with "
+        "--column NAME" + f", and rows with --where COLUMN=VALUE ({groups})" * bool(groups)
     )
 
 
@@ -220,30 +201,28 @@ def _is_mostly_numbers(table: RawTable, name: str) -> bool:
     return n_numbers > 0 and 2 * n_numbers >= int(series.notna().sum())
 
 
-def find_groups(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> dict[str, list[str]]:
-    """Find text columns with some few values in these rows, each with its values."""
-    groups = {}
+def groups_among(table: RawTable, rows: NDArray[np.int64], but: set[str]) -> str:
+    """List text columns with some few values in these rows, with the values; "" without any."""
+    groups = []
     for name in table.columns:
         series = table.frame[name]
-        if name in but or pd.api.types.is_numeric_dtype(series) or series.dtype.kind in "bmM":
+        known = name in but or name in RUN_COLUMNS
+        if known or pd.api.types.is_numeric_dtype(series) or series.dtype.kind in "bmM":
             continue
-        values = table.texts(name)[rows].remove_unused_categories()
-        n = len(values.categories)
+        values = list(table.texts(name)[rows].remove_unused_categories().categories)
         # as many values as rows: a remark or a file name, not a group (few rows can be both)
-        if 1 < n <= MOST_GROUPS and (2 * n <= rows.size or n <= 3):
-            groups[name] = [str(value) for value in values.categories]
-    return groups
+        if len(values) > 1 and (2 * len(values) <= rows.size or len(values) <= 3):
+            groups.append(f"{name}: {list_values(values)}")
+    return "; ".join(groups)
 
 
 def check_groups(
     table: RawTable, column: str, where: Mapping[str, str], rows: NDArray[np.int64]
 ) -> None:
     """Refuse rows of several jobs or systems."""
-    groups = find_groups(table, rows, {column, *RUN_COLUMNS, "step", *where})
+    groups = groups_among(table, rows, {column, "step", *where})
     if groups:
-        listed = "; ".join(f"{name}: {list_values(values)}" for name, values in groups.items())
         raise PrismError(
-            f"{table.source}: holds several groups ({listed}), which pooled would look like "
-            f"spread; choose, for example: --column {column} {example(table, rows, where)} "
-            f"({ALL} as a value takes all)"
+            f"{table.source}: holds several groups, which pooled would look like spread: {groups}; "
+            f"choose with --where COLUMN=VALUE ({ALL} takes all)"
         )

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.content import RawTable
+from prism.traces.rawtable import RawTable
 from prism.traces.table import Fault, Trace, impossible_fault, make_trace, sound_rows, time_faults
 
 Ints = NDArray[np.int64]

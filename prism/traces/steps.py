@@ -2,15 +2,13 @@
 
 The unit of a duration stands in its column's name. A file that holds several durations, jobs or
 systems is refused until the user says which, since pooled they would look like spread. Left out:
-traces of ops (detect.py), and any statistics.
+any statistics.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,18 +17,19 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.traces.choose import (
     ALL,
-    MOST_GROUPS,
     RUN_COLUMNS,
     check_column,
     check_groups,
     chosen_rows,
     duration_column,
-    example,
+    groups_among,
     list_values,
     per_second,
+    unit_of,
 )
-from prism.traces.content import RawTable, as_text, find_kind, read_table, read_text
-from prism.traces.logs import is_log, read_log
+from prism.traces.file import RecordedFile
+from prism.traces.logs import read_log
+from prism.traces.rawtable import RawTable
 from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
 _MEAN_OVER = ("mean_over", "n_avg")
@@ -68,38 +67,33 @@ class StepTimes:
     notes: tuple[str, ...] = ()
 
 
-def read_step_times(
-    path: str | os.PathLike[str],
+def read_log_times(files: Sequence[RecordedFile]) -> StepTimes:
+    """Read the step times of a Megatron or MLPerf log."""
+    log = read_log(files[0].text, files[0].source)
+    run = np.array(log.run, dtype=np.str_)
+    notes = tuple(log.notes)
+    return StepTimes(log.seconds, log.step, run, files[0].source, log.column, log.mean_over, notes)
+
+
+def read_table_times(
+    files: Sequence[RecordedFile],
     column: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> StepTimes:
-    """Read measured step times."""
-    source = str(path)
-    kind = find_kind(Path(path), source)
-    text = read_text(Path(path), source) if kind == "text" else None
-    if text is not None and is_log(text):
-        if column is not None or where:
-            raise PrismError(
-                f"{source}: is a log, which has no columns; leave --column and --where out"
-            )
-        log = read_log(text, source)
-        run = np.array(log.run, dtype=np.str_)
-        return StepTimes(
-            log.seconds, log.step, run, source, log.column, log.mean_over, tuple(log.notes)
-        )
-    if kind == "json":
-        raise PrismError(
-            f"{source}: is JSON; expected step times: a CSV or parquet table, or a log of "
-            "Megatron or MLPerf"
-        )
-    table = read_table(Path(path), source, kind, text)
-    where = dict(where or {})
+    """Read step times from a table."""
+    table, where = files[0].table, dict(where or {})
     for name in where:
         check_column(table, name, "--where")
     rows = chosen_rows(table, where)
     column = duration_column(table, column, where, rows)
     check_groups(table, column, where, rows)
     return _from_table(table, column, where, rows)
+
+
+def is_step_table(file: RecordedFile) -> bool:
+    """Say whether a table has a duration by its name, or counts steps."""
+    # steps without a unit are step times still: their reader says what is wrong
+    return "step" in file.columns or any(unit_of(name) is not None for name in file.columns)
 
 
 def total_per_run(times: StepTimes) -> dict[str, float]:
@@ -117,8 +111,7 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
             f"{spec}: expected FILE:COLUMN, the table of totals and its column, such as "
             "runs.csv:train_time_s"
         )
-    kind = find_kind(Path(source), source)
-    table = read_table(Path(source), source, kind)
+    table = RecordedFile(source).table
     check_column(table, column, "--totals")
     chosen = {name: value for name, value in (where or {}).items() if name in table.columns}
     rows = chosen_rows(table, chosen)
@@ -139,10 +132,10 @@ def read_totals(spec: str, where: Mapping[str, str] | None = None) -> dict[str, 
                 f"{table.locate(int(row))}: {column} is {total:g}, expected a number above 0"
             )
         if str(run) in totals:
-            choice = example(table, rows, chosen)
+            groups = groups_among(table, rows, set(chosen))
             raise PrismError(
                 f"{table.locate(int(row))}: run {run} has a second total; expected one row per run"
-                + (f"; choose, for example: {choice}" if choice else "")
+                + f"; choose with --where COLUMN=VALUE ({groups})" * bool(groups)
             )
         totals[str(run)] = float(total)
     if not totals:
@@ -229,15 +222,12 @@ def _repeated(
             name
             for name in table.columns
             if name not in taken
-            and 1 < frame[name].nunique() <= min(MOST_GROUPS, rows.size / 2)
+            and 1 < frame[name].nunique() <= rows.size / 2
             and not keys.assign(value=frame[name].to_numpy()).duplicated().any()
         ]
         way = "add a column run that identifies the run"
         if split:
-            way = (
-                f"{' or '.join(split)} distinguishes them; choose, for example: --where "
-                f"{split[0]}={as_text(table.frame[split[0]].iloc[rows[0]])}"
-            )
+            way = f"choose with --where COLUMN=VALUE ({', '.join(split)} distinguish them)"
         first = int(rows[np.flatnonzero(others)[0]])
         raise PrismError(f"{table.locate(first)}: the run has this step twice; {way}")
     return Fault("the run has this step twice", again, limit=1.0)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.traces.choose import per_second
-from prism.traces.content import RawTable
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.pipeline import OPTYPES
+from prism.traces.rawtable import RawTable
 from prism.traces.table import (
     COLUMNS,
     INTEGER_COLUMNS,
@@ -48,7 +48,8 @@ def read_tidy(table: RawTable) -> Trace:
     if not is_tidy(table.columns):
         raise PrismError(
             f"{table.source}: lacks op_kind and name; found {table.listing}; expected "
-            "one of them beside a duration column such as duration_s"
+            "one of them beside a duration column such as duration_s; if it holds step times, use "
+            "it where those are asked for"
         )
     duration = _time(table, "duration")
     if duration is None:

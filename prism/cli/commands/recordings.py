@@ -7,10 +7,10 @@ from prism.common.errors import PrismError
 
 def explained(inputs: tuple[str, ...], error: PrismError) -> PrismError:
     """Say what can be done with step times, where a trace of ops was expected."""
-    from prism.traces.kinds import holds_step_times
+    from prism.traces import holds
 
     for name in inputs:
-        if holds_step_times(name):
+        if holds(name) == "step_times":
             return PrismError(
                 f"{name}: holds step times, not ops, and there is nothing to replay; prism fit "
                 f"{name} learns from them alone, prism validate JOB --measured {name} compares "

@@ -15,8 +15,14 @@ from numpy.typing import NDArray
 
 from prism.cluster.nodes.hosts import Measured
 from prism.common.errors import PrismError
-from prism.traces.choose import PER_SECOND, check_column, check_groups, example
-from prism.traces.content import RawTable
+from prism.traces.choose import (
+    PER_SECOND,
+    check_column,
+    check_groups,
+    groups_among,
+    several_columns,
+)
+from prism.traces.rawtable import RawTable
 
 # names of the column that tells the GPUs of a node apart; the first that is there
 GPU_COLUMNS = ("gpu_id", "gpu_index", "gpu_uuid", "uuid", "local_rank", "device_id", "device",
@@ -145,7 +151,4 @@ def _measurement(
             f"{table.listing}; expected `node, slowdown`, or a time or rate per GPU whose name "
             "ends with its unit, such as gemm_ms or gemm_tflops"
         )
-    raise PrismError(
-        f"{table.source}: several columns may be the measurement: {', '.join(found)}; choose one, "
-        f"for example: --column {found[0]} {example(table, rows, where)}".rstrip()
-    )
+    raise several_columns(table, "measurement", found, groups_among(table, rows, set(where)))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from prism.common.errors import PrismError
 from prism.jobs.hostlists import is_number, looks_like_list, read_hosts_text
-from prism.traces.content import find_kind, read_text
+from prism.traces.file import RecordedFile
 
 _SHOWN = 4
 MOST_BYTES = 64 << 20  # of a list: the 2 million hosts it may have, with 32 characters each
@@ -55,10 +55,11 @@ def read_host_list(path: str, n_nodes: int, spares: int = 0) -> list[str]:
             f"{path!r}: neither a file nor a list of hosts; expected a host file, or a list such "
             "as node[001-004,7]"
         )
-    elif find_kind(Path(path), path) != "text":
-        raise PrismError(f"{path}: is no text; expected a list of hosts, one name per line")
     else:
-        text = read_text(Path(path), path, MOST_BYTES).decode("utf-8", "replace")
+        file = RecordedFile(path)
+        if file.kind != "text":
+            raise PrismError(f"{path}: is no text; expected a list of hosts, one name per line")
+        text = file.read_text(MOST_BYTES).decode("utf-8", "replace")
     names = read_hosts_text(text, path)
     if len(names) not in (n_nodes, n_nodes + spares):
         more = len(names) - n_nodes

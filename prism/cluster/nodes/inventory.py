@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +14,10 @@ from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
 from prism.cluster.nodes.burnin import UNKNOWN, read_burn_in
 from prism.cluster.nodes.hosts import Measured, find_nodes
 from prism.common.errors import PrismError
+from prism.traces import find_recording
 from prism.traces.choose import check_column, chosen_rows
-from prism.traces.content import RawTable, find_kind, read_table, read_text
-from prism.traces.nccltests import BandwidthTest, is_nccl_tests, read_nccl_tests
+from prism.traces.rare.nccltests import BandwidthTest, BandwidthTests
+from prism.traces.rawtable import RawTable
 
 NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
 LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are errors
@@ -72,20 +72,19 @@ def read_inventory(
         If the file is none of these, a node is unknown or there twice, a slowdown is not above
         0, or nothing is left.
     """
-    source, file, where = str(path), Path(path), dict(where or {})
-    file_kind = None if file.is_dir() else find_kind(file, source)
-    # mpirun's prefix starts as JSON does
-    text = read_text(file, source) if file_kind in ("text", "json") else b""
-    if file_kind is None or is_nccl_tests(text):
+    source, where = str(path), dict(where or {})
+    found = find_recording(path)
+    if found.holds == "collectives":
         if column is not None or where or kind not in (None, "network"):
             raise PrismError(
                 f"{source}: is output of nccl-tests, which has no columns and measures the "
                 "network; leave --column, --where and --kind out"
             )
-        measured = _solve(*read_nccl_tests(file, source), source)
+        measured = _solve(found.read(), source)
     else:
-        table = read_table(file, source, file_kind, text or None)
-        measured = _from_table(table, kind or "compute", column, where, gpus_per_node)
+        measured = _from_table(
+            found.files[0].table, kind or "compute", column, where, gpus_per_node
+        )
     nodes = find_nodes(list(measured.factors), n_nodes, hosts, measured.locate)
     slow = {nodes.index[label]: slow_by_kind(x) for label, x in measured.factors.items()}
     notes = measured.notes + [nodes.note] * bool(nodes.note) + _remarks(slow, n_nodes)
@@ -207,13 +206,14 @@ def _from_factors(
 
 
 # ------------------------------------------------------------------------------------- nccl-tests
-def _solve(tests: Sequence[BandwidthTest], notes: list[str], source: str) -> Measured:
+def _solve(found: BandwidthTests, source: str) -> Measured:
     """Find how slow each node's network is from tests among one or more nodes.
 
     A test is as slow as its slowest node, so the slowdown of node i is bounded by that of every
     test it took part in: ``f_i = min over tests with i of y``, the largest solution of
     ``y = max over its nodes of f`` for all tests. The median node is then made 1.
     """
+    tests = found.tests
     slowdown = [_relative(test, tests, source) for test in tests]
     factors: dict[str, float] = {}
     for test, y in zip(tests, slowdown, strict=True):
@@ -226,7 +226,7 @@ def _solve(tests: Sequence[BandwidthTest], notes: list[str], source: str) -> Mea
         f"{len(tests):,} tests of {len(factors):,} nodes: time at the largest messages, by bus "
         f"bandwidth, over that of the median node: {low:.3g} to {high:.3g}"
     )
-    notes = [summary, *notes]
+    notes = [summary, *found.notes]
     if n_single := sum(len(test.hosts) == 1 for test in tests):
         notes.append(
             f"{n_single:,} tests ran within one node, over NVLink unless NCCL was kept off it "

@@ -134,9 +134,9 @@ def _read_job(path: Path) -> Layer:
         wrong = error
     # what is called YAML is meant to be a job
     if not {"base", *BLOCKS} & layer.values.keys() and path.suffix not in (".yaml", ".yml"):
-        from prism.traces.kinds import recording_kind  # slow to import
+        from prism.traces import holds  # slow to import
 
-        kind = recording_kind(str(path))
+        kind = holds(str(path))
         if kind is not None:
             held = {"trace": "a trace", "step_times": "step times"}.get(kind, "measurements")
             way_out = f"prism fit {shown} -o MODEL.nc learns from it"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from prism.common.text import format_share
 from prism.distributions.library import Entry
 from prism.distributions.samples import sample_law
 from prism.models.kernellaws.pack import make_library
-from prism.traces.nccltests import BandwidthTest, read_nccl_tests
+from prism.traces.rare.nccltests import BandwidthTest, BandwidthTests
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -85,9 +84,9 @@ class LinkFit:
         return int(self.size.size)
 
 
-def library_of_collectives(path: str | Path) -> xr.Dataset:
+def library_of_collectives(measured: BandwidthTests, source: str) -> xr.Dataset:
     """Make a library of the tests in a file or folder."""
-    tests, notes = read_nccl_tests(Path(path), str(path))
+    tests, notes = measured.tests, list(measured.notes)
     kinds: dict[tuple[str, int, int], list[BandwidthTest]] = {}
     for test in tests:
         kinds.setdefault((test.name, len(test.hosts), test.n_gpus), []).append(test)
@@ -99,9 +98,10 @@ def library_of_collectives(path: str | Path) -> xr.Dataset:
         fits.append(fit_line(name or "collective", hosts, gpus, runs))
     if not fits:
         raise PrismError(
-            f"{path}: no test has the times of two sizes or more; run with several: -b 8 -e 8G -f 2"
+            f"{source}: no test has the times of two sizes or more; run with several: -b 8 -e 8G "
+            "-f 2"
         )
-    return make_library(_entries(fits, str(path)), _report(fits, str(path), notes), str(path))
+    return make_library(_entries(fits, source), _report(fits, source, notes), source)
 
 
 def fit_line(name: str, n_hosts: int, n_gpus: int, runs: Sequence[BandwidthTest]) -> LinkFit:

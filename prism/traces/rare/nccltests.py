@@ -11,10 +11,9 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from prism.common.errors import PrismError
-from prism.traces.content import find_kind, read_text
+from prism.traces.file import RecordedFile
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
 _MOST_BUS = 1e6  # GB/s; no link has as much
@@ -56,48 +55,25 @@ class BandwidthTest:
     """Duration [s] by message size [byte] and column, where the table tells it."""
 
 
+@dataclass(frozen=True)
+class BandwidthTests:
+    """The tests of a file or folder, and what was left out."""
+
+    tests: tuple[BandwidthTest, ...]
+    notes: tuple[str, ...]
+
+
 def is_nccl_tests(text: bytes) -> bool:
     """Tell whether a text is output of nccl-tests: it has a table with a bus bandwidth."""
     return re.search(rb"\bsize\b.*\balgbw\s+busbw\b", text) is not None
 
 
-def read_nccl_tests(path: Path, source: str) -> tuple[list[BandwidthTest], list[str]]:
-    """Read the tests in a file, or in all files of a folder.
-
-    Parameters
-    ----------
-    path : Path
-        The file or folder.
-    source : str
-        How the user named it, for messages.
-
-    Returns
-    -------
-    tuple of list of BandwidthTest and list of str
-        The tests in the order of the files (10 after 9), and what was left out.
-
-    Raises
-    ------
-    PrismError
-        If no file holds a table of bandwidths.
-    """
-    files = [path] if path.is_file() else sorted(_files(path, source), key=_natural)
+def read_nccl_tests(files: Sequence[RecordedFile]) -> BandwidthTests:
+    """Read the tests, in the order of the files."""
     tests: list[BandwidthTest] = []
     notes: list[str] = []
     for file in files:
-        shown = source if file == path else str(file)
-        try:
-            # mpirun's prefix starts as JSON does
-            text = b"" if find_kind(file, shown) == "parquet" else read_text(file, shown)
-        except PrismError as error:
-            if file == path:
-                raise
-            notes.append(f"left out: {error}")
-            continue
-        found = _parse(text, shown, file.name)
-        if not found and not is_nccl_tests(text):
-            notes.append(f"left out: {shown}: is no output of nccl-tests")
-        for test in found:
+        for test in _parse(file.text, file.source, file.path.name):
             if test.bus:
                 tests.append(test)
             else:
@@ -105,26 +81,10 @@ def read_nccl_tests(path: Path, source: str) -> tuple[list[BandwidthTest], list[
     if not tests:
         more = f" ({'; '.join(notes[:3])})" if notes else ""
         raise PrismError(
-            f"{source}: no table of bandwidths{more}; expected output of nccl-tests, whose lines "
-            "below `size count type redop root time algbw busbw` hold numbers"
+            f"{files[0].source}: no table of bandwidths{more}; expected output of nccl-tests, "
+            "whose lines below `size count type redop root time algbw busbw` hold numbers"
         )
-    return tests, notes
-
-
-def _files(folder: Path, source: str) -> list[Path]:
-    """List the files of a folder, without the hidden ones."""
-    try:
-        files = [f for f in folder.iterdir() if f.is_file() and not f.name.startswith(".")]
-    except OSError as error:
-        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
-    if not files:
-        raise PrismError(f"{source}: the folder is empty; expected a file per node or per pair")
-    return files
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort key of a name in which numbers count as numbers."""
-    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.name)]
+    return BandwidthTests(tuple(tests), tuple(notes))
 
 
 @dataclass

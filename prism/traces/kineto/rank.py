@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
-from prism.traces.messages import number, numbers, raw_text, read_message, whole
-from prism.traces.salvage import Args, Event, RawTrace, arguments, correlation
+from prism.traces.kineto.events import Args, Event, RawTrace, arguments
+from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
 
 Floats = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ class RankTrace:
     world_size: int | None
     base_time_ns: int
     origin_us: float
-    columns: dict[str, Any]
+    columns: dict[str, NDArray[Any]]
     start: Floats
     duration: Floats
     launch: Floats
@@ -95,6 +95,23 @@ class RankTrace:
     fine: bool
     """Whether times have fractions of a microsecond."""
     notes: list[str]
+
+
+COLUMN_TYPES = {
+    "op_kind": object, "kernel_class": object, "name": object, "stream": np.int64,
+    "bytes": np.float64, "group": object, "group_size": np.int64, "correlation": np.int64,
+    "thread": np.int64, "op": object, "shape": object, "copy_back": np.bool_,
+}  # fmt: skip
+"""Columns of a rank's device activities."""
+
+
+def as_columns(rows: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
+    """Turn rows, with cells in the order of `COLUMN_TYPES`, into columns."""
+    cells = list(zip(*rows, strict=True)) or [()] * len(COLUMN_TYPES)
+    return {
+        name: np.array(values, dtype=kind)
+        for (name, kind), values in zip(COLUMN_TYPES.items(), cells, strict=True)
+    }
 
 
 class _Activity:
@@ -213,7 +230,7 @@ class _Launches:
         self.names = [e.name if isinstance(e.name, str) else "" for e in events]
         self.start, self.end = start, start + np.maximum(0.0, duration)
         self.thread = [threads.setdefault(e.tid, len(threads)) for e in events]
-        self.correlation = [whole(correlation(e)) for e in events]
+        self.correlation = [whole(arguments(e).correlation) for e in events]
         self.by_correlation = {c: i for i, c in enumerate(self.correlation) if c >= 0}
 
 
@@ -350,16 +367,9 @@ def _describe(
     hosts: dict[int, _Host],
     index: list[int],
     launches: _Launches,
-) -> dict[str, Any]:
+) -> dict[str, NDArray[Any]]:
     """Columns of names, classes, streams and collectives' arguments."""
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "op_kind", "kernel_class", "name", "stream", "bytes", "group", "group_size",
-            "correlation", "thread", "op", "shape", "copy_back",
-        )
-    }  # fmt: skip
-    append = [column.append for column in columns.values()]
+    rows = []
     shapes: dict[tuple[bytes, bytes], str] = {}
     for activity, at in zip(device, index, strict=True):
         args, category = activity.args, activity.category
@@ -375,11 +385,9 @@ def _describe(
             shape = shapes.get(key, "")
             if not shape and key[0]:
                 shape = shapes[key] = " ".join(raw_text(x) for x in (args.grid, args.block))
-        row = (
+        rows.append((
             kind, kernel_class, name, whole(args.stream), n_bytes, group, size,
             whole(args.correlation), launches.thread[at] if at >= 0 else -1, host.op, shape,
             category == "memcpy" and "DtoH" in name and "Pinned" not in name,
-        )  # fmt: skip
-        for add, value in zip(append, row, strict=True):
-            add(value)
-    return dict(columns)
+        ))  # fmt: skip
+    return as_columns(rows)

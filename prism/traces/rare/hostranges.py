@@ -17,8 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.traces.kernelnames import op_role
-from prism.traces.nsystables import Ints, NsysFile
-from prism.traces.stepmarks import NamedRanges
+from prism.traces.kineto.stepmarks import NamedRanges
+from prism.traces.rare.nsystables import Ints, NsysFile
 
 _PUSH_POP, _START_END = 59, 60  # numbers of the types where the file does not name them
 PROCESS = ~np.int64((1 << 24) - 1)

@@ -9,9 +9,8 @@ collectives (nsys does not name them), CPU samples, metrics.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.hostranges import PROCESS, HostRanges, read_ranges
+from prism.traces.file import RecordedFile
 from prism.traces.kernelnames import classify, collective_kind, is_communication_kernel
-from prism.traces.kineto import drop_impossible, join_ranks
-from prism.traces.kinetorank import CALLS, Calls, RankTrace, step_of
-from prism.traces.nsystables import KERNELS, Ints, NsysFile, open_nsys
-from prism.traces.rankfiles import read_each
-from prism.traces.salvage import once
-from prism.traces.stepmarks import candidates, compile_pattern, find_steps, no_such_step
+from prism.traces.kineto.join import read_ranks
+from prism.traces.kineto.rank import CALLS, Calls, RankTrace, step_of
+from prism.traces.kineto.stepmarks import candidates, compile_pattern, find_steps, no_such_step
+from prism.traces.rare.hostranges import PROCESS, HostRanges, read_ranges
+from prism.traces.rare.nsystables import KERNELS, Ints, NsysFile, open_nsys
 from prism.traces.table import Trace
 
 Floats = NDArray[np.float64]
@@ -64,33 +62,19 @@ class _Calls:
     stream and the correlation of its record; -1 unknown."""
 
 
-def read_nsys(
-    paths: Sequence[str | Path], found: Collection[Path] = (), step_range: str | None = None
-) -> Trace:
+def read_nsys(files: Sequence[RecordedFile], step_range: str | None = None) -> Trace:
     """Read exports of one job."""
     pattern = compile_pattern(step_range)
 
-    def read_file(path: Path) -> tuple[list[RankTrace], list[str]]:
-        with open_nsys(path, str(path)) as file:
-            return _read_file(file, pattern)
+    def read_file(file: RecordedFile) -> list[RankTrace]:
+        with open_nsys(file.path, file.source) as tables:
+            return _read_file(tables, pattern)
 
-    done, notes = read_each(paths, found, read_file)
-    ranks: list[RankTrace] = []
-    files: list[Path] = []
-    told: list[tuple[str, str]] = []
-    for path, (read, said) in done:
-        for rank in read:
-            said += [*rank.notes, *drop_impossible(rank)]
-        told += [(path.name, note) for note in dict.fromkeys(said)]
-        ranks += read
-        files += [path] * len(read)
-    return join_ranks(ranks, files, [*once(told, len(set(files))), *notes], "nsys")
+    return read_ranks(files, read_file, "nsys")
 
 
-def _read_file(
-    file: NsysFile, pattern: re.Pattern[str] | None
-) -> tuple[list[RankTrace], list[str]]:
-    """Read the ranks of one file, and notes."""
+def _read_file(file: NsysFile, pattern: re.Pattern[str] | None) -> list[RankTrace]:
+    """Read the ranks of one file."""
     device = _device(file)
     calls = _calls(file)
     ranges = read_ranges(file)
@@ -120,7 +104,9 @@ def _read_file(
         notes.append(f"{len(owners)} processes in one file: ranks are numbered by device")
     if not any(rank.steps for rank in ranks):
         notes.append(_no_steps(ranges, pattern, file.source))
-    return [rank for rank in ranks if rank.start.size], notes
+    ranks = [rank for rank in ranks if rank.start.size]
+    ranks[0].notes += notes
+    return ranks
 
 
 def _rank_numbers(file: NsysFile, owners: list[tuple[int, int]]) -> list[int | None]:
@@ -271,10 +257,10 @@ def _rank(
         number, None, base_ns, origin / 1e3,
         _describe(device, rows, here, around)
         | {
-            "stream": device.of("streamId")[rows].tolist(),
-            "correlation": wanted.tolist(),
-            "thread": np.where(call >= 0, threads[call] if threads.size else -1, -1).tolist(),
-            "copy_back": device.of("back")[rows].astype(bool).tolist(),
+            "stream": device.of("streamId")[rows],
+            "correlation": wanted,
+            "thread": np.where(call >= 0, threads[call] if threads.size else -1, -1),
+            "copy_back": device.of("back")[rows].astype(bool),
         },
         start, duration, launch, launch_end, step_of(when, steps), steps,
         _waits(c, calls, pid, threads, origin), int(own.size + here.size), 0, True, [],
@@ -312,11 +298,11 @@ def _describe(
     columns = dict(zip(("op_kind", "kernel_class", "name", "op"), table[codes].T, strict=True))
     size = device.of("bytes")[rows]
     return {
-        **{key: values.tolist() for key, values in columns.items()},
+        **columns,
         "bytes": np.where(size >= 0, size, np.nan),
-        "group": [""] * rows.size,
-        "group_size": [-1] * rows.size,
-        "shape": np.array(device.shapes, dtype=object)[device.shape[rows]].tolist(),
+        "group": np.full(rows.size, "", dtype=object),
+        "group_size": np.full(rows.size, -1),
+        "shape": np.array(device.shapes, dtype=object)[device.shape[rows]],
     }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.traces.kernelnames import collective_kind
-from prism.traces.salvage import Args, Event, arguments, as_int
+from prism.traces.kineto.events import Args, Event, arguments, as_int
 
 _ELEMENT_BYTES = {
     1: ("byte", "char", "bool", "unsigned char", "signed char", "uint8", "int8"),

@@ -9,27 +9,27 @@ start times they lie on a timeline, else only their durations are known. Left ou
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
-from prism.traces.chakraproto import COLLECTIVES, NODE_TYPES, decode
-from prism.traces.content import find_kind, read_text
+from prism.traces.file import RecordedFile
 from prism.traces.kernelnames import COLLECTIVES as COLLECTIVE_KINDS
 from prism.traces.kernelnames import classify, collective_kind, is_communication_kernel
-from prism.traces.kineto import drop_impossible, join_ranks
-from prism.traces.kinetorank import Calls, RankTrace, step_of
-from prism.traces.messages import number, whole
-from prism.traces.rankfiles import read_each
-from prism.traces.salvage import SHORTER, once
-from prism.traces.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
-from prism.traces.table import Trace, make_trace
+from prism.traces.kineto.events import SHORTER
+from prism.traces.kineto.join import read_ranks
+from prism.traces.kineto.messages import number, whole
+from prism.traces.kineto.rank import Calls, RankTrace, as_columns, step_of
+from prism.traces.kineto.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
+from prism.traces.rare.chakraproto import COLLECTIVES, NODE_TYPES, decode, is_proto
+from prism.traces.table import Trace
 
 _RANK = re.compile(r"\.(\d{1,7})\.(?:et|json)(?:\.gz)?$")  # <name>.<rank>.et, as simulators want it
 _JSON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
@@ -37,33 +37,34 @@ _LONGEST_US = 1e12  # 11.6 days: no recording lasts as long
 _HOST_NODES = 3  # shown where a file has no others
 
 
-def read_chakra(
-    paths: Sequence[str | Path], found: Collection[Path] = (), step_range: str | None = None
-) -> Trace:
+def is_chakra(file: RecordedFile) -> bool:
+    """Tell an execution trace by its messages, or JSON by its schema without profiler's events."""
+    if file.kind != "json":
+        return file.kind in ("text", "binary") and is_proto(file.head)
+    return re.search(rb'"schema"\s*:\s*"', file.head) is not None and (
+        b'"traceEvents"' not in file.head
+    )
+
+
+def read_chakra(files: Sequence[RecordedFile], step_range: str | None = None) -> Trace:
     """Read execution traces of one job, one file a rank."""
     pattern = compile_pattern(step_range)
-    done, left_out = read_each(paths, found, lambda path: _read_file(path, pattern))
-    files, ranks = [path for path, _ in done], [rank for _, rank in done]
-    timed = all(rank.start.size and np.isfinite(rank.start).all() for rank in ranks)
-    told = [
-        (path.name, note)
-        for path, rank in done
-        for note in [*rank.notes, *(drop_impossible(rank) if timed else [])]
-    ]
-    notes = [*once(told, len(files)), *left_out]
-    if timed:
-        return join_ranks(ranks, files, notes, "chakra")
-    return _without_times(ranks, files, notes)
+    return read_ranks(files, lambda file: [_read_file(file, pattern)], "chakra")
 
 
-def _read_file(path: Path, pattern: re.Pattern[str] | None) -> RankTrace:
+def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace:
     """Read the nodes of one file."""
-    source = str(path)
-    data = read_text(path, source, MOST_TRACE)
+    source, as_json = file.source, file.kind == "json"
+    data = file.read_text(MOST_TRACE)
     sizes.check_size(source, {"bytes of nodes": (len(data), sizes.EVENT_BYTE)}, SHORTER)
-    as_json = find_kind(path, source) == "json"
-    read = _json_nodes(data, source) if as_json else _proto_nodes(data, source)
-    nodes, about, notes = read
+    notes = []
+    about: dict[str, Any] = {}
+    if as_json:
+        nodes = _json_nodes(data, source)
+    else:
+        about, nodes, cut = decode(data, source)
+        if cut:
+            notes.append(f"the file ends inside a message: {len(nodes):,} nodes before were read")
     marked = any("is_cpu_op" in node for node in nodes)
     device = [
         node for node in nodes
@@ -83,16 +84,7 @@ def _read_file(path: Path, pattern: re.Pattern[str] | None) -> RankTrace:
             f"{len(zero):,} of {len(device):,} device nodes last 0: durations are whole "
             "microseconds, and shorter kernels read 0"
         )
-    return _rank(device, host, about, notes, path, pattern)
-
-
-def _proto_nodes(
-    data: bytes, source: str
-) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    """Nodes, attributes of the file and notes."""
-    version, about, nodes, cut = decode(data, source)
-    notes = [f"the file ends inside a message: {len(nodes):,} nodes before it were read"] * cut
-    return nodes, {"version": version, **about}, notes
+    return _rank(device, host, about, notes, file.path, pattern)
 
 
 class _JsonNode(msgspec.Struct, gc=False):
@@ -107,11 +99,10 @@ class _JsonNode(msgspec.Struct, gc=False):
 
 
 class _JsonFile(msgspec.Struct):
-    schema: Any = None
     nodes: list[_JsonNode] = []
 
 
-def _json_nodes(data: bytes, source: str) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _json_nodes(data: bytes, source: str) -> list[dict[str, Any]]:
     """Nodes of a linked trace in JSON, as those of protobuf."""
     try:
         file = msgspec.json.decode(data, type=_JsonFile)
@@ -133,7 +124,7 @@ def _json_nodes(data: bytes, source: str) -> tuple[list[dict[str, Any]], dict[st
         if node.stream is not None:
             made["stream"] = node.stream
         nodes.append(made)
-    return nodes, {"version": str(file.schema or "")}, []
+    return nodes
 
 
 def _rank(
@@ -192,58 +183,25 @@ def _known(value: Any) -> int | None:
     return found if found >= 0 else None
 
 
-def _describe(device: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe(device: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
     """Columns of names, classes and messages."""
-    n = len(device)
     rows = []
     for node in device:
         name = str(node["name"])
-        size, group = node.get("comm_size", -1), str(node.get("pg_name", ""))
-        kind = NODE_TYPES[node["type"]]
-        if kind == "COMM_COLL":
-            told = COLLECTIVES.get(whole(node.get("comm_type")))
-            op = told or collective_kind(name) or "all_reduce"
-            rows.append((op, op if op != "transfer" else "p2p", name, number(size), group))
-        elif kind != "COMP":
-            rows.append(("transfer", "p2p", name, number(size), group))
-        else:
+        n_bytes, group = number(node.get("comm_size", -1)), str(node.get("pg_name", ""))
+        if NODE_TYPES[node["type"]] == "COMP":
             category = "memcpy" if name.startswith("Memcpy") else "kernel"
             category = "memset" if name.startswith("Memset") else category
-            rows.append((*classify(name, "", False, category), name, np.nan, ""))
-    names = ("op_kind", "kernel_class", "name", "bytes", "group")
-    columns: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    columns["bytes"] = np.array([b if b >= 0 else np.nan for b in columns["bytes"]])
-    # where no stream is recorded, collectives run beside the kernels
-    stream = [
-        whole(node.get("stream"), 1 if kind in COLLECTIVE_KINDS else 0)
-        for node, kind in zip(device, columns["op_kind"], strict=True)
-    ]
-    return {
-        **columns, "stream": stream, "correlation": [-1] * n, "thread": [-1] * n, "op": [""] * n,
-        "shape": [""] * n, "copy_back": [False] * n, "group_size": [-1] * n,
-    }  # fmt: skip
-
-
-def _without_times(ranks: list[RankTrace], files: list[Path], notes: list[str]) -> Trace:
-    """Put the durations of all ranks into one table, where nothing says when they ran."""
-    taken = {rank.rank for rank in ranks if rank.rank is not None}
-    free = (number for number in range(len(ranks) * 2) if number not in taken)
-    columns: dict[str, Any] = {
-        name: [value for rank in ranks for value in rank.columns[name]]
-        for name in ("op_kind", "kernel_class", "name", "stream", "bytes", "group", "shape", "op",
-                     "group_size", "correlation", "thread", "copy_back")
-    }  # fmt: skip
-    numbers = [next(free) if rank.rank is None else rank.rank for rank in ranks]
-    sizes = [rank.duration.size for rank in ranks]
-    n = sum(sizes)
-    columns |= {
-        "rank": np.repeat(numbers, sizes),
-        "duration": np.concatenate([rank.duration for rank in ranks]) * 1e-6,
-        **{name: np.full(n, np.nan) for name in ("launch", "launch_end", "transfer")},
-        "collective": np.full(n, -1, np.int64),
-    }
-    notes.append(
-        "nodes have no start times: durations are known, and neither steps nor what waits for what"
-    )
-    source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(ranks)} ranks)"
-    return make_trace(columns, source, "chakra", notes, {"ranks": [], "n_ranks": len(ranks)})
+            kind, kernel_class = classify(name, "", False, category)
+            n_bytes, group = np.nan, ""
+        else:
+            kind = "transfer"
+            if NODE_TYPES[node["type"]] == "COMM_COLL":
+                told = COLLECTIVES.get(whole(node.get("comm_type")))
+                kind = told or collective_kind(name) or "all_reduce"
+            kernel_class = kind if kind != "transfer" else "p2p"
+        # where no stream is recorded, collectives run beside the kernels
+        stream = whole(node.get("stream"), 1 if kind in COLLECTIVE_KINDS else 0)
+        n_bytes = n_bytes if n_bytes >= 0 else np.nan
+        rows.append((kind, kernel_class, name, stream, n_bytes, group, -1, -1, -1, "", "", False))
+    return as_columns(rows)

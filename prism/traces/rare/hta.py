@@ -13,15 +13,15 @@ References
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.content import RawTable, find_kind, read_table
+from prism.traces.file import RecordedFile
+from prism.traces.rawtable import RawTable
 from prism.traces.table import LONGEST_S
 
 Floats = NDArray[np.float64]
@@ -90,22 +90,10 @@ def _moments(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def read_hta(path: str | Path) -> KernelMoments:
-    """Read a table of kernels.
-
-    Raises
-    ------
-    PrismError
-        If it is none, a cell is no number, or a moment is negative or impossible.
-    """
-    source = str(path)
-    table = read_table(Path(path), source, find_kind(Path(path), source))
+def read_hta(files: Sequence[RecordedFile]) -> KernelMoments:
+    """Read a table of kernels; its moments are not to be negative or impossible."""
+    table, source = files[0].table, files[0].source
     columns = _moments(table.columns)
-    if not is_hta(table.columns):
-        raise PrismError(
-            f"{source}: is no table of kernels; expected the columns name, sum, max, min, mean, "
-            f"stddev, kernel_type, rank of HTA's get_gpu_kernel_breakdown, found {table.listing}"
-        )
     missing = [name for name in ("std", "min", "max") if name not in columns]
     if missing:
         raise PrismError(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from prism.common.text import format_duration
-from prism.traces.collectives import Matched, Members
-from prism.traces.kinetorank import RankTrace
+from prism.traces.kineto.collectives import Matched, Members
+from prism.traces.kineto.rank import RankTrace
 
 _STEP_MARKS = {
     "kineto": "ProfilerStep marks",
@@ -77,4 +77,22 @@ def notes_of(ranks: list[RankTrace], meta: dict[str, Any], format: str) -> list[
         notes.append(f"{n_lone:,} device activities without their launching call")
     if any(rank.fine and rank.origin_us > 2.0**50 for rank in ranks):
         notes.append("start times are resolved to 0.25 us only (epoch microseconds as floats)")
+    return notes
+
+
+def once(said: list[tuple[str, str]], n_files: int) -> list[str]:
+    """Name the files with each note of theirs; what all of them say is said once.
+
+    Examples
+    --------
+    >>> once([("a", "x"), ("b", "x"), ("b", "y")], 2)
+    ['x', 'b: y']
+    """
+    files: dict[str, list[str]] = {}
+    for file, note in said:
+        files.setdefault(note, []).append(file)
+    notes = []
+    for note, of in files.items():
+        shown = ", ".join(of[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
+        notes.append(note if len(set(of)) == n_files else f"{shown}: {note}")
     return notes

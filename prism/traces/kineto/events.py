@@ -1,13 +1,17 @@
 """Profiler JSON as bytes, and the events that can be saved from a broken file.
 
-Valid files take one call of the decoder. Broken ones (truncated, bare NaN, unescaped quotes,
-control characters, a damaged gzip stream) are split at event boundaries and decoded event by
-event; what was repaired and what was lost is counted. Only the fields that prism uses are kept.
+Valid files take one call of the decoder. Broken ones are split at event boundaries and decoded
+event by event: what is truncated, bare NaN, control characters and bytes that are no text are put
+right, all else is dropped; both are counted. PyTorch writes such files: names of Python frames that
+are no UTF-8 or hold control characters or quotes (pytorch issues 121219, 130622, 136180, 146900),
+where a name with quotes ends nobody can say. Only the fields that prism uses are kept.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,12 +78,6 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw()
 
 
-class CallArgs(msgspec.Struct, gc=False):
-    """The argument of a runtime call that prism reads."""
-
-    correlation: Scalar = None
-
-
 class Distributed(msgspec.Struct):
     """Who wrote the trace."""
 
@@ -97,19 +95,7 @@ class TraceFile(msgspec.Struct, rename="camel"):
 
 @dataclass
 class RawTrace:
-    """Events of one file, with what had to be repaired.
-
-    Attributes
-    ----------
-    events : list of Event
-        In the file's order.
-    rank, world_size, base_time_ns : int or None
-        From the header, None where it does not tell.
-    n_mended, n_dropped : int
-        Events that were repaired, and events that were lost.
-    notes : list of str
-        The same in words, for users.
-    """
+    """Events of one file, with what had to be repaired, in words too."""
 
     events: list[Event]
     rank: int | None = None
@@ -124,7 +110,6 @@ _DECODER = msgspec.json.Decoder(TraceFile | list[Event])
 _EVENT = msgspec.json.Decoder(Event)
 _EVENTS = msgspec.json.Decoder(list[Event])
 _ARGUMENTS = msgspec.json.Decoder(Args)
-_CALL = msgspec.json.Decoder(CallArgs)
 _NO_ARGS = Args()
 
 
@@ -134,14 +119,6 @@ def arguments(event: Event) -> Args:
         return _ARGUMENTS.decode(event.args) if event.args else _NO_ARGS
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _NO_ARGS
-
-
-def correlation(event: Event) -> Any:
-    """Correlation id of a runtime call as recorded."""
-    try:
-        return _CALL.decode(event.args).correlation if event.args else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def read_events(path: Path) -> RawTrace:
@@ -166,28 +143,21 @@ def decode_events(data: bytes, where: str) -> RawTrace:
             trace = _salvage(data)
         else:
             if isinstance(found, list):
-                trace = RawTrace(found)
                 notes.append("a bare list of events, without the header that names the rank")
-            else:
-                trace = _with_header(found)
+                found = TraceFile(found)
+            info = found.distributed_info or Distributed()
+            trace = RawTrace(
+                found.trace_events or [], as_int(info.rank, 0), as_int(info.world_size, 1),
+                as_int(found.base_time_nanoseconds, 0, 1 << 63),
+            )  # fmt: skip
     if not trace.events:
+        lost = f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""
         raise PrismError(
-            f"{where}: found no trace events{_lost(trace)}; expected a PyTorch profiler's "
+            f"{where}: found no trace events{lost}; expected a PyTorch profiler's "
             'JSON with "traceEvents"; export one with torch.profiler\'s export_chrome_trace'
         )
     trace.notes = notes + trace.notes
     return trace
-
-
-def _with_header(found: TraceFile) -> RawTrace:
-    """Events and header of a file that decoded as a whole."""
-    info = found.distributed_info or Distributed()
-    return RawTrace(
-        found.trace_events or [],
-        as_int(info.rank, 0),
-        as_int(info.world_size, 1),
-        as_int(found.base_time_nanoseconds, 0, 1 << 63),
-    )
 
 
 def as_int(value: Any, least: int, below: int = 1 << 31) -> int | None:
@@ -197,29 +167,6 @@ def as_int(value: Any, least: int, below: int = 1 << 31) -> int | None:
     except (ValueError, OverflowError):
         return None
     return found if found is not None and least <= found < below else None
-
-
-def _lost(trace: RawTrace) -> str:
-    """Say how many broken events there were, for a message."""
-    return f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""
-
-
-def once(said: list[tuple[str, str]], n_files: int) -> list[str]:
-    """Name the files with each note of theirs; what all of them say is said once.
-
-    Examples
-    --------
-    >>> once([("a", "x"), ("b", "x"), ("b", "y")], 2)
-    ['x', 'b: y']
-    """
-    files: dict[str, list[str]] = {}
-    for file, note in said:
-        files.setdefault(note, []).append(file)
-    notes = []
-    for note, of in files.items():
-        shown = ", ".join(of[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
-        notes.append(note if len(set(of)) == n_files else f"{shown}: {note}")
-    return notes
 
 
 @contextmanager
@@ -236,19 +183,13 @@ def no_collection() -> Iterator[None]:
 
 _BOUNDARY = re.compile(rb'[\[,]\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s)"\s*:)')
 _BARE = re.compile(rb"([:\[,]\s*)(?:-?NaN|-?Infinity|-?nan|-?inf)\b")
-_CONTROL = re.compile(rb"[\x00-\x1f]")
-_TEXT = re.compile(
-    rb'("(?:name|cat)"\s*:\s*")(.*?)"(?=\s*(?:,\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp)"\s*:|\}))',
-    re.DOTALL,
-)
-_QUOTE = re.compile(rb'(?<!\\)"')
+_LENIENT = json.JSONDecoder(strict=False)  # takes control characters inside texts
 _CHUNK = 512
 
 
 def _salvage(data: bytes) -> RawTrace:
     """Split at event boundaries and keep every event that decodes."""
-    edges = [match.end() for match in _BOUNDARY.finditer(data)]
-    starts = [match for match in edges if match < len(data)]
+    starts = [m.end() for m in _BOUNDARY.finditer(data) if m.end() < len(data)]
     trace = RawTrace([])
     if not starts:
         return trace
@@ -261,7 +202,8 @@ def _salvage(data: bytes) -> RawTrace:
         try:
             trace.events.extend(_EVENTS.decode(b"[" + body + b"]"))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            _salvage_each(data, bounds, trace)
+            for begin, end in itertools.pairwise(bounds):
+                _salvage_one(data[begin:end].rstrip().rstrip(b",").rstrip(), trace)
     counts = []
     if trace.n_mended:
         counts.append(f"{trace.n_mended:,} events were repaired")
@@ -272,40 +214,22 @@ def _salvage(data: bytes) -> RawTrace:
     return trace
 
 
-def _salvage_each(data: bytes, bounds: list[int], trace: RawTrace) -> None:
-    """Decode the events between `bounds` one at a time, as they are or repaired."""
-    for i in range(len(bounds) - 1):
-        piece = data[bounds[i] : bounds[i + 1]].rstrip().rstrip(b",").rstrip()
-        event, mended = _decode_piece(piece)
-        if event is None:
-            trace.n_dropped += 1
-        else:
-            trace.events.append(event)
-            trace.n_mended += mended
-
-
-def _decode_piece(piece: bytes) -> tuple[Event | None, bool]:
-    """Decode one event; the second value says whether it had to be repaired."""
-    end = _end_of_list(piece)
-    for candidate, mended in ((piece, False), (piece[:end], False), (_mend(piece[:end]), True)):
-        try:
-            return _EVENT.decode(candidate), mended
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return None, True
-
-
-def _end_of_list(piece: bytes) -> int:
-    """Find where the event ends if the file's end, or the stump of an event, hangs on to it."""
-    match = re.search(rb'\}\s*(?:\]\s*(?:[,}]|$)|,\s*(?:\{\s*(?:"\w*"?\s*)?)?$)', piece)
-    return match.start() + 1 if match else len(piece)
-
-
-def _mend(piece: bytes) -> bytes:
-    """Bare NaN to null, quotes inside a name escaped, control characters and bad bytes out."""
-    piece = _CONTROL.sub(b" ", _BARE.sub(rb"\1null", piece))
-    piece = _TEXT.sub(lambda m: m[1] + _QUOTE.sub(lambda _: b'\\"', m[2]) + b'"', piece)
-    return piece.decode("utf-8", "replace").encode()
+def _salvage_one(piece: bytes, trace: RawTrace) -> None:
+    """Decode one event, bare NaN as null, bad bytes and what stands behind it left out."""
+    try:
+        trace.events.append(_EVENT.decode(piece))
+        return
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = _BARE.sub(rb"\1null", piece).decode("utf-8", "replace")
+    try:
+        found, end = _LENIENT.raw_decode(text)
+        trace.events.append(_EVENT.decode(msgspec.json.encode(found)))
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        trace.n_dropped += 1
+    else:
+        trace.n_mended += not piece.startswith(text[:end].encode())
+        rest = text[end:].lstrip()  # the end of the list, or what another event was
+        trace.n_dropped += bool(rest) and not rest.startswith("]")
 
 
 def _read_header(text: bytes, trace: RawTrace) -> None:

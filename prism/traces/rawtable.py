@@ -1,8 +1,6 @@
-"""What a file holds, found by its content, and tables as pandas frames.
+"""Tables as they stand in a file: CSV (commas, semicolons or tabs) and parquet, as pandas frames.
 
-Formats: parquet, JSON, and text (a CSV or a log), each text also gzipped and with a byte-order
-mark. Commas, semicolons and tabs separate cells; a decimal comma is refused. Left out: what the
-columns mean (pipeline.py, tidy.py, steps.py) and everything inside JSON (kineto.py).
+A decimal comma is refused. Left out: what the columns mean (pipeline.py, tidy.py, steps.py).
 """
 
 from __future__ import annotations
@@ -11,41 +9,18 @@ import csv
 import io
 import re
 import warnings
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
-from prism.traces.protosniff import is_chakra
 
-Kind = Literal["parquet", "json", "text", "sqlite", "chakra"]
-
-_HEAD = 1 << 16  # enough for what tells the kinds apart
-_BOM = b"\xef\xbb\xbf"
-_SQLITE = b"SQLite format 3\x00"
-KIND_NAMES = {
-    "parquet": "a parquet table",
-    "json": "JSON",
-    "text": "text",
-    "sqlite": "an SQLite file",
-    "chakra": "a Chakra execution trace",
-}
-"""What a file is, in words."""
-_ALIEN = {
-    b"PK\x03\x04": "a zip archive; unpack it first",
-    b"\x89HDF": "an HDF5 or netCDF file; `prism show` lists what is in it",
-    b"\x28\xb5\x2f\xfd": "a zstd file; unpack it first",
-    b"\xfd7zXZ": "an xz file; unpack it first",
-    b"BZh": "a bzip2 file; unpack it first",
-    b"\xff\xfe": "UTF-16 text; save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text; save it as UTF-8",
-}
 # since 3.1 pandas reads numbers exactly by itself and warns of the argument
 _OLD_PANDAS = tuple(int(part) for part in pd.__version__.split(".")[:2]) < (3, 1)
 _EXACT: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {}
@@ -53,103 +28,6 @@ _EXACT: dict[str, Any] = {"float_precision": "round_trip"} if _OLD_PANDAS else {
 _TEXTS = ("run", "run_id", "op_kind", "optype", "kernel_class", "name", "group")
 _MISSING = ("", "nan", "na", "n/a", "null", "none")
 _LARGEST_INTEGER = 2.0**53  # whole numbers above it are not exact in float64
-
-
-def find_kind(path: Path, source: str) -> Kind:
-    """Say what a file holds.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its name plays no part.
-    source : str
-        The file as the user named it, for messages.
-
-    Returns
-    -------
-    str
-        ``parquet``, ``sqlite``, ``chakra`` (length-delimited protobuf messages, the first of
-        metadata, the second of a node), ``json`` (the first character is a brace or a bracket) or
-        ``text``.
-
-    Raises
-    ------
-    PrismError
-        If there is no such file, or it is empty or binary.
-    """
-    head = _head(path, source)
-    text = head.removeprefix(_BOM)
-    for magic, what in _ALIEN.items():
-        if head.startswith(magic):
-            raise PrismError(f"{source}: is {what}")
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith(_SQLITE):
-        return "sqlite"
-    if is_chakra(head):
-        return "chakra"
-    if not text.strip():
-        raise PrismError(f"{source}: is empty; expected a trace, a table or a log")
-    if text.lstrip()[:1] in (b"{", b"["):
-        return "json"
-    if b"\0" in text:
-        raise PrismError(
-            f"{source}: is binary; expected a CSV or parquet table, profiler JSON, an Nsight "
-            "Systems or Chakra trace, or a log"
-        )
-    return "text"
-
-
-def read_text(path: Path, source: str, most: int = MOST_TEXT) -> bytes:
-    """Read a text file, unpacked where it is gzipped, without a byte-order mark.
-
-    Raises
-    ------
-    PrismError
-        If it cannot be read, has more than ``most`` bytes, or its gzip stream is broken.
-    """
-    data, damage = unpack(read_bytes(path, source, most), source, most)
-    if damage:
-        raise PrismError(f"{source}: the gzip stream {damage}; copy the file again")
-    return data.removeprefix(_BOM)
-
-
-def read_head(path: Path, source: str) -> bytes:
-    """Read the first bytes of a file, unpacked where it is gzipped."""
-    return _head(path, source).removeprefix(_BOM)
-
-
-def _head(path: Path, source: str) -> bytes:
-    check_file(path, source)
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-        # what can be had: a stream that is cut short may still be salvaged
-        return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(GZIP) else head
-    except zlib.error as error:
-        raise PrismError(f"{source}: the gzip stream is damaged; copy the file again") from error
-    except OSError as error:
-        raise PrismError(f"{source}: cannot be read: {error.strerror or error}") from error
-
-
-def is_chakra_json(path: Path) -> bool:
-    """Tell whether a JSON file begins as an execution trace: a schema, and no profiler's events."""
-    head = read_head(path, str(path))
-    return re.search(rb'"schema"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
-
-
-def _check_text(data: bytes, source: str) -> None:
-    """Refuse what is not UTF-8 text."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise PrismError(
-            f"{source}:{line}: is not UTF-8 text; save the file as UTF-8, or check that it is whole"
-        ) from error
-    if b"\0" in data:
-        line = data.count(b"\n", 0, data.index(b"\0")) + 1
-        raise PrismError(f"{source}:{line}: holds a NUL character; expected text")
 
 
 @dataclass(frozen=True)
@@ -268,41 +146,9 @@ def _is_missing(cell: object) -> bool:
     return cell is None or cell is pd.NA or cell is pd.NaT or cell != cell
 
 
-def read_table(path: Path, source: str, kind: Kind, text: bytes | None = None) -> RawTable:
-    """Read a CSV or a parquet file.
-
-    Parameters
-    ----------
-    path, source
-        The file, and how the user named it.
-    kind : str
-        What :func:`find_kind` said: ``parquet`` or ``text``.
-    text : bytes, optional
-        What :func:`read_text` returned, where it has been read already.
-
-    Raises
-    ------
-    PrismError
-        If the table is broken, has no rows, or two columns of one name; for parquet also where
-        pyarrow is not installed.
-    """
-    if kind == "parquet":
-        table = _read_parquet(path, source)
-    elif kind == "text":
-        table = _read_csv(read_text(path, source) if text is None else text, source)
-    else:
-        raise PrismError(f"{source}: is {KIND_NAMES[kind]}; expected a CSV or parquet table")
-    names = table.columns
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise PrismError(f"{source}: two columns are called {twice[0][:60]!r}; rename one of them")
-    if table.frame.empty:
-        raise PrismError(f"{source}: has columns ({table.listing}) and no rows")
-    return table
-
-
-def _read_parquet(path: Path, source: str) -> RawTable:
-    """Read a parquet file whole."""
+@contextmanager
+def _opened(path: Path, source: str) -> Iterator[Any]:
+    """Open a parquet file; what fails while it is read is said of the file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -314,28 +160,66 @@ def _read_parquet(path: Path, source: str) -> RawTable:
     try:
         # not from a path: a folder of pieces, or a name with `=`, would read as partitions
         with path.open("rb") as file:
-            pieces = pyarrow.parquet.ParquetFile(file)
-            flat = [f.name for f in pieces.schema_arrow if not pyarrow.types.is_nested(f.type)]
-            frame = pieces.read(columns=flat).to_pandas(ignore_metadata=True)
+            yield pyarrow.parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, MemoryError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise PrismError(
             f"{source}: the parquet file is broken or cut short ({reason}); copy it again"
         ) from error
-    return RawTable(frame, source)
 
 
-def _read_csv(data: bytes, source: str) -> RawTable:
-    """Read a CSV with commas, semicolons or tabs; its first line names the columns."""
-    _check_text(data, source)
+def _flat(schema: Any) -> list[str]:
+    """Names of the columns that are no lists or structures."""
+    import pyarrow
+
+    return [field.name for field in schema if not pyarrow.types.is_nested(field.type)]
+
+
+def parquet_columns(path: Path, source: str) -> list[str]:
+    """Names of the columns of a parquet file, from its footer."""
+    with _opened(path, source) as pieces:
+        return _flat(pieces.schema_arrow)
+
+
+def read_parquet(path: Path, source: str) -> pd.DataFrame:
+    """Read a parquet file whole."""
+    with _opened(path, source) as pieces:
+        frame: pd.DataFrame = pieces.read(columns=_flat(pieces.schema_arrow)).to_pandas(
+            ignore_metadata=True
+        )
+        return frame
+
+
+def header_of(data: bytes) -> tuple[list[str], str]:
+    """Names in the first line of a text that is not blank, and what separates them."""
     parts = (line for part in io.BytesIO(data) for line in part.splitlines())
-    header = next((line for line in parts if line.strip()), b"").decode("utf-8")
+    header = next((line for line in parts if line.strip()), b"").decode("utf-8", "replace")
     delimiter = max(",;\t", key=header.count)  # the first where none occurs
     try:
         names = next(csv.reader([header], delimiter=delimiter), [])
-    except csv.Error as error:
-        raise PrismError(f"{source}:1: the header cannot be read: {error}") from error
-    names = [name.strip() for name in names]
+    except csv.Error:  # what pandas makes of it says more
+        names = []
+    return [name.strip() for name in names], delimiter
+
+
+def _check_text(data: bytes, source: str) -> None:
+    """Refuse what is not UTF-8 text."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise PrismError(
+            f"{source}:{line}: is not UTF-8 text; save the file as UTF-8, or check that it is whole"
+        ) from error
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise PrismError(f"{source}:{line}: holds a NUL character; expected text")
+
+
+def read_csv(data: bytes, source: str) -> RawTable:
+    """Read a CSV with commas, semicolons or tabs; its first line names the columns."""
+    _check_text(data, source)
+    names, delimiter = header_of(data)
     twice = sorted({name for name in names if names.count(name) > 1 and name})
     if twice:
         raise PrismError(

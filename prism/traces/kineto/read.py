@@ -1,0 +1,33 @@
+"""PyTorch-profiler (Kineto) traces of one or several ranks, to the tidy table.
+
+Left out: CPU ops as rows, memory, Python stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prism.common.errors import PrismError
+from prism.traces.file import RecordedFile
+from prism.traces.kineto.events import read_events
+from prism.traces.kineto.join import read_ranks
+from prism.traces.kineto.rank import RankTrace, read_rank
+from prism.traces.table import Trace
+
+
+def read_kineto(files: Sequence[RecordedFile]) -> Trace:
+    """Read the profiler's files of one job, one file a rank."""
+    return read_ranks(files, _read_file, "kineto")
+
+
+def _read_file(file: RecordedFile) -> list[RankTrace]:
+    """Read one file; refuse one without device activities."""
+    rank = read_rank(read_events(file.path))
+    if rank.start.size:
+        return [rank]
+    broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
+    raise PrismError(
+        f"{file.source}: holds {rank.n_host_events:,} host events but no device activity{broken}; "
+        "expected kernels, copies or fills of a GPU; profile with "
+        "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    )

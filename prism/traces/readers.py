@@ -1,0 +1,229 @@
+"""The registry of readers: what a recording is, found by its content and never by its name.
+
+A reader tells by a file's first bytes or columns whether the file is its own (`sniff`), and reads
+what is (`read`). `find_recording` asks them in order, once for each file; the files that it opened
+are those that are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from prism.common.errors import PrismError, named
+from prism.traces.file import RecordedFile
+from prism.traces.kineto.read import read_kineto
+from prism.traces.logs import is_log
+from prism.traces.pipeline import is_pipeline, read_pipeline
+from prism.traces.rare.chakra import is_chakra, read_chakra
+from prism.traces.rare.hta import is_hta, read_hta
+from prism.traces.rare.nccltests import is_nccl_tests, read_nccl_tests
+from prism.traces.rare.nsys import read_nsys
+from prism.traces.steps import StepTimes, is_step_table, read_log_times, read_table_times
+from prism.traces.table import Trace
+from prism.traces.tidy import is_tidy, read_tidy
+
+PathLike = str | os.PathLike[str]
+Holds = Literal["trace", "step_times", "kernels", "collectives"]
+
+_USE = {
+    "step_times": "use it where step times are asked for, as in `prism validate JOB --measured`",
+    "kernels": "prism fit makes a library of kernels of it, prism show lists it",
+    "collectives": "prism fit makes a library of latency and bandwidth of it, prism show lists it",
+}
+"""Where what is no trace is of use."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One format."""
+
+    name: str
+    what: str
+    """What a file of it is, in words."""
+    holds: Holds
+    sniff: Callable[[RecordedFile], bool]
+    read: Callable[..., Any]
+    """Takes the files, and those options that are named in `options`."""
+    several: bool = False
+    """Whether a recording may be several files."""
+    options: tuple[str, ...] = ()
+
+
+READERS = (
+    Reader("chakra", "a Chakra execution trace", "trace", is_chakra, read_chakra, True,
+           ("step_range",)),
+    Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),
+    Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
+           True, ("step_range",)),
+    Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log_times),
+    Reader("nccl-tests", "output of nccl-tests", "collectives", lambda f: is_nccl_tests(f.text),
+           read_nccl_tests, True),
+    Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),
+    Reader("pipeline", "a pipeline trace", "trace", lambda f: is_pipeline(f.columns),
+           lambda files: read_pipeline(files[0].table)),
+    Reader("tidy", "a table of ops", "trace", lambda f: is_tidy(f.columns),
+           lambda files: read_tidy(files[0].table)),
+    Reader("steps", "a table of step times", "step_times", is_step_table, read_table_times,
+           options=("column", "where")),
+)  # fmt: skip
+"""All formats, in the order in which they are asked."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a user named: a file, the files of several ranks, or a folder of these."""
+
+    source: str
+    """As the user named it."""
+    files: tuple[RecordedFile, ...]
+    """Those that are read."""
+    reader: Reader | None
+    """None where no reader knows the one file, which may still be a table."""
+    notes: tuple[str, ...] = ()
+    """Files of a folder that were left out."""
+
+    @property
+    def holds(self) -> Holds | None:
+        """What it holds; None where no reader knows it."""
+        return None if self.reader is None else self.reader.holds
+
+    def read(self, **options: Any) -> Any:
+        """Read it with the options that were given; one that its format has not is refused."""
+        assert self.reader is not None
+        given = {name: value for name, value in options.items() if value not in (None, {})}
+        for name in given:
+            if name not in self.reader.options:
+                of = " or ".join(r.what for r in READERS if name in r.options)
+                raise PrismError(
+                    f"{self.source}: is {self.reader.what}, and {named(name)} is of {of}; leave it "
+                    "out"
+                )
+        found = self.reader.read(self.files, **given)
+        return replace(found, notes=(*found.notes, *self.notes)) if self.notes else found
+
+
+def find_recording(what: PathLike | Sequence[PathLike]) -> Recording:
+    """Find what a file, several files or a folder hold.
+
+    Raises
+    ------
+    PrismError
+        A file cannot be read or is empty, the files do not belong together, or there is none.
+    """
+    given = [what] if isinstance(what, str | os.PathLike) else list(dict.fromkeys(what))
+    if not given:
+        raise PrismError("no trace was named; expected a file or a folder")
+    source = str(given[0]) + (f" and {len(given) - 1} more" if len(given) > 1 else "")
+    files: list[RecordedFile] = []
+    for path in map(Path, given):
+        files += _files_in(path) if path.is_dir() else [RecordedFile(path)]
+    readers: dict[RecordedFile, Reader | None] = {}
+    notes = []
+    for file in files:
+        try:
+            readers[file] = next((r for r in READERS if r.sniff(file)), None)
+            if readers[file] is None and file.kind == "binary":
+                raise PrismError(
+                    f"{file.source}: is binary; expected a CSV or parquet table, profiler JSON, an "
+                    "Nsight Systems or Chakra trace, or a log"
+                )
+        except PrismError as error:
+            if len(files) == 1 or file.named:
+                raise
+            notes.append(f"left out: {error}")
+    reader = next((r for r in READERS if r.several and r in readers.values()), None)
+    if reader is not None:
+        mine = tuple(file for file, found in readers.items() if found is reader)
+        others = {file: found for file, found in readers.items() if found is not reader}
+        _check_others(others, reader, mine[0])
+        notes = [f"{file.source}: not {reader.what}, left out" for file in others] + notes
+        return Recording(source, mine, reader, tuple(notes))
+    if len(readers) == 1:
+        file, reader = next(iter(readers.items()))
+        return Recording(source, (file,), reader, tuple(notes))
+    if not readers:
+        raise PrismError(f"{source}: no file there is a recording: {'; '.join(notes[:3])}")
+    names = ", ".join(file.path.name for file in list(readers)[:5])
+    raise PrismError(
+        f"{source}: {len(readers)} tables or texts ({names}), and a recording is one of these, or "
+        "a profiler's files of several ranks; name one file, or join them into one (step times by "
+        "a column run)"
+    )
+
+
+def _files_in(folder: Path) -> list[RecordedFile]:
+    """List the files of a folder without the hidden ones, 10 behind 9."""
+    try:
+        files = [f for f in folder.iterdir() if f.is_file() and not f.name.startswith(".")]
+    except OSError as error:
+        raise PrismError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    if not files:
+        raise PrismError(f"{folder}: the folder holds no files; expected the trace of each rank")
+    by_number = {
+        f: [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d*)", f.name)] for f in files
+    }
+    return [RecordedFile(f, named=False) for f in sorted(files, key=lambda f: by_number[f])]
+
+
+def _check_others(
+    others: Mapping[RecordedFile, Reader | None], reader: Reader, first: RecordedFile
+) -> None:
+    """Refuse files of another profiler, and files that a user named and that are none."""
+    for file, found in others.items():
+        rival = found is not None and found.several and found.holds == reader.holds
+        if rival or file.named:
+            is_what = f"is {found.what}" if found is not None else f"is not {reader.what}"
+            raise PrismError(
+                f"{file.source}: {is_what}, but {first.source} is {reader.what}; a recording is "
+                "of one profiler; name the files of one"
+            )
+
+
+def holds(path: str) -> Holds | None:
+    """Say what a file or folder holds; None where it is no recording or cannot be read."""
+    is_parquet = False
+    try:
+        is_parquet = Path(path).is_file() and RecordedFile(path).kind == "parquet"
+        return find_recording(path).holds
+    except PrismError:
+        if is_parquet:  # it can be nothing else
+            raise
+        return None
+
+
+def read_trace(
+    what: PathLike | Sequence[PathLike] | Recording, step_range: str | None = None
+) -> Trace:
+    """Read a trace of any format."""
+    found = what if isinstance(what, Recording) else find_recording(what)
+    if found.reader is None or found.reader.name == "steps":
+        return read_tidy(found.files[0].table)  # which says what it lacks
+    if found.holds != "trace":
+        raise PrismError(
+            f"{found.source}: is {found.reader.what}, not a trace of ops; {_USE[str(found.holds)]}"
+        )
+    trace: Trace = found.read(step_range=step_range)
+    return trace
+
+
+def read_step_times(
+    what: PathLike | Recording,
+    column: str | None = None,
+    where: Mapping[str, str] | None = None,
+) -> StepTimes:
+    """Read measured step times."""
+    found = what if isinstance(what, Recording) else find_recording(what)
+    if found.holds == "step_times":
+        times: StepTimes = found.read(column=column, where=where)
+        return times
+    if len(found.files) > 1 or found.files[0].kind not in ("text", "parquet"):
+        raise PrismError(
+            f"{found.source}: is {found.reader.what if found.reader else 'no table'}; expected "
+            "step times: a CSV or parquet table, or a log of Megatron or MLPerf"
+        )
+    return read_table_times(found.files, column, where)  # a column of another table
