@@ -126,7 +126,7 @@ def test_components_come_back():
 
 @pytest.mark.parametrize("slow", [{"lemons": {(1, 0): 2.2}}, {"delays": {(1, 0): 0.3}}])
 def test_lemons_are_found_and_follow_what_they_did(slow):
-    layout = Layout(4, 2, 8, 30)
+    layout = Layout(5, 2, 8, 40)
     effects = Effects(rank_sd=0.004, step_sd=0.02, content_sd=0.05, residual_sd=0.01, **slow)
     graph, _ = graph_of(layout, effects)
     model = fit_graph(graph)
@@ -143,6 +143,7 @@ def test_lemons_are_found_and_follow_what_they_did(slow):
         group = group_of(model, kind, 0)
         power = 1.0 if kind == "forward" else 1.5
         assert group.content == pytest.approx(0.05 * power, rel=0.1)  # the body's, undiluted
+        assert group.residual.std == pytest.approx(0.01, rel=0.1)
         profile = model.profile[model.groups.index(group)]
         assert profile[0].std() == pytest.approx(0.02, rel=0.45)
         assert profile[0] == pytest.approx(profile[2])

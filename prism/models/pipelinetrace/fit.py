@@ -113,11 +113,7 @@ class _Assembly:
         for g, key in enumerate(self.distinct):
             nodes = members[key]
             column = self._column(nodes[0])
-            part = (
-                self._compute(nodes, column, kinds, rank, follows)
-                if column >= 0
-                else self._other(nodes)
-            )
+            part = self._compute(nodes, column, kinds, rank) if column >= 0 else self._other(nodes)
             fitted.append(part)
             mean[nodes], group[nodes] = part.mean, g
         order = self._step_order(fitted)
@@ -200,31 +196,25 @@ class _Assembly:
             for x in self.parts.lemons
         )
 
-    def _compute(
-        self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array, follows: Array
-    ) -> _Part:
+    def _compute(self, nodes: list[int], column: int, kinds: tuple[str, ...], rank: Array) -> _Part:
         """Distributions of one column of the crossed table."""
         assert self.crossed is not None and self.parts is not None
         p, seconds = self.parts, self.crossed.seconds[column]
         first = self.graph.nodes[nodes[0]]
-        factor, follow = np.ones((2, self.graph.n_replicas))
+        factor = np.ones(self.graph.n_replicas)
         if first.op_kind in kinds:
-            place = kinds.index(first.op_kind), first.stages[0]
-            factor, follow = rank[place], follows[place]
+            factor = rank[kinds.index(first.op_kind), first.stages[0]]
         position = np.exp(p.position[column])
         nominal = np.nanmean(seconds / (factor[:, None, None] * position))
         mean = float(nominal) * position[[self.graph.nodes[i].microbatch for i in nodes]]
-        # components are means over the workers; a lemon that follows them less dilutes them
-        full = 1.0 / math.sqrt(max(float(np.mean(follow**2)), 1e-3))
         body = self._body(first.stages[0])
-        profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body, full))
+        profile = np.exp(_step_deviation(p, column, np.log(seconds[body]), body))
         values = seconds[np.isfinite(seconds)]
         group = _describe(
-            first, p.columns[column].name or first.op_kind, values, self._residual_law(column, full)
+            first, p.columns[column].name or first.op_kind, values, self._residual_law(column)
         )._replace(
-            content=full * _loading(p.content, column),
-            rank_step=full * _loading(p.rank_step, column),
-        )
+            content=_loading(p.content, column), rank_step=_loading(p.rank_step, column)
+        )  # fmt: skip
         if p.rank_step_apart:
             group = group._replace(rank_step=abs(group.rank_step), drift=first.stages[0])
         return _Part(
@@ -237,10 +227,10 @@ class _Assembly:
         every = range(self.graph.n_replicas)
         return [r for r in every if (r, stage) not in self._slow()] or list(every)
 
-    def _residual_law(self, column: int, scale: float) -> Distribution:
+    def _residual_law(self, column: int) -> Distribution:
         """Distribution of a column's own part from its scores, or from all where they are few."""
         assert self.parts is not None
-        scores, std = self.parts.residual[column], scale * float(self.parts.residual_std[column])
+        scores, std = self.parts.residual[column], float(self.parts.residual_std[column])
         if np.isfinite(scores).sum() < LEAST_SCORES:
             scores = self.parts.residual
         own = scores[np.isfinite(scores)]
@@ -295,9 +285,7 @@ def _loading(effect: Component, column: int) -> float:
     return loading if abs(loading) > NEGLIGIBLE else 0.0
 
 
-def _step_deviation(
-    p: Components, column: int, log_seconds: Array, body: list[int], scale: float
-) -> Array:
+def _step_deviation(p: Components, column: int, log_seconds: Array, body: list[int]) -> Array:
     """Log step factor of a column in each measured step, the noise of the means taken out.
 
     Each column keeps its own profile, not the first eigenvector's: what whole steps did to all
@@ -317,7 +305,7 @@ def _step_deviation(
         return np.zeros(raw.size)
     within = float(p.content.std[column] ** 2 + p.residual_std[column] ** 2)
     n_mb = max(float(np.isfinite(cells).sum(axis=2).mean()), 1.0)
-    noise = scale**2 * (float(p.rank_step.std[column]) ** 2 + within / n_mb) / len(body)
+    noise = (float(p.rank_step.std[column]) ** 2 + within / n_mb) / len(body)
     shrink = math.sqrt(max(0.0, 1.0 - noise / variance))
     return np.asarray(np.where(seen, shrink * (raw - raw[seen].mean()), 0.0))
 

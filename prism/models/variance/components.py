@@ -1,9 +1,9 @@
 """Variance components of log durations of a pipeline: position, rank, step, content, residual.
 
 A complete trace is a crossed table (column, replica, step, microbatch), a column being one
-op_kind of one stage and chunk. Components come from expected mean squares, with intervals. Left
-out: memory from microbatch to microbatch, interactions with the position, and spread shared by a
-node.
+op_kind of one stage and chunk. Lemons are set aside first; components come from expected mean
+squares, intervals from pivotal draws. Left out: memory from microbatch to microbatch, interactions
+with the position, and spread shared by a node.
 """
 
 from __future__ import annotations
@@ -16,46 +16,16 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_share
-from prism.models.variance.anova import (
-    Lemon,
-    drifts_apart,
-    estimate_content,
-    estimate_rank,
-    estimate_rank_step,
-    estimate_step,
-    pool_negative_step,
-    position_limits,
-    separable,
-    split_lemons,
-)
-from prism.models.variance.effects import (
-    Column,
-    Component,
-    Limits,
-    Spread,
-    column_groups,
-    first_limits,
-    group_columns,
-)
-from prism.models.variance.shrinkage import restore_cells
-from prism.models.variance.strata import Strata, take_apart
+from prism.models.variance.effects import Column, Component, Spread, share_of
+from prism.models.variance.estimates import Estimates, Parts
+from prism.models.variance.lemons import Lemon, Mask, find_lemons
+from prism.models.variance.strata import pool_negative_step, separable, take_apart
 
 Array = NDArray[np.float64]
 
-POSITION_P = 0.01
-"""Positions are kept where the F-test of none has a p-value below this."""
-MOSTLY_WHOLE = 0.5
-"""Share of cells that all columns must have for the others to be left out of content."""
 EXPLAINED_ENOUGH = 0.8
 """Share of a stratum that one shared draw should carry."""
-__all__ = [
-    "Column",
-    "Component",
-    "Components",
-    "Lemon",
-    "Spread",
-    "fit_components",
-]
+__all__ = ["Column", "Component", "Components", "Lemon", "Spread", "fit_components"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +34,8 @@ class Components:
 
     ``y[column, r, t, m] = mean + position[m] + rank[r] + step[t] + rank_step[r, t]
     + content[r, t, m] + residual``; `mean` [column] is the body's (lemons apart), `position`
-    [column, microbatch] is 0 where not significant, `rank` [column, replica] is shrunk towards 0
-    for the body and as measured for lemons. The random ones are `Component`; `residual_std`
-    [column] has limits `residual_lo`, `residual_hi`. `by_op_kind` is pooled over stages.
+    [column, microbatch] and `rank` [column, replica] are shrunk towards 0 by their noise, lemons
+    are as measured. The random ones are `Component`; `by_op_kind` is pooled over stages.
     `step_correlation_steps` is None where memory over steps is not significant;
     `step_correlation_share` is the share of the step's variance that has it.
     """
@@ -75,34 +44,24 @@ class Components:
     steps: NDArray[np.int64]
     mean: Array
     position: Array
-    position_p: Array
     rank: Array
     lemons: tuple[Lemon, ...]
-    rank_effect: Component
     step: Component
     rank_step: Component
     rank_step_apart: bool
     """Whether rank_step is drawn by stage, not once for a replica."""
     content: Component
     residual_std: Array
-    residual_lo: Array
-    residual_hi: Array
     residual: Array
     """[column, replica, step, microbatch] standardised; nan where missing."""
     by_op_kind: dict[str, dict[str, Spread]]
     step_correlation_steps: float | None
     step_correlation_share: float
-    step_variance_seen: float
-    """Mean variance of the step within these steps over its marginal one; 1 without memory."""
     warnings: tuple[str, ...]
 
 
 def fit_components(
-    log_seconds: Array,
-    columns: Sequence[Column],
-    steps: NDArray[np.int64],
-    *,
-    level: float = 0.9,
+    log_seconds: Array, columns: Sequence[Column], steps: NDArray[np.int64]
 ) -> Components:
     """Estimate the variance components of a crossed table.
 
@@ -119,7 +78,7 @@ def fit_components(
     ``rtm: S_rtm``, ``rt: S_rtm + M S_rt``, ``t: S_rtm + M S_rt + R M S_t`` and
     ``r: S_rtm + M S_rt + T M S_r``; with missing cells the coefficients are effective counts.
     ``S_rtm = l l' + diag(residual)`` is split by one common factor. Memory over steps makes a
-    sample's variance too small and its degrees of freedom fewer; both are corrected.
+    sample's variance too small; the likelihood that finds it gives the marginal one.
 
     References
     ----------
@@ -127,84 +86,63 @@ def fit_components(
     """
     table = np.asarray(log_seconds, dtype=np.float64)
     numbers = np.asarray(steps, dtype=np.int64)
-    _check(table, columns, numbers, level)
-    strata, notes = separable(take_apart(table))
-    strata = pool_negative_step(strata)
-    kinds = group_columns(columns)
-    groups = column_groups(len(columns)) + list(kinds.values())
-    whole = _whole_cells(table)
-    cells = strata if whole is table else separable(take_apart(whole))[0]
-    content, _, content_limits, residual_limits = estimate_content(cells, groups, level)
-    step, step_limits, memory = estimate_step(strata, numbers, groups, level)
-    rank_step, cell_limits = estimate_rank_step(strata, groups, level)
-    lemons, body = split_lemons(strata, columns, kinds)
-    mean, rank, rank_effect, rank_spread = estimate_rank(strata, body, columns, groups, level)
-    keep = strata.position_p < POSITION_P
-    position = np.where(keep[:, None], strata.position, 0.0)
-    worker = np.nan_to_num(strata.level - mean[:, None] - rank)
-    fixed = worker[:, :, None] + (strata.position - position)[:, None, :]
-    limits = {
-        "position": position_limits(strata, keep, groups, level),
-        "rank": rank_spread,
-        "step": step_limits,
-        "rank_step": cell_limits,
-        "content": content_limits,
-        "residual": residual_limits,
-    }
-    by_op_kind = _spreads(limits, list(kinds))
-    effects = (step, rank_step, content)
-    residual_only = first_limits(residual_limits, len(columns))
-    content, residual = restore_cells(
-        strata, content, residual_only.value, (rank_step, step), fixed
+    _check(table, columns, numbers)
+    lemons, body = find_lemons(table, columns)
+    strata, notes = separable(take_apart(table, _common_cells(table, body)))
+    s = pool_negative_step(strata)
+    estimates = Estimates(table, tuple(columns), body, s)
+    parts: dict[str, Parts] = {}
+    position, parts["position"] = estimates.positions()
+    step, parts["step"], step_share, memory = estimates.step(numbers)
+    rank_step, parts["rank_step"], covariance = estimates.rank_step(known=not notes)
+    mean, rank, parts["rank"] = estimates.ranks(position)
+    # what the means of a few cells show is in part the cells' own
+    taken = (step_share[:, None] * s.step)[:, None, :] + (
+        share_of(rank_step.std**2, np.diag(s.cell_products))[:, None, None] * s.rank_step
     )
+    taken = (mean[:, None] + rank)[..., None] + taken
+    cells = table - taken[..., None] - position[:, None, None, :]
+    content, parts["content"], residual, parts["residual"] = estimates.contents(
+        np.where(s.seen, cells, np.nan)
+    )
+    by_op_kind = estimates.spreads(parts)
     return Components(
-        columns=tuple(columns),
-        steps=numbers,
-        mean=mean,
-        position=position,
-        position_p=strata.position_p,
-        rank=rank,
-        lemons=lemons,
-        rank_effect=rank_effect,
-        step=step,
-        rank_step=rank_step,
-        rank_step_apart=drifts_apart(strata, columns, rank_step),
-        content=content,
-        residual_std=np.sqrt(residual_only.value),
-        residual_lo=np.sqrt(residual_only.low),
-        residual_hi=np.sqrt(residual_only.high),
-        residual=residual,
-        by_op_kind=by_op_kind,
+        columns=tuple(columns), steps=numbers, mean=mean, position=position, rank=rank,
+        lemons=lemons, step=step, rank_step=rank_step,
+        rank_step_apart=_drifts_apart(columns, covariance, rank_step), content=content,
+        residual_std=np.sqrt(parts["residual"].value), residual=residual, by_op_kind=by_op_kind,
         step_correlation_steps=memory.steps if memory else None,
         step_correlation_share=memory.share if memory else 0.0,
-        step_variance_seen=memory.expected if memory else 1.0,
-        warnings=tuple(notes) + _warn(by_op_kind, effects, strata),
-    )
+        warnings=(*notes, *_warn(by_op_kind, (step, rank_step, content), table)),
+    )  # fmt: skip
 
 
-def _whole_cells(table: Array) -> Array:
-    """Leave out cells that some column lacks, where most cells are whole.
+def _common_cells(table: Array, body: Mask) -> Mask:
+    """Cells [replica, step, microbatch] of all columns, of replicas without a lemon.
 
-    Content and residual are distinguished by a small difference of products; those of other cells
-    for each pair of columns differ by more than that.
+    A single such replica could not tell rank_step from the step: then lemons, whose level is an
+    effect of its own, stay.
     """
-    seen = np.isfinite(table)
-    whole = seen.all(axis=0)
-    some = seen.any(axis=0)
-    if whole.sum() < MOSTLY_WHOLE * some.sum() or (whole == some).all():
-        return table
-    return np.asarray(np.where(whole, table, np.nan))
+    seen = np.asarray(np.isfinite(table).all(axis=0))
+    healthy = np.asarray(body.all(axis=0) & seen.any(axis=(1, 2)))
+    if healthy.sum() > 1:
+        seen = seen & healthy[:, None, None]
+    if seen.any(axis=(0, 2)).sum() < 2:
+        raise PrismError(
+            "variance components: fewer than 2 steps have a microbatch that all ops of a replica "
+            f"were recorded of; {format_share(float(np.mean(~np.isfinite(table))), 2)} of the "
+            "durations are missing; use a trace with fewer gaps, or give step times instead"
+        )
+    return seen
 
 
-def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64], level: float) -> None:
+def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64]) -> None:
     """Refuse what is no table, and tables too small to tell anything."""
     if table.ndim != 4 or table.shape[0] != len(columns) or table.shape[2] != steps.size:
         raise ValueError(
             f"log_seconds {table.shape} is not [column, replica, step, microbatch] for "
             f"{len(columns)} columns and {steps.size} steps"
         )
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level {level} is not between 0 and 1")
     if np.isinf(table).any():
         raise ValueError("log_seconds holds infinite values; leave out durations of zero")
     seen = np.isfinite(table)
@@ -225,26 +163,16 @@ def _check(table: Array, columns: Sequence[Column], steps: NDArray[np.int64], le
             )
 
 
-def _spreads(limits: dict[str, Limits], kinds: list[str]) -> dict[str, dict[str, Spread]]:
-    """Tabulate standard deviations, limits and shares; the last groups are the op_kinds."""
-    out: dict[str, dict[str, Spread]] = {}
-    for g, kind in enumerate(kinds, start=-len(kinds)):
-        variance = {name: max(float(limit.value[g]), 0.0) for name, limit in limits.items()}
-        total = sum(variance.values())
-        out[kind] = {
-            name: Spread(
-                float(np.sqrt(variance[name])),
-                float(np.sqrt(limit.low[g])),
-                float(np.sqrt(limit.high[g])),
-                variance[name] / total if total > 0.0 else 0.0,
-            )
-            for name, limit in limits.items()
-        }
-    return out
+def _drifts_apart(columns: Sequence[Column], covariance: Array, effect: Component) -> bool:
+    """Tell whether stages drift apart: their rank_step is nearer to independent than to shared."""
+    stages = np.array([column.stage for column in columns])
+    other = stages[:, None] != stages
+    alike = float(np.outer(effect.std, effect.std)[other].sum())
+    return alike > 0.0 and float(covariance[other].sum()) < 0.5 * alike
 
 
 def _warn(
-    by_op_kind: dict[str, dict[str, Spread]], effects: Sequence[Component], strata: Strata
+    by_op_kind: dict[str, dict[str, Spread]], effects: Sequence[Component], table: Array
 ) -> tuple[str, ...]:
     """Say what the table cannot tell."""
     out = []
@@ -259,9 +187,9 @@ def _warn(
                 f"of the correlations between columns (below {format_share(EXPLAINED_ENOUGH)}); "
                 "one shared draw with a loading per column describes it only roughly"
             )
-    missing = float(np.mean(~strata.present))
+    missing = float(np.mean(~np.isfinite(table)))
     if missing > 0.0:
         out.append(f"{format_share(missing, 2)} of the cells are missing and were skipped")
-    if strata.rest.shape[0] < 3:
+    if len(table) < 3:
         out.append("fewer than three columns: content and residual are separated by assumption")
     return tuple(out)

@@ -1,0 +1,167 @@
+"""Estimates of one component after the other from the strata of a crossed table, and their draws.
+
+What remains when the strata below are subtracted is the component; draws are subtracted alike. A
+step that comes out negative is pooled into the stratum below; other negative estimates are cut at
+zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.models.variance.draws import (
+    N_DRAWS,
+    heavier,
+    interval,
+    pivotal_means,
+    pivotal_products,
+)
+from prism.models.variance.effects import (
+    Column,
+    Component,
+    Spread,
+    build_effect,
+    content_scores,
+    excess_kurtosis,
+    finite_mean,
+    make_component,
+    share_of,
+    standardise,
+)
+from prism.models.variance.factors import explained_share, leading_signs, split_factor
+from prism.models.variance.lemons import Mask
+from prism.models.variance.memory import Memory, step_memory
+from prism.models.variance.strata import Strata
+
+Array = NDArray[np.float64]
+
+
+class Parts(NamedTuple):
+    """A component's variance [column], of which some may be negative, and draws of its means."""
+
+    value: Array
+    draws: Array  # [draw, op_kind]
+
+
+class Estimates:
+    """Components of one table."""
+
+    def __init__(
+        self, table: Array, columns: tuple[Column, ...], body: Mask, strata: Strata
+    ) -> None:
+        self.table, self.body, self.s = table, body, strata
+        self.stages = np.array([c.stage for c in columns])
+        self.kinds = list(dict.fromkeys(c.op_kind for c in columns))
+        self.is_kind = np.array([[c.op_kind == kind for c in columns] for kind in self.kinds])
+        self.means = self.is_kind / self.is_kind.sum(axis=1, keepdims=True)  # [op_kind, column]
+        self.rng = np.random.Generator(np.random.Philox(0))
+        self.rest = pivotal_products(strata.rest_products, strata.rest_df, self.rng)
+        self.cell = pivotal_products(strata.cell_products, strata.cell_df, self.rng)
+
+    def over_kinds(self, draws: Array) -> Array:
+        """Mean of the diagonal of draws [draw, column, column] over each op_kind."""
+        return np.asarray(np.diagonal(draws, axis1=1, axis2=2) @ self.means.T)
+
+    def positions(self) -> tuple[Array, Parts]:
+        """Estimate positions [column, microbatch], shrunk, and their mean square."""
+        s = self.s
+        noise = s.position_noise * np.diag(s.rest_products)
+        square = np.mean(s.position**2, axis=1)
+        value = np.maximum(square - noise, 0.0)
+        error = np.sqrt((4.0 * value * noise + 2.0 * noise**2) / s.position.shape[1])
+        z = self.rng.standard_normal((N_DRAWS, 1))  # columns move together
+        parts = Parts(value, self.means @ value + self.means @ error * z)
+        return s.position * share_of(value, square)[:, None], parts
+
+    def rank_step(self, known: bool) -> tuple[Component, Parts, Array]:
+        """Estimate what one worker and step have of their own; its covariance."""
+        s = self.s
+        covariance = s.cell_products - s.per_cell * s.rest_products
+        draws = self.over_kinds(self.cell - s.per_cell * self.rest)
+        raw = np.where(s.seen.any(axis=2), s.rank_step, np.nan)
+        effect = build_effect("rank_step", covariance, raw, np.diag(s.cell_products))
+        return effect, Parts(np.diag(covariance), draws if known else draws + np.nan), covariance
+
+    def step(self, numbers: NDArray[np.int64]) -> tuple[Component, Parts, Array, Memory | None]:
+        """Estimate what all workers have in a step; its share of what is seen; its memory."""
+        s, seen = self.s, self.s.seen.any(axis=(0, 2))
+        products, noise = s.step_products, s.per_step * s.cell_products
+        total, raw = np.diag(products), np.where(seen, s.step, np.nan)
+        draws = self.over_kinds(pivotal_products(products, s.step_df, self.rng))
+        effect, memory = build_effect("step", products - noise, raw, total), None
+        share = share_of(effect.std**2, total)
+        if effect.scale > 0.0:
+            memory = step_memory(effect.scores[seen], numbers[seen], self.rng)
+        if memory is not None:
+            draws = (self.means @ total) * memory.draws[:, None]
+            products = products * memory.variance
+            effect = build_effect("step", products - noise, raw, total)
+            # white noise of the estimates is no part of the effect
+            real = float(np.sum(effect.std**2) / np.trace(products))
+            memory = memory._replace(share=min(1.0, memory.share / max(real, 0.1)))
+        draws = draws - s.per_step * self.over_kinds(self.cell)
+        return effect, Parts(np.diag(products - noise), draws), share, memory
+
+    def ranks(self, position: Array) -> tuple[Array, Array, Parts]:
+        """Estimate means of the body [column], ranks [column, replica] and their variance."""
+        s, body = self.s, self.body
+        rest = self.table - position[:, None, None, :] - s.step[:, None, :, None]
+        level, n_body = finite_mean(rest, (2, 3)), body.sum(axis=1)
+        mean = np.where(body, level, 0.0).sum(axis=1) / np.maximum(n_body, 1)
+        raw = np.nan_to_num(level - mean[:, None])
+        n_steps = np.isfinite(rest).any(axis=3).sum(axis=2)
+        per_rank = float(np.mean(1.0 / n_steps[body]))
+        noise = per_rank * s.cell_products
+        df, inside = n_body - 1.0, np.where(body, raw, 0.0)
+        root = np.sqrt(np.maximum(df, 1.0))
+        products = inside @ inside.T / np.outer(root, root)
+        value = np.where(df > 0.0, np.diag(products - noise), 0.0)
+        draws = np.full((N_DRAWS, len(self.means)), np.nan)
+        if (df > 0.0).all():
+            # between stages only the noise is shared: a replica's microbatches pass them all
+            same = self.stages[:, None] == self.stages
+            upper = np.where(same, products, noise)
+            draws = pivotal_means(upper, float(df.mean()), self.means, self.rng)
+            draws = draws - per_rank * self.over_kinds(self.cell)
+        spread = np.maximum(self.is_kind.T @ (self.means @ value), 0.0)
+        shrunk = raw * share_of(spread, spread + np.diag(noise))[:, None]
+        return mean, np.where(body, shrunk, raw), Parts(value, draws)
+
+    def contents(self, cells: Array) -> tuple[Component, Parts, Array, Parts]:
+        """Split what cells have left into content shared by all columns, and residuals.
+
+        Parameters
+        ----------
+        cells : ndarray
+            [column, replica, step, microbatch] what effects of more than a cell leave.
+        """
+        products, df = self.s.rest_products, self.s.rest_df
+        signs = leading_signs(products)
+        signed, own = split_factor(products, df, signs)
+        scores = content_scores(signed, own, cells)
+        left = cells - signed.reshape(-1, 1, 1, 1) * scores
+        residual = np.stack([standardise(column) for column in left])
+        drawn, drawn_own = split_factor(self.rest, df, signs)
+        n = float(np.isfinite(scores).sum())
+        wide = heavier(np.array([excess_kurtosis(scores)]), n, self.rng)
+        content = Parts(signed**2, wide * drawn**2 @ self.means.T)
+        wide = heavier(np.array([excess_kurtosis(column) for column in residual]), n, self.rng)
+        effect = make_component("content", signed, scores, explained_share(products))
+        return effect, content, residual, Parts(own, wide * drawn_own @ self.means.T)
+
+    def spreads(self, parts: dict[str, Parts]) -> dict[str, dict[str, Spread]]:
+        """Tabulate standard deviations, limits and shares of every op_kind."""
+        std = {n: np.sqrt(np.maximum(self.means @ p.value, 0.0)) for n, p in parts.items()}
+        ends = {n: np.sqrt(interval(p.draws)) for n, p in parts.items()}
+        total = sum((values**2 for values in std.values()), np.zeros(len(self.kinds)))
+        out: dict[str, dict[str, Spread]] = {}
+        for k, kind in enumerate(self.kinds):
+            out[kind] = {}
+            for name in ("position", "rank", "step", "rank_step", "content", "residual"):
+                share = float(share_of(std[name] ** 2, total)[k])
+                low, high = ends[name][:, k]
+                out[kind][name] = Spread(float(std[name][k]), float(low), float(high), share)
+        return out
