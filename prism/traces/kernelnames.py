@@ -32,7 +32,7 @@ _COLLECTIVE_WORDS = (
     ("recv", "transfer"),
 )
 
-_COMMUNICATION_OP = re.compile(r"^(c10d::|nccl:|gloo:|rccl:|record_param_comms)")
+_COMMUNICATION_OP = re.compile(r"^(c10d::|nccl|gloo:|rccl|record_param_comms)")
 _COMMUNICATION_KERNEL = re.compile(r"nccl|rccl", re.IGNORECASE)
 
 _OP_CLASSES = tuple(

@@ -115,8 +115,11 @@ _NO_ARGS = Args()
 
 def arguments(event: Event) -> Args:
     """Decode an event's arguments; none where they are missing or no object."""
+    raw: Any = event.args
+    if isinstance(raw, Args):  # of another profiler
+        return raw
     try:
-        return _ARGUMENTS.decode(event.args) if event.args else _NO_ARGS
+        return _ARGUMENTS.decode(raw) if raw else _NO_ARGS
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _NO_ARGS
 

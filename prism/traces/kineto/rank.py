@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
 from prism.traces.kineto.events import Args, Event, RawTrace, arguments
 from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
+from prism.traces.kineto.stepmarks import NamedRanges, find_steps
 
 Floats = NDArray[np.float64]
 
@@ -42,8 +43,10 @@ CALLS = (
     (re.compile(r"EventRecord"), "event_record"),
 )
 
-_FAR_US, _EPOCH_US = 1e12, 1e19
-"""No recording lasts the first, 12 days [us], and no clock shows the second: those are errors."""
+Steps = list[tuple[int, float, float]]
+"""Number, start and end [us] of each step, in order of time."""
+_FAR_US = 1e12
+"""No recording lasts as long, 12 days [us]: those are errors."""
 
 
 @dataclass
@@ -88,7 +91,7 @@ class RankTrace:
     launch: Floats
     launch_end: Floats
     step: NDArray[np.int64]
-    steps: list[tuple[int, float, float]]
+    steps: Steps
     calls: Calls
     n_host_events: int
     n_bad: int
@@ -150,8 +153,8 @@ class _Sorted:
 _LOWER = frozenset(_DEVICE) | _RUNTIME | _OPS | {"cuda_sync"}
 
 
-def read_rank(raw: RawTrace) -> RankTrace:
-    """Turn one file's events into columns."""
+def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
+    """Turn one file's events into columns; `steps` are those that its clock marks, where known."""
     found = _Sorted(raw.events)
     raw.events = []
     device = [
@@ -174,7 +177,8 @@ def read_rank(raw: RawTrace) -> RankTrace:
     launches = _Launches(found.runtime, call_ts - origin, call_dur, threads)
     index = [launches.by_correlation.get(whole(a.args.correlation), -1) for a in device]
     hosts = _enclosing_ops(found.ops, op_ts - origin, op_dur, launches, index, threads)
-    steps = _steps(found.ops, origin)
+    steps = find_steps(_marks(found.ops))[0] if steps is None else steps
+    steps = [(number, begin - origin, end - origin) for number, begin, end in steps]
     start = ts - origin
     launch = launches.start[index] if len(launches.start) else np.full(len(device), np.nan)
     launch_end = launches.end[index] if len(launches.end) else launch.copy()
@@ -298,24 +302,14 @@ def _around(stack: list[tuple[float, Event]]) -> _Host:
     return _Host(name if isinstance(name, str) else "", optimizer, tuple(collective))
 
 
-def _steps(ops: list[Event], origin: float) -> list[tuple[int, float, float]]:
-    """Step numbers with start and end [us], in order of time."""
-    steps: dict[int, tuple[float, float]] = {}
-    for event in ops:
-        name = event.name
-        if not isinstance(name, str) or not name.startswith("ProfilerStep#"):
-            continue
-        match = _STEP.match(name)
-        start = number(event.ts) - origin
-        end = start + number(event.dur)
-        if match and end >= start:
-            old = steps.get(int(match[1]), (start, end))
-            steps[int(match[1])] = (min(start, old[0]), max(end, old[1]))
-    rows = [(step, *times) for step, times in steps.items()]
-    return sorted(rows, key=lambda row: row[1])
+def _marks(ops: list[Event]) -> NamedRanges:
+    """Give the ranges that PyTorch's profiler marks steps with, times in us as recorded."""
+    marks = [e for e in ops if isinstance(e.name, str) and _STEP.match(e.name)]
+    start, length = _times(marks), numbers([e.dur for e in marks])
+    return NamedRanges([str(e.name) for e in marks], np.arange(len(marks)), start, start + length)
 
 
-def step_of(when: Floats, steps: list[tuple[int, float, float]]) -> NDArray[np.int64]:
+def step_of(when: Floats, steps: Steps) -> NDArray[np.int64]:
     """Step in which each time lies: -1 outside of all, 0 where no step is marked."""
     if not steps:
         return np.zeros(when.size, dtype=np.int64)
@@ -377,10 +371,12 @@ def _describe(
         host = hosts.get(at, _NO_HOST)
         if category == "kernel" and is_communication_kernel(name):
             kind, n_bytes, group, size = read_message(name, args, host.collective)
-            kernel_class, shape = (kind if kind != "transfer" else "p2p"), ""
+            kernel_class = kind if kind != "transfer" else "p2p"
         else:
             kind, kernel_class = classify(name, host.op, host.optimizer, category)
             n_bytes, group, size = number(args.bytes), "", -1
+        shape = ""
+        if math.isnan(n_bytes):  # else the message says more than its launch
             key = (bytes(args.grid), bytes(args.block))
             shape = shapes.get(key, "")
             if not shape and key[0]:
