@@ -196,13 +196,6 @@ def test_megatron_restarts_are_runs_and_copies_are_left_out(read):
     assert "1 lines" in times.notes[0] and "csv:5" in times.notes[1] and "2 runs" in times.notes[1]
 
 
-def test_megatron_warm_up_is_noted_and_kept(read):
-    times = read("".join(line(i, 200 if i < 6 else 100) for i in range(1, 21)))
-    assert times.seconds.size == 20
-    (note,) = times.notes
-    assert all(part in note for part in ("5 values", "0.2 s", "100 %", "0.1 s"))
-
-
 @pytest.mark.parametrize("value", ["fast", "-1.0", "nan", "inf", ""])
 def test_megatron_bad_number_names_its_line(read, value):
     with pytest.raises(PrismError, match=rf"steps\.csv:3: .*'{value}', .*1e-09"):

@@ -96,23 +96,10 @@ def collective_kind(text: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def classify(kernel: str, op: str, in_optimizer: bool, category: str) -> tuple[str, str]:
-    """Give op kind and kernel class of a device activity that is no collective.
+    """Give op kind and class of a device activity that is no collective.
 
-    Parameters
-    ----------
-    kernel : str
-        The recorded name.
-    op : str
-        The innermost host op around its launch, ``""`` where unknown.
-    in_optimizer : bool
-        Whether the launch lies in an optimizer's step.
-    category : str
-        ``kernel``, ``memcpy`` or ``memset``.
-
-    Returns
-    -------
-    tuple of str
-        ``compute``, ``memory`` or ``optimizer``, and the class.
+    `op` is the innermost host op around its launch, "" where unknown; `category` is ``kernel``,
+    ``memcpy`` or ``memset``.
 
     Examples
     --------

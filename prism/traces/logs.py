@@ -11,14 +11,15 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.text import format_share
+from prism.traces.file import RecordedFile
+from prism.traces.steps import StepTimes
 from prism.traces.table import LONGEST_S, SHORTEST_S
 
 _MLLOG = b":::MLLOG"
@@ -28,25 +29,6 @@ _MEGATRON = re.compile(
 )
 _INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
 _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's tracked_stats
-_WARM_UP = 5  # steps that settle clocks, caches and allocators
-
-
-class LogTimes(NamedTuple):
-    """Step times of a log."""
-
-    seconds: NDArray[np.float64]
-    """[n] logged value [s]."""
-    step: NDArray[np.int64]
-    """[n] number of the (last) step of each value."""
-    run: list[str]
-    """[n] name of its run."""
-    column: str
-    """What the log calls the value."""
-    mean_over: int
-    """Steps each value is the mean of."""
-    notes: list[str]
-    lines: list[int]
-    """[n] line of each value."""
 
 
 def is_log(text: bytes) -> bool:
@@ -54,9 +36,10 @@ def is_log(text: bytes) -> bool:
     return _MLLOG in text or _ELAPSED in text
 
 
-def read_log(text: bytes, source: str) -> LogTimes:
+def read_log(files: Sequence[RecordedFile]) -> StepTimes:
     """Read the step times of a Megatron or MLPerf log."""
-    return _read_mlperf(text, source) if _MLLOG in text else _read_megatron(text, source)
+    read = _read_mlperf if _MLLOG in files[0].text else _read_megatron
+    return read(files[0].text, files[0].source)
 
 
 def _lines(text: bytes, marks: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
@@ -80,7 +63,7 @@ def _to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> flo
     return seconds
 
 
-def _read_megatron(text: bytes, source: str) -> LogTimes:
+def _read_megatron(text: bytes, source: str) -> StepTimes:
     """Read Megatron's lines; a step number that goes back starts a new run."""
     rows: list[tuple[int, int, float, int]] = []  # run, step, seconds, line
     twice = restarts = cut = 0
@@ -114,13 +97,15 @@ def _read_megatron(text: bytes, source: str) -> LogTimes:
             f"the step number goes back {restarts} times (first at {source}:{lines[where]}): "
             f"read as {restarts + 1} runs, named 0 to {restarts}"
         )
-    seconds_array = np.array(values, dtype=np.float64)
-    notes += _warm_up(seconds_array, -(-_WARM_UP // interval))
-    names = [str(part) for part in run] if restarts else [""] * len(rows)
-    column = "elapsed time per iteration"
-    return LogTimes(
-        seconds_array, np.array(steps, dtype=np.int64), names, column, interval, notes, lines
-    )
+    return StepTimes(
+        np.array(values), np.array(steps), _names(np.array(run)), source,
+        "elapsed time per iteration", interval, tuple(notes),
+    )  # fmt: skip
+
+
+def _names(run: NDArray[np.int64]) -> NDArray[np.str_]:
+    """Name the runs of a log; "" where it holds one."""
+    return run.astype(np.str_) if run.any() else np.full(run.size, "")
 
 
 def _interval(
@@ -149,31 +134,16 @@ def _interval(
     return interval, notes
 
 
-def _warm_up(seconds: NDArray[np.float64], n_first: int) -> list[str]:
-    """Note where the first values are longer than the others; they are kept."""
-    if seconds.size < 3 * n_first:
-        return []
-    first, later = float(np.mean(seconds[:n_first])), float(np.median(seconds[n_first:]))
-    if first <= 1.01 * later:
-        return []
-    what = "value is" if n_first == 1 else f"{n_first} values are"
-    return [
-        f"the first {what} warm-up and kept: mean {first:.4g} s, "
-        f"{format_share(first / later - 1.0)} above the median of the others ({later:.4g} s)"
-    ]
-
-
 class _Stat(NamedTuple):
     """One `tracked_stats` line that holds a step time."""
 
     run: int
     seconds: float
-    line: int
     clock: float  # [s]
     progress: float  # steps, samples or tokens so far; not-a-number where the line has none
 
 
-def _read_mlperf(text: bytes, source: str) -> LogTimes:
+def _read_mlperf(text: bytes, source: str) -> StepTimes:
     """Read MLPerf's lines; every `run_start` after a step time starts a new run."""
     stats: list[_Stat] = []
     settings: dict[str, float] = {}
@@ -196,14 +166,14 @@ def _read_mlperf(text: bytes, source: str) -> LogTimes:
                 others.update(map(str, value))
                 continue
             seconds = _to_seconds(value[column], source, number)
-            stats.append(_Stat(run, seconds, number, *_clock_and_count(event)))
+            stats.append(_Stat(run, seconds, *_clock_and_count(event)))
     if not stats:
         had = f"tracked_stats has {', '.join(sorted(others)[:8])}" if others else "no tracked_stats"
         raise PrismError(
             f"{source}: MLPerf log without step times: {had}; expected "
             f"{' or '.join(_STEP_TIMES)}; results without them give run totals only"
         )
-    return _mlperf_times(stats, settings, column, broken)
+    return _mlperf_times(stats, settings, column, broken, source)
 
 
 def _event(line: str) -> dict[str, Any] | None:
@@ -230,8 +200,8 @@ def _clock_and_count(event: dict[str, Any]) -> tuple[float, float]:
 
 
 def _mlperf_times(
-    stats: list[_Stat], settings: dict[str, float], column: str, broken: int
-) -> LogTimes:
+    stats: list[_Stat], settings: dict[str, float], column: str, broken: int, source: str
+) -> StepTimes:
     """Make step numbers, and find how many each value covers."""
     run = np.array([stat.run for stat in stats])
     seconds = np.array([stat.seconds for stat in stats])
@@ -243,11 +213,7 @@ def _mlperf_times(
         notes[0] += "; the spread of single steps is larger, by about its square root"
     if broken:
         notes.append(f"{broken} broken :::MLLOG lines were skipped")
-    notes += _warm_up(seconds[run == run[0]], -(-_WARM_UP // mean_over))
-    several = run[-1] != run[0]
-    names = [str(part) for part in run] if several else [""] * len(stats)
-    lines = [stat.line for stat in stats]
-    return LogTimes(seconds, step, names, column, mean_over, notes, lines)
+    return StepTimes(seconds, step, _names(run), source, column, mean_over, tuple(notes))
 
 
 def _steps_per_value(

@@ -17,13 +17,13 @@ from typing import Any, Literal
 from prism.common.errors import PrismError, named
 from prism.traces.file import RecordedFile
 from prism.traces.kineto.read import read_kineto
-from prism.traces.logs import is_log
+from prism.traces.logs import is_log, read_log
 from prism.traces.pipeline import is_pipeline, read_pipeline
 from prism.traces.rare.chakra import is_chakra, read_chakra
 from prism.traces.rare.hta import is_hta, read_hta
 from prism.traces.rare.nccltests import is_nccl_tests, read_nccl_tests
 from prism.traces.rare.nsys import read_nsys
-from prism.traces.steps import StepTimes, is_step_table, read_log_times, read_table_times
+from prism.traces.steps import StepTimes, is_step_table, read_table_times
 from prism.traces.table import Trace
 from prism.traces.tidy import is_tidy, read_tidy
 
@@ -60,7 +60,7 @@ READERS = (
     Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
            True, ("step_range",)),
-    Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log_times),
+    Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log),
     Reader("nccl-tests", "output of nccl-tests", "collectives", lambda f: is_nccl_tests(f.text),
            read_nccl_tests, True),
     Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),

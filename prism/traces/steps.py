@@ -28,7 +28,6 @@ from prism.traces.choose import (
     unit_of,
 )
 from prism.traces.file import RecordedFile
-from prism.traces.logs import read_log
 from prism.traces.rawtable import RawTable
 from prism.traces.table import FEW, LONGEST_S, SHORTEST_S, Fault, sound_rows
 
@@ -38,41 +37,22 @@ _NO_STEP = -(2**62)
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured step times of one job on one system, possibly of several runs.
-
-    Attributes
-    ----------
-    seconds
-        Step times [n; s].
-    step
-        Number of the step within its run [n].
-    run
-        Name of the run [n]; "" where the file tells of none.
-    source
-        The file as the user named it.
-    column
-        The column, or what the log calls the value.
-    mean_over
-        1 for true per-step values; else each value is the mean of this many steps.
-    notes
-        What was dropped, assumed or counted, for the user.
-    """
+    """Measured step times of one job on one system, possibly of several runs."""
 
     seconds: NDArray[np.float64]
+    """Step times [n; s]."""
     step: NDArray[np.int64]
+    """Number of the step within its run [n]."""
     run: NDArray[np.str_]
+    """Name of the run [n]; "" where the file tells of none."""
     source: str
+    """The file as the user named it."""
     column: str
+    """The column, or what the log calls the value."""
     mean_over: int = 1
+    """1 for true per-step values; else each value is the mean of this many steps."""
     notes: tuple[str, ...] = ()
-
-
-def read_log_times(files: Sequence[RecordedFile]) -> StepTimes:
-    """Read the step times of a Megatron or MLPerf log."""
-    log = read_log(files[0].text, files[0].source)
-    run = np.array(log.run, dtype=np.str_)
-    notes = tuple(log.notes)
-    return StepTimes(log.seconds, log.step, run, files[0].source, log.column, log.mean_over, notes)
+    """What was dropped, assumed or counted, for the user."""
 
 
 def read_table_times(

@@ -20,41 +20,17 @@ from prism.common.errors import PrismError
 from prism.common.text import format_duration, format_share
 
 OP_KINDS = (
-    "forward",
-    "backward",
-    "backward_weight",
-    "recompute",
-    "transfer",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "optimizer",
-    "launch_gap",
-    "data_load",
-    "compute",
-    "memory",
-    "other",
-)
+    "forward", "backward", "backward_weight", "recompute", "transfer", "all_reduce", "all_gather",
+    "reduce_scatter", "all_to_all", "broadcast", "optimizer", "launch_gap", "data_load", "compute",
+    "memory", "other",
+)  # fmt: skip
 """What an op can be."""
 
 _DEFAULTS: dict[str, Any] = {
-    "op_kind": "other",
-    "kernel_class": "",
-    "name": "",
-    "rank": 0,
-    "dp_rank": 0,
-    "stage": 0,
-    "chunk": 0,
-    "microbatch": -1,
-    "step": -1,
-    "start": np.nan,
-    "duration": np.nan,
-    "group": "",
-    "stream": -1,
-    "bytes": np.nan,
-}
+    "op_kind": "other", "kernel_class": "", "name": "", "rank": 0, "dp_rank": 0, "stage": 0,
+    "chunk": 0, "microbatch": -1, "step": -1, "start": np.nan, "duration": np.nan, "group": "",
+    "stream": -1, "bytes": np.nan,
+}  # fmt: skip
 
 COLUMNS = tuple(_DEFAULTS)
 """Columns of the tidy table, in order."""
@@ -71,30 +47,21 @@ FEW = 0.01
 
 @dataclass(frozen=True)
 class Trace:
-    """What ran where and for how long, from one recording of any format.
-
-    Attributes
-    ----------
-    ops
-        The tidy table, sorted by step, rank and start; `COLUMNS` come first and in that order,
-        columns of the format's own may follow. Text columns are categories of str. Seconds for
-        start and duration (start is not-a-number where only durations were recorded); -1 where
-        an index does not apply or is unknown.
-    source
-        The recording as the user named it.
-    format
-        ``pipeline``, ``tidy``, or one of `KERNEL_FORMATS`.
-    notes
-        What was dropped, repaired or counted, for the user.
-    meta
-        What else the format knows; JSON-able.
-    """
+    """What ran where and for how long, from one recording of any format."""
 
     ops: pd.DataFrame
+    """The tidy table, sorted by step, rank and start; `COLUMNS` come first and in that order,
+    columns of the format's own may follow. Text columns are categories of str. Seconds for start
+    and duration (start is not-a-number where only durations were recorded); -1 where an index does
+    not apply or is unknown."""
     source: str
+    """The recording as the user named it."""
     format: str
+    """``pipeline``, ``tidy``, or one of `KERNEL_FORMATS`."""
     notes: tuple[str, ...] = ()
+    """What was dropped, repaired or counted, for the user."""
     meta: dict[str, Any] = field(default_factory=dict)
+    """What else the format knows; JSON-able."""
 
     def __post_init__(self) -> None:
         assert tuple(self.ops.columns[: len(COLUMNS)]) == COLUMNS, list(self.ops.columns)
@@ -112,20 +79,13 @@ def make_trace(
     notes: Sequence[str] = (),
     meta: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Build a trace from columns; those left out take their defaults.
+    """Build a trace from columns, sorted by step, rank and start.
 
     Parameters
     ----------
     columns : mapping of str to array_like
-        [row] values by column name; at least ``duration`` [s]. Names beyond `COLUMNS` follow
-        them in the order given.
-    source, format, notes, meta
-        See :class:`Trace`.
-
-    Returns
-    -------
-    Trace
-        Sorted by step, rank and start.
+        [row] values by column name; at least ``duration`` [s]. Those left out take their defaults;
+        names beyond `COLUMNS` follow them in the order given.
     """
     n = len(columns["duration"])
     made: dict[str, Any] = {}
@@ -176,21 +136,9 @@ class Fault(NamedTuple):
 def sound_rows(
     faults: Sequence[Fault], locate: Callable[[int], str], source: str
 ) -> tuple[NDArray[np.bool_], list[str]]:
-    """Find the rows without a fault, and say how many have one.
+    """Find the rows [row] without a fault, and a note for each fault that occurs.
 
-    Parameters
-    ----------
-    faults : sequence of Fault
-        What to look at; a row counts for the first fault it has.
-    locate : callable
-        Says where a row stands.
-    source : str
-        The table as the user named it.
-
-    Returns
-    -------
-    tuple of array and list of str
-        [row] True where the row is sound, and a note per fault that occurs.
+    A row counts for the first fault it has; `locate` says where a row stands.
 
     Raises
     ------
@@ -225,27 +173,12 @@ def impossible_durations(
     worker: Sequence[NDArray[Any]] = (),
     compute: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.bool_]:
-    """Find durations that a worker's own later ops contradict.
+    """Find durations [row] that a worker's own later ops contradict.
 
-    Parameters
-    ----------
-    step : array
-        [row] step of the op.
-    start, duration : array
-        [row] as recorded [s]; rows without a start are never impossible.
-    kind_idx : array
-        [row] a number for what the op is.
-    worker : sequence of array
-        [row] each, columns that together tell who ran it.
-    compute : array of bool, optional
-        [row] ops that a worker runs one after the other, whatever their kind.
-
-    Returns
-    -------
-    array of bool
-        [row] True where the duration exceeds the step's span and ten times the median of the
-        ops of its kind in that step, and either runs over the worker's next op of this kind, or
-        of computing, or over what it does in the next step, or exceeds `LONGEST_WAIT_S`.
+    A duration is impossible if it exceeds the step's span and ten times the median of the ops of
+    its kind in that step, and either runs over the worker's next op of this kind, or of `compute`
+    (what a worker runs one after the other, whatever the kind), or over what it does in the next
+    step, or exceeds `LONGEST_WAIT_S`. `worker` holds the columns that together tell who ran it.
 
     Notes
     -----

@@ -32,49 +32,32 @@ _MOST = 2_000
 
 @dataclass(frozen=True)
 class Members:
-    """Collectives of all ranks, one row a recorded kernel [row].
-
-    Attributes
-    ----------
-    rank_idx : array of int
-        Which file's.
-    key : list of tuple
-        Op kind, group and, where all members must agree on it, size.
-    step : array of int
-    start, end : array
-        On a common origin, before alignment [s].
-    group_size : array of int
-        Ranks in the group, -1 unknown.
-    """
+    """Collectives of all ranks, one row a recorded kernel [row]."""
 
     rank_idx: NDArray[np.int64]
+    """Which rank's, by its place in the recording."""
     key: list[tuple[str, str, float]]
+    """Op kind, group and, where all members must agree on it, size."""
     step: NDArray[np.int64]
     start: Floats
     end: Floats
+    """On a common origin, before alignment [s]."""
     group_size: NDArray[np.int64]
+    """Ranks in the group, -1 unknown."""
 
 
 @dataclass(frozen=True)
 class Matched:
-    """What belongs together.
-
-    Attributes
-    ----------
-    offset : array
-        [rank] to be added to a rank's times [s].
-    aligned_on : array of int
-        [rank] pairs of collectives the offset rests on.
-    collective : array of int
-        [row] number of the collective, -1 unmatched.
-    transfer : array
-        [row] from the last arrival to the own end [s]; not-a-number where unmatched.
-    """
+    """What belongs together."""
 
     offset: Floats
+    """[rank] to be added to a rank's times [s]."""
     aligned_on: NDArray[np.int64]
+    """[rank] pairs of collectives the offset rests on."""
     collective: NDArray[np.int64]
+    """[row] number of the collective, -1 unmatched."""
     transfer: Floats
+    """[row] from the last arrival to the own end [s]; not-a-number where unmatched."""
 
 
 def match_collectives(members: Members, n_ranks: int) -> Matched:

@@ -157,22 +157,19 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     """Turn one file's events into columns; `steps` are those that its clock marks, where known."""
     found = _Sorted(raw.events)
     raw.events = []
-    device = [
-        a for a in found.device if number(a.event.dur) >= 0 and abs(number(a.event.ts)) < 1e19
-    ]
-    ts, dur = _times([a.event for a in device]), numbers([a.event.dur for a in device])
+    ts = numbers([a.event.ts for a in found.device])
+    ts = ts[np.isfinite(ts)]
     middle = float(np.median(ts)) if ts.size else 0.0
-    near = _near(ts, dur, middle)
-    if not near.all():
-        device = [a for a, ok in zip(device, near, strict=True) if ok]
-        ts, dur = ts[near], dur[near]
+    kept, ts, dur = _sound([a.event for a in found.device], middle, device=True)
+    device = [found.device[i] for i in kept.tolist()]
+    calls, call_ts, call_dur = _sound(found.runtime, middle)
+    ops, op_ts, op_dur = _sound(found.ops, middle)
     n_bad, n_host = len(found.device) - len(device), len(found.runtime) + len(found.ops)
-    found.runtime, call_ts, call_dur = _sound(found.runtime, middle)
-    found.ops, op_ts, op_dur = _sound(found.ops, middle)
+    found.runtime = [found.runtime[i] for i in calls.tolist()]
+    found.ops = [found.ops[i] for i in ops.tolist()]
     n_far = n_host - len(found.runtime) - len(found.ops)
-    notes = [f"{n_far:,} host events days away from the rest dropped"] if n_far else []
-    known = np.concatenate([part[np.isfinite(part)] for part in (ts, call_ts, op_ts)])
-    origin = float(known.min()) if known.size else 0.0
+    notes = [f"{n_far:,} host events without a valid time dropped"] if n_far else []
+    origin = min((float(part.min()) for part in (ts, call_ts, op_ts) if part.size), default=0.0)
     threads: dict[Any, int] = {}
     launches = _Launches(found.runtime, call_ts - origin, call_dur, threads)
     index = [launches.by_correlation.get(whole(a.args.correlation), -1) for a in device]
@@ -205,24 +202,16 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     )
 
 
-def _near(times: Floats, durations: Floats, middle: float) -> NDArray[np.bool_]:
-    """Tell which events [event] lie within days of the recording's middle [us], and end there."""
-    with np.errstate(over="ignore"):
-        return ~(np.abs(times - middle) > _FAR_US) & ~(durations > _FAR_US)
-
-
-def _sound(events: list[Event], middle: float) -> tuple[list[Event], Floats, Floats]:
-    """Keep the host events whose times can be true, and give their starts and durations [us]."""
-    ts, dur = _times(events), numbers([e.dur for e in events])
-    near = _near(ts, dur, middle)
-    if near.all():
-        return events, ts, dur
-    return [e for e, ok in zip(events, near, strict=True) if ok], ts[near], dur[near]
-
-
-def _times(events: Sequence[Event]) -> Floats:
-    """Start times [event] as recorded [us], not-a-number where there is none."""
-    return numbers([e.ts for e in events])
+def _sound(
+    events: list[Event], middle: float, device: bool = False
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Find the events whose times can be true: index, start and duration [us]."""
+    ts, dur = numbers([e.ts for e in events]), numbers([e.dur for e in events])
+    if not device:  # when a call began counts even where its end is not known
+        dur = np.maximum(0.0, np.nan_to_num(dur))
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = np.flatnonzero((np.abs(ts - middle) <= _FAR_US) & (dur >= 0.0) & (dur <= _FAR_US))
+    return kept, ts[kept], dur[kept]
 
 
 class _Launches:
@@ -232,7 +221,7 @@ class _Launches:
         self, events: list[Event], start: Floats, duration: Floats, threads: dict[Any, int]
     ) -> None:
         self.names = [e.name if isinstance(e.name, str) else "" for e in events]
-        self.start, self.end = start, start + np.maximum(0.0, duration)
+        self.start, self.end = start, start + duration
         self.thread = [threads.setdefault(e.tid, len(threads)) for e in events]
         self.correlation = [whole(arguments(e).correlation) for e in events]
         self.by_correlation = {c: i for i, c in enumerate(self.correlation) if c >= 0}
@@ -305,7 +294,7 @@ def _around(stack: list[tuple[float, Event]]) -> _Host:
 def _marks(ops: list[Event]) -> NamedRanges:
     """Give the ranges that PyTorch's profiler marks steps with, times in us as recorded."""
     marks = [e for e in ops if isinstance(e.name, str) and _STEP.match(e.name)]
-    start, length = _times(marks), numbers([e.dur for e in marks])
+    start, length = (numbers([getattr(e, name) for e in marks]) for name in ("ts", "dur"))
     return NamedRanges([str(e.name) for e in marks], np.arange(len(marks)), start, start + length)
 
 
@@ -335,7 +324,7 @@ def _calls(found: _Sorted, launches: _Launches) -> Calls:
         if kind is None:
             kind = next((kind for pattern, kind in CALLS if pattern.search(name)), "")
             kinds[name] = kind
-        if not kind or kind == "event_record" or not math.isfinite(launches.start[i]):
+        if not kind or kind == "event_record":
             continue
         args = detail.get(launches.correlation[i], Args())
         record = launches.by_correlation.get(whole(args.wait_on_cuda_event_record_corr_id), -1)

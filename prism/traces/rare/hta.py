@@ -40,26 +40,15 @@ shorter holds the trace's own microseconds under HTA's label of ns."""
 
 @dataclass(frozen=True)
 class KernelMoments:
-    """Moments of kernels' durations [row], one row a kernel and rank.
-
-    Attributes
-    ----------
-    source : str
-    name, kernel_type : list of str
-        The type is HTA's: COMPUTATION, COMMUNICATION or MEMORY.
-    rank : array of int
-    n : array of int
-        Kernels, from sum and mean where the table does not count them.
-    total, mean, std, least, most : array
-        Seconds; std of each kernel's durations on this rank.
-    notes : tuple of str
-    """
+    """Moments of kernels' durations [row; s], one row a kernel and rank."""
 
     source: str
     name: list[str]
     kernel_type: list[str]
+    """HTA's: COMPUTATION, COMMUNICATION or MEMORY."""
     rank: NDArray[np.int64]
     n: NDArray[np.int64]
+    """Kernels, from sum and mean where the table does not count them."""
     total: Floats
     mean: Floats
     std: Floats

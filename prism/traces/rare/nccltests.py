@@ -30,27 +30,18 @@ _WORDS = re.compile(
 
 @dataclass(frozen=True)
 class BandwidthTest:
-    """One run of one test.
-
-    Attributes
-    ----------
-    hosts
-        Who took part, in the order of ranks.
-    n_gpus
-        Ranks of the test; 0 where the output does not list them.
-    name
-        The test without ``_perf``, such as ``all_reduce``; empty where the output does not say.
-    bus
-        Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place).
-    where
-        Where its table starts, as ``file:line``.
-    """
+    """One run of one test."""
 
     hosts: tuple[str, ...]
+    """Who took part, in the order of ranks."""
     n_gpus: int
+    """Ranks of the test; 0 where the output does not list them."""
     name: str
+    """The test without ``_perf``, such as ``all_reduce``; empty where the output does not say."""
     bus: Mapping[tuple[int, int], float]
+    """Bus bandwidth [GB/s] by message size [byte] and column (0 out of place, 1 in place)."""
     where: str
+    """Where its table starts, as ``file:line``."""
     time: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """Duration [s] by message size [byte] and column, where the table tells it."""
 
@@ -148,31 +139,24 @@ def _lines(text: bytes, source: str) -> Iterator[tuple[str, str, str]]:
 
 def _take_row(run: _Run, words: Sequence[str]) -> None:
     """Add a line of numbers; columns are counted from the right, where none is ever blank."""
-    if (
-        not run.columns
-        or len(words) < -min(run.columns)
-        or not re.fullmatch(r"[0-9]{1,15}", words[0])
-    ):
+    if not run.columns or not re.fullmatch(r"[0-9]{1,15}", words[0] if words else ""):
         return
     for place, column in enumerate(run.columns):
-        try:
-            bandwidth = float(words[column])
-        except ValueError:
+        bandwidth = _number_at(words, column)
+        if not 0.0 < bandwidth <= _MOST_BUS:
             continue
-        if 0.0 < bandwidth <= _MOST_BUS:
-            run.bus[int(words[0]), place] = bandwidth
-            _take_time(run, words, place)
+        run.bus[int(words[0]), place] = bandwidth
+        seconds = 1e-6 * _number_at(words, run.times[place]) if place < len(run.times) else 0.0
+        if SHORTEST_S <= seconds <= LONGEST_S:
+            run.time[int(words[0]), place] = seconds
 
 
-def _take_time(run: _Run, words: Sequence[str], place: int) -> None:
-    """Add the duration that stands beside a bandwidth, in us."""
-    if place < len(run.times) and len(words) >= -run.times[place]:
-        try:
-            microseconds = float(words[run.times[place]])
-        except ValueError:
-            return
-        if SHORTEST_S <= 1e-6 * microseconds <= LONGEST_S:
-            run.time[int(words[0]), place] = 1e-6 * microseconds
+def _number_at(words: Sequence[str], column: int) -> float:
+    """Give the number in a column; 0 where there is none."""
+    try:
+        return float(words[column])
+    except (ValueError, IndexError):
+        return 0.0
 
 
 def split_hosts(file_name: str) -> tuple[str, ...]:
