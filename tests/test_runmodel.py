@@ -28,7 +28,8 @@ from prism.simulation.runs.parts import (
 from prism.simulation.runs.rates import expected_events, stationary
 
 MEAN = 1.0 * (1.0 + 0.005 * default_rng(0).standard_normal((50, 1)))
-PLAIN = RunModel(MEAN, 0.02 + 0.0 * MEAN, ideal_s=0.9, n_nodes=8)
+OWN = 0.02 * default_rng(2).standard_normal(4096)
+PLAIN = RunModel(MEAN, 0.02 + 0.0 * MEAN, ideal_s=0.9, n_nodes=8, residuals=OWN - OWN.mean())
 LENGTHS = default_rng(1).exponential(5.0, 500)
 # eight nodes that fail every 22 minutes on average: many failures in a short run
 FAILING = Interruptions(8000.0, 8, 30.0, 120.0)

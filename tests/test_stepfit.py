@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -22,8 +21,6 @@ from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, independent
 from prism.models.steptimes.series import take_apart
 from prism.models.steptimes.spread import Spread, mean_variance
-from prism.simulation.runs.model import simulate_runs
-from prism.simulation.runs.parts import Drift, RunModel, StallProcess
 
 
 def write(path, seconds):
@@ -132,7 +129,7 @@ def test_terms_add_up_and_draws_do_not_depend_on_their_number():
     drawn = draw_runs(model, 5_000, 50, 3)
     np.testing.assert_allclose(sum(drawn.terms.values()), drawn.total, rtol=1e-12)
     again = draw_runs(model, 5_000, 20, 3)
-    for name in ("run", "drift", "white"):
+    for name in ("run_effect", "drift", "step_noise"):
         np.testing.assert_array_equal(again.terms[name], drawn.terms[name][:20])
 
 
@@ -141,26 +138,6 @@ def test_millions_of_steps_go_by_the_closed_form():
     drawn, n = draw_runs(model, 3_000_000, 4_000, 3).total, 3_000_000
     variance = mean_variance(model.spread, n, model.step_s) + model.spread.run**2
     assert drawn.std() / drawn.mean() == pytest.approx(np.sqrt(variance), rel=0.06)
-
-
-def test_totals_are_those_of_runs_from_event_to_event():
-    """The closed law of totals against the simulator of jobs' runs, given the same parts."""
-    truth = Spread(white=0.01, drift=0.004, tau_s=60.0, run=0.0003)
-    model = fit_step_times(as_times(made(truth, stalls=0.001)), repeats=0)
-    s, n = model.spread, 5_000
-    z = np.random.default_rng(1).standard_normal(4_000)
-    mean = model.step_s * (1.0 + s.run * z)[:, None]
-    parts = RunModel(
-        mean, np.full_like(mean, s.white * model.step_s), drift=Drift(s.drift, s.tau_s),
-        stalls=StallProcess(model.stall_rate, model.stall_s),
-    )  # fmt: skip
-    walked = simulate_runs(parts, n, 4_000, 2).total
-    drawn = draw_runs(replace(model, beginning_s=model.beginning_s[:, :0]), n, 4_000, 3).total
-    assert drawn.mean() == pytest.approx(walked.mean(), abs=4 * walked.std() / np.sqrt(2_000))
-    assert drawn.std() == pytest.approx(walked.std(), rel=4 / np.sqrt(4_000))
-    assert ks_statistic(drawn, walked) < 1.95 * np.sqrt(2 / 4_000)
-    still = simulate_runs(replace(parts, drift=Drift(0.0, 0.0)), n, 4_000, 2).total  # control
-    assert abs(drawn.std() / still.std() - 1.0) > 4 / np.sqrt(4_000)
 
 
 def test_predicted_steps_look_like_the_measured_ones():

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ks_2samp
 
-from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs, independent
+from prism.models.steptimes.runs import progress
 from prism.traces import StepTimes
 
 HERE = Path(__file__).resolve().parent
@@ -95,8 +95,9 @@ def completed(name, table, totals):
         n, mine = model.work.size, table[table.run == run]
         for share, rows in found.items():
             if share:
-                past = past_of(model, as_times(mine.iloc[: int(share * n)], name))
-                drawn = finish(model, past, n, DRAWS, i).total
+                seen = as_times(mine.iloc[: int(share * n)], name)
+                past = progress(model, seen, n, DRAWS, i)
+                drawn = draw_runs(model, n, DRAWS, i, past).total
             else:
                 drawn = draw_runs(model, n, DRAWS, i).total
             low, high = np.quantile(drawn, [0.05, 0.95])

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.predict import draw_runs
+from prism.models.steptimes.runs import progress
 from prism.models.steptimes.spread import Spread, simulate_body
 from prism.traces import StepTimes
 
@@ -89,8 +90,9 @@ def check(truth, repetitions, seed):
         held["stalls"] += low <= truth.stalls_per_h <= high
         total = everything[:, -1].sum()
         for share in inside:
-            past = past_of(model, as_times(everything[: int(share * truth.steps), -1:]))
-            drawn = finish(model, past, truth.steps, 1_000, i).total
+            seen = as_times(everything[: int(share * truth.steps), -1:])
+            past = progress(model, seen, truth.steps, 1_000, i)
+            drawn = draw_runs(model, truth.steps, 1_000, i, past).total
             inside[share] += bool(np.quantile(drawn, 0.05) <= total <= np.quantile(drawn, 0.95))
     return held, found, inside
 

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 import prism
 from prism.common.errors import PrismError, named
-from prism.models.steptimes.completed import finish, past_of
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import (
     Drawn,
     draw_runs,
     draw_steps,
     generator,
-    total_std,
+    total_cv,
     work_of,
 )
+from prism.models.steptimes.runs import progress
 from prism.simulation.results import SCHEMA, make_dataset
 from prism.simulation.summary import spread
 from prism.traces import read_step_times
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 KIND = "steps_estimate"
+DRAWS = 4096  # of level and drift of a run in progress at most
 LANES = 64  # step replicates of one run, as those of one cluster elsewhere
 _MOST_PLACES = 256  # sets of places; runs share one where there are more
 
@@ -86,19 +87,17 @@ def estimate_steps(
         raise PrismError(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
-    notes, warnings = [], _warnings(model, n_steps)
-    if completed is None:
-        drawn = draw_runs(model, n_steps, run_replicates, seed)
-    else:
+    past, warnings = None, _warnings(model, n_steps)
+    if completed is not None:
         times = read_step_times(completed, column=column, where=where)
-        past = past_of(model, times)
-        drawn = finish(model, past, n_steps, run_replicates, seed)
-        notes, warnings = list(times.notes), [*past.notes, *warnings]
+        past = progress(model, times, n_steps, min(run_replicates, DRAWS), seed)
+        warnings = [*past.notes, *warnings]
+    drawn = draw_runs(model, n_steps, run_replicates, seed, past)
     sample = _sample_steps(model, n_steps, replicates, seed)
     values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
     attrs = _attrs(path, model, call) | {
-        "notes": json.dumps(notes), "warnings": json.dumps(warnings),
+        "notes": json.dumps([]), "warnings": json.dumps(warnings),
         "wall_seconds": time.perf_counter() - begin,
     }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
@@ -124,10 +123,16 @@ def _values(
         "step_time": sample, "cluster_idx": np.arange(sample.size) // LANES,
         "time_to_train": drawn.total, "run_cluster_idx": np.arange(drawn.total.size),
         "run_term_time": np.column_stack(list(drawn.terms.values())),
-        "ideal_step_time": ideal, "ideal_time_to_train": work_of(model, n_steps).total,
+        "ideal_step_time": ideal, "ideal_time_to_train": _typical(model, n_steps),
         "slowdown_probability": [float((sample > t * ideal).mean()) for t in thresholds],
     }  # fmt: skip
     return values if deadline is None else values | {"deadline": deadline}
+
+
+def _typical(model: StepModel, n_steps: int) -> float:
+    """Sum of the steps' typical times [s]."""
+    mean, profile = work_of(model, 0, n_steps)
+    return mean * (n_steps if profile is None else float(profile.sum()))
 
 
 def _sample_steps(model: StepModel, n_steps: int, replicates: int, seed: int) -> Array:
@@ -149,7 +154,7 @@ def _terms(dataset: "xr.Dataset", runs: Array) -> dict[str, dict[str, float]]:
     centred, whole = runs - runs.mean(), float(runs.var()) or 1.0
     shares = (times - times.mean(axis=0)).T @ centred / runs.size / whole
     rows = zip(map(str, dataset.term.values), times.mean(axis=0), shares, strict=True)
-    found = [row for row in rows if row[0] not in ("steps", "completed_steps")]
+    found = [row for row in rows if row[0] not in ("ideal_steps", "completed_steps")]
     return {
         "delay_by_term": {name: float(delay) for name, delay, _ in found},
         "variance_by_term": {name: float(share) for name, _, share in found},
@@ -165,9 +170,8 @@ def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
         Relative errors of the mean total and of its standard deviation, and how many times as
         large that may be (95 %) [1].
     """
-    work = work_of(model, n_steps)
-    fitted = total_std(model.spread, work, model.step_s)
-    std = np.array([total_std(s, work, model.step_s) for s in model.spreads()])
+    fitted = total_cv(model, model.spread, n_steps)
+    std = np.array([total_cv(model, s, n_steps) for s in model.spreads()])
     most = float(np.quantile(std, 0.95)) / fitted if fitted > 0.0 else 1.0
     return {
         "mean": model.step_error,

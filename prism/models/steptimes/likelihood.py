@@ -25,6 +25,7 @@ _LEAST_REPEATS = 20  # however long the series is
 _RATIOS = (1e-3, 0.03, 1.0)  # drift over white variance, and
 _TAUS = 6  # memories from one step to the run's length, where a search may begin
 _NO_DRIFT = 1e-8  # of the white variance
+_FEW_MISSING = 0.01  # of the steps, whose lack widens an interval by half as much: not simulated
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ def repeat_fits(
     """Fits of simulated measurements with the same steps missing, when `spread` is the truth."""
     rng = np.random.default_rng(seed)
     missing = np.isnan(body)
+    missing &= missing.mean() > _FEW_MISSING
     out = []
     for _ in range(min(repeats, max(_LEAST_REPEATS, _CELLS // body.size))):
         drawn = simulate_body(spread, elapsed_s, body.shape[1], rng)

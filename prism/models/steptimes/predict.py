@@ -1,28 +1,31 @@
-"""What a model of step times predicts: steps, and totals of whole runs.
+"""What a model of step times predicts: single steps, and totals of whole runs.
 
-A step is its typical time times (1 + run effect + drift + own noise), plus stalls; totals follow
-from the exact normal distribution of the drift's weighted sum and a compound Poisson of stalls.
-With no event between the steps nothing is to be walked through as in `prism.simulation.runs.model`,
-which has no place for a beginning, a clock or an offset of totals, and no distribution to condition
-a run in progress by.
+A step is its typical time times (1 + run effect + drift + own noise), plus stalls. The steps of
+runs are drawn by `prism.simulation.runs.model`; the beginning and the offset are added here.
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from prism.models.steptimes.model import StepModel
-from prism.models.steptimes.spread import Spread
-from prism.simulation.runs.drift import ar1, drift_variance
+from prism.models.steptimes.spread import Spread, mean_variance
+from prism.simulation.runs.drift import ar1
+from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.parts import Drift, RunModel, StallProcess
 from prism.traces.table import SHORTEST_S
 
+if TYPE_CHECKING:
+    from prism.models.steptimes.runs import UnderWay
+
 Array = NDArray[np.float64]
-MAX_WALK = 1_000_000  # steps whose weights are held one by one
+MAX_WORK = 1_000_000  # steps whose work is held one by one
 _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come after
 _FEW = 64  # steps whose own noise is drawn one by one: few do not make a sum normal
 _STREAM = 40  # keeps these draws apart from others under the same seed
+_TERMS = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "drift", "stalls")
 
 
 @dataclass(frozen=True)
@@ -41,47 +44,18 @@ class Drawn:
     terms: dict[str, Array]
 
 
-@dataclass(frozen=True)
-class Work:
-    """Typical seconds of the steps of a run, in brief.
+def work_of(model: StepModel, first: int, n_steps: int) -> tuple[float, Array | None]:
+    """Typical seconds of steps `first` to `n_steps`: their mean, and each over the model's step.
 
-    Attributes
-    ----------
-    steps : float64 [step]
-        One by one, as far as they are held.
-    rest_s, n_rest
-        Mean of the steps after those [s], and their number.
+    Beyond those seen each is the mean of the last; one by one as far as they differ and are few.
     """
-
-    steps: Array
-    rest_s: float
-    n_rest: int
-
-    @property
-    def total(self) -> float:
-        """Sum [s]."""
-        return float(self.steps.sum()) + self.rest_s * self.n_rest
-
-    @property
-    def squares(self) -> float:
-        """Sum of squares [s^2]."""
-        return float(self.steps @ self.steps) + self.rest_s**2 * self.n_rest
-
-    @property
-    def n(self) -> int:
-        """Number of steps."""
-        return self.steps.size + self.n_rest
-
-
-def work_of(model: StepModel, n_steps: int, first: int = 0) -> Work:
-    """Typical seconds of steps `first` to `n_steps`; beyond those seen, the mean of the last."""
-    k = model.mean_over
-    seen = np.repeat(model.work, k) if k > 1 else model.work
-    ahead = after(model)
     if not model.has_profile:
-        held = min(max(n_steps - first, 0), MAX_WALK)
-        return Work(np.full(held, ahead), ahead, max(0, n_steps - first - held))
-    return Work(seen[first:n_steps], ahead, max(0, n_steps - max(seen.size, first)))
+        return model.step_s, None
+    seen = np.repeat(model.work, model.mean_over)[first:n_steps]
+    rest = max(0, n_steps - first - seen.size)
+    if n_steps > MAX_WORK:
+        return (float(seen.sum()) + rest * after(model)) / max(n_steps - first, 1), None
+    return model.step_s, np.concatenate([seen, np.full(rest, after(model))]) / model.step_s
 
 
 def after(model: StepModel) -> float:
@@ -102,98 +76,67 @@ def independent(model: StepModel) -> StepModel:
     return replace(model, spread=Spread(white=white))
 
 
-def drift_sum_variance(work: Work, spread: Spread, step_s: float) -> float:
-    """Variance of the drift's sum over the steps, weighted by their time [s^2].
+def total_cv(model: StepModel, spread: Spread, n_steps: int) -> float:
+    """Spread of the total of n steps, stalls left out [1]."""
+    return float(np.sqrt(mean_variance(spread, n_steps, model.step_s) + spread.run**2))
+
+
+def run_model(model: StepModel, n_steps: int, first: int = 0) -> RunModel:
+    """Give the parts of a run from step `first` on; the beginning and the offset are none."""
+    mean, profile = work_of(model, first, n_steps)
+    s, n = model.spread, n_steps - first
+    early = min(max(0, model.beginning_s.shape[1] * model.mean_over - first), n)
+    stalls = _stalls(model, 1.0 - early / max(n, 1))
+    return RunModel(
+        np.array([[mean]]), np.array([[s.white * mean]]), mean, profile, s.run,
+        drift=Drift(s.drift, s.tau_s), stalls=stalls,
+        residuals=s.white * mean * model.residuals if n <= _FEW else np.empty(0),
+    )  # fmt: skip
+
+
+def _stalls(model: StepModel, share: float) -> StallProcess | None:
+    """Stalls as a process over all steps, of which a share has them.
 
     Notes
     -----
-    Sum over i, j of w_i w_j r^|i - j|, by a recursive filter; steps that are not held one by one
-    count at their mean, which is exact where they are alike.
+    The rate is worth the stalls that were counted; fewer, by moments, where runs differ in rate.
+    Where none was counted: Jeffreys' half of one in the time that was seen, of no length.
     """
-    if spread.drift <= 0.0:
-        return 0.0
-    rate = step_s / spread.tau_s
-    if work.n_rest == 0:
-        w = work.steps
-        carried = lfilter([1.0], [1.0, -np.exp(-rate)], w)
-        return spread.drift**2 * float(2.0 * (w @ carried) - w @ w)
-    mean = work.total / work.n
-    return (spread.drift * mean) ** 2 * drift_variance(work.n, rate, 1.0)
+    counts, exposure = model.stall_counts, float(model.exposure_s.sum())
+    if not counts.sum():
+        return StallProcess(0.5 / exposure, np.zeros(1), 0.5) if exposure > 0.0 else None
+    seen = float(counts.sum())
+    if counts.size > 2:
+        extra = float(counts.var(ddof=1) - counts.mean())
+        seen = min(seen, float(counts.mean()) ** 2 / extra) if extra > 0.0 else seen
+    return StallProcess(model.stall_rate * share, model.stall_s, seen)
 
 
-def total_std(spread: Spread, work: Work, step_s: float) -> float:
-    """Spread of the total of such steps, stalls left out [s]."""
-    own = spread.white**2 * work.squares
-    drift = drift_sum_variance(work, spread, step_s)
-    return float(np.sqrt(own + drift + (spread.run * work.total) ** 2))
-
-
-def draw_runs(model: StepModel, n_steps: int, n_runs: int, seed: int) -> Drawn:
+def draw_runs(
+    model: StepModel, n_steps: int, n_runs: int, seed: int, past: "UnderWay | None" = None
+) -> Drawn:
     """Draw totals of whole runs.
 
     Parameters
     ----------
     n_steps : int
         Steps of a run; what totals leave out at the start is left out.
+    past : UnderWay, optional
+        A run in progress (`prism.models.steptimes.runs.progress`).
     """
-    skips = min(model.offset_skips * model.mean_over, n_steps)
-    work = work_of(model, n_steps, skips)
-    rng = [generator(seed, k) for k in range(6)]
-    normal = [r.standard_normal(n_runs) for r in rng[:3]]
-    s, total = model.spread, work.total
-    terms = {
-        "steps": np.full(n_runs, total),
-        "run": s.run * total * normal[0],
-        "drift": np.sqrt(drift_sum_variance(work, s, model.step_s)) * normal[1],
-        "white": _white(model, work, rng[5], normal[2]),
-        "stalls": draw_stalls(model, np.full(n_runs, _late(model, work, skips)), rng[3]),
-        "beginning": draw_beginning(model, n_runs, skips, n_steps, rng[4]),
-        "offset": model.offset_s + model.offset_std_s * generator(seed, 6).standard_normal(n_runs),
-    }
-    return Drawn(np.asarray(sum(terms.values())), terms)
-
-
-def _white(model: StepModel, work: Work, rng: np.random.Generator, normal: Array) -> Array:
-    """Sum of the steps' own noise [run; s]; of few steps by their distribution, else normal."""
-    s = model.spread
-    if work.n > _FEW:
-        return np.asarray(normal * s.white * np.sqrt(work.squares))
-    drawn = rng.choice(model.residuals, (normal.size, work.n))
-    return np.asarray(s.white * drawn @ work.steps)
-
-
-def _late(model: StepModel, work: Work, first: int) -> float:
-    """Seconds of the steps after the beginning, where stalls come at their rate."""
-    early = max(0, model.beginning_s.shape[1] * model.mean_over - first)
-    return work.total - float(work.steps[:early].sum())
-
-
-def draw_stalls(model: StepModel, seconds: Array, rng: np.random.Generator) -> Array:
-    """Sum of the stalls in given seconds of steps [run; s]: compound Poisson."""
-    return compound(model.stall_rate * seconds, model.stall_s, rng)
-
-
-def compound(expected: Array, lengths: Array, rng: np.random.Generator) -> Array:
-    """Sum Poisson numbers of lengths, drawn with replacement [run; s]."""
-    if not lengths.size:
-        return np.zeros(expected.size)
-    counts = rng.poisson(expected)
-    many = 1_000_000  # beyond, by the central limit theorem
-    if counts.sum() > many:
-        spread = np.sqrt(counts * float(lengths.var()))
-        return np.asarray(counts * lengths.mean() + spread * rng.standard_normal(counts.size))
-    drawn = rng.choice(lengths, int(counts.sum()))
-    owner = np.repeat(np.arange(counts.size), counts)
-    return np.bincount(owner, drawn, counts.size).astype(np.float64)
-
-
-def draw_beginning(
-    model: StepModel, n_runs: int, first: int, last: int, rng: np.random.Generator
-) -> Array:
-    """Draw what the beginning adds to steps `first` to `last` [run; s]: that of a measured run."""
+    done = 0 if past is None else past.done
+    first = min(max(done, model.offset_skips * model.mean_over), n_steps)
+    parts = run_model(model, n_steps, first) if past is None else past.model
+    runs = simulate_runs(parts, n_steps - first, n_runs, seed)
+    terms = {name: runs.terms[name] for name in _TERMS}
+    if past is not None:
+        terms = {"completed_steps": np.full(n_runs, past.elapsed_s)} | terms
     k = model.mean_over
-    early = model.beginning_s[:, first // k : last // k].sum(axis=1) * k
-    return np.asarray(rng.choice(early, n_runs))
+    early = model.beginning_s[:, first // k : n_steps // k].sum(axis=1) * k
+    terms["beginning"] = generator(seed, 4).choice(early, n_runs)
+    noise = generator(seed, 6).standard_normal(n_runs)
+    terms["offset"] = model.offset_s + model.offset_std_s * noise
+    return Drawn(np.asarray(sum(terms.values())), terms)
 
 
 def draw_steps(

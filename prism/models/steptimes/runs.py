@@ -1,22 +1,22 @@
-"""Any run model conditioned on the completed steps of a run.
+"""A run in progress: its completed steps condition its level, drift and stall rate.
 
-`condition` gives back the run model of the rest: a draw of level and drift from their posterior
-stands where a cluster was. Left out: a regime's present state, and failures so far; models of step
-times, whose distributions are in closed form (`prism.models.steptimes.predict`,
-`prism.models.steptimes.completed`).
+`condition` gives back the run model of the rest: a draw of level and drift from their exact
+posterior stands where a cluster was. For any run model; `progress` is it for a model of step times.
+Left out: a regime's present state; evaluations, checkpoints and failures so far.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.errors import PrismError, named
 from prism.common.text import format_share
-from prism.models.steptimes.completed import FAR, check_one_run
-from prism.models.steptimes.likelihood import Observed, fit_spread, state_given
-from prism.models.steptimes.predict import generator
-from prism.models.steptimes.series import Series, take_apart
+from prism.models.steptimes.likelihood import state_given
+from prism.models.steptimes.model import StepModel
+from prism.models.steptimes.predict import generator, run_model, work_of
+from prism.models.steptimes.series import OUTLIER, Series, take_apart
 from prism.models.steptimes.spread import Spread
 from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
@@ -26,9 +26,12 @@ Array = NDArray[np.float64]
 NOMINAL_ERROR = 0.1
 """What a job's mean step may be wrong by before anything is measured [1]: p95 errors of published
 predictions reach 5 %, of rooflines more; the completed steps soon outweigh it."""
+UNKNOWN_LEVEL = 0.05  # what runs may differ by where one run was fitted: wide, so the steps decide
+FAR = 4.0  # standard deviations of what was expected beyond which a level is said to be unlikely
 MOST_LENGTHS = 100_000  # of stalls, measured ones repeated by their weight
 MISSING = 10  # steps that may lack without a word
 MIN_OWN = 30  # steps from which their own spread is believed rather than the model's
+_LEAST = 1e-6  # of a level: what differs by less is rounding
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,32 @@ class UnderWay:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What a model of step times knows beside its run model.
+
+    Attributes
+    ----------
+    spreads : sequence of Spread
+        That the fit leaves open.
+    place : int64 [value]
+        Position of each measured value in the run.
+    odd : bool [value]
+        Whether it tells nothing of the run's level.
+    early : int
+        Positions whose stalls are the beginning's.
+    """
+
+    spreads: Sequence[Spread]
+    place: NDArray[np.int64]
+    odd: NDArray[np.bool_]
+    early: int
+
+
 def condition(
-    model: RunModel, times: StepTimes, n_draws: int, seed: int, nominal_error: float = NOMINAL_ERROR
-) -> UnderWay:
+    model: RunModel, times: StepTimes, n_draws: int, seed: int,
+    nominal_error: float = NOMINAL_ERROR, fitted: Fitted | None = None,
+) -> UnderWay:  # fmt: skip
     """Condition a run model on the completed steps of one run.
 
     Parameters
@@ -72,6 +98,8 @@ def condition(
         Draws of level and drift; each becomes a cluster.
     nominal_error : float
         What the model's mean step may be wrong by before anything is measured [1].
+    fitted : Fitted, optional
+        Of a model of step times; without it steps follow each other, and their own noise is theirs.
 
     Raises
     ------
@@ -81,43 +109,131 @@ def condition(
     Notes
     -----
     The level's prior is as wide as clusters and runs differ, and as a job's nominal mean may err.
-    A stall rate has the model's as its prior, worth one stall, and the steps' own as evidence.
+    Where the steps lie far from it, they are believed, and all spreads go with them. A stall rate
+    has the model's as its prior (gamma), worth the stalls it rests on.
     """
     check_one_run(times)
-    series = take_apart(times, seed)
-    n, k = series.steps.size, series.mean_over
-    done = n * k
-    before = model.mean.mean(axis=0)  # of each state
-    usual = _usual(model)
-    work = np.full(n, usual)
+    once = np.unique(times.step, return_index=True)[1]
+    seconds, k, usual = times.seconds[once], times.mean_over, _usual(model)
+    place = np.arange(once.size) if fitted is None else fitted.place[once]
+    work = np.ones(place.size)
     if model.profile is not None:
-        work *= model.profile[np.minimum(np.arange(n) * k, model.profile.size - 1)]
-    deviation = series.work * (1.0 + series.body[:, 0]) / work - 1.0
-    deviation[: series.beginning] = np.nan
-    # a level far from the model's scales all spreads with it
-    scale = 1.0 + float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 1.0
-    elapsed_s = series.elapsed * usual * scale
-    white = _own_white(model, series.body[series.beginning :, 0], elapsed_s[series.beginning :])
-    spread = Spread(white, model.drift.cv, model.drift.tau_s)
-    between = float(model.mean[:, 0].std() / before[0])
-    prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2))
-    relative = deviation / scale - (1.0 - 1.0 / scale)
-    state = state_given(relative, elapsed_s, spread, prior).draw(
-        generator(seed, 32).standard_normal((n_draws, 2))
-    )
-    level = scale * (1.0 + state[:, 0])
-    drift = model.drift
-    if drift.cv > 0.0:
-        drift = replace(drift, initial=state[:, 1] / drift.cv)
+        work = model.profile[np.minimum(place * k, model.profile.size - 1)]
+    own = _own_spread(model)
+    least = OUTLIER * own if once.size < MIN_OWN else 0.0
+    level = replace(times, seconds=seconds / work, step=times.step[once], run=times.run[once])
+    series = take_apart(level, seed, least)
+    at: Array = series.elapsed / k if fitted is None else place.astype(np.float64)
+    begin = series.beginning if fitted is None else int(np.searchsorted(place, fitted.early))
+    ratio = series.work * (1.0 + series.body[:, 0]) / usual
+    ratio[np.arange(once.size) < begin if fitted is None else fitted.odd[once]] = np.nan
+    scale = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
+    elapsed_s = at * (k * usual * scale)
+    spreads = [_own_noise(model, series.body[begin:, 0], elapsed_s[begin:], k)]
+    spreads = spreads if fitted is None else list(fitted.spreads)
+    between = float(model.mean[:, 0].std() / model.mean[:, 0].mean())
+    prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2 + _LEAST**2))
+    expected = float(np.hypot(prior, max(s.drift for s in spreads)))
+    expected = float(np.hypot(expected, spreads[0].white / np.sqrt(max(1, ratio.size) * k)))
+    far = abs(scale - 1.0) > FAR * expected
+    centre, prior = (scale, max(prior, UNKNOWN_LEVEL)) if far else (1.0, prior / scale)
+    z, state = generator(seed, 32).standard_normal((n_draws, 2)), np.empty((n_draws, 2))
+    white, cv, tau_s = np.empty((3, n_draws))
+    for i, s in enumerate(spreads):
+        mine = slice(i, None, len(spreads))
+        value = replace(s, white=s.white / np.sqrt(k))
+        posterior = state_given((ratio - centre) / scale, elapsed_s, value, prior)
+        state[mine] = posterior.draw(z[mine])
+        white[mine], cv[mine], tau_s[mine] = s.white, s.drift, s.tau_s
+    levels = centre + scale * state[:, 0]
+    initial = np.divide(state[:, 1], cv, out=np.zeros(n_draws), where=cv > 0.0)
+    before = model.mean.mean(axis=0)  # of each state
+    done = (int(place[-1]) + 1) * k
     rest = replace(
-        model, mean=level[:, None] * before, std=level[:, None] * _stds(model, white * np.sqrt(k)),
-        run_cv=0.0, model_error=0.0, drift=drift, stalls=_stalls(model, series),
+        model, mean=levels[:, None] * before,
+        std=(levels * white)[:, None] * _shape_of_stds(model),
+        run_cv=0.0, model_error=0.0,
+        drift=replace(model.drift, cv=cv, tau_s=tau_s, initial=initial),
+        stalls=_stalls(model, series, work, begin, n_draws, generator(seed, 33)),
         profile=None if model.profile is None else model.profile[done:],
-        residuals=model.residuals * (level.mean() * white * np.sqrt(k) / _own_spread(model)),
+        residuals=model.residuals * float(levels.mean() * white.mean() / own),
     )  # fmt: skip
-    elapsed = float(times.seconds.sum()) * k
-    notes = (*times.notes, *_granted(model, times, done, scale, prior))
-    return UnderWay(rest, elapsed, done, float(level.mean()), float(level.std()), notes)
+    notes = (
+        *times.notes,
+        *_granted(model, times, done, fitted),
+        *_told(times, far, scale, expected),
+    )
+    mean, std = float(levels.mean()), float(levels.std())
+    return UnderWay(rest, float(seconds.sum()) * k, done, mean, std, notes)
+
+
+def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, seed: int) -> UnderWay:
+    """Condition a model of step times on the completed steps of a run of `n_steps`.
+
+    Raises
+    ------
+    PrismError
+        Steps of several runs, that are none of the model's, or as many as the run has.
+    """
+    check_one_run(times)
+    k, at = model.mean_over, _places(model, times)
+    done = (int(at.max()) + 1) * k
+    if done >= n_steps:
+        raise PrismError(
+            f"{done} steps are done of {n_steps}; nothing is left; set {named('steps')} higher"
+        )
+    first = min(max(done, model.offset_skips * k), n_steps)
+    parts = replace(run_model(model, n_steps), stalls=run_model(model, n_steps, first).stalls)
+    early = model.beginning_s.shape[1]
+    # the first steps that stick out in most runs tell nothing of this one's level
+    odd = np.zeros(max(early, int(at.max()) + 1), np.bool_)
+    odd[:early] = (model.beginning_s != 0.0).mean(axis=0) > 0.5
+    prior = parts.run_cv if model.run_known else max(parts.run_cv, UNKNOWN_LEVEL)
+    error = float(np.hypot(model.step_error, model.grain_s / model.step_s / np.sqrt(12.0)))
+    found = condition(
+        replace(parts, run_cv=prior), times, n_draws, seed, error,
+        Fitted(model.spreads(), at, odd[at], early),
+    )  # fmt: skip
+    profile = None if parts.profile is None else parts.profile[first:]
+    rest = replace(found.model, profile=profile)
+    usual = found.level * work_of_values(model, int(at.max()) + 1)
+    usual[at] = times.seconds
+    elapsed_s = float(usual[model.offset_skips :].sum()) * k
+    return replace(found, model=rest, elapsed_s=elapsed_s, done=done)
+
+
+def work_of_values(model: StepModel, n: int) -> Array:
+    """Typical time of the first n values [value; s]."""
+    mean, profile = work_of(model, 0, n * model.mean_over)
+    return np.full(n, mean) if profile is None else mean * profile[:: model.mean_over]
+
+
+def check_one_run(times: StepTimes) -> None:
+    """Refuse steps of several runs; raises PrismError."""
+    names = np.unique(times.run)
+    if names.size > 1:
+        raise PrismError(
+            f"{times.source}: steps of {names.size} runs ({', '.join(map(str, names[:4]))}, ...); "
+            f"expected those of one run in progress: --where run={names[0]}"
+        )
+
+
+def _places(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
+    """Positions of measured values in a run of the model."""
+    if times.mean_over != model.mean_over:
+        raise PrismError(
+            f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "
+            f"{model.mean_over}; fit and progress need the same"
+        )
+    known = model.steps
+    inside = np.isin(times.step, known)
+    odd = times.step[~inside & (times.step <= known[-1])]
+    if odd.size and model.has_profile:
+        raise PrismError(f"{times.source}: step {odd[0]} is none of the model's")
+    if odd.size:
+        return np.asarray(np.unique(times.step, return_inverse=True)[1], np.int64)
+    beyond = known.size - 1 + (times.step - known[-1])
+    return np.asarray(np.where(inside, np.searchsorted(known, times.step), beyond), np.int64)
 
 
 def _usual(model: RunModel) -> float:
@@ -128,19 +244,16 @@ def _usual(model: RunModel) -> float:
     return 1.0 / float(stationary(model.regime) @ (1.0 / states))
 
 
-def _stds(model: RunModel, white: float) -> Array:
-    """Own noise of a step in each state [state; s], in no congestion `white` of the step."""
+def _shape_of_stds(model: RunModel) -> Array:
+    """Own noise of a step in each state for one of 1 in no congestion [state; s]."""
     own = (model.std if model.std.shape[1] > 1 else model.mean).mean(axis=0)
-    first = white * float(model.mean[:, 0].mean())
-    return np.asarray(first / max(float(own[0]), 1e-300) * own)
+    return np.asarray(float(model.mean[:, 0].mean()) / max(float(own[0]), 1e-300) * own)
 
 
-def _granted(
-    model: RunModel, times: StepTimes, done: int, scale: float, prior: float
-) -> Iterator[str]:
-    """Say what step times do not tell of the past, and where they contradict the model."""
+def _granted(model: RunModel, times: StepTimes, done: int, fitted: Fitted | None) -> Iterator[str]:
+    """Say what step times do not tell of the past."""
     last = int(times.step.max())
-    if last + 1 > done + max(MISSING, 0.1 * done):
+    if fitted is None and last + 1 > done + max(MISSING, 0.1 * done):
         yield (
             f"{times.source}: {done} step times up to step {last}; {done} steps count as done, and "
             "their sum as the elapsed time"
@@ -150,11 +263,15 @@ def _granted(
             f"{times.source}: past checkpoints, evaluations and failures are not in step times; "
             "the elapsed time is without them"
         )
-    if abs(scale - 1.0) > FAR * prior:
+
+
+def _told(times: StepTimes, far: bool, scale: float, expected: float) -> Iterator[str]:
+    """Say that the steps contradict the model."""
+    if far:
         yield (
-            f"{times.source}: steps take {scale:.3g} times what the job says, and "
-            f"{format_share(prior)} were expected: the level is taken from the steps; are they of "
-            "this job?"
+            f"{times.source}: steps take {scale:.3g} times what the model says, and "
+            f"{format_share(expected, 2)} more or less were expected: the level is taken from the "
+            "steps; are they of this job?"
         )
 
 
@@ -164,26 +281,46 @@ def _own_spread(model: RunModel) -> float:
     return max(own, 1e-300)
 
 
-def _own_white(model: RunModel, body: Array, elapsed_s: Array) -> float:
-    """Own noise of a value [1]: the model's, or that of the steps where there are enough."""
-    if np.isfinite(body).sum() < MIN_OWN:
-        return _own_spread(model)
-    return fit_spread(Observed.of(body[:, None], elapsed_s)).white
+def _own_noise(model: RunModel, body: Array, elapsed_s: Array, k: int) -> Spread:
+    """Spread of a step: the model's, its own noise from the steps where there are enough.
+
+    Notes
+    -----
+    Half the mean square of successive differences (von Neumann), less what the drift adds to it.
+    """
+    drift = Spread(0.0, float(np.mean(model.drift.cv)), float(np.mean(model.drift.tau_s)))
+    both = np.isfinite(np.diff(body))
+    if both.sum() < MIN_OWN:
+        return replace(drift, white=_own_spread(model))
+    square = 0.5 * float((np.diff(body)[both] ** 2).mean())
+    gone = -np.expm1(-float(np.diff(elapsed_s).mean()) / drift.tau_s) if drift.tau_s > 0.0 else 0.0
+    return replace(drift, white=float(np.sqrt(k * max(square - drift.drift**2 * gone, 0.0))))
 
 
-def _stalls(model: RunModel, series: Series) -> StallProcess | None:
-    """Rate and lengths, after the beginning: the model's count as one stall, with its time."""
-    late = series.stall_position >= series.beginning
-    lengths = series.stall_s[late] * series.mean_over
-    known = np.isfinite(series.body[series.beginning :, 0])
-    exposure = float(series.work[series.beginning :][known].sum()) * series.mean_over
-    if model.stalls is None:
-        return StallProcess(lengths.size / exposure, lengths) if lengths.size else None
-    rate = (lengths.size + 1.0) / (exposure + 1.0 / model.stalls.rate_per_s)
-    own = model.stalls.lengths
+def _stalls(
+    model: RunModel, series: Series, work: Array, begin: int, n_draws: int,
+    rng: np.random.Generator,
+) -> StallProcess | None:  # fmt: skip
+    """Rate, drawn for each cluster, and lengths: the model's and those after the beginning."""
+    late = series.stall_position >= begin
+    lengths = series.stall_s[late] * work[series.stall_position[late]] * series.mean_over
+    known = np.isfinite(series.body[begin:, 0])
+    exposure = float((series.work * work)[begin:][known].sum()) * series.mean_over
+    before = model.stalls
+    if before is None:
+        if not lengths.size:
+            return None
+        before = StallProcess(np.inf, np.empty(0), 0.0)
+    n, whole = (
+        lengths.size + before.seen,
+        exposure + before.seen / float(np.mean(before.rate_per_s)),
+    )
+    rate = rng.gamma(n, 1.0 / whole, n_draws)
+    own = before.lengths
     if lengths.size and own.size * lengths.size > MOST_LENGTHS:
         few = max(1, MOST_LENGTHS // lengths.size)
         own = np.quantile(own, (np.arange(few) + 0.5) / few)
-        own = own * float(model.stalls.lengths.mean() / max(own.mean(), 1e-300))
-    # a sample has no weights: each measured length as often as the model has lengths
-    return StallProcess(rate, np.concatenate([own, np.repeat(lengths, own.size)]))
+        own = own * float(before.lengths.mean() / max(own.mean(), 1e-300))
+    # a sample has no weights: each measured length as often as the model has lengths for one stall
+    often = max(1, round(own.size / before.seen)) if own.size else 1
+    return StallProcess(rate, np.concatenate([own, np.repeat(lengths, often)]))

@@ -88,7 +88,7 @@ def elapsed_steps(steps: NDArray[np.int64], usual: NDArray[np.int64], mean_over:
     return np.asarray((steps - steps[0]) * max(1.0, mean_over / stride))
 
 
-def take_apart(times: StepTimes, seed: int = 0) -> Series:
+def take_apart(times: StepTimes, seed: int = 0, least: float = 0.0) -> Series:
     """Separate work by step, body and stalls.
 
     Parameters
@@ -98,13 +98,15 @@ def take_apart(times: StepTimes, seed: int = 0) -> Series:
         runs are repeats of each other.
     seed : int
         Of the shifts that test whether steps differ in work.
+    least : float
+        Relative deviation that is in no event [1].
     """
     steps, runs, seconds = side_by_side(times)
     work, has_profile = _work_by_step(seconds, seed)
     ratio = seconds / work[:, None]
     level = _local_level(ratio)
     deviation = ratio / level - 1.0
-    threshold = _threshold(deviation, seconds)
+    threshold = max(least, _threshold(deviation, seconds))
     outlier = np.abs(np.nan_to_num(deviation)) > threshold
     if has_profile:
         work = _mean_work(seconds, ratio, outlier, work)

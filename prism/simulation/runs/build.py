@@ -159,7 +159,7 @@ def mean_step(model: RunModel) -> float:
     share = np.ones(1) if model.regime is None else stationary(model.regime)
     seconds = float((model.mean @ share).mean())
     if model.stalls is not None:
-        seconds *= 1.0 + model.stalls.per_second
+        seconds *= 1.0 + float(np.mean(model.stalls.per_second))
     return seconds
 
 

@@ -193,12 +193,13 @@ class EventLoop:
     def _steps_within(self, gap: Array, left: Array) -> tuple[Array, Array]:
         """Find how many steps are expected to end within `gap` seconds, and the seconds over."""
         model, (base, _, _) = self.model, self._base()
+        drift = model.drift.of(self.cluster)
         about = np.clip(gap / base, 1.0, np.maximum(left, 1.0))
-        fade = decay_sum(about, model.drift.rate(base)) / about
-        relative = 1.0 + model.drift.cv * self.drift * fade + self._wave(about, base) / about
+        fade = decay_sum(about, drift.rate(base)) / about
+        relative = 1.0 + drift.cv * self.drift * fade + self._wave(about, base) / about
         pace = base * np.maximum(relative, 0.05)
         if model.stalls is not None:
-            pace = pace * (1.0 + model.stalls.per_second)
+            pace = pace * (1.0 + model.stalls.of(self.cluster).per_second)
         lengthy, smooth = 0.0, pace
         for every, pause in model.pauses.values():
             lengthy, smooth = lengthy + pause, smooth + pause / every
@@ -231,7 +232,7 @@ class EventLoop:
 
     def _take(self, n: Array) -> None:
         """Take n steps each: their time, by term."""
-        model, drift = self.model, self.model.drift
+        model, drift = self.model, self.model.drift.of(self.cluster)
         base, regime, slow = self._base()
         work = self._work_of(n)
         z = self.rng.standard_normal((3, CHUNK))
@@ -265,9 +266,9 @@ class EventLoop:
 
     def _stalls(self, exposure: Array) -> Array | float:
         """Seconds of the stalls that fall into the given seconds of stepping."""
-        stalls = self.model.stalls
-        if stalls is None:
+        if self.model.stalls is None:
             return 0.0
+        stalls = self.model.stalls.of(self.cluster)
         count = self.rng.poisson(stalls.rate_per_s * exposure)
         few = np.where(count <= MANY, count, 0)
         drawn = stalls.lengths[self.rng.integers(0, stalls.lengths.size, int(few.sum()))]
@@ -289,7 +290,9 @@ class EventLoop:
         saved[self.row["spares"], runs] += waited
         saved[self.row["restarts"], runs] += still - waited
         self.time[runs] = ready
-        keep = np.exp(-self.model.drift.rate(still))  # the drift goes on meanwhile
+        keep = np.exp(
+            -self.model.drift.of(self.cluster[runs]).rate(still)
+        )  # the drift goes on meanwhile
         z = self.rng.standard_normal(runs.size)
         self.drift[runs] = keep * self.drift[runs] + np.sqrt(1.0 - keep**2) * z
         # of each node replaced, the cluster is another one with probability 1 / nodes

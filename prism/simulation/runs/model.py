@@ -102,11 +102,12 @@ def draw_chunk(
 
 
 def _is_walked(model: RunModel, n_steps: int) -> bool:
-    """Tell whether a run is short, and its steps and stalls alone."""
+    """Tell whether a run is short, its steps and stalls alone, and its steps are no normal ones."""
     others = (
         model.regime, model.episodes, model.interruptions, model.checkpoints, model.evaluations,
     )  # fmt: skip
-    return n_steps <= STEP_BY_STEP and all(part is None for part in others)
+    short = n_steps <= STEP_BY_STEP and model.residuals.size > 0
+    return short and all(part is None for part in others)
 
 
 def _check_end(model: RunModel, n_steps: int) -> None:
@@ -178,12 +179,9 @@ def _walk(
     mean, shape = model.mean[cluster, 0], (n_steps, CHUNK)
     ideal = mean if model.ideal_s is None else model.ideal_s
     work = np.ones(n_steps) if model.profile is None else model.profile[:n_steps]
-    if model.residuals.size:
-        own = model.residuals[white.integers(0, model.residuals.size, shape)]
-    else:
-        own = model.std[cluster, 0] * white.standard_normal(shape)
+    own = model.residuals[white.integers(0, model.residuals.size, shape)]
     own = np.maximum(own, -mean) * work[:, None]
-    drift = _walk_drift(model.drift, n_steps, mean, cluster, start_s, shocks)
+    drift = _walk_drift(model.drift.of(cluster), n_steps, mean, cluster, start_s, shocks)
     run = 1.0 + model.run_cv * rest.standard_normal(CHUNK)
     effect = run * wrong_by(model, first, seed)
     steady = mean * work[:, None] + own
@@ -191,7 +189,7 @@ def _walk(
     stalls = np.zeros(shape)
     if model.stalls is not None:
         lengths = model.stalls.lengths
-        count = rest.poisson(model.stalls.rate_per_s * steps).ravel()
+        count = rest.poisson(model.stalls.of(cluster).rate_per_s * steps).ravel()
         drawn = lengths[rest.integers(0, lengths.size, int(count.sum()))]
         at = np.repeat(np.arange(count.size), count)
         stalls += np.bincount(at, drawn, count.size).reshape(shape)
@@ -215,11 +213,11 @@ def _walk_drift(
 ) -> Array:  # fmt: skip
     """Draw what all ranks share: a lognormal AR(1) series and a daily wave, mean 1."""
     out = np.ones((n_steps, CHUNK))
-    sigma = float(np.sqrt(np.log1p(drift.cv**2)))
-    if sigma > 0.0:
+    sigma = np.sqrt(np.log1p(np.square(drift.cv)))
+    if np.any(sigma > 0.0):
         x = rng.standard_normal((n_steps, CHUNK))
         if drift.initial is not None:
-            x[0] = drift.initial[cluster]
+            x[:1] = drift.initial[cluster]
         r = np.exp(-drift.rate(mean))
         fresh = np.sqrt(1.0 - r**2)
         for i in range(1, n_steps):

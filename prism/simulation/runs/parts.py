@@ -4,7 +4,7 @@ Parameters only; `prism.simulation.runs.build` takes them from a job's simulated
 `prism.simulation.runs.model` draws runs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +15,46 @@ DAY_S = 86_400.0
 HOUR_S = 3_600.0
 
 
+def _of(value: float | Array, cluster: Index) -> float | Array:
+    return value[cluster] if isinstance(value, np.ndarray) else value
+
+
 @dataclass(frozen=True)
 class StallProcess:
     """Rare stops of the whole job: a compound Poisson process."""
 
-    rate_per_s: float  # stalls of the job per second of stepping, more than none
+    rate_per_s: float | Array  # stalls of the job per second of stepping, or [cluster]
     lengths: Array  # [sample] what a stall adds to the run [s], drawn with replacement; not empty
+    seen: float = 1.0  # stalls that the rate is worth, against those measured in a run
 
     @property
-    def per_second(self) -> float:
+    def per_second(self) -> float | Array:
         """Mean seconds of stalls in a second of stepping [1]."""
         return self.rate_per_s * float(self.lengths.mean())
+
+    def of(self, cluster: Index) -> "StallProcess":
+        """Give each run the rate of its cluster."""
+        return replace(self, rate_per_s=_of(self.rate_per_s, cluster))
 
 
 @dataclass(frozen=True)
 class Drift:
     """What slows all steps together: a Gaussian AR(1) series in seconds, and a daily wave."""
 
-    cv: float  # spread of a step's relative drift [1]
-    tau_s: float  # its correlation time; 0: new in every step
+    cv: float | Array  # spread of a step's relative drift [1], or [cluster]
+    tau_s: float | Array  # its correlation time; 0: new in every step
     diurnal_cv: float = 0.0  # spread over a day of a cosine [1]
     diurnal_peak_s: float = 0.0  # time of day when it is highest
     initial: Array | None = None  # [cluster] drift at the start over `cv` [1]; None: drawn
 
     def rate(self, seconds: Array) -> Array:
         """Seconds over the correlation time [1]; infinite without memory."""
-        if self.tau_s > 0.0:
-            return seconds / self.tau_s
-        return np.full(seconds.shape, np.inf)
+        rate = np.full(seconds.shape, np.inf)
+        return np.divide(seconds, self.tau_s, out=rate, where=np.greater(self.tau_s, 0.0))  # type: ignore[no-any-return]
+
+    def of(self, cluster: Index) -> "Drift":
+        """Give each run the drift of its cluster; `initial` stays."""
+        return replace(self, cv=_of(self.cv, cluster), tau_s=_of(self.tau_s, cluster))
 
 
 @dataclass(frozen=True)
