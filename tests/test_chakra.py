@@ -56,7 +56,7 @@ def test_durations_alone_make_a_library(tmp_path):
     assert "start times" in run("replay", tmp_path)[2]
     assert run("show", model)[1]["kind"] == "library"
     status, _, text = run("estimate", model)
-    assert status == 2 and "library.nc: " in text and "YAML job" in text
+    assert status == 2 and "library.nc: " in text and "variability.library=" in text
 
 
 def test_zeros_are_counted_and_host_nodes_refused(tmp_path):

@@ -296,7 +296,7 @@ def test_commands(files, capsys, tmp_path, monkeypatch):
     assert json.loads(out)["quantity"] == "step_time"
     status, out, _ = run("validate", "--trace", train, "--bootstrap", "0", "--json", "--seed", "1")
     assert json.loads(out)["train"] == "first-half"
-    for command in (("fit", train, train), ("rank", path)):
+    for command in (("fit", train, test), ("rank", path)):
         status, out, err = run(*command)
         assert (status, out) == (2, ""), command
     assert f"{path}: " in err
