@@ -13,34 +13,23 @@ the format is that of its artifact.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.traces.rawtable import RawTable
-from prism.traces.table import Fault, Trace, impossible_fault, make_trace, sound_rows, time_faults
+from prism.traces.table import Fault, Trace, make_trace, sound_rows
+from prism.traces.tidy import OPTYPES, name_ops, op_faults
 
 Ints = NDArray[np.int64]
 
-OPTYPES = {
-    "forward-compute": ("forward", "compute"),
-    "backward-compute": ("backward", "compute"),
-    "forward-send": ("transfer", "p2p"),
-    "forward-recv": ("transfer", "p2p"),
-    "backward-send": ("transfer", "p2p"),
-    "backward-recv": ("transfer", "p2p"),
-    "layernorm-grads-all-reduce": ("all_reduce", "layernorm_all_reduce"),
-    "embedding-grads-all-reduce": ("all_reduce", "embedding_all_reduce"),
-    "grads-reduce-scatter": ("reduce_scatter", "dp_reduce_scatter"),
-    "optimizer-clip-main-grad": ("all_reduce", "world_all_reduce"),
-    "optimizer": ("optimizer", "optimizer"),
-    "params-all-gather": ("all_gather", "dp_all_gather"),
-}
-"""optype of the trace: (op_kind, kernel_class)."""
-
-_REQUIRED = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
+_WHERE = ("rank", "dp_rank", "stage", "step")
+_INDICES = {name: name for name in _WHERE} | {
+    "seq_id": "seq_id", "mc": "chunk", "mb_id": "microbatch"
+}  # fmt: skip
+"""Columns of whole numbers, and what the tidy table calls them."""
 _ABSENT = -(2**62)  # stands for an empty cell in a column that must be filled
 _PLACES = 12  # workers listed in a note
 
@@ -52,7 +41,7 @@ def is_pipeline(columns: Iterable[str]) -> bool:
 
 def read_pipeline(table: RawTable) -> Trace:
     """Turn a pipeline trace into the tidy table."""
-    wanted = (*_REQUIRED, "optype", "start_ts", "duration")
+    wanted = (*_INDICES, "optype", "start_ts", "duration")
     missing = [name for name in wanted if name not in table.columns]
     if missing:
         raise PrismError(
@@ -60,90 +49,43 @@ def read_pipeline(table: RawTable) -> Trace:
             f"{table.listing}; add the columns, or write a tidy table with op_kind and "
             "duration_s"
         )
-    optype = table.texts("optype")
-    start, duration = table.numbers("start_ts"), table.numbers("duration")
-    index = {name: table.integers(name, _ABSENT) for name in _REQUIRED}
-    for name in ("seq_id", "mc", "mb_id"):  # empty for ops they do not apply to
-        index[name][index[name] == _ABSENT] = -1
-    op_kind, kernel_class, unknown = _classify(optype)
-    compute = kernel_class.codes == kernel_class.categories.get_loc("compute")
-
-    keep, notes = sound_rows(
-        [*_faults(index, compute, optype, start, duration), _repeated(index, optype, table)],
-        table.locate,
-        table.source,
-    )
-    index = {name: values[keep] for name, values in index.items()}
-    optype, op_kind, kernel_class = optype[keep], op_kind[keep], kernel_class[keep]
-    _check_places(index, table.source)
-    notes += unknown + _missing_work(index)
-    columns = {
-        "op_kind": op_kind,
-        "kernel_class": kernel_class,
-        "name": optype,
-        "rank": index["rank"],
-        "dp_rank": index["dp_rank"],
-        "stage": index["stage"],
-        "chunk": index["mc"],
-        "microbatch": _microbatch(index, optype, compute[keep]),
-        "step": index["step"],
-        "start": start[keep],
-        "duration": duration[keep],
-    }
+    columns: dict[str, Any] = {
+        "name": table.texts("optype"), "start": table.numbers("start_ts"),
+        "duration": table.numbers("duration"),
+        **{name: table.integers(column, _ABSENT) for column, name in _INDICES.items()},
+    }  # fmt: skip
+    notes = name_ops(columns, "name")
+    classes = columns["kernel_class"]
+    compute = classes.isin(["compute"])
+    empty = np.isnan(columns["start"]) | np.isnan(columns["duration"])
+    for name in _INDICES.values():
+        absent = columns[name] == _ABSENT
+        if name in _WHERE:
+            empty |= absent
+        else:  # empty for ops they do not apply to
+            columns[name][absent] = -1
+    faults = [
+        Fault("a cell is empty, expected a number", empty, spare=1),
+        *op_faults(columns, compute),
+        Fault("step is negative", columns["step"] < 0),
+        Fault(
+            "mb_id is missing or negative for a compute op", compute & (columns["microbatch"] < 0)
+        ),
+        _repeated(columns, table),
+    ]
+    keep, dropped = sound_rows(faults, table.locate, table.source)
+    columns = {name: values[keep] for name, values in columns.items()}
+    _check_places(columns, table.source)
+    notes = [*dropped, *notes, *_missing_work(columns)]
+    columns["microbatch"] = _microbatch(columns, compute[keep])
+    del columns["seq_id"]
     return make_trace(columns, table.source, "pipeline", notes)
 
 
-def _classify(optype: pd.Categorical) -> tuple[pd.Categorical, pd.Categorical, list[str]]:
-    """Look up op_kind and kernel_class of every row, and note the optypes not known."""
-    names = list(optype.categories)
-    made = []
-    for part in (0, 1):
-        labels = [OPTYPES.get(name, ("other", ""))[part] for name in names]
-        kinds = sorted({*labels, "compute"})
-        codes = np.array([kinds.index(label) for label in labels])[optype.codes]
-        made.append(pd.Categorical.from_codes(codes, kinds))
-    strange = [name for name in names if name not in OPTYPES]
-    notes = []
-    if strange:
-        n = int(np.isin(optype.codes, [names.index(name) for name in strange]).sum())
-        shown = ", ".join(repr(name) for name in strange[:5])
-        more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
-        notes.append(f"{n:,} ops of unknown optype ({shown}{more}) kept as op_kind other")
-    return made[0], made[1], notes
-
-
-def _faults(
-    index: dict[str, Ints],
-    compute: NDArray[np.bool_],
-    optype: pd.Categorical,
-    start: NDArray[np.float64],
-    duration: NDArray[np.float64],
-) -> list[Fault]:
-    """List what can be wrong with rows by themselves."""
-    empty = np.isnan(start) | np.isnan(duration)
-    negative = np.zeros(start.size, dtype=np.bool_)
-    for name in ("dp_rank", "stage", "rank", "step"):
-        empty |= index[name] == _ABSENT
-        negative |= index[name] < 0
-    return [
-        Fault("a cell is empty, expected a number", empty, spare=1),
-        Fault("dp_rank, stage, rank or step is negative", negative),
-        *time_faults(start, duration),
-        Fault("mb_id is missing or negative for a compute op", compute & (index["mb_id"] < 0)),
-        impossible_fault(
-            index["step"],
-            start,
-            duration,
-            optype,
-            [index[name] for name in ("dp_rank", "stage", "rank")],
-            compute,
-        ),
-    ]
-
-
-def _repeated(index: dict[str, Ints], optype: pd.Categorical, table: RawTable) -> Fault:
+def _repeated(columns: dict[str, Any], table: RawTable) -> Fault:
     """Find rows that say again what an earlier one said; the same op at two times is an error."""
-    keys = [index[name] for name in ("step", "rank", "seq_id", "mc", "mb_id")]
+    optype = columns["name"]
+    keys = [columns[name] for name in ("step", "rank", "seq_id", "chunk", "microbatch")]
     order = np.lexsort((*keys, optype.codes))
     same = np.ones(order.size - 1, dtype=np.bool_)
     for values in (*keys, optype.codes):
@@ -165,7 +107,7 @@ def _repeated(index: dict[str, Ints], optype: pd.Categorical, table: RawTable) -
     return Fault("the row occurs twice", again, limit=1.0)
 
 
-def _check_places(index: dict[str, Ints], source: str) -> None:
+def _check_places(index: dict[str, Any], source: str) -> None:
     """Refuse workers with two places."""
     columns = [index[name] for name in ("rank", "dp_rank", "stage")]
     code = np.zeros_like(columns[0])
@@ -184,7 +126,7 @@ def _check_places(index: dict[str, Ints], source: str) -> None:
         )
 
 
-def _missing_work(index: dict[str, Ints]) -> list[str]:
+def _missing_work(index: dict[str, Any]) -> list[str]:
     """Note workers missing from steps, and steps in which a worker has fewer ops than usual."""
     steps, step_idx = np.unique(index["step"], return_inverse=True)
     ranks, rank_idx = np.unique(index["rank"], return_inverse=True)
@@ -210,9 +152,10 @@ def _missing_work(index: dict[str, Ints]) -> list[str]:
     return notes
 
 
-def _microbatch(index: dict[str, Ints], optype: pd.Categorical, compute: NDArray[np.bool_]) -> Ints:
+def _microbatch(index: dict[str, Any], compute: NDArray[np.bool_]) -> Ints:
     """Return mb_id of compute ops, and of others the ordinal where the optype repeats."""
-    microbatch = np.where(compute, index["mb_id"], -1)
+    optype = index["name"]
+    microbatch = np.where(compute, index["microbatch"], -1)
     _, step_idx = np.unique(index["step"], return_inverse=True)
     ranks, rank_idx = np.unique(index["rank"], return_inverse=True)
     worker_step = step_idx * ranks.size + rank_idx

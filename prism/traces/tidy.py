@@ -8,6 +8,7 @@ kernel is from its name (kernels come through kineto.py).
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.traces.choose import per_second
 from prism.traces.kernelnames import COLLECTIVES
-from prism.traces.pipeline import OPTYPES
 from prism.traces.rawtable import RawTable
 from prism.traces.table import (
     COLUMNS,
@@ -34,6 +34,22 @@ from prism.traces.table import (
 
 UNITS = ("s", "ms", "us", "ns")
 """Suffixes of a time's column; of longer units an op's duration is an error."""
+
+OPTYPES = {
+    "forward-compute": ("forward", "compute"),
+    "backward-compute": ("backward", "compute"),
+    "forward-send": ("transfer", "p2p"),
+    "forward-recv": ("transfer", "p2p"),
+    "backward-send": ("transfer", "p2p"),
+    "backward-recv": ("transfer", "p2p"),
+    "layernorm-grads-all-reduce": ("all_reduce", "layernorm_all_reduce"),
+    "embedding-grads-all-reduce": ("all_reduce", "embedding_all_reduce"),
+    "grads-reduce-scatter": ("reduce_scatter", "dp_reduce_scatter"),
+    "optimizer-clip-main-grad": ("all_reduce", "world_all_reduce"),
+    "optimizer": ("optimizer", "optimizer"),
+    "params-all-gather": ("all_gather", "dp_all_gather"),
+}
+"""Op of a production job's trace (pipeline.py): (op_kind, kernel_class)."""
 
 _DEFAULT = {"rank": 0, "dp_rank": 0, "stage": 0, "chunk": 0}  # the rest is -1 where empty
 
@@ -71,7 +87,8 @@ def read_tidy(table: RawTable) -> Trace:
             columns[name] = table.texts(name)
     if "bytes" in table.columns:
         columns["bytes"] = table.numbers("bytes")
-    notes = _name_ops(columns) + _name_replicas(columns)
+    given = "op_kind" if "op_kind" in columns else "name"
+    notes = name_ops(columns, given) + _name_replicas(columns)
     keep, dropped = sound_rows(_faults(columns, table), table.locate, table.source)
     columns = {name: values[keep] for name, values in columns.items()}
     ignored = [name for name in table.columns if not _is_known(name)]
@@ -109,17 +126,15 @@ def _time(table: RawTable, stem: str) -> NDArray[np.float64] | None:
     return table.numbers(found[0]) / per_second(table, found[0])
 
 
-def _name_ops(columns: dict[str, Any]) -> list[str]:
-    """Fill in op_kind and name, one from the other, and note the kinds not known."""
-    given = "op_kind" if "op_kind" in columns else "name"
+def name_ops(columns: dict[str, Any], given: str) -> list[str]:
+    """Fill in op_kind, kernel_class and name from one of them, and note the kinds not known."""
     labels: pd.Categorical = columns[given]
     columns.setdefault("name", labels)
     known = {kind: (kind, "") for kind in OP_KINDS} | OPTYPES
     names = list(labels.categories)
-    kinds = [known.get(name, ("other", ""))[0] for name in names]
+    kinds, classes = zip(*(known.get(name, ("other", "")) for name in names), strict=True)
     columns["op_kind"] = _relabel(labels, kinds)
-    if "kernel_class" not in columns:
-        columns["kernel_class"] = _relabel(labels, [known.get(n, ("", ""))[1] for n in names])
+    columns.setdefault("kernel_class", _relabel(labels, classes))
     strange = [name for name in names if name not in known]
     if not strange:
         return []
@@ -152,7 +167,7 @@ def _suggest(name: str) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def _relabel(labels: pd.Categorical, new: list[str]) -> pd.Categorical:
+def _relabel(labels: pd.Categorical, new: Sequence[str]) -> pd.Categorical:
     """Put new names, which may coincide, in the place of the categories."""
     kinds = sorted(set(new))
     codes = np.array([kinds.index(name) for name in new])[labels.codes]
@@ -161,32 +176,30 @@ def _relabel(labels: pd.Categorical, new: list[str]) -> pd.Categorical:
 
 def _faults(columns: dict[str, Any], table: RawTable) -> list[Fault]:
     """List what can be wrong with rows."""
-    duration = columns["duration"]
-    n = duration.size
-    start = columns.get("start", np.full(n, np.nan))
-    step = columns.get("step", np.full(n, -1))
-    negative = np.zeros(n, dtype=np.bool_)
-    for name in ("rank", "dp_rank", "stage"):
-        if name in columns:
-            negative |= columns[name] < 0
+    n = columns["duration"].size
+    columns = {"start": np.full(n, np.nan), "step": np.full(n, -1), **columns}
     kinds = columns["op_kind"]
-    waits = [kind in COLLECTIVES or kind == "transfer" for kind in kinds.categories]
-    computes = ~np.array(waits, np.bool_)[kinds.codes]
+    waits = [kind in COLLECTIVES for kind in kinds.categories]
     faults = [
-        Fault("the duration is empty, expected a number", np.isnan(duration), spare=1),
-        *time_faults(start, duration),
-        Fault("rank, dp_rank or stage is negative", negative),
-        impossible_fault(
-            step,
-            start,
-            duration,
-            columns["name"],
-            [columns[name] for name in ("rank", "dp_rank", "stage") if name in columns],
-            computes,
-        ),
+        Fault("the duration is empty, expected a number", np.isnan(columns["duration"]), spare=1),
+        *op_faults(columns, ~np.array(waits, np.bool_)[kinds.codes]),
     ]
-    if np.isfinite(start).any():
+    if np.isfinite(columns["start"]).any():
         # without starts, equal rows are ops that took the same time
-        again = table.frame.duplicated().to_numpy() & np.isfinite(start)
+        again = table.frame.duplicated().to_numpy() & np.isfinite(columns["start"])
         faults.append(Fault("the row occurs twice", again, limit=1.0))
     return faults
+
+
+def op_faults(columns: dict[str, Any], compute: NDArray[np.bool_]) -> list[Fault]:
+    """List what can be wrong with an op's row in any table; `compute` as `impossible_durations`."""
+    worker = [columns[name] for name in ("rank", "dp_rank", "stage") if name in columns]
+    start, duration = columns["start"], columns["duration"]
+    return [
+        Fault(
+            "rank, dp_rank or stage is negative",
+            np.any([index < 0 for index in worker], axis=0) if worker else np.zeros_like(compute),
+        ),
+        *time_faults(start, duration),
+        impossible_fault(columns["step"], start, duration, columns["name"], worker, compute),
+    ]
