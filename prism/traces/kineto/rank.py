@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ _DEVICE = {
     "memcpy": "memcpy",
     "gpu_memset": "memset",
     "memset": "memset",
+    "communication": "communication",  # of another profiler, which says so
 }
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"})
 _OPS = frozenset({"cpu_op", "user_annotation", "operator"})
@@ -100,21 +101,12 @@ class RankTrace:
     notes: list[str]
 
 
-COLUMN_TYPES = {
+_COLUMNS = {
     "op_kind": object, "kernel_class": object, "name": object, "stream": np.int64,
     "bytes": np.float64, "group": object, "group_size": np.int64, "correlation": np.int64,
     "thread": np.int64, "op": object, "shape": object, "copy_back": np.bool_,
 }  # fmt: skip
 """Columns of a rank's device activities."""
-
-
-def as_columns(rows: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
-    """Turn rows, with cells in the order of `COLUMN_TYPES`, into columns."""
-    cells = list(zip(*rows, strict=True)) or [()] * len(COLUMN_TYPES)
-    return {
-        name: np.array(values, dtype=kind)
-        for (name, kind), values in zip(COLUMN_TYPES.items(), cells, strict=True)
-    }
 
 
 class _Activity:
@@ -358,7 +350,7 @@ def _describe(
         args, category = activity.args, activity.category
         name = activity.event.name if isinstance(activity.event.name, str) else ""
         host = hosts.get(at, _NO_HOST)
-        if category == "kernel" and is_communication_kernel(name):
+        if category == "communication" or category == "kernel" and is_communication_kernel(name):
             kind, n_bytes, group, size = read_message(name, args, host.collective)
             kernel_class = kind if kind != "transfer" else "p2p"
         else:
@@ -375,4 +367,8 @@ def _describe(
             whole(args.correlation), launches.thread[at] if at >= 0 else -1, host.op, shape,
             category == "memcpy" and "DtoH" in name and "Pinned" not in name,
         ))  # fmt: skip
-    return as_columns(rows)
+    cells = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
+    return {
+        name: np.array(values, dtype=kind)
+        for (name, kind), values in zip(_COLUMNS.items(), cells, strict=True)
+    }

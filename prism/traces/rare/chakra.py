@@ -9,31 +9,28 @@ start times they lie on a timeline, else only their durations are known. Left ou
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE
 from prism.traces.file import RecordedFile
-from prism.traces.kernelnames import COLLECTIVES as COLLECTIVE_KINDS
-from prism.traces.kernelnames import classify, collective_kind, is_communication_kernel
-from prism.traces.kineto.events import SHORTER
+from prism.traces.kernelnames import collective_kind, is_communication_kernel
+from prism.traces.kineto.events import SHORTER, Args, Event, RawTrace
 from prism.traces.kineto.join import read_ranks
-from prism.traces.kineto.messages import number, whole
-from prism.traces.kineto.rank import Calls, RankTrace, as_columns, step_of
+from prism.traces.kineto.messages import number, numbers, whole
+from prism.traces.kineto.rank import RankTrace, Steps, read_rank
 from prism.traces.kineto.stepmarks import NamedRanges, compile_pattern, find_steps, no_such_step
 from prism.traces.rare.chakraproto import COLLECTIVES, NODE_TYPES, decode, is_proto
 from prism.traces.table import Trace
 
 _RANK = re.compile(r"\.(\d{1,7})\.(?:et|json)(?:\.gz)?$")  # <name>.<rank>.et, as simulators want it
 _JSON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-_LONGEST_US = 1e12  # 11.6 days: no recording lasts as long
 _HOST_NODES = 3  # shown where a file has no others
 
 
@@ -78,13 +75,75 @@ def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace
             + (f" (host nodes such as {shown})" if shown else "")
             + "; link host and device traces first: chakra_trace_link, then chakra_converter"
         )
+    # protobuf has no empty number: starts that are all 0 were never written
+    starts = numbers([node["start"] for node in device])
+    timed = bool(np.isfinite(starts).all()) and float(starts.max()) > 0.0
     zero = [node for node in device if node["duration"] <= 0]
     if zero and not as_json:
         notes.append(
             f"{len(zero):,} of {len(device):,} device nodes last 0: durations are whole "
             "microseconds, and shorter kernels read 0"
         )
-    return _rank(device, host, about, notes, file.path, pattern)
+    steps = _steps(host, pattern, timed, source)
+    named = _RANK.search(file.path.name)
+    number = _known(about.get("rank"))
+    if number is None and named:
+        number = int(named[1])
+    events = [_event(node, timed) for node in device]
+    raw = RawTrace(events, number, _known(about.get("world_size")), notes=notes)
+    rank = read_rank(raw, steps)
+    if not rank.start.size:
+        raise PrismError(f"{source}: no device node has a duration that can be true")
+    if not timed:
+        rank.start[:], rank.step[:] = np.nan, -1
+    return rank
+
+
+def _event(node: dict[str, Any], timed: bool) -> Event:
+    """Make the event that Kineto would write of a device's node."""
+    name, kind = str(node["name"]), NODE_TYPES[node["type"]]
+    if kind == "COMP":
+        cat = f"gpu_{name[:6].lower()}" if name.startswith(("Memcpy", "Memset")) else "kernel"
+        args = Args(stream=whole(node.get("stream"), 0))
+    else:
+        told = "send"
+        if kind == "COMM_COLL":
+            told = COLLECTIVES.get(whole(node.get("comm_type"))) or collective_kind(name)
+        cat, size = "communication", node.get("comm_size", -1)
+        # where no stream is recorded, collectives run beside the kernels
+        args = Args(
+            stream=whole(node.get("stream"), 1), collective=told or "all_reduce", dtype="byte",
+            in_elements=size if number(size) >= 0.0 else None, group_name=node.get("pg_name"),
+        )  # fmt: skip
+    start = node["start"] if timed else 0.0
+    return Event(name, cat, "X", start, node["duration"], None, cast(msgspec.Raw, args))
+
+
+def _steps(
+    host: list[dict[str, Any]], pattern: re.Pattern[str] | None, timed: bool, source: str
+) -> Steps:
+    """Find the steps that host nodes with a time mark."""
+    if not timed:
+        if pattern is not None:
+            raise PrismError(
+                f"{source}: --step-range {pattern.pattern}: its nodes have no start times, so that "
+                "none marks a step; leave it out"
+            )
+        return []
+    marks = [node for node in host if node["duration"] > 0 and number(node["start"]) > 0.0]
+    label, labels = pd.factorize(np.array([str(node["name"]) for node in marks], dtype=object))
+    begins, lasts = (numbers([node[key] for node in marks]) for key in ("start", "duration"))
+    ranges = NamedRanges(list(labels), label, begins, begins + lasts)
+    steps = find_steps(ranges, pattern)[0]
+    if pattern is not None and not steps:
+        raise no_such_step(ranges, pattern, source, "host node with a time")
+    return steps
+
+
+def _known(value: Any) -> int | None:
+    """Whole number from 0, None where there is none."""
+    found = whole(value)
+    return found if found >= 0 else None
 
 
 class _JsonNode(msgspec.Struct, gc=False):
@@ -125,83 +184,3 @@ def _json_nodes(data: bytes, source: str) -> list[dict[str, Any]]:
             made["stream"] = node.stream
         nodes.append(made)
     return nodes
-
-
-def _rank(
-    device: list[dict[str, Any]], host: list[dict[str, Any]], about: Mapping[str, Any],
-    notes: list[str], path: Path, pattern: re.Pattern[str] | None,
-) -> RankTrace:  # fmt: skip
-    """Columns of one file's device nodes."""
-    start = np.array([node["start"] for node in device], dtype=np.float64)
-    duration = np.array([node["duration"] for node in device], dtype=np.float64)
-    # protobuf has no empty number: starts that are all 0 were never written
-    timed = start.size > 0 and bool(np.isfinite(start).all()) and float(start.max()) > 0.0
-    origin = 0.0
-    sane = (duration >= 0.0) & (duration < _LONGEST_US)
-    if timed:
-        middle = float(np.median(start))
-        sane &= np.abs(start - middle) < _LONGEST_US
-        origin = float(start[sane].min()) if sane.any() else 0.0
-    bad = int((~sane).sum())
-    device = [node for node, ok in zip(device, sane.tolist(), strict=True) if ok]
-    start = start[sane] - origin if timed else np.full(int(sane.sum()), np.nan)
-    duration = duration[sane]
-    if not device:
-        raise PrismError(f"{path}: no device node has a duration that can be true")
-    if pattern is not None and not timed:
-        raise PrismError(
-            f"{path}: --step-range {pattern.pattern}: its nodes have no start times, so that none "
-            "marks a step; leave it out"
-        )
-    ranges = _host_ranges(host, origin)
-    steps = find_steps(ranges, pattern)[0] if timed else []
-    if pattern is not None and not steps:
-        raise no_such_step(ranges, pattern, str(path), "host node with a time")
-    named = _RANK.search(path.name)
-    nothing = np.full(start.size, np.nan)
-    where = step_of(start, steps) if timed else np.full(start.size, -1, np.int64)
-    return RankTrace(
-        whole(about.get("rank"), int(named[1])) if named else _known(about.get("rank")),
-        _known(about.get("world_size")), 0, origin, _describe(device), start, duration, nothing,
-        nothing.copy(), where, steps, Calls(), len(host), bad, bool((duration % 1.0).any()), notes,
-    )  # fmt: skip
-
-
-def _host_ranges(host: list[dict[str, Any]], origin: float) -> NamedRanges:
-    """Host nodes with a time, as named ranges [us] from an origin."""
-    marks = [node for node in host if node["duration"] > 0 and number(node["start"]) > 0.0]
-    labels: dict[str, int] = {}
-    label = [labels.setdefault(str(node["name"]), len(labels)) for node in marks]
-    begins = np.array([node["start"] for node in marks], dtype=np.float64) - origin
-    lasts = np.array([node["duration"] for node in marks], dtype=np.float64)
-    return NamedRanges(list(labels), np.array(label, np.int64), begins, begins + lasts)
-
-
-def _known(value: Any) -> int | None:
-    """Whole number from 0, None where there is none."""
-    found = whole(value)
-    return found if found >= 0 else None
-
-
-def _describe(device: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Columns of names, classes and messages."""
-    rows = []
-    for node in device:
-        name = str(node["name"])
-        n_bytes, group = number(node.get("comm_size", -1)), str(node.get("pg_name", ""))
-        if NODE_TYPES[node["type"]] == "COMP":
-            category = "memcpy" if name.startswith("Memcpy") else "kernel"
-            category = "memset" if name.startswith("Memset") else category
-            kind, kernel_class = classify(name, "", False, category)
-            n_bytes, group = np.nan, ""
-        else:
-            kind = "transfer"
-            if NODE_TYPES[node["type"]] == "COMM_COLL":
-                told = COLLECTIVES.get(whole(node.get("comm_type")))
-                kind = told or collective_kind(name) or "all_reduce"
-            kernel_class = kind if kind != "transfer" else "p2p"
-        # where no stream is recorded, collectives run beside the kernels
-        stream = whole(node.get("stream"), 1 if kind in COLLECTIVE_KINDS else 0)
-        n_bytes = n_bytes if n_bytes >= 0 else np.nan
-        rows.append((kind, kernel_class, name, stream, n_bytes, group, -1, -1, -1, "", "", False))
-    return as_columns(rows)
