@@ -285,7 +285,7 @@ def _with_model_error(
     return out
 
 
-def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
+def run_terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
     """Say what delays a run and what makes it vary, as far as the result tells."""
     out: dict[str, Any] = {}
     if "run_term_time" not in dataset:
@@ -317,8 +317,6 @@ def _terms(dataset: "xr.Dataset", runs: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
-    import datetime
-
     runs = np.asarray(dataset.time_to_train, np.float64)
     out: dict[str, Any] = {
         "run_replicates": int(runs.size),
@@ -327,12 +325,27 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     }
     if "completed_steps" in dataset.attrs:
         out["completed"] = json.loads(dataset.attrs["completed_steps"])
+    out |= run_end(dataset, call, runs)
+    if "finish_by" in out:
+        out["finish_by"]["failures_modelled"] = job_of(dataset).run.failures is not None
+    out |= run_terms(dataset, runs)
+    if "cost" in dataset:
+        cost = np.asarray(dataset.cost, np.float64)
+        out["cost"] = {"mean": float(cost.mean()), **_quantiles(cost, "p50", "p95")}
+    return out
+
+
+def run_end(
+    dataset: "xr.Dataset", call: dict[str, Any], runs: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Say by which date runs [s] end, and how probably by the deadline, where these are asked."""
+    import datetime
+
+    out: dict[str, Any] = {}
     if "deadline" in dataset:
         deadline = float(dataset.deadline)
-        out["finish_by"] = {
-            "deadline": deadline, "probability": float((runs <= deadline).mean()),
-            "failures_modelled": job_of(dataset).run.failures is not None,
-        }  # fmt: skip
+        probability = float((runs <= deadline).mean())
+        out["finish_by"] = {"deadline": deadline, "probability": probability}
     probability = float(call["probability"])
     if call.get("start"):
         seconds = float(np.quantile(runs, probability))
@@ -348,8 +361,4 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
             "probability": probability,
             "date": end.isoformat(timespec="seconds"),
         }
-    out |= _terms(dataset, runs)
-    if "cost" in dataset:
-        cost = np.asarray(dataset.cost, np.float64)
-        out["cost"] = {"mean": float(cost.mean()), **_quantiles(cost, "p50", "p95")}
     return out

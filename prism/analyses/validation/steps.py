@@ -19,6 +19,7 @@ from prism.common.errors import PrismError, named
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, generator, independent
+from prism.models.steptimes.series import elapsed_steps
 from prism.traces import StepTimes, total_per_run
 
 MIN_TRAIN = 3  # steps that a trace's fit can start from
@@ -156,7 +157,7 @@ class _Steps:
         beyond = model.steps.size - 1 + (steps - last) // max(1, times.mean_over)
         at = np.asarray(np.where(steps <= last, inside, beyond), np.int64)
         run = np.unique(times.run, return_inverse=True)[1]
-        return cls(at, _elapsed(model, steps), run, place)
+        return cls(at, elapsed_steps(steps, model.steps, model.mean_over), run, place)
 
     def predicted(self, model: StepModel, n: int, seed: int) -> Array:
         """Draw steps of many runs [n; s]."""
@@ -188,12 +189,6 @@ class _Totals:
         return self.predicted(model, self.measured.size, seed)
 
 
-def _elapsed(model: StepModel, steps: NDArray[np.int64]) -> Array:
-    """Count steps since the first of these numbers; means of steps may be numbered one by one."""
-    stride = float(np.median(np.diff(model.steps))) if model.steps.size > 1 else 1.0
-    return np.asarray((steps - steps[0]) * max(1.0, model.mean_over / stride))
-
-
 def _redraw_split(fitted: StepModel, times: StepTimes, early: NDArray[np.bool_]) -> _Redraw:
     """Draw both parts of a file anew: runs go on from the fitted steps to the measured ones."""
     places = _Steps.of(fitted, times)
@@ -210,7 +205,7 @@ def _redraw_apart(sampler: _Steps | _Totals) -> _Redraw:
 
     def redraw(model: StepModel, seed: int) -> tuple[StepTimes, Mapping[str, float] | None, Array]:
         n, n_runs = model.steps.size, model.n_runs
-        elapsed = _elapsed(model, model.steps)
+        elapsed = elapsed_steps(model.steps, model.steps, model.mean_over)
         seconds = draw_steps(model, np.arange(n), n_runs, seed, elapsed)
         run = np.repeat(np.arange(n_runs), n).astype(np.str_)
         steps = np.tile(model.steps, n_runs)

@@ -4,7 +4,6 @@ The result has the variables of any estimate, as far as step times tell them; GP
 what happens on them are not known here. Left out: evaluations, checkpoints and failures.
 """
 
-import datetime
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from prism.models.steptimes.predict import (
 )
 from prism.models.steptimes.runs import progress
 from prism.simulation.results import SCHEMA, make_dataset
-from prism.simulation.summary import spread
+from prism.simulation.summary import run_end, run_terms, spread
 from prism.traces import read_step_times
 
 if TYPE_CHECKING:
@@ -88,16 +87,17 @@ def estimate_steps(
             f"{named('steps')} {n_steps}: expected at least 1; leave it out for as many as seen"
         )
     past, warnings = None, _warnings(model, n_steps)
+    notes: tuple[str, ...] = ()
     if completed is not None:
         times = read_step_times(completed, column=column, where=where)
-        past = progress(model, times, n_steps, min(run_replicates, DRAWS), seed)
-        warnings = [*past.notes, *warnings]
+        past, notes = progress(model, times, n_steps, min(run_replicates, DRAWS), seed), times.notes
+        warnings = [*past.notes[len(notes) :], *warnings]
     drawn = draw_runs(model, n_steps, run_replicates, seed, past)
     sample = _sample_steps(model, n_steps, replicates, seed)
     values = _values(model, n_steps, sample, drawn, slowdown_thresholds, deadline)
     call = {"steps": n_steps, "probability": probability, "start": start, "seed": seed}
     attrs = _attrs(path, model, call) | {
-        "notes": json.dumps([]), "warnings": json.dumps(warnings),
+        "notes": json.dumps(list(notes)), "warnings": json.dumps(warnings),
         "wall_seconds": time.perf_counter() - begin,
     }  # fmt: skip
     coords = {"threshold": list(slowdown_thresholds), "term": list(drawn.terms)}
@@ -146,19 +146,6 @@ def _sample_steps(model: StepModel, n_steps: int, replicates: int, seed: int) ->
         places = ((np.arange(LANES) + rng.random(LANES)) * (n_values / LANES)).astype(np.int64)
         out.append(draw_steps(model, places, min(at_once, n_runs - lo), seed + 7919 * lo))
     return np.concatenate(out).reshape(-1)[:replicates]
-
-
-def _terms(dataset: "xr.Dataset", runs: Array) -> dict[str, dict[str, float]]:
-    """Mean [s] of every term but the typical steps, and its share of the variance."""
-    times = np.asarray(dataset.run_term_time, np.float64)
-    centred, whole = runs - runs.mean(), float(runs.var()) or 1.0
-    shares = (times - times.mean(axis=0)).T @ centred / runs.size / whole
-    rows = zip(map(str, dataset.term.values), times.mean(axis=0), shares, strict=True)
-    found = [row for row in rows if row[0] not in ("ideal_steps", "completed_steps")]
-    return {
-        "delay_by_term": {name: float(delay) for name, delay, _ in found},
-        "variance_by_term": {name: float(share) for name, _, share in found},
-    }
 
 
 def data_error(model: StepModel, n_steps: int) -> dict[str, float]:
@@ -218,26 +205,9 @@ def summarize_steps(dataset: "xr.Dataset") -> dict[str, Any]:
             f"{t:.10g}": float(p) for t, p in zip(
                 dataset.threshold.values, dataset.slowdown_probability.values, strict=True)
         },
-        **_terms(dataset, runs),
+        **run_terms(dataset, runs), **run_end(dataset, call, runs),
         "data_error": json.loads(dataset.attrs["data_error"]),
     }  # fmt: skip
-    if "deadline" in dataset:
-        deadline = float(dataset.deadline)
-        out["finish_by"] = {"deadline": deadline, "probability": float((runs <= deadline).mean())}
-    if call.get("start"):
-        begin = datetime.datetime.fromisoformat(call["start"])
-        seconds = float(np.quantile(runs, call["probability"]))
-        try:
-            date = begin + datetime.timedelta(seconds=seconds)
-        except OverflowError as error:
-            raise PrismError(
-                f"{named('start')} {call['start']}: the run ends {seconds / 86400.0:.3g} "
-                "days later, beyond "
-                f"the year 9999; leave the start out, or lower {named('steps')}"
-            ) from error
-        out["finish_date"] = {
-            "probability": call["probability"], "date": date.isoformat(timespec="seconds"),
-        }  # fmt: skip
     out["notes"] = json.loads(dataset.attrs["notes"])
     out["warnings"] = json.loads(dataset.attrs["warnings"])
     out["wall_seconds"] = float(dataset.attrs["wall_seconds"])

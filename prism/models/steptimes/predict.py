@@ -153,13 +153,13 @@ def draw_steps(
         Steps since the start, where the places leave some out; all steps follow each other where
         None.
     """
-    rng = [generator(seed, 10 + k) for k in range(7)]
+    rng = [generator(seed, 10 + k) for k in range(6)]
     shape = (n_runs, positions.size)
     s, k = model.spread, model.mean_over
     own = s.white / np.sqrt(k)
     grain = model.grain_s / model.step_s  # reading the clock is part of the measured noise
     own = np.sqrt(max(own**2 - grain**2 / 12.0, 0.0))
-    deviation = own * _spread_out(rng[0].choice(model.residuals, shape), model, rng[6])
+    deviation = own * rng[0].choice(model.residuals, shape)
     deviation += s.run * rng[1].standard_normal((n_runs, 1))
     if s.drift > 0.0:
         time = np.asarray(positions, np.float64) * k if elapsed is None else elapsed
@@ -182,14 +182,3 @@ def draw_steps(
         # the same numbers that were read, so that equal times are equal
         steps = np.round(np.rint(steps / model.grain_s) * model.grain_s, 9)
     return np.asarray(np.maximum(steps, 0.0))
-
-
-def _spread_out(values: Array, model: StepModel, rng: np.random.Generator) -> Array:
-    """Fill the gaps that a coarse clock leaves in the noise's distribution; spread kept."""
-    s = model.spread
-    own = s.white * model.step_s
-    if model.grain_s <= 0.0 or own <= 0.0:
-        return values
-    width = model.grain_s / own
-    mixed = values + width * (rng.random(values.shape) - 0.5)
-    return np.asarray(mixed / np.sqrt(1.0 + width**2 / 12.0))

@@ -113,28 +113,13 @@ def condition(
     has the model's as its prior (gamma), worth the stalls it rests on.
     """
     check_one_run(times)
-    once = np.unique(times.step, return_index=True)[1]
-    seconds, k, usual = times.seconds[once], times.mean_over, _usual(model)
-    place = np.arange(once.size) if fitted is None else fitted.place[once]
-    work = np.ones(place.size)
-    if model.profile is not None:
-        work = model.profile[np.minimum(place * k, model.profile.size - 1)]
-    own = _own_spread(model)
-    least = OUTLIER * own if once.size < MIN_OWN else 0.0
-    level = replace(times, seconds=seconds / work, step=times.step[once], run=times.run[once])
-    series = take_apart(level, seed, least)
-    at: Array = series.elapsed / k if fitted is None else place.astype(np.float64)
-    begin = series.beginning if fitted is None else int(np.searchsorted(place, fitted.early))
-    ratio = series.work * (1.0 + series.body[:, 0]) / usual
-    ratio[np.arange(once.size) < begin if fitted is None else fitted.odd[once]] = np.nan
-    scale = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
-    elapsed_s = at * (k * usual * scale)
-    spreads = [_own_noise(model, series.body[begin:, 0], elapsed_s[begin:], k)]
-    spreads = spreads if fitted is None else list(fitted.spreads)
+    done = _lay_out(model, times, seed, fitted)
+    k, scale, ratio = times.mean_over, done.scale, done.ratio
+    spreads = [_own_noise(model, done, k)] if fitted is None else fitted.spreads
     between = float(model.mean[:, 0].std() / model.mean[:, 0].mean())
     prior = float(np.sqrt(between**2 + model.run_cv**2 + nominal_error**2 + _LEAST**2))
-    expected = float(np.hypot(prior, max(s.drift for s in spreads)))
-    expected = float(np.hypot(expected, spreads[0].white / np.sqrt(max(1, ratio.size) * k)))
+    noise = spreads[0].white ** 2 / (max(1, np.isfinite(ratio).sum()) * k)
+    expected = float(np.sqrt(prior**2 + max(s.drift for s in spreads) ** 2 + noise))
     far = abs(scale - 1.0) > FAR * expected
     centre, prior = (scale, max(prior, UNKNOWN_LEVEL)) if far else (1.0, prior / scale)
     z, state = generator(seed, 32).standard_normal((n_draws, 2)), np.empty((n_draws, 2))
@@ -142,29 +127,82 @@ def condition(
     for i, s in enumerate(spreads):
         mine = slice(i, None, len(spreads))
         value = replace(s, white=s.white / np.sqrt(k))
-        posterior = state_given((ratio - centre) / scale, elapsed_s, value, prior)
-        state[mine] = posterior.draw(z[mine])
+        given = state_given((ratio - centre) / scale, done.elapsed_s, value, prior)
+        state[mine] = given.draw(z[mine])
         white[mine], cv[mine], tau_s[mine] = s.white, s.drift, s.tau_s
     levels = centre + scale * state[:, 0]
     initial = np.divide(state[:, 1], cv, out=np.zeros(n_draws), where=cv > 0.0)
-    before = model.mean.mean(axis=0)  # of each state
-    done = (int(place[-1]) + 1) * k
+    n = (int(done.place[-1]) + 1) * k
     rest = replace(
-        model, mean=levels[:, None] * before,
-        std=(levels * white)[:, None] * _shape_of_stds(model),
-        run_cv=0.0, model_error=0.0,
+        model, mean=levels[:, None] * model.mean.mean(axis=0),
+        std=(levels * white)[:, None] * _shape_of_stds(model), run_cv=0.0, model_error=0.0,
         drift=replace(model.drift, cv=cv, tau_s=tau_s, initial=initial),
-        stalls=_stalls(model, series, work, begin, n_draws, generator(seed, 33)),
-        profile=None if model.profile is None else model.profile[done:],
-        residuals=model.residuals * float(levels.mean() * white.mean() / own),
+        stalls=_stalls(model.stalls, done, k, n_draws, generator(seed, 33)),
+        profile=None if model.profile is None else model.profile[n:],
+        residuals=model.residuals * float(levels.mean() * white.mean() / _own_spread(model)),
     )  # fmt: skip
-    notes = (
-        *times.notes,
-        *_granted(model, times, done, fitted),
-        *_told(times, far, scale, expected),
-    )
-    mean, std = float(levels.mean()), float(levels.std())
-    return UnderWay(rest, float(seconds.sum()) * k, done, mean, std, notes)
+    notes = [*times.notes, *_granted(model, times, n, fitted)]
+    if far:
+        notes.append(
+            f"{times.source}: steps take {scale:.3g} times what the model says, and "
+            f"{format_share(expected, 2)} more or less were expected: the level is taken from the "
+            "steps; are they of this job?"
+        )
+    level, std = float(levels.mean()), float(levels.std())
+    return UnderWay(rest, done.seconds * k, n, level, std, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Done:
+    """Completed steps beside what the model says of them.
+
+    Attributes
+    ----------
+    place : int64 [value]
+        Positions in the run.
+    series : Series
+        Of the steps over the work by step.
+    ratio : float64 [value]
+        Over the usual step; not-a-number where the level does not show.
+    work, elapsed_s : float64 [value]
+        Relative work; time since the first [s].
+    begin : int
+        First value after the beginning.
+    scale, seconds : float
+        Median ratio; sum of the values [s].
+    """
+
+    place: NDArray[np.int64]
+    series: Series
+    ratio: Array
+    work: Array
+    elapsed_s: Array
+    begin: int
+    scale: float
+    seconds: float
+
+
+def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None) -> _Done:
+    """Lay completed steps beside the model's work."""
+    once = np.unique(times.step, return_index=True)[1]
+    seconds, k, usual = times.seconds[once], times.mean_over, _usual(model)
+    place = np.arange(once.size) if fitted is None else fitted.place[once]
+    work = np.ones(place.size)
+    if model.profile is not None:
+        work = model.profile[np.minimum(place * k, model.profile.size - 1)]
+    least = OUTLIER * _own_spread(model) if once.size < MIN_OWN else 0.0
+    level = replace(times, seconds=seconds / work, step=times.step[once], run=times.run[once])
+    series = take_apart(level, seed, least)
+    ratio = series.work * (1.0 + series.body[:, 0]) / usual
+    if fitted is None:
+        at, begin = series.elapsed / k, series.beginning
+        ratio[:begin] = np.nan
+    else:
+        at, begin = place.astype(np.float64), int(np.searchsorted(place, fitted.early))
+        ratio[fitted.odd[once]] = np.nan
+    scale = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
+    elapsed_s = at * (k * usual * scale)
+    return _Done(place, series, ratio, work, elapsed_s, begin, scale, float(seconds.sum()))
 
 
 def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, seed: int) -> UnderWay:
@@ -265,23 +303,13 @@ def _granted(model: RunModel, times: StepTimes, done: int, fitted: Fitted | None
         )
 
 
-def _told(times: StepTimes, far: bool, scale: float, expected: float) -> Iterator[str]:
-    """Say that the steps contradict the model."""
-    if far:
-        yield (
-            f"{times.source}: steps take {scale:.3g} times what the model says, and "
-            f"{format_share(expected, 2)} more or less were expected: the level is taken from the "
-            "steps; are they of this job?"
-        )
-
-
 def _own_spread(model: RunModel) -> float:
     """Spread of a step around its cluster's mean, in no state of congestion [1]."""
     own = float(np.sqrt((model.std[:, 0] ** 2).mean()) / model.mean[:, 0].mean())
     return max(own, 1e-300)
 
 
-def _own_noise(model: RunModel, body: Array, elapsed_s: Array, k: int) -> Spread:
+def _own_noise(model: RunModel, done: _Done, k: int) -> Spread:
     """Spread of a step: the model's, its own noise from the steps where there are enough.
 
     Notes
@@ -289,38 +317,36 @@ def _own_noise(model: RunModel, body: Array, elapsed_s: Array, k: int) -> Spread
     Half the mean square of successive differences (von Neumann), less what the drift adds to it.
     """
     drift = Spread(0.0, float(np.mean(model.drift.cv)), float(np.mean(model.drift.tau_s)))
-    both = np.isfinite(np.diff(body))
-    if both.sum() < MIN_OWN:
+    change = np.diff(done.series.body[done.begin :, 0])
+    known = np.isfinite(change)
+    if known.sum() < MIN_OWN:
         return replace(drift, white=_own_spread(model))
-    square = 0.5 * float((np.diff(body)[both] ** 2).mean())
-    gone = -np.expm1(-float(np.diff(elapsed_s).mean()) / drift.tau_s) if drift.tau_s > 0.0 else 0.0
+    square = 0.5 * float((change[known] ** 2).mean())
+    gap_s = float(np.diff(done.elapsed_s).mean())
+    gone = -np.expm1(-gap_s / drift.tau_s) if drift.tau_s > 0.0 else 1.0
     return replace(drift, white=float(np.sqrt(k * max(square - drift.drift**2 * gone, 0.0))))
 
 
 def _stalls(
-    model: RunModel, series: Series, work: Array, begin: int, n_draws: int,
-    rng: np.random.Generator,
-) -> StallProcess | None:  # fmt: skip
+    before: StallProcess | None, done: _Done, k: int, n_draws: int, rng: np.random.Generator
+) -> StallProcess | None:
     """Rate, drawn for each cluster, and lengths: the model's and those after the beginning."""
+    series, begin = done.series, done.begin
     late = series.stall_position >= begin
-    lengths = series.stall_s[late] * work[series.stall_position[late]] * series.mean_over
+    lengths = series.stall_s[late] * done.work[series.stall_position[late]] * k
     known = np.isfinite(series.body[begin:, 0])
-    exposure = float((series.work * work)[begin:][known].sum()) * series.mean_over
-    before = model.stalls
+    exposure = float((series.work * done.work)[begin:][known].sum()) * k
     if before is None:
         if not lengths.size:
             return None
-        before = StallProcess(np.inf, np.empty(0), 0.0)
-    n, whole = (
-        lengths.size + before.seen,
-        exposure + before.seen / float(np.mean(before.rate_per_s)),
-    )
-    rate = rng.gamma(n, 1.0 / whole, n_draws)
+        return StallProcess(rng.gamma(lengths.size, 1.0 / exposure, n_draws), lengths)
+    whole = exposure + before.seen / float(np.mean(before.rate_per_s))
+    rate = rng.gamma(lengths.size + before.seen, 1.0 / whole, n_draws)
     own = before.lengths
     if lengths.size and own.size * lengths.size > MOST_LENGTHS:
         few = max(1, MOST_LENGTHS // lengths.size)
         own = np.quantile(own, (np.arange(few) + 0.5) / few)
         own = own * float(before.lengths.mean() / max(own.mean(), 1e-300))
     # a sample has no weights: each measured length as often as the model has lengths for one stall
-    often = max(1, round(own.size / before.seen)) if own.size else 1
+    often = max(1, round(own.size / before.seen))
     return StallProcess(rate, np.concatenate([own, np.repeat(lengths, often)]))
