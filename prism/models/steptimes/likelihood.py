@@ -181,8 +181,8 @@ def fit_spread(seen: Observed, start: Spread | None = None) -> Spread:
         Where the search may begin too.
     """
     length = float(seen.gap_s.sum())
-    low, high = np.log([_NO_DRIFT, length * _NO_DRIFT]), np.log([1.0 / _NO_DRIFT, length])
-    low[1] = math.log(float(seen.gap_s.min(initial=length)))
+    low = np.log([_NO_DRIFT, seen.gap_s.min(initial=length)])
+    high = np.log([1.0 / _NO_DRIFT, length])  # a longer memory is one with the run effect
 
     def cost(x: Array) -> float:
         inside = np.clip(x, low, high)  # outside the walls rise, so that the search comes back
