@@ -56,7 +56,6 @@ class Effects:
     optimizer_s: float = 0.02
     other_sd: float = 0.02  # of transfers, collectives and the optimizer
     gap_s: float = 0.0  # mean of an exponential before every op but the first
-    joint_embedding: bool = False  # the embedding all-reduces of all replicas end as one
     barriers: tuple[tuple[str, str, int], ...] = ()  # (before which op, scope, its index or -1)
     missing: float = 0.0  # share of rows not recorded
     odd_steps: dict[int, int] = field(default_factory=dict)  # step: its number of microbatches
@@ -165,8 +164,7 @@ def program(layout, effects, s):
     S = layout.stages
     tail = [Action("join", "layernorm-grads-all-reduce")]
     if S > 1 and s in (0, S - 1):
-        scope = WORLD if effects.joint_embedding else REPLICA
-        tail.append(Action("join", "embedding-grads-all-reduce", (0, S - 1), scope))
+        tail.append(Action("join", "embedding-grads-all-reduce", (0, S - 1), REPLICA))
     tail.append(Action("join", "grads-reduce-scatter", (s,), STAGE))
     tail.append(Action("join", "optimizer-clip-main-grad", tuple(range(S)), WORLD))
     tail.append(Action("join", "optimizer"))

@@ -162,8 +162,6 @@ def test_bridge_fills_only_what_can_be_known():
 
     forward, backward = "forward-compute", "backward-compute"
     assert length(bridged, forward, 2, 1) == pytest.approx(length(whole, forward, 2, 1), abs=0.02)
-    both, true = (length(x, forward, 1, 2) + length(x, backward, 1, 2) for x in (bridged, whole))
-    assert both == pytest.approx(true, abs=0.03)
-    assert length(bridged, forward, 1, 2) == pytest.approx(both / 3, rel=0.1)
+    assert np.isnan(length(bridged, forward, 1, 2)).all()  # two in a row
     chain = [bridged.row[k] for k in ordered(whole)[1][1:-1]]
     assert np.isnan(bridged.start[chain, 1, 3]).all()  # transfers among them

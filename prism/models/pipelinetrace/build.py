@@ -1,8 +1,8 @@
 """From a pipeline trace to its graph: chains of what each worker did, and who meets in what.
 
 The order of a stage's ops is the order in which its workers did them; sends pair with receives,
-collectives join the members of their named group, or those whose ends coincide. Every op's duration
-counts from the last arrival, gaps from the release before.
+collectives join the members of their named group, else of their class. Every op's duration counts
+from the last arrival, gaps from the release before.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,9 @@ from prism.models.pipelinetrace.groups import (
     CLOCK_S,
     EXPECTED,
     coincide,
-    find_scope,
     hidden_barriers,
     named_scope,
-    stays,
+    nobody_leaves_before,
 )
 from prism.models.pipelinetrace.laying import Item, Laying, number_microbatches
 from prism.models.pipelinetrace.times import Key, Times, bridge, check_order, ordered, read_times
@@ -66,7 +65,7 @@ def build_trace_graph(trace: "Trace") -> TraceGraph:
     step_s = float(measured.mean())
     chains = ordered(times)
     check_order(trace.source, times, chains, step_s, notes)
-    transfers = pair_transfers(times, chains, step_s)
+    transfers = pair_transfers(times, chains)
     if transfers.blocking or not transfers.pairs:  # else the next op may have waited for a message
         times = bridge(times, chains)
     plan = _Plan(times, chains, transfers, step_s, notes)
@@ -140,7 +139,7 @@ class _Plan:
         return {k: Item("op", frozenset([k]), scope, (k[0],)) for k in keys}
 
     def _scope(self, keys: list[Key]) -> Scope:
-        """Who meets in one op: by the names of groups, else by its class and coinciding ends."""
+        """Who meets in one op: by the names of groups, else by its class, else by coincidence."""
         t, (_, name, ordinal) = self.times, keys[0]
         info = t.info[keys[0]]
         group = np.full((t.n_stages, t.start.shape[1]), -1)
@@ -151,25 +150,24 @@ class _Plan:
         starts, ends = (t.on_stages(v, name, ordinal) for v in (t.start, t.end))
         expected = EXPECTED.get(info.kernel_class)
         named = named_scope(group, expected)
-        # who is named and never leaves before the last has come meets, however late it resumes
-        if named is not None and (
-            coincide(starts, ends, named, self.step_s) or stays(starts, ends, named)
-        ):
-            self.recorded += named is not WORKER
-            return named
-        if group.max() >= 0:
-            why = "join other workers than a stage, a replica or all" if named is None else (
-                "do not end together"
-            )  # fmt: skip
-            self._note(f"{name}: the groups named for it {why}; taken from coinciding ends")
-        scope, as_expected = find_scope(starts, ends, expected, self.step_s)
-        known = as_expected and expected is not None and group.max() < 0
-        self.recorded += known and scope is not WORKER
-        self.inferred += not known and scope is not WORKER
-        if not as_expected:
-            how = "from its class, too few steps for" if scope == expected else "from"
-            self._note(f"{name}: what waits for what ({scope.name}) {how} coinciding ends")
-        return scope
+        if group.max() >= 0 and named is None:
+            self._note(f"{name}: its groups join other workers than a stage, a replica or all")
+        for what, known in (("groups", named), ("class", expected)):
+            if known is None:
+                continue
+            if nobody_leaves_before(starts, ends, known):
+                self.recorded += known is not WORKER
+                return known
+            self._note(
+                f"{name}: its {what} would join a {known.name}, of which some leave before all "
+                "have come; not taken so"
+            )
+        for scope in (WORLD, STAGE, REPLICA):
+            if coincide(starts, ends, scope):
+                self.inferred += 1
+                self._note(f"{name}: joins a {scope.name}, as coinciding ends tell")
+                return scope
+        return WORKER
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -193,9 +191,7 @@ class _Plan:
                 items.append(
                     Item("barrier", frozenset({(-1, name, ordinal)}), scope, stages, place)
                 )
-                where = PLACES[scope].format(place) if place >= 0 else (
-                    "all workers" if scope == WORLD else "all stages of each replica"
-                )  # fmt: skip
+                where = PLACES[scope].format(place) if place >= 0 else "all workers"
                 self._note(f"a barrier over {where} before {name}, which no op names")
                 self.inferred += 1
             found[name, ordinal] = items
@@ -203,15 +199,9 @@ class _Plan:
 
     # -- transfers ----------------------------------------------------------------------------
     def _count_transfers(self) -> None:
-        """Count pairs of sends and receives, and say what was guessed."""
+        """Count pairs of sends and receives, and say which have no other side."""
         pairs = self.transfers
-        self.recorded += pairs.recorded
-        self.inferred += pairs.inferred
-        if pairs.inferred:
-            self._note(
-                f"{pairs.inferred} transfers whose names do not say which way they go were paired "
-                "by coinciding ends"
-            )
+        self.recorded += len(pairs.pairs)
         if pairs.alone:
             stage, name, ordinal = pairs.alone[0]
             self._note(

@@ -5,7 +5,6 @@ row that the trace lacks leaves a hole and does not shift the others. Steps with
 microbatches or without an end, and ops that are rare, are left out with a note.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -346,37 +345,17 @@ def bridge(times: Times, chains: list[list[Key]]) -> Times:
     """Place missing ops between their neighbours, where those are there.
 
     A missing op begins its usual gap after the op before, and ends the usual gap before the op
-    behind. Several in a row share the time as their medians do, unless one waits for other workers.
-    Where a neighbour runs beside it, it stays missing.
+    behind. Where a neighbour is missing too, or runs beside it, it stays missing.
     """
     start, end = times.start.copy(), times.end.copy()
     for chain in chains:
         rows = np.array([times.row[k] for k in chain])
         begin, until = times.start[rows], times.end[rows]
-        if np.isfinite(begin).all() or len(rows) < 3:
-            continue
-        gap = median(begin[1:] - until[:-1], -1)
-        length = median(until - begin, -1)
-        local = np.array([times.info[k].op_kind in (*COMPUTE, "optimizer") for k in chain])
-        for i, j, r, t in _runs(~np.isfinite(begin)):
-            gaps, own = gap[i - 1 : j + 1, r], length[i : j + 1, r]
-            time = begin[j + 1, r, t] - until[i - 1, r, t] - gaps.sum()
-            alone = j == i or (local[i : j + 1].all() and own.sum() > 0.0)
-            if not (alone and gaps.min() > -CLOCK_S and time >= 0.0):
-                continue
-            share = own / own.sum() if j > i else np.ones(1)
-            start[rows[i : j + 1], r, t] = (
-                until[i - 1, r, t] + np.cumsum(gaps[:-1]) + time * (np.cumsum(share) - share)
-            )
-            end[rows[i : j + 1], r, t] = start[rows[i : j + 1], r, t] + time * share
+        gap = median(begin[1:] - until[:-1], -1)[..., None]
+        earliest, latest = until[:-2] + gap[:-1], begin[2:] - gap[1:]
+        one_by_one = np.minimum(gap[:-1], gap[1:]) > -CLOCK_S
+        fits = np.isnan(begin[1:-1]) & one_by_one & (latest >= earliest)
+        start[rows[1:-1]] = np.where(fits, earliest, begin[1:-1])
+        end[rows[1:-1]] = np.where(fits, latest, until[1:-1])
     placed = np.isfinite(start) & ~np.isfinite(times.start)
     return times._replace(start=start, end=end, placed=placed)
-
-
-def _runs(lost: NDArray[np.bool_]) -> Iterator[tuple[int, int, int, int]]:
-    """First and last of ops missing in a row, replica and step, between ops that are there."""
-    for r, t in np.argwhere(lost.any(axis=0)):
-        edges = np.flatnonzero(np.diff(lost[:, r, t].astype(np.int8), prepend=0, append=0))
-        for i, j in edges.reshape(-1, 2):
-            if 0 < i and j < lost.shape[0]:
-                yield int(i), int(j) - 1, int(r), int(t)

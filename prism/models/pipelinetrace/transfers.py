@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.models.pipelinetrace.groups import CLOCK_S, COINCIDE_SHARE, COINCIDE_STEP
+from prism.models.pipelinetrace.groups import CLOCK_S, LESS
 from prism.models.pipelinetrace.pairs import Role, transfer_roles
 from prism.models.pipelinetrace.times import Key, Times
 from prism.simulation.tracemodel.graph import Array, median
@@ -32,25 +32,16 @@ class Transfers(NamedTuple):
 
     pairs: list[Pair]
     blocking: bool
-    recorded: int  # pairs that names tell
-    inferred: int  # pairs that coinciding ends tell
     alone: list[Key]  # transfers without another side
 
 
-def pair_transfers(times: Times, chains: list[list[Key]], step_s: float) -> Transfers:
+def pair_transfers(times: Times, chains: list[list[Key]]) -> Transfers:
     """Find out which transfers belong together."""
     keys = [k for chain in chains for k in chain if times.info[k].op_kind == "transfer"]
-    named = _by_name(times, keys)
-    left = [k for k in keys if not transfer_roles(k[1])]
-    named += _by_group(times, left)
-    met = {k for pair in named for k in (pair.send, pair.receive)}
-    guessed = _by_ends(times, [k for k in keys if k not in met], step_s)
-    met |= {k for pair in guessed for k in (pair.send, pair.receive)}
-    pairs = named + guessed
-    alone = [k for k in keys if k not in met]
-    return Transfers(
-        pairs, _blocking(times, chains, pairs, step_s), len(named), len(guessed), alone
-    )
+    pairs = _by_name(times, keys)
+    pairs += _by_group(times, [k for k in keys if not transfer_roles(k[1])])
+    met = {k for pair in pairs for k in (pair.send, pair.receive)}
+    return Transfers(pairs, _blocking(times, chains, pairs), [k for k in keys if k not in met])
 
 
 # ------------------------------------------------------------------------------------ pairing
@@ -113,28 +104,12 @@ def _by_group(times: Times, keys: Iterable[Key]) -> list[Pair]:
     return pairs
 
 
-def _by_ends(times: Times, keys: list[Key], step_s: float) -> list[Pair]:
-    """Pair transfers of neighbours that end together."""
-    free, pairs = set(keys), []
-    for a in keys:
-        if a not in free:
-            continue
-        there = [b for b in free if b[0] != a[0] and (b[0] - a[0]) % times.n_stages == 1]
-        near = {b: float(median(np.abs(times.of(times.end, a) - times.of(times.end, b))))
-                for b in there}  # fmt: skip
-        best = min(near, key=lambda b: near[b], default=None)
-        if best is not None and near[best] <= max(COINCIDE_STEP * step_s, CLOCK_S):
-            pairs.append(Pair(a, best, ""))
-            free -= {a, best}
-    return pairs
-
-
 # ------------------------------------------------------------------------------------ waiting
-def _blocking(times: Times, chains: list[list[Key]], pairs: list[Pair], step_s: float) -> bool:
+def _blocking(times: Times, chains: list[list[Key]], pairs: list[Pair]) -> bool:
     """Tell whether both sides wait for each other and do nothing else meanwhile."""
     if not pairs:
         return False
-    together = [_together(times, p, step_s) for p in pairs]
+    together = [_together(times, p) for p in pairs]
     if np.mean(together) < 0.5:
         return False
     paired = {k for p in pairs for k in (p.send, p.receive)}
@@ -162,12 +137,12 @@ def _shared(times: Times, key: Key, other: Key, until: Array) -> float:
     return float(np.mean(common > np.maximum(CLOCK_S, 0.3 * shorter)))
 
 
-def _together(times: Times, pair: Pair, step_s: float) -> bool:
-    """Tell whether both sides of a transfer end together."""
+def _together(times: Times, pair: Pair) -> bool:
+    """Tell whether both sides of a transfer end far closer than they started."""
     (a, b), t = pair[:2], times
     apart = float(median(np.abs(t.of(t.end, a) - t.of(t.end, b))))
     wait = float(median(np.abs(t.of(t.start, a) - t.of(t.start, b))))
-    return apart <= max(COINCIDE_SHARE * wait, COINCIDE_STEP * step_s)
+    return apart <= max(LESS * wait, CLOCK_S)
 
 
 def issued_together(times: Times, a: Key, b: Key) -> bool:

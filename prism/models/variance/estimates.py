@@ -121,9 +121,11 @@ class Estimates:
         value = np.where(df > 0.0, np.diag(products - noise), 0.0)
         draws = np.full((N_DRAWS, len(self.means)), np.nan)
         if (df > 0.0).all():
-            # between stages only the noise is shared: a replica's microbatches pass them all
+            # workers of all stages vary alike; between stages only the noise is shared
+            square = np.diag(products)
+            scale = np.sqrt(share_of(self.is_kind.T @ (self.means @ square), square))
             same = self.stages[:, None] == self.stages
-            upper = np.where(same, products, noise)
+            upper = np.where(same, products * np.outer(scale, scale), noise)
             draws = pivotal_means(upper, float(df.mean()), self.means, self.rng)
             draws = draws - per_rank * self.over_kinds(self.cell)
         spread = np.maximum(self.is_kind.T @ (self.means @ value), 0.0)
