@@ -57,11 +57,11 @@ def draw(program, n_steps, n_ranks, seed=0, cv=0.1, host_cv=0.2):
     return np.round(mean * spread, 3), np.round(host * jitter, 3)
 
 
-def simulate(program, duration, host, seed=1, jitter_us=0.5):
+def simulate(program, duration, host, seed=1, jitter_us=0.5, late_us=0.0):
     """Walk the program on all ranks; a collective ends for all `duration` after the last start."""
     generator = np.random.default_rng(seed)
     latency = LATENCY_US + jitter_us * np.abs(generator.standard_normal(duration.shape))
-    gap = GAP_US + 0.3 * jitter_us * np.abs(generator.standard_normal(duration.shape))
+    gap = GAP_US + 0.3 * jitter_us * np.abs(generator.standard_normal(duration.shape)) + late_us
     wait = WAIT_US + jitter_us * np.abs(generator.standard_normal(duration.shape))
     n_steps, n_ranks, n_calls = duration.shape
     empty = np.full(duration.shape, np.nan)

@@ -127,6 +127,25 @@ def test_edges_come_from_the_other_steps_only(tmp_path):
     assert any("one step" in note for note in summarize_replay(replay_trace(one_step))["notes"])
 
 
+def test_late_starts_that_nothing_explains_give_no_edges(tmp_path):
+    """Two streams that never wait for each other; every tenth kernel starts late by chance."""
+    program = [
+        synth.Call("launch", f"void {name}{k % 7}", stream, mean, host_us=12.0)
+        for k in range(60) for name, stream, mean in (("a", 7, 60.0), ("b", 21, 45.0))
+    ]  # fmt: skip
+    program.append(synth.Call("sync", stream=7, host_us=5.0))
+    n_late = n_edges = 0
+    for seed in range(3):
+        stalls = np.random.default_rng(seed)
+        shape = (4, 1, len(program))
+        late_us = np.where(stalls.random(shape) < 0.1, stalls.uniform(10.0, 60.0, shape), 0.0)
+        times = synth.simulate(program, *synth.draw(program, 4, 1, seed=seed), late_us=late_us)
+        (tmp_path / str(seed)).mkdir()
+        graph = step_graph(read_kineto(synth.write(tmp_path / str(seed), program, times)))
+        n_late, n_edges = n_late + graph.n_late, n_edges + graph.edges_inferred
+    assert n_late > 60 and n_edges <= 0.05 * n_late
+
+
 def test_collective_starts_with_its_last_member(tmp_path):
     trace, *_ = make(tmp_path, 2)
     graph = step_graph(trace, STEP)

@@ -2,7 +2,8 @@
 
 What the trace names (order within streams and host threads, launches, recorded waits) becomes edges
 as it stands; latencies and the waits that it does not name come from the other steps. The host's
-time between two calls is a node; a thread that was silent while another one worked waited for it.
+time between two calls is a node; a call follows the last one that had returned, on any thread, as
+the main thread waits for autograd's.
 A collective matched over ranks is one op, which begins when its last member arrives. Left out: what
 CPU threads wait for other than the device and each other; ranks that are not traced, which enter
 through the waiting in their collectives.
@@ -25,10 +26,6 @@ from prism.simulation.tracemodel.graph import ARRIVAL, REPLICA, WORKER, TraceGra
 from prism.traces.table import Trace
 
 Ints = NDArray[np.int64]
-
-_HANDOVER_S = 50e-6
-"""A host thread that has been silent this long [s] while another one was busy was waiting for it,
-as the main thread waits for autograd's; calls of a busy thread are 5 to 30 us apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,15 +180,9 @@ class _Builder:
         view = self.views[r]
         if not np.isfinite(view.call[i]):
             return begin, float(view.start[i]) - view.begin
-        call, thread = float(view.call[i]), int(view.thread[i])
-        node, since = point.get(thread, (begin, -np.inf))
-        other = max(
-            ((n, t) for th, (n, t) in point.items() if th != thread and t <= call),
-            key=lambda pair: pair[1],
-            default=(begin, view.begin),
-        )
-        if call - since > _HANDOVER_S and call - other[1] < (call - since) / 3.0:
-            node = other[0]
+        own, call = int(view.thread[i]), float(view.call[i])
+        done = [(now, node) for t, (node, now) in point.items() if t == own or now <= call]
+        node = max(done, default=(0.0, begin))[1]
         host = self.add("host", r, event=i)
         self.edges[host].append((node, 0.0))
         return host, None
