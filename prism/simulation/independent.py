@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.distributions.distribution import Distribution, constant, empirical
+from prism.distributions.distribution import Distribution, constant
+from prism.distributions.samples import sample_law
 from prism.distributions.tables import sample_table
 from prism.simulation.draws import draw_ranks, lower
 from prism.simulation.program import Bank, Program, Tables
@@ -95,7 +96,7 @@ def _pooled_laws(
         samples *= 1.0 + pooled_r[pick, c] * residual
         mean = float(samples.mean())
         means.append(mean)
-        laws.append(_empirical(samples / mean) if mean > 0.0 else constant())
+        laws.append(sample_law(samples) if mean > 0.0 else constant())
     return laws, means
 
 
@@ -125,15 +126,3 @@ def _link_samples(program: Program, link: int, rng: np.random.Generator) -> NDAr
     hit = rng.random(POOL_SAMPLES) < 1.0 - (1.0 - links.probability) ** width
     # as in the engine: where no leaf is touched there is nothing to be congested
     return np.where(width == 0, 1.0, np.where(hit, links.congested, links.quiet))
-
-
-def _empirical(samples: NDArray[np.float64]) -> Distribution:
-    """Empirical distribution of mean-one samples; a constant where they do not vary."""
-    if samples.std() < 1e-9:
-        return constant()
-    tail = 0.5 ** np.arange(7, 17)
-    q = np.unique(np.concatenate([tail, np.linspace(0.0, 1.0, 257), 1.0 - tail]))
-    law = empirical(q.tolist(), np.quantile(samples, q).tolist())
-    least = float(law.ppf(np.zeros(1))[0])
-    most = law.std / (1.0 - least)  # with more of it the least would be negative
-    return law.scaled_to(min(float(samples.std()), most))
