@@ -141,7 +141,7 @@ def test_late_starts_that_nothing_explains_give_no_edges(tmp_path):
         late_us = np.where(stalls.random(shape) < 0.1, stalls.uniform(10.0, 60.0, shape), 0.0)
         times = synth.simulate(program, *synth.draw(program, 4, 1, seed=seed), late_us=late_us)
         (tmp_path / str(seed)).mkdir()
-        graph = step_graph(read_kineto(synth.write(tmp_path / str(seed), program, times)))
+        graph = step_graph(read_trace(synth.write(tmp_path / str(seed), program, times)))
         n_late, n_edges = n_late + graph.n_late, n_edges + graph.edges_inferred
     assert n_late > 60 and n_edges <= 0.05 * n_late
 

@@ -160,7 +160,7 @@ def test_bridge_fills_only_what_can_be_known():
         row = times.row[1, name, microbatch]
         return (times.end - times.start)[row, :, step]
 
-    forward, backward = "forward-compute", "backward-compute"
+    forward = "forward-compute"
     assert length(bridged, forward, 2, 1) == pytest.approx(length(whole, forward, 2, 1), abs=0.02)
     assert np.isnan(length(bridged, forward, 1, 2)).all()  # two in a row
     chain = [bridged.row[k] for k in ordered(whole)[1][1:-1]]
