@@ -10,6 +10,7 @@ import pytest
 from prism import estimate, load_job
 from prism.analyses.replay import replay as replay_file
 from prism.analyses.replay import replay_trace, summarize_replay
+from prism.analyses.validate import summarize_validation, validate
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
 from prism.models.fit import fit, summarize_fit
@@ -79,6 +80,20 @@ def test_without_what_steps_share_the_spread_is_lost(tmp_path, program, effect):
     alone = simulated(replace(model, profile=np.ones_like(model.profile)))
     measured = measured_steps(trace)
     assert alone.std() / alone.mean() < 0.6 * measured.std() / measured.mean()
+
+
+def test_steps_that_were_held_out_are_predicted_unless_kernels_are_independent(tmp_path):
+    paths = synth.write(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 1, "device", seed=2))
+    found = {
+        how: summarize_validation(
+            validate(trace=paths, dependence=how, bootstrap=19, replicates=640, seed=1)
+        )
+        for how in ("full", "none")
+    }
+    full, alone = found["full"], found["none"]
+    assert (full["n_measured"], full["n_train"], full["ks_p_value_refit"]) == (12, 12, True)
+    assert full["ks_p_value"] > 0.1 and abs(full["mean_error"]) < 0.05
+    assert alone["ks_p_value"] == pytest.approx(0.05) and alone["ks"] > full["ks"]
 
 
 def test_steps_share_nothing_where_nothing_is_shared(tmp_path):

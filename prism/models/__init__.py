@@ -2,7 +2,8 @@
 
 # modules that rooms above may import
 FACE = (
-    "calibration.model", "fit", "kernellaws", "kerneltrace.graph", "kerneltrace.steps",
+    "calibration.model", "fit", "kernellaws", "kerneltrace.graph", "kerneltrace.model",
+    "kerneltrace.steps",
     "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
     "steptimes.estimate", "steptimes.fit", "steptimes.model", "steptimes.predict",
     "steptimes.runs", "steptimes.series",

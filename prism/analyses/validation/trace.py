@@ -3,6 +3,7 @@
 Steps are predicted from their numbers alone, since steps remember those near them.
 """
 
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -10,16 +11,22 @@ from numpy.typing import NDArray
 
 from prism.analyses.validation.hold import Call, Case, Repetitions
 from prism.analyses.validation.steps import split_steps
-from prism.common.errors import PrismError
 from prism.engine import LANES
 from prism.models.fit import warnings_of
+from prism.models.kerneltrace.model import (
+    fit_kernel_graph,
+    fit_kernels,
+    redrawn,
+    whole_step_graph,
+)
+from prism.models.kerneltrace.steps import split_steps as split_kernel_steps
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph, fit_with_components
 from prism.simulation.independent import pool_program
 from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks, settle_call
 from prism.simulation.tracemodel.arrays import build_trace_graph_arrays, build_trace_program
-from prism.simulation.tracemodel.graph import Array
+from prism.simulation.tracemodel.graph import Array, TraceGraph
 from prism.simulation.tracemodel.model import (
     TraceModel,
     conditioned,
@@ -34,45 +41,95 @@ Int = NDArray[np.int64]
 
 def trace_case(trace: Trace, train: str, call: Call) -> Case:
     """Fit one part of a trace's steps and predict the other."""
-    if trace.has_kernels:
-        raise PrismError(
-            f"{trace.source}: a trace of kernels has too few steps to hold some out; prism replay "
-            "says how well each step's graph, learnt from the others, reproduces it"
-        )
+    how = (_Kernels if trace.has_kernels else _Pipeline)(trace, train)
     _, threads = settle_call(call.replicates, call.seed, call.threads)
-    graph = build_trace_graph(trace)
-    part = split_steps(graph.steps.size, train, trace.source)
-    held = np.setdiff1d(np.arange(graph.steps.size), part)
-    training, test = graph.select(part), graph.select(held)
-    model, parts = fit_with_components(training, trace.source)
     predicted, alone = (
-        predict_steps(model, test.steps, how, call.replicates, call.seed, threads)
-        for how in (call.dependence or "full", "none")
-    )
+        predict_steps(how.model, how.steps[how.held], dependence, call.replicates, call.seed,
+                      threads)
+        for dependence in (call.dependence or "full", "none")
+    )  # fmt: skip
     facts = {
-        "trace": trace.source, "train": train, "n_train": int(part.size),
-        "notes": [*trace.notes, *graph.notes], "warnings": warnings_of(training, model, parts),
+        "trace": trace.source, "train": train, "n_train": int(how.part.size),
+        "notes": how.notes, "warnings": how.warnings,
     }  # fmt: skip
-    null = _anew(model, graph.steps, part, held, call._replace(threads=threads))
+    null = _anew(how, call._replace(threads=threads))
     return Case(
-        test.measured, test.steps, predicted, alone, null, facts, training=training.measured
+        how.measured[how.held],
+        how.steps[how.held],
+        predicted,
+        alone,
+        null,
+        facts,
+        training=how.measured[how.part],
     )
 
 
-def _anew(model: TraceModel, steps: Int, part: Int, held: Int, call: Call) -> Repetitions:
+class _Split:
+    """A trace whose steps [step] are split: what is fitted, and fitted anew to drawn durations."""
+
+    model: TraceModel
+    steps: Int
+    measured: Array
+    notes: list[str]
+    warnings: list[str]
+
+    def split(self, trace: Trace, train: str) -> None:
+        """Choose the positions of the steps that are fitted and of those held out."""
+        self.part = split_steps(self.steps.size, train, trace.source)
+        self.held = np.setdiff1d(np.arange(self.steps.size), self.part)
+
+    def refit(self, drawn: TraceGraph) -> TraceModel:
+        """Fit to the training part of a drawn trace."""
+        raise NotImplementedError
+
+
+class _Pipeline(_Split):
+    def __init__(self, trace: Trace, train: str) -> None:
+        graph = build_trace_graph(trace)
+        self.steps, self.measured = graph.steps, graph.measured
+        self.split(trace, train)
+        training = graph.select(self.part)
+        self.model, parts = fit_with_components(training, trace.source)
+        self.notes = [*trace.notes, *graph.notes]
+        self.warnings = warnings_of(training, self.model, parts)
+
+    def refit(self, drawn: TraceGraph) -> TraceModel:
+        return fit_graph(drawn.select(self.part))
+
+
+class _Kernels(_Split):
+    """Waits between kernels, too, are inferred from the training steps alone."""
+
+    def __init__(self, trace: Trace, train: str) -> None:
+        whole = split_kernel_steps(trace)
+        begin, _, end = whole.bounds()
+        self.steps, self.measured = np.array(whole.steps), end - begin
+        self.split(trace, train)
+        ops = trace.ops[~trace.ops["step"].isin(self.steps[self.held])].reset_index(drop=True)
+        training = replace(trace, ops=ops)
+        self.model = fit_kernels(training)
+        self.graph = whole_step_graph(split_kernel_steps(training))
+        self.notes, self.warnings = list(trace.notes), self.model.report["warnings"]
+
+    def refit(self, drawn: TraceGraph) -> TraceModel:
+        return fit_kernel_graph(redrawn(self.graph, drawn.select(self.part)))
+
+
+def _anew(how: _Split, call: Call) -> Repetitions:
     """Draw traces of the model, fit it to their training part and predict the rest.
 
     Traces have the dependence that is tested, so that the p-value is small where ops of the
     measured job depend on each other and the prediction leaves that out.
     """
-    how, n = call.dependence or "full", min(call.replicates, REPEAT_SAMPLES)
-    draw = synthetic_graph if how == "full" else independent_graph
+    dependence, n = call.dependence or "full", min(call.replicates, REPEAT_SAMPLES)
+    draw = synthetic_graph if dependence == "full" else independent_graph
     for b in count(1):
         rng = np.random.Generator(np.random.Philox(key=[call.seed, b]))
-        graph = draw(model, steps, rng)
-        again = fit_graph(graph.select(part))
-        predicted = predict_steps(again, steps[held], how, n, call.seed + b, call.threads or 1)
-        yield graph.measured[held], predicted
+        graph = draw(how.model, how.steps, rng)
+        predicted = predict_steps(
+            how.refit(graph), how.steps[how.held], dependence, n, call.seed + b, call.threads or 1
+        )
+        yield graph.measured[how.held], predicted
 
 
 def predict_steps(

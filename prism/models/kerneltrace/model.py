@@ -18,9 +18,15 @@ from prism.distributions.distribution import constant
 from prism.distributions.samples import sample_law
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.groups import NodeGroup, node_groups
-from prism.models.kerneltrace.steps import split_steps
+from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.kerneltrace.table import KernelRow, kernel_table
-from prism.simulation.tracemodel.graph import LATENCY, Array, mean, with_lags_as_nodes
+from prism.simulation.tracemodel.graph import (
+    LATENCY,
+    Array,
+    TraceGraph,
+    mean,
+    with_lags_as_nodes,
+)
 from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, synthetic_graph
 from prism.traces import Trace
 from prism.traces.kernelnames import COLLECTIVES
@@ -44,33 +50,49 @@ def fit_kernels(trace: Trace) -> TraceModel:
             f"{trace.source}: {len(steps.steps)} step; at least 2 are needed to learn how kernels "
             "vary from step to step: profile more steps (schedule(active=...) of the profiler)"
         )
+    graph = whole_step_graph(steps)
     begin, _, end = steps.bounds()
-    measured = end - begin
-    graph = step_graph(steps)
+    model = fit_kernel_graph(graph)
+    model = replace(model, period_ratio=_period_ratio(graph.steps, begin, end), job=_job(graph))
+    rng = np.random.Generator(np.random.Philox(0))
+    drawn = synthetic_graph(model, np.arange(CHECK_STEPS, dtype=np.int64), rng).measured
+    return replace(model, report=_report(trace, graph, drawn, model.period_ratio))
+
+
+def whole_step_graph(steps: KernelSteps) -> KernelGraph:
+    """Graph of the typical step; measured steps are from the first rank's begin on its host."""
+    begin, _, end = steps.bounds()
+    return replace(step_graph(steps), measured=end - begin)
+
+
+def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
+    """Fit a model, without report and job, to the durations of a graph's nodes in its steps."""
     nominal = mean(graph.durations, axis=(1, 2))
     groups = node_groups(graph, nominal)
     nodes, place, seconds = with_lags_as_nodes(graph)
     seconds[place] = nominal
     group = np.array([-1 if node.kind == "join" else 0 for node in nodes])
-    order = np.argsort(measured, kind="stable")
+    order = np.argsort(graph.measured, kind="stable")
     profile = np.ones((len(groups) + 1, 1, order.size))
     for g, members in enumerate(groups, start=1):
         group[np.array(place)[members.nodes]] = g
         profile[g, 0] = members.profile[order]
     none, no_ranks = constant(), np.ones((0, graph.n_stages, 1))
-    model = TraceModel(
+    return TraceModel(
         nodes=nodes, n_stages=graph.n_stages, n_replicas=1, p2p="none", group=group,
         groups=(_FIXED, *(_op_group(graph, nominal, g) for g in groups)),
         mean=np.maximum(seconds, 0.0)[:, None], profile=profile, steps=graph.steps[order],
         weight=np.full(order.size, 1.0 / order.size), rank=no_ranks, follows=no_ranks,
         rank_kinds=(), rank_law=none, rank_power=np.zeros(0), content=none, rank_step=none,
-        correlation_steps=0.0, correlation_share=0.0, measured_mean=float(measured.mean()),
-        period_ratio=_period_ratio(graph.steps, begin, end), job=_job(graph, nominal),
+        correlation_steps=0.0, correlation_share=0.0, measured_mean=float(graph.measured.mean()),
     )  # fmt: skip
-    rng = np.random.Generator(np.random.Philox(0))
-    drawn = synthetic_graph(model, np.arange(CHECK_STEPS, dtype=np.int64), rng).measured
+
+
+def redrawn(graph: KernelGraph, drawn: TraceGraph) -> KernelGraph:
+    """Return a graph with durations and steps that were drawn from its model."""
+    place = with_lags_as_nodes(graph)[1]
     return replace(
-        model, report=_report(trace, graph, nominal, measured, drawn, model.period_ratio)
+        graph, durations=drawn.durations[place], steps=drawn.steps, measured=drawn.measured
     )
 
 
@@ -111,10 +133,10 @@ def _label(row: KernelRow) -> str:
 
 
 def _report(
-    trace: Trace, graph: KernelGraph, nominal: Array, measured: Array, simulated: Array,
-    period_ratio: float,
-) -> dict[str, Any]:  # fmt: skip
+    trace: Trace, graph: KernelGraph, simulated: Array, period_ratio: float
+) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
+    measured = graph.measured
     rows = [row.report("empirical", _label(row)) for row in kernel_table(trace)]
     warnings = []
     if measured.size < FEW_STEPS:
@@ -146,28 +168,27 @@ def _report(
         "step_period": {"mean": period_ratio * figures(measured)["mean"], "ratio": period_ratio},
         "cross_check": {"measured": figures(measured), "model": figures(simulated)},
         "kernels": rows,
-        "effects": {"step": {"cv": _step_cv(graph, nominal), "ci": [None, None], "share": None}},
+        "effects": {"step": {"cv": _step_cv(graph), "ci": [None, None], "share": None}},
         "loadings": {}, "lemons": [], "not_identifiable": list(NOT_IDENTIFIABLE),
         "warnings": warnings, "notes": list(trace.notes),
         "edges_recorded": graph.edges_recorded, "edges_inferred": graph.edges_inferred,
     }  # fmt: skip
 
 
-def _step_cv(graph: KernelGraph, nominal: Array) -> float:
+def _step_cv(graph: KernelGraph) -> float:
     """CV over the steps of what all computing kernels of a step take together."""
-    computes = graph.roles.role == "device"
-    computes &= ~np.isin(graph.op_kinds(), list(COLLECTIVES)) & (nominal > 0.0)
-    total = graph.durations[computes & np.isfinite(graph.durations[:, 0]).all(axis=1), 0].sum(
-        axis=0
-    )
+    seconds = graph.durations[:, 0]
+    computes = (graph.roles.role == "device") & ~np.isin(graph.op_kinds(), list(COLLECTIVES))
+    total = seconds[computes & np.isfinite(seconds).all(axis=1)].sum(axis=0)
     return float(total.std(ddof=1) / total.mean()) if total.any() else 0.0
 
 
-def _job(graph: KernelGraph, nominal: Array) -> dict[str, Any]:
+def _job(graph: KernelGraph) -> dict[str, Any]:
     """Blocks of a job file that describe the traced ranks: one forward stands for all kernels."""
     device = np.flatnonzero(graph.roles.role == "device")
     members = np.array([len(graph.nodes[i].stages) for i in device])
-    busy = float(np.nansum(nominal[device] * members)) / graph.n_stages
+    nominal = mean(graph.durations[device], axis=(1, 2))
+    busy = float(np.nansum(nominal * members)) / graph.n_stages
     return {
         "model": {"durations": {"forward_s": busy, "backward_s": busy}},
         "parallelism": {"pp": graph.n_stages, "dp": 1, "microbatches": 1},
