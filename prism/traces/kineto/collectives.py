@@ -42,8 +42,6 @@ class Members:
     start: Floats
     end: Floats
     """On a common origin, before alignment [s]."""
-    group_size: NDArray[np.int64]
-    """Ranks in the group, -1 unknown."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ transfer stands beside them. Left out: clock drift.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -78,22 +79,20 @@ def join_ranks(
     members = _members(ranks, starts)
     matched = match_collectives(members, len(ranks))
     _check_together(ranks, files, starts, matched)
+    shifts = [start + offset for start, offset in zip(starts, matched.offset, strict=True)]
+    origin = min(
+        float((rank.start * 1e-6 + shift).min()) for rank, shift in zip(ranks, shifts, strict=True)
+    )
     tables, meta_ranks = [], []
-    for idx, rank in enumerate(ranks):
+    for idx, (rank, shift) in enumerate(zip(ranks, shifts, strict=True)):
         mine = members.rank_idx == idx
-        shift = starts[idx] + matched.offset[idx]
-        columns, about = _rank_table(rank, numbers[idx], shift, matched, mine)
-        tables.append(columns)
-        meta_ranks.append(about)
-    origin = min(float(np.nanmin(table["start"])) for table in tables)
+        gaps = _launch_gaps(rank)
+        tables.append(_rank_table(rank, gaps, _Clock(shift, origin), matched, mine, numbers[idx]))
+        meta_ranks.append(_about(rank, gaps, _Clock(shift, origin), numbers[idx]))
     columns = {
         name: _join([table[name] for table in tables])
         for name in (*COLUMNS, *EXTRA_COLUMNS) if name in tables[0]
     }  # fmt: skip
-    for name in ("start", "launch", "launch_end"):
-        columns[name] = columns[name] - origin
-    for about in meta_ranks:
-        _shift(about, origin)
     meta = {"ranks": meta_ranks, **about_job(ranks, members, matched)}
     return make_trace(columns, source, format, notes + notes_of(ranks, meta, format), meta)
 
@@ -224,7 +223,7 @@ def _members(ranks: list[RankTrace], starts: list[float]) -> Members:
             key.append((c["op_kind"][i], c["group"][i], size))
         start = rank.start[rows] * 1e-6 + starts[idx]
         end = start + rank.duration[rows] * 1e-6
-        parts.append((np.full(rows.size, idx), rank.step[rows], start, end, c["group_size"][rows]))
+        parts.append((np.full(rows.size, idx), rank.step[rows], start, end))
     rank_idx, *columns = (np.concatenate(x) for x in zip(*parts, strict=True))
     return Members(rank_idx, key, *columns)
 
@@ -237,47 +236,62 @@ _OF_GAP: dict[str, Any] = {
 }  # fmt: skip
 
 
+class _Clock(NamedTuple):
+    """How a rank's times become those of the trace."""
+
+    shift: float
+    origin: float
+
+    def __call__(self, us: Any) -> Any:
+        """Turn times of the rank [us] into times of the trace [s]."""
+        return us * 1e-6 + self.shift - self.origin
+
+
+class _Gaps(NamedTuple):
+    """Launch gaps [gap] of a rank [us], and the share of its time without device activity."""
+
+    start: Floats
+    duration: Floats
+    step: NDArray[np.int64]
+    idle_share: float
+
+
 def _rank_table(
-    rank: RankTrace, number: int, shift: float, matched: Matched, mine: NDArray[np.bool_]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns of one rank, launch gaps included, and what is said of it in ``meta``."""
+    rank: RankTrace, gaps: _Gaps, clock: _Clock, matched: Matched, mine: NDArray[np.bool_],
+    number: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Columns of one rank, launch gaps included."""
     n, rows = rank.start.size, _collectives(rank)
     collective, transfer = np.full(n, -1, dtype=np.int64), np.full(n, np.nan)
     collective[rows] = matched.collective[mine]
     transfer[rows] = matched.transfer[mine]
-    gap_start, gap, gap_step, idle = _launch_gaps(rank)
     columns = rank.columns | {
-        "launch": rank.launch * 1e-6 + shift, "launch_end": rank.launch_end * 1e-6 + shift,
+        "launch": clock(rank.launch), "launch_end": clock(rank.launch_end),
         "collective": collective, "transfer": transfer,
     }  # fmt: skip
-    table: dict[str, Any] = {
-        name: np.r_[values, np.full(gap.size, _OF_GAP[name], values.dtype)]
+    return {
+        name: np.r_[values, np.full(gaps.start.size, _OF_GAP[name], values.dtype)]
         for name, values in columns.items()
     } | {
-        "rank": np.full(n + gap.size, number, dtype=np.int64),
-        "step": np.r_[rank.step, gap_step],
-        "start": np.r_[rank.start, gap_start] * 1e-6 + shift,
-        "duration": np.r_[rank.duration, gap] * 1e-6,
+        "rank": np.full(n + gaps.start.size, number, dtype=np.int64),
+        "step": np.r_[rank.step, gaps.step],
+        "start": clock(np.r_[rank.start, gaps.start]),
+        "duration": np.r_[rank.duration, gaps.duration] * 1e-6,
     }
-    calls = rank.calls
-    about = {
-        "rank": number,
-        "idle_share": idle,
-        "steps": [[s, a * 1e-6 + shift, b * 1e-6 + shift] for s, a, b in rank.steps],
-        "calls": {
-            "kind": calls.kind,
-            "thread": calls.thread,
-            "stream": calls.stream,
-            "on_stream": calls.on_stream,
-            "start": [x * 1e-6 + shift for x in calls.start],
-            "end": [x * 1e-6 + shift for x in calls.end],
-            "recorded": [x * 1e-6 + shift if x == x else None for x in calls.recorded],
-        },
-    }
-    return table, about
 
 
-def _launch_gaps(rank: RankTrace) -> tuple[Floats, Floats, NDArray[np.int64], float]:
+def _about(rank: RankTrace, gaps: _Gaps, clock: _Clock, number: int) -> dict[str, Any]:
+    """Say of a rank in ``meta``: its steps and the host calls that wait."""
+    calls = asdict(rank.calls)
+    for name in ("start", "end", "recorded"):
+        calls[name] = [clock(x) if x == x else None for x in calls[name]]
+    return {
+        "rank": number, "idle_share": gaps.idle_share, "calls": calls,
+        "steps": [[step, clock(a), clock(b)] for step, a, b in rank.steps],
+    }  # fmt: skip
+
+
+def _launch_gaps(rank: RankTrace) -> _Gaps:
     """Stretches without device activity that the host is the reason for.
 
     Notes
@@ -290,7 +304,7 @@ def _launch_gaps(rank: RankTrace) -> tuple[Floats, Floats, NDArray[np.int64], fl
     gaps = launch_gaps(rank.start, end, issued)
     span = float(end.max() - rank.start.min())
     share = gaps.idle / span if span > 0 else 0.0
-    return gaps.begin, gaps.end - gaps.begin, rank.step[gaps.ended_by], share
+    return _Gaps(gaps.begin, gaps.end - gaps.begin, rank.step[gaps.ended_by], share)
 
 
 def _join(parts: list[NDArray[Any]]) -> Any:
@@ -300,11 +314,3 @@ def _join(parts: list[NDArray[Any]]) -> Any:
         return joined
     codes, values = pd.factorize(joined)
     return pd.Categorical.from_codes(codes, [str(v) for v in values])
-
-
-def _shift(about: dict[str, Any], origin: float) -> None:
-    """Count a rank's times from the first activity of the trace."""
-    about["steps"] = [[s, a - origin, b - origin] for s, a, b in about["steps"]]
-    calls = about["calls"]
-    for name in ("start", "end", "recorded"):
-        calls[name] = [None if x is None else x - origin for x in calls[name]]
