@@ -175,41 +175,23 @@ def impossible_durations(
 ) -> NDArray[np.bool_]:
     """Find durations [row] that a worker's own later ops contradict.
 
-    A duration is impossible if it exceeds the step's span and ten times the median of the ops of
-    its kind in that step, and either runs over the worker's next op of this kind, or of `compute`
+    A duration is impossible if it exceeds the time in which the step's ops began and ten times the
+    median of its kind, and either runs over the worker's next op of this kind, or of `compute`
     (what a worker runs one after the other, whatever the kind), or over what it does in the next
-    step, or exceeds `LONGEST_WAIT_S`. `worker` holds the columns that together tell who ran it.
-
-    Notes
-    -----
-    The span runs from the step's first start to its last end, the last 1 % of the ends (at
-    least 3, at most a quarter) left out, since the impossible ones are among them. A stall at the
-    end of a step delays what comes after it, and so is kept however long it is.
+    step, or exceeds `LONGEST_WAIT_S`. A stall at the end of a step delays what comes after it, and
+    so is kept however long it is. `worker` holds the columns that together tell who ran it.
     """
     result = np.zeros(step.size, dtype=np.bool_)
-    rows = np.flatnonzero(np.isfinite(start) & np.isfinite(duration))
-    if not rows.size:
-        return result
-    end = start[rows] + duration[rows]
-    order = np.lexsort((end, step[rows]))
-    of_step = step[rows][order]
-    first_row = np.flatnonzero(np.r_[True, of_step[1:] != of_step[:-1]])
-    n_ops = np.diff(np.r_[first_row, of_step.size])
-    n_late = np.minimum(np.maximum(np.ceil(0.01 * n_ops).astype(np.int64), 3), n_ops // 4)
-    first_start = np.minimum.reduceat(start[rows][order], first_row)
-    span = end[order][first_row + n_ops - 1 - n_late] - first_start
-    span[n_late == 0] = np.inf
-    longest = np.repeat(span, n_ops)
-    suspects = rows[order][duration[rows][order] > longest]
-    for of, kind in {(int(step[row]), int(kind_idx[row])) for row in suspects}:
-        same_kind = kind_idx == kind
-        peers = duration[same_kind & (step == of)]
-        usual = np.nanmedian(peers if peers.size > 2 else duration[same_kind])
-        for row in suspects[(step[suspects] == of) & (kind_idx[suspects] == kind)]:
-            if duration[row] > 10.0 * usual:
-                serial = compute if compute is not None and compute[row] else same_kind
-                until = _next_start(int(row), step, start, serial, worker)
-                result[row] = duration[row] > min(until - start[row], LONGEST_WAIT_S)
+    known = pd.DataFrame({"kind": kind_idx, "start": start, "duration": duration}).dropna()
+    begun = known["start"].groupby(step[known.index])
+    span = begun.transform("max") - begun.transform("min")
+    usual = known["duration"].groupby(known["kind"]).transform("median")
+    longest = np.maximum(span.where(span > 0.0, np.inf), 10.0 * usual)  # one op has no span
+    for row in known.index[known["duration"] > longest]:
+        same_kind = kind_idx == kind_idx[row]
+        serial = compute if compute is not None and compute[row] else same_kind
+        until = _next_start(int(row), step, start, serial, worker)
+        result[row] = duration[row] > min(until - start[row], LONGEST_WAIT_S)
     return result
 
 
