@@ -75,14 +75,6 @@ def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = No
     return replay_trace(read_trace(trace, step_range))
 
 
-class Part(NamedTuple):
-    """Steps of one graph: what they took, and would without stragglers [node, replica, step] s."""
-
-    graph: TraceGraph
-    durations: Array
-    ideal: Array
-
-
 class Found(NamedTuple):
     """What replaying a trace of one kind gives."""
 
@@ -152,7 +144,7 @@ def _replay_pipeline(trace: Trace) -> Found:
     graph = build_trace_graph(trace)
     ideal, simple = same_work(graph, trace.source)
     causes = _op_kinds(simple) | _places(simple)
-    times = _without(Part(simple, filled(simple), ideal), causes)
+    times = _without(simple, filled(simple), ideal, causes)
     figures = {
         "slowdown": published_slowdown(graph), "p2p": graph.p2p,
         "edges_recorded": graph.edges_recorded, "edges_inferred": graph.edges_inferred,
@@ -169,24 +161,25 @@ def _replay_kernels(trace: Trace) -> Found:
     steps = split_steps(trace)
     times: list[dict[Cause, Array]] = []
     rows: list[dict[str, Any]] = []
-    figures = dict.fromkeys(
-        ("edges_recorded", "edges_inferred", "late_starts", "unexplained_starts"), 0
-    )
+    counts = {"edges_recorded": 0, "edges_inferred": 0, "n_late": 0, "n_unexplained": 0}
     for graph in step_graphs(steps):
         own = graph.select(graph.own)
-        part = Part(own, own.durations, finite_mean(graph.durations, 2, keepdims=True))
-        times.append(_without(part, _op_kinds(own)))
+        mean = finite_mean(graph.durations, 2, keepdims=True)
+        times.append(_without(own, own.durations, mean, _op_kinds(own)))
         rows += _gpu_spans(own, steps)
-        counts = graph.edges_recorded, graph.edges_inferred, graph.n_late, graph.n_unexplained
-        figures = {name: n + more for (name, n), more in zip(figures.items(), counts, strict=True)}
+        counts = {name: n + getattr(graph, name) for name, n in counts.items()}
     causes = dict.fromkeys(cause for of_step in times for cause in of_step)
     joined = {
         cause: np.concatenate([of_step.get(cause, of_step[MEASURED]) for of_step in times])
         for cause in causes
     }
-    more = {"slowdown": None, "gpu_spans": rows}  # the published ideal is one of pipelines
+    figures = {
+        "slowdown": None,  # the published ideal is one of pipelines
+        "gpu_spans": rows,
+        "late_starts": counts.pop("n_late"), "unexplained_starts": counts.pop("n_unexplained"),
+    }  # fmt: skip
     alone = ["one step only: no edge can be inferred from other steps"] * (len(steps.steps) == 1)
-    return Found(np.array(steps.steps), steps.spans(), joined, figures | more, alone)
+    return Found(np.array(steps.steps), steps.spans(), joined, figures | counts, alone)
 
 
 def _gpu_spans(graph: KernelGraph, steps: KernelSteps) -> list[dict[str, Any]]:
@@ -219,16 +212,18 @@ def _places(graph: TraceGraph) -> dict[Cause, NDArray[np.bool_]]:
     }
 
 
-def _without(part: Part, causes: dict[Cause, NDArray[np.bool_]]) -> dict[Cause, Array]:
+def _without(
+    graph: TraceGraph, durations: Array, ideal: Array, causes: dict[Cause, NDArray[np.bool_]]
+) -> dict[Cause, Array]:
     """Replay steps as measured, without stragglers, and without those of each cause, [step] s."""
     all_nodes = np.ones((1, 1, 1), bool)
     masks = {MEASURED: ~all_nodes, STRAGGLERS: all_nodes} | causes
     found: dict[Cause, Array] = {}
-    at_once = max(1, MOST_CELLS // part.durations.size)
+    at_once = max(1, MOST_CELLS // durations.size)
     for first in range(0, len(masks), at_once):
         some = list(masks)[first : first + at_once]
-        changed = [np.where(masks[cause], part.ideal, part.durations) for cause in some]
-        times = replay_graph(part.graph, np.concatenate(changed, axis=2))
+        changed = [np.where(masks[cause], ideal, durations) for cause in some]
+        times = replay_graph(graph, np.concatenate(changed, axis=2))
         found |= zip(some, np.split(times, len(some)), strict=True)
     return found
 
