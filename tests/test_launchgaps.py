@@ -8,6 +8,8 @@ import prism
 from prism.analyses.timeline import summarize_timeline, timeline
 from prism.common.launchgaps import launch_gaps
 from prism.present.traceshow import describe_trace
+from prism.simulation.tracemodel.devicetime import device_time
+from prism.simulation.tracemodel.graph import REPLICA, WORKER, TraceNode
 
 HOST_BOUND = synth.training_step(n_layers=3, kernels=4, mean_us=20.0, host_us=80.0)
 N_STEPS = 4
@@ -88,3 +90,22 @@ def test_what_was_issued_before_is_latency():
     )  # fmt: skip
     assert (gaps.begin.tolist(), gaps.end.tolist(), gaps.ended_by.tolist()) == ([3.0], [5.0], [1])
     assert gaps.idle == 5.0
+
+
+def pipeline_op(kind, stages, preds, name=""):
+    scope = WORKER if len(stages) == 1 else REPLICA
+    return TraceNode(kind, kind, kind, name, scope, stages, -1, 0, -1, preds)
+
+
+def test_a_pipelines_gaps_are_its_hosts_and_waiting_for_another_stage_is_none():
+    nodes = (
+        pipeline_op("op", (0,), ()),  # 0 to 4
+        pipeline_op("gap", (1,), ()),  # 0 to 1, then waits for the message
+        pipeline_op("op", (0, 1), (0, 1)),  # 4 to 5
+        pipeline_op("gap", (1,), (2,)),  # 5 to 7
+        pipeline_op("op", (1,), (3,)),  # 7 to 10
+    )
+    start, end = np.array([0.0, 0.0, 4.0, 5.0, 7.0]), np.array([4.0, 1.0, 5.0, 7.0, 10.0])
+    found = [device_time(nodes, start, end, stage) for stage in (0, 1, 2)]
+    assert [x.busy for x in found] == [5.0, 4.0, 0.0]
+    assert [x.launch_gaps for x in found] == [0.0, 3.0, 0.0]

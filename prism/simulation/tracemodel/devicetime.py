@@ -8,13 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prism.common.launchgaps import LaunchGaps, launch_gaps
-from prism.simulation.tracemodel.graph import (
-    ARRIVAL,
-    LATENCY,
-    Array,
-    TraceNode,
-    ends_of,
-)
+from prism.simulation.tracemodel.graph import ARRIVAL, LATENCY, Array, TraceNode, ends_of
 from prism.simulation.tracemodel.model import TraceModel, ideal_graph
 
 
@@ -36,6 +30,8 @@ def device_time(nodes: Sequence[TraceNode], start: Array, end: Array, stage: int
     A device that waits in a collective or transfer is neither busy nor in a launch gap.
     """
     ops = [i for i, n in enumerate(nodes) if n.kind == "op" and stage in n.stages]
+    if not ops:
+        return DeviceTime(0.0, launch_gaps(*np.zeros((3, 1))))
     entries = [_entry(nodes, i, stage) for i in ops]
     hosts = np.array([_host_before(nodes, i, stage) for i in entries])
     issued = np.where(hosts < 0, np.nan, end[hosts])
@@ -59,17 +55,14 @@ def ideal_device_times(model: TraceModel) -> tuple[float, Array, Array]:
     ends = ends_of(graph)
     start, end = (ends - graph.durations)[:, 0, 0], ends[:, 0, 0]
     each = [device_time(graph.nodes, start, end, s) for s in range(model.n_stages)]
-    return (
-        float(end.max()),
-        np.array([d.busy for d in each]),
-        np.array([d.launch_gaps for d in each]),
-    )
+    busy, gaps = (np.array(x) for x in zip(*((d.busy, d.launch_gaps) for d in each), strict=True))
+    return float(end.max()), busy, gaps
 
 
 def _entry(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
     """Node at which a worker comes to an op: the op itself, or its own arrival."""
-    own = (p for p in nodes[i].preds if nodes[p].name == ARRIVAL and stage in nodes[p].stages)
-    return next(own, i)
+    own = (p for p in nodes[i].preds if nodes[p].kind == "join" and nodes[p].name == ARRIVAL)
+    return next((p for p in own if stage in nodes[p].stages), i)
 
 
 def _host_before(nodes: Sequence[TraceNode], i: int, stage: int) -> int:
