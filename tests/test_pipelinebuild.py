@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_production, as_trace, make_trace, run
 
 from prism.common.errors import PrismError
+from prism.models.fit import warnings_of
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.laying import Item, Laying
@@ -300,6 +301,26 @@ def test_two_jobs_in_one_trace_are_refused():
         two, _ = make_trace(Layout(), Effects(forward_s=forward_s), 1)
         two["start"] += 0.05
         refused(pd.concat([one, two]).sort_values(["step", "rank", "start"]), "one job")
+
+
+def swapped(frame, share, seed=0):
+    """Swap the starts of neighbouring ops of one worker."""
+    frame = frame.sort_values(["step", "rank", "start"]).reset_index(drop=True)
+    worker = (frame["step"] * 1000 + frame["rank"]).to_numpy()
+    start, took = frame["start"].to_numpy().copy(), frame["duration"].to_numpy()
+    same = worker[1:] == worker[:-1]
+    for i in np.flatnonzero(same & (np.random.default_rng(seed).random(same.size) < share)):
+        first, end = min(start[i : i + 2]), max(start[i : i + 2] + took[i : i + 2])
+        start[i + 1], start[i] = first, max(end - took[i], first + 1e-3)
+    return frame.assign(start=start)
+
+
+@pytest.mark.parametrize("layout", ["1f1b", "1f1b-async", "gpipe"])
+def test_ops_in_another_order_put_the_replay_off(layout):
+    frame, _ = make_trace(LAYOUTS[layout], VARIED)
+    graph = build_trace_graph(as_trace(swapped(frame, 0.02)))
+    (warning,) = (w for w in warnings_of(graph, fit_graph(graph), None) if "another order" in w)
+    assert 0.015 < replay(graph).mean() / graph.measured.mean() - 1.0 < 0.3
 
 
 def test_two_layouts_in_one_trace_are_refused():

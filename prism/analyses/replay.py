@@ -23,7 +23,7 @@ from prism.common.text import percent_change
 from prism.models.kernellaws import ONE_STEP, why_no_model
 from prism.models.kerneltrace.graph import KernelGraph, step_graphs
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
-from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.models.pipelinetrace.reduce import finite_mean, simplify
 from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled, span
@@ -39,7 +39,6 @@ Cause = tuple[str | int, ...]  # op_kind, stage or worker, and which
 MEASURED: Cause = ("measured",)
 STRAGGLERS: Cause = ("stragglers",)
 DIMS = {"op_kind": ("op_kind",), "stage": ("stage",), "worker": ("dp_rank", "stage")}
-CLOSE = 0.015  # of the measured mean: a replay further off says so
 
 
 def replay(trace: str | Path | Sequence[str | Path], step_range: str | None = None) -> "xr.Dataset":

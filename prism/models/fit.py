@@ -17,11 +17,12 @@ import numpy as np
 
 import prism
 from prism.common.errors import PrismError
+from prism.common.text import percent_change
 from prism.jobs.job import Job, load_job
 from prism.models.calibration.fit import Progress, calibrate
 from prism.models.kernellaws import library_of_table, library_of_trace, why_no_model
 from prism.models.kerneltrace.model import fit_kernels
-from prism.models.pipelinetrace.build import build_trace_graph
+from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
 from prism.models.pipelinetrace.reduce import resample
 from prism.models.steptimes.fit import fit_step_times
@@ -335,6 +336,12 @@ def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) 
         out.append(
             f"{graph.n_replicas} dp replicas: the rank effect rests on "
             f"{graph.n_replicas * graph.n_stages} workers"
+        )
+    off = float(replay(graph).mean() / graph.measured.mean()) - 1.0
+    if abs(off) > CLOSE:
+        out.append(
+            f"replayed steps are {percent_change(off)} off the measured ones: ops of one worker "
+            "overlap, come in another order than usual, or are missing; the model is of the replay"
         )
     if parts is None:
         out.append("no op repeats over microbatches: effects were not separated")

@@ -70,7 +70,8 @@ class Laying:
                 _, name, ordinal = min(self.chains[s][head].keys)
                 raise PrismError(
                     f"{self.source}: stage {s} waits forever in {name} no. {ordinal}: the other "
-                    "side comes in another order; a trace of one pipeline is expected"
+                    "side comes in another order; a trace of one job is expected, with one traced "
+                    "worker per dp_rank and stage"
                 )
 
     def _try(self, item: Item, heads: list[int]) -> bool:
