@@ -13,6 +13,7 @@ from prism.models.steptimes.likelihood import (
     _profile,
     fit_spread,
     intervals,
+    no_drift_p_value,
     own_noise,
     repeat_fits,
     solve,
@@ -179,6 +180,20 @@ def test_work_by_step_takes_its_degrees_of_freedom():
         pytest.approx(0.003, rel=0.15), pytest.approx(60.0, rel=0.25),
         pytest.approx(0.002, rel=0.25),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(100, 1), (500, 1), (500, 5)])
+def test_a_drift_that_is_not_there_is_found_as_rarely_as_is_said(shape):
+    n, elapsed_s, p = 100, STEP_S * np.arange(shape[0]), {"none": [], "some": []}
+    tau_s = shape[0] / 30.0 * STEP_S
+    drift = 0.03 / np.sqrt(drift_variance(shape[0], STEP_S, tau_s) / shape[0])
+    for name, truth in (("none", Spread(0.01)), ("some", Spread(0.01, drift, tau_s))):
+        for i in range(n if name == "none" else 20):
+            rng = np.random.default_rng([4, i, *shape])
+            seen = Observed.of(simulate_body(truth, elapsed_s, shape[1], rng), elapsed_s)
+            p[name].append(no_drift_p_value(seen, fit_spread(seen)))
+    assert np.mean(np.array(p["none"]) < 0.05) <= 0.10  # 5 % and 2.33 errors of 100 fits
+    assert np.mean(np.array(p["some"]) < 0.05) >= 0.7
 
 
 def test_models_say_how_much_wider_a_run_may_be():

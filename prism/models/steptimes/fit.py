@@ -19,6 +19,7 @@ from prism.models.steptimes.likelihood import (
     Observed,
     fit_spread,
     intervals,
+    no_drift_p_value,
     own_noise,
     repeat_fits,
 )
@@ -69,8 +70,10 @@ def fit_step_times(
     seen = _first(series, first, times.source)
     elapsed_s = seen.elapsed * float(series.work.mean())
     by_step = seen.has_profile
-    of_values = fit_spread(Observed.of(seen.body, elapsed_s, by_step))
+    observed = Observed.of(seen.body, elapsed_s, by_step)
+    of_values = fit_spread(observed)
     again = repeat_fits(of_values, seen.body, elapsed_s, by_step, seed + 1, repeats)
+    p_value = no_drift_p_value(observed, of_values)
     n_runs = len(series.runs)
     counts, exposure = _exposure(seen)
     own = mean_variance(of_values, seen.steps.size, _gap(elapsed_s))
@@ -83,7 +86,7 @@ def fit_step_times(
         int(seen.steps.size), float(np.sqrt((own + of_values.run**2) / n_runs)),
         n_runs > 1, series.threshold, series.grain_s, {},
     )  # fmt: skip
-    return replace(model, report=_report(model, times, seen, elapsed_s))
+    return replace(model, report=_report(model, times, seen, elapsed_s, p_value))
 
 
 def _check_enough(times: StepTimes) -> None:
@@ -172,12 +175,17 @@ def _offset(
 
 
 # ------------------------------------------------------------------------------------- report
-def _report(model: StepModel, times: StepTimes, series: Series, elapsed_s: Array) -> dict[str, Any]:
+def _report(
+    model: StepModel, times: StepTimes, series: Series, elapsed_s: Array, p_value: float
+) -> dict[str, Any]:
     """Collect what a fit found, as plain values."""
     again = [Spread(*map(float, row)) for row in model.repeats]
     bounds = intervals(model.spread, again) if again else {}
     if not model.run_known:
         bounds.pop("run", None)  # one run bounds nothing
+    if p_value > 0.05 and bounds:  # what noise shows as well may be none
+        bounds["drift"] = 0.0, bounds["drift"][1]
+        bounds.pop("tau_s")
     values = times.seconds
     total = _total_shares(model)
     return {
@@ -204,6 +212,7 @@ def _report(model: StepModel, times: StepTimes, series: Series, elapsed_s: Array
         "drift_memory": {
             "tau_s": model.spread.tau_s or None,
             "ci": list(bounds["tau_s"]) if "tau_s" in bounds and model.spread.tau_s else None,
+            "no_drift_p_value": p_value,
         },
         "stalls": _stalls(model, series),
         "beginning": {
@@ -214,7 +223,7 @@ def _report(model: StepModel, times: StepTimes, series: Series, elapsed_s: Array
         "offset": {
             "mean_s": model.offset_s, "std_s": model.offset_std_s, "skips": model.offset_skips,
         },
-        "not_identifiable": _not_identifiable(model, series),
+        "not_identifiable": _not_identifiable(model, series, p_value),
         "warnings": _warnings(model, bounds, float(elapsed_s[-1])),
         "notes": list(times.notes),
     }  # fmt: skip
@@ -255,7 +264,7 @@ def _stalls(model: StepModel, series: Series) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _not_identifiable(model: StepModel, series: Series) -> list[str]:
+def _not_identifiable(model: StepModel, series: Series, p_value: float) -> list[str]:
     """Say what these step times cannot tell."""
     out = []
     if model.n_runs == 1:
@@ -266,8 +275,11 @@ def _not_identifiable(model: StepModel, series: Series) -> list[str]:
         out.append("work by step: in one run, work that a schedule changes looks like drift")
     elif model.n_runs < 3:
         out.append("work by step: fewer than 3 runs do not show it")
-    if not model.spread.drift > 0.0:
-        out.append(f"slow drift: none is found in {series.steps.size} steps of a run")
+    if p_value > 0.05:
+        out.append(
+            f"slow drift: {series.steps.size} steps of a run do not tell one from noise "
+            f"(p-value {p_value:.2g})"
+        )
     if not model.stall_counts.sum():
         exposure = float(model.exposure_s.sum())
         bound = f"; below {3.0 / exposure * 3600.0:.3g} per hour at 95 %" if exposure else ""

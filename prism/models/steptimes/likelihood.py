@@ -204,6 +204,21 @@ def fit_spread(seen: Observed, start: Spread | None = None) -> Spread:
     return Spread(math.sqrt(white), math.sqrt(ratio * white), tau_s, math.sqrt(run))
 
 
+def no_drift_p_value(seen: Observed, spread: Spread) -> float:
+    """P-value of no drift by the likelihood ratio.
+
+    Notes
+    -----
+    A chi-square of 2 for size and memory. It is large: without a drift 95 % of simulated series
+    (100 steps of one run to 2,000 of three) gain 3.1 to 4.4, of 6.0.
+    """
+    if spread.drift <= 0.0:
+        return 1.0
+    ratio = (spread.drift / max(spread.white, 1e-4 * spread.drift)) ** 2
+    gain = _profile(seen, 0.0, 1.0)[0] - _profile(seen, ratio, spread.tau_s)[0]
+    return float(np.exp(-0.5 * max(gain, 0.0)))
+
+
 def repeat_fits(
     spread: Spread, body: Array, elapsed_s: Array, by_step: bool, seed: int, repeats: int
 ) -> list[Spread]:

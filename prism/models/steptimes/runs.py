@@ -221,19 +221,23 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
             f"{done} steps are done of {n_steps}; nothing is left; set {named('steps')} higher"
         )
     first = min(max(done, model.offset_skips * k), n_steps)
-    parts = replace(run_model(model, n_steps), stalls=run_model(model, n_steps, first).stalls)
+    ahead = run_model(model, n_steps, first)
+    before = replace(run_model(model, done), stalls=ahead.stalls)
     early = model.beginning_s.shape[1]
     # the first steps that stick out in most runs tell nothing of this one's level
     odd = np.zeros(max(early, int(at.max()) + 1), np.bool_)
     odd[:early] = (model.beginning_s != 0.0).mean(axis=0) > 0.5
-    prior = parts.run_cv if model.run_known else max(parts.run_cv, UNKNOWN_LEVEL)
+    prior = before.run_cv if model.run_known else max(before.run_cv, UNKNOWN_LEVEL)
     error = float(np.hypot(model.step_error, model.grain_s / model.step_s / np.sqrt(12.0)))
     found = condition(
-        replace(parts, run_cv=prior), times, n_draws, seed, error,
+        replace(before, run_cv=prior), times, n_draws, seed, error,
         Fitted(model.spreads(), at, odd[at], early),
     )  # fmt: skip
-    profile = None if parts.profile is None else parts.profile[first:]
-    rest = replace(found.model, profile=profile)
+    ratio = float(ahead.mean[0, 0] / before.mean[0, 0])
+    rest = replace(
+        found.model, mean=ratio * found.model.mean, std=ratio * found.model.std,
+        ideal_s=ahead.ideal_s, profile=ahead.profile, residuals=found.level * ahead.residuals,
+    )  # fmt: skip
     usual = found.level * work_of_values(model, int(at.max()) + 1)
     usual[at] = times.seconds
     elapsed_s = float(usual[model.offset_skips :].sum()) * k
