@@ -169,7 +169,7 @@ class _Done:
     begin : int
         First value after the beginning.
     scale, seconds : float
-        Median ratio; sum of the values [s].
+        Mean ratio; sum of the values [s].
     """
 
     place: NDArray[np.int64]
@@ -200,7 +200,7 @@ def _lay_out(model: RunModel, times: StepTimes, seed: int, fitted: Fitted | None
     else:
         at, begin = place.astype(np.float64), int(np.searchsorted(place, fitted.early))
         ratio[fitted.odd[once]] = np.nan
-    scale = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
+    scale = float(np.nanmean(ratio)) if np.isfinite(ratio).any() else 1.0
     elapsed_s = at * (k * usual * scale)
     return _Done(place, series, ratio, work, elapsed_s, begin, scale, float(seconds.sum()))
 
@@ -228,9 +228,8 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     odd = np.zeros(max(early, int(at.max()) + 1), np.bool_)
     odd[:early] = (model.beginning_s != 0.0).mean(axis=0) > 0.5
     prior = before.run_cv if model.run_known else max(before.run_cv, UNKNOWN_LEVEL)
-    error = float(np.hypot(model.step_error, model.grain_s / model.step_s / np.sqrt(12.0)))
     found = condition(
-        replace(before, run_cv=prior), times, n_draws, seed, error,
+        replace(before, run_cv=prior), times, n_draws, seed, model.step_error,
         Fitted(model.spreads(), at, odd[at], early),
     )  # fmt: skip
     ratio = float(ahead.mean[0, 0] / before.mean[0, 0])
