@@ -6,6 +6,7 @@ simulation (`prism.analyses.validation`); one procedure compares them and finds 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,14 @@ from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
+from prism.models.changes.find import (
+    changes_of_step_times,
+    changes_of_trace,
+    select_steps,
+    skip_steps,
+    without_steps,
+)
+from prism.models.changes.report import Row, warn
 from prism.simulation.steps import fresh_seed
 from prism.traces import find_recording, read_step_times, read_totals, read_trace
 
@@ -40,6 +49,7 @@ def validate(
     dependence: str | None = None,
     replicates: int = 20_000,
     bootstrap: int = 100,
+    skip: int | None = None,
     seed: int | None = None,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -71,6 +81,8 @@ def validate(
         Predicted values.
     bootstrap : int
         Repetitions of the comparison in simulation behind the p-value; 0 for none.
+    skip : int, optional
+        First steps of a trace, or of each run of it, to leave out.
     seed, threads, progress
         As in `simulate`.
 
@@ -115,9 +127,11 @@ def validate(
                 f"{named('trace')} holds steps, not runs: {named('quantity')} time_to_train and "
                 f"{named('totals')} need a job or a model with {named('measured')}"
             )
-        return hold(_split(trace, str(train or "first-half"), column, where, call), call)
+        return hold(_split(trace, str(train or "first-half"), column, where, skip, call), call)
     if train is not None:
         raise PrismError(f"{named('train')} belongs to {named('trace')}: nothing is fitted here")
+    if skip is not None:
+        raise PrismError(f"{named('skip')} belongs to {named('trace')}: nothing is fitted here")
     assert measured is not None
     target = _with_model(job, model)
     times = read_step_times(measured, column=column, where=where)
@@ -132,17 +146,24 @@ def validate(
 
 def _split(
     trace: str | Path | Sequence[str | Path], train: str, column: str | None,
-    where: Mapping[str, str] | None, call: Call,
+    where: Mapping[str, str] | None, skip: int | None, call: Call,
 ) -> Case:  # fmt: skip
-    """Fit one part of a recording and predict the other."""
+    """Fit one part of a recording and predict the other, both without what changes."""
+    rows: list[Row]
     found = find_recording(trace)
     if found.holds == "step_times":
-        times = read_step_times(found, column=column, where=where)
-        return split_case(times, str(trace), train, call)
-    if column is not None or where:
+        times = skip_steps(read_step_times(found, column=column, where=where), skip)
+        rows, out, _ = changes_of_step_times(times)
+        case = split_case(select_steps(times, ~out), str(trace), train, call)
+    elif column is not None or where:
         names = f"{named('column')} and {named('where')}"
         raise PrismError(f"{names} choose among step times; a trace of ops has none")
-    return trace_case(read_trace(found), train, call)
+    else:
+        ops = skip_steps(read_trace(found), skip)
+        rows, left_out = ([], None) if ops.has_kernels else changes_of_trace(ops)
+        case = trace_case(ops if left_out is None else without_steps(ops, left_out), train, call)
+    said = [*map(warn, rows), *case.facts["warnings"]]
+    return replace(case, facts={**case.facts, "changes": rows, "warnings": said})
 
 
 def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job | str | Path:

@@ -2,8 +2,8 @@
 
 # modules that rooms above may import
 FACE = (
-    "calibration.model", "fit", "kernellaws", "kerneltrace.graph", "kerneltrace.model",
-    "kerneltrace.steps",
+    "calibration.model", "changes.find", "changes.report", "fit", "kernellaws",
+    "kerneltrace.graph", "kerneltrace.model", "kerneltrace.steps",
     "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
     "steptimes.estimate", "steptimes.fit", "steptimes.model", "steptimes.predict",
     "steptimes.runs", "steptimes.series",

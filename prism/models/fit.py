@@ -20,12 +20,14 @@ from prism.common.errors import PrismError
 from prism.common.text import percent_change
 from prism.jobs.job import Job, load_job
 from prism.models.calibration.fit import Progress, calibrate
+from prism.models.changes.find import changes_of_trace, skip_steps, without_steps
+from prism.models.changes.fit import fit_steps
+from prism.models.changes.report import report_changes
 from prism.models.kernellaws import library_of_table, library_of_trace, why_no_model
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import NEGLIGIBLE, fit_with_components
 from prism.models.pipelinetrace.reduce import resample
-from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import model_to_dataset as step_model_to_dataset
 from prism.models.variance.components import Components
 from prism.simulation.steps import fresh_seed
@@ -62,6 +64,7 @@ def fit(
     totals: str | None = None,
     first_steps: int | None = None,
     step_range: str | None = None,
+    skip: int | None = None,
 ) -> "xr.Dataset":
     """Learn distributions and effects from a trace, or from step times alone.
 
@@ -77,6 +80,8 @@ def fit(
         totals per run, and how many first steps of each run the variation is learnt from.
     step_range : str, optional
         Of a profiler's trace: what its ranges that are steps are called (`read_trace`).
+    skip : int, optional
+        First steps to leave out, of each run.
 
     Returns
     -------
@@ -103,9 +108,9 @@ def fit(
     seed = fresh_seed() if seed is None else seed
     found = find_recording(inputs)
     if found.holds == "step_times":
-        times = read_step_times(found, column=column, where=where)
+        times = skip_steps(read_step_times(found, column=column, where=where), skip)
         known = None if totals is None else read_totals(totals, where=where)
-        steps = fit_step_times(times, known, first_steps, seed)
+        steps = fit_steps(times, known, first_steps, seed)
         return step_model_to_dataset(steps, _provenance(times.source, seed))
     for name, value in (
         ("column", column), ("where", where), ("totals", totals), ("first-steps", first_steps),
@@ -120,7 +125,13 @@ def fit(
     reason = why_no_model(trace)
     if reason is not None:
         return library_of_trace(trace, reason).assign_attrs(_provenance(trace.source, seed))
-    model = fit_kernels(trace) if trace.has_kernels else _fit_pipeline(trace, seed)
+    trace = skip_steps(trace, skip)
+    rows, out = changes_of_trace(trace)
+    kept = without_steps(trace, out)
+    model = fit_kernels(kept) if trace.has_kernels else _fit_pipeline(kept, seed)
+    seconds = model.measured_mean * int((np.unique(trace.ops["step"]) >= 0).sum())
+    report = report_changes(model.report, rows, seconds, model.n_stages * model.n_replicas)
+    model = replace(model, report=report)
     return model_to_dataset(model, _provenance(trace.source, seed))
 
 

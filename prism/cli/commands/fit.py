@@ -14,6 +14,7 @@ from prism.cli.commands.options import (
     details_option,
     output_option,
     rows_of,
+    skip_option,
     step_range_option,
 )
 from prism.cli.commands.outputs import check_model_path
@@ -40,6 +41,7 @@ from prism.cli.commands.terminal import print_answer, progress_line, say
     help="Fit the variation to the first N steps of each run; work by step to all.",
 )
 @step_range_option
+@skip_option
 @details_option
 @common_options(threads="Threads of --calibrate.  [default: all cores]")
 def fit(
@@ -99,6 +101,6 @@ def _check_calibration(
         raise click.UsageError(
             f"--calibrate names its step times itself (JOB=STEPS); leave {inputs[0]} out"
         )
-    for name in ("totals", "first_steps", "step_range"):
+    for name in ("totals", "first_steps", "step_range", "skip"):
         if options[name] is not None:
-            raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT, step times alone")
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to INPUT")

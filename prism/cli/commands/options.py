@@ -179,6 +179,11 @@ step_range_option = click.option(
 )
 
 
+skip_option = click.option(
+    "--skip", type=click.IntRange(min=1), metavar="N", help="Leave out the first N steps of runs."
+)
+
+
 details_option = click.option(
     "--details", is_flag=True, help="Show all tables, not a screen of them."
 )

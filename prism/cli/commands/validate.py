@@ -14,6 +14,7 @@ from prism.cli.commands.options import (
     output_option,
     place_options,
     rows_of,
+    skip_option,
 )
 from prism.cli.commands.outputs import conclude
 from prism.cli.commands.terminal import progress_line
@@ -43,6 +44,7 @@ from prism.cli.commands.terminal import progress_line
               help="Refits behind the p-value and the band.")  # fmt: skip
 @click.option("--replicates", type=click.IntRange(min=1), default=20_000, show_default=True,
               help="Steps to predict.")  # fmt: skip
+@skip_option
 @output_option()
 @details_option
 @common_options()

@@ -1,0 +1,1 @@
+"""What changes in a recording, and what is fitted without it."""

@@ -1,0 +1,219 @@
+"""Find what changes in step times and traces, and leave steps out.
+
+Each run of step times, each worker of a trace and the job as a whole is a series of steps.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from prism.common.errors import PrismError, named
+from prism.models.changes.report import Row
+from prism.models.changes.segments import LEAST, Array, Flags
+from prism.models.changes.spans import FEWEST, Index, Span, find_pauses, find_spans
+from prism.simulation.tracemodel.graph import COMPUTE, median
+from prism.traces import StepTimes, Trace
+from prism.traces.kernelnames import COLLECTIVES
+
+MANY = 3  # series whose median is what they have in common
+
+
+# ------------------------------------------------------------------------------ step times
+@dataclass(frozen=True)
+class _Runs:
+    """Step times side by side."""
+
+    names: NDArray[np.str_]  # [run]
+    steps: Index  # [position] numbers; the place in a run where runs have other steps each
+    number: Index  # [position, run] of the step
+    seconds: Array  # [position, run] not-a-number where nothing was measured
+    at: tuple[Index, Index]  # [value] position and run
+    aligned: bool
+    mean_over: int
+
+    @classmethod
+    def of(cls, times: StepTimes) -> "_Runs":
+        names, run = np.unique(times.run, return_inverse=True)
+        steps, at = np.unique(times.step // times.mean_over, return_inverse=True)
+        aligned = bool(steps.size * names.size <= 2 * at.size)
+        if not aligned:
+            begin = np.flatnonzero(np.r_[True, run[1:] != run[:-1]])
+            at = np.arange(run.size) - np.repeat(begin, np.diff(np.r_[begin, run.size]))
+            steps = np.arange(at.max() + 1)
+        seconds = np.full((steps.size, names.size), np.nan)
+        number = np.zeros(seconds.shape, np.int64)
+        seconds[at, run], number[at, run] = times.seconds, times.step
+        return cls(names, steps, number, seconds, (at, run), aligned, times.mean_over)
+
+    def row(self, span: Span) -> Row:
+        """Describe a change."""
+        at = slice(span.begin, span.end), span.series
+        known = np.isfinite(self.seconds[at])
+        number, k = self.number[at][known], self.mean_over
+        row: Row = {
+            "kind": span.kind, "first_step": int(number.min()), "last_step": int(number.max()),
+            "n_steps": number.size * k,
+            "of_steps": int(np.isfinite(self.seconds[:, span.series]).sum()) * k,
+            "ratio": span.ratio, "duration_s": float(self.seconds[at][known].sum()) * k,
+            "kept": None,
+        }  # fmt: skip
+        row |= {"run": str(self.names[span.series])} if self.names.size > 1 else {}
+        return row | ({"skip": span.end * k} if span.kind == "warm_up" else {})
+
+
+def changes_of_step_times(times: StepTimes) -> tuple[list[Row], Flags, Flags]:
+    """Find what changes in step times: rows, values to leave out, and those of a warm-up.
+
+    What three or more runs of one schedule have in common is work by step, but for a warm-up.
+    """
+    runs = _Runs.of(times)
+    values = np.log(runs.seconds)
+    pauses, paused = find_pauses(values, runs.steps)
+    ends = int(times.step.min()), int(times.step.max())
+    rows = [_pause(p, ends, times.mean_over) for p in pauses]
+    values[paused] = np.nan
+    common: list[Span] = []
+    own, first = values, 1
+    if runs.names.size >= MANY and runs.aligned:
+        middle = median(values, axis=1)
+        common = [s for s in find_spans(middle[:, None], 1)[0] if s.kind == "warm_up"]
+        for span in common:
+            middle[: span.end] = np.nanmedian(middle[span.end : 2 * span.end])
+        own, first = values - middle[:, None], LEAST
+    spans, out = find_spans(own, first)
+    early = [s for s in spans if s.kind == "warm_up"]
+    warm = np.zeros(values.shape, bool)
+    for span in early:
+        warm[: span.end, span.series] = True
+    for span in common:
+        warm[: span.end] = True
+    if len(early) > 1 or common:  # one row for all runs
+        row = runs.row(max([*early, *common], key=lambda s: s.end))
+        del row["run"]
+        rows.append({**row, "runs": int(warm.any(axis=0).sum())})
+        early = []
+    rows += [runs.row(s) for s in spans if s in early or s.kind != "warm_up"]
+    out = ((out & ~warm) | paused[:, None])[runs.at]
+    if np.unique(times.step[~out]).size < FEWEST:
+        rows, out = [{**row, "kept": "too_few"} for row in rows], np.zeros_like(out)
+    return rows, out, warm[runs.at]
+
+
+def _pause(found: tuple[int, int, float], ends: tuple[int, int], k: int = 1) -> Row:
+    interval, n, extra = found
+    return {
+        "kind": "pause", "interval_steps": interval * k, "n": n, "duration_s": extra * k,
+        "first_step": ends[0], "last_step": ends[1], "kept": None,
+    }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------- traces
+def changes_of_trace(trace: Trace) -> tuple[list[Row], Index]:
+    """Find what changes in a trace: rows, and the steps to leave out.
+
+    A worker's step is the median of its computing ops' durations over what each usually takes.
+    """
+    ops = trace.ops[(trace.ops["step"] >= 0) & (trace.ops["op_kind"] != "launch_gap")]
+    begin = ops["start"].groupby(ops["step"]).min()
+    end = (ops["start"] + ops["duration"]).groupby(ops["step"]).max()
+    steps, seconds = begin.index.to_numpy(), (end - begin).to_numpy()
+    workers, values = _workers(ops, trace.has_kernels, steps)
+    rows: list[Row] = []
+
+    def add(spans: list[Span], at: Index, where: list[Row]) -> None:
+        for s in spans:
+            span = at[s.begin : s.end]
+            row = {
+                "kind": s.kind, **where[s.series], "first_step": int(steps[span].min()),
+                "last_step": int(steps[span].max()), "n_steps": span.size,
+                "of_steps": steps.size, "ratio": s.ratio,
+                "duration_s": float(np.nansum(seconds[span])), "kept": None,
+            }  # fmt: skip
+            rows.append(row | ({"skip": int(span[-1]) + 1} if s.kind == "warm_up" else {}))
+
+    out = np.zeros(steps.size, bool)
+    if len(workers) > 1:
+        if len(workers) >= MANY:
+            values = values - median(values, axis=1, keepdims=True)
+        spans, odd = find_spans(values, LEAST)
+        odd &= ~odd.all(axis=1, keepdims=True)  # of all alike: the job's
+        spans = [s for s in spans if odd[s.begin : s.end, s.series].any()]
+        add(spans, np.arange(steps.size), workers)
+        out = np.asarray(odd.any(axis=1))
+    at = np.flatnonzero(~out & (seconds > 0.0))
+    spans, odd = find_spans(np.log(seconds[at])[:, None], 1)
+    add(spans, at, [{}])
+    out[at[odd[:, 0]]] = True
+    gaps = _gaps(begin.to_numpy(), end.to_numpy(), steps)
+    rows += [_pause(gap, (int(steps[0]), int(steps[-1]))) for gap in gaps]
+    if (~out).sum() < min(FEWEST, steps.size // 2):
+        rows, out = [{**row, "kept": "too_few"} for row in rows], np.zeros_like(out)
+    return rows, steps[out]
+
+
+def _workers(ops: pd.DataFrame, kernels: bool, steps: Index) -> tuple[list[Row], Array]:
+    """Name the workers of a trace; give the logarithm of each one's steps, [step, worker]."""
+    keys = ["rank"] if kernels else ["dp_rank", "stage"]
+    columns = [*keys, "op_kind", "name", "chunk", "microbatch", *(["shape"] if kernels else [])]
+    kind = ops["op_kind"].astype(str)
+    chosen = ~kind.isin([*COLLECTIVES]) if kernels else kind.isin(COMPUTE)
+    part = ops[chosen & (ops["duration"] > 0.0)]
+    usual = part.groupby(columns, observed=True)["duration"].transform("median")
+    ratio = np.log(part["duration"] / usual).groupby([part["step"], *(part[k] for k in keys)])
+    table = ratio.median().unstack(keys).reindex(steps)
+    names = [key if isinstance(key, tuple) else (key,) for key in table.columns]
+    workers = [{k: int(v) for k, v in zip(keys, name, strict=True)} for name in names]
+    return workers, table.to_numpy(np.float64)
+
+
+def _gaps(begin: Array, end: Array, steps: Index) -> list[tuple[int, int, float]]:
+    """Find pauses between steps that follow each other, at regular distance."""
+    gap, follows = begin[1:] - end[:-1], np.diff(steps) == 1
+    if not follows.any() or not (gap[follows] > 0.0).all():  # steps overlap, or each begins at 0
+        return []
+    values = np.log(np.where(follows, gap + float(np.median(end - begin)), np.nan))
+    return find_pauses(values[:, None], steps[1:])[0]
+
+
+# ---------------------------------------------------------------------------------- actions
+def skip_steps(recording: Any, n: int | None) -> Any:
+    """Leave out the first `n` steps of each run of step times, or of a trace.
+
+    Raises
+    ------
+    PrismError
+        Nothing is left.
+    """
+    if n is None:
+        return recording
+    left: Trace | StepTimes
+    if isinstance(recording, Trace):
+        steps = np.unique(recording.ops["step"][recording.ops["step"] >= 0])
+        whole, left = int(steps.size), without_steps(recording, steps[:n])
+    else:
+        frame = pd.DataFrame({"run": recording.run, "step": recording.step})
+        place = (frame.groupby("run")["step"].rank(method="first") - 1.0) * recording.mean_over
+        whole = int(place.max()) + recording.mean_over
+        left = select_steps(recording, (place >= n).to_numpy())
+    if n >= whole:
+        raise PrismError(
+            f"{recording.source}: {named('skip')} {n} leaves nothing of {whole} steps; expected "
+            "fewer"
+        )
+    return left
+
+
+def without_steps(trace: Trace, steps: Index) -> Trace:
+    """Leave out some steps of a trace."""
+    if not steps.size:
+        return trace
+    ops = trace.ops[~trace.ops["step"].isin(steps)].reset_index(drop=True)
+    return replace(trace, ops=ops)
+
+
+def select_steps(times: StepTimes, keep: Flags) -> StepTimes:
+    """Keep some of the step times."""
+    return replace(times, seconds=times.seconds[keep], step=times.step[keep], run=times.run[keep])

@@ -1,0 +1,168 @@
+"""Level changes of time series: segments of constant level, under noise that may have a memory.
+
+Segments minimise the squared deviations plus a penalty for each change. A penalty is accepted where
+it is `BOUND` times the long-run variance of what the segments leave: the largest variance of block
+means times their length, over lengths of up to a quarter of the series, so that a slow drift makes
+its own changes insignificant. Left out: what a change means (`prism.models.changes.spans`).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+BOUND = 60.0
+"""Penalty over long-run variance that stationary series exceed in at most 2.5 % of cases: AR(1)
+with a coefficient of 0.9, 8 to 600 steps, 1 to 64 series (`experiments/verification/changes.py`);
+levels and spread are two tests."""
+LEAST = 3  # steps of a segment: shorter ones are stalls
+OUTLIER = 6.0  # robust standard deviations; a normal series of 10^6 steps has none beyond 5
+_NEAR = 5  # steps of the median that a step is held against: two of them may be stalls
+_POINTS = 300  # series that are longer are looked at in blocks, then around the changes found
+_LONGEST = 4  # blocks of a series at least, where their variance counts
+_FLOOR = 1e-18  # of a variance of logarithms: what is below is rounding
+
+
+def outliers(values: Array, warm: bool = False) -> tuple[Flags, Array]:
+    """Find steps far from the median of their neighbourhood; give these medians, [step, series].
+
+    With `warm`, the first step stands for those before it, so that a warm-up is no outlier.
+    """
+    half, n = _NEAR // 2, values.shape[0]
+    index = np.arange(-half, n + half)
+    index = np.maximum(index, 0) if warm else np.abs(index)
+    index = np.where(index < n, index, 2 * n - 2 - index)
+    near = np.lib.stride_tricks.sliding_window_view(filled(values)[index], _NEAR, axis=0)
+    middle = np.asarray(np.median(near, axis=2))
+    apart = np.abs(values - middle)
+    limit = OUTLIER * 1.4826 * np.nanmedian(apart, axis=0)
+    return np.nan_to_num(apart) > np.maximum(limit, 1e-9), middle
+
+
+def filled(values: Array) -> Array:
+    """Fill what is missing with the nearest value before, else behind [step, series]."""
+    known = np.isfinite(values)
+    at = np.where(known, np.arange(values.shape[0])[:, None], -1)
+    last = np.maximum.accumulate(at, axis=0)
+    first = np.argmax(known, axis=0)
+    return np.take_along_axis(values, np.where(last < 0, first, last), axis=0)
+
+
+def long_run_variance(rest: Array) -> Array:
+    """Largest variance of block means times their length [series], from neighbouring blocks."""
+    n = rest.shape[0]
+    sums = np.vstack([np.zeros(rest.shape[1]), np.cumsum(rest, axis=0)])
+    out = np.full(rest.shape[1], _FLOOR)
+    length = 1
+    while length <= max(1, n // _LONGEST):
+        means = (sums[length:] - sums[:-length]) / length
+        apart = means[length:] - means[:-length]
+        out = np.maximum(out, 0.5 * length * apart.var(axis=0))
+        length *= 2
+    return out
+
+
+def find_edges(
+    values: Array, first: int = LEAST, least: int = LEAST
+) -> tuple[list[list[int]], Array]:
+    """Find where the levels of series change.
+
+    Parameters
+    ----------
+    values : float64 [step, series]
+        Logarithms without outliers; not-a-number where nothing was measured. Series of one kind: a
+        change is held against their mean noise too.
+    first, least : int
+        Steps that the first segment has at least, and every other.
+
+    Returns
+    -------
+    edges : list of list of int
+        For each series the first steps of its segments but the first.
+    variance : float64 [series]
+        Long-run variance of a step around its level.
+    """
+    n, n_series = values.shape
+    block = -(-n // _POINTS)
+    whole = filled(values)
+    points = np.stack([part.mean(axis=0) for part in np.array_split(whole, -(-n // block))])
+    points = points - points.mean(axis=0)
+    penalty = 0.5 * float((points**2).sum(axis=0).max())
+    noise = np.maximum(long_run_variance(points), _FLOOR)
+    found: list[list[int]] = [[] for _ in range(n_series)]
+    own = 0.5 * np.maximum(np.diff(points, axis=0).var(axis=0), _FLOOR) / 8.0
+    while penalty > BOUND * float(own.min()):
+        edges = _segments(points, penalty, max(least // block, 1), max(first // block, 1))
+        rest = points - levels(points, edges)
+        variance = long_run_variance(rest)
+        variance = np.maximum(variance, variance.mean())
+        for k in np.flatnonzero(penalty >= BOUND * variance):
+            found[k], noise[k] = edges[k], variance[k]
+        penalty /= 2.0
+    starts = np.r_[0, np.cumsum([len(part) for part in np.array_split(np.arange(n), len(points))])]
+    noise *= block
+    placed = [
+        _place(series, [int(starts[e]) for e in row], block, 0.5 * BOUND * float(variance))
+        for series, row, variance in zip(whole.T, found, noise, strict=True)
+    ]
+    return placed, noise
+
+
+def _segments(points: Array, penalty: float, least: int, first: int) -> list[list[int]]:
+    """Segment every series optimally under a penalty for each change."""
+    n, n_series = points.shape
+    zero = np.zeros((1, n_series))
+    sums, squares = (np.vstack([zero, np.cumsum(points**p, axis=0)]) for p in (1, 2))
+    best = np.full((n + 1, n_series), np.inf)
+    best[0] = -penalty
+    before = np.zeros((n + 1, n_series), np.int64)
+    for j in range(min(first, least), n + 1):
+        i = np.arange(max(j - least, 0) + 1)
+        i = i[(i >= first) | ((i == 0) & (j >= first))]
+        if not i.size:
+            continue
+        cost = squares[j] - squares[i] - (sums[j] - sums[i]) ** 2 / (j - i)[:, None]
+        cost += best[i] + penalty
+        chosen = cost.argmin(axis=0)
+        best[j] = np.take_along_axis(cost, chosen[None], axis=0)[0]
+        before[j] = i[chosen]
+    edges = []
+    for k in range(n_series):
+        j, row = n, []
+        while before[j, k] > 0:
+            j = int(before[j, k])
+            row.append(j)
+        edges.append(row[::-1])
+    return edges
+
+
+def levels(values: Array, edges: list[list[int]]) -> Array:
+    """Mean of each step's segment, [step, series]."""
+    out = np.empty_like(values)
+    for k, row in enumerate(edges):
+        for i, j in zip([0, *row], [*row, values.shape[0]], strict=True):
+            out[i:j, k] = np.nanmean(values[i:j, k])
+    return out
+
+
+def _place(series: Array, edges: list[int], block: int, least: float) -> list[int]:
+    """Move edges that blocks have placed to the step that separates their neighbours best.
+
+    A block between two levels is a segment of its own; there its edges gain less than `least`.
+    """
+    while block > 1 and edges:
+        bounds = [0, *edges, series.size]
+        gains = []
+        for m in range(1, len(bounds) - 1):
+            part = series[bounds[m - 1] : bounds[m + 1]] - series[bounds[m - 1]]
+            n, sums = np.arange(1, part.size), np.cumsum(part)
+            gain = sums[:-1] ** 2 / n + (sums[-1] - sums[:-1]) ** 2 / (part.size - n)
+            near = np.abs(bounds[m - 1] + n - bounds[m]) <= block
+            bounds[m] = bounds[m - 1] + 1 + int(np.where(near, gain, -np.inf).argmax())
+            gains.append(float(gain[near].max() - sums[-1] ** 2 / part.size))
+        edges = bounds[1:-1]
+        if min(gains) >= least:
+            break
+        del edges[int(np.argmin(gains))]
+    return edges

@@ -1,0 +1,129 @@
+"""Changes in the course of a recording: found, named, left out; none where nothing changes."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from changes_made import during, noise, step_times, trace
+
+import prism
+from prism.models.changes.find import changes_of_step_times, changes_of_trace, skip_steps
+from prism.models.changes.fit import fit_steps
+from prism.models.changes.segments import find_edges, outliers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "verification"))
+from changes import CASES, STATIONARY, is_found, rows_of
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_is_found_with_its_kind_place_and_worker(name):
+    make, expected = CASES[name]
+    rows = rows_of(make(np.random.default_rng([2, 1])))
+    assert all(is_found(rows, one) for one in expected) and len(rows) == len(expected)
+    json.dumps(rows)
+
+
+@pytest.mark.parametrize("name", STATIONARY)
+def test_what_does_not_change_raises_no_alarm(name):
+    assert rows_of(STATIONARY[name](np.random.default_rng([1, 2]))) == []
+
+
+def test_ratios_are_those_put_in():
+    rng = np.random.default_rng(1)
+    slow = changes_of_step_times(step_times(during(120, (40, 80, 1.5)), rng))[0][0]
+    assert slow["ratio"] == pytest.approx(1.5, rel=0.02) and slow["n_steps"] == 40
+    assert slow["duration_s"] == pytest.approx(40 * 3.0, rel=0.02)
+    spread = rows_of(CASES["another spread"][0](np.random.default_rng([2, 1])))[0]
+    assert spread["ratio"] == pytest.approx(4.0, rel=0.2)
+    pause = changes_of_step_times(CASES["evaluation every 25 steps"][0](rng))[0][0]
+    assert (pause["interval_steps"], pause["n"]) == (25, 8)
+    assert pause["duration_s"] == pytest.approx(4.0, rel=0.05)
+
+
+def test_what_was_averaged_is_left_out():
+    """Slow for a third of the steps: p50 was 14 % high; two phases: a CV of 28 %."""
+    rng = np.random.default_rng(3)
+    slow = fit_steps(step_times(during(120, (40, 80, 1.5)), rng), None, None, 0, 0)
+    assert slow.step_s == pytest.approx(2.0, rel=0.01)
+    assert slow.report["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
+    assert slow.report["fail_slow"]["factor"] == pytest.approx(1.5, rel=0.02)
+    assert slow.report["fail_slow"]["duration"] == pytest.approx(120.0, rel=0.02)
+    phases = fit_steps(step_times(during(120, (0, 60, 0.55)), rng), None, None, 0, 0)
+    assert phases.step_s == pytest.approx(2.0, rel=0.01)
+    assert phases.report["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
+
+
+def test_a_warm_up_is_the_beginning_of_a_run_or_left_out():
+    rng = np.random.default_rng(4)
+    strong = fit_steps(step_times(np.r_[6, 3, 2.5, 2, 2, np.ones(115)], rng), None, None, 0, 0)
+    assert strong.report["changes"][0]["kept"] == "beginning" and strong.beginning_s.shape[1] == 5
+    assert strong.report["step_time"]["cv"] == pytest.approx(0.02, rel=0.3)
+    weak = fit_steps(step_times(during(300, (0, 30, 1.06)), rng), None, None, 0, 0)
+    row = weak.report["changes"][0]
+    assert (row["kind"], row["kept"], row["skip"]) == ("warm_up", None, 30)
+    assert weak.steps[0] == 30 and weak.step_s == pytest.approx(2.0, rel=0.01)
+
+
+def test_nothing_is_left_out_where_too_little_would_remain():
+    times = step_times(during(12, (0, 6, 3.0)), np.random.default_rng(5), sd=0.002)
+    rows, out, _ = changes_of_step_times(times)
+    assert rows and rows[0]["kept"] == "too_few" and not out.any()
+
+
+def test_steps_of_a_trace_are_left_out():
+    made = trace(np.random.default_rng(6), factors=during(80, (30, 50, 1.5, 5), workers=8))
+    rows, out = changes_of_trace(made)
+    assert out.tolist() == list(range(130, 150))
+    assert rows[0]["ratio"] == pytest.approx(1.5, rel=0.03)
+
+
+def test_pauses_between_steps_of_a_trace_are_counted():
+    made = trace(np.random.default_rng(7), 60, 2, 1)
+    later = 5.0 * ((made.ops["step"].to_numpy() - 100) // 10)
+    made.ops["start"] = made.ops["start"] + later
+    rows = changes_of_trace(made)[0]
+    assert [(row["kind"], row["interval_steps"], row["n"]) for row in rows] == [("pause", 10, 5)]
+    assert rows[0]["duration_s"] == pytest.approx(5.0, rel=0.01)
+
+
+def test_the_first_steps_are_skipped_on_request():
+    rng = np.random.default_rng(8)
+    times = skip_steps(step_times(np.ones(20), rng, 3), 5)
+    assert times.seconds.size == 45 and times.step.min() == 5
+    assert np.unique(skip_steps(trace(rng, 10), 4).ops["step"]).tolist() == list(range(104, 110))
+    for recording in (times, trace(rng, 10)):
+        with pytest.raises(prism.PrismError, match="skip"):
+            skip_steps(recording, 20)
+
+
+def test_outliers_are_no_segments_and_a_warm_up_is_no_outlier():
+    values = np.log(noise(np.random.default_rng(9), (60, 1)))
+    values[[20, 21, 40]] += 3.0
+    values[:2] += 1.0
+    odd, middle = outliers(values, warm=True)
+    assert np.flatnonzero(odd).tolist() == [20, 21, 40]
+    assert find_edges(np.where(odd, middle, values), 1)[0] == [[2]]
+
+
+def test_edges_of_long_series_are_placed_to_the_step():
+    values = np.log(noise(np.random.default_rng(10), (5000, 1)))
+    values[1234:3456] += 0.3
+    assert find_edges(values)[0][0] == pytest.approx([1234, 3456], abs=1)
+
+
+def test_the_commands_warn_and_have_the_changes(tmp_path, run):
+    path = tmp_path / "steps.csv"
+    times = step_times(during(120, (0, 60, 0.55)), np.random.default_rng(11))
+    pd.DataFrame({"step": times.step, "step_s": times.seconds}).to_csv(path, index=False)
+    _, out, err = run("fit", path, "--json", "--seed", 0)
+    numbers = json.loads(out)
+    assert [row["kind"] for row in numbers["changes"]] == ["phase"]
+    assert "steps 0 to 59" in numbers["warnings"][0] and "steps 0 to 59" in err
+    assert json.loads(run("fit", path, "--json", "--skip", 60)[1])["changes"] == []
+    call = ("validate", "--trace", path, "--json", "--bootstrap", 0, "--seed", 0)
+    split = json.loads(run(*call)[1])
+    assert [row["kind"] for row in split["changes"]] == ["phase"] and split["n_measured"] == 30
+    assert abs(split["mean_error"]) < 0.02
