@@ -39,7 +39,7 @@ def ramp(n: int, begin: int, end: int, factor: float) -> np.ndarray:
 
 
 def paused(n: int, interval: int, more: float) -> np.ndarray:
-    """Factors of steps, every so many of which take longer."""
+    """Return factors of steps, one in `interval` of which takes longer."""
     return 1.0 + more * (np.arange(n) % interval == interval - 1)
 
 

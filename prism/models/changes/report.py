@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.common.text import format_duration
+from prism.common.text import format_duration, format_share
 from prism.simulation.runs.parts import HOUR_S
 
 Row = dict[str, Any]
@@ -42,7 +42,9 @@ def warn(row: Row) -> str:
 
 def _times(ratio: float) -> str:
     word, more = ("slower", ratio) if ratio >= 1.0 else ("faster", 1.0 / ratio)
-    return f"{100.0 * (more - 1.0):.2g} % {word}" if more < 1.1 else f"{more:.3g} times {word}"
+    if more < 1.1:
+        return f"{format_share(more - 1.0, 2)} {word}"
+    return f"{more:.3g} times {word}"
 
 
 def report_changes(report: Row, rows: list[Row], seconds: float, workers: int = 1) -> Row:
