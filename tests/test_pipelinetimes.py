@@ -139,7 +139,7 @@ def test_bridge_fills_only_what_can_be_known():
         row = times.row[1, name, microbatch]
         return (times.end - times.start)[row, :, step]
 
-    forward = "forward-compute"
+    forward, backward = "forward-compute", "backward-compute"
     assert length(bridged, forward, 2, 1) == pytest.approx(length(whole, forward, 2, 1), abs=0.02)
     both, true = (length(x, forward, 1, 2) + length(x, backward, 1, 2) for x in (bridged, whole))
     assert both == pytest.approx(true, abs=0.03)

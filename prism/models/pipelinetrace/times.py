@@ -20,8 +20,9 @@ from prism.simulation.tracemodel.graph import COMPUTE, Array, median
 if TYPE_CHECKING:
     from prism.traces import Trace
 
-UNKNOWN = 0.01  # share of ops without a start above which a trace is refused: with 1 % lost, replays
-# of three production jobs are within 0.4 % in the mean, with 3 % within 2 %
+UNKNOWN = 0.01
+"""Share of ops without a start above which a trace is refused: with 1 % lost, replays of three
+production jobs are within 0.4 % in the mean, with 3 % within 2 %."""
 RARE = 0.5  # of the workers' steps: what most have is the job's step, the rest is not
 
 Key = tuple[int, str, int]  # stage, recorded name, its ordinal on the worker within a step
