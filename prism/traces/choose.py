@@ -19,19 +19,10 @@ from prism.common.errors import PrismError
 from prism.traces.rawtable import RawTable
 
 PER_SECOND = {
-    "s": 1.0,
-    "sec": 1.0,
-    "secs": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "ms": 1e3,
-    "msec": 1e3,
-    "us": 1e6,
-    "usec": 1e6,
-    "ns": 1e9,
-    "min": 1.0 / 60.0,
-    "h": 1.0 / 3600.0,
-}
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "msec"), 1e3), **dict.fromkeys(("us", "usec"), 1e6),
+    "ns": 1e9, "min": 1.0 / 60.0, "h": 1.0 / 3600.0,
+}  # fmt: skip
 """Last word of a column's name: how many of that unit are one second."""
 
 _OTHER_WORDS = ("min", "h")
@@ -51,19 +42,8 @@ def rows_in_name(
 ) -> tuple[str, dict[str, str]]:
     """Split ``FILE[key=value,...]`` into the file and the rows to keep.
 
-    Parameters
-    ----------
-    source : str
-        As the user typed it; the brackets are a choice only where no file has that name.
-    where : mapping of str to str, optional
-        Rows that were chosen beside it, which join those of the name.
-    told : str
-        What messages start with: the option.
-
-    Raises
-    ------
-    PrismError
-        The brackets hold something else, or a column is to have two values.
+    The brackets are a choice only where no file has that name; `where` are rows chosen beside it,
+    `told` is what messages start with.
     """
     path, bracket, inside = source.partition("[")
     if not bracket or Path(source).exists():
@@ -88,11 +68,9 @@ def check_column(table: RawTable, name: str, option: str) -> None:
     """Refuse a name that the table lacks, with the nearest it has."""
     if name not in table.columns:
         near = difflib.get_close_matches(name, table.columns, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"did you mean {near[0]}? " if near else ""
         raise PrismError(
-            f"{table.source}: {option}: no column {name!r}{hint} found {table.listing}"
-            if near
-            else f"{table.source}: {option}: no column {name!r}; found {table.listing}"
+            f"{table.source}: {option}: no column {name!r}; {hint}found {table.listing}"
         )
 
 
@@ -123,10 +101,9 @@ def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
         if wanted == ALL:
             continue
         values = table.texts(name)
-        equal = np.array([text == wanted for text in values.categories], dtype=np.bool_)
+        equal = np.asarray(values.categories == wanted)
         if not equal.any():
-            alike = [_is_alike(text, wanted) for text in values.categories]
-            equal = np.array(alike, dtype=np.bool_)
+            equal = np.array([_is_alike(text, wanted) for text in values.categories], np.bool_)
         if not equal.any():
             near = difflib.get_close_matches(wanted, list(values.categories), n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}? " if near else ""

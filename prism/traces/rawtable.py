@@ -70,13 +70,7 @@ class RawTable:
         return f"{self.source}: row {row + 1}"
 
     def numbers(self, column: str) -> NDArray[np.float64]:
-        """Return a column as numbers [row]; not-a-number where a cell is empty.
-
-        Raises
-        ------
-        PrismError
-            If a cell is something else than a number.
-        """
+        """Return a column as numbers [row]; not-a-number where a cell is empty."""
         series = self.frame[column]
         if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
             values: NDArray[np.float64] = series.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -98,13 +92,7 @@ class RawTable:
         return values
 
     def integers(self, column: str, missing: int) -> NDArray[np.int64]:
-        """Return a column as whole numbers [row], ``missing`` where a cell is empty.
-
-        Raises
-        ------
-        PrismError
-            If a cell is something else than a whole number.
-        """
+        """Return a column as whole numbers [row], ``missing`` where a cell is empty."""
         values = self.numbers(column)
         empty = np.isnan(values)
         whole = np.where(empty, 0.0, values)

@@ -8,7 +8,6 @@ guessing steps from the rhythm of kernels.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,20 +28,12 @@ _NUMBER = re.compile(r"(\d{1,15})\D*$")
 
 @dataclass(frozen=True)
 class NamedRanges:
-    """Ranges of one process, times in us; one row a range.
-
-    Attributes
-    ----------
-    labels : sequence of str
-        The different names.
-    label : array of int
-        [range] index into `labels`.
-    start, end : array
-        [range] us.
-    """
+    """Ranges of one process, times in us; one row a range."""
 
     labels: Sequence[str]
+    """The different names."""
     label: NDArray[np.int64]
+    """[range] index into `labels`."""
     start: Floats
     end: Floats
 
@@ -115,13 +106,11 @@ def _steps(
 
 
 def candidates(ranges: NamedRanges, most: int = 4) -> str:
-    """Name ranges that come several times and long, which may be the steps."""
-    counts = Counter(ranges.label.tolist())
-    length = np.bincount(
-        ranges.label, np.maximum(0.0, ranges.end - ranges.start), minlength=len(ranges.labels)
-    )
-    often = [i for i, n in counts.items() if n > 1 and length[i] > 0.0]
-    often.sort(key=lambda i: -float(length[i]))
+    """Name ranges that come several times, those of most time first: they may be the steps."""
+    n = len(ranges.labels)
+    counts = np.bincount(ranges.label, minlength=n)
+    length = np.bincount(ranges.label, np.maximum(0.0, ranges.end - ranges.start), minlength=n)
+    often = [i for i in np.argsort(-length, kind="stable") if counts[i] > 1 and length[i] > 0.0]
     return ", ".join(f"{ranges.labels[i][:40]} ({counts[i]:,} times)" for i in often[:most])
 
 
@@ -129,15 +118,8 @@ def no_such_step(
     ranges: NamedRanges, pattern: re.Pattern[str], source: str, what: str
 ) -> PrismError:
     """Error for a pattern that no range is called by."""
-    there = candidates(ranges)
-    names = ", ".join(label[:40] for label in ranges.labels[:3])
+    there = candidates(ranges) or "none"
     return PrismError(
-        f"{source}: {named('step_range')} {pattern.pattern}: no {what} is called so; "
-        + (
-            f"those that repeat: {there}"
-            if there
-            else f"none repeats; there are {names}"
-            if names
-            else "the file has none"
-        )
+        f"{source}: {named('step_range')} {pattern.pattern}: no {what} is called so; those that "
+        f"repeat: {there}"
     )
