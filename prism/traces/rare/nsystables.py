@@ -148,6 +148,6 @@ def _check(file: NsysFile) -> None:
         )
     shown = ", ".join(sorted(file.tables)[:5]) or "none"
     raise PrismError(
-        f"{file.source}: no table {KERNELS} (its tables: {shown}); expected what nsys export "
-        "--type sqlite writes of a run with nsys profile --trace=cuda,nvtx"
+        f"{file.source}: no table {KERNELS} (its tables: {shown}); expected an export of Nsight "
+        "Systems (nsys export --type sqlite) of a run with nsys profile --trace=cuda,nvtx"
     )
