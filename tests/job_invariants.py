@@ -33,7 +33,7 @@ BUDGETS = {
     "prism.analyses.placements.search.LIMIT": 200,
     "prism.analyses.placements.search.LEAST": 50,
     "prism.simulation.runs.states.BLOCKS": 8,
-    "prism.models.steptimes.likelihood.N_REPEATS": 20,
+    "prism.models.steptimes.likelihood._CELLS": 2_000,
 }
 """Fewer samples and placements for the many jobs of a test; the code is the same."""
 

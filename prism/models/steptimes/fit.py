@@ -84,7 +84,7 @@ def fit_step_times(
         seen.stall_s[seen.stall_position >= seen.beginning], counts, exposure,
         seen.excess[: seen.beginning].T, *_offset(series, times, totals), n_runs,
         int(seen.steps.size), float(np.sqrt((own + of_values.run**2) / n_runs)),
-        n_runs > 1, series.threshold, series.grain_s, {},
+        series.threshold, series.grain_s, {},
     )  # fmt: skip
     return replace(model, report=_report(model, times, seen, elapsed_s, p_value))
 

@@ -36,7 +36,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
 PARTS = tuple(f.name for f in fields(Spread))
 _SCALARS = (
     "has_profile", "mean_over", "n_runs", "n_steps", "step_error", "offset_s", "offset_std_s",
-    "offset_skips", "run_known", "stall_threshold", "grain_s",
+    "offset_skips", "stall_threshold", "grain_s",
 )  # fmt: skip
 
 
@@ -70,8 +70,6 @@ class StepModel:
         Runs, and values of a run, behind the model.
     step_error : float
         Relative standard error of the mean step, from the data.
-    run_known : bool
-        Whether several runs tell how much runs differ.
     stall_threshold : float
         Relative deviation beyond which a step counts as stalled.
     grain_s : float
@@ -97,7 +95,6 @@ class StepModel:
     n_runs: int
     n_steps: int
     step_error: float
-    run_known: bool
     stall_threshold: float
     grain_s: float
     report: dict[str, Any]
@@ -106,6 +103,11 @@ class StepModel:
     def step_s(self) -> float:
         """Mean step without stalls [s]."""
         return float(self.work.mean())
+
+    @property
+    def run_known(self) -> bool:
+        """Whether several runs tell how much runs differ."""
+        return self.n_runs > 1
 
     @property
     def stall_rate(self) -> float:
@@ -176,7 +178,7 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
     arrays: dict[str, Any] = {name: np.asarray(dataset[name].values, np.float64) for name in ARRAYS}
     spread = Spread(**{name: float(dataset[f"spread_{name}"]) for name in PARTS})
     scalars = {name: dataset.attrs[name] for name in _SCALARS}
-    kinds: dict[str, Any] = {"has_profile": bool, "run_known": bool}
+    kinds: dict[str, Any] = {"has_profile": bool}
     whole = ("mean_over", "n_runs", "n_steps", "offset_skips")
     values = {
         name: kinds.get(name, int if name in whole else float)(value)
