@@ -7,6 +7,7 @@ from the last arrival, gaps from the release before.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -232,20 +233,21 @@ class _Plan:
 
     def _blocking(self) -> dict[Key, Item]:
         """Items of transfers that block: meetings of all that is issued together."""
-        sets = _Sets()
-        for pair in self.transfers.pairs:
-            sets.join(pair.send, pair.receive)
-        for key in self.transfers.alone:
-            sets.root(key)
+        met: dict[Key, frozenset[Key]] = {k: frozenset([k]) for k in self.transfers.alone}
+        joined = [pair[:2] for pair in self.transfers.pairs]
+        met |= {k: frozenset([k]) for keys in joined for k in keys}
         for chain in self.chains:
-            for a, b in zip(chain, chain[1:], strict=False):
-                if {a, b} <= sets.parent.keys() and issued_together(self.times, a, b):
-                    sets.join(a, b)
-        items: dict[Key, Item] = {}
-        for keys in sets.members():
-            item = Item("op", keys, REPLICA, tuple(sorted({k[0] for k in keys})))
-            items |= dict.fromkeys(keys, item)
-        return items
+            joined += [
+                (a, b) for a, b in pairwise(chain)
+                if a in met and b in met and issued_together(self.times, a, b)
+            ]  # fmt: skip
+        for a, b in joined:
+            both = met[a] | met[b]
+            met |= dict.fromkeys(both, both)
+        return {
+            key: Item("op", keys, REPLICA, tuple(sorted({k[0] for k in keys})))
+            for key, keys in met.items()
+        }
 
     def _batches(self, chained: set[Key]) -> dict[Key, list[Item]]:
         """Items of blocking transfers that join more than two workers, by a batch's first key.
@@ -302,26 +304,3 @@ class _Plan:
 
 def _sides(pairs: Iterable[Pair]) -> set[Key]:
     return {k for p in pairs for k in (p.send, p.receive)}
-
-
-class _Sets:
-    """Disjoint sets of keys."""
-
-    def __init__(self) -> None:
-        self.parent: dict[Key, Key] = {}
-
-    def root(self, key: Key) -> Key:
-        self.parent.setdefault(key, key)
-        while self.parent[key] != key:
-            key = self.parent[key]
-        return key
-
-    def join(self, a: Key, b: Key) -> None:
-        self.parent[self.root(a)] = self.root(b)
-
-    def members(self) -> list[frozenset[Key]]:
-        """All sets."""
-        out: dict[Key, set[Key]] = {}
-        for key in self.parent:
-            out.setdefault(self.root(key), set()).add(key)
-        return [frozenset(s) for s in out.values()]

@@ -29,7 +29,6 @@ from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, fill
 from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
 
 NEGLIGIBLE = 1e-6  # a spread below this is rounding
-CLEARLY = 3.0  # standard errors, for normal data
 LEAST_SCORES = 24  # below, a shared distribution takes a normal shape instead of so few points
 RANK_SHAPE = -0.15  # of the body's tail: SGEMM on 388 healthy V100s, facts on GPU variability
 
@@ -166,7 +165,7 @@ class _Assembly:
         """Share of each worker's time that follows the shared effects, [op_kind, stage, replica].
 
         Seen in how much a lemon's durations vary within a step, against the body's of its column;
-        1 unless it is clearly less.
+        at most 1.
         """
         out = np.ones((len(kinds), self.graph.n_stages, self.graph.n_replicas))
         if self.crossed is None or self.parts is None:
@@ -174,7 +173,6 @@ class _Assembly:
         log = np.log(self.crossed.seconds) - self.parts.position[:, None, None, :]
         centred = log - finite_mean(log, 3, keepdims=True)
         within = np.sqrt(finite_mean(centred**2, (2, 3)))  # [column, replica]
-        df = np.maximum(np.isfinite(centred).sum(axis=(0, 2, 3)) / len(log) - log.shape[2], 1.0)
         for lemon in self.parts.lemons:
             body = self._body(lemon.stage)
             for k, kind in enumerate(kinds):
@@ -183,9 +181,8 @@ class _Assembly:
                     for c, column in enumerate(self.crossed.columns)
                     if column.op_kind == kind and column.stage == lemon.stage
                 ])  # fmt: skip
-                error = math.sqrt(0.5 / df[lemon.replica] * (1.0 + 1.0 / max(len(body), 1)))
-                if rows.size and (rows > 0.0).all() and rows.mean() < 1.0 - CLEARLY * error:
-                    out[k, lemon.stage, lemon.replica] = float(rows.mean())
+                if rows.size and (rows > 0.0).all():
+                    out[k, lemon.stage, lemon.replica] = min(1.0, float(rows.mean()))
         return out
 
     def _lemons(self) -> tuple[tuple[int, int, float], ...]:

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prism.models.pipelinetrace.groups import CLOCK_S, LESS
+from prism.models.pipelinetrace.groups import CLOCK_S, EXCEPTIONS, LESS
 from prism.models.pipelinetrace.pairs import Role, transfer_roles
 from prism.models.pipelinetrace.times import Key, Times
 from prism.simulation.tracemodel.graph import Array, median
 
-BESIDE = 0.1  # share of transfers during which a worker computes, from which they do not block
-LATER = 0.95  # share of steps in which an op starts after an arrival, if it waits for it
+# Share of transfers during which a worker computes, from which they do not block: 0 in blocking
+# made-up traces and in those of three production jobs, 0.25 to 0.94 where they do not.
+BESIDE = 0.1
 
 
 class Pair(NamedTuple):
@@ -194,7 +195,7 @@ def _after(times: Times, receive: Key, op: Key) -> bool:
     """Tell whether an op starts after a message has arrived."""
     slack = times.of(times.start, op) - times.of(times.end, receive)
     known = np.isfinite(slack)
-    return bool(known.any() and np.mean(slack[known] > -CLOCK_S) >= LATER)
+    return bool(known.any() and np.mean(slack[known] > -CLOCK_S) >= 1.0 - EXCEPTIONS)
 
 
 def posted_after(posted: Array, arrivals: Iterable[Array], ready: Array) -> bool:
@@ -209,6 +210,6 @@ def posted_after(posted: Array, arrivals: Iterable[Array], ready: Array) -> bool
     """
     for arrival in arrivals:
         waited = arrival - ready > CLOCK_S
-        if waited.any() and np.mean((posted - arrival)[waited] >= -CLOCK_S) >= LATER:
+        if waited.any() and np.mean((posted - arrival)[waited] >= -CLOCK_S) >= 1.0 - EXCEPTIONS:
             return True
     return False
