@@ -43,40 +43,20 @@ _OFF = 0.25  # of the time: a line that misses a size by more says so
 
 @dataclass(frozen=True)
 class LinkFit:
-    """Line of one collective: time = latency + bus bytes / bandwidth.
+    """Line of one collective: time = latency + bus bytes / bandwidth."""
 
-    Attributes
-    ----------
-    name : str
-        The collective.
-    n_hosts, n_gpus, n_runs, n : int
-        Who took part, how many runs of the test, and how many times.
-    latency, bandwidth : float
-        Seconds, and bytes per second of the bus; infinite where time does not grow with size.
-    latency_se, bandwidth_se : float
-        Standard errors: between runs where there are three or more, else of the line's fit.
-    dof : int
-        Degrees of freedom behind the errors.
-    residual : array
-        [time] over the line, less 1.
-    size : array
-        [time] byte.
-    repeats : array
-        Times over the mean of their size, mean 1; empty where each size was timed once.
-    """
-
-    name: str
+    name: str  # of the collective
     n_hosts: int
     n_gpus: int
-    n_runs: int
-    latency: float
-    bandwidth: float
-    latency_se: float
+    n_runs: int  # of the test
+    latency: float  # s
+    bandwidth: float  # of the bus, byte/s; infinite where time does not grow with size
+    latency_se: float  # standard errors: between three or more runs, else of the line's fit
     bandwidth_se: float
-    dof: int
-    residual: Floats
-    size: Floats
-    repeats: Floats
+    dof: int  # degrees of freedom behind the errors
+    residual: Floats  # [time] over the line, less 1
+    size: Floats  # [time] byte
+    repeats: Floats  # times over the mean of their size; empty where each size was timed once
 
     @property
     def n(self) -> int:
@@ -220,15 +200,10 @@ def _row(fit: LinkFit) -> dict[str, Any]:
         "bus_bytes_per_s": fit.bandwidth if finite else None,
         "bus_ci": [max(0.0, fit.bandwidth - wide * fit.bandwidth_se),
                    fit.bandwidth + wide * fit.bandwidth_se] if finite else [None, None],
-        "half_size_bytes": None if not finite else _half_size(fit),
+        "half_size_bytes": fit.latency * fit.bandwidth if finite else None,
         "off_the_line": spread,
         "repeat_cv": float(fit.repeats.std()) if fit.repeats.size else None,
     }  # fmt: skip
-
-
-def _half_size(fit: LinkFit) -> float:
-    """Give the bytes of the bus at which half of the bandwidth is reached."""
-    return fit.latency * fit.bandwidth
 
 
 def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:

@@ -22,24 +22,15 @@ Ints = NDArray[np.int64]
 class Roles(NamedTuple):
     """What the nodes of a kernel graph are.
 
-    Attributes
-    ----------
-    role : array of str
-        [node] ``source``: a step's begin on a rank, or work carried over from earlier steps;
-        ``host``: the host's time up to a call's issue; ``return`` from a call that waits;
-        ``arrival`` of a member of a matched collective; ``device``: an activity.
-    event : array of int
-        [node] number of the event in the host's order on its rank, -1 for sources.
-    rank : array of int
-        [node] position of that rank.
-    awaited : dict
-        Per return the events that it waits for.
+    Source: a step's begin on a rank, or work carried over from earlier steps; host: the host's time
+    up to a call's issue; return from a call that waits; arrival of a member of a matched
+    collective; device: an activity.
     """
 
-    role: NDArray[np.str_]
-    event: Ints
-    rank: Ints
-    awaited: dict[int, list[int]]
+    role: NDArray[np.str_]  # [node]
+    event: Ints  # [node] number in the host's order on its rank, -1 for sources
+    rank: Ints  # [node] position of that rank
+    awaited: dict[int, list[int]]  # per return the events that it waits for
 
 
 def node_durations(

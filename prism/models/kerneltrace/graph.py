@@ -30,35 +30,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class KernelGraph(TraceGraph):
-    """Graph of one step, with what the trace knows of its nodes; durations are those of all steps.
-
-    Attributes
-    ----------
-    step : int
-        Whose graph it is.
-    ranks : tuple of int
-        Numbers of the ranks, which are its stages.
-    keys : tuple of KernelKey
-    key : array of int
-        [node] index into `keys`.
-    roles : Roles
-        What nodes are, and their events.
-    stream : array of int
-        [node] -1 where it does not apply.
-    n_late, n_unexplained : int
-        Starts later than stream and launch allow in the steps learnt from, and those of them for
-        which no edge was found.
-    """
+    """Graph of one step, with what the trace knows of its nodes; durations are of all steps."""
 
     bounds: NDArray[np.bool_]
-    step: int
-    ranks: tuple[int, ...]
+    step: int  # whose graph it is
+    ranks: tuple[int, ...]  # numbers of the ranks, which are its stages
     keys: tuple[KernelKey, ...]
-    key: Ints
+    key: Ints  # [node] index into `keys`
     roles: Roles
-    stream: Ints
-    n_late: int
-    n_unexplained: int
+    stream: Ints  # [node] -1 where it does not apply
+    n_late: int  # starts later than stream and launch allow in the steps learnt from
+    n_unexplained: int  # those of them for which no edge was found
 
     @property
     def own(self) -> Ints:

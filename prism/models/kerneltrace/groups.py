@@ -26,26 +26,13 @@ traces at hand 64 to 1,024 give the same spread."""
 
 
 class NodeGroup(NamedTuple):
-    """Nodes that share a distribution.
-
-    Attributes
-    ----------
-    key : KernelKey
-    nodes : array of int
-        [member]
-    profile : array
-        [step] factor of all members in each step, mean 1.
-    values : array
-        [sample] of what is left, pooled over members and steps, mean 1; empty where nothing is.
-    std : float
-        Of that: unbiased, where the sample's own would be too small for few steps.
-    """
+    """Nodes that share a distribution."""
 
     key: KernelKey
-    nodes: Ints
-    profile: Floats
-    values: Floats
-    std: float
+    nodes: Ints  # [member]
+    profile: Floats  # [step] factor of all members in each step, mean 1
+    values: Floats  # [sample] of what is left, over members and steps, mean 1; empty: nothing
+    std: float  # of that, unbiased, where the sample's own would be too small for few steps
 
 
 def node_groups(graph: KernelGraph, nominal: Floats) -> list[NodeGroup]:

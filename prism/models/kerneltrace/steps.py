@@ -46,59 +46,27 @@ HOST = KernelKey("host", "host", "host issue", "")
 
 @dataclass(frozen=True)
 class StepView:
-    """Host events of one rank in one step, in the host's order [event]; times in seconds.
-
-    Attributes
-    ----------
-    rank, step : int
-    begin : float
-        When the step begins on this rank's host [s].
-    row : array of int
-        Row of the trace's table, -1 for a call that only waits.
-    key : array of int
-        Index into the trace's kernel keys.
-    name : array of int
-        The same of the first kernel of this name, whatever its launch shape.
-    stream, thread : array of int
-    start, end : array
-        On the device; not a number for a call that only waits.
-    call, call_end : array
-        The host's call; not a number where the launch was not recorded.
-    blocks : array of bool
-        Whether the call returns only when its own activity has ended.
-    sync : array of str
-        ``stream_sync``, ``device_sync``, ``event_sync`` or ``""``.
-    sync_stream : array of int
-        The stream such a call waits for, -1 unknown.
-    collective : array of int
-        Number of the collective matched over ranks, -1 for none.
-    transfer : array
-        Its duration from the last arrival [s].
-    carried : dict of int to float
-        Per stream, when the last activity of earlier steps ends [s].
-    waits : list of tuple of int
-        Recorded waits: event waited for, event that waits.
-    """
+    """Host events of one rank in one step, in the host's order [event]; times in seconds."""
 
     rank: int
     step: int
-    begin: float
-    row: Ints
-    key: Ints
-    name: Ints
+    begin: float  # of the step on this rank's host
+    row: Ints  # of the trace's table, -1 for a call that only waits
+    key: Ints  # index into the trace's kernel keys
+    name: Ints  # the same of the first kernel of this name, whatever its launch shape
     stream: Ints
     thread: Ints
-    start: Floats
+    start: Floats  # on the device; not a number for a call that only waits
     end: Floats
-    call: Floats
+    call: Floats  # the host's; not a number where the launch was not recorded
     call_end: Floats
-    blocks: NDArray[np.bool_]
-    sync: NDArray[np.str_]
-    sync_stream: Ints
-    collective: Ints
-    transfer: Floats
-    carried: dict[int, float]
-    waits: list[tuple[int, int]]
+    blocks: NDArray[np.bool_]  # whether the call returns only when its own activity has ended
+    sync: NDArray[np.str_]  # stream_sync, device_sync, event_sync or ""
+    sync_stream: Ints  # the stream such a call waits for, -1 unknown
+    collective: Ints  # number of the one matched over ranks, -1 for none
+    transfer: Floats  # its duration from the last arrival
+    carried: dict[int, float]  # per stream, when the last activity of earlier steps ends
+    waits: list[tuple[int, int]]  # recorded ones: event waited for, event that waits
 
     @cached_property
     def on_device(self) -> NDArray[np.bool_]:
@@ -122,23 +90,12 @@ class StepView:
 
 @dataclass(frozen=True)
 class KernelSteps:
-    """All steps of a kernel trace.
+    """All steps of a kernel trace."""
 
-    Attributes
-    ----------
-    keys : list of KernelKey
-        What the events' ``key`` counts.
-    steps : list of int
-        Steps in which every rank present has device activities, in order.
-    ranks : list of int
-    views : dict
-        By (step, rank).
-    """
-
-    keys: list[KernelKey]
-    steps: list[int]
+    keys: list[KernelKey]  # what the events' `key` counts
+    steps: list[int]  # in which every rank has device activities, in order
     ranks: list[int]
-    views: dict[tuple[int, int], StepView]
+    views: dict[tuple[int, int], StepView]  # by step and rank
 
     def bounds(self) -> tuple[Floats, Floats, Floats]:
         """First begin on a host, first start and last end on a device of each step, [step] s."""

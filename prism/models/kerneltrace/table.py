@@ -34,34 +34,18 @@ _FEW = 20  # durations below which a kernel's tail is not reported
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel, or one class of kernels.
-
-    Attributes
-    ----------
-    name, kernel_class, op_kind, measure : str
-        What it is, and what its durations are (`MEASURES`).
-    n : int
-        Durations behind it; a matched collective's counts once.
-    mean : float
-        Mean duration [s].
-    cv, p99_p50 : float
-        Of durations over the mean of their launch shape; not a number where unknown.
-    share : float
-        Of the time [1].
-    samples : array
-        Durations over the mean of their launch shape, as far as known.
-    """
+    """One kernel, or one class of kernels."""
 
     name: str
     kernel_class: str
     op_kind: str
-    measure: str
-    n: int
-    mean: float
-    cv: float
-    p99_p50: float
-    share: float
-    samples: Floats
+    measure: str  # of `MEASURES`
+    n: int  # durations behind it; a matched collective's counts once
+    mean: float  # s
+    cv: float  # of durations over the mean of their launch shape; NaN: unknown
+    p99_p50: float  # the same
+    share: float  # of the time
+    samples: Floats  # durations over the mean of their launch shape, as far as known
 
     def report(self, family: str, name: str = "") -> dict[str, Any]:
         """One line of a fit's report; `family` is how its distribution was made."""

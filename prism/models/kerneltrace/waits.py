@@ -29,32 +29,17 @@ RESOLUTION_S = 1e-6
 
 @dataclass(frozen=True)
 class Learnt:
-    """What other steps say of one rank's step; all per event of that step.
+    """What other steps say of one rank's step."""
 
-    Attributes
-    ----------
-    latency : array
-        [event] from the host's issue to the start on an idle stream [s].
-    gap : array
-        [event] from the end of the stream's previous activity to the start [s].
-    waits : list of list of tuple
-        [event] activities of other streams that it waits for, and the lag after each [s].
-    syncs : list of list of int
-        [event] the activities a host call returns after.
-    n_recorded, n_inferred : int
-        Waits that the trace names, and those found.
-    n_late, n_unexplained : int
-        Late starts in the other steps, and those for which no edge was found.
-    """
-
-    latency: Floats
-    gap: Floats
+    latency: Floats  # [event] from the host's issue to the start on an idle stream [s]
+    gap: Floats  # [event] from the end of the stream's previous activity to the start [s]
+    # [event] activities of other streams that it waits for, and the lag after each [s]
     waits: list[list[tuple[int, float]]]
-    syncs: list[list[int]]
-    n_recorded: int
-    n_inferred: int
-    n_late: int
-    n_unexplained: int
+    syncs: list[list[int]]  # [event] the activities a host call returns after
+    n_recorded: int  # waits that the trace names
+    n_inferred: int  # waits found
+    n_late: int  # late starts in the other steps
+    n_unexplained: int  # those for which no edge was found
 
 
 @dataclass(frozen=True)
