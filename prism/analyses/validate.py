@@ -153,8 +153,8 @@ def _split(
     found = find_recording(trace)
     if found.holds == "step_times":
         times = skip_steps(read_step_times(found, column=column, where=where), skip)
-        rows, out, _ = changes_of_step_times(times)
-        case = split_case(select_steps(times, ~out), str(trace), train, call)
+        rows, out, warm = changes_of_step_times(times)
+        case = split_case(select_steps(times, ~(out | warm)), str(trace), train, call)
     elif column is not None or where:
         names = f"{named('column')} and {named('where')}"
         raise PrismError(f"{names} choose among step times; a trace of ops has none")

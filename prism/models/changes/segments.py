@@ -159,6 +159,8 @@ def _place(series: Array, edges: list[int], block: int, least: float) -> list[in
             n, sums = np.arange(1, part.size), np.cumsum(part)
             gain = sums[:-1] ** 2 / n + (sums[-1] - sums[:-1]) ** 2 / (part.size - n)
             near = np.abs(bounds[m - 1] + n - bounds[m]) <= block
+            long = (n >= (1 if m == 1 else LEAST)) & (part.size - n >= LEAST)
+            near &= long | ~(near & long).any()
             bounds[m] = bounds[m - 1] + 1 + int(np.where(near, gain, -np.inf).argmax())
             gains.append(float(gain[near].max() - sums[-1] ** 2 / part.size))
         edges = bounds[1:-1]

@@ -146,7 +146,7 @@ def find_pauses(values: Array, numbers: Index) -> tuple[list[tuple[int, int, flo
     out = np.zeros(numbers.size, bool)
     if numbers.size < FEWEST:
         return found, out
-    far, middle = outliers(values)
+    far, middle = outliers(values, warm=True)
     long = np.asarray((far & (values > middle)).sum(axis=1) * 2 > np.isfinite(values).sum(axis=1))
     longest = int(np.ptp(numbers)) // 2
     tests = 0.5 * longest**2  # intervals and their residues
