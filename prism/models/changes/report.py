@@ -52,10 +52,11 @@ def report_changes(report: Row, rows: list[Row], seconds: float, workers: int = 
     said = [warn(row) for row in rows]
     episodes = _fail_slow(rows, seconds, workers)
     if episodes is not None:
-        values = ", ".join(f"{key}: {value:.3g}" for key, value in episodes.items())
+        values = ", ".join(f"{key}: {float(f'{x:.3g}'):g}" for key, x in episodes.items())
+        nodes = "one node" if workers == 1 else f"a node for each of {workers} workers"
         said.append(
-            "slow intervals are not in what is fitted; in a job file, with a node for each of "
-            f"{workers} workers, they are variability.effects.fail_slow: {{{values}}}"
+            f"slow intervals are not in what is fitted; in a job file, with {nodes}, they are "
+            f"variability.effects.fail_slow: {{{values}}}"
         )
     warnings = [*said, *report["warnings"]]
     return {**report, "changes": rows, "fail_slow": episodes, "warnings": warnings}

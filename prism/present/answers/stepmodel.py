@@ -36,6 +36,7 @@ FACTORS = {
     "between_runs": "spread between runs (rank effect)",
     "within_run": "spread within a run (residual, call, microbatch)",
 }
+SIGNIFICANT = 0.05
 
 
 # ------------------------------------------------------------------------------- of step times
@@ -70,10 +71,14 @@ def step_time_rows(step: Json) -> list[tuple[str, Cell]]:
 def _step_findings(numbers: Json) -> list[Finding]:
     """Say what the spread is made of, what stalls cost, and what else the steps hold."""
     effects, out = numbers["effects"], []
+    memory = numbers["drift_memory"]
+    drifts = memory["tau_s"] and memory.get("no_drift_p_value", 0.0) <= SIGNIFICANT
     for key, of in (("share_of_step", "a step time"), ("share_of_run", "a run's time")):
         largest = max(effects, key=lambda name: effects[name][key] or 0.0)
         if effects[largest][key]:
             part = f"{words(share(effects[largest][key]))} {STEP_EFFECTS[largest]}"
+            if largest == "drift" and not drifts:
+                part += ", which is statistically indistinguishable from 0"
             out.append(Finding(f"largest_{key}", f"Variance of {of}: {part}.", "answer"))
     stalls, work = numbers["stalls"], numbers["work_by_step"]
     if stalls["n"]:
@@ -85,16 +90,16 @@ def _step_findings(numbers: Json) -> list[Finding]:
     if work["found"]:
         text = f"Work differs by step, alike in all runs (CV {format_share(work['cv'])})."
         out.append(Finding("work_by_step", text))
-    memory = numbers["drift_memory"]
-    if memory["tau_s"]:
+    if drifts:
         text = f"Correlation time of the drift: {format_duration(memory['tau_s'])}"
         if memory["ci"]:
             text += f" (90 % interval {' to '.join(map(format_duration, memory['ci']))})"
         out.append(Finding("drift_memory", f"{text}."))
     first, offset = numbers["beginning"], numbers["offset"]
     if first["steps"]:
-        text = f"The first {first['steps']} steps of a run add {format_duration(first['mean_s'])} "
-        text += f"± {format_duration(first['std_s'])}, with {stalls['in_beginning']} stalls."
+        more = f" ± {format_duration(first['std_s'])}" if numbers["runs"] > 1 else ""
+        text = f"The first {first['steps']} steps of a run add {format_duration(first['mean_s'])}"
+        text += f"{more}, with {counted(stalls['in_beginning'], 'stall')}."
         out.append(Finding("beginning", text))
     if offset["mean_s"] or offset["skips"]:
         skips = f", without the first {offset['skips']} steps" if offset["skips"] else ""
