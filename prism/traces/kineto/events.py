@@ -78,6 +78,12 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw()
 
 
+class CallArgs(msgspec.Struct, gc=False):
+    """The argument of a runtime call that prism reads; of these there are most."""
+
+    correlation: Scalar = None
+
+
 class Distributed(msgspec.Struct):
     """Who wrote the trace."""
 
@@ -110,6 +116,7 @@ _DECODER = msgspec.json.Decoder(TraceFile | list[Event])
 _EVENT = msgspec.json.Decoder(Event)
 _EVENTS = msgspec.json.Decoder(list[Event])
 _ARGUMENTS = msgspec.json.Decoder(Args)
+_CALL = msgspec.json.Decoder(CallArgs)
 _NO_ARGS = Args()
 
 
@@ -122,6 +129,15 @@ def arguments(event: Event) -> Args:
         return _ARGUMENTS.decode(raw) if raw else _NO_ARGS
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _NO_ARGS
+
+
+def correlation(event: Event) -> Scalar:
+    """Decode the correlation id of a runtime call."""
+    raw: Any = event.args
+    try:
+        return raw.correlation if isinstance(raw, Args) else _CALL.decode(raw).correlation
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def read_events(path: Path) -> RawTrace:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
-from prism.traces.kineto.events import Args, Event, RawTrace, arguments
+from prism.traces.kineto.events import Args, Event, RawTrace, arguments, correlation
 from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
 from prism.traces.kineto.stepmarks import NamedRanges, find_steps
 
@@ -215,7 +215,7 @@ class _Launches:
         self.names = [e.name if isinstance(e.name, str) else "" for e in events]
         self.start, self.end = start, start + duration
         self.thread = [threads.setdefault(e.tid, len(threads)) for e in events]
-        self.correlation = [whole(arguments(e).correlation) for e in events]
+        self.correlation = [whole(correlation(e)) for e in events]
         self.by_correlation = {c: i for i, c in enumerate(self.correlation) if c >= 0}
 
 
