@@ -12,16 +12,20 @@ KNOTS = 257  # of an empirical distribution
 FLOOR = 1e-3  # of the mean: no duration is shorter
 
 
-def sample_law(values: Array) -> Distribution:
-    """Empirical distribution of mean 1 through the quantiles of positive values."""
+def sample_law(values: Array, cv: float | None = None) -> Distribution:
+    """Empirical distribution of mean 1 through the quantiles of positive values.
+
+    Its coefficient of variation is the sample's, or `cv` as far as no value becomes negative.
+    """
     values = values[np.isfinite(values)]
     if values.size < 2 or values.std() <= 1e-6 * abs(values.mean()):
         return constant()
+    cv = float(values.std() / values.mean()) if cv is None else cv
     q = np.linspace(0.0, 1.0, min(values.size, KNOTS))
     if values.size > 4 * KNOTS:  # a finer tail where there are values to fill it
         tail = 0.5 ** np.arange(9, 9 + int(math.log2(values.size / KNOTS)))
         q = np.unique(np.concatenate([q, 1.0 - tail]))
     x = np.maximum(np.quantile(values, q), FLOOR * float(values.mean()))
     law = empirical(q.tolist(), x.tolist())
-    scaled = law.scaled_to(float(values.std() / values.mean()))
+    scaled = law.scaled_to(cv)
     return scaled if float(scaled.ppf(np.array([0.0]))[0]) > 0.0 else law

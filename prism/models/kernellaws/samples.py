@@ -65,4 +65,4 @@ def library_of_trace(trace: Trace, reason: str) -> xr.Dataset:
 
 
 def _distribution(row: KernelRow) -> Distribution:
-    return sample_law(row.samples)
+    return sample_law(row.samples, row.cv if np.isfinite(row.cv) else None)

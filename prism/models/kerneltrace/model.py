@@ -111,12 +111,7 @@ def _op_group(graph: KernelGraph, nominal: Array, group: NodeGroup) -> OpGroup:
     seconds = graph.durations[group.nodes, 0]
     ratio = seconds / nominal[group.nodes, None]
     ratio = ratio[np.isfinite(ratio)]
-    law = sample_law(group.values)
-    if group.std > 0.0 and law.std > 0.0:
-        wide = law.scaled_to(group.std)
-        law = wide if float(wide.ppf(np.array([0.0]))[0]) > 0.0 else law
-    elif law.std > 0.0:
-        law = constant()
+    law = sample_law(group.values, group.std)
     key, median = group.key, float(np.median(ratio)) or 1.0
     return OpGroup(
         key.op_kind, key.kernel_class, key.name, -1, 0, int(ratio.size),
