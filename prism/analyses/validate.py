@@ -6,7 +6,6 @@ simulation (`prism.analyses.validation`); one procedure compares them and finds 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,7 @@ from prism.common.errors import PrismError, named
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model, model_attrs
 from prism.models.calibration.model import is_calibrated
-from prism.models.changes.find import (
-    changes_of_step_times,
-    changes_of_trace,
-    select_steps,
-    skip_steps,
-    without_steps,
-)
-from prism.models.changes.report import Row, warn
+from prism.models.changes.find import skip_steps
 from prism.simulation.steps import fresh_seed
 from prism.traces import find_recording, read_step_times, read_totals, read_trace
 
@@ -148,22 +140,15 @@ def _split(
     trace: str | Path | Sequence[str | Path], train: str, column: str | None,
     where: Mapping[str, str] | None, skip: int | None, call: Call,
 ) -> Case:  # fmt: skip
-    """Fit one part of a recording and predict the other, both without what changes."""
-    rows: list[Row]
+    """Fit one part of a recording and predict the other."""
     found = find_recording(trace)
     if found.holds == "step_times":
         times = skip_steps(read_step_times(found, column=column, where=where), skip)
-        rows, out, warm = changes_of_step_times(times)
-        case = split_case(select_steps(times, ~(out | warm)), str(trace), train, call)
-    elif column is not None or where:
+        return split_case(times, str(trace), train, call)
+    if column is not None or where:
         names = f"{named('column')} and {named('where')}"
         raise PrismError(f"{names} choose among step times; a trace of ops has none")
-    else:
-        ops = skip_steps(read_trace(found), skip)
-        rows, left_out = ([], None) if ops.has_kernels else changes_of_trace(ops)
-        case = trace_case(ops if left_out is None else without_steps(ops, left_out), train, call)
-    said = [*map(warn, rows), *case.facts["warnings"]]
-    return replace(case, facts={**case.facts, "changes": rows, "warnings": said})
+    return trace_case(skip_steps(read_trace(found), skip), train, call)
 
 
 def _with_model(job: Job | str | Path | None, model: str | Path | None) -> Job | str | Path:

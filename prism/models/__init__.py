@@ -2,7 +2,7 @@
 
 # modules that rooms above may import
 FACE = (
-    "calibration.model", "changes.find", "changes.report", "fit", "kernellaws",
+    "calibration.model", "changes.find", "changes.fit", "changes.report", "fit", "kernellaws",
     "kerneltrace.graph", "kerneltrace.model", "kerneltrace.steps",
     "pipelinetrace.build", "pipelinetrace.fit", "pipelinetrace.reduce",
     "steptimes.estimate", "steptimes.fit", "steptimes.model", "steptimes.predict",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prism.analyses.validation.hold import Array, Call, Case, Repetitions
 from prism.common.errors import PrismError, named
+from prism.models.changes.fit import fit_steps
 from prism.models.steptimes.fit import MIN_VALUES, fit_step_times
 from prism.models.steptimes.model import StepModel, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, generator, independent
@@ -54,10 +55,10 @@ def split_case(times: StepTimes, source: str, train: str, call: Call) -> Case:
     part = split_steps(steps.size, train, source, MIN_VALUES)
     early = times.step < steps[part.size]
     first, rest = (_part(times, rows) for rows in (early, ~early))
-    model = fit_step_times(first, repeats=0)
+    model = fit_steps(first, repeats=0)
     facts = {
         "trace": source, "train": train, "n_train": model.n_runs * model.n_steps,
-        "notes": list(times.notes),
+        "notes": list(times.notes), "changes": model.report["changes"],
     }  # fmt: skip
     made = _case(model, rest, facts, call, redraw=_redraw_split(model, times, early))
     return replace(made, training=first.seconds)

@@ -3,7 +3,6 @@
 Steps are predicted from their numbers alone, since steps remember those near them.
 """
 
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -12,6 +11,8 @@ from numpy.typing import NDArray
 from prism.analyses.validation.hold import Call, Case, Repetitions
 from prism.analyses.validation.steps import split_steps
 from prism.engine import LANES
+from prism.models.changes.find import changes_of_trace, without_steps
+from prism.models.changes.report import warn
 from prism.models.fit import warnings_of
 from prism.models.kerneltrace.model import (
     fit_kernel_graph,
@@ -50,7 +51,8 @@ def trace_case(trace: Trace, train: str, call: Call) -> Case:
     )  # fmt: skip
     facts = {
         "trace": trace.source, "train": train, "n_train": int(how.part.size),
-        "notes": how.notes, "warnings": how.warnings,
+        "notes": how.notes, "changes": how.changes,
+        "warnings": [*map(warn, how.changes), *how.warnings],
     }  # fmt: skip
     null = _anew(how, call._replace(threads=threads))
     return Case(
@@ -73,10 +75,20 @@ class _Split:
     notes: list[str]
     warnings: list[str]
 
-    def split(self, trace: Trace, train: str) -> None:
-        """Choose the positions of the steps that are fitted and of those held out."""
-        self.part = split_steps(self.steps.size, train, trace.source)
-        self.held = np.setdiff1d(np.arange(self.steps.size), self.part)
+    def split(self, trace: Trace, train: str) -> Trace:
+        """Choose positions of steps to fit, less what changes among them, and to hold out.
+
+        Returns
+        -------
+        Trace
+            Steps that are fitted.
+        """
+        part = split_steps(self.steps.size, train, trace.source)
+        self.held = np.setdiff1d(np.arange(self.steps.size), part)
+        training = without_steps(trace, self.steps[self.held])
+        self.changes, out = changes_of_trace(training)
+        self.part = part[~np.isin(self.steps[part], out)]
+        return without_steps(training, out)
 
     def refit(self, drawn: TraceGraph) -> TraceModel:
         """Fit to the training part of a drawn trace."""
@@ -104,9 +116,7 @@ class _Kernels(_Split):
         whole = split_kernel_steps(trace)
         begin, _, end = whole.bounds()
         self.steps, self.measured = np.array(whole.steps), end - begin
-        self.split(trace, train)
-        ops = trace.ops[~trace.ops["step"].isin(self.steps[self.held])].reset_index(drop=True)
-        training = replace(trace, ops=ops)
+        training = self.split(trace, train)
         self.model = fit_kernels(training)
         self.graph = whole_step_graph(split_kernel_steps(training))
         self.notes, self.warnings = list(trace.notes), self.model.report["warnings"]

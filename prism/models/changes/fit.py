@@ -15,12 +15,9 @@ from prism.traces import StepTimes
 
 
 def fit_steps(
-    times: StepTimes,
-    totals: Mapping[str, float] | None,
-    first: int | None,
-    seed: int,
-    repeats: int = N_REPEATS,
-) -> StepModel:
+    times: StepTimes, totals: Mapping[str, float] | None = None, first: int | None = None,
+    seed: int = 0, repeats: int = N_REPEATS,
+) -> StepModel:  # fmt: skip
     """Fit step times without what changes; a warm-up stays where it is the model's beginning."""
     rows, out, warm = changes_of_step_times(times)
     model = fit_step_times(select_steps(times, ~out), totals, first, seed, repeats)
