@@ -25,6 +25,7 @@ from prism.models.pipelinetrace.reduce import (
     simplify,
 )
 from prism.models.variance.components import Column, Component, Components, fit_components
+from prism.models.variance.draws import N_DRAWS
 from prism.simulation.tracemodel.graph import Array, TraceGraph, TraceNode, filled
 from prism.simulation.tracemodel.model import SCORE_STD, OpGroup, TraceModel, score_law
 
@@ -50,11 +51,11 @@ def fit_graph(graph: TraceGraph, source: str = "trace") -> TraceModel:
     PrismError
         Fewer than two steps.
     """
-    return fit_with_components(graph, source)[0]
+    return fit_with_components(graph, source, n_draws=1)[0]
 
 
 def fit_with_components(
-    graph: TraceGraph, source: str = "trace"
+    graph: TraceGraph, source: str = "trace", n_draws: int = N_DRAWS
 ) -> tuple[TraceModel, Components | None]:
     """Fit as `fit_graph`, and give the variance components too; None where nothing repeats."""
     if graph.steps.size < 2:
@@ -69,7 +70,9 @@ def fit_with_components(
     distinct = list(dict.fromkeys(k for k in keys if k is not None))
     crossed = crossed_table(graph)
     parts = (
-        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps) if crossed else None
+        fit_components(np.log(crossed.seconds), crossed.columns, graph.steps, n_draws)
+        if crossed
+        else None
     )
     return _Assembly(graph, durations, keys, distinct, column, crossed, parts).model(), parts
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
 from prism.common.text import format_share
+from prism.models.variance.draws import N_DRAWS
 from prism.models.variance.effects import Column, Component, Spread, share_of
 from prism.models.variance.estimates import Estimates, Parts
 from prism.models.variance.lemons import Lemon, Mask, find_lemons
@@ -61,7 +62,7 @@ class Components:
 
 
 def fit_components(
-    log_seconds: Array, columns: Sequence[Column], steps: NDArray[np.int64]
+    log_seconds: Array, columns: Sequence[Column], steps: NDArray[np.int64], n_draws: int = N_DRAWS
 ) -> Components:
     """Estimate the variance components of a crossed table.
 
@@ -71,6 +72,8 @@ def fit_components(
         [column, replica, step, microbatch] log of durations in seconds; nan where missing.
     steps : ndarray
         [step] step numbers; they may have gaps.
+    n_draws : int
+        Draws behind the limits; 1 where nobody reads them.
 
     Notes
     -----
@@ -90,7 +93,7 @@ def fit_components(
     lemons, body = find_lemons(table, columns)
     strata, notes = separable(take_apart(table, _common_cells(table, body)))
     s = pool_negative_step(strata)
-    estimates = Estimates(table, tuple(columns), body, s)
+    estimates = Estimates(table, tuple(columns), body, s, n_draws)
     parts: dict[str, Parts] = {}
     position, parts["position"] = estimates.positions()
     step, parts["step"], step_share, memory = estimates.step(numbers)

@@ -22,12 +22,12 @@ Array = NDArray[np.float64]
 N_DRAWS = 1000
 
 
-def wishart_roots(df: float, size: int, rng: np.random.Generator) -> Array:
+def wishart_roots(df: float, size: int, rng: np.random.Generator, n: int = N_DRAWS) -> Array:
     """Draw triangular A [draw, size, min(size, df)] whose A A' is Wishart of unit scale."""
     width = min(size, math.ceil(df))
-    root = np.tril(rng.standard_normal((N_DRAWS, size, width)), -1)
+    root = np.tril(rng.standard_normal((n, size, width)), -1)
     column = np.arange(width)
-    root[:, column, column] = np.sqrt(rng.chisquare(df - column, (N_DRAWS, width)))
+    root[:, column, column] = np.sqrt(rng.chisquare(df - column, (n, width)))
     return root
 
 
@@ -37,19 +37,23 @@ def square_root(products: Array) -> Array:
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
 
 
-def pivotal_products(products: Array, df: float, rng: np.random.Generator) -> Array:
+def pivotal_products(
+    products: Array, df: float, rng: np.random.Generator, n: int = N_DRAWS
+) -> Array:
     """Draw the expectation [draw, column, column] of mean products.
 
     Inverse Wishart; the columns' number is added to its degrees of freedom, so that every
     variance has `df` of them however many columns stand beside it.
     """
-    n = len(products)
-    inverse = np.linalg.inv(wishart_roots(df + n - 1.0, n, rng))
+    size = len(products)
+    inverse = np.linalg.inv(wishart_roots(df + size - 1.0, size, rng, n))
     half = inverse @ square_root(products)
     return np.asarray(df * np.matmul(half.transpose(0, 2, 1), half))
 
 
-def pivotal_means(products: Array, df: float, means: Array, rng: np.random.Generator) -> Array:
+def pivotal_means(
+    products: Array, df: float, means: Array, rng: np.random.Generator, n: int = N_DRAWS
+) -> Array:
     """Draw the expectation [draw, group] of means over the diagonal of mean products.
 
     Parameters
@@ -58,20 +62,20 @@ def pivotal_means(products: Array, df: float, means: Array, rng: np.random.Gener
         [group, column] weights.
     """
     root = square_root(products)
-    drawn = np.square(root @ wishart_roots(df, len(products), rng)).sum(axis=2) @ means.T
+    drawn = np.square(root @ wishart_roots(df, len(products), rng, n)).sum(axis=2) @ means.T
     expected = means @ np.square(root).sum(axis=1)
     scale = np.divide(df * expected, drawn, out=np.zeros_like(drawn), where=drawn > 0.0)
     return np.asarray(scale * (means @ np.diag(products)))
 
 
-def heavier(kurtosis: Array, n: float, rng: np.random.Generator) -> Array:
-    """Factors [draw, ...] by which n draws of an excess kurtosis [...] spread a variance further.
+def heavier(kurtosis: Array, n_seen: float, rng: np.random.Generator, n: int = N_DRAWS) -> Array:
+    """Factors [draw, ...] by which data of an excess kurtosis [...] spread a variance further.
 
     Var s^2 = sigma^4 (2 / df + kurtosis / n); a negative kurtosis is not used: in small samples it
     is mostly chance.
     """
-    df = 2.0 * n / np.maximum(kurtosis, 1e-6)
-    return np.asarray(df / rng.chisquare(df, (N_DRAWS, *kurtosis.shape)))
+    df = 2.0 * n_seen / np.maximum(kurtosis, 1e-6)
+    return np.asarray(df / rng.chisquare(df, (n, *kurtosis.shape)))
 
 
 def interval(draws: Array) -> Array:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.models.variance.draws import (
-    N_DRAWS,
     heavier,
     interval,
     pivotal_means,
@@ -50,16 +49,16 @@ class Estimates:
     """Components of one table."""
 
     def __init__(
-        self, table: Array, columns: tuple[Column, ...], body: Mask, strata: Strata
+        self, table: Array, columns: tuple[Column, ...], body: Mask, strata: Strata, n: int
     ) -> None:
-        self.table, self.body, self.s = table, body, strata
+        self.table, self.body, self.s, self.n = table, body, strata, n
         self.stages = np.array([c.stage for c in columns])
         self.kinds = list(dict.fromkeys(c.op_kind for c in columns))
         self.is_kind = np.array([[c.op_kind == kind for c in columns] for kind in self.kinds])
         self.means = self.is_kind / self.is_kind.sum(axis=1, keepdims=True)  # [op_kind, column]
         self.rng = np.random.Generator(np.random.Philox(0))
-        self.rest = pivotal_products(strata.rest_products, strata.rest_df, self.rng)
-        self.cell = pivotal_products(strata.cell_products, strata.cell_df, self.rng)
+        self.rest = pivotal_products(strata.rest_products, strata.rest_df, self.rng, n)
+        self.cell = pivotal_products(strata.cell_products, strata.cell_df, self.rng, n)
 
     def over_kinds(self, draws: Array) -> Array:
         """Mean of the diagonal of draws [draw, column, column] over each op_kind."""
@@ -72,7 +71,7 @@ class Estimates:
         square = np.mean(s.position**2, axis=1)
         value = np.maximum(square - noise, 0.0)
         error = np.sqrt((4.0 * value * noise + 2.0 * noise**2) / s.position.shape[1])
-        z = self.rng.standard_normal((N_DRAWS, 1))  # columns move together
+        z = self.rng.standard_normal((self.n, 1))  # columns move together
         parts = Parts(value, self.means @ value + self.means @ error * z)
         return s.position * share_of(value, square)[:, None], parts
 
@@ -90,11 +89,11 @@ class Estimates:
         s, seen = self.s, self.s.seen.any(axis=(0, 2))
         products, noise = s.step_products, s.per_step * s.cell_products
         total, raw = np.diag(products), np.where(seen, s.step, np.nan)
-        draws = self.over_kinds(pivotal_products(products, s.step_df, self.rng))
+        draws = self.over_kinds(pivotal_products(products, s.step_df, self.rng, self.n))
         effect, memory = build_effect("step", products - noise, raw, total), None
         share = share_of(effect.std**2, total)
         if effect.scale > 0.0:
-            memory = step_memory(effect.scores[seen], numbers[seen], self.rng)
+            memory = step_memory(effect.scores[seen], numbers[seen], self.rng, self.n)
         if memory is not None:
             draws = (self.means @ total) * memory.draws[:, None]
             products = products * memory.variance
@@ -119,14 +118,14 @@ class Estimates:
         root = np.sqrt(np.maximum(df, 1.0))
         products = inside @ inside.T / np.outer(root, root)
         value = np.where(df > 0.0, np.diag(products - noise), 0.0)
-        draws = np.full((N_DRAWS, len(self.means)), np.nan)
+        draws = np.full((self.n, len(self.means)), np.nan)
         if (df > 0.0).all():
             # workers of all stages vary alike; between stages only the noise is shared
             square = np.diag(products)
             scale = np.sqrt(share_of(self.is_kind.T @ (self.means @ square), square))
             same = self.stages[:, None] == self.stages
             upper = np.where(same, products * np.outer(scale, scale), noise)
-            draws = pivotal_means(upper, float(df.mean()), self.means, self.rng)
+            draws = pivotal_means(upper, float(df.mean()), self.means, self.rng, self.n)
             draws = draws - per_rank * self.over_kinds(self.cell)
         spread = np.maximum(self.is_kind.T @ (self.means @ value), 0.0)
         shrunk = raw * share_of(spread, spread + np.diag(noise))[:, None]
@@ -148,9 +147,11 @@ class Estimates:
         residual = np.stack([standardise(column) for column in left])
         drawn, drawn_own = split_factor(self.rest, df, signs)
         n = float(np.isfinite(scores).sum())
-        wide = heavier(np.array([excess_kurtosis(scores)]), n, self.rng)
+        wide = heavier(np.array([excess_kurtosis(scores)]), n, self.rng, self.n)
         content = Parts(signed**2, wide * drawn**2 @ self.means.T)
-        wide = heavier(np.array([excess_kurtosis(column) for column in residual]), n, self.rng)
+        wide = heavier(
+            np.array([excess_kurtosis(column) for column in residual]), n, self.rng, self.n
+        )
         effect = make_component("content", signed, scores, explained_share(products))
         return effect, content, residual, Parts(own, wide * drawn_own @ self.means.T)
 

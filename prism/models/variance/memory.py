@@ -34,7 +34,9 @@ class Memory(NamedTuple):
     """[draw] of it: lengths and shares as likely as they are, a chi-square each."""
 
 
-def step_memory(scores: Array, steps: NDArray[np.int64], rng: np.random.Generator) -> Memory | None:
+def step_memory(
+    scores: Array, steps: NDArray[np.int64], rng: np.random.Generator, n_draws: int = N_DRAWS
+) -> Memory | None:
     """Correlation length of scores at gapped step numbers, by restricted likelihood.
 
     Parameters
@@ -62,8 +64,8 @@ def step_memory(scores: Array, steps: NDArray[np.int64], rng: np.random.Generato
         return None
     share, length = float(shares[best[0]]), float(lengths[best[1]])
     likely = np.exp(0.5 * (fit - fit[best])).ravel()
-    cell = rng.choice(likely.size, N_DRAWS, p=likely / likely.sum())
-    drawn = square.ravel()[cell] / rng.chisquare(n - 1, N_DRAWS)
+    cell = rng.choice(likely.size, n_draws, p=likely / likely.sum())
+    drawn = square.ravel()[cell] / rng.chisquare(n - 1, n_draws)
     return Memory(length, share, float(square[best]) / sample, drawn * (n - 1) / sample)
 
 
