@@ -12,6 +12,7 @@ from pipeline_synth import Effects, Layout, as_trace, make_trace
 import prism
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
+from prism.distributions.library import from_dataset
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
 from prism.simulation.steps import run_blocks
@@ -50,7 +51,17 @@ def test_a_model_comes_back_and_simulates_to_the_same_bits(model, tmp_path):
             assert new == old, field.name
     for measured in (True, False):
         assert np.array_equal(step_times(back, measured), step_times(model, measured))
-    assert model_to_dataset(back, {}).identical(model_to_dataset(model, {}))
+    again, first = model_to_dataset(back, {}), model_to_dataset(model, {})
+    xr.testing.assert_allclose(again, first, rtol=1e-12)
+    assert again.attrs == first.attrs
+
+
+def test_distributions_lie_in_the_table_of_a_library(model):
+    entries = from_dataset(model_to_dataset(model, {}), "model").entries
+    assert entries["rank"].law.std == pytest.approx(model.rank_law.std)
+    assert entries["microbatch"].law.std == pytest.approx(model.content.std)
+    residuals = [e for name, e in entries.items() if name.startswith("residual/")]
+    assert [e.law.std for e in residuals] == pytest.approx([g.residual.std for g in model.groups])
 
 
 def test_every_array_has_units_and_a_name(model):
@@ -104,17 +115,24 @@ DAMAGE = {
     "no stage": lambda d: damaged(d, "nodes", lambda v: with_first(v, stages=[])),
     "text for nodes": lambda d: damaged(d, "nodes", lambda v: "nodes"),
     "no groups": lambda d: damaged(d, "groups", lambda v: []),
-    "a law of nothing": lambda d: damaged(
-        d, "groups", lambda v: with_first(v, residual={"family": "lognormal"})
+    "a distribution without parameters": lambda d: d.assign(
+        family=("entry", np.full(d.sizes["entry"], "lognormal", object)),
+        params=np.nan * d["params"],
     ),
-    "no laws": lambda d: damaged(d, "laws", lambda v: {}),
-    "laws in a list": lambda d: damaged(d, "laws", lambda v: []),
+    "an unknown distribution": lambda d: d.assign(
+        family=("entry", np.full(d.sizes["entry"], "unheard", object))
+    ),
+    "no distributions": lambda d: d.isel(entry=slice(0, 0)),
+    "a distribution fewer": lambda d: d.isel(entry=slice(0, -1)),
+    "distributions of another name": lambda d: d.assign_coords(
+        entry=[f"{name}x" for name in d["entry"].values]
+    ),
     "no JSON": lambda d: d.assign(nodes=((), "{", {})),
-    "no durations": lambda d: d.drop_vars("mean"),
-    "durations that are NaN": lambda d: d.assign(mean=d["mean"] * np.nan),
-    "negative durations": lambda d: d.assign(mean=-1.0 - d["mean"]),
+    "no durations": lambda d: d.drop_vars("duration"),
+    "durations that are NaN": lambda d: d.assign(duration=d["duration"] * np.nan),
+    "negative durations": lambda d: d.assign(duration=-1.0 - d["duration"]),
     "infinite factors": lambda d: d.assign(profile=d["profile"] * np.inf),
-    "durations of 0": lambda d: d.assign(mean=0.0 * d["mean"]),
+    "durations of 0": lambda d: d.assign(duration=0.0 * d["duration"]),
     "weights of 0": lambda d: d.assign(weight=0.0 * d["weight"]),
     "unknown groups": lambda d: d.assign(group=d["group"] + 1000),
     "groups that are no whole numbers": lambda d: d.assign(group=d["group"].astype(float)),
@@ -136,7 +154,7 @@ def test_damaged_models_are_refused(model, tmp_path, change):
 
 def test_a_model_of_another_schema_is_refused(model):
     dataset = model_to_dataset(model, {}).assign_attrs(schema=99)
-    with pytest.raises(PrismError, match=r"new\.nc: .*schema 99; .*schema 1"):
+    with pytest.raises(PrismError, match=r"new\.nc: .*schema 99; .*schema 1 or 2"):
         model_from_dataset(dataset, "new.nc")
 
 

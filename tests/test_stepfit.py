@@ -17,7 +17,7 @@ from prism.common.resultfiles import load, save
 from prism.models.fit import fit, summarize_fit
 from prism.models.steptimes.estimate import estimate_steps, summarize_steps
 from prism.models.steptimes.fit import fit_step_times
-from prism.models.steptimes.model import load_step_model
+from prism.models.steptimes.model import PARTS, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, independent
 from prism.models.steptimes.series import take_apart
 from prism.models.steptimes.spread import Spread, mean_variance
@@ -175,8 +175,11 @@ def test_a_model_survives_its_file(files, tmp_path):
     save(whole.assign_attrs(schema=2), broken)  # as an earlier version wrote it
     with pytest.raises(PrismError, match=r"schema 2.*prism fit STEPS -o"):
         load_step_model(broken)
+    spread = dict(zip(PARTS, whole["spread"].values, strict=True))
     for change in (
-        {"spread_run": np.nan}, {"spread_drift": 0.1, "spread_tau_s": 0.0}, {"stall_counts": 0.0},
+        *({"spread": ("part", list((spread | wrong).values()))}
+          for wrong in ({"run": np.nan}, {"drift": 0.1, "tau_s": 0.0})),
+        {"stall_counts": 0.0},
         {"residuals": ("stall", np.ones(whole.sizes["stall"]))},
     ):  # fmt: skip
         save(whole.assign(change), broken)

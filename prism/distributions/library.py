@@ -227,7 +227,7 @@ def _law_from_file(family: str, *numbers: Array) -> Distribution | None:
         return mixture(params[::3], parts)
     if family not in CONSTRUCTORS:
         known = ", ".join([*CONSTRUCTORS, MIXTURE, "empirical"])
-        raise PrismError(f"library: unknown distribution {family!r}; known: {known}")
+        raise ValueError(f"unknown distribution {family!r}; known: {known}")
     return CONSTRUCTORS[family](*params)
 
 

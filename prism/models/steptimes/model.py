@@ -4,7 +4,6 @@ Typical seconds by step, spread by time scale with repetitions that show how wel
 stalls, a beginning kept as measured, and what measured totals hold beside the steps.
 """
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,31 +12,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, told_broken
+from prism.distributions.modelfile import ModelFile, Spec, json_of
 from prism.models.steptimes.spread import Spread
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
-SCHEMA = 3
-
-# name: (dims, units, long name)
-ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "work": (("step",), "s", "typical time of each step, stalls taken out"),
-    "residuals": (("sample",), "1", "a step's own relative noise, unit standard deviation"),
-    "stall_s": (("stall",), "s", "what each stall adds to the run"),
-    "stall_counts": (("run",), "1", "stalls of each run after the beginning"),
-    "exposure_s": (("run",), "s", "time of each run after the beginning"),
-    "beginning_s": (("run", "early_step"), "s", "what early events add to each step"),
-    "repeats": (("repeat", "part"), "1", "spread fitted to simulated repetitions"),
-}
+FILE = ModelFile(
+    "steps",
+    (3,),
+    {
+        "work": Spec(("step",), "s", "typical time of each step, stalls taken out"),
+        "residuals": Spec(("sample",), "1", "a step's own relative noise, unit standard deviation"),
+        "stall_s": Spec(("stall",), "s", "what each stall adds to the run"),
+        "stall_counts": Spec(("run",), "1", "stalls of each run after the beginning"),
+        "exposure_s": Spec(("run",), "s", "time of each run after the beginning"),
+        "beginning_s": Spec(("run", "early_step"), "s", "what early events add to each step"),
+        "repeats": Spec(("repeat", "part"), "1", "spread fitted to simulated repetitions"),
+        "spread": Spec(("part",), "1", "spread by time scale; tau_s in seconds"),
+    },
+    "a model of step times",
+    "prism fit STEPS -o MODEL.nc",
+)
 PARTS = tuple(f.name for f in fields(Spread))
-_SCALARS = (
-    "has_profile", "mean_over", "n_runs", "n_steps", "step_error", "offset_s", "offset_std_s",
-    "offset_skips", "stall_threshold", "grain_s",
-)  # fmt: skip
+SCALARS = {
+    "has_profile": bool, "mean_over": int, "n_runs": int, "n_steps": int, "step_error": float,
+    "offset_s": float, "offset_std_s": float, "offset_skips": int, "stall_threshold": float,
+    "grain_s": float,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,55 +141,23 @@ class StepModel:
 
 def model_to_dataset(model: StepModel, attrs: dict[str, Any]) -> "xr.Dataset":
     """Lay a model into labelled arrays; `attrs` is the provenance."""
-    import xarray as xr
-
-    data: dict[str, Any] = {
-        name: (dims, getattr(model, name), {"units": units, "long_name": text})
-        for name, (dims, units, text) in ARRAYS.items()
-    }
-    for name, value in model.spread.as_dict().items():
-        units, text = ("s", "memory of the drift") if name == "tau_s" else ("1", f"{name} spread")
-        data[f"spread_{name}"] = ((), value, {"units": units, "long_name": text})
-    plain = {"units": "1", "long_name": "what the fit printed"}
-    data["report"] = ((), json.dumps(model.report), plain)
+    arrays = {name: getattr(model, name) for name in FILE.arrays}
+    arrays["spread"] = list(model.spread.as_dict().values())
+    texts = {"report": (model.report, "what the fit printed")}
     coords = {"step": model.steps, "part": list(PARTS)}
-    scalars = {name: _plain(getattr(model, name)) for name in _SCALARS}
-    return xr.Dataset(data, coords, {**attrs, **scalars, "kind": "steps", "schema": SCHEMA})
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) else value
+    scalars = {name: getattr(model, name) for name in SCALARS}
+    return FILE.lay_out(arrays, {}, texts, coords, attrs | scalars)
 
 
 def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
-    """Rebuild a model.
-
-    Raises
-    ------
-    PrismError
-        The dataset is no model of step times of a version that is understood.
-    """
-    kind = dataset.attrs.get("kind")
-    if kind != "steps" or dataset.attrs.get("schema") != SCHEMA:
-        raise PrismError(
-            f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a model of "
-            f"step times of schema {SCHEMA}; fit the steps again: prism fit STEPS -o MODEL.nc"
-        )
-    for name, (dims, _, _) in ARRAYS.items():
-        if dataset[name].dims != dims:
-            raise ValueError(f"{name} is by {dataset[name].dims}, not by {dims}")
-    arrays: dict[str, Any] = {name: np.asarray(dataset[name].values, np.float64) for name in ARRAYS}
-    spread = Spread(**{name: float(dataset[f"spread_{name}"]) for name in PARTS})
-    scalars = {name: dataset.attrs[name] for name in _SCALARS}
-    kinds: dict[str, Any] = {"has_profile": bool}
-    whole = ("mean_over", "n_runs", "n_steps", "offset_skips")
-    values = {
-        name: kinds.get(name, int if name in whole else float)(value)
-        for name, value in scalars.items()
-    }
+    """Rebuild a model; raises PrismError where the dataset is none that is understood."""
+    FILE.check(dataset, source)
+    arrays: dict[str, Any] = {k: np.float64(v) for k, v in FILE.values(dataset).items()}
+    spread = dict(zip(PARTS, arrays.pop("spread").tolist(), strict=True))
+    values: dict[str, Any] = {name: read(dataset.attrs[name]) for name, read in SCALARS.items()}
     model = StepModel(
-        steps=np.asarray(dataset["step"].values, np.int64), spread=spread, **arrays, **values,
-        report=json.loads(str(dataset["report"].values)),
+        steps=np.asarray(dataset["step"].values, np.int64), spread=Spread(**spread),
+        **arrays, **values, report=json_of(dataset, "report"),
     )  # fmt: skip
     _check(model)
     return model
@@ -196,8 +167,8 @@ def _check(model: StepModel) -> None:
     """Refuse what makes no sense; raises ValueError."""
     if model.work.size < 1 or not (model.work > 0.0).all() or not np.isfinite(model.work).all():
         raise ValueError("work holds times that are not above 0")
-    for name in ARRAYS:
-        if not np.isfinite(getattr(model, name)).all():
+    for name in FILE.arrays:
+        if name != "spread" and not np.isfinite(getattr(model, name)).all():
             raise ValueError(f"{name} holds numbers that are not finite")
     if not model.residuals.size or (model.stall_counts.sum() > 0 and not model.stall_s.size):
         raise ValueError("residuals or stalls are missing")
@@ -209,15 +180,5 @@ def _check(model: StepModel) -> None:
 
 
 def load_step_model(path: str | Path) -> StepModel:
-    """Read a model from its file.
-
-    Raises
-    ------
-    PrismError
-        The file is missing, or holds something else.
-    """
-    if not Path(path).is_file():
-        raise PrismError(f"{path}: no such model; prism fit STEPS -o MODEL.nc makes one")
-    expected = "a model, which prism fit STEPS -o MODEL.nc makes"
-    with told_broken(path, expected):
-        return model_from_dataset(read_netcdf(path, expected), str(path))
+    """Read a model from its file; raises PrismError where it is missing or something else."""
+    return FILE.load(path, model_from_dataset)

@@ -1,7 +1,7 @@
 """Fitted models as files: a `TraceModel` to and from a netCDF dataset.
 
-What has a number for every op, rank or step is an array with units; the graph's nodes and the op
-groups' labels are one JSON text each.
+What has a number for every op, rank or step is an array with units, distributions lie in the table
+of a library's file; the graph's nodes and the op groups' labels are one JSON text each.
 """
 
 import json
@@ -12,109 +12,127 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, told_broken
 from prism.distributions.distribution import Distribution, constant
+from prism.distributions.modelfile import ModelFile, Spec, json_of
 from prism.simulation.tracemodel.graph import Scope, TraceNode
 from prism.simulation.tracemodel.model import OpGroup, TraceModel
 
 if TYPE_CHECKING:
     import xarray as xr
 
-SCHEMA = 1
 NODE = [name for name in TraceNode._fields if name != "lags"]  # which are nodes of their own
-ARRAYS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "mean": (
-        ("node", "dp_rank"),
-        "s",
-        "mean time from the last arrival, rank factor taken out",
-    ),
-    "profile": (("op_group", "dp_rank", "step"), "1", "step factor, steps from fast to slow"),
-    "weight": (("step",), "1", "probability of drawing each measured step"),
-    "rank": (("op_kind", "stage", "dp_rank"), "1", "persistent factor of every traced worker"),
-    "follows": (("op_kind", "stage", "dp_rank"), "1", "share of it that follows shared effects"),
-    "rank_power": (("op_kind",), "1", "exponent of the rank distribution"),
-    "group": (("node",), "1", "op group of every node, -1: none"),
-}
-_LAWS = ("rank_law", "content", "rank_step")
+FILE = ModelFile(
+    "trace",
+    (1, 2),
+    {
+        "duration": Spec(
+            ("node", "dp_rank"), "s", "mean time from the last arrival, rank factor taken out"
+        ),
+        "profile": Spec(
+            ("op_group", "dp_rank", "step"), "1", "step factor, steps from fast to slow"
+        ),
+        "weight": Spec(("step",), "1", "probability of drawing each measured step"),
+        "rank": Spec(
+            ("op_kind", "stage", "dp_rank"), "1", "persistent factor of every traced worker"
+        ),
+        "follows": Spec(
+            ("op_kind", "stage", "dp_rank"), "1", "share of it that follows shared effects"
+        ),
+        "rank_power": Spec(("op_kind",), "1", "exponent of the rank distribution"),
+        "group": Spec(("node",), "1", "op group of every node, -1: none"),
+    },
+    "a model of a trace",
+    "prism fit TRACE -o MODEL.nc",
+)
+LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  # entry of each
+SCALARS = {
+    "n_stages": int, "n_replicas": int, "p2p": str, "correlation_steps": float,
+    "correlation_share": float, "measured_mean": float, "period_ratio": float,
+}  # fmt: skip
 
 
 def model_to_dataset(model: TraceModel, attrs: dict[str, Any]) -> "xr.Dataset":
     """Lay a model into labelled arrays; `attrs` are its provenance."""
-    import xarray as xr
-
-    data: dict[str, Any] = {
-        name: (dims, getattr(model, name), {"units": units, "long_name": text})
-        for name, (dims, units, text) in ARRAYS.items()
-    }
+    arrays = {name: getattr(model, name) for name in FILE.arrays if name != "duration"}
+    laws = {entry: getattr(model, name) for name, entry in LAWS.items()}
+    laws |= {f"residual/{i}": g.residual for i, g in enumerate(model.groups)}
     nodes = [{k: getattr(n, k) for k in NODE} | {"scope": n.scope.name} for n in model.nodes]
-    groups = [{**g._asdict(), "residual": _law_to(g.residual)} for g in model.groups]
+    groups = [{k: v for k, v in g._asdict().items() if k != "residual"} for g in model.groups]
     texts = {
         "nodes": (nodes, "the step's graph"),
-        "groups": (groups, "what its ops have in common, with their distributions"),
-        "laws": (
-            {name: _law_to(getattr(model, name)) for name in _LAWS},
-            "distributions of shared effects",
-        ),
+        "groups": (groups, "what its ops have in common"),
         "report": (model.report, "what the fit printed"),
     }
-    for name, (value, text) in texts.items():
-        data[name] = ((), json.dumps(value), {"units": "1", "long_name": text})
-    scalars = {
-        n: getattr(model, n)
-        for n in ("n_stages", "n_replicas", "p2p", "correlation_steps", "correlation_share",
-                  "measured_mean", "period_ratio")
-    }  # fmt: skip
+    scalars = {name: getattr(model, name) for name in SCALARS}
+    more = {"job": json.dumps(model.job), "lemons": json.dumps(model.lemons)}
     coords = {"step": model.steps, "op_kind": list(model.rank_kinds)}
-    return xr.Dataset(
-        data, coords,
-        attrs | scalars | {
-            "kind": "trace", "schema": SCHEMA, "job": json.dumps(model.job),
-            "lemons": json.dumps(model.lemons),
-        },
-    )  # fmt: skip
+    return FILE.lay_out(
+        arrays | {"duration": model.mean}, laws, texts, coords, attrs | scalars | more
+    )
 
 
 def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     """Rebuild a model; raises PrismError where the dataset is none that is understood."""
-    kind = dataset.attrs.get("kind")
-    if kind == "steps":
+    if dataset.attrs.get("kind") == "steps":
         raise PrismError(
             f"{source}: a model of step times alone, without a step graph; a job needs one of a "
-            "trace: prism fit TRACE -o MODEL.nc"
+            f"trace: {FILE.command}"
         )
-    if kind != "trace" or dataset.attrs.get("schema") != SCHEMA:
-        raise PrismError(
-            f"{source}: kind {kind!r}, schema {dataset.attrs.get('schema')}; expected a trace "
-            f"model of schema {SCHEMA}: fit the trace again, prism fit TRACE -o MODEL.nc"
-        )
-    text = {n: json.loads(str(dataset[n].values)) for n in ("nodes", "groups", "laws", "report")}
+    if FILE.check(dataset, source) == 1:
+        dataset, laws = _of_version_1(dataset)
+    else:
+        laws = FILE.laws(dataset)
     nodes = tuple(
         TraceNode(**{**n, "scope": Scope(n["scope"]), "stages": tuple(n["stages"]),
                      "preds": tuple(n["preds"])})
-        for n in text["nodes"]
+        for n in json_of(dataset, "nodes")
     )  # fmt: skip
-    groups = tuple(OpGroup(**{**g, "residual": _law_from(g["residual"])}) for g in text["groups"])
-    arrays: dict[str, Any] = {name: np.asarray(dataset[name].values) for name in ARRAYS}
-    laws: dict[str, Any] = {n: _law_from(text["laws"][n]) for n in _LAWS}
-    attrs = dataset.attrs
+    groups = tuple(
+        OpGroup(**g, residual=laws[f"residual/{i}"])
+        for i, g in enumerate(json_of(dataset, "groups"))
+    )
+    arrays, attrs = FILE.values(dataset), dataset.attrs
+    shared: dict[str, Any] = {name: laws[entry] for name, entry in LAWS.items()}
+    scalars: dict[str, Any] = {name: read(attrs[name]) for name, read in SCALARS.items()}
     model = TraceModel(
-        nodes=nodes, groups=groups, steps=np.asarray(dataset["step"].values),
-        rank_kinds=tuple(str(k) for k in dataset["op_kind"].values), **laws, **arrays,
-        n_stages=int(attrs["n_stages"]), n_replicas=int(attrs["n_replicas"]), p2p=str(attrs["p2p"]),
-        correlation_steps=float(attrs["correlation_steps"]),
-        correlation_share=float(attrs["correlation_share"]),
-        measured_mean=float(attrs["measured_mean"]),
-        period_ratio=float(attrs.get("period_ratio", 1.0)),  # older files lack it
+        nodes=nodes, groups=groups, mean=arrays.pop("duration"), **arrays, **shared, **scalars,
+        steps=np.asarray(dataset["step"].values),
+        rank_kinds=tuple(str(k) for k in dataset["op_kind"].values),
         lemons=tuple((int(r), int(s), float(x)) for r, s, x in json.loads(attrs["lemons"])),
-        report=text["report"], job=json.loads(attrs["job"]),
+        report=json_of(dataset, "report"), job=json.loads(attrs["job"]),
     )  # fmt: skip
     _check(model)
     return model
 
 
+def _of_version_1(dataset: "xr.Dataset") -> tuple["xr.Dataset", dict[str, Distribution]]:
+    """Bring a file whose distributions were JSON to today's names; give the distributions."""
+    groups, shared = (json_of(dataset, name) for name in ("groups", "laws"))
+    laws = {entry: _law_of(shared[name]) for name, entry in LAWS.items()}
+    laws |= {f"residual/{i}": _law_of(g.pop("residual")) for i, g in enumerate(groups)}
+    attrs = {"period_ratio": 1.0} | dataset.attrs  # older files lack it
+    text = {"groups": ((), json.dumps(groups))}
+    return dataset.rename(mean="duration").assign(text).assign_attrs(attrs), laws
+
+
+def _law_of(plain: dict[str, Any]) -> Distribution:
+    if not plain:
+        return constant()
+    fields = {k: tuple(plain[k]) for k in ("params", "knots_q", "knots_x")}
+    return Distribution(plain["family"], loc=plain["loc"], scale=plain["scale"], **fields)
+
+
+def load_model(path: str | Path) -> TraceModel:
+    """Read a model from its file; raises PrismError where that is missing or something else."""
+    return FILE.load(path, model_from_dataset)
+
+
 def _check(model: TraceModel) -> None:
     """Refuse what is no graph with durations."""
     n, kinds = len(model.nodes), len(model.rank_kinds)
+    for law in (*(getattr(model, name) for name in LAWS), *(g.residual for g in model.groups)):
+        if not math.isfinite(law.mean):
+            raise ValueError(f"distribution {law.family} without a mean")
     place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
     shapes = {
         "mean": (n, model.n_replicas), "profile": (len(model.groups), model.n_replicas, steps),
@@ -140,32 +158,3 @@ def _check(model: TraceModel) -> None:
             raise ValueError(f"node {i} is on stages {node.stages} of {model.n_stages}")
         if not (-1 if node.kind == "join" else 0) <= model.group[i] < len(model.groups):
             raise ValueError(f"node {i} is of group {model.group[i]}")
-
-
-def load_model(path: str | Path) -> TraceModel:
-    """Read a model from its file; raises PrismError where that is missing or something else."""
-    if not Path(path).is_file():
-        raise PrismError(f"{path}: no such model; prism fit TRACE -o MODEL.nc makes one")
-    expected = "a model, which prism fit TRACE -o MODEL.nc makes"
-    with told_broken(path, expected):
-        return model_from_dataset(read_netcdf(path, expected), str(path))
-
-
-def _law_to(law: Distribution) -> dict[str, Any]:
-    """Lay a distribution into plain values; one without spread is empty."""
-    if law.std == 0.0:
-        return {}
-    return {
-        "family": law.family, "params": law.params, "loc": law.loc, "scale": law.scale,
-        "knots_q": [round(q, 12) for q in law.knots_q], "knots_x": law.knots_x,
-    }  # fmt: skip
-
-
-def _law_from(plain: dict[str, Any]) -> Distribution:
-    if not plain:
-        return constant()
-    fields = {k: tuple(plain[k]) for k in ("params", "knots_q", "knots_x")}
-    law = Distribution(plain["family"], loc=plain["loc"], scale=plain["scale"], **fields)
-    if not math.isfinite(law.mean):
-        raise ValueError(f"distribution {plain['family']} without a mean")
-    return law

@@ -1,0 +1,110 @@
+"""Files of fitted models: what is common to their kinds.
+
+Distributions lie in the table of a library's file (`prism.distributions.library`), the rest is
+arrays with units, JSON texts and attributes; ``kind`` and ``schema`` say how to read them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from prism.common.errors import PrismError
+from prism.common.files import read_netcdf, told_broken
+from prism.distributions.distribution import Distribution
+from prism.distributions.library import Entry, Library, from_dataset, to_dataset
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Model = TypeVar("Model")
+
+
+class Spec(NamedTuple):
+    """An array of a model's file."""
+
+    dims: tuple[str, ...]
+    units: str
+    long_name: str
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """How models of one kind lie in a file.
+
+    Attributes
+    ----------
+    kind : str
+        Attribute ``kind`` of the file.
+    schemas : tuple of int
+        Versions that are understood, the one that is written last.
+    arrays : mapping of str to Spec
+    what, command : str
+        What such a model is, and what makes one.
+    """
+
+    kind: str
+    schemas: tuple[int, ...]
+    arrays: Mapping[str, Spec]
+    what: str
+    command: str
+
+    def lay_out(
+        self, arrays: Mapping[str, Any], laws: Mapping[str, Distribution],
+        texts: Mapping[str, tuple[Any, str]], coords: Mapping[str, Any], attrs: Mapping[str, Any],
+    ) -> xr.Dataset:  # fmt: skip
+        """Lay arrays, distributions by name, and JSON values with what they are into a dataset."""
+        import xarray as xr
+
+        found = xr.Dataset()
+        if laws:
+            entries = {name: Entry(name, self.what, law=law) for name, law in laws.items()}
+            found = to_dataset(Library("", "", entries)).drop_attrs(deep=False)
+        for name, spec in self.arrays.items():
+            about = {"units": spec.units, "long_name": spec.long_name}
+            found[name] = (spec.dims, np.asarray(arrays[name]), about)
+        for name, (value, text) in texts.items():
+            found[name] = ((), json.dumps(value), {"units": "1", "long_name": text})
+        plain = {k: int(v) if isinstance(v, bool) else v for k, v in attrs.items()}
+        last = {"kind": self.kind, "schema": self.schemas[-1]}
+        return found.assign_coords(coords).assign_attrs(plain | last)
+
+    def check(self, dataset: xr.Dataset, source: str) -> int:
+        """Give the schema of a file of this kind; another kind or version raises PrismError."""
+        kind, schema = (dataset.attrs.get(k) for k in ("kind", "schema"))
+        if kind != self.kind or schema not in self.schemas:
+            raise PrismError(
+                f"{source}: kind {kind!r}, schema {schema}; expected {self.what} of schema "
+                f"{' or '.join(map(str, self.schemas))}; fit again: {self.command}"
+            )
+        return int(schema)
+
+    def laws(self, dataset: xr.Dataset) -> dict[str, Distribution]:
+        """Distributions of a file by name."""
+        entries = from_dataset(dataset, self.kind).entries
+        return {name: entry.law for name, entry in entries.items() if entry.law is not None}
+
+    def values(self, dataset: xr.Dataset) -> dict[str, Any]:
+        """Arrays of a file by name; ValueError where one has other dimensions."""
+        for name, spec in self.arrays.items():
+            if dataset[name].dims != spec.dims:
+                raise ValueError(f"{name} is by {dataset[name].dims}, not by {spec.dims}")
+        return {name: np.asarray(dataset[name].values) for name in self.arrays}
+
+    def load(self, path: str | Path, rebuild: Callable[[xr.Dataset, str], Model]) -> Model:
+        """Read a file and rebuild its model; PrismError where it is missing or something else."""
+        if not Path(path).is_file():
+            raise PrismError(f"{path}: no such model; {self.command} makes one")
+        expected = f"{self.what}: {self.command}"
+        with told_broken(path, expected):
+            return rebuild(read_netcdf(path, expected), str(path))
+
+
+def json_of(dataset: xr.Dataset, name: str) -> Any:
+    """Value of a JSON text of a file."""
+    return json.loads(str(dataset[name].values))
