@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.spread import Spread, mean_variance
 from prism.simulation.runs.drift import ar1
-from prism.simulation.runs.model import simulate_runs
+from prism.simulation.runs.model import NORMAL_STEPS, simulate_runs
 from prism.simulation.runs.parts import Drift, RunModel, StallProcess
 from prism.traces.table import SHORTEST_S
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 MAX_WORK = 1_000_000  # steps whose work is held one by one
 _AHEAD = 0.2  # last share of the steps seen whose mean stands for all that come after
-_FEW = 64  # steps whose own noise is drawn one by one: few do not make a sum normal
+
 _STREAM = 40  # keeps these draws apart from others under the same seed
 _TERMS = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "drift", "stalls")
 
@@ -90,7 +90,7 @@ def run_model(model: StepModel, n_steps: int, first: int = 0) -> RunModel:
     return RunModel(
         np.array([[mean]]), np.array([[s.white * mean]]), mean, profile, s.run,
         drift=Drift(s.drift, s.tau_s), stalls=stalls,
-        residuals=s.white * mean * model.residuals if n <= _FEW else np.empty(0),
+        residuals=s.white * mean * model.residuals if n <= NORMAL_STEPS else np.empty(0),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from prism.simulation.runs.parts import DAY_S, Array, Drift, Index, RunModel, Ru
 from prism.simulation.runs.rates import expected_events, stationary
 
 STEP_BY_STEP = 2000  # steps up to which a run is walked; beyond, its sum is as good as normal
+NORMAL_STEPS = 64  # the same of steps that are normal themselves
 MAX_EVENTS = 200_000.0  # of a run: minutes of work
 MOST_TRIES = 50.0  # of one checkpoint interval, on average, in a run that still gets on
 MARKED = 4 * CHUNK  # runs whose progress is kept: enough for percentiles
@@ -102,12 +103,12 @@ def draw_chunk(
 
 
 def _is_walked(model: RunModel, n_steps: int) -> bool:
-    """Tell whether a run is short, its steps and stalls alone, and its steps are no normal ones."""
+    """Tell whether a run is short, and its steps and stalls alone."""
     others = (
         model.regime, model.episodes, model.interruptions, model.checkpoints, model.evaluations,
     )  # fmt: skip
-    short = n_steps <= STEP_BY_STEP and model.residuals.size > 0
-    return short and all(part is None for part in others)
+    most = STEP_BY_STEP if model.residuals.size else NORMAL_STEPS
+    return n_steps <= most and all(part is None for part in others)
 
 
 def _check_end(model: RunModel, n_steps: int) -> None:
@@ -179,7 +180,10 @@ def _walk(
     mean, shape = model.mean[cluster, 0], (n_steps, CHUNK)
     ideal = mean if model.ideal_s is None else model.ideal_s
     work = np.ones(n_steps) if model.profile is None else model.profile[:n_steps]
-    own = model.residuals[white.integers(0, model.residuals.size, shape)]
+    if model.residuals.size:
+        own = model.residuals[white.integers(0, model.residuals.size, shape)]
+    else:
+        own = model.std[cluster, 0] * white.standard_normal(shape)
     own = np.maximum(own, -mean) * work[:, None]
     drift = _walk_drift(model.drift.of(cluster), n_steps, mean, cluster, start_s, shocks)
     run = 1.0 + model.run_cv * rest.standard_normal(CHUNK)
