@@ -1,15 +1,19 @@
 """Coverage of what is fitted to step times of known truth, and of runs in progress.
 
 Run from a checkout: python experiments/verification/step_models.py [--repetitions 100] [--seed 1]
+[--p-values]
 """
 
 import argparse
+import json
 import sys
 import time
 from typing import NamedTuple
 
 import numpy as np
 
+from prism.analyses.validation.hold import Call, hold
+from prism.analyses.validation.steps import split_case
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.predict import draw_runs
 from prism.models.steptimes.runs import progress
@@ -97,12 +101,34 @@ def check(truth, repetitions, seed):
     return held, found, inside
 
 
+SPLIT = (
+    Truth("white", 1, 400, 5.0, Spread(0.01)),
+    Truth("drift, memory a third of the training part", 1, 400, 5.0, Spread(0.005, 0.01, 333.0)),
+    Truth("drift, memory a seventh of it", 1, 400, 5.0, Spread(0.005, 0.01, 143.0)),
+)
+
+
+def p_values(n, seed):
+    """Print how many p-values of a validation's first half are at most 0.1 under the truth."""
+    for truth in SPLIT:
+        found = []
+        for i in range(n):
+            times = as_times(draw(truth, 1, np.random.default_rng([seed, i])))
+            call = Call("step_time", None, 2_000, 19, i, None, None)
+            held = hold(split_case(times, "made", "first-half", call), call)
+            found.append(json.loads(held.attrs["summary"])["ks_p_value"])
+        print(f"p-values at most 0.1, {truth.name}: {np.mean(np.array(found) <= 0.1):.0%} of {n}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the truths, from 0")
+    parser.add_argument("--p-values", action="store_true", help="those of a validation alone")
     arguments = parser.parse_args()
+    if arguments.p_values:
+        return p_values(arguments.repetitions, arguments.seed)
     n, wrong = arguments.repetitions, []
     noise = 2.6 * np.sqrt(0.09 / n)  # 99 % of what as few repetitions err by
     for k, truth in enumerate(TRUTHS):
