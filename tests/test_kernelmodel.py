@@ -12,13 +12,14 @@ from prism.analyses.replay import replay as replay_file
 from prism.analyses.replay import replay_trace, summarize_replay
 from prism.analyses.validate import summarize_validation, validate
 from prism.common.errors import PrismError
+from prism.common.means import finite_mean
 from prism.common.resultfiles import save
 from prism.models.fit import fit, summarize_fit
 from prism.models.kerneltrace.graph import step_graph
 from prism.models.kerneltrace.groups import node_groups
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.kerneltrace.steps import align, split_steps
-from prism.simulation.tracemodel.graph import ends_of, filled, mean
+from prism.simulation.tracemodel.graph import ends_of, filled
 from prism.simulation.tracemodel.model import synthetic_graph
 from prism.traces import read_trace
 
@@ -52,7 +53,7 @@ def measured_steps(trace):
 
 def groups_of(trace):
     graph = step_graph(trace)
-    return graph, node_groups(graph, mean(graph.durations, axis=(1, 2)))
+    return graph, node_groups(graph, finite_mean(graph.durations, axis=(1, 2)))
 
 
 def simulated(model, seed=0, n=2_000):

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.means import finite_mean
 from prism.common.text import percent_change
 from prism.models.kernellaws import ONE_STEP, why_no_model
 from prism.models.kerneltrace.graph import KernelGraph, step_graphs
 from prism.models.kerneltrace.steps import KernelSteps, split_steps
 from prism.models.pipelinetrace.build import CLOSE, build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
-from prism.models.pipelinetrace.reduce import finite_mean, simplify
+from prism.models.pipelinetrace.reduce import simplify
 from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, ends_of, filled, span
 from prism.simulation.tracemodel.graph import replay as replay_graph
 from prism.traces import Trace, read_trace

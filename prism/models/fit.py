@@ -32,8 +32,13 @@ from prism.models.steptimes.model import model_to_dataset as step_model_to_datas
 from prism.models.variance.components import Components
 from prism.simulation.steps import fresh_seed
 from prism.simulation.tracemodel.file import model_to_dataset
-from prism.simulation.tracemodel.graph import COMPUTE, Array, TraceGraph, replay
-from prism.simulation.tracemodel.model import TraceModel, figures, synthetic_graph
+from prism.simulation.tracemodel.graph import COMPUTE, TraceGraph, replay
+from prism.simulation.tracemodel.model import (
+    TraceModel,
+    figures,
+    ideal_graph,
+    synthetic_graph,
+)
 from prism.traces import Trace, find_recording, read_step_times, read_totals, read_trace
 from prism.traces.choose import rows_in_name
 
@@ -316,23 +321,8 @@ def _cross_check(graph: TraceGraph, model: TraceModel, seed: int) -> dict[str, A
         "measured": figures(graph.measured),
         "model": figures(simulated),
         "resampled": figures(resampled),
-        "ideal": ideal_step_time(model),
+        "ideal": float(ideal_graph(model).measured[0]),
     }
-
-
-def ideal_step_time(model: TraceModel) -> float:
-    """Step time with every effect at 1, stage imbalance kept [s]."""
-    return float(replay(*ideal_durations(model))[0])
-
-
-def ideal_durations(model: TraceModel) -> tuple[TraceGraph, Array]:
-    """Model's graph, and each op at its mean with every effect at 1, [node, replica, 1]."""
-    mean = np.repeat(model.mean.mean(axis=1, keepdims=True), model.n_replicas, axis=1)[..., None]
-    graph = TraceGraph(
-        model.nodes, mean, np.zeros(1, np.int64), np.zeros(1), model.n_stages, model.n_replicas,
-        model.p2p,
-    )  # fmt: skip
-    return graph, mean
 
 
 def warnings_of(graph: TraceGraph, model: TraceModel, parts: Components | None) -> list[str]:

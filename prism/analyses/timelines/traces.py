@@ -15,10 +15,10 @@ from prism.analyses.replay import same_work
 from prism.analyses.timelines.jobs import describe_node, gaps_by_row
 from prism.analyses.timelines.played import COMMUNICATION, COMPUTE, JOIN, PlayedOp, PlayedStep
 from prism.common.errors import PrismError, named
+from prism.common.means import finite_mean
 from prism.models.kerneltrace.graph import KernelGraph, step_graph
 from prism.models.kerneltrace.steps import split_steps
 from prism.models.pipelinetrace.build import build_trace_graph
-from prism.models.pipelinetrace.reduce import finite_mean
 from prism.simulation.tracemodel.graph import Array, TraceGraph, ends_of, filled
 from prism.traces.kernelnames import COLLECTIVES
 from prism.traces.table import Trace

@@ -11,10 +11,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
+from prism.common.means import median
 from prism.models.changes.report import Row
 from prism.models.changes.segments import LEAST, Array, Flags
 from prism.models.changes.spans import FEWEST, Index, Span, find_pauses, find_spans
-from prism.simulation.tracemodel.graph import COMPUTE, median
+from prism.simulation.tracemodel.graph import COMPUTE
 from prism.traces import StepTimes, Trace
 from prism.traces.kernelnames import COLLECTIVES
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.means import finite_mean
 from prism.common.text import format_duration, percent_change
 from prism.distributions.distribution import constant
 from prism.distributions.samples import sample_law
@@ -24,7 +25,6 @@ from prism.simulation.tracemodel.graph import (
     LATENCY,
     Array,
     TraceGraph,
-    mean,
     with_lags_as_nodes,
 )
 from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, synthetic_graph
@@ -67,7 +67,7 @@ def whole_step_graph(steps: KernelSteps) -> KernelGraph:
 
 def fit_kernel_graph(graph: KernelGraph) -> TraceModel:
     """Fit a model, without report and job, to the durations of a graph's nodes in its steps."""
-    nominal = mean(graph.durations, axis=(1, 2))
+    nominal = finite_mean(graph.durations, axis=(1, 2))
     groups = node_groups(graph, nominal)
     nodes, place, seconds = with_lags_as_nodes(graph)
     seconds[place] = nominal
@@ -182,7 +182,7 @@ def _job(graph: KernelGraph) -> dict[str, Any]:
     """Blocks of a job file that describe the traced ranks: one forward stands for all kernels."""
     device = np.flatnonzero(graph.roles.role == "device")
     members = np.array([len(graph.nodes[i].stages) for i in device])
-    nominal = mean(graph.durations[device], axis=(1, 2))
+    nominal = finite_mean(graph.durations[device], axis=(1, 2))
     busy = float(np.nansum(nominal * members)) / graph.n_stages
     return {
         "model": {"durations": {"forward_s": busy, "backward_s": busy}},

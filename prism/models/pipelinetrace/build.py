@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism.common.errors import PrismError
+from prism.common.means import median
 from prism.common.text import format_share
 from prism.models.pipelinetrace.groups import (
     CLOCK_S,
@@ -40,7 +41,6 @@ from prism.simulation.tracemodel.graph import (
     WORLD,
     Scope,
     TraceGraph,
-    median,
     replay,
 )
 

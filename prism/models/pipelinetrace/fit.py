@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from prism.common.errors import PrismError
+from prism.common.means import finite_mean
 from prism.distributions.distribution import Distribution, bounded_body, constant, lognormal
 from prism.distributions.samples import sample_law
 from prism.models.pipelinetrace.reduce import (
     Crossed,
     column_of,
     crossed_table,
-    finite_mean,
     simplify,
 )
 from prism.models.variance.components import Column, Component, Components, fit_components

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.means import finite_mean, median
 from prism.simulation.tracemodel.graph import (
     REPLICA,
     STAGE,
@@ -17,8 +18,6 @@ from prism.simulation.tracemodel.graph import (
     WORLD,
     Array,
     Scope,
-    mean,
-    median,
 )
 
 CLOCK_S = 5e-5  # two clocks, or two launches of one event, differ by less
@@ -118,7 +117,7 @@ def hidden_barriers(ready: Array, starts: Array, step_s: float) -> list[Barrier]
     for barrier in candidates:
         released = release(level, barrier)
         arrived, left = (np.where(barrier.members(t), t, np.nan) for t in (level, starts))
-        wait = float(np.nan_to_num(mean(released - arrived)))
+        wait = float(np.nan_to_num(finite_mean(released - arrived)))
         if wait > HIDDEN_STEP * step_s and coincide(arrived, left, barrier.scope):
             found.append(barrier)
             level = released

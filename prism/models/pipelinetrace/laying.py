@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.means import median
 from prism.models.pipelinetrace.groups import CLOCK_S, Barrier, release
 from prism.models.pipelinetrace.times import Key, Times
 from prism.models.pipelinetrace.transfers import Pair
@@ -23,7 +24,6 @@ from prism.simulation.tracemodel.graph import (
     Array,
     Scope,
     TraceNode,
-    median,
 )
 
 

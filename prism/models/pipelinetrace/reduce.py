@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.means import finite_mean
 from prism.models.variance.components import Column
 from prism.simulation.tracemodel.graph import (
     COMPUTE,
@@ -116,14 +117,6 @@ def crossed_table(graph: TraceGraph) -> Crossed | None:
     if steps < 2 or max(replicas, most) < 2:
         return None
     return Crossed(columns, seconds[real], where[real])
-
-
-def finite_mean(values: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
-    """Mean of what is finite; NaN, without a warning, where nothing is."""
-    seen = np.isfinite(values)
-    count = seen.sum(axis=axis, keepdims=keepdims)
-    total = np.where(seen, values, 0.0).sum(axis=axis, keepdims=keepdims)
-    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
 # -------------------------------------------------------------------------------- cross-check

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.means import median
 from prism.models.pipelinetrace.groups import CLOCK_S
 from prism.models.pipelinetrace.pairs import transfer_roles
-from prism.simulation.tracemodel.graph import COMPUTE, Array, median
+from prism.simulation.tracemodel.graph import COMPUTE, Array
 
 if TYPE_CHECKING:
     from prism.traces import Trace

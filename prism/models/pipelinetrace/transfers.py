@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prism.common.means import median
 from prism.models.pipelinetrace.groups import CLOCK_S, EXCEPTIONS, LESS
 from prism.models.pipelinetrace.pairs import Role, transfer_roles
 from prism.models.pipelinetrace.times import Key, Times
-from prism.simulation.tracemodel.graph import Array, median
+from prism.simulation.tracemodel.graph import Array
 
 # Share of transfers during which a worker computes, from which they do not block: 0 in blocking
 # made-up traces and in those of three production jobs, 0.25 to 0.94 where they do not.

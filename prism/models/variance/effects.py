@@ -124,14 +124,6 @@ def excess_kurtosis(scores: Array) -> float:
     return float(np.mean(square**2) / mean**2 - 3.0) if mean > 0.0 else 0.0
 
 
-def finite_mean(values: Array, axis: int | tuple[int, ...]) -> Array:
-    """Mean of what is finite; NaN, without a warning, where nothing is."""
-    seen = np.isfinite(values)
-    count = seen.sum(axis=axis)
-    total = np.where(seen, values, 0.0).sum(axis=axis)
-    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
-
-
 def share_of(part: Array, whole: Array) -> Array:
     """Part over whole, 0 where there is nothing."""
     return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0.0)

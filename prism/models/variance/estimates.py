@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common.means import finite_mean
 from prism.models.variance.draws import (
     heavier,
     interval,
@@ -25,7 +26,6 @@ from prism.models.variance.effects import (
     build_effect,
     content_scores,
     excess_kurtosis,
-    finite_mean,
     make_component,
     share_of,
     standardise,

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from prism.models.variance.effects import Column, finite_mean
+from prism.common.means import finite_mean
+from prism.models.variance.effects import Column
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -7,7 +7,6 @@ what-if questions. Left out: contention between streams.
 Arrays over workers are [stage, replica, step]; NaN stands for what a trace lacks.
 """
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
+from prism.common.means import median
 
 Array = NDArray[np.float64]
 COMPUTE = ("forward", "backward", "backward_weight", "recompute")
@@ -188,21 +188,3 @@ def filled(graph: TraceGraph) -> Array:
     node = median(durations, axis=(1, 2), keepdims=True)
     guess = np.where(np.isfinite(own), own, np.where(np.isfinite(node), node, 0.0))
     return np.where(np.isfinite(durations), durations, guess)
-
-
-def median(
-    values: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
-) -> Array:
-    """Median of what is not missing; NaN where all of it is."""
-    if values.size and np.isfinite(values).all():  # far faster
-        return np.asarray(np.median(values, axis=axis, keepdims=keepdims))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
-        return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
-
-
-def mean(values: Array, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Mean of what is not missing; NaN where all of it is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
-        return np.asarray(np.nanmean(values, axis=axis))

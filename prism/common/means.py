@@ -1,0 +1,29 @@
+"""Means and medians of arrays with missing values."""
+
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def finite_mean(
+    values: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> Array:
+    """Mean of what is finite; NaN, without a warning, where nothing is."""
+    seen = np.isfinite(values)
+    count = seen.sum(axis=axis, keepdims=keepdims)
+    total = np.where(seen, values, 0.0).sum(axis=axis, keepdims=keepdims)
+    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
+
+
+def median(
+    values: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> Array:
+    """Median of what is not missing; NaN where all of it is."""
+    if values.size and np.isfinite(values).all():  # far faster
+        return np.asarray(np.median(values, axis=axis, keepdims=keepdims))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all missing
+        return np.asarray(np.nanmedian(values, axis=axis, keepdims=keepdims))
