@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from prism.simulation.execution.content import content_hash, identity
@@ -73,11 +72,6 @@ class Task:
             return shared, "", None
         key = content_hash(identity(), self.function, shared.content, self.args)
         return shared, key, store.load(key)
-
-
-def as_arrays(*values: Any) -> Arrays:
-    """Turn numbers and arrays into what a task gives."""
-    return tuple(np.asarray(value) for value in values)
 
 
 @dataclass(frozen=True)
