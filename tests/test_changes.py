@@ -67,6 +67,13 @@ def test_a_warm_up_is_the_beginning_of_a_run_or_left_out():
     assert weak.steps[0] == 30 and weak.step_s == pytest.approx(2.0, rel=0.01)
 
 
+def test_a_beginning_that_is_slow_then_fast_has_its_largest_ratio():
+    factors = np.r_[np.full(6, 1.3), np.full(12, 0.9), np.ones(222)]
+    rows, *_ = changes_of_step_times(step_times(factors, np.random.default_rng(8)))
+    assert (rows[0]["kind"], rows[0]["skip"]) == ("warm_up", 18)
+    assert rows[0]["ratio"] == pytest.approx(1.3, rel=0.05)
+
+
 def test_nothing_is_left_out_where_too_little_would_remain():
     times = step_times(during(12, (0, 6, 3.0)), np.random.default_rng(5), sd=0.002)
     rows, out, _ = changes_of_step_times(times)

@@ -178,7 +178,7 @@ def test_a_model_survives_its_file(files, tmp_path):
     spread = dict(zip(PARTS, whole["spread"].values, strict=True))
     for change in (
         *({"spread": ("part", list((spread | wrong).values()))}
-          for wrong in ({"run": np.nan}, {"drift": 0.1, "tau_s": 0.0})),
+          for wrong in ({"run": np.nan}, {"run": 1e30}, {"drift": 0.1, "tau_s": 0.0})),
         {"stall_counts": 0.0},
         {"residuals": ("stall", np.ones(whole.sizes["stall"]))},
     ):  # fmt: skip

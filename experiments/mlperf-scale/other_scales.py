@@ -310,6 +310,7 @@ def write_rows(rows):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         for row in rows:
+            row = {k: v for k, v in row.items() if v == v}  # rows that are kept lack a figure
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
     return rows
 

@@ -19,7 +19,7 @@ def warn(row: Row) -> str:
         steps += f" ({row['n_steps']} of {row['of_steps']})"
     what = {
         "pause": "every {interval_steps} steps {duration_s:.3g} s more, {n} times in " + steps,
-        "warm_up": "warm-up: {times} in " + steps,
+        "warm_up": "warm-up: up to {times} in " + steps,
         "ramp": "a ramp over " + steps + ", {times} before",
         "spread": "{ratio:.3g} times the spread of other steps in " + steps,
         "phase": "another phase, {times} (mean {mean}), in " + steps,

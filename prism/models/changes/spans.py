@@ -96,7 +96,8 @@ def _explain(
     early = [m for m in range(kept[0]) if parts[m][1] <= WARM_UP * n]
     if early:
         part = slice(0, parts[early[-1]][1])
-        ratio = float(np.exp(np.nanmean(series[part]) - mean[len(early)]))
+        apart = mean[early] - mean[len(early)]  # the largest: a beginning may be slow, then fast
+        ratio = float(np.exp(apart[np.abs(apart).argmax()]))
         yield Span(kinds[0], k, 0, part.stop, ratio)
     for m, (a, b) in enumerate(parts):
         if same[m]:

@@ -152,7 +152,7 @@ def _profile(seen: Observed, ratio: float, tau_s: float) -> tuple[float, float, 
     """
     s = solve(seen, ratio, tau_s)
     level = s.along / s.ones
-    within = float((s.squares - s.along * level).sum())
+    within = max(float((s.squares - s.along * level).sum()), 0.0)  # rounding of huge values
     n_runs = level.size
     share = np.zeros(1)
     if n_runs > 1:

@@ -173,7 +173,9 @@ def _check(model: StepModel) -> None:
     if not model.residuals.size or (model.stall_counts.sum() > 0 and not model.stall_s.size):
         raise ValueError("residuals or stalls are missing")
     spread = model.spread.as_dict()
-    if not all(0.0 <= value < math.inf for value in spread.values()) or model.mean_over < 1:
+    most = {"tau_s": math.inf}  # else relative: no steps above 0 differ by more than a hundredfold
+    inside = all(0.0 <= value < most.get(name, 100.0) for name, value in spread.items())
+    if not inside or not math.isfinite(spread["tau_s"]) or model.mean_over < 1:
         raise ValueError(f"a spread of {spread}, or values of no step")
     if spread["drift"] > 0.0 and not spread["tau_s"] > 0.0:
         raise ValueError("a drift without a memory")
