@@ -3,7 +3,9 @@
 Steps are predicted from their numbers alone, since steps remember those near them.
 """
 
+from collections.abc import Callable
 from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,90 +44,73 @@ Int = NDArray[np.int64]
 
 def trace_case(trace: Trace, train: str, call: Call) -> Case:
     """Fit one part of a trace's steps and predict the other."""
-    how = (_Kernels if trace.has_kernels else _Pipeline)(trace, train)
+    split = (_split_kernels if trace.has_kernels else _split_pipeline)(trace, train)
+    part, held = split.part, split.held
     _, threads = settle_call(call.replicates, call.seed, call.threads)
     predicted, alone = (
-        predict_steps(how.model, how.steps[how.held], dependence, call.replicates, call.seed,
-                      threads)
-        for dependence in (call.dependence or "full", "none")
-    )  # fmt: skip
-    facts = {
-        "trace": trace.source, "train": train, "n_train": int(how.part.size),
-        "notes": how.notes, "changes": how.changes,
-        "warnings": [*map(warn, how.changes), *how.warnings],
-    }  # fmt: skip
-    null = _anew(how, call._replace(threads=threads))
-    return Case(
-        how.measured[how.held],
-        how.steps[how.held],
-        predicted,
-        alone,
-        null,
-        facts,
-        training=how.measured[how.part],
+        predict_steps(split.model, split.steps[held], how, call.replicates, call.seed, threads)
+        for how in (call.dependence or "full", "none")
     )
+    facts = {
+        "trace": trace.source, "train": train, "n_train": int(part.size), "notes": split.notes,
+        "changes": split.changes, "warnings": [*map(warn, split.changes), *split.warnings],
+    }  # fmt: skip
+    null = _anew(split, call._replace(threads=threads))
+    return Case(
+        split.measured[held], split.steps[held], predicted, alone, null, facts,
+        training=split.measured[part],
+    )  # fmt: skip
 
 
-class _Split:
-    """A trace whose steps [step] are split: what is fitted, and fitted anew to drawn durations."""
+class _Split(NamedTuple):
+    """A trace whose steps [step] are split, and the model of one part."""
 
-    model: TraceModel
     steps: Int
     measured: Array
+    part: Int  # positions of the steps that are fitted, less what changes among them
+    held: Int
+    model: TraceModel
+    refit: Callable[[TraceGraph], TraceModel]  # to the same part of a drawn trace
+    changes: list[dict[str, Any]]
     notes: list[str]
     warnings: list[str]
 
-    def split(self, trace: Trace, train: str) -> Trace:
-        """Choose positions of steps to fit, less what changes among them, and to hold out.
 
-        Returns
-        -------
-        Trace
-            Steps that are fitted.
-        """
-        part = split_steps(self.steps.size, train, trace.source)
-        self.held = np.setdiff1d(np.arange(self.steps.size), part)
-        training = without_steps(trace, self.steps[self.held])
-        self.changes, out = changes_of_trace(training)
-        self.part = part[~np.isin(self.steps[part], out)]
-        return without_steps(training, out)
-
-    def refit(self, drawn: TraceGraph) -> TraceModel:
-        """Fit to the training part of a drawn trace."""
-        raise NotImplementedError
+def _parts(trace: Trace, steps: Int, train: str) -> tuple[Int, Int, list[dict[str, Any]], Trace]:
+    """Positions of steps to fit and to hold out, what changes in the first, and their trace."""
+    part = split_steps(steps.size, train, trace.source)
+    held = np.setdiff1d(np.arange(steps.size), part)
+    training = without_steps(trace, steps[held])
+    changes, out = changes_of_trace(training)
+    return part[~np.isin(steps[part], out)], held, changes, without_steps(training, out)
 
 
-class _Pipeline(_Split):
-    def __init__(self, trace: Trace, train: str) -> None:
-        graph = build_trace_graph(trace)
-        self.steps, self.measured = graph.steps, graph.measured
-        self.split(trace, train)
-        training = graph.select(self.part)
-        self.model, parts = fit_with_components(training, trace.source)
-        self.notes = [*trace.notes, *graph.notes]
-        self.warnings = warnings_of(training, self.model, parts)
-
-    def refit(self, drawn: TraceGraph) -> TraceModel:
-        return fit_graph(drawn.select(self.part))
+def _split_pipeline(trace: Trace, train: str) -> _Split:
+    graph = build_trace_graph(trace)
+    part, held, changes, _ = _parts(trace, graph.steps, train)
+    training = graph.select(part)
+    model, parts = fit_with_components(training, trace.source)
+    return _Split(
+        graph.steps, graph.measured, part, held, model, lambda drawn: fit_graph(drawn.select(part)),
+        changes, [*trace.notes, *graph.notes], warnings_of(training, model, parts),
+    )  # fmt: skip
 
 
-class _Kernels(_Split):
-    """Waits between kernels, too, are inferred from the training steps alone."""
-
-    def __init__(self, trace: Trace, train: str) -> None:
-        whole = split_kernel_steps(trace)
-        begin, _, end = whole.bounds()
-        self.steps, self.measured = np.array(whole.steps), end - begin
-        training = self.split(trace, train)
-        self.model = fit_kernels(training)
-        self.graph = whole_step_graph(split_kernel_steps(training))
-        self.notes, self.warnings = list(trace.notes), self.model.report["warnings"]
-
-    def refit(self, drawn: TraceGraph) -> TraceModel:
-        return fit_kernel_graph(redrawn(self.graph, drawn.select(self.part)))
+def _split_kernels(trace: Trace, train: str) -> _Split:
+    """Split a trace of kernels; waits, too, are inferred from the training steps alone."""
+    whole = split_kernel_steps(trace)
+    begin, _, end = whole.bounds()
+    steps = np.array(whole.steps)
+    part, held, changes, training = _parts(trace, steps, train)
+    model, graph = fit_kernels(training), whole_step_graph(split_kernel_steps(training))
+    return _Split(
+        steps, end - begin, part, held, model,
+        lambda drawn: fit_kernel_graph(redrawn(graph, drawn.select(part))), changes,
+        list(trace.notes), model.report["warnings"],
+    )  # fmt: skip
 
 
-def _anew(how: _Split, call: Call) -> Repetitions:
+def _anew(split: _Split, call: Call) -> Repetitions:
     """Draw traces of the model, fit it to their training part and predict the rest.
 
     Traces have the dependence that is tested, so that the p-value is small where ops of the
@@ -135,11 +120,12 @@ def _anew(how: _Split, call: Call) -> Repetitions:
     draw = synthetic_graph if dependence == "full" else independent_graph
     for b in count(1):
         rng = np.random.Generator(np.random.Philox(key=[call.seed, b]))
-        graph = draw(how.model, how.steps, rng)
+        graph = draw(split.model, split.steps, rng)
         predicted = predict_steps(
-            how.refit(graph), how.steps[how.held], dependence, n, call.seed + b, call.threads or 1
-        )
-        yield graph.measured[how.held], predicted
+            split.refit(graph), split.steps[split.held], dependence, n, call.seed + b,
+            call.threads or 1,
+        )  # fmt: skip
+        yield graph.measured[split.held], predicted
 
 
 def predict_steps(
