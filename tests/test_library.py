@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
 from prism.distributions.distribution import empirical, lognormal, mixture, quantile_table
+from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import (
     Entry,
-    GemmTable,
     Library,
     library_names,
     library_path,
@@ -50,7 +51,10 @@ FIGURES = [
     "nominal/gemm_half_flop",
     "nominal/attention_efficiency",
     "nominal/attention_backward_efficiency",
-    "nominal/training_gemm_derate",
+    "nominal/cast_efficiency",
+    "nominal/derate_megatron",
+    "nominal/derate_compiled",
+    "nominal/derate_eager",
     "nominal/memory_efficiency",
     "nominal/nvlink_efficiency",
     "nominal/network_efficiency",
@@ -70,9 +74,10 @@ def small_library():
         Entry("c", "text", law=mixture([0.9, 0.1], [lognormal(0.1), lognormal(0.2).times(2.0)])),
         Entry("rank/node_share", "text", "four", number=0.25, units="1"),
     ]
-    table = GemmTable(np.array([1e9, 1e10]), np.array([1e14, 4e14]), "text")
+    sizes = {"m": np.array([64.0, 256.0]), "n": np.array([128.0])}
+    table = KernelTable(sizes, np.array([[1e14], [4e14]]), source="text")
     rows = {entry.name: entry for entry in entries}
-    return Library("small", "a device", rows, "2026-01-01", table)
+    return Library("small", "a device", rows, "2026-01-01", {"gemm/bf16": table})
 
 
 def test_all_sets_are_shipped():
@@ -116,8 +121,14 @@ def test_healthy_h100_is_as_documented():
 
 
 @pytest.mark.parametrize("name", library_names())
-def test_no_shipped_set_holds_a_table_that_no_job_reads(name):
-    assert load_library(name).gemm is None
+def test_tables_of_shipped_sets_are_plausible(name):
+    library = load_library(name)
+    device = DEVICES[device_key(library.device)]
+    for kind, table in library.tables.items():
+        assert list(table.rate.shape) == [len(grid) for grid in table.axes.values()]
+        if kind.startswith("gemm/"):
+            best = table.rate.max() / device.flop_per_s(kind.removeprefix("gemm/"))
+            assert 0.4 < best < 1.0, kind
 
 
 def test_libraries_hold_what_was_fitted_to_published_jobs():
@@ -171,7 +182,9 @@ def test_file_round_trip(tmp_path):
     q = np.linspace(0.01, 0.99, 9)
     for name in ("residual/a", "residual/b", "c"):
         np.testing.assert_allclose(again.law(name).ppf(q), library.law(name).ppf(q), rtol=1e-12)
-    assert again.gemm is not None and again.gemm.throughput.tolist() == [1e14, 4e14]
+    table = again.tables["gemm/bf16"]
+    assert table.rate.ravel() == pytest.approx([1e14, 4e14], rel=1e-4)
+    assert table(m=128, n=1) == pytest.approx(2e14, rel=1e-4)  # half way in logarithms
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from prism.cluster.machine import build_cluster
-from prism.distributions.library import Entry, GemmTable, Library, load_library
+from prism.common.errors import PrismError
+from prism.distributions.kerneltables import KernelTable
+from prism.distributions.library import Entry, Library, load_library
 from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.workload.build import Workload, build_workload, count_model_flop, count_parameters
@@ -256,38 +258,77 @@ def test_explicit_durations_of_a_stage_are_shared_by_its_chunks() -> None:
     assert [chunk.forward[0].duration for chunk in chunks] == [0.5, 0.5]
 
 
+BY_WORK = KernelTable({"flop": np.array([1e10, 1e12])}, np.array([2e14, 6e14]))
+
+
 def test_roofline_and_table() -> None:
-    rates = Rates(700e12, 7e9, 500e12, 400e12, 2e12, 0.0, gemm_derate=0.5)
+    rates = Rates(700e12, 7e9, 500e12, 400e12, 2e12, 0.0, derate=0.5)
     assert rates.gemm_time(7e9) == pytest.approx(2 * 7e9 / 700e12 / 0.5)
-    table = GemmTable(np.array([1e10, 1e12]), np.array([2e14, 6e14]))
-    measured = Rates(700e12, 7e9, 500e12, 400e12, 2e12, 0.0, table, gemm_derate=0.8)
-    assert measured.gemm_time(1e11) == pytest.approx(1e11 / 4e14 / 0.8)
+    tables = {"gemm/bf16": BY_WORK}
+    measured = Rates(700e12, 7e9, 500e12, 400e12, 2e12, 0.0, tables, derate=0.8)
+    middle = np.sqrt(2e14 * 6e14)  # logarithms are interpolated
+    assert measured.gemm_time(1e11) == pytest.approx(1e11 / middle / 0.8)
     assert measured.gemm_time(1e13) == pytest.approx(1e13 / 6e14 / 0.8)
 
 
-def test_table_is_used_for_its_own_device_only(library: Library) -> None:
-    table = GemmTable(np.array([1e10, 1e12]), np.array([2e14, 6e14]))
-    library = replace(library, gemm=table)
-    job = load_job("llama3-405b-8k")
-    assert build_rates(build_cluster(job, library), library).table is table
-    other = load_job("llama3-405b-8k", ["cluster.device=b200"])
-    rates = build_rates(build_cluster(other, library), library)
-    assert rates.table is None
-    assert rates.gemm_flop_per_s == pytest.approx(0.7 * 2250e12)
+def test_a_table_by_shape_is_read_by_rows_columns_and_depth() -> None:
+    grid = np.array([1e3, 1e4])
+    rate = np.array([[[1e14, 2e14], [3e14, 4e14]], [[5e14, 6e14], [7e14, 8e14]]])
+    table = KernelTable({"m": grid, "n": grid, "k": grid}, rate)
+    rates = Rates(700e12, 7e9, 500e12, 400e12, 1e30, 0.0, {"gemm/bf16": table})
+    for m, n, k, expected in (
+        (1e3, 1e3, 1e4, 2e14), (1e4, 1e3, 1e3, 5e14), (1e5, 1e5, 1e5, 8e14),
+        (1e3, 1e4, np.sqrt(1e7), np.sqrt(3e14 * 4e14)),
+    ):  # fmt: skip
+        found = rates.gemm("x", "gemm_mlp", m, n, k)
+        assert found.flop / found.duration == pytest.approx(expected)
+    grouped = rates.gemm("x", "gemm_expert", 1e4, 1e4, 1e3, groups=10.0)  # of 1,000 rows each
+    assert grouped.flop / grouped.duration == pytest.approx(3e14)
 
 
-def test_a_measured_table_is_used_however_its_device_is_spelt() -> None:
-    table = GemmTable(np.array([1e10, 1e12]), np.array([2e14, 6e14]))
-    shipped = replace(load_library("h100-healthy"), gemm=table)
+def test_tables_are_used_for_their_own_device_however_it_is_spelt() -> None:
     job = load_job("llama3-405b-8k")
-    # only what `prism measure` wrote: sets once shipped hold what their efficiencies were fitted to
-    assert build_rates(build_cluster(job, shipped), shipped).table is None
+
+    def rates(device: str, job: Job = job) -> Rates:
+        library = replace(
+            load_library("h100-healthy"), device=device, tables={"gemm/bf16": BY_WORK}
+        )
+        return build_rates(build_cluster(job, library), library, job.parallelism)
+
     for device in ("h100", "NVIDIA H100 80GB HBM3", "NVIDIA H200"):
-        own = replace(shipped, device=device, attrs={"measured_gemm": "{}"})
-        assert build_rates(build_cluster(job, own), own).table is shipped.gemm
+        assert rates(device).tables["gemm/bf16"] is BY_WORK
     for device in ("NVIDIA GB200", "CPU AMD EPYC"):
-        own = replace(shipped, device=device, attrs={"measured_gemm": "{}"})
-        assert build_rates(build_cluster(job, own), own).table is None
+        assert not rates(device).tables
+    other = rates("h100", load_job("llama3-405b-8k", ["cluster.device=b200"]))
+    assert not other.tables and other.gemm_flop_per_s == pytest.approx(0.7 * 2250e12, rel=0.01)
+
+
+def test_eight_bit_products_are_quantized_and_gathered_in_eight_bits(library: Library) -> None:
+    half, fp8 = (
+        build_workload(small_job(f"parallelism.precision={p}"), library) for p in ("bf16", "fp8")
+    )
+    sent = [sum(k.bytes for k in forward(w) if k.name == "mlp_all_gather") for w in (half, fp8)]
+    assert sent[0] == 2 * sent[1] > 0
+    products = [
+        sum(k.duration for k in (*forward(w), *backward(w)) if k.kernel_class == "gemm_mlp")
+        for w in (half, fp8)
+    ]
+    assert products[1] / products[0] == pytest.approx(0.5, abs=0.02)  # the data sheet's ratio
+    casts = [k for k in (*forward(fp8), *backward(fp8)) if k.name.endswith("_cast")]
+    tokens, layers = 8192, 32
+    # by layer: inputs of four products, gradients of four outputs, over tp = 8
+    widths = 3 * 4096 + 14336 + 6144 + 4096 + 2 * 14336 + 4096
+    assert sum(k.bytes for k in casts) == 4.0 * tokens * layers * widths / 8
+    assert not [k for k in forward(half) if k.name.endswith("_cast")]
+    logits = [[k.duration for k in forward(w) if k.name == "logits"] for w in (half, fp8)]
+    assert logits[0] == logits[1]
+
+
+def test_arithmetic_that_a_device_has_not_is_refused() -> None:
+    for device, precision in (("a100", "fp8"), ("h100", "nvfp4"), ("mi300x", "nvfp4")):
+        keys = [f"cluster.device={device}", f"parallelism.precision={precision}"]
+        with pytest.raises(PrismError, match="parallelism.precision"):
+            build_workload(load_job("llama3-405b-8k", keys), None)
 
 
 def test_laws_part_at_one_millisecond(library: Library) -> None:

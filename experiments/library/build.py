@@ -33,8 +33,17 @@ from fits import (
     slow_transfers,
     step_memory,
 )
+from tables import (
+    FILES,
+    attention_backward,
+    attention_table,
+    cast_efficiency,
+    gemm_tables,
+)
 
+from prism.cluster.devices import DEVICES
 from prism.distributions.distribution import Distribution, bounded_body_lemons, lognormal, mixture
+from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import Entry, Library, save_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,28 +53,36 @@ DATE = "2026-11-23"  # of the figures below; raise it with them
 
 # Where a spread is assumed, its range and its origin are in the README of this folder.
 OSDI = "arXiv:2505.05713 (OSDI'25) traces"
-NAMES = {"h100": "NVIDIA H100 SXM", "a100": "NVIDIA A100 SXM", "gb200": "NVIDIA GB200"}
-PEAK_BF16 = {"h100": 989e12, "a100": 312e12, "gb200": 2500e12}  # flop/s, dense, data sheets
+NAMES = {
+    "h100": "NVIDIA H100 SXM", "a100": "NVIDIA A100 SXM", "gb200": "NVIDIA GB200",
+    "h200": "NVIDIA H200 SXM", "b200": "NVIDIA B200 SXM", "b300": "NVIDIA B300 SXM",
+    "gb300": "NVIDIA GB300", "mi300x": "AMD MI300X",
+}  # fmt: skip
+STATES = ("healthy", "uncurated", "stressed")
+SETS = {gpu: STATES if gpu in ("h100", "a100", "gb200") else STATES[:1] for gpu in NAMES}
+# Whose figures a device without its own is given: fits of repeats, and what published jobs tell.
+REPEATS = {gpu: "a100" if gpu == "a100" else "h100" for gpu in NAMES}
+JOBS = {"h200": "h100", "mi300x": "h100", "b200": "gb200", "b300": "gb200", "gb300": "gb200"}
+GEMM_TABLES = {gpu: gpu for gpu in FILES} | {"b300": "b200", "gb300": "gb200"}
+ATTENTION_TABLES = {"h100": "h100", "h200": "h100"} | dict.fromkeys(
+    ("b200", "b300", "gb200", "gb300"), "b200"
+)
 
 # Attention: best reported 740 of 989 TFLOP/s forward on H100 (FlashAttention-3, abstract; 614 at
 # sequence 8,192 and head size 128 in pytorch/benchmark pull request 2391) and 50-73 % of peak on
-# A100 (FlashAttention-2, abstract). The backward figure is an assumption, a sixth lower.
+# A100 (FlashAttention-2, abstract).
 ATTENTION = {
-    "h100": (
-        0.60,
-        0.50,
-        "FlashAttention-3, arXiv:2407.08608, 75 % at best, 62 % at 8K; backward assumed",
-    ),
-    "a100": (0.60, 0.50, "FlashAttention-2, arXiv:2307.08691, 50-73 %; backward assumed"),
-    "gb200": (0.55, 0.45, "assumption: FlashAttention-3 on H100, less a tenth"),
+    "h100": (0.60, "FlashAttention-3, arXiv:2407.08608, 75 % at best, 62 % at 8K"),
+    "a100": (0.60, "FlashAttention-2, arXiv:2307.08691, 50-73 %"),
 }
 
+# Peaks of the data sheets, and what is carried over of a device's peers.
 # Slope of time over bytes, large 8-GPU all-reduces of kernel_profiles, over the data sheet's rate.
 NVLINK = {
     "h100": (0.84, "1", "kernel_profiles, h100_dgx: slope 379 of 450 GB/s"),
     "a100": (0.66, "1", "kernel_profiles, a100_dgx: slope 197 of 300 GB/s"),
-    "gb200": (0.80, "1", "assumption: a little below H100's 0.84"),
 }
+OTHER_NVLINK = (0.80, "1", "assumption: a little below H100's 0.84")
 
 
 def law_entry(name: str, law: Distribution, source: str, long_name: str, n: int = 0) -> Entry:
@@ -103,13 +120,20 @@ class Data:
         self.content_bad, _, self.loading_bad = content(folder, "SE_first21", None)
         self.slow = slow_transfers(folder)
         self.tau = step_memory(folder)
+        found = {gpu: gemm_tables(folder, gpu) for gpu in FILES}
+        self.gemms = {gpu: tables for gpu, (tables, _) in found.items()}
+        self.cast = {gpu: cast_efficiency(gpu, each) for gpu, (_, each) in found.items()}
+        self.attention = {gpu: attention_table(folder, gpu) for gpu in ("h100", "b200")}
 
 
 def from_jobs(data: Data, gpu: str, entry: str) -> Fit:
     """Return a figure that was fitted to published jobs, its interval in the source."""
-    row = data.jobs.loc[gpu, entry]
+    owner = gpu if (gpu, entry) in data.jobs.index else JOBS[gpu]
+    row, carried = data.jobs.loc[owner, entry], ""
+    if owner != gpu:
+        carried = f"assumption, carried over from {owner.upper()}: "
     told = f" (90 %: {row.low:.3g} to {row.high:.3g})" if row.low == row.low else ""
-    return Fit(float(row.value), int(row.n), f"{row.source}{told}")
+    return Fit(float(row.value), int(row.n), f"{carried}{row.source}{told}")
 
 
 def to_tail(fit: Fit, p99_p50: float) -> Distribution:
@@ -302,32 +326,57 @@ def regime_entries(probability: float) -> list[Entry]:
 
 def nominal_entries(data: Data, gpu: str) -> list[Entry]:
     """Efficiencies behind nominal durations."""
-    base = "h100" if gpu == "gb200" else gpu
-    top, half = gemm_efficiency(data.gemm, base, PEAK_BF16[base])
-    ratio = PEAK_BF16[gpu] / PEAK_BF16[base]
-    carried = "" if base == gpu else "assumption, H100's share and fixed time carried over; "
-    forward, backward, attention = ATTENTION[gpu]
-    derate = from_jobs(data, gpu, "nominal/training_gemm_derate")
+    base, device = REPEATS[gpu], DEVICES[gpu]
+    peak = DEVICES[base].bf16_flop_per_s
+    top, half = gemm_efficiency(data.gemm, base, peak)
+    carried = "" if base == gpu else f"assumption, carried over from {base.upper()}: "
+    forward, attention = ATTENTION[base]
+    backward = attention_backward(data.folder)
     share = "share of the BF16 peak"
     peak_share = "assumption: share of the data sheet's bandwidth that large messages reach"
+    size = half.number * device.bf16_flop_per_s / peak
+    told = f"{carried}{attention}"
     rows = [
         ("gemm_efficiency_max", top.number, "1", carried + top.source, f"GEMM: {share}, large"),
-        ("gemm_half_flop", half.number * ratio, "flop", carried + half.source, "half of that"),
-        ("attention_efficiency", forward, "1", attention, f"attention forward: {share}"),
-        ("attention_backward_efficiency", backward, "1", attention, f"backward: {share}"),
-        (
-            "training_gemm_derate",
-            round(derate.number, 3),
-            "1",
-            derate.source,
-            "GEMM throughput in training over alone",
-        ),
+        ("gemm_half_flop", size, "flop", carried + half.source, "half of that"),
+        ("attention_efficiency", forward, "1", told, f"attention forward: {share}"),
+        ("attention_backward_efficiency", round(forward * backward.number, 3), "1",
+         f"{told}; {backward.source}", f"attention backward: {share}"),
         ("memory_efficiency", 0.8, "1", "assumption", "share of the memory bandwidth"),
-        ("nvlink_efficiency", *NVLINK[gpu], "share of the NVLink bandwidth"),
+        ("cast_efficiency", *data.cast[GEMM_TABLES.get(gpu, "h100")],
+         "share of the memory bandwidth that quantizing reaches"),
+        ("nvlink_efficiency", *NVLINK.get(gpu, OTHER_NVLINK), "share of the NVLink bandwidth"),
         ("network_efficiency", 0.8, "1", peak_share, "share of the network bandwidth"),
         ("kernel_launch_s", round(data.gap.number, 7), "s", data.gap.source, "gap per kernel"),
-    ]
+    ]  # fmt: skip
+    for framework in ("megatron", "compiled", "eager"):
+        fit = from_jobs(data, gpu, f"nominal/derate_{framework}")
+        text = f"throughput of products and attention in training over alone, {framework}"
+        rows.append((f"derate_{framework}", round(fit.number, 3), "1", fit.source, text))
     return [figure(f"nominal/{name}", *rest) for name, *rest in rows]
+
+
+def kernel_tables(data: Data, gpu: str) -> dict[str, KernelTable]:
+    """Measured tables by size, its own or those of a device of the same chip."""
+    out = {}
+    if gpu in GEMM_TABLES:
+        out |= _carry(data.gemms[GEMM_TABLES[gpu]], GEMM_TABLES[gpu], gpu)
+    if gpu in ATTENTION_TABLES:
+        own = {"attention/bf16": data.attention[ATTENTION_TABLES[gpu]]}
+        out |= _carry(own, ATTENTION_TABLES[gpu], gpu)
+    return out
+
+
+def _carry(tables: dict[str, KernelTable], source: str, gpu: str) -> dict[str, KernelTable]:
+    """Carry tables over to a device: 4-bit products by the ratio of the data sheets' peaks."""
+    if source == gpu:
+        return tables
+    told, out = f"assumption, carried over from {source.upper()}: ", {}
+    for name, table in tables.items():
+        precision = name.rpartition("/")[2]
+        ratio = DEVICES[gpu].flop_per_s(precision) / DEVICES[source].flop_per_s(precision)
+        out[name] = replace(table, rate=table.rate * ratio, source=told + table.source)
+    return out
 
 
 def stressed(entry: Entry, data: Data) -> Entry:
@@ -391,10 +440,10 @@ def unpacked(data: Data) -> Entry:
 
 def build_set(data: Data, gpu: str, state: str) -> Library:
     """Assemble one set."""
-    base = "h100" if gpu == "gb200" else gpu
+    base = REPEATS[gpu]
     entries = kernel_laws(data, base) + communication_laws(data, base) + effect_entries(data, gpu)
-    if gpu == "gb200":
-        text = "assumption: carried over from H100; "
+    if base != gpu:
+        text = f"assumption: carried over from {base.upper()}; "
         entries = [
             replace(e, source=text + e.source) if e.name.startswith("residual/") else e
             for e in entries
@@ -411,6 +460,7 @@ def build_set(data: Data, gpu: str, state: str) -> Library:
         NAMES[gpu],
         {entry.name: entry for entry in entries},
         DATE,
+        kernel_tables(data, gpu),
         attrs={"title": title, "generator": "experiments/library/build.py"},
     )
 
@@ -423,8 +473,8 @@ def main() -> int:
         return 2
     data = Data(folder)
     OUT.mkdir(exist_ok=True)
-    for gpu in NAMES:
-        for state in ("healthy", "uncurated", "stressed"):
+    for gpu, states in SETS.items():
+        for state in states:
             library = build_set(data, gpu, state)
             save_library(library, OUT / f"{library.name}.nc")
             print(f"{library.name}: {len(library.entries)} entries; prism show {library.name}")

@@ -2,5 +2,5 @@
 
 # modules that rooms above may import
 FACE = (
-    "distribution", "library", "modelfile", "samples", "tables",
+    "distribution", "kerneltables", "library", "modelfile", "samples", "tables",
 )  # fmt: skip

@@ -29,6 +29,7 @@ from prism.distributions.distribution import (
     lognormal,
     mixture,
 )
+from prism.distributions.kerneltables import KernelTable, add_tables, read_tables
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,7 +40,6 @@ SCHEMA = 1  # of the file; raised when a reader of an older file would go wrong
 MIXTURE = "lognormal_mixture"  # how a mixture is named in a file
 _EXPECTED = "a library of distributions"
 _TEXTS = ("source", "long_name", "units", "device")  # of an entry, each a variable of the file
-_GEMM = ("gemm_flop", "gemm_throughput")
 MAX_BYTES = 16 * 2**20  # a set is far below 1 MB: anything larger is not one
 
 
@@ -68,23 +68,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class GemmTable:
-    """Measured throughput of matrix products over their size, for one device."""
-
-    flop: Array  # of one product, ascending [bin]
-    throughput: Array  # median over the shapes of that size [bin; flop/s]
-    source: str = ""
-
-
-@dataclass(frozen=True)
 class Library:
-    """The distributions and figures of one set; look-ups by entry name."""
+    """The distributions, figures and kernel tables of one set; look-ups by name."""
 
     name: str
     device: str
     entries: Mapping[str, Entry]
     date: str = ""
-    gemm: GemmTable | None = None
+    tables: Mapping[str, KernelTable] = field(default_factory=dict)
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def __contains__(self, entry: str) -> bool:
@@ -204,13 +195,9 @@ def from_dataset(dataset: xr.Dataset, name: str) -> Library:
             n=int(columns["n"][i]),
             **{key: str(columns[key][i]) for key in _TEXTS},
         )
-    gemm = None
-    if "gemm_throughput" in columns:
-        flop, throughput = (np.asarray(dataset[k].values, np.float64) for k in _GEMM)
-        gemm = GemmTable(flop, throughput, str(dataset["gemm_throughput"].attrs.get("source", "")))
     attrs = {str(key): value for key, value in dataset.attrs.items()}
     device, date = (str(attrs.get(key, "")) for key in ("device", "date"))
-    return Library(name, device, entries, date, gemm, attrs)
+    return Library(name, device, entries, date, read_tables(dataset), attrs)
 
 
 def _law_from_file(family: str, *numbers: Array) -> Distribution | None:
@@ -287,12 +274,7 @@ def to_dataset(library: Library) -> xr.Dataset:
     for key in _TEXTS:
         what = {"long_name": f"{key} of the entry", "units": "1"}
         dataset[key] = (one, np.array([getattr(row, key) for row in rows], object), what)
-    if library.gemm is not None:
-        (flop, throughput), gemm = _GEMM, library.gemm
-        about = {"long_name": "work of one matrix product", "units": "flop"}
-        dataset.coords[flop] = (flop, gemm.flop, about)
-        about = {"long_name": "median measured throughput", "units": "flop/s"}
-        dataset[throughput] = (flop, gemm.throughput, about | {"source": gemm.source})
+    add_tables(dataset, library.tables)
     return dataset
 
 

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,20 @@ import numpy as np
 from prism.cluster.devices import DEVICES, device_key
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution
-from prism.distributions.library import Entry, GemmTable, Library, library_names, load_library
+from prism.distributions.kerneltables import KernelTable
+from prism.distributions.library import Entry, Library, library_names, load_library
 from prism.distributions.samples import sample_law
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
-from prism.workload.kernels import GEMM_LARGE_S, MEASURED_GEMM, MESSAGE_BYTES
+from prism.workload.kernels import GEMM_LARGE_S, MESSAGE_BYTES
 
 DEFAULT_BASE = "h100-healthy"
 GENERATOR = "prism measure"
 CARRIED = "carried over from "
 _LEAST = 0.05  # of the mean: no multiplier of a pooled distribution is smaller
+_HALF = ("bfloat16", "float16")  # the data sheet's rate is that of 16-bit numbers
+TABLE_AXES = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "seq", "dim")}
+"""Kinds of kernel that jobs take by size, and the settings that tell their sizes apart."""
 FEWEST = 20
 """Calls below which a case gives no distribution."""
 
@@ -67,8 +72,8 @@ def base_library(output: str | os.PathLike[str] | None, base: str | None, device
         else replace(entry, source=f"{CARRIED}{library.name}: {entry.source}")
         for name, entry in library.entries.items()
     }
-    same = MEASURED_GEMM in library.attrs and device_key(library.device) == device_key(device)
-    return replace(library, entries=carried, gemm=library.gemm if same else None)
+    same = device_key(library.device) == device_key(device)
+    return replace(library, entries=carried, tables=library.tables if same else {})
 
 
 def _same_machine(library: Library, path: str | os.PathLike[str], device: str) -> Library:
@@ -95,8 +100,8 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
     for row in rows:
         entries |= _case_entries(row, story, machine["device"])
     entries |= _class_entries(rows, story, machine["device"])
-    gemm = gemm_table(rows, story) or base.gemm
-    entries |= _nominal(rows, gemm, story, machine)
+    measured = kernel_tables(rows, story)
+    entries |= _nominal(rows, story, machine)
     attrs = {
         "title": f"measured on {machine['device']}",
         "generator": GENERATOR,
@@ -104,7 +109,14 @@ def build_library(samples: Samples, base: Library, name: str) -> Library:
         f"measured_{samples.kind}": _provenance(samples),
     }
     key = device_key(machine["device"])
-    return Library(name, key or machine["device"], entries, samples.attrs["date"], gemm, attrs)
+    return Library(
+        name,
+        key or machine["device"],
+        entries,
+        samples.attrs["date"],
+        {**base.tables, **measured},
+        attrs,
+    )
 
 
 def _story(samples: Samples) -> str:
@@ -176,23 +188,43 @@ def pooled_law(parts: Sequence[Array]) -> tuple[Distribution, int]:
     return sample_law(np.maximum(1.0 + cv * z, _LEAST)), int(z.size)
 
 
-def gemm_table(rows: Sequence[_Row], story: str) -> GemmTable | None:
-    """Median throughput by work, None without two sizes of matrix products."""
-    by_work: dict[float, list[float]] = {}
+def kernel_tables(rows: Sequence[_Row], story: str) -> dict[str, KernelTable]:
+    """Median rates of products and attention: by sizes where all combinations are there, or work.
+
+    A kind with a single amount of work has none.
+    """
+    kinds: dict[str, list[_Row]] = {}
     for row in rows:
-        if row.case.family == "gemm":
-            rate = row.case.flop / float(np.median(row.seconds))
-            by_work.setdefault(row.case.flop, []).append(rate)
-    if len(by_work) < 2:
-        return None
-    work = np.array(sorted(by_work))
-    rates = np.array([float(np.median(by_work[x])) for x in work])
-    return GemmTable(work, rates, f"{story}: {len(work)} sizes")
+        settings = row.case.settings
+        if row.case.family in TABLE_AXES and settings["dtype"] in _HALF:
+            way = "_backward" if settings.get("way") == "backward" else ""
+            kinds.setdefault(f"{row.case.family}{way}/bf16", []).append(row)
+    out = {}
+    for name, own in kinds.items():
+        axes = TABLE_AXES[own[0].case.family]
+        by_size: dict[tuple[float, ...], list[float]] = {}
+        by_work: dict[tuple[float, ...], list[float]] = {}
+        for row in own:
+            own_rate = row.case.flop / float(np.median(row.seconds))
+            size = tuple(float(row.case.settings[axis]) for axis in axes)
+            by_size.setdefault(size, []).append(own_rate)
+            by_work.setdefault((row.case.flop,), []).append(own_rate)
+        grids = [sorted(set(column)) for column in zip(*by_size, strict=True)]
+        whole = len(by_size) == math.prod(map(len, grids)) and min(map(len, grids)) > 1
+        found, names = (by_size, axes) if whole else (by_work, ("flop",))
+        if len(found) < 2:
+            continue
+        grids = [sorted(set(column)) for column in zip(*found, strict=True)]
+        rate = np.array([float(np.median(found[key])) for key in product(*grids)])
+        out[name] = KernelTable(
+            dict(zip(names, map(np.array, grids), strict=True)),
+            rate.reshape([len(grid) for grid in grids]),
+            source=f"{story}: {len(found)} sizes",
+        )
+    return out
 
 
-def _nominal(
-    rows: Sequence[_Row], gemm: GemmTable | None, story: str, machine: Mapping[str, Any]
-) -> dict[str, Entry]:
+def _nominal(rows: Sequence[_Row], story: str, machine: Mapping[str, Any]) -> dict[str, Entry]:
     """Efficiencies over the data sheet's, where there is one for the device."""
     device = DEVICES.get(device_key(machine["device"]))
     if device is None:
@@ -213,10 +245,9 @@ def _nominal(
     def on_tier(tier: str) -> Callable[[_Row], bool]:
         return lambda r: r.case.family == "all_reduce" and r.case.settings.get("tier") == tier
 
-    half = {"bfloat16", "float16"}  # the data sheet's rate is that of 16-bit numbers
     rates = {
         "gemm_efficiency_max": (
-            best(lambda r: r.case.family == "gemm" and r.case.settings["dtype"] in half, flop),
+            best(lambda r: r.case.family == "gemm" and r.case.settings["dtype"] in _HALF, flop),
             device.bf16_flop_per_s,
         ),
         "attention_efficiency": (best(attends("forward"), flop), device.bf16_flop_per_s),

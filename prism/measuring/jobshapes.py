@@ -33,7 +33,7 @@ class _Recording(Rates):
 
     def gemm(
         self, name: str, kernel_class: str, m: float, n: float, k: float, accumulate: bool = False,
-        groups: float = 1.0,
+        groups: float = 1.0, precision: str = "",
     ) -> Kernel:  # fmt: skip
         """Remember a product; one of each expert, whose tokens are the groups' part."""
         if accumulate:  # a weight's gradient sums over the tokens
@@ -41,7 +41,7 @@ class _Recording(Rates):
         else:
             shape = (m / groups, n, k)
         self.seen.setdefault((_whole(shape[0]), _whole(shape[1]), _whole(shape[2])), name)
-        return super().gemm(name, kernel_class, m, n, k, accumulate, groups)
+        return super().gemm(name, kernel_class, m, n, k, accumulate, groups, precision)
 
 
 def _whole(size: float) -> int:
@@ -65,7 +65,7 @@ def job_shapes(named: str, kind: str) -> tuple[str, ...]:
         return ("x".join(str(_whole(size)) for size in sizes),)
     library = nominal_library(job, None)
     cluster = build_cluster(job, library)
-    rates = build_rates(cluster, library)
+    rates = build_rates(cluster, library, job.parallelism)
     recording = _Recording(**{f.name: getattr(rates, f.name) for f in fields(Rates)})
     transformer = SparseTransformer(job.model, job.parallelism, cluster, recording)
     names = ["layer_forward", "layer_backward", "loss_forward", "loss_backward"]

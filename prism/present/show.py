@@ -23,7 +23,6 @@ from prism.present.answer import (
     Finding,
     Table,
     count,
-    lines_table,
     pairs_table,
     share,
 )
@@ -237,11 +236,25 @@ def _describe_library(path: Path) -> Answer:
         Table("Numbers", (replace(name, title="entry"), Column("value"), Column("n"), what),
               numbers, details=True),
     ]  # fmt: skip
-    if library.gemm is not None:
-        pairs = zip(library.gemm.flop, library.gemm.throughput, strict=True)
-        found["gemm"] = [{"flop": float(x), "flop_per_s": float(y)} for x, y in pairs]
-        gemm = f"{len(found['gemm'])} sizes, {library.gemm.source}"
-        tables.append(lines_table("Measured matrix products", [gemm]))
+    if library.tables:
+        found["tables"] = {
+            name: {"sizes": {axis: grid.tolist() for axis, grid in table.axes.items()},
+                   "rate": table.rate.tolist(), "units": table.units, "source": table.source}
+            for name, table in library.tables.items()
+        }  # fmt: skip
+        columns = (
+            replace(name, title="kernel"),
+            Column("sizes"),
+            Column("best rate"),
+            Column("source", right=False),
+        )
+        kernels = tuple(
+            (kind, " x ".join(str(n) for n in table.rate.shape),
+             Figure(float(table.rate.max()), f"{table.rate.max():.4g} {table.units}"),
+             "assumption" if table.source.startswith("assumption") else "data")
+            for kind, table in library.tables.items()
+        )  # fmt: skip
+        tables.append(Table("Kernel tables", columns, kernels))
     sources: list[tuple[str, Cell]] = [(row["entry"], row["source"]) for row in rows]
     return Answer(
         title="Library of distributions",

@@ -1,7 +1,7 @@
 """One step's work: every GPU's kernels by stage and chunk, and the collectives between replicas.
 
 Parameters and activations are bfloat16; gradients are reduced in float32 and Adam's state is
-float32, as in Megatron-LM and Llama 3. Left out: fp8.
+float32, as in Megatron-LM and Llama 3; in 8 and 4 bits parameters are gathered quantized.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from prism.jobs.job import layer_split
 from prism.workload.experts import SparseTransformer
 from prism.workload.kernels import (
     LOGNORMAL,
+    QUANTIZED_BYTES,
     ChunkWork,
     Kernel,
     build_rates,
@@ -62,15 +63,17 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     layout, model, slots = job.parallelism, job.model, _slots(job)
     cluster, scale = build_cluster(job, library), job.cluster.scale
     rates = replace(
-        build_rates(cluster, library),
+        build_rates(cluster, library, layout),
         compute_factor=scale.compute.time,
         memory_factor=scale.memory.time,
     )
     transformer = SparseTransformer(model, layout, cluster, rates)
     # cp ranks of a lone replica still reduce, as in ddp
     mode = "ddp" if layout.data_parallel == "none" else layout.data_parallel
-    dense = _Sharing(cluster, mode, "shard" if mode == "hsdp" else "dp_cp")
-    experts = _Sharing(cluster, mode, "expert_dp", "expert_")
+    # eager FSDP quantizes what it has gathered, the others a rank's part before
+    size = PARAMETER_BYTES if layout.framework == "eager" else QUANTIZED_BYTES[layout.precision]
+    dense = _Sharing(cluster, mode, "shard" if mode == "hsdp" else "dp_cp", "", size)
+    experts = _Sharing(cluster, mode, "expert_dp", "expert_", size)
     held = [[(chunk_parameters(job, x), chunk_experts(job, x)) for x in row] for row in slots]
     of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
 
@@ -212,13 +215,14 @@ class _Sharing:
     cluster: Cluster
     mode: str  # kind of data parallelism
     group: str
-    prefix: str = ""  # of names: routed experts, which fewer ranks share
+    prefix: str  # of names: routed experts, which fewer ranks share
+    gathered_bytes: float  # of a parameter
 
     def gathers(self, n: float) -> tuple[Collective, ...]:
         """All-gather of parameters, with fsdp and hsdp."""
         if self.mode not in ("fsdp", "hsdp"):
             return ()
-        return self._some("parameter_gather", "all_gather", PARAMETER_BYTES * n, self.group)
+        return self._some("parameter_gather", "all_gather", self.gathered_bytes * n, self.group)
 
     def reduces(self, n: float) -> tuple[Collective, ...]:
         """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
@@ -233,7 +237,7 @@ class _Sharing:
         """zero1: all-gather of a stage's parameters after the optimizer."""
         if self.mode != "zero1":
             return None
-        found = self._some("parameter_gather", "all_gather", PARAMETER_BYTES * n, self.group)
+        found = self._some("parameter_gather", "all_gather", self.gathered_bytes * n, self.group)
         return found[0] if found else None
 
     def optimizer_bytes(self, n: float) -> float:

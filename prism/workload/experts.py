@@ -67,7 +67,9 @@ class SparseTransformer(Transformer):
                 *self._routed_backward(),
                 self._scatter("permute_backward"),
                 *self._shared_backward(),
-                *self._gemm_backward("router", "gemm_mlp", n_experts, s.hidden, tokens=s.resident),
+                *self._gemm_backward(
+                    "router", "gemm_mlp", n_experts, s.hidden, tokens=s.resident, precision="bf16"
+                ),
                 self._norm("mlp_norm_backward", backward=True),
                 self._residual("mlp_residual_backward"),
                 *self.attention_backward,
@@ -81,7 +83,7 @@ class SparseTransformer(Transformer):
         return (
             *self.attention_forward,
             self._norm("mlp_norm"),
-            r.gemm("router", "gemm_mlp", s.resident, n_experts, s.hidden),
+            r.gemm("router", "gemm_mlp", s.resident, n_experts, s.hidden, precision="bf16"),
             r.memory("routing", ROUTING_BYTES * s.resident * n_experts),
             *self._shared(),
             self._scatter("permute"),
@@ -107,6 +109,7 @@ class SparseTransformer(Transformer):
             *self._to_all("dispatch"),
             *self._gather_copies("experts_all_gather", "all_gather"),
             *self._sort("sort"),
+            *self.rates.cast("expert_cast", n * self.sizes.hidden),
             *self._mlp("expert", width, "gemm_expert", n, held),
             *self._sort("unsort"),
             *self._gather_copies("experts_reduce_scatter", "reduce_scatter"),
@@ -120,6 +123,7 @@ class SparseTransformer(Transformer):
             *self._to_all("combine_backward"),
             *self._gather_copies("experts_backward_all_gather", "all_gather"),
             *self._sort("unsort_backward"),
+            *self.rates.cast("expert_backward_cast", n * self.sizes.hidden),
             *self._mlp_backward("expert", width, "gemm_expert", n, held),
             *self._sort("sort_backward"),
             *self._gather_copies("experts_backward_reduce_scatter", "reduce_scatter"),
@@ -191,10 +195,13 @@ class SparseTransformer(Transformer):
         s, r, m, rows = self.sizes, self.rates, self.model, self.sizes.resident
         kv_down = float(m.kv_lora_rank + m.rope_head_size)
         gathered = self._tp("latents_all_gather", "all_gather", self._latent_bytes)
+        latents = rows * (m.q_lora_rank + m.kv_lora_rank)
         return (
+            *r.cast("attention_cast", rows * s.hidden),
             r.gemm("q_down", "gemm_attention", rows, m.q_lora_rank, s.hidden),
             r.gemm("kv_down", "gemm_attention", rows, kv_down, s.hidden),
-            r.memory("latent_norm", 4.0 * rows * (m.q_lora_rank + m.kv_lora_rank)),
+            r.memory("latent_norm", 4.0 * latents),
+            *r.cast("latents_cast", latents),
             # a rank has the latents of its own tokens
             *(gathered if self.layout.sequence_parallel else ()),
             r.gemm("q_up", "gemm_attention", s.tokens, s.query, m.q_lora_rank),
@@ -209,13 +216,15 @@ class SparseTransformer(Transformer):
         s, r, m, rows = self.sizes, self.rates, self.model, self.sizes.resident
         kv_down = float(m.kv_lora_rank + m.rope_head_size)
         summed = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
-        name = "gemm_attention"
+        name, latents = "gemm_attention", rows * (m.q_lora_rank + m.kv_lora_rank)
         return (
             r.memory("rope_backward", self._rope_bytes),
+            *r.cast("latents_backward_cast", s.tokens * (self._kv_up + s.query)),
             *self._gemm_backward("kv_up", name, self._kv_up, float(m.kv_lora_rank)),
             *self._gemm_backward("q_up", name, s.query, float(m.q_lora_rank)),
             *self._tp(f"latents_{summed}", summed, self._latent_bytes),
-            r.memory("latent_norm_backward", 6.0 * rows * (m.q_lora_rank + m.kv_lora_rank)),
+            r.memory("latent_norm_backward", 6.0 * latents),
+            *r.cast("down_backward_cast", latents),
             *self._gemm_backward("kv_down", name, kv_down, s.hidden, tokens=rows),
             *self._gemm_backward("q_down", name, float(m.q_lora_rank), s.hidden, tokens=rows),
         )

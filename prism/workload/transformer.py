@@ -1,7 +1,9 @@
 """A dense transformer's kernels on one GPU of a tp x cp group: layer, embedding, loss.
 
 Causal attention with grouped heads, balanced over cp; flash attention; tensor parallelism as in
-Megatron. Left out: dropout, biases, fp8, and fusions of kernels beyond those named.
+Megatron, and 8- and 4-bit products as in Transformer Engine: operands are quantized where they are
+made, before a sequence is gathered. Left out: dropout, biases, and fusions of kernels beyond those
+named.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from prism.cluster.machine import Cluster
-from prism.workload.kernels import Kernel, Rates, collective_law
+from prism.workload.kernels import QUANTIZED_BYTES, Kernel, Rates, collective_law
 from prism.workload.modelsize import Sizes, attention_flop, shard_sizes
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Transformer:
             *self._project(),
             *self._cp("attention_keys_all_gather", "all_gather"),
             self._attention(),
+            *self.rates.cast("projection_cast", s.tokens * s.out),
             self.rates.gemm("projection", "gemm_attention", s.tokens, s.hidden, s.out),
             *self._leave("attention"),
             self._residual("attention_residual"),
@@ -140,7 +143,7 @@ class Transformer:
         """Scatter of gradients into the float32 table: read 2 + 4, write 4 bytes a value."""
         s = self.sizes
         scatter = self.rates.memory("embedding_backward", 10.0 * s.tokens * s.hidden, "embedding")
-        return (*self._enter("embedding_backward"), replace(scatter, is_weight=True))
+        return (*self._gather("embedding_backward"), replace(scatter, is_weight=True))
 
     @cached_property
     def loss_forward(self) -> tuple[Kernel, ...]:
@@ -149,8 +152,8 @@ class Transformer:
         n_bytes = LOSS_BYTES_PER_LOGIT[0] * s.tokens * s.vocab
         return (
             self._norm("final_norm"),
-            *self._enter("loss"),
-            r.gemm("logits", "loss", s.tokens, s.vocab, s.hidden),
+            *self._gather("loss"),
+            r.gemm("logits", "loss", s.tokens, s.vocab, s.hidden, precision="bf16"),
             r.memory("cross_entropy", n_bytes, "loss"),
             # maximum, target logit and sum of exponentials of every token, in float32
             *self._tp("loss_reduce", "all_reduce", 12.0 * s.tokens),
@@ -163,7 +166,7 @@ class Transformer:
         n_bytes = LOSS_BYTES_PER_LOGIT[1] * s.tokens * s.vocab
         return (
             self.rates.memory("cross_entropy_backward", n_bytes, "loss"),
-            *self._gemm_backward("logits", "loss", s.vocab, s.hidden, leave="loss"),
+            *self._gemm_backward("logits", "loss", s.vocab, s.hidden, "loss", precision="bf16"),
             self._norm("final_norm_backward", backward=True),
         )
 
@@ -198,19 +201,20 @@ class Transformer:
         heads = s.query + s.key + s.value
         return (
             *self._rope("rope_backward"),
+            *self.rates.cast("qkv_backward_cast", s.tokens * heads),
             *self._gemm_backward("qkv", "gemm_attention", heads, s.hidden, leave="attention"),
         )
 
     def _gemm_backward(
         self, name: str, kernel_class: str, n: float, k: float, leave: str = "",
-        tokens: float = 0.0, groups: float = 1.0,
+        tokens: float = 0.0, groups: float = 1.0, precision: str = "",
     ) -> tuple[Kernel, ...]:  # fmt: skip
         """Input and weight gradient of ``[tokens, k] x [k, n]``, a collective between if named."""
         tokens, r = tokens or self.sizes.tokens, self.rates
-        weight = r.gemm(f"{name}_wgrad", kernel_class, k, n, tokens, accumulate=True, groups=groups)
+        weight = r.gemm(f"{name}_wgrad", kernel_class, k, n, tokens, True, groups, precision)
         weight = replace(weight, is_weight=True)
         return (
-            r.gemm(f"{name}_dgrad", kernel_class, tokens, k, n, groups=groups),
+            r.gemm(f"{name}_dgrad", kernel_class, tokens, k, n, False, groups, precision),
             *(self._leave_backward(leave, weight.duration) if leave else ()),
             weight,
         )
@@ -220,10 +224,16 @@ class Transformer:
         s, p = self.sizes, self.layout
         n_bytes = 2.0 * s.tokens * (s.query + s.out + (s.key + s.value) * p.cp)
         flop = attention_flop(self.model, p.microbatch_size) / (p.tp * p.cp)
+        sizes = {
+            "batch": float(p.microbatch_size),
+            "heads": s.heads,
+            "seq": self.model.seq_len / p.cp,
+            "dim": s.query / s.heads,
+        }
         if not backward:
-            return self.rates.attention("attention", flop, n_bytes)
+            return self.rates.attention("attention", flop, n_bytes, sizes)
         flop, n_bytes = ATTENTION_BACKWARD_FLOP * flop, 2.0 * n_bytes
-        return self.rates.attention("attention_backward", flop, n_bytes, backward=True)
+        return self.rates.attention("attention_backward", flop, n_bytes, sizes, backward=True)
 
     @property
     def _up(self) -> float:
@@ -233,13 +243,14 @@ class Transformer:
     def _mlp(
         self, name: str, width: float, kernel_class: str = "gemm_mlp", tokens: float = 0.0,
         groups: float = 1.0,
-    ) -> tuple[Kernel, Kernel, Kernel]:  # fmt: skip
+    ) -> tuple[Kernel, ...]:  # fmt: skip
         """Feed-forward layer of `groups` experts, of all tokens by default."""
         tokens, up, hidden = tokens or self.sizes.tokens, self._up * width, self.sizes.hidden
         activation, r = f"{name}_activation".removeprefix("mlp_"), self.rates
         return (
             r.gemm(f"{name}_up", kernel_class, tokens, up, hidden, groups=groups),
             r.memory(activation, 2.0 * tokens * (up + width)),
+            *r.cast(f"{name}_down_cast", tokens * width),
             r.gemm(f"{name}_down", kernel_class, tokens, hidden, width, groups=groups),
         )
 
@@ -253,14 +264,23 @@ class Transformer:
         return (
             *self._gemm_backward(f"{name}_down", kernel_class, hidden, width, "", tokens, groups),
             self.rates.memory(activation, 2.0 * tokens * (2.0 * up + width)),
+            *self.rates.cast(f"{name}_up_backward_cast", tokens * up),
             *self._gemm_backward(f"{name}_up", kernel_class, up, hidden, leave, tokens, groups),
         )
 
     def _enter(self, name: str) -> tuple[Kernel, ...]:
-        """Gather the sequence before a column-parallel product."""
+        """Quantize what a column-parallel product reads, and gather the sequence of it."""
+        values, size = (
+            self.sizes.resident * self.sizes.hidden,
+            QUANTIZED_BYTES[self.rates.precision],
+        )
+        return (*self.rates.cast(f"{name}_cast", values), *self._gather(name, size))
+
+    def _gather(self, name: str, size: float = 2.0) -> tuple[Kernel, ...]:
+        """Gather the sequence's values of some bytes."""
         if not self.layout.sequence_parallel:
             return ()
-        return self._tp(f"{name}_all_gather", "all_gather", self._stream_bytes)
+        return self._tp(f"{name}_all_gather", "all_gather", 0.5 * size * self._stream_bytes)
 
     def _leave(self, name: str) -> tuple[Kernel, ...]:
         """After a row-parallel product: sum over tp, and scatter the sequence."""

@@ -36,10 +36,13 @@ from prism.jobs.jobspec.values import (
 from prism.jobs.pipelineshape import TRAITS, VirtualStages
 
 # Devices with a distribution set of their own; the others must name one (prism.jobspec.check).
-DEVICE_LIBRARY = {d: f"{d}-healthy" for d in ("a100", "h100", "gb200")}
+DEVICE_LIBRARY = {
+    d: f"{d}-healthy" for d in ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x")
+}
 # Legal values that are not modelled yet, by key, with the nearest one that is.
-UNMODELLED = {"data_parallel": {"zero2": "zero1"}, "precision": {"fp8": "bf16"}}
-NVLINK_DOMAIN_GPUS = {"gb200": 72}  # NVL72: one NVLink domain per rack (NVIDIA GB200 data sheet)
+UNMODELLED = {"data_parallel": {"zero2": "zero1"}}
+# NVL72: one NVLink domain per rack (NVIDIA data sheets)
+NVLINK_DOMAIN_GPUS = {"gb200": 72, "gb300": 72}
 
 
 class Durations(Block):
@@ -168,8 +171,17 @@ class ParallelismBlock(Block):
         "back), pp*vpp counts [auto: even, or one fewer on the first and the last].",
         "auto",
     )
-    precision: Literal["bf16", "fp8"] = key(
-        "Number format of the matrix products; fp8 is not modelled yet.", "bf16"
+    precision: Literal["bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"] = key(
+        "Number format of the linear layers' matrix products: fp8 with one scale per tensor (H100 "
+        "and later), fp8_block with one per block (as DeepSeek-V3), mxfp8 and nvfp4 with one per "
+        "32 and 16 numbers (B200 and later). Attention, router and logits stay in bf16.",
+        "bf16",
+    )
+    framework: Literal["megatron", "compiled", "eager"] = key(
+        "What launches the kernels: megatron (Megatron-Core with Transformer Engine), compiled "
+        "(torch.compile, as torchtitan) or eager PyTorch [compiled with fsdp and hsdp, else "
+        "megatron].",
+        "megatron",
     )
 
     @classmethod
@@ -183,6 +195,8 @@ class ParallelismBlock(Block):
             given.setdefault("vpp", traits.chunks)
         given.setdefault("data_parallel", "ddp" if many("dp") else "none")
         given.setdefault("reshard_after_forward", not many("pp"))
+        sharded = given["data_parallel"] in ("fsdp", "hsdp")
+        given.setdefault("framework", "compiled" if sharded else "megatron")
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if not many("pp"):
             given.setdefault("microbatches", 1)
@@ -233,8 +247,12 @@ class ClusterBlock(Block):
 
     nodes: Count | None = key("Nodes; may be left out only where model.durations are given.")
     gpus_per_node: Count = key("GPUs in a node.", 8)
-    device: Literal["v100", "a100", "h100", "h200", "b200", "gb200"] = key("The GPU.", "h100")
-    nvlink_domain_gpus: Count = key("GPUs joined by NVLink [gpus_per_node; 72 on gb200].", 8)
+    device: Literal["v100", "a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x"] = (
+        key("The GPU.", "h100")
+    )
+    nvlink_domain_gpus: Count = key(
+        "GPUs joined by NVLink [gpus_per_node; 72 on gb200 and gb300].", 8
+    )
     pod_gpus: Count | None = key("GPUs under full bisection bandwidth [all of them].")
     oversubscription: AtLeastOne = key(
         "Network bandwidth inside a pod over that between pods.", 1.0

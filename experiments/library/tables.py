@@ -1,0 +1,166 @@
+"""Tables of kernels by size from collected runtimes: matrix products, attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from fits import Fit
+from numpy.typing import NDArray
+
+from prism.cluster.devices import DEVICES
+from prism.distributions.kerneltables import KernelTable
+from prism.workload.kernels import QUANTIZED_BYTES, SCALE_BYTES
+from prism.workload.transformer import ATTENTION_BACKWARD_FLOP
+
+Array = NDArray[np.float64]
+
+SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
+RELEASE = "trtllm__1.3.0rc20"
+FILES = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200"}
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
+SMALLEST = 128  # rows, columns and depth of the smallest product kept: training has none below
+WIDE = 4096  # from here on quantizing an operand takes little time beside the product
+# What the collected quantization moves per number [byte]: per tensor it reads twice, to find the
+# largest magnitude first.
+QUANTIZATION_BYTES = {
+    p: (4.0 if p == "fp8" else 2.0) + QUANTIZED_BYTES[p] + SCALE_BYTES.get(p, 0.0)
+    for p in ("fp8", "fp8_block", "nvfp4")
+}
+
+
+def read(folder: Path, gpu: str, kind: str) -> pd.DataFrame:
+    """Return the collected runtimes of one device and kind of kernel, in seconds."""
+    name = f"{FILES[gpu]}__{kind.removeprefix('context_')}__{RELEASE}__{kind}_perf.parquet"
+    table = pd.read_parquet(folder / "kernel_tables" / name)
+    return table.assign(seconds=table.latency * 1e-3)
+
+
+def grid(rows: pd.DataFrame, axes: tuple[str, ...], work: Array) -> tuple[dict[str, Array], Array]:
+    """Rates on the grid of all sizes [*axes]; what was not collected takes its neighbour's."""
+    sizes = {axis: np.array(sorted(rows[axis].unique()), np.float64) for axis in axes}
+    rate = np.full([len(x) for x in sizes.values()], np.nan)
+    at = tuple(np.searchsorted(sizes[axis], rows[axis].to_numpy(np.float64)) for axis in axes)
+    rate[at] = work / rows.seconds.to_numpy()
+    for axis in range(rate.ndim):  # one after the other, from below and from above
+        for flip in (False, True):
+            values = np.moveaxis(np.flip(rate, axis) if flip else rate, axis, 0)
+            for i in range(1, len(values)):
+                hole = np.isnan(values[i])
+                values[i][hole] = values[i - 1][hole]
+    return sizes, rate
+
+
+def quantization(rows: pd.DataFrame, dtype: str) -> tuple[float, float]:
+    """Time of quantizing an operand in the collected products: fixed [s], and per number [s].
+
+    From products so thin that all else is reading the operand, which takes half as long in 8 bits
+    as the same product in 16.
+    """
+    thin = rows[(rows.n <= 128) & (rows.m >= 1024) & (rows.k >= 1024)]
+    wide = thin.pivot_table(index=["m", "k", "n"], columns="gemm_dtype", values="seconds").dropna(
+        subset=[dtype, "bfloat16"]
+    )
+    numbers = (wide.index.get_level_values("m") * wide.index.get_level_values("k")).to_numpy(float)
+    reading = 0.5 * QUANTIZED_BYTES[DTYPES[dtype]] * wide["bfloat16"].to_numpy()
+    seconds = wide[dtype].to_numpy() - reading
+    design = np.c_[np.ones_like(numbers), numbers] / seconds[:, None]
+    fixed, each = np.linalg.lstsq(design, np.ones_like(numbers), rcond=None)[0]
+    least = float(rows[rows.gemm_dtype == dtype].seconds.min())
+    return min(max(float(fixed), 0.0), 0.5 * least), float(each)
+
+
+def gemm_tables(folder: Path, gpu: str) -> tuple[dict[str, KernelTable], dict[str, float]]:
+    """Products by m, n, k, and what quantizing takes per number [s], by precision."""
+    rows = read(folder, gpu, "gemm")
+    tables, casts = {}, {}
+    for dtype, own in rows.groupby("gemm_dtype"):
+        precision = DTYPES[str(dtype)]
+        inside = own[(own.m >= SMALLEST) & (own.n >= SMALLEST) & (own.k >= SMALLEST)]
+        what = ""
+        if precision != "bf16":
+            fixed, each = quantization(rows, str(dtype))
+            casts[precision] = each
+            alone = inside.seconds - fixed - each * inside.m * inside.k
+            # of thin products nearly all is quantizing: no rate is above the best wide one
+            flop = 2.0 * inside.m.astype(float) * inside.n * inside.k
+            wide = inside[["m", "n", "k"]].min(axis=1) >= WIDE
+            inside = inside.assign(seconds=np.maximum(alone, flop / (flop / alone)[wide].max()))
+            what = f", less quantizing ({fixed * 1e6:.1f} us and {each * 1e12:.2f} ps per number)"
+        even = inside[inside.m % 2 == 0]
+        work = 2.0 * (even.m.astype(float) * even.n * even.k).to_numpy()
+        axes, rate = grid(even, ("m", "n", "k"), work)
+        tables[f"gemm/{precision}"] = KernelTable(
+            axes, rate, source=f"measured: {len(even)} products on {gpu.upper()}{what}; {SOURCE}"
+        )
+    return tables, casts
+
+
+def attention_table(folder: Path, gpu: str) -> KernelTable:
+    """Causal forward attention by batch, heads, sequence and head size; median over key heads."""
+    rows = read(folder, gpu, "context_attention")
+    rows = rows[
+        (rows.attn_dtype == "bfloat16") & (rows.kv_cache_dtype == "bfloat16")
+        & (rows.window_size == 0) & (rows.isl >= 512) & rows.head_dim.isin([64, 128, 256])
+        & (rows.batch_size <= 16)
+    ]  # fmt: skip
+    short = {"batch_size": "batch", "num_heads": "heads", "isl": "seq", "head_dim": "dim"}
+    rows = rows.rename(columns=short)
+    names = ("batch", "heads", "seq", "dim")
+    median = rows.groupby(list(names)).seconds.median().reset_index()
+    work = 2.0 * (median.batch * median.heads * median.dim * median.seq.astype(float) ** 2)
+    axes, rate = grid(median, names, work.to_numpy())
+    source = f"measured: {len(rows)} forwards on {gpu.upper()}; {SOURCE}"
+    return KernelTable(axes, rate, source=source)
+
+
+def cast_efficiency(gpu: str, each: dict[str, float]) -> tuple[float, str, str]:
+    """Share of the memory's bandwidth that quantizing reaches: value, units, source."""
+    device = DEVICES[gpu]
+    shares = [QUANTIZATION_BYTES[p] / s / device.memory_bytes_per_s for p, s in each.items()]
+    told = ", ".join(f"{p} {s * 1e12:.2f}" for p, s in each.items())
+    source = (
+        f"measured: ps per number quantized before a product on {gpu.upper()}, {told}; {SOURCE}"
+    )
+    return round(float(np.mean(shares)), 2), "1", source
+
+
+def attention_backward(folder: Path) -> Fit:
+    """Throughput of attention's backward over its forward, on A100 (the other file is corrupt)."""
+    name = "Perlmutter__NVIDIAA100-SXM4-80GB_flash_atten_fp16.csv"
+    rows = pd.read_csv(folder / "kernel_tables" / "ett" / name)
+    rows = rows[(rows.mp == 1) & (rows.dim / rows.h).between(64, 128)]
+    ratio = ATTENTION_BACKWARD_FLOP * rows["F_dur(us)"] / rows["B_dur(us)"]
+    source = (
+        f"backward {ratio.median():.2f} of it, median of {len(rows)} on A100 (estimate-train-time)"
+    )
+    return Fit(float(ratio.median()), len(rows), source)
+
+
+def compression(folder: Path, gpu: str) -> dict[str, float]:
+    """Error of the tables on everything collected in their range: rms of the logarithm."""
+    tables, casts = gemm_tables(folder, gpu)
+    rows = read(folder, gpu, "gemm")
+    out = {}
+    for dtype, own in rows.groupby("gemm_dtype"):
+        precision, table = DTYPES[str(dtype)], tables[f"gemm/{DTYPES[str(dtype)]}"]
+        own = own[(own.m >= SMALLEST) & (own.n >= SMALLEST) & (own.k >= SMALLEST)]
+        fixed, each = (0.0, 0.0) if precision == "bf16" else quantization(rows, str(dtype))
+        for name, part in (("kept", own[own.m % 2 == 0]), ("left out", own[own.m % 2 == 1])):
+            part = part.sample(2000, random_state=1)
+            seconds = [
+                2.0 * m * n * k / table(m=m, n=n, k=k) + fixed + each * m * k
+                for m, n, k in zip(part.m, part.n, part.k, strict=True)
+            ]
+            errors = np.log(np.array(seconds) / part.seconds.to_numpy())
+            out[f"{precision}, {name}"] = float(np.sqrt(np.mean(errors**2)))
+    return out
+
+
+if __name__ == "__main__":
+    import os
+
+    data = Path(os.environ.get("PRISM_DATA", "../shared/data"))
+    for gpu in FILES:
+        print(gpu, {k: round(100.0 * v, 2) for k, v in compression(data, gpu).items()}, "% rms")
