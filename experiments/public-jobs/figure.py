@@ -1,29 +1,19 @@
-"""Draw results.csv and spread.csv: predicted against published, growth with size, excess of p95."""
+"""Draw results.csv and spread.csv: predicted over published, growth, pairs, excess of p95."""
 
-import csv
 from pathlib import Path
 
 import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
-from run import excess, growth, measured_excess
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+from run import excess, growth, measured_excess, of_class, pairs, predicted, read
 
 from prism.plots.base import COLOURS, save_figure
 
 matplotlib.style.use("prism.plots.light")
 
 HERE = Path(__file__).resolve().parent
-TEXT = {"job", "class", "release", "system", "round", "device"}
-
-
-def read(name):
-    """Read a table that run.py wrote."""
-    with (HERE / name).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {k: v if k in TEXT else int(v) if k == "gpus" else float(v) for k, v in row.items()}
-        for row in rows
-    ]
+MOST = 0.15  # growth that is drawn
 
 
 def groups(rows, key):
@@ -36,33 +26,57 @@ def groups(rows, key):
     ]
 
 
-def draw_times(ax, rows):
-    """Draw predicted against published step times."""
-    ends = np.array([0.5, 60.0])
-    ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.9", linewidth=0.0, label="within 10 %")
-    ax.plot(ends, ends, color="0.5", linewidth=0.8)
-    for name, own, colour, marker in groups(rows, "class"):
-        x, y = [[r[k] for r in own] for k in ("measured_s", "mean_s")]
-        ax.plot(x, y, marker, color=colour, markersize=5, markerfacecolor="none", label=name)
-    ax.set(xscale="log", yscale="log", title="Step times from job files alone",
-           xlabel="published step time [s]", ylabel="predicted mean step time [s]")  # fmt: skip
+def draw_classes(ax, rows):
+    """Draw predicted over published step times by class, with geometric means."""
+    ax.axvspan(0.9, 1.1, color="0.9", linewidth=0.0)
+    ax.axvline(1.0, color="0.5", linewidth=0.8)
+    names, devices = [], list(dict.fromkeys(row["class"].split()[0] for row in rows))
+    for name, own in sorted(of_class(rows)):
+        ratio = np.array([predicted(row) / row["measured_s"] for row in own])
+        held = np.array([bool(row["held_out"]) for row in own])
+        y = len(names) + np.linspace(-0.25, 0.25, ratio.size) * (ratio.size > 1)
+        colour = COLOURS[devices.index(name.split()[0]) % len(COLOURS)]
+        ax.plot(ratio[~held], y[~held], "o", color=colour, markersize=4, markerfacecolor="none")
+        ax.plot(ratio[held], y[held], "o", color=colour, markersize=4)
+        mean = np.exp(np.log(ratio).mean())
+        ax.plot([mean] * 2, [len(names) - 0.4, len(names) + 0.4], color="black", linewidth=1.5)
+        names.append(f"{name} ({ratio.size})")
+    ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6), title="Step times from job files alone",
+           xlabel="predicted over published (filled: held out; bar: geometric mean; grey: 10 %)",
+           xticks=[0.5, 0.7, 0.9, 1.1, 1.4, 2.0])  # fmt: skip
+    ax.set_yticks(range(len(names)), names, fontsize=8)
+    ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_growth(ax, rows):
     """Draw growth from the first to the last size of each weak-scaling series."""
-    ends = np.array([-3.0, 13.0])
+    ends = np.array([-5.0, 100 * MOST])
     ax.fill_between(ends, ends - 2.0, ends + 2.0, color="0.9", linewidth=0.0,
                     label="within 2 points")  # fmt: skip
     ax.plot(ends, ends, color="0.5", linewidth=0.8)
-    classes = {r["job"]: r["class"] for r in rows}
-    for name, _, colour, marker in groups(rows, "class"):
-        own = [g for g in growth(rows) if classes[g[0]] == name]
+    for name, part, colour, marker in groups(rows, "class"):
+        own = growth(part)
         if own:
-            x, y, error = [[100.0 * g[i] for g in own] for i in (4, 5, 6)]
+            x, y, error = [[100.0 * g[i] for g in own] for i in (5, 6, 7)]
             ax.errorbar(x, y, [2.0 * e for e in error], fmt=marker, color=colour, markersize=5,
                         markerfacecolor="none", linewidth=0.8, label=name)  # fmt: skip
-    ax.set(xlabel="published [%]", ylabel="predicted, two standard errors [%]",
+    outside = sum(max(g[5:7]) > MOST for g in growth(rows))
+    ax.set(xlim=ends, ylim=ends, xlabel=f"published [%]; {outside} series beyond",
+           ylabel="predicted, two standard errors [%]",
            title="Growth from the smallest to the largest size")  # fmt: skip
+
+
+def draw_pairs(ax, rows):
+    """Draw the step over that in bf16 with the same layout."""
+    ends = np.array([0.5, 1.0])
+    ax.fill_between(ends, ends - 0.05, ends + 0.05, color="0.9", linewidth=0.0, label="within 0.05")
+    ax.plot(ends, ends, color="0.5", linewidth=0.8)
+    ratio = {id(row): (published, found) for row, published, found in pairs(rows)}
+    for name, part, colour, marker in groups([r for r in rows if id(r) in ratio], "class"):
+        x, y = zip(*(ratio[id(row)] for row in part), strict=True)
+        ax.plot(x, y, marker, color=colour, markersize=5, markerfacecolor="none", label=name)
+    ax.set(xlabel="published", ylabel="predicted", title="Step over that in bf16, same layout")
 
 
 def draw_spread(ax, rows):
@@ -76,20 +90,25 @@ def draw_spread(ax, rows):
                 marker, color=colour, markersize=5, markerfacecolor="none", label=name)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="measured p95 / p50 - 1 [%]",
            ylabel="predicted [%]", title="Spread from step to step, MLPerf systems")  # fmt: skip
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(ScalarFormatter())
 
 
 def main():
-    rows, spread = read("results.csv"), read("spread.csv")
-    figure = Figure(figsize=(15.0, 5.0), layout="constrained", facecolor="white", dpi=150)
-    axes = figure.subplots(1, 3)
-    draw_times(axes[0], rows)
-    draw_growth(axes[1], rows)
-    draw_spread(axes[2], spread)
+    rows, spread = read(HERE / "results.csv"), read(HERE / "spread.csv")
+    figure = Figure(figsize=(13.0, 15.0), layout="constrained", facecolor="white", dpi=120)
+    panels = figure.subplot_mosaic([["times", "growth"], ["times", "pairs"], ["times", "spread"]])
+    axes = list(panels.values())
+    draw_classes(panels["times"], rows)
+    draw_growth(panels["growth"], rows)
+    draw_pairs(panels["pairs"], rows)
+    draw_spread(panels["spread"], spread)
     for ax in axes:
         ax.grid(color="0.92", linewidth=0.8, which="major")
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(loc="upper left", frameon=False, fontsize=8)
+        if ax is not panels["times"]:
+            ax.legend(loc="upper left", frameon=False, fontsize=7)
     for suffix in ("png", "svg"):
         save_figure(axes[0], HERE / f"public-jobs.{suffix}")
 

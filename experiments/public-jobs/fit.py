@@ -75,11 +75,11 @@ def growth_by_body():
     """Find the CV that growth with size asks for; and growth over the CV, by series."""
     found = {}
     for cv in BODIES:
-        rows = run.predict((*STEADY, f"{EFFECT}rank.cv={cv}"), ("h100",), ("megatron",))
+        rows = run.predict((*STEADY, f"{EFFECT}rank.cv={cv}"), ("h100 megatron bf16",))
         found[cv] = run.growth(rows)
-    names = [f"{series[0]}, {series[1]}" for series in found[BODIES[0]]]
-    published = np.array([series[4] for series in found[BODIES[0]]])
-    grid = np.array([[series[5] for series in found[cv]] for cv in BODIES])  # [body, series]
+    names = [f"{series[0]}, {series[2]}" for series in found[BODIES[0]]]
+    published = np.array([series[5] for series in found[BODIES[0]]])
+    grid = np.array([[series[6] for series in found[cv]] for cv in BODIES])  # [body, series]
     fine = np.linspace(BODIES[0], BODIES[-1], 601)
     curves = np.array([np.interp(fine, BODIES, column) for column in grid.T])
     squares = ((curves - published[:, None]) ** 2).sum(axis=0)
@@ -204,10 +204,11 @@ class Steps:
         library = load_library(f"{device}-healthy")
         entry = library.entry(DERATE)
         path = folder / f"{device}.nc"
-        shipped = run.predict(quiet, (device,))
+        groups = [f"{device} {name} bf16" for name in ("megatron", "eager", "own")]
+        shipped = run.predict(quiet, groups)
         entries = {**library.entries, DERATE: replace(entry, number=TRIAL)}
         save_library(replace(library, entries=entries), path)
-        trial = run.predict((*quiet, f"variability.library={path}"), (device,))
+        trial = run.predict((*quiet, f"variability.library={path}"), groups)
         a, b = (np.array([row["mean_s"] for row in rows]) for rows in (shipped, trial))
         self.part = (a - b) / (1.0 / entry.number - 1.0 / TRIAL)
         self.fixed = b - self.part / TRIAL
@@ -242,7 +243,7 @@ def derates(table, folder, body, step):
     for device in run.DEVICES:
         quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step[device]}")
         steps = Steps(device, folder, quiet)
-        own, fsdp, beyond = (steps.framework == name for name in ("megatron", "fsdp", "own"))
+        own, fsdp, beyond = (steps.framework == name for name in ("megatron", "eager", "own"))
         derate, (others, left[device]) = steps.solve(own), steps.leave_out(own)
         show(f"{device}, derate fitted", steps.logs(derate, own))
         interval, n, most = None, int(own.sum()), steps.gpus[own].max()

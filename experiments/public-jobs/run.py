@@ -1,51 +1,142 @@
 """Predict published step times from job files alone, and the step-to-step spread of MLPerf systems.
 
-    python experiments/public-jobs/run.py [--set KEY=VALUE ...]
+    python experiments/public-jobs/run.py [--ideal] [--set KEY=VALUE ...]
 
 Reads jobs.yaml and mlperf.csv beside itself, with their published figures, and writes results.csv
-and spread.csv; figure.py draws them. With --set it tries other values and writes nothing.
+and spread.csv; figure.py draws them. With --set it tries other values and writes nothing; with
+--ideal it computes ideal steps alone, in a minute.
 """
 
 import argparse
 import csv
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from ruamel.yaml import YAML
 from scipy.stats import spearmanr
 
 import prism
-from prism.simulation.prepare import prepare_variability
+from prism.engine import LANES
+from prism.jobs.jobspec.blocks import ParallelismBlock
+from prism.simulation.prepare import prepare
+from prism.simulation.program import ideal_program
+from prism.simulation.steps import default_threads, run_blocks
 
 HERE = Path(__file__).resolve().parent
 SEED, REPLICATES = 1, 1024  # 16 cluster draws
 DEVICES = ("h100", "a100", "gb200")
+FOUR_A_NODE = ("gb200", "gb300")
+FRAMEWORKS = ("megatron", "compiled", "eager")
+FAR = 0.15  # share beyond which a row is listed
+TEXT = {"job", "class", "source", "release", "precision", "system", "round", "device"}
+WHOLE = {"gpus", "held_out"}
 LAYOUT = ("tp", "cp", "pp", "vpp", "dp", "microbatches", "microbatch_size")
 
 
+class Entry(NamedTuple):
+    """One published step time: a row of jobs.yaml, computed in a precision, on a number of GPUs."""
+
+    row: dict[str, Any]
+    precision: str
+    release: str
+    gpus: int
+    seconds: float
+
+    @property
+    def key(self):
+        """What tells predictions apart: two releases of one job are predicted once."""
+        return self.row["name"], self.precision, self.gpus
+
+    @property
+    def group(self):
+        """Class of the job: device, framework, precision, and whether it has experts."""
+        moe = " moe" if "ep" in self.row["parallelism"] else ""
+        return f"{self.row['device']} {self.row['framework']} {self.precision}{moe}"
+
+    @property
+    def held_out(self):
+        """Whether nothing is fitted to it."""
+        return any(all(self.row[k] == v for k, v in rule.items()) for rule in file()["held_out"])
+
+
+@cache
+def file():
+    """Give what jobs.yaml holds."""
+    return YAML(typ="safe").load(HERE / "jobs.yaml")
+
+
 def published():
-    """Give (row of jobs.yaml, release, GPUs, seconds) of every published step time."""
-    rows = YAML(typ="safe").load(HERE / "jobs.yaml")["jobs"]
+    """Give every published step time."""
     return [
-        (row, release, gpus, seconds)
-        for row in rows
-        for release, sizes in row["measured"].items()
+        Entry(row, precision, release, gpus, seconds)
+        for row in file()["jobs"]
+        for precision, releases in row["measured"].items()
+        for release, sizes in releases.items()
         for gpus, seconds in sizes.items()
     ]
 
 
-def job_of(row, gpus):
-    """Make the job of a row at a number of GPUs."""
+def job_of(entry):
+    """Make the job of a published step time."""
+    row, gpus = entry.row, entry.gpus
     layout = row["parallelism"]
     dp = gpus // int(np.prod([layout.get(key, 1) for key in ("tp", "pp", "cp")]))
-    per_node = min(gpus, 4 if row["device"] == "gb200" else 8)
+    per_node = min(gpus, 4 if row["device"] in FOUR_A_NODE else 8)
+    parallelism = {**layout, "dp": dp, "precision": entry.precision}
+    if row["framework"] in FRAMEWORKS and "framework" in ParallelismBlock.model_fields:
+        parallelism["framework"] = row["framework"]
     cluster = {"nodes": gpus // per_node, "gpus_per_node": per_node, "device": row["device"],
                **row.get("cluster", {})}  # fmt: skip
-    return prism.load_job({
-        "model": row["model"], "parallelism": {**layout, "dp": dp}, "cluster": cluster,
-        "run": {"steps": 1},
-    })  # fmt: skip
+    return prism.load_job({"model": row["model"], "parallelism": parallelism, "cluster": cluster,
+                           "run": {"steps": 1}})  # fmt: skip
+
+
+def ideal_steps(entries, overrides=()):
+    """Give a row of figures for each published step time, with the ideal step alone.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        Those of `published` that are asked for.
+    overrides : iterable of str
+        Settings of the job, as ``prism estimate --set`` takes them.
+
+    Returns
+    -------
+    rows : list of dict
+        ``job``, ``class``, ``source``, ``release``, ``precision``, ``gpus``, ``held_out``,
+        ``measured_s`` and ``ideal_s`` [s]; a job that is not modelled has no row.
+    """
+    return _predict(entries, overrides, lambda job: ideal(prepare(job, SEED)))
+
+
+def ideal(step):
+    """Give the step without any effect [s]."""
+    return {"ideal_s": float(run_blocks(ideal_program(step.program), range(1), SEED)[0][0, 0])}
+
+
+def _predict(entries, overrides, simulation):
+    rows, known, missing = [], {}, Counter()
+    for entry in entries:
+        if entry.key not in known:
+            try:
+                known[entry.key] = simulation(job_of(entry).replace(*overrides))
+            except prism.PrismError as error:
+                known[entry.key] = None
+                missing[str(error).partition("\n")[0]] += 1
+        if known[entry.key] is not None:
+            rows.append({
+                "job": entry.row["name"], "class": entry.group, "source": entry.row["source"],
+                "release": entry.release, "precision": entry.precision, "gpus": entry.gpus,
+                "held_out": int(entry.held_out), "measured_s": entry.seconds, **known[entry.key],
+            })  # fmt: skip
+    for reason, n in missing.most_common():
+        print(f"not modelled yet, {n} jobs: {reason}", file=sys.stderr)
+    return rows
 
 
 def mlperf_job(row):
@@ -56,39 +147,26 @@ def mlperf_job(row):
     return prism.load_job(row["base"], settings)
 
 
-def simulate(job, overrides):
+def simulate(job):
     """Give ideal, mean, its error, p95 less p50 on one allocation, spread of allocations, runs."""
-    result = prism.simulate(job.replace(*overrides), REPLICATES, SEED)
-    steps = result.step_time.values.reshape(-1, 64)
-    means, medians = steps.mean(axis=1), np.median(steps, axis=1)
+    step = prepare(job, SEED, engine="auto")
+    threads = default_threads()
+    steps = run_blocks(step.program, range(REPLICATES // LANES), SEED, threads)[0]
+    means, medians = steps.mean(axis=1, dtype=float), np.median(steps, axis=1)
     return {
-        "ideal_s": float(result.ideal_step_time), "mean_s": float(means.mean()),
+        **ideal(step), "mean_s": float(means.mean()),
         "mean_se_s": float(means.std(ddof=1) / np.sqrt(means.size)),
         "p50_s": float(np.median(medians)),
         "p95_less_p50_s": float(np.quantile(steps - medians[:, None], 0.95)),
         "between_s": float(medians.std(ddof=1)),
-        "runs_s": prepare_variability(job.replace(*overrides)).run_cv * float(np.median(medians)),
+        "runs_s": step.effects.run_cv * float(np.median(medians)),
     }  # fmt: skip
 
 
-def predict(overrides=(), devices=(), frameworks=()):
-    """Predict every published step time, or those of some devices and frameworks."""
-    rows, known = [], {}
-    entries = [
-        e for e in published()
-        if (not devices or e[0]["device"] in devices)
-        and (not frameworks or e[0]["framework"] in frameworks)
-    ]  # fmt: skip
-    for i, (row, release, gpus, seconds) in enumerate(entries):
-        key = (row["name"], gpus)
-        if key not in known:
-            print(f"{i + 1} of {len(entries)}: {row['name']}, {gpus} GPUs", file=sys.stderr)
-            known[key] = simulate(job_of(row, gpus), overrides)
-        rows.append({
-            "job": row["name"], "class": f"{row['device']} {row['framework']}",
-            "release": release, "gpus": gpus, "measured_s": seconds, **known[key],
-        })  # fmt: skip
-    return rows
+def predict(overrides=(), groups=()):
+    """Predict every published step time, or those of some classes."""
+    chosen = [entry for entry in published() if not groups or entry.group in groups]
+    return _predict(chosen, overrides, simulate)
 
 
 def predict_spread(overrides=()):
@@ -96,9 +174,8 @@ def predict_spread(overrides=()):
     with (HERE / "mlperf.csv").open(newline="") as file:
         systems = list(csv.DictReader(file))
     rows = []
-    for i, row in enumerate(systems):
-        print(f"{i + 1} of {len(systems)}: {row['system']}", file=sys.stderr)
-        found = simulate(mlperf_job(row), overrides)
+    for row in systems:
+        found = simulate(mlperf_job(row).replace(*overrides))
         rows.append({
             "system": row["system"], "round": row["round"], "job": row["base"],
             "device": row["device"],
@@ -110,44 +187,91 @@ def predict_spread(overrides=()):
     return rows
 
 
+def predicted(row):
+    """Mean step where it was simulated, else the ideal one [s]."""
+    return row.get("mean_s", row["ideal_s"])
+
+
+def of_class(rows):
+    """Give (class, its rows), in the order of the file."""
+    names = dict.fromkeys(row["class"] for row in rows)
+    return [(name, [row for row in rows if row["class"] == name]) for name in names]
+
+
 def classes(rows):
     """Give geometric mean and standard deviation of predicted over published, by class."""
     out = []
-    for name in dict.fromkeys(row["class"] for row in rows):
-        own = [row for row in rows if row["class"] == name]
+    for name, own in of_class(rows):
         for key in ("ideal_s", "mean_s"):
-            ratio = np.array([row[key] / row["measured_s"] for row in own])
-            logs = np.log(ratio)
-            found = np.exp(logs.mean()), logs.std(ddof=1), ratio.min(), ratio.max()
-            out.append((name, key, len(own), *map(float, found)))
+            if key in own[0]:
+                ratio = np.array([row[key] / row["measured_s"] for row in own])
+                logs = np.log(ratio)
+                spread = logs.std(ddof=1) if logs.size > 1 else np.nan
+                found = np.exp(logs.mean()), spread, ratio.min(), ratio.max()
+                out.append((name, key, len(own), *map(float, found)))
+    return out
+
+
+def pairs(rows):
+    """Give (row, ratio to its 16-bit step, published, and predicted) of every narrower format."""
+    wide = {(r["job"], r["release"], r["gpus"]): r for r in rows if r["precision"] == "bf16"}
+    out = []
+    for row in rows:
+        other = wide.get((row["job"], row["release"], row["gpus"]))
+        if other is not None and other is not row:
+            published = row["measured_s"] / other["measured_s"]
+            out.append((row, published, predicted(row) / predicted(other)))
     return out
 
 
 def growth(rows):
     """Give the growth from the smallest to the largest size, published and predicted."""
     out = []
-    for job, release in dict.fromkeys((row["job"], row["release"]) for row in rows):
-        own = [row for row in rows if (row["job"], row["release"]) == (job, release)]
+    names = ("job", "precision", "release")
+    for series in dict.fromkeys(tuple(row[k] for k in names) for row in rows):
+        own = [row for row in rows if tuple(row[k] for k in names) == series]
         if len(own) > 1:
             own.sort(key=lambda row: row["gpus"])
             first, last = own[0], own[-1]
-            error = np.hypot(*(row["mean_se_s"] / row["mean_s"] for row in (first, last)))
-            out.append((job, release, first["gpus"], last["gpus"],
+            error = np.hypot(*(r.get("mean_se_s", 0.0) / predicted(r) for r in (first, last)))
+            out.append((*series, first["gpus"], last["gpus"],
                         last["measured_s"] / first["measured_s"] - 1.0,
-                        last["mean_s"] / first["mean_s"] - 1.0, float(error)))  # fmt: skip
+                        predicted(last) / predicted(first) - 1.0, float(error)))  # fmt: skip
     return out
 
 
-def show(rows, spread):
-    """Print the tables of the README."""
+def show(rows):
+    """Print how near the step times are: by class and source, pairs, growth, and what is far."""
     print("class, predicted over published: n, geometric mean, sd of the log, least, most")
     for name, key, n, mean, std, low, high in classes(rows):
-        print(f"  {name:16s} {key[:-2]:5s} {n:3d}  {mean:.3f} +- {std:.3f}  {low:.3f} {high:.3f}")
+        print(f"  {name:32s} {key[:-2]:5s} {n:3d}  {mean:.3f} +- {std:.3f}  {low:.3f} {high:.3f}")
+    print("class and source (* held out): n, geometric mean, sd of the log")
+    for name, own in of_class(rows):
+        for source in dict.fromkeys(row["source"] for row in own):
+            part = [row for row in own if row["source"] == source]
+            logs = np.log([predicted(row) / row["measured_s"] for row in part])
+            mark = "*" if part[0]["held_out"] else ""
+            print(f"  {name:32s} {source + mark:16s} {len(part):3d}  {np.exp(logs.mean()):.3f} "
+                  f"+- {logs.std():.3f}")  # fmt: skip
+    print("step over that in bf16: published, predicted, difference")
+    for row, published, found in pairs(rows):
+        print(f"  {row['job']:44s} {row['precision']:9s} {row['release']:8s} {row['gpus']:5d} "
+              f"{published:.3f} {found:.3f} {found - published:+.3f}")  # fmt: skip
     print("growth from the first to the last size [%]: published, predicted, error, difference")
-    for job, release, first, last, *shares in growth(rows):
+    for job, precision, release, first, last, *shares in growth(rows):
         measured, found, error = (100.0 * share for share in shares)
-        print(f"  {job:38s} {release:8s} {first:4d}-{last:<5d} {measured:+6.1f} "
+        print(f"  {job:44s} {precision:9s} {release:8s} {first:4d}-{last:<5d} {measured:+6.1f} "
               f"{found:+6.1f} +- {error:.1f}  {found - measured:+6.1f}")  # fmt: skip
+    print(f"further than {100 * FAR:.0f} % from the published: seconds, predicted over published")
+    for row in rows:
+        ratio = predicted(row) / row["measured_s"]
+        if abs(ratio - 1.0) > FAR:
+            print(f"  {row['class']:32s} {row['job']:60s} {row['release']:8s} {row['gpus']:5d} "
+                  f"{row['measured_s']:8.3f} {ratio:.2f}")  # fmt: skip
+
+
+def show_spread(spread):
+    """Print the spread of MLPerf's systems and their median steps."""
     print("p95 less p50 on one allocation [ms], over p50 [%], spread between runs [ms]: measured, "
           "predicted; between allocations [ms]")  # fmt: skip
     for row in spread:
@@ -192,13 +316,28 @@ def write(path, rows):
             writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
+def read(path):
+    """Read a table that `write` wrote."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {k: v if k in TEXT else int(v) if k in WHOLE else float(v) for k, v in row.items()}
+        for row in rows
+    ]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    overrides = parser.parse_args().set
-    rows, spread = predict(overrides), predict_spread(overrides)
-    show(rows, spread)
-    if not overrides:
+    parser.add_argument("--ideal", action="store_true", help="ideal steps alone")
+    args = parser.parse_args()
+    if args.ideal:
+        show(ideal_steps(published(), args.set))
+        return
+    rows, spread = predict(args.set), predict_spread(args.set)
+    show(rows)
+    show_spread(spread)
+    if not args.set:
         write(HERE / "results.csv", rows)
         write(HERE / "spread.csv", spread)
 
