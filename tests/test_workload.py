@@ -356,3 +356,25 @@ def test_shipped_jobs_name_laws_that_exist(name: str) -> None:
     assert len(work.chunks) == job.parallelism.pp
     shape = [len(row) for row in work.chunks]
     assert shape == [len(row) for row in work.gathers] == [len(row) for row in work.reduces]
+
+
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "hsdp"])
+def test_gradients_in_bf16_are_half_the_bytes(library: Library, mode: str) -> None:
+    """Of every reduction of gradients, and of nothing else."""
+    overrides = [f"parallelism.data_parallel={mode}"]
+    overrides += ["parallelism.shard_size=4"] if mode == "hsdp" else []
+    wide, narrow = (
+        build_workload(
+            load_job("llama3-70b-fsdp-512", [*overrides, f"parallelism.gradient_dtype={t}"]),
+            library,
+        )
+        for t in ("fp32", "bf16")
+    )
+
+    def reduced(work):
+        return [[[c.bytes for c in chunk] for chunk in row] for row in work.reduces]
+
+    assert reduced(narrow) == [[[n / 2 for n in c] for c in row] for row in reduced(wide)]
+    assert sum(n for row in reduced(wide) for c in row for n in c) > 0.0
+    assert narrow.gathers == wide.gathers and narrow.optimizer == wide.optimizer
+    assert narrow.grad_norm_reduce == wide.grad_norm_reduce

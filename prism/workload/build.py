@@ -1,7 +1,7 @@
 """One step's work: every GPU's kernels by stage and chunk, and the collectives between replicas.
 
-Parameters and activations are bfloat16; gradients are reduced in float32 and Adam's state is
-float32, as in Megatron-LM and Llama 3; in 8 and 4 bits parameters are gathered quantized.
+Parameters and activations are bfloat16; gradients are reduced in `parallelism.gradient_dtype`, and
+Adam's state is float32. In 8 and 4 bits parameters are gathered quantized.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from prism.workload.kernels import (
     split_backward,
 )
 from prism.workload.modelsize import (
+    GRADIENT_BYTES,
     Slot,
     attention_flop,
     chunk_experts,
@@ -45,8 +46,8 @@ __all__ = [
 PARAMETER_BYTES = 2.0
 """Bytes of a parameter that is gathered: bfloat16."""
 
-GRADIENT_BYTES = 4.0
-"""Bytes of a gradient that is reduced: float32 (Llama 3, arXiv:2407.21783, section 3.3.2)."""
+NORM_BYTES = 4.0
+"""The gradients' norm: one number in float32."""
 
 OPTIMIZER_BYTES = 30.0
 """Memory traffic of Adam per parameter: read gradient, master copy and two moments in float32
@@ -72,8 +73,10 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     mode = "ddp" if layout.data_parallel == "none" else layout.data_parallel
     # eager FSDP quantizes what it has gathered, the others a rank's part before
     size = PARAMETER_BYTES if layout.framework == "eager" else QUANTIZED_BYTES[layout.precision]
-    dense = _Sharing(cluster, mode, "shard" if mode == "hsdp" else "dp_cp", "", size)
-    experts = _Sharing(cluster, mode, "expert_dp", "expert_", size)
+    gradient_bytes = GRADIENT_BYTES[layout.gradient_dtype]
+    shared = cluster, mode, gradient_bytes, size
+    dense = _Sharing(*shared, "shard" if mode == "hsdp" else "dp_cp")
+    experts = _Sharing(*shared, "expert_dp", "expert_")
     held = [[(chunk_parameters(job, x), chunk_experts(job, x)) for x in row] for row in slots]
     of_stage = [[sum(n) for n in zip(*row, strict=True)] for row in held]
 
@@ -87,8 +90,8 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     def all_reduce(name: str, n_bytes: float, among: str) -> Collective | None:
         return _collective(cluster, f"{name}_reduce", "all_reduce", n_bytes, among)
 
-    embedding_bytes = GRADIENT_BYTES * model.vocab_size * model.hidden_size / layout.tp
-    norm_bytes = max(sum(_replicated(job, slot) for slot in row) for row in slots)
+    embedding_bytes = gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
+    norm_bytes = gradient_bytes * max(sum(_replicated(job, s) for s in row) for row in slots)
     tied = model.tied_embeddings and not layout.ends_meet
     transfer, far_transfers = _transfers(job, cluster)
     workload = Workload(
@@ -101,7 +104,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         if layout.sequence_parallel
         else None,
         embedding_reduce=all_reduce("embedding", embedding_bytes, "embedding") if tied else None,
-        grad_norm_reduce=all_reduce("grad_norm", GRADIENT_BYTES, "world"),
+        grad_norm_reduce=all_reduce("grad_norm", NORM_BYTES, "world"),
         optimizer=tuple(
             adam(dense.optimizer_bytes(a) + experts.optimizer_bytes(b)) for a, b in of_stage
         ),
@@ -170,13 +173,13 @@ def _chunk(transformer: SparseTransformer, slot: Slot) -> ChunkWork:
 
 
 def _replicated(job: Job, slot: Slot) -> float:
-    """Bytes of one chunk's gradients that every tp rank has a part of.
+    """Count one chunk's gradients that every tp rank has a part of.
 
     Of what it computes for its own tokens: norms, routers, and the way down to latents.
     """
     n_layers = slot.n_dense + slot.n_sparse
     routers = float(slot.n_sparse * job.model.n_experts * job.model.hidden_size)
-    return GRADIENT_BYTES * (n_layers * resident_parameters(job.model) + routers)
+    return n_layers * resident_parameters(job.model) + routers
 
 
 def _transfers(
@@ -214,9 +217,10 @@ class _Sharing:
 
     cluster: Cluster
     mode: str  # kind of data parallelism
-    group: str
-    prefix: str  # of names: routed experts, which fewer ranks share
+    gradient_bytes: float
     gathered_bytes: float  # of a parameter
+    group: str
+    prefix: str = ""  # of names: routed experts, which fewer ranks share
 
     def gathers(self, n: float) -> tuple[Collective, ...]:
         """All-gather of parameters, with fsdp and hsdp."""
@@ -227,10 +231,10 @@ class _Sharing:
     def reduces(self, n: float) -> tuple[Collective, ...]:
         """Gradients: all-reduce in ddp, else reduce-scatter; hsdp: then parts over shard groups."""
         op_kind = "all_reduce" if self.mode == "ddp" else "reduce_scatter"
-        own = self._some("gradient_reduce", op_kind, GRADIENT_BYTES * n, self.group)
+        own = self._some("gradient_reduce", op_kind, self.gradient_bytes * n, self.group)
         if self.mode != "hsdp":
             return own
-        n_bytes = GRADIENT_BYTES / self.n_shards * n
+        n_bytes = self.gradient_bytes / self.n_shards * n
         return own + self._some("gradient_replicate", "all_reduce", n_bytes, "replicas")
 
     def param_gather(self, n: float) -> Collective | None:

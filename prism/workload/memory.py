@@ -10,6 +10,7 @@ References
 .. [2] Rajbhandari et al., arXiv:1910.02054: what ZeRO shards.
 .. [3] Qi et al., arXiv:2401.10241: split backwards.
 .. [4] torchtitan, ``distributed/activation_checkpoint.py``: selective recomputation by op.
+.. [5] Megatron Core user guide, "Distributed Optimizer": bytes per parameter.
 """
 
 from __future__ import annotations
@@ -24,20 +25,30 @@ from prism.cluster.groups import shard_size
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.experts import expert_imbalance
-from prism.workload.modelsize import Slot, chunk_experts, chunk_parameters, lay_slots, shard_sizes
+from prism.workload.modelsize import (
+    GRADIENT_BYTES,
+    Slot,
+    chunk_experts,
+    chunk_parameters,
+    lay_slots,
+    shard_sizes,
+)
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
 
 GIB = 2.0**30
-WEIGHT_BYTES, GRADIENT_BYTES = 2.0, 4.0
-"""A parameter in bfloat16 and its gradient in float32 (Llama 3, arXiv:2407.21783, 3.3.2)."""
-ADAM_BYTES = 12.0
-"""A parameter's master copy and two moments in float32 ([2]_, section 3.1)."""
-LOGIT_BYTES, LOSS_BYTES = 4.0, 10.0
+WEIGHT_BYTES = 2.0
+"""A parameter in bfloat16."""
+ADAM_BYTES, MASTER_GRADIENT_BYTES = 12.0, 4.0
+"""A parameter's master copy and two moments in float32 ([2]_, section 3.1), and its gradient, which
+the optimizer takes in float32 too: Megatron-LM's 18 bytes per parameter with gradients in float32
+and 20 in bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([5]_)."""
+LOGIT_BYTES, LOSS_BYTES, FUSED_LOSS_BYTES = 4.0, 10.0, 4.0
 """A logit kept in float32 for the loss's backward ([1]_, section 4.3), and beside it, while the
 loss is computed as torch's cross entropy does, the product in bfloat16 and the gradients of the
-log-softmax and of its input in float32. Megatron's fused loss, in place, has 4 bytes beside."""
+log-softmax and of its input in float32. Megatron's fused loss works in place: the product and its
+gradient in bfloat16."""
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
 _schedule = lru_cache(maxsize=256)(make_schedule)
@@ -71,6 +82,8 @@ class _Chunk:
 
     parameters: float
     experts: float  # of the parameters, those of routed experts where fewer ranks share them
+    weights: float  # bytes, whole
+    gradients: float  # bytes, whole, before they are reduced
     kept: float  # by a forward
     workspace: float  # beside a backward
     late: float  # left by the input half of a split backward for the weight half
@@ -170,10 +183,13 @@ def _chunk(job: Job, slot: Slot, kinds: list[tuple[float, float, float]]) -> _Ch
         workspace = max(workspace, beside if count else 0.0)
     if slot.loss:
         kept += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
-        workspace = max(workspace, LOSS_BYTES * s.tokens * s.vocab)
+        beside = FUSED_LOSS_BYTES if job.parallelism.fused_loss else LOSS_BYTES
+        workspace = max(workspace, beside * s.tokens * s.vocab)
         late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
     experts = chunk_experts(job, slot)
-    return _Chunk(chunk_parameters(job, slot) + experts, experts, kept, workspace, late)
+    n = chunk_parameters(job, slot) + experts
+    gradients = GRADIENT_BYTES[job.parallelism.gradient_dtype] * n
+    return _Chunk(n, experts, WEIGHT_BYTES * n, gradients, kept, workspace, late)
 
 
 def _beside(job: Job, sparse: bool) -> float:
@@ -194,22 +210,25 @@ def _beside(job: Job, sparse: bool) -> float:
 
 def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:
     """Walk a stage's schedule to the moment when it holds most."""
-    p, parameters = job.parallelism, sum(chunk.parameters for chunk in row)
+    p = job.parallelism
+    n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
+    weights, gradients = ([getattr(c, key) for c in row] for key in ("weights", "gradients"))
     shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
-    mode = "ddp" if p.data_parallel == "none" else p.data_parallel
-    weights, gradients = WEIGHT_BYTES * parameters, GRADIENT_BYTES * parameters
-    experts = sum(chunk.experts for chunk in row)
     shared = p.cp * p.dp // p.ep  # ranks that hold the same routed experts
-    optimizer = ADAM_BYTES * (parameters - experts) / (1 if mode == "ddp" else shards)
-    optimizer += ADAM_BYTES * experts / (1 if mode == "ddp" else shared)
+    whole = p.data_parallel in ("ddp", "none")
+    own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
+    held_weights, held_gradients = sum(weights), sum(gradients)
+    optimizer = ADAM_BYTES * own
     lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
-    if mode in ("fsdp", "hsdp") and shards > 1:
+    if p.data_parallel in ("fsdp", "hsdp") and shards > 1:
         lasting = not p.reshard_after_forward
-        gradients = GRADIENT_BYTES * ((parameters - experts) / shards + experts / shared)
-        weights = 0.0 if lasting else WEIGHT_BYTES * _neighbours(row, 1 + p.prefetch)
-        gradients += 0.0 if lasting else GRADIENT_BYTES * _neighbours(row, 2)
+        held_weights = 0.0 if lasting else _neighbours(weights, 1 + p.prefetch)
+        held_gradients = MASTER_GRADIENT_BYTES * own
+        held_gradients += 0.0 if lasting else _neighbours(gradients, 2)
+    elif p.gradient_dtype == "bf16":
+        optimizer += MASTER_GRADIENT_BYTES * own
     held, gathered, reduced, beside = _worst_moment(row, schedule, stage, lasting)
-    return Memory(weights + gathered, gradients + reduced, optimizer, held, beside, stage)
+    return Memory(held_weights + gathered, held_gradients + reduced, optimizer, held, beside, stage)
 
 
 def _worst_moment(
@@ -235,23 +254,22 @@ def _worst_moment(
             held += chunk.kept
             if lasting and c not in there:
                 there.add(c)
-                gathered += WEIGHT_BYTES * chunk.parameters
+                gathered += chunk.weights
         elif adds and lasting and sums[c] == uses[c]:
-            reduced += GRADIENT_BYTES * chunk.parameters
+            reduced += chunk.gradients
         best = max(best, (held + gathered + reduced + beside, held, gathered, reduced, beside))
         if kind == "B":
             held += (chunk.late if waits else 0.0) - chunk.kept
             backwards[c] -= 1
-            gathered -= WEIGHT_BYTES * chunk.parameters * (lasting and backwards[c] == 0)
+            gathered -= chunk.weights * (lasting and backwards[c] == 0)
         elif kind == "W":
             held -= chunk.late
         if adds:
             sums[c] -= 1
-            reduced -= GRADIENT_BYTES * chunk.parameters * (lasting and sums[c] == 0)
+            reduced -= chunk.gradients * (lasting and sums[c] == 0)
     return best[1:]
 
 
-def _neighbours(row: list[_Chunk], n: int) -> float:
-    """Most parameters of n chunks that follow each other."""
-    sizes = [chunk.parameters for chunk in row]
+def _neighbours(sizes: list[float], n: int) -> float:
+    """Most of n chunks that follow each other."""
     return max(sum(sizes[i : i + n]) for i in range(max(1, len(sizes) - n + 1)))

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from prism.jobs.job import Job
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
 
+GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}
+"""Bytes of a gradient that is added up and reduced, by `parallelism.gradient_dtype`."""
+
 
 @dataclass(frozen=True)
 class Sizes:

@@ -183,6 +183,16 @@ class ParallelismBlock(Block):
         "megatron].",
         "megatron",
     )
+    gradient_dtype: Literal["fp32", "bf16"] = key(
+        "Number format in which gradients are added up and reduced: fp32 as in Megatron-LM, "
+        "torchtitan and Llama 3, bf16 as in NeMo's performance recipes.",
+        "fp32",
+    )
+    fused_loss: StrictBool = key(
+        "The cross entropy works in place, as Megatron's, rather than as torch's own [false with "
+        "fsdp and hsdp, else true].",
+        True,
+    )
 
     @classmethod
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +207,7 @@ class ParallelismBlock(Block):
         given.setdefault("reshard_after_forward", not many("pp"))
         sharded = given["data_parallel"] in ("fsdp", "hsdp")
         given.setdefault("framework", "compiled" if sharded else "megatron")
+        given.setdefault("fused_loss", given["data_parallel"] not in ("fsdp", "hsdp"))
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if not many("pp"):
             given.setdefault("microbatches", 1)
