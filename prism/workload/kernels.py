@@ -112,6 +112,8 @@ class Rates:
     cast_bytes_per_s: float = 0.0
     cast_copies: float = 2.0  # quantized copies of an operand: by rows and by columns
     derate: float = 1.0  # throughput inside training over that of a kernel on its own
+    attention_share: float = 1.0  # of the tables' rate, with another implementation
+    traffic: float = 1.0  # bytes of memory-bound kernels over those that have to move
     compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
     memory_factor: float = 1.0
 
@@ -166,13 +168,14 @@ class Rates:
         table = own or self.tables.get("attention/bf16")
         if table is not None:
             part = rate / self.attention_flop_per_s if backward and own is None else 1.0
-            rate = part * table(**{**sizes, "flop": flop})
+            rate = part * self.attention_share * table(**{**sizes, "flop": flop})
         compute = (self.launch_s + flop / rate / self.derate) * self.compute_factor
         duration = max(compute, self.memory_time(n_bytes))
         return Kernel(name, "attention", duration, flop, n_bytes, "residual/attention")
 
     def memory(self, name: str, n_bytes: float, kernel_class: str = "memory") -> Kernel:
-        """Kernel bound by the `n_bytes` it reads and writes."""
+        """Kernel bound by the `n_bytes` it reads and writes where all that can be is fused."""
+        n_bytes *= self.traffic
         duration = self.memory_time(n_bytes)
         return Kernel(name, kernel_class, duration, 0.0, n_bytes, "residual/memory")
 
@@ -218,7 +221,12 @@ def build_rates(cluster: Cluster, library: Library, layout: ParallelismBlock) ->
         )
     measured = DEVICES.get(device_key(library.device))
     same = measured is not None and measured.bf16_flop_per_s == peak
-    derate, cast = f"nominal/derate_{layout.framework}", "nominal/cast_efficiency"
+    own = {
+        name: value(f"nominal/{name}_{layout.framework}")
+        for name in ("derate", "attention", "traffic")
+        if f"nominal/{name}_{layout.framework}" in library
+    }
+    cast = "nominal/cast_efficiency"
     cast = cast if cast in library else "nominal/memory_efficiency"  # a library of bf16 alone
     return Rates(
         gemm_flop_per_s=peak * value("nominal/gemm_efficiency_max"),
@@ -232,7 +240,9 @@ def build_rates(cluster: Cluster, library: Library, layout: ParallelismBlock) ->
         speed_up=device.flop_per_s(precision) / peak,
         cast_bytes_per_s=device.memory_bytes_per_s * value(cast),
         cast_copies=1.0 if precision == "fp8" and device.name not in ONE_ORDER else 2.0,
-        derate=value(derate if derate in library else "nominal/training_gemm_derate"),
+        derate=own.get("derate") or value("nominal/training_gemm_derate"),
+        attention_share=own.get("attention", 1.0),
+        traffic=own.get("traffic", 1.0),
     )
 
 

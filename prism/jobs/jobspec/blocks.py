@@ -43,6 +43,7 @@ DEVICE_LIBRARY = {
 UNMODELLED = {"data_parallel": {"zero2": "zero1"}}
 # NVL72: one NVLink domain per rack (NVIDIA data sheets)
 NVLINK_DOMAIN_GPUS = {"gb200": 72, "gb300": 72}
+SEGMENT_GPUS = 64  # of a rack, 16 nodes of 4 GPUs: segments of Slurm's block topology
 
 
 class Durations(Block):
@@ -262,7 +263,8 @@ class ClusterBlock(Block):
         key("The GPU.", "h100")
     )
     nvlink_domain_gpus: Count = key(
-        "GPUs joined by NVLink [gpus_per_node; 72 on gb200 and gb300].", 8
+        "GPUs joined by NVLink [gpus_per_node; on gb200 and gb300 72 where they divide the job's GPUs, else 64: 16 nodes of each rack].",
+        8,
     )
     pod_gpus: Count | None = key("GPUs under full bisection bandwidth [all of them].")
     oversubscription: AtLeastOne = key(
@@ -304,6 +306,11 @@ class ClusterBlock(Block):
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
         device, gpus = given.get("device"), given.get("gpus_per_node", 8)
         domain = NVLINK_DOMAIN_GPUS.get(device, gpus) if isinstance(device, str) else gpus
+        nodes, each = integral(given.get("nodes")), integral(gpus)
+        if type(nodes) is type(each) is int and each > 0 and domain != gpus:
+            # as schedulers place jobs of powers of two, so that no group lies across two racks
+            whole = nodes * each % domain == 0 or SEGMENT_GPUS % each
+            domain = domain if whole else SEGMENT_GPUS
         # A bad gpus_per_node is reported under its own name, not here once more.
         valid = type(integral(domain)) is int and domain >= 1
         given.setdefault("nvlink_domain_gpus", domain if valid else 8)
