@@ -21,7 +21,6 @@ from scipy.stats import spearmanr
 
 import prism
 from prism.engine import LANES
-from prism.jobs.jobspec.blocks import ParallelismBlock
 from prism.simulation.prepare import prepare
 from prism.simulation.program import ideal_program
 from prism.simulation.steps import default_threads, run_blocks
@@ -60,7 +59,8 @@ class Entry(NamedTuple):
     @property
     def held_out(self):
         """Whether nothing is fitted to it."""
-        return any(all(self.row[k] == v for k, v in rule.items()) for rule in file()["held_out"])
+        rules = file()["held_out"]
+        return any(all(self.row.get(k) == v for k, v in rule.items()) for rule in rules)
 
 
 @cache
@@ -87,7 +87,7 @@ def job_of(entry):
     dp = gpus // int(np.prod([layout.get(key, 1) for key in ("tp", "pp", "cp")]))
     per_node = min(gpus, 4 if row["device"] in FOUR_A_NODE else 8)
     parallelism = {**layout, "dp": dp, "precision": entry.precision}
-    if row["framework"] in FRAMEWORKS and "framework" in ParallelismBlock.model_fields:
+    if row["framework"] in FRAMEWORKS:
         parallelism["framework"] = row["framework"]
     cluster = {"nodes": gpus // per_node, "gpus_per_node": per_node, "device": row["device"],
                **row.get("cluster", {})}  # fmt: skip
@@ -111,11 +111,15 @@ def ideal_steps(entries, overrides=()):
         ``job``, ``class``, ``source``, ``release``, ``precision``, ``gpus``, ``held_out``,
         ``measured_s`` and ``ideal_s`` [s]; a job that is not modelled has no row.
     """
-    return _predict(entries, overrides, lambda job: ideal(prepare(job, SEED)))
+    return _predict(entries, overrides, ideal)
 
 
-def ideal(step):
+def ideal(job):
     """Give the step without any effect [s]."""
+    return _ideal(prepare(job, SEED))
+
+
+def _ideal(step):
     return {"ideal_s": float(run_blocks(ideal_program(step.program), range(1), SEED)[0][0, 0])}
 
 
@@ -143,7 +147,9 @@ def mlperf_job(row):
     """Make the job of a row of mlperf.csv."""
     settings = {f"parallelism.{key}": int(row[key]) for key in LAYOUT}
     settings |= {f"cluster.{key}": int(row[key]) for key in ("nodes", "gpus_per_node")}
-    settings |= {"cluster.device": row["device"], "variability.library": row["library"]}
+    settings |= {"cluster.device": row["device"], "parallelism.precision": row["precision"]}
+    settings |= {"parallelism.framework": "megatron"}
+    settings |= {"variability.library": f"{row['device']}-healthy"}
     return prism.load_job(row["base"], settings)
 
 
@@ -154,7 +160,7 @@ def simulate(job):
     steps = run_blocks(step.program, range(REPLICATES // LANES), SEED, threads)[0]
     means, medians = steps.mean(axis=1, dtype=float), np.median(steps, axis=1)
     return {
-        **ideal(step), "mean_s": float(means.mean()),
+        **_ideal(step), "mean_s": float(means.mean()),
         "mean_se_s": float(means.std(ddof=1) / np.sqrt(means.size)),
         "p50_s": float(np.median(medians)),
         "p95_less_p50_s": float(np.quantile(steps - medians[:, None], 0.95)),
@@ -169,16 +175,16 @@ def predict(overrides=(), groups=()):
     return _predict(chosen, overrides, simulate)
 
 
-def predict_spread(overrides=()):
-    """Predict the spread of every MLPerf system, beside the measured one."""
+def predict_spread(overrides=(), simulation=None):
+    """Predict median and spread of every MLPerf system, beside the measured ones."""
     with (HERE / "mlperf.csv").open(newline="") as file:
         systems = list(csv.DictReader(file))
     rows = []
     for row in systems:
-        found = simulate(mlperf_job(row).replace(*overrides))
+        found = (simulation or simulate)(mlperf_job(row).replace(*overrides))
         rows.append({
             "system": row["system"], "round": row["round"], "job": row["base"],
-            "device": row["device"],
+            "device": row["device"], "precision": row["precision"],
             "gpus": int(row["nodes"]) * int(row["gpus_per_node"]),
             "measured_p50_s": float(row["p50_s"]),
             "measured_p95_less_p50_s": float(row["p95_less_p50_s"]),
@@ -245,14 +251,16 @@ def show(rows):
     print("class, predicted over published: n, geometric mean, sd of the log, least, most")
     for name, key, n, mean, std, low, high in classes(rows):
         print(f"  {name:32s} {key[:-2]:5s} {n:3d}  {mean:.3f} +- {std:.3f}  {low:.3f} {high:.3f}")
-    print("class and source (* held out): n, geometric mean, sd of the log")
+    print("class and source (* held out): n, geometric mean, sd of the log, mean over that of the "
+          "class's other sources")  # fmt: skip
     for name, own in of_class(rows):
-        for source in dict.fromkeys(row["source"] for row in own):
-            part = [row for row in own if row["source"] == source]
-            logs = np.log([predicted(row) / row["measured_s"] for row in part])
-            mark = "*" if part[0]["held_out"] else ""
-            print(f"  {name:32s} {source + mark:16s} {len(part):3d}  {np.exp(logs.mean()):.3f} "
-                  f"+- {logs.std():.3f}")  # fmt: skip
+        for source, held in dict.fromkeys((row["source"], row["held_out"]) for row in own):
+            inside = np.array([(r["source"], r["held_out"]) == (source, held) for r in own])
+            logs = np.log([predicted(row) / row["measured_s"] for row in own])
+            mean, rest = logs[inside].mean(), logs[~inside]
+            text = f"{np.exp(mean - rest.mean()):.3f}" if rest.size else ""
+            print(f"  {name:32s} {source + '*' * held:16s} {inside.sum():3d}  {np.exp(mean):.3f} "
+                  f"+- {logs[inside].std():.3f}  {text}")  # fmt: skip
     print("step over that in bf16: published, predicted, difference")
     for row, published, found in pairs(rows):
         print(f"  {row['job']:44s} {row['precision']:9s} {row['release']:8s} {row['gpus']:5d} "
@@ -270,8 +278,20 @@ def show(rows):
                   f"{row['measured_s']:8.3f} {ratio:.2f}")  # fmt: skip
 
 
+def show_medians(spread):
+    """Print the median steps of MLPerf's systems, by job, device and precision."""
+    print("MLPerf, predicted over measured p50: n, geometric mean, sd of the log, by system")
+    keys = ("job", "device", "precision")
+    for group in dict.fromkeys(tuple(row[k] for k in keys) for row in spread):
+        own = [row for row in spread if tuple(row[k] for k in keys) == group]
+        ratio = [r.get("p50_s", r["ideal_s"]) / r["measured_p50_s"] for r in own]
+        logs = np.log(ratio)
+        print(f"  {' '.join(group):36s} {len(own):3d}  {np.exp(logs.mean()):.3f} +- "
+              f"{logs.std():.3f}  {' '.join(f'{r:.2f}' for r in ratio)}")  # fmt: skip
+
+
 def show_spread(spread):
-    """Print the spread of MLPerf's systems and their median steps."""
+    """Print the spread of MLPerf's systems."""
     print("p95 less p50 on one allocation [ms], over p50 [%], spread between runs [ms]: measured, "
           "predicted; between allocations [ms]")  # fmt: skip
     for row in spread:
@@ -333,9 +353,11 @@ def main():
     args = parser.parse_args()
     if args.ideal:
         show(ideal_steps(published(), args.set))
+        show_medians(predict_spread(args.set, ideal))
         return
     rows, spread = predict(args.set), predict_spread(args.set)
     show(rows)
+    show_medians(spread)
     show_spread(spread)
     if not args.set:
         write(HERE / "results.csv", rows)
