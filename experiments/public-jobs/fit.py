@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,9 @@ EFFECT = "variability.effects."
 STEADY = (f"{EFFECT}rank.lemon_fraction=0", f"{EFFECT}microbatch.cv=0", f"{EFFECT}step.cv=0")
 BODIES = (0.002, 0.006, 0.010, 0.014)  # CV of the rank effect [1]
 CONTENT = 0.01  # trial CV between microbatches [1]
-DERATE, TRIAL = "nominal/training_gemm_derate", 1.0
+TRIAL = 1.1  # trial derate over the shipped one
+DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
+PRECISIONS = ("bf16", "fp8", "fp8_block", "mxfp8", "nvfp4")
 TAIL, LEVEL = norm.ppf(0.95), 2.0 * norm.ppf(0.95)  # LEVEL: 90 % intervals, in standard errors
 SYSTEMS = {"h100": ("h100",), "gb200": ("gb200", "b200")}
 
@@ -103,9 +106,9 @@ def rank_effect(rng, table):
         f"burn-in of {n} MI3xx GPUs (AMD-AGI/Primus): {100 * own:.2f} %; growth of {len(names)} "
         f"H100 series with size: {100 * grown:.1f} %; weighed by their errors"
     )
-    table.add(run.DEVICES, "rank/body_cv", body, (body - reach, body + reach), n + len(names), told)
+    table.add(DEVICES, "rank/body_cv", body, (body - reach, body + reach), n + len(names), told)
     told = f"burn-in of {n} MI3xx GPUs (AMD-AGI/Primus)"
-    table.add(run.DEVICES, "rank/node_share", share, (few, many), n, told)
+    table.add(DEVICES, "rank/node_share", share, (few, many), n, told)
     for name, measured, curve in zip(names, published, curves, strict=True):
         print(f"  {name:40s} published {100 * measured:+.1f} %, with a CV of {100 * body:.2f} % "
               f"{100 * np.interp(body, fine, curve):+.1f} %")  # fmt: skip
@@ -164,7 +167,7 @@ def step_and_run(rng, table, body):
         ):
             draws = [fit(own.sample(frac=1.0, replace=True, random_state=rng)) for _ in range(200)]
             value, interval = fit(own), np.quantile(draws, [0.05, 0.95])
-            devices = [d for d in run.DEVICES if d == device or (d, device) == ("a100", "h100")]
+            devices = [d for d in DEVICES if d == device or (d, device) == ("a100", "h100")]
             table.add(devices, entry, value, interval, len(own), f"{what}, {told}")
             if entry == "step/cv":
                 step |= dict.fromkeys(devices, value)
@@ -198,24 +201,34 @@ def content_instead(systems, body):
 
 # ------------------------------------------------------------------------------- derate and errors
 class Steps:
-    """Predicted steps of a device as a part that the derate divides, and the rest."""
+    """Predicted steps of a device and framework: a part that the derate divides, and the rest."""
 
-    def __init__(self, device, folder, quiet):
-        library = load_library(f"{device}-healthy")
-        entry = library.entry(DERATE)
-        path = folder / f"{device}.nc"
-        groups = [f"{device} {name} bf16" for name in ("megatron", "eager", "own")]
+    def __init__(self, device, framework, folder, quiet):
+        library, entry = load_library(f"{device}-healthy"), f"nominal/derate_{framework}"
+        path = folder / f"{device}-{framework}.nc"
+        number = library.entry(entry).number
+        save_library(replace(library, entries={
+            **library.entries, entry: replace(library.entry(entry), number=TRIAL * number)
+        }), path)  # fmt: skip
+        groups = [f"{device} {framework} {precision}" for precision in PRECISIONS]
         shipped = run.predict(quiet, groups)
-        entries = {**library.entries, DERATE: replace(entry, number=TRIAL)}
-        save_library(replace(library, entries=entries), path)
-        trial = run.predict((*quiet, f"variability.library={path}"), groups)
-        a, b = (np.array([row["mean_s"] for row in rows]) for rows in (shipped, trial))
-        self.part = (a - b) / (1.0 / entry.number - 1.0 / TRIAL)
-        self.fixed = b - self.part / TRIAL
-        self.measured = np.array([row["measured_s"] for row in shipped])
-        self.gpus = np.array([row["gpus"] for row in shipped])
-        self.models = np.array([row["job"].split(",")[0].split(" with")[0] for row in shipped])
-        self.framework = np.array([row["class"].split()[1] for row in shipped])
+        chosen = [entry for entry in run.published() if entry.group in groups]
+        trial = run.ideal_steps(chosen, (*quiet, f"variability.library={path}"))
+        self.rows = shipped
+        a, b, mean = (
+            np.array([row[key] for row in rows])
+            for rows, key in ((shipped, "ideal_s"), (trial, "ideal_s"), (shipped, "mean_s"))
+        )
+        self.part = (a - b) * number / (1.0 - 1.0 / TRIAL) * mean / a
+        self.fixed = mean - self.part / number
+        self.measured = self.column("measured_s")
+        self.models = np.array([row["model"] for row in shipped])
+        self.sources = np.array([row["source"] for row in shipped])
+        self.held = self.column("held_out").astype(bool)
+
+    def column(self, key):
+        """One figure of every row."""
+        return np.array([row[key] for row in self.rows])
 
     def logs(self, derate, chosen):
         """Logarithms of predicted over published."""
@@ -223,85 +236,112 @@ class Steps:
 
     def solve(self, chosen):
         """Find the derate at which their geometric mean is that of the published times."""
-        return brentq(lambda derate: self.logs(derate, chosen).mean(), 0.3, 3.0)
+        return brentq(lambda derate: self.logs(derate, chosen).mean(), 0.1, 10.0)
 
-    def leave_out(self, chosen):
-        """Leave each model out in turn: derates of the others, logarithms of those left out."""
-        names = np.unique(self.models[chosen])
-        if names.size < 2:
+    def leave_out(self, chosen, names):
+        """Leave each name out in turn: derates of the others, logarithms of those left out."""
+        unique = np.unique(names[chosen])
+        if unique.size < 2:
             return np.empty(0), np.empty(0)
-        derates = np.array([self.solve(chosen & (self.models != name)) for name in names])
-        pairs = zip(derates, names, strict=True)
-        return derates, np.concatenate(
-            [self.logs(d, chosen & (self.models == n)) for d, n in pairs]
-        )
+        found = np.array([self.solve(chosen & (names != name)) for name in unique])
+        pairs = zip(found, unique, strict=True)
+        return found, np.concatenate([self.logs(d, chosen & (names == n)) for d, n in pairs])
 
 
 def derates(table, folder, body, step):
-    """Fit the derate of each device to its Megatron jobs; leave each model out in turn."""
-    left, n_models, gathered, hits = {}, {}, [], []
-    for device in run.DEVICES:
-        quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step[device]}")
-        steps = Steps(device, folder, quiet)
-        own, fsdp, beyond = (steps.framework == name for name in ("megatron", "eager", "own"))
-        derate, (others, left[device]) = steps.solve(own), steps.leave_out(own)
-        show(f"{device}, derate fitted", steps.logs(derate, own))
-        interval, n, most = None, int(own.sum()), steps.gpus[own].max()
-        n_models[device] = others.size
-        if others.size:
-            show("  models left out", left[device])
-            error = np.sqrt((others.size - 1) * np.var(others)) * LEVEL / 2.0  # jackknife
-            interval = derate - error, derate + error
-            hits.append(held(steps, own))
-        told = f"mean of {n} published Megatron steps of {max(1, others.size)} models"
-        table.add([device], DERATE, derate, interval, n, told)
-        told = "largest published Megatron job of experiments/public-jobs"
-        table.add([device], "run/largest_gpus", float(most), None, n, told)
-        if fsdp.any():
-            gathered.append((steps.logs(derate, fsdp), steps.models[fsdp], steps.gpus[fsdp].max()))
-            show("  FSDP", gathered[-1][0])
-        if beyond.any():
-            errors, far = steps.logs(derate, beyond), np.log(steps.gpus[beyond] / most)
-            show("  larger jobs", errors)
-            rest = np.maximum(0.0, errors**2 - rms(left[device]) ** 2)
-            growth = float(np.sqrt((rest / far**2).mean()))
-            told = f"Llama 3 405B on {' and '.join(map(str, steps.gpus[beyond]))} GPUs, beyond "
-            told += f"{most}; per factor of e in GPUs"
-            table.add(run.DEVICES, "run/model_error_growth", growth, None, int(beyond.sum()), told)
-    pooled = np.concatenate(list(left.values()))
-    for device, logs in left.items():
-        told = "published Megatron steps, each model left out of the derate in turn"
-        if not logs.size:
-            logs, told = pooled, f"{told}; of other devices, since this one has a single model"
-        error = unbiased(logs, n_models[device] or sum(n_models.values()))
-        table.add([device], "run/model_error", error, None, logs.size, told)
-    logs, models = (np.concatenate([part[i] for part in gathered]) for i in (0, 1))
-    told = "published FSDP steps of H100 and A100, none of them fitted"
-    error = unbiased(logs, np.unique(models).size)
-    table.add(run.DEVICES, "run/model_error_fsdp", error, None, logs.size, told)
-    told, most = (
-        "largest published FSDP job of experiments/public-jobs",
-        max(p[2] for p in gathered),
-    )
-    table.add(run.DEVICES, "run/largest_gpus_fsdp", float(most), None, logs.size, told)
-    for name in np.unique(models):
-        out = models == name
-        spread = unbiased(logs[~out], np.unique(models[~out]).size)
-        hits.append(np.abs(logs[out]) <= norm.ppf(0.9) * spread)
+    """Fit the derate of each device and framework; leave each model and source out in turn."""
+    errors, hits, largest, found = {kind: [] for kind in ("", "_fsdp")}, [], {}, {}
+    for device in DEVICES:
+        effects = step.get(device, step["gb200"])
+        quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
+        for framework in run.FRAMEWORKS:
+            steps = Steps(device, framework, folder, quiet)
+            own = ~steps.held
+            if not own.any():
+                continue
+            derate = steps.solve(own)
+            (others, left), (_, apart) = (
+                steps.leave_out(own, names) for names in (steps.models, steps.sources)
+            )
+            show(f"{device} {framework}, derate fitted", steps.logs(derate, own))
+            for text, logs in (("models left out", left), ("sources left out", apart)):
+                if logs.size:
+                    show(f"  {text}", logs)
+            if steps.held.any():
+                show("  held out", steps.logs(derate, steps.held))
+            interval, n = None, int(own.sum())
+            if others.size:
+                error = np.sqrt((others.size - 1) * np.var(others)) * LEVEL / 2.0  # jackknife
+                interval = derate - error, derate + error
+                hits.append(covered(steps, own))
+            told = f"mean of {n} published steps of {max(1, others.size)} models, {framework}"
+            table.add([device], f"nominal/derate_{framework}", derate, interval, n, told)
+            found[device, framework] = derate
+            kind = "" if framework == "megatron" else "_fsdp"
+            errors[kind].append((device, left, others.size))
+            most = max(steps.column("gpus"))
+            largest[device, kind] = max(most, largest.get((device, kind), 0))
+            if (device, framework) == ("h100", "megatron"):
+                beyond(table, folder, quiet, derate, left, most)
+    without_jobs(table, found)
+    model_errors(table, errors, largest)
     hits = np.concatenate(hits)
     print(f"80 % intervals, models left out of mean and spread: hold {hits.sum()} of {hits.size} "
           f"steps, {hits.mean():.2f}")  # fmt: skip
 
 
-def held(steps, chosen):
+def without_jobs(table, found):
+    """Give a framework without jobs on a device what it has on others over their Megatron."""
+    for device, framework in product(dict.fromkeys(d for d, _ in found), run.FRAMEWORKS):
+        if (device, framework) not in found:
+            others = {d: v / found[d, "megatron"] for (d, f), v in found.items() if f == framework}
+            value = found[device, "megatron"] * np.exp(np.log(list(others.values())).mean())
+            told = f"assumption: {framework} over Megatron as on {', '.join(others).upper()}"
+            table.add([device], f"nominal/derate_{framework}", value, None, 0, told)
+
+
+def beyond(table, folder, quiet, derate, left, most):
+    """Say how the error grows on more GPUs than any fitted job has."""
+    own = f"variability.library={folder / 'beyond.nc'}"
+    library, entry = load_library("h100-healthy"), "nominal/derate_megatron"
+    entries = {**library.entries, entry: replace(library.entry(entry), number=derate)}
+    save_library(replace(library, entries=entries), folder / "beyond.nc")
+    rows = run.predict((*quiet, own, "parallelism.framework=megatron"), ("h100 own bf16",))
+    logs = np.log([row["mean_s"] / row["measured_s"] for row in rows])
+    show("  larger jobs", logs)
+    far = np.log([row["gpus"] / most for row in rows])
+    growth = float(np.sqrt((np.maximum(0.0, logs**2 - rms(left) ** 2) / far**2).mean()))
+    told = f"Llama 3 405B on {' and '.join(str(row['gpus']) for row in rows)} GPUs, beyond {most}; "
+    told += "per factor of e in GPUs"
+    table.add(DEVICES, "run/model_error_growth", growth, None, len(rows), told)
+
+
+def model_errors(table, errors, largest):
+    """Give each device what its frameworks' models were wrong by when left out, or all devices."""
+    for kind, found in errors.items():
+        for device in DEVICES:
+            own = [part for part in found if part[0] == device and part[2]]
+            told = "published steps, each model left out of the derate in turn"
+            if not own:
+                own, told = [part for part in found if part[2]], f"{told}; of other devices"
+            logs = np.concatenate([left for _, left, _ in own])
+            error = unbiased(logs, sum(n for *_, n in own))
+            table.add([device], f"run/model_error{kind}", error, None, logs.size, told)
+            told = "largest published job of experiments/public-jobs"
+            most = largest.get((device, kind), max(v for k, v in largest.items() if k[1] == kind))
+            table.add([device], f"run/largest_gpus{kind}", float(most), None, logs.size, told)
+
+
+def covered(steps, chosen):
     """Say which steps lie in the 80 % interval that all other models of their class give."""
     hits = []
     for name in np.unique(steps.models[chosen]):
         others = chosen & (steps.models != name)
         logs = steps.logs(steps.solve(others), chosen & (steps.models == name))
-        rates, unseen = steps.leave_out(others)
-        hits.append(np.abs(logs) <= norm.ppf(0.9) * unbiased(unseen, rates.size))
-    return np.concatenate(hits)
+        rates, unseen = steps.leave_out(others, steps.models)
+        if rates.size:
+            hits.append(np.abs(logs) <= norm.ppf(0.9) * unbiased(unseen, rates.size))
+    return np.concatenate(hits) if hits else np.empty(0, bool)
 
 
 def show(name, logs):

@@ -27,11 +27,10 @@ from prism.simulation.steps import default_threads, run_blocks
 
 HERE = Path(__file__).resolve().parent
 SEED, REPLICATES = 1, 1024  # 16 cluster draws
-DEVICES = ("h100", "a100", "gb200")
 FOUR_A_NODE = ("gb200", "gb300")
 FRAMEWORKS = ("megatron", "compiled", "eager")
 FAR = 0.15  # share beyond which a row is listed
-TEXT = {"job", "class", "source", "release", "precision", "system", "round", "device"}
+TEXT = {"job", "class", "model", "source", "release", "precision", "system", "round", "device"}
 WHOLE = {"gpus", "held_out"}
 LAYOUT = ("tp", "cp", "pp", "vpp", "dp", "microbatches", "microbatch_size")
 
@@ -55,6 +54,11 @@ class Entry(NamedTuple):
         """Class of the job: device, framework, precision, and whether it has experts."""
         moe = " moe" if "ep" in self.row["parallelism"] else ""
         return f"{self.row['device']} {self.row['framework']} {self.precision}{moe}"
+
+    @property
+    def model(self):
+        """Name of the model, whatever its layout."""
+        return self.row["name"].partition(",")[0].partition(" with ")[0]
 
     @property
     def held_out(self):
@@ -108,8 +112,8 @@ def ideal_steps(entries, overrides=()):
     Returns
     -------
     rows : list of dict
-        ``job``, ``class``, ``source``, ``release``, ``precision``, ``gpus``, ``held_out``,
-        ``measured_s`` and ``ideal_s`` [s]; a job that is not modelled has no row.
+        ``job``, ``class``, ``model``, ``source``, ``release``, ``precision``, ``gpus``,
+        ``held_out``, ``measured_s`` and ``ideal_s`` [s]; a job that is not modelled has no row.
     """
     return _predict(entries, overrides, ideal)
 
@@ -134,7 +138,8 @@ def _predict(entries, overrides, simulation):
                 missing[str(error).partition("\n")[0]] += 1
         if known[entry.key] is not None:
             rows.append({
-                "job": entry.row["name"], "class": entry.group, "source": entry.row["source"],
+                "job": entry.row["name"], "class": entry.group, "model": entry.model,
+                "source": entry.row["source"],
                 "release": entry.release, "precision": entry.precision, "gpus": entry.gpus,
                 "held_out": int(entry.held_out), "measured_s": entry.seconds, **known[entry.key],
             })  # fmt: skip
