@@ -112,6 +112,10 @@ def test_gb200_has_its_own_library_and_a_rack_wide_nvlink_domain(here: Path) -> 
     job = load_job(write(here, GOOD), ["cluster.device=gb200"])
     assert job.variability.library == "gb200-healthy"
     assert job.cluster.nvlink_domain_gpus == 72
+    for nodes, expected in ((18, 72), (36, 72), (32, 64), (128, 64), (20, 64), (16, 72)):
+        keys = [f"cluster={{device: gb200, nodes: {nodes}, gpus_per_node: 4}}"]
+        keys += [f"parallelism.dp={nodes // 2}"]
+        assert load_job(write(here, GOOD), keys).cluster.nvlink_domain_gpus == expected
 
 
 def test_sizes_can_be_given_without_a_name_and_a_named_size_can_be_overridden(here: Path) -> None:

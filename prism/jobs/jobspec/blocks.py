@@ -263,7 +263,8 @@ class ClusterBlock(Block):
         key("The GPU.", "h100")
     )
     nvlink_domain_gpus: Count = key(
-        "GPUs joined by NVLink [gpus_per_node; on gb200 and gb300 72 where they divide the job's GPUs, else 64: 16 nodes of each rack].",
+        "GPUs joined by NVLink [gpus_per_node; on gb200 and gb300 72 where that divides the job's "
+        "GPUs, else 64: 16 nodes of each rack].",
         8,
     )
     pod_gpus: Count | None = key("GPUs under full bisection bandwidth [all of them].")
@@ -309,7 +310,7 @@ class ClusterBlock(Block):
         nodes, each = integral(given.get("nodes")), integral(gpus)
         if type(nodes) is type(each) is int and each > 0 and domain != gpus:
             # as schedulers place jobs of powers of two, so that no group lies across two racks
-            whole = nodes * each % domain == 0 or SEGMENT_GPUS % each
+            whole = nodes * each < domain or nodes * each % domain == 0 or SEGMENT_GPUS % each
             domain = domain if whole else SEGMENT_GPUS
         # A bad gpus_per_node is reported under its own name, not here once more.
         valid = type(integral(domain)) is int and domain >= 1
