@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.cluster.devices import DEVICES, find_device
+from prism.cluster.devices import DEVICES, HOPS_S, find_device
 from prism.cluster.groups import Group, Layout
 from prism.cluster.linkcongestion import link_leaves
 from prism.cluster.linktiers import Tier
@@ -23,6 +23,11 @@ from prism.simulation.prepare import prepare
 MEGATRON = ["cluster.placement=megatron"]
 NVLINK = Link(400e9, 5e-6)
 NETWORK = Link(40e9, 20e-6)
+
+
+def ring_time(n: int, k: int, sending_s: float, phases: float = 1.0) -> float:
+    """NCCL's ring with the protocol Simple: n - 1 steps, k - 1 of them over the network [s]."""
+    return 8.4e-6 + phases * ((n - k) * 5e-6 + (k - 1) * 20e-6 + sending_s)
 
 
 def make_cluster(tp: int = 8, cp: int = 1, dp: int = 4, pp: int = 4, vpp: int = 1) -> Cluster:
@@ -108,7 +113,7 @@ def test_tiers_of_the_megatron_order() -> None:
 
 def test_ring_inside_a_node() -> None:
     cluster = make_cluster()
-    expected = 3 * 5e-6 + 1e9 * 7 / 8 / 400e9
+    expected = ring_time(8, 1, 1e9 * 7 / 8 / 400e9)
     assert cluster.collective_time("all_gather", 1e9, cluster.group("tp")) == pytest.approx(
         expected
     )
@@ -117,16 +122,16 @@ def test_ring_inside_a_node() -> None:
 def test_ring_over_the_network() -> None:
     cluster = make_cluster(dp=16)
     group = cluster.group("dp_cp")
-    expected = 4 * 20e-6 + 1e9 * 15 / 16 / 40e9
+    sending_s = 1e9 * 15 / 16 / 40e9
+    expected = ring_time(16, 16, sending_s)
     assert cluster.collective_time("reduce_scatter", 1e9, group) == pytest.approx(expected)
     both = cluster.collective_time("all_reduce", 1e9, group)
-    assert both == pytest.approx(2 * expected)
+    assert both == pytest.approx(ring_time(16, 16, sending_s, 2.0))
 
 
 def test_hierarchical_ring_uses_every_network_card() -> None:
     cluster = make_cluster(tp=1, dp=64, pp=1)
-    latency = 3 * 20e-6 + 3 * 5e-6
-    expected = latency + 1e9 / 8 * 7 / 8 / 40e9
+    expected = ring_time(64, 8, 1e9 / 8 * 7 / 8 / 40e9)
     time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
     assert time == pytest.approx(expected)
 
@@ -134,13 +139,13 @@ def test_hierarchical_ring_uses_every_network_card() -> None:
 def test_a_ring_torn_over_domains_has_the_cards_of_its_mean_member() -> None:
     """dp 12 over domains of 8: two have 8 and 4 members, and so 6 cards each in the mean."""
     cluster = make_cluster(tp=1, dp=12, pp=1)
-    expected = 20e-6 + 3 * 5e-6 + 1e9 / 6 / 2 / 40e9
+    expected = ring_time(12, 2, 1e9 / 6 / 2 / 40e9)
     time = cluster.collective_time("all_gather", 1e9, cluster.group("dp_cp"))
     assert time == pytest.approx(expected)
     # one member more than fits costs a border, not all cards but one
     nine = make_cluster(tp=1, dp=9, pp=1)
     time = nine.collective_time("all_gather", 1e9, nine.group("dp_cp"))
-    assert time == pytest.approx(20e-6 + 3 * 5e-6 + 1e9 / 4.5 / 2 / 40e9)
+    assert time == pytest.approx(ring_time(9, 2, 1e9 / 4.5 / 2 / 40e9))
     whole = make_cluster(tp=1, dp=8, pp=1)
     assert time > whole.collective_time("all_gather", 1e9, whole.group("dp_cp"))
 
@@ -149,10 +154,12 @@ def test_oversubscription_slows_groups_that_leave_their_pod() -> None:
     cluster = replace(make_cluster(dp=16), tiers=pods(32, 8.0))
     group = cluster.group("dp_cp")  # four members to a pod: the ring leaves it once for four
     bytes_s = 1e9 * 15 / 16 / 40e9
-    expected = 4 * 20e-6 + 2.0 * bytes_s
+    expected = ring_time(16, 16, 2.0 * bytes_s)
     assert cluster.collective_time("all_gather", 1e9, group) == pytest.approx(expected)
     roomy = replace(cluster, tiers=pods(8 * 16, 8.0))
-    assert roomy.collective_time("all_gather", 1e9, group) == pytest.approx(4 * 20e-6 + bytes_s)
+    assert roomy.collective_time("all_gather", 1e9, group) == pytest.approx(
+        ring_time(16, 16, bytes_s)
+    )
 
 
 @given(
@@ -198,8 +205,8 @@ def test_transfer_out_of_a_pod() -> None:
 def test_links_come_from_the_device_the_library_and_the_job(library: Library) -> None:
     job = load_job("llama3-405b-8k")
     cluster = build_cluster(job, library)
-    assert cluster.nvlink == Link(450e9 * 0.8, 7e-6)
-    assert cluster.network == Link(50e9 * 0.5, 16e-6)
+    assert cluster.nvlink == Link(450e9 * 0.8, HOPS_S[0])
+    assert cluster.network == Link(50e9 * 0.5, HOPS_S[1])
     given = load_job(
         "llama3-405b-8k",
         [
@@ -209,7 +216,7 @@ def test_links_come_from_the_device_the_library_and_the_job(library: Library) ->
         ],
     )
     cluster = build_cluster(given, library)
-    assert cluster.nvlink == Link(450e9, 7e-6)
+    assert cluster.nvlink == Link(450e9, HOPS_S[0])
     assert cluster.network.bytes_per_s == pytest.approx(100e9 * 0.5)
     assert cluster.network.latency_s == pytest.approx(3e-6)
 

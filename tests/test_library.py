@@ -52,9 +52,11 @@ FIGURES = [
     "nominal/attention_efficiency",
     "nominal/attention_backward_efficiency",
     "nominal/cast_efficiency",
-    "nominal/derate_megatron",
-    "nominal/derate_compiled",
-    "nominal/derate_eager",
+    *(
+        f"nominal/{name}_{framework}"
+        for name in ("derate", "traffic", "attention")
+        for framework in ("megatron", "compiled", "eager")
+    ),
     "nominal/memory_efficiency",
     "nominal/nvlink_efficiency",
     "nominal/network_efficiency",
@@ -105,7 +107,11 @@ def test_figures_are_in_range(shipped):
     for name in FIGURES:
         value = shipped.value(name)
         assert np.isfinite(value) and value >= 0.0, name
-        if name.endswith("efficiency") or name.endswith(("_max", "probability", "_share")):
+        if (
+            name.endswith("efficiency")
+            or "/attention_" in name
+            or name.endswith(("_max", "probability", "_share"))
+        ):
             assert value <= 1.0, name
 
 

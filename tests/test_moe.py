@@ -175,7 +175,7 @@ def test_every_expert_has_weights_of_its_own():
 
 # ------------------------------------------------------------------------------------ all-to-all
 def links(job):
-    cluster = build_cluster(job, LIBRARY)
+    cluster = replace(build_cluster(job, LIBRARY), measured={})
     return cluster, cluster.nvlink, cluster.network
 
 
@@ -239,7 +239,7 @@ def test_overlap_hides_all_to_alls_behind_as_much_compute():
 
     plain, _ = sent(make_job(ep=16))
     hidden, _ = sent(make_job(ep=16, expert_overlap=True))
-    assert TP_OVERLAP_COST * plain <= hidden < plain
+    assert TP_OVERLAP_COST * plain * (1.0 - 1e-12) <= hidden < plain
     slow = {"links": {"network": {"bandwidth_gbytes_per_s": 0.1}}}
     exposed, work = sent(make_job(ep=16, cluster=slow))
     left, _ = sent(make_job(ep=16, cluster=slow, expert_overlap=True))

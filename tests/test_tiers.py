@@ -81,21 +81,27 @@ def test_pods_are_a_tier():
     assert build_workload(new, LIBRARY) == build_workload(old, LIBRARY)
     # as published before tiers: 128 replicas, 24 in a pod, so 7 / 24 < 1 slows nothing
     cluster = build_cluster(old, LIBRARY)
-    expected = 7 * 16e-6 + S * 127 / 128 / cluster.network.bytes_per_s
+    expected = 8.4e-6 + 127 * 14e-6 + S * 127 / 128 / cluster.network.bytes_per_s
     assert gather(cluster) == pytest.approx(expected, rel=1e-12)
 
 
 def test_latency_alone():
-    """Two sites of 8 replicas: of log2(16) = 4 hops one goes between the sites."""
+    """Two sites of 8 replicas: of a ring's 15 steps one goes between the sites."""
     cluster = make_cluster(tier(64, 1.0, MS, True))
     plain, between = make_cluster(), gather(cluster)
     assert between - gather(plain) == pytest.approx(MS - NETWORK.latency_s, rel=1e-9)
-    assert gather(cluster, 1e-3) == pytest.approx(3 * NETWORK.latency_s + MS, rel=1e-6)
+    farther, hop = MS - NETWORK.latency_s, NETWORK.latency_s
+    ring = 6.6e-6 + 15 * hop * 2.7 / 14 + farther  # NCCL's protocol LL
+    assert gather(cluster, 1e-3) == pytest.approx(ring, rel=1e-6)
     nested = make_cluster(tier(32, 1.0, 1e-3, True), tier(64, 1.0, MS, True))
-    expected = 2 * NETWORK.latency_s + 1e-3 + MS  # 4 replicas in a zone, 2 zones, 2 sites
-    assert gather(nested, 1e-3) == pytest.approx(expected, rel=1e-6)
+    # 4 replicas in a zone, 4 zones, 2 sites: of the levels of a tree, or of PAT, two leave a zone
+    # and one a site
+    levels = 2 * (1e-3 - hop) + MS - 1e-3
+    pat = 8e-6 + hop * (4 / 3.5 + 16 * 2.8 / 14) + levels
+    assert gather(nested, 1e-3) == pytest.approx(pat, rel=1e-6)
+    tree = 6.8e-6 + 2 * (4 * hop * 5 / 14 + levels)
     group = nested.group("dp_cp")
-    assert nested.collective_time("all_reduce", 1e-3, group) == pytest.approx(2 * expected)
+    assert nested.collective_time("all_reduce", 1e-3, group) == pytest.approx(tree)
 
 
 @pytest.mark.parametrize("hierarchical", [True, False])
@@ -110,11 +116,11 @@ def test_bandwidth_alone(hierarchical):
     )  # fmt: skip
     way_out = 64 * 40e9 / 32.0
     share = 1 / 2 if hierarchical else 15 / 16
-    assert gather(cluster) == pytest.approx(8 * S * share / way_out, rel=1e-12)
+    assert gather(cluster) == pytest.approx(8.4e-6 + 8 * S * share / way_out, rel=1e-12)
     # of several tiers the narrowest counts, each by what leaves its units
     both = replace(cluster, tiers=(tier(32, 100.0, 0.0, hierarchical), *cluster.tiers))
     zone = 8 * S * (3 / 4 if hierarchical else 15 / 16) / (32 * 40e9 / 100.0)
-    assert gather(both) == pytest.approx(zone, rel=1e-12)
+    assert gather(both) == pytest.approx(8.4e-6 + zone, rel=1e-12)
 
 
 def test_one_group_of_neighbours_shares_the_way_out_with_itself():
@@ -124,7 +130,7 @@ def test_one_group_of_neighbours_shares_the_way_out_with_itself():
     assert gather(cluster) > 3.0 * gather(free)
     way_out = 64 * 40e9 / 32.0
     wire = S * 15 / 16 / way_out
-    latency = 3 * NVLINK.latency_s + 4 * NETWORK.latency_s - NETWORK.latency_s
+    latency = 8.4e-6 + 112 * NVLINK.latency_s + 15 * NETWORK.latency_s - NETWORK.latency_s
     assert gather(cluster) == pytest.approx(latency + wire)
 
 

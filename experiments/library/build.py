@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from collectives import FILES as MEASURED_LINKS
+from collectives import collective_tables, network_efficiency, nvlink_efficiency
 from fits import (
     Fit,
     back_to_back_gap,
@@ -76,13 +78,19 @@ ATTENTION = {
     "a100": (0.60, "FlashAttention-2, arXiv:2307.08691, 50-73 %"),
 }
 
-# Peaks of the data sheets, and what is carried over of a device's peers.
-# Slope of time over bytes, large 8-GPU all-reduces of kernel_profiles, over the data sheet's rate.
-NVLINK = {
-    "h100": (0.84, "1", "kernel_profiles, h100_dgx: slope 379 of 450 GB/s"),
-    "a100": (0.66, "1", "kernel_profiles, a100_dgx: slope 197 of 300 GB/s"),
+# PyTorch's attention on Hopper, over the table's best 0.55 of peak.
+FLASH_2 = (
+    round(0.35 / 0.55, 2),
+    "FlashAttention-2 reaches 35 % of peak on H100 (arXiv:2407.08608, abstract), the table 55 %",
+)
+IN_TRAINING = {
+    "derate": "throughput of products and attention in training over alone",
+    "traffic": "bytes of memory-bound kernels over those that have to move",
 }
-OTHER_NVLINK = (0.80, "1", "assumption: a little below H100's 0.84")
+# Slope of time over bytes, large 8-GPU all-reduces of kernel_profiles, over the data sheet's rate.
+NVLINK = {"a100": Fit(0.66, 0, "kernel_profiles, a100_dgx: slope 197 of 300 GB/s")}
+LINKS = {gpu: gpu for gpu in MEASURED_LINKS} | {"gb300": "gb200"}
+OTHER_NVLINK = Fit(0.80, 0, "assumption: a little below H100's 0.84")
 
 
 def law_entry(name: str, law: Distribution, source: str, long_name: str, n: int = 0) -> Entry:
@@ -333,9 +341,11 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
     forward, attention = ATTENTION[base]
     backward = attention_backward(data.folder)
     share = "share of the BF16 peak"
-    peak_share = "assumption: share of the data sheet's bandwidth that large messages reach"
     size = half.number * device.bf16_flop_per_s / peak
     told = f"{carried}{attention}"
+    network, nvlink = network_efficiency(data.folder), NVLINK.get(gpu, OTHER_NVLINK)
+    if gpu in LINKS:
+        nvlink = nvlink_efficiency(data.folder, LINKS[gpu])
     rows = [
         ("gemm_efficiency_max", top.number, "1", carried + top.source, f"GEMM: {share}, large"),
         ("gemm_half_flop", size, "flop", carried + half.source, "half of that"),
@@ -345,14 +355,21 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
         ("memory_efficiency", 0.8, "1", "assumption", "share of the memory bandwidth"),
         ("cast_efficiency", *data.cast[GEMM_TABLES.get(gpu, "h100")],
          "share of the memory bandwidth that quantizing reaches"),
-        ("nvlink_efficiency", *NVLINK.get(gpu, OTHER_NVLINK), "share of the NVLink bandwidth"),
-        ("network_efficiency", 0.8, "1", peak_share, "share of the network bandwidth"),
+        ("nvlink_efficiency", round(nvlink.number, 3), "1", nvlink.source,
+         "share of the NVLink bandwidth"),
+        ("network_efficiency", round(network.number, 2), "1", network.source,
+         "share of the network bandwidth"),
         ("kernel_launch_s", round(data.gap.number, 7), "s", data.gap.source, "gap per kernel"),
     ]  # fmt: skip
     for framework in ("megatron", "compiled", "eager"):
-        fit = from_jobs(data, gpu, f"nominal/derate_{framework}")
-        text = f"throughput of products and attention in training over alone, {framework}"
-        rows.append((f"derate_{framework}", round(fit.number, 3), "1", fit.source, text))
+        for name, text in IN_TRAINING.items():
+            fit = from_jobs(data, gpu, f"nominal/{name}_{framework}")
+            rows.append((f"{name}_{framework}", round(fit.number, 3), "1", fit.source, text))
+        share, source = 1.0, "assumption: the implementation that the table measured"
+        if framework != "megatron" and gpu in ("h100", "h200"):
+            share, source = FLASH_2
+        text = "attention's throughput over the table's"
+        rows.append((f"attention_{framework}", share, "1", source, text))
     return [figure(f"nominal/{name}", *rest) for name, *rest in rows]
 
 
@@ -364,6 +381,8 @@ def kernel_tables(data: Data, gpu: str) -> dict[str, KernelTable]:
     if gpu in ATTENTION_TABLES:
         own = {"attention/bf16": data.attention[ATTENTION_TABLES[gpu]]}
         out |= _carry(own, ATTENTION_TABLES[gpu], gpu)
+    if gpu in LINKS:
+        out |= _carry(collective_tables(data.folder, LINKS[gpu]), LINKS[gpu], gpu)
     return out
 
 
@@ -373,8 +392,10 @@ def _carry(tables: dict[str, KernelTable], source: str, gpu: str) -> dict[str, K
         return tables
     told, out = f"assumption, carried over from {source.upper()}: ", {}
     for name, table in tables.items():
-        precision = name.rpartition("/")[2]
-        ratio = DEVICES[gpu].flop_per_s(precision) / DEVICES[source].flop_per_s(precision)
+        kind, _, precision = name.partition("/")
+        ratio = 1.0
+        if kind != "nvlink":
+            ratio = DEVICES[gpu].flop_per_s(precision) / DEVICES[source].flop_per_s(precision)
         out[name] = replace(table, rate=table.rate * ratio, source=told + table.source)
     return out
 

@@ -52,7 +52,9 @@ class Reach(NamedTuple):
     factor: float = 1.0
     """How many times slower the network is for leaving units of tiers [1]."""
     latency_s: float = 0.0
-    """What a message through all tiers takes beyond `hops` of the network."""
+    """What a ring through all units takes beyond its steps over the network [s]."""
+    tree_latency_s: float = 0.0
+    """The same of a tree's levels [s]."""
 
 
 def build_tiers(job: Job, bytes_per_s: float, latency_s: float, efficiency: float) -> list[Tier]:
@@ -104,14 +106,16 @@ def ring_factor(tier: Tier, units: int, domains: int, slow: float) -> float:
     return max(1.0, slow)
 
 
-def extra_latency(tiers: Sequence[Tier], units: Sequence[int], network_s: float) -> float:
-    """Return what the hops that leave units take beyond the network's [s].
+def extra_latency(
+    tiers: Sequence[Tier], units: Sequence[int], network_s: float, tree: bool = False
+) -> float:
+    """Return what the steps that leave units take beyond the network's [s].
 
-    Of the log2(k) hops of a tree over k NVLink domains, log2(u) leave one of u units.
+    Of a ring u - 1 leave one of u units before a message has been everywhere, of a tree log2(u).
     """
     extra, inner = 0.0, network_s
     for tier, n in zip(tiers, units, strict=True):
-        extra += (tier.latency_s - inner) * math.ceil(math.log2(n))
+        extra += (tier.latency_s - inner) * (math.log2(n) if tree else n - 1)
         inner = tier.latency_s
     return extra
 

@@ -6,15 +6,14 @@ and congestion, which is an effect (see `prism.simulation.variability`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.devices import Device, find_device
+from prism.cluster.devices import DEVICES, Device, device_key, find_device
 from prism.cluster.groups import Group, Layout, layout_of
 from prism.cluster.linktiers import (
     Hops,
@@ -26,12 +25,17 @@ from prism.cluster.linktiers import (
     ring_factor,
     unit_sizes,
 )
+from prism.cluster.nccl import Path, measured_time
+from prism.distributions.kerneltables import KernelTable
 from prism.jobs.jobspec.blocks import Link as LinkBlock
 from prism.jobs.scheduleorders import steady_share
 
 if TYPE_CHECKING:
     from prism.distributions.library import Library
     from prism.jobs.job import Job
+
+
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class Cluster:
     """NVLink domains that a token's experts lie in at most; 0: each copy travels alone."""
     tiers: tuple[Tier, ...] = ()
     """Of the network, the innermost first: racks, pods, sites."""
+    measured: Mapping[str, KernelTable] = field(default_factory=dict, compare=False)
+    """Rates inside an NVLink domain by collective, over ranks and bytes; none: the formula."""
+    nvlink_factor: float = 1.0
+    """How many times longer NVLink takes than measured, on a hardware variant."""
+    network_factor: float = 1.0
     steady: float = 0.0
     """Share of a stage's forwards that alternate with backwards, in the mean [1]."""
 
@@ -90,39 +99,51 @@ class Cluster:
         bytes: the whole (gathered, unreduced) buffer on one rank; of an all-to-all what a rank
         sends, the part that it keeps included.
 
-        With g members in each of k NVLink domains, all-gather and reduce-scatter take
-        ``log2(k) a_net + log2(g) a_nvl + max(S/g (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring
-        per member across the domains over that member's own network card, a ring inside each
-        domain, both pipelined. Where members are spread unevenly, g is their mean over the domains
-        and may be a fraction, and k the most domains that a group of the kind touches. An
-        all-reduce is both in turn. A ring leaves a unit of a tier once for all of its members
-        there, so oversubscription o with q members per unit, g of them in each domain, divides
-        the network rate by max(1, o g / q); see `prism.cluster.linktiers.ring_factor` for
-        hierarchical collectives. Of the hops, log2(u) leave one of u units, at the tier's latency.
+        Inside a domain it takes what was measured, see `prism.cluster.nccl.measured_time`. With g
+        of n members in each of k NVLink domains, an all-gather or reduce-scatter sends ``max(S/g
+        (k-1)/k / b_net, S (g-1)/g / b_nvl)``: one ring per member across the domains over that
+        member's own network card, a ring inside each domain, both pipelined; the latency is that of
+        n - 1 steps, k - 1 of them over the network. Where members are spread unevenly, g is their
+        mean over the domains and may be a fraction, and k the most domains that a group of the kind
+        touches. An all-reduce is both in turn, or a tree; NCCL takes the faster, see
+        `prism.cluster.nccl`. A ring leaves a unit of a tier once for all of its members there, so
+        oversubscription o with q members per unit, g of them in each domain, divides the network
+        rate by max(1, o g / q); see `prism.cluster.linktiers.ring_factor` for hierarchical
+        collectives. Of the steps, u - 1 leave one of u units, at the tier's latency; of a tree's,
+        log2(u).
 
-        Ring and logarithmic latency: Thakur et al., 2005, doi:10.1177/1094342005051521.
+        Rings: Thakur et al., 2005, doi:10.1177/1094342005051521. Two trees: Sanders et al., 2009,
+        doi:10.1016/j.parco.2009.09.001. PAT: Jeaugey, 2025, arXiv:2506.20252.
         """
         if group.n_ranks <= 1 or n_bytes <= 0:
             return 0.0
         if op_kind == "all_to_all":
             reach = self.exits(group.domains(self.nvlink_gpus), self.units(group))
-            return self.all_to_all_time(n_bytes, group.n_ranks, *reach)
-        phases = 2.0 if op_kind == "all_reduce" else 1.0
-        return phases * self.ring_time(n_bytes, group.n_ranks, *self.reach(group))
+            return self.all_to_all_time(n_bytes, group.n_ranks, *reach[:3])
+        return self.ring_time(n_bytes, group.n_ranks, *self.reach(group), op_kind)
 
     def ring_time(
-        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
-    ) -> float:
-        """Duration of an all-gather or a reduce-scatter [s], see `collective_time` and `Reach`."""
+        self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0,
+        tree_latency_s: float = 0.0, op_kind: str = "all_gather",
+    ) -> float:  # fmt: skip
+        """Duration of a collective but an all-to-all [s], see `collective_time` and `Reach`."""
+        if n_ranks == 1:
+            return 0.0
+        if domains == 1 and op_kind in self.measured:
+            return self._measured_time(op_kind, n_bytes, n_ranks)
         inside = n_ranks / domains  # in the mean
-        latency = latency_s + self.nvlink.latency_s * math.ceil(math.log2(inside))
-        nvlink_s = n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s
-        network_s = 0.0
-        if domains > 1:
-            latency += self.network.latency_s * math.ceil(math.log2(domains))
-            rate = self.network.bytes_per_s / factor
-            network_s = n_bytes / inside * (domains - 1) / domains / rate
-        return latency + max(nvlink_s, network_s)
+        crossing = n_bytes * (domains - 1) / domains
+        path = Path(
+            n_ranks, domains, self.nvlink.latency_s, self.network.latency_s,
+            n_bytes * (inside - 1) / inside / self.nvlink.bytes_per_s,
+            crossing / inside / self.network.bytes_per_s * factor,
+            crossing * self.network_factor, latency_s, tree_latency_s, self.nvlink_factor,
+        )  # fmt: skip
+        return path.fastest(op_kind)
+
+    def _measured_time(self, op_kind: str, n_bytes: float, n_ranks: int) -> float:
+        """Duration of a collective inside an NVLink domain, from its table [s]."""
+        return self.nvlink_factor * measured_time(self.measured[op_kind], op_kind, n_bytes, n_ranks)
 
     def all_to_all_time(
         self, n_bytes: float, n_ranks: int, domains: int, factor: float, latency_s: float = 0.0
@@ -140,6 +161,8 @@ class Cluster:
         all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
         """
         inside, latency, limit = n_ranks / domains, latency_s, self.most_domains
+        if domains == 1 < n_ranks and "all_to_all" in self.measured:
+            return self._measured_time("all_to_all", n_bytes, n_ranks)
         nvlink_s = n_bytes * (inside - 1.0) / (inside if limit else n_ranks)
         nvlink_s /= self.nvlink.bytes_per_s
         network_s = 0.0
@@ -178,7 +201,8 @@ class Cluster:
             if n > 1:
                 slow = tier.oversubscription / max(1.0, group.members(tier.gpus) / inside)
                 factor = max(factor, ring_factor(tier, n, domains, slow))
-        return Reach(domains, factor, extra_latency(self.tiers, units, self.network.latency_s))
+        extra = (extra_latency(self.tiers, units, self.network.latency_s, x) for x in (False, True))
+        return Reach(domains, factor, *extra)
 
     def transfer_time(self, n_bytes: float, link: int | None = None) -> float:
         """Mean duration [s] of an activation's transfer to the next stage.
@@ -256,7 +280,9 @@ class Cluster:
 def build_cluster(job: Job, library: Library) -> Cluster:
     """Put a job's layout on its cluster.
 
-    A link's missing figures are the device's, and its missing efficiency the library's.
+    A link's missing figures are the device's, and its missing efficiency the library's. Inside an
+    NVLink domain the library's measured tables hold, where they are of a device with as fast an
+    NVLink and the job gives no figures of its own.
 
     Raises
     ------
@@ -279,6 +305,9 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         return Link(bytes_per_s * efficiency / time, latency_s * time), efficiency
 
     network, efficiency = link("network", device.network_bytes_per_s, device.network_latency_s)
+    own = DEVICES.get(device_key(library.device))
+    same = own is not None and own.nvlink_bytes_per_s == device.nvlink_bytes_per_s
+    measured = library.tables if same and block.links.nvlink is None else {}
     return Cluster(
         device=device,
         nvlink=link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)[0],
@@ -288,6 +317,9 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         loops=layout.loops,
         token_copies=max(1, job.model.experts_per_token),
         most_domains=layout.expert_node_limit or 0,
+        measured={op: measured[f"nvlink/{op}"] for op in OPS if f"nvlink/{op}" in measured},
+        nvlink_factor=block.scale.nvlink.time,
+        network_factor=block.scale.network.time,
         tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),
         steady=steady_share(layout.schedule, layout.pp, layout.microbatches, layout.vpp),
     )

@@ -45,19 +45,24 @@ class Wiring:
             for tier in c.tiers
         )
 
-    def seconds(self, group: str, n_bytes: float, stage: int = 0) -> Array:
+    def seconds(
+        self, group: str, n_bytes: float, stage: int = 0, op_kind: str = "all_gather"
+    ) -> Array:
         """Seconds of the slowest ring or transfer that an op stands for [replica].
 
-        That is one phase of a collective of a group of `Cluster.group`, or the ``hop`` from a stage
-        to the next one.
+        That is a collective of a group of `Cluster.group`, or the ``hop`` from a stage to the next.
         """
         n_replicas, n_stages, _ = self.members.shape
         if group == "hop":
             return self._hops(n_bytes)[:, stage]
-        reach = self._rings_reach(group)
-        size = reach.n_ranks
-        time = self.cluster.all_to_all_time if group == "ep" else self.cluster.ring_time
-        times = np.array([time(n_bytes, size, *each) for each in reach.distinct])[reach.kind]
+        rings = self._rings_reach(group)
+        size = rings.n_ranks
+        c = self.cluster
+        if group == "ep":
+            each = [c.all_to_all_time(n_bytes, size, *reach[:3]) for reach in rings.distinct]
+        else:
+            each = [c.ring_time(n_bytes, size, *reach, op_kind) for reach in rings.distinct]
+        times = np.array(each)[rings.kind]
         if group in ("tp", "cp", "shard", "ep"):
             return np.asarray(times.reshape(n_replicas, n_stages, -1)[:, stage].max(axis=1))
         if group in ("dp_cp", "replicas", "expert_dp"):
@@ -78,7 +83,7 @@ class Wiring:
         nominal = self.cluster.reach(self.cluster.group(group))
         return len(reaches) == 1 and bool(np.allclose(reaches[0], nominal, rtol=1e-9, atol=0.0))
 
-    def over_nominal(self, group: str, n_bytes: float, stage: int) -> Array:
+    def over_nominal(self, group: str, n_bytes: float, stage: int, op_kind: str) -> Array:
         """How many times longer messages take than the cluster says [replica].
 
         A transfer takes the mean over its replica's hops, as the nominal one over all of them; one
@@ -86,9 +91,9 @@ class Wiring:
         """
         c, own = self.cluster, np.ones(len(self.members))
         if group != "hop":
-            op_kind = "all_to_all" if group == "ep" else "all_gather"
             nominal = c.collective_time(op_kind, n_bytes, c.group(group))
-            return self.seconds(group, n_bytes, stage) / nominal if nominal > 0.0 else own
+            found = self.seconds(group, n_bytes, stage, op_kind)
+            return found / nominal if nominal > 0.0 else own
         far = c.far_links()
         near = [s for s in range(c.layout.pp if c.loops else c.layout.pp - 1) if s not in far]
         if stage in far:
@@ -120,9 +125,14 @@ class Wiring:
                     slow = self._tier_slow(tier, rings, domains, n, parallel)
                     factor = np.maximum(factor, slow)
                 network_s = c.network.latency_s
-                extra = {u: extra_latency(c.tiers, u, network_s) for u in set(touched)}
-                more = [extra[u] for u in touched]
-                each = list(map(Reach, domains.tolist(), factor.tolist(), more))
+                extra = {
+                    u: [extra_latency(c.tiers, u, network_s, tree) for tree in (False, True)]
+                    for u in set(touched)
+                }
+                each = [
+                    Reach(n, slow, *extra[u])
+                    for n, slow, u in zip(domains.tolist(), factor.tolist(), touched, strict=True)
+                ]
             index = {reach: k for k, reach in enumerate(dict.fromkeys(each))}
             kind = np.array([index[reach] for reach in each])
             self._reach[group] = _Rings(tuple(index), kind, rings.shape[1])

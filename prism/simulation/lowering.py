@@ -63,6 +63,7 @@ class Part(NamedTuple):
     mean: float  # seconds
     var: float  # s^2
     hidden: float = 0.0  # seconds more, beside compute
+    op_kind: str = "all_gather"  # of a collective
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Lowerer:
         term = Term(0.0, is_compute(c.kernel_class) and not frozen, frozen)
         var = (duration * law.std) ** 2
         role = "memory" if c.kernel_class in MEMORY_CLASSES else _link_role(c.law)
-        part = Part(role, c.group or "stage", c.bytes, 0, duration, var)
+        part = Part(role, c.group or "stage", c.bytes, 0, duration, var, 0.0, c.op_kind)
         return LoweredOp(
             (), (term,), (duration,), var, duration**3 * law.skew, ((c.kernel_class, 1.0),), law,
             ((c.kernel_class, var),), (part,),
@@ -168,7 +169,7 @@ class Lowerer:
         fixed: dict[Term, float] = defaultdict(float)
         by_class: dict[str, float] = defaultdict(float)
         shares: dict[str, float] = defaultdict(float)
-        stretched: dict[tuple[str, str, float, Term, float], tuple[float, float, float]] = {}
+        stretched: dict[tuple[str, str, float, Term, float, str], tuple[float, float, float]] = {}
         total = sum(k.duration for k in op_type.kernels) or 1.0
         var = third = 0.0
         for kernel in op_type.kernels:
@@ -188,13 +189,16 @@ class Lowerer:
                 var += own
                 third += duration**3 * law.skew
                 beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
-                key = _link_role(kernel.law), kernel.group, kernel.bytes, term, beside
+                key = (
+                    _link_role(kernel.law), kernel.group, kernel.bytes, term, beside,
+                    kernel.kernel_class.partition("_")[2],
+                )  # fmt: skip
                 mean, spread, hidden = stretched.get(key, (0.0, 0.0, 0.0))
                 stretched[key] = mean + duration, spread + own, hidden + beside
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
-            Part(role, group, n_bytes, terms.index(term), *seconds)
-            for (role, group, n_bytes, term, _), seconds in stretched.items()
+            Part(role, group, n_bytes, terms.index(term), *seconds, op_kind)
+            for (role, group, n_bytes, term, _, op_kind), seconds in stretched.items()
         )
         single = None
         if len(op_type.kernels) == 1:

@@ -205,7 +205,7 @@ def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) 
     A ratio, since the nominal duration of a transfer is the mean over all hops: one that becomes
     slower does so relative to that mean.
     """
-    message = place.part.group, place.part.n_bytes, max(place.stage, 0)
+    message = place.part.group, place.part.n_bytes, max(place.stage, 0), place.part.op_kind
     ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
     if moved is not None:
         ratio = ratio * (moved.seconds(*message) / default.seconds(*message))
