@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prism.cluster.machine import Cluster, build_cluster
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.job import layer_split
-from prism.workload.experts import SparseTransformer
+from prism.workload.hybrid import HybridTransformer
 from prism.workload.kernels import (
     LOGNORMAL,
     QUANTIZED_BYTES,
@@ -25,12 +25,14 @@ from prism.workload.kernels import (
 )
 from prism.workload.modelsize import (
     GRADIENT_BYTES,
+    Layer,
     Slot,
-    attention_flop,
     chunk_experts,
     chunk_parameters,
     count_parameters,
     lay_slots,
+    model_forward_flop,
+    model_layers,
     resident_parameters,
 )
 from prism.workload.work import Collective, PerChunk, Workload, nominal_step, scaled
@@ -68,7 +70,10 @@ def build_workload(job: Job, library: Library | None) -> Workload:
         compute_factor=scale.compute.time,
         memory_factor=scale.memory.time,
     )
-    transformer = SparseTransformer(model, layout, cluster, rates)
+    layers = {
+        layer: HybridTransformer(model, layout, cluster, rates, layer)
+        for layer in dict.fromkeys(model_layers(model))
+    }
     # cp ranks of a lone replica still reduce, as in ddp
     mode = "ddp" if layout.data_parallel == "none" else layout.data_parallel
     # eager FSDP quantizes what it has gathered, the others a rank's part before
@@ -95,7 +100,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     tied = model.tied_embeddings and not layout.ends_meet
     transfer, far_transfers = _transfers(job, cluster)
     workload = Workload(
-        chunks=tuple(tuple(_chunk(transformer, slot) for slot in row) for row in slots),
+        chunks=tuple(tuple(_chunk(layers, slot) for slot in row) for row in slots),
         gathers=per_chunk(_Sharing.gathers),
         reduces=per_chunk(_Sharing.reduces),
         transfer=transfer,
@@ -129,15 +134,16 @@ def nominal_library(job: Job, library: Library | None) -> Library:
 def count_model_flop(job: Job) -> float:
     """Count the useful flop of the job's step, without recomputation.
 
-    ``6 N tokens + 3 L A``: N all parameters that a token passes (of routed experts, those it goes
-    to) with embeddings, A = 2 s^2 h per sequence the forward of causal attention in one of L
-    layers, and backward twice the forward. Flash attention's backward does 2.5 times its forward;
+    ``6 N tokens + 3 A``: N all parameters that a token passes (of routed experts, those it goes
+    to) with embeddings, A the forward of causal attention in all layers, 2 s^2 h per sequence and
+    layer (less in a window; scans of Mamba-2 with it), and backward twice the forward. Flash
+    attention's backward does 2.5 times its forward;
     the extra half is recomputation and is not counted. Narayanan et al., arXiv:2104.04473,
     equation 3 (without its recomputation, causal); Chowdhery et al., arXiv:2204.02311, appendix B.
     """
     sequences = _sequences(job)
     dense = 6.0 * count_parameters(job.model, active=True) * sequences * job.model.seq_len
-    return dense + 3.0 * job.model.n_layers * attention_flop(job.model, sequences)
+    return dense + 3.0 * model_forward_flop(job.model, sequences)
 
 
 def _sequences(job: Job) -> int:
@@ -155,20 +161,18 @@ def _slots(job: Job) -> list[list[Slot]]:
     return lay_slots(job, [min(size, n_layers - first) for first in range(0, n_layers, size)])
 
 
-def _chunk(transformer: SparseTransformer, slot: Slot) -> ChunkWork:
+def _chunk(layers: dict[Layer, HybridTransformer], slot: Slot) -> ChunkWork:
     """Kernels of one chunk."""
-    forward = transformer.layer_forward * slot.n_dense
-    backward = transformer.layer_backward * slot.n_dense
-    if slot.n_sparse:
-        forward = forward + transformer.sparse_forward * slot.n_sparse
-        backward = transformer.sparse_backward * slot.n_sparse + backward
+    of, any_layer = [layers[layer] for layer in slot.layers], next(iter(layers.values()))
+    forward = tuple(k for layer in of for k in layer.layer_forward)
+    backward = tuple(k for layer in reversed(of) for k in layer.layer_backward)
     if slot.embedding:
-        forward = transformer.embedding_forward + forward
-        backward = backward + transformer.embedding_backward
+        forward = any_layer.embedding_forward + forward
+        backward = backward + any_layer.embedding_backward
     if slot.loss:
-        forward = forward + transformer.loss_forward
-        backward = transformer.loss_backward + backward
-    halves = split_backward(backward) if transformer.layout.splits else ()
+        forward = forward + any_layer.loss_forward
+        backward = any_layer.loss_backward + backward
+    halves = split_backward(backward) if any_layer.layout.splits else ()
     return ChunkWork(forward, backward, *halves)
 
 
@@ -177,9 +181,7 @@ def _replicated(job: Job, slot: Slot) -> float:
 
     Of what it computes for its own tokens: norms, routers, and the way down to latents.
     """
-    n_layers = slot.n_dense + slot.n_sparse
-    routers = float(slot.n_sparse * job.model.n_experts * job.model.hidden_size)
-    return n_layers * resident_parameters(job.model) + routers
+    return sum(resident_parameters(job.model, layer) for layer in slot.layers)
 
 
 def _transfers(

@@ -50,38 +50,28 @@ class SparseTransformer(Transformer):
     """Kernels of a transformer whose layers may have experts and latent attention."""
 
     @cached_property
-    def sparse_forward(self) -> tuple[Kernel, ...]:
-        """Forward of one layer with experts."""
-        return self._overlapped(self._sparse_forward)
+    def layer_forward(self) -> tuple[Kernel, ...]:
+        """Forward of one layer, all-to-alls that it overlaps being hidden."""
+        return self._overlapped((*self.attention_forward, *self.mlp_forward))
 
     @cached_property
-    def sparse_backward(self) -> tuple[Kernel, ...]:
-        """Backward of one layer with experts, with what it recomputes."""
-        s = self.sizes
-        n_experts = float(self.model.n_experts)
-        again = self._sparse_forward if self.layout.recompute == "full" else ()
+    def layer_backward(self) -> tuple[Kernel, ...]:
+        """Backward of one layer, likewise; one with experts recomputes all of it or nothing."""
+        if self.layer.mlp != "experts":
+            return super().layer_backward
+        whole = (*self.attention_forward, *self.mlp_forward)
+        again = whole if self.layout.recompute == "full" else ()
         return self._overlapped(
-            (
-                *(recomputed(kernel) for kernel in again),
-                self._scatter("unpermute_backward"),
-                *self._routed_backward(),
-                self._scatter("permute_backward"),
-                *self._shared_backward(),
-                *self._gemm_backward(
-                    "router", "gemm_mlp", n_experts, s.hidden, tokens=s.resident, precision="bf16"
-                ),
-                self._norm("mlp_norm_backward", backward=True),
-                self._residual("mlp_residual_backward"),
-                *self.attention_backward,
-            )
+            (*map(recomputed, again), *self.mlp_backward, *self.attention_backward)
         )
 
     @cached_property
-    def _sparse_forward(self) -> tuple[Kernel, ...]:
-        """Forward of one layer with experts, its all-to-alls exposed."""
+    def mlp_forward(self) -> tuple[Kernel, ...]:
+        """Forward of a layer's second half, its all-to-alls exposed."""
+        if self.layer.mlp != "experts":
+            return super().mlp_forward
         s, r, n_experts = self.sizes, self.rates, float(self.model.n_experts)
         return (
-            *self.attention_forward,
             self._norm("mlp_norm"),
             r.gemm("router", "gemm_mlp", s.resident, n_experts, s.hidden, precision="bf16"),
             r.memory("routing", ROUTING_BYTES * s.resident * n_experts),
@@ -90,6 +80,24 @@ class SparseTransformer(Transformer):
             *self._routed(),
             self._scatter("unpermute"),
             self._residual("mlp_residual"),
+        )
+
+    @cached_property
+    def mlp_backward(self) -> tuple[Kernel, ...]:
+        """Backward of a layer's second half."""
+        if self.layer.mlp != "experts":
+            return super().mlp_backward
+        s, n_experts = self.sizes, float(self.model.n_experts)
+        return (
+            self._scatter("unpermute_backward"),
+            *self._routed_backward(),
+            self._scatter("permute_backward"),
+            *self._shared_backward(),
+            *self._gemm_backward(
+                "router", "gemm_mlp", n_experts, s.hidden, tokens=s.resident, precision="bf16"
+            ),
+            self._norm("mlp_norm_backward", backward=True),
+            self._residual("mlp_residual_backward"),
         )
 
     @property

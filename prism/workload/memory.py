@@ -134,7 +134,7 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
 
 
 def estimate_memory(job: Job) -> Memory | None:
-    """Estimate the memory of the busiest stage's GPUs; None where the model is not known.
+    """Estimate the memory of the busiest stage's GPUs; None where the model is not known or hybrid.
 
     Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam; zero1 shards Adam's;
     fsdp and hsdp all but what is gathered: with resharding the units in use and prefetched, and
@@ -155,7 +155,8 @@ def estimate_memory(job: Job) -> Memory | None:
     rules, 25 % with tensor parallelism, and 13 to 24 % with a pipeline:
     ``experiments/layouts/memory.py``.
     """
-    if job.model.durations is not None or job.variability.model is not None:
+    model = job.model
+    if model.durations is not None or model.layer_pattern or job.variability.model is not None:
         return None
     p, rows, microbatches = job.parallelism, _chunks(job), job.parallelism.microbatches
     if p.schedule != "gpipe" or p.pp == 1:
@@ -177,7 +178,7 @@ def _chunk(job: Job, slot: Slot, kinds: list[tuple[float, float, float]]) -> _Ch
     """Add up what a chunk has, with bytes of a layer without and with experts."""
     s = shard_sizes(job.model, job.parallelism)
     kept, late, workspace = 0.0, 0.0, 0.0
-    for count, (whole, own, beside) in zip(slot[:2], kinds, strict=True):
+    for count, (whole, own, beside) in zip((slot.n_dense, slot.n_sparse), kinds, strict=True):
         kept += count * own
         late += count * whole
         workspace = max(workspace, beside if count else 0.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prism.cluster.machine import Cluster
 from prism.workload.kernels import QUANTIZED_BYTES, Kernel, Rates, collective_law
-from prism.workload.modelsize import Sizes, attention_flop, shard_sizes
+from prism.workload.modelsize import Layer, Sizes, attention_flop, shard_sizes
 
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
@@ -47,6 +47,7 @@ class Transformer:
     layout: ParallelismBlock
     cluster: Cluster
     rates: Rates
+    layer: Layer = Layer()
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -71,8 +72,12 @@ class Transformer:
     @cached_property
     def layer_forward(self) -> tuple[Kernel, ...]:
         """Forward of one layer."""
+        return (*self.attention_forward, *self.mlp_forward)
+
+    @cached_property
+    def mlp_forward(self) -> tuple[Kernel, ...]:
+        """Forward of a layer's second half."""
         return (
-            *self.attention_forward,
             self._norm("mlp_norm"),
             *self._enter("mlp"),
             *self._mlp("mlp", self.sizes.ffn),
@@ -86,11 +91,18 @@ class Transformer:
         again = {"none": (), "selective": self._selected, "full": self.layer_forward}
         return (
             *(recomputed(kernel) for kernel in again[self.layout.recompute]),
+            *self.mlp_backward,
+            *self.attention_backward,
+        )
+
+    @cached_property
+    def mlp_backward(self) -> tuple[Kernel, ...]:
+        """Backward of a layer's second half."""
+        return (
             *self._enter("mlp_backward"),
             *self._mlp_backward("mlp", self.sizes.ffn, leave="mlp"),
             self._norm("mlp_norm_backward", backward=True),
             self._residual("mlp_residual_backward"),
-            *self.attention_backward,
         )
 
     @cached_property
@@ -223,17 +235,19 @@ class Transformer:
         """Fused causal attention of this GPU's queries with all keys, balanced over cp."""
         s, p = self.sizes, self.layout
         n_bytes = 2.0 * s.tokens * (s.query + s.out + (s.key + s.value) * p.cp)
-        flop = attention_flop(self.model, p.microbatch_size) / (p.tp * p.cp)
-        sizes = {
-            "batch": float(p.microbatch_size),
-            "heads": s.heads,
-            "seq": self.model.seq_len / p.cp,
-            "dim": s.query / s.heads,
-        }
+        window = self.layer.mixer == "window"
+        flop = attention_flop(self.model, p.microbatch_size, window) / (p.tp * p.cp)
         if not backward:
-            return self.rates.attention("attention", flop, n_bytes, sizes)
-        flop, n_bytes = ATTENTION_BACKWARD_FLOP * flop, 2.0 * n_bytes
-        return self.rates.attention("attention_backward", flop, n_bytes, sizes, backward=True)
+            return self.rates.attention("attention", flop, n_bytes, self._attention_sizes)
+        name, flop, n_bytes = "attention_backward", ATTENTION_BACKWARD_FLOP * flop, 2.0 * n_bytes
+        return self.rates.attention(name, flop, n_bytes, self._attention_sizes, backward=True)
+
+    @property
+    def _attention_sizes(self) -> dict[str, float]:
+        """Sizes by which a table tells attention kernels apart."""
+        s, p = self.sizes, self.layout
+        seq, batch = self.model.seq_len / p.cp, float(p.microbatch_size)
+        return {"batch": batch, "heads": s.heads, "seq": seq, "dim": s.query / s.heads}
 
     @property
     def _up(self) -> float:

@@ -96,6 +96,27 @@ class ModelBlock(Block):
     expert_ffn_size: Number = key("Width of one expert [ffn_size].", 0)
     n_shared_experts: Number = key("Experts that every token goes to.", 0)
     n_dense_layers: Number = key("First layers without experts.", 0)
+    moe_layer_interval: Count = key(
+        "Layers after these come in groups of this many, of which the last one has experts.", 1
+    )
+    window: Number = key(
+        "Tokens that a token's attention sees in layers with a sliding window [0: no such layers].",
+        0,
+    )
+    full_attention_interval: Number = key(
+        "With a window, layers come in groups of this many, of which the last one sees all tokens "
+        "[0: all have the window].",
+        0,
+    )
+    layer_pattern: str = key(
+        "Hybrid models, a letter a layer: M Mamba-2, * attention, - feed-forward, E experts "
+        "[none: attention and feed-forward part in every layer].",
+        "",
+    )
+    mamba_heads: Number = key("Mamba-2: heads of a layer.", 0)
+    mamba_head_size: Number = key("Mamba-2: width of a head.", 0)
+    mamba_groups: Number = key("Mamba-2: groups of heads that share B and C.", 0)
+    mamba_state_size: Number = key("Mamba-2: width of a head's state.", 0)
     durations: Durations | None = key("Explicit op durations instead of a model's sizes.")
 
     @classmethod

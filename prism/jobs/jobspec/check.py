@@ -12,7 +12,13 @@ from typing import Any
 
 from prism.jobs.jobspec.blocks import DEVICE_LIBRARY, UNMODELLED, Blocks
 from prism.jobs.jobspec.clustercheck import check_cluster, check_tiers
-from prism.jobs.jobspec.modelcheck import check_experts, check_latents, check_model, check_split
+from prism.jobs.jobspec.modelcheck import (
+    check_experts,
+    check_latents,
+    check_model,
+    check_pattern,
+    check_split,
+)
 from prism.jobs.jobspec.problem import Problem, undivided, unmodelled
 from prism.jobs.pipelineshape import TRAITS
 
@@ -24,7 +30,14 @@ _NO_EFFECT = (
       "cluster.scale.network", "cluster.tiers", "run.batch_ramp")),
     ("model.n_experts", False, "without experts; set model.n_experts, or drop it",
      ("model.experts_per_token", "model.expert_ffn_size", "model.n_shared_experts",
-      "model.n_dense_layers")),
+      "model.n_dense_layers", "model.moe_layer_interval")),
+    ("model.window", False, "without a window; set model.window, or drop it",
+     ("model.full_attention_interval",)),
+    ("model.layer_pattern", True, "beside model.layer_pattern; leave one of the two out",
+     ("model.n_dense_layers", "model.moe_layer_interval", "model.window")),
+    ("model.layer_pattern", False, "without model.layer_pattern; give one, or drop it",
+     ("model.mamba_heads", "model.mamba_head_size", "model.mamba_groups",
+      "model.mamba_state_size")),
     ("parallelism.ep", False, "with ep = 1; set ep, or leave it out",
      ("parallelism.expert_node_limit", "parallelism.expert_overlap", "variability.effects.expert")),
     ("variability.model", True, "with a fitted model, which has the batch of its trace; drop it",
@@ -213,7 +226,8 @@ def _check_slow_nodes(b: Blocks) -> Iterator[Problem]:
 
 
 _CHECKS = (
-    *(check_model, check_split, check_experts, check_latents, check_cluster, check_tiers),
+    *(check_model, check_split, check_experts, check_latents, check_pattern),
+    *(check_cluster, check_tiers),
     *(_check_data_parallel, _check_schedule, _check_modelled, _check_effect, _check_variability),
     *(_check_run, _check_slow_nodes),
 )

@@ -119,9 +119,11 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
     if not 1 <= m.experts_per_token <= m.n_experts:
         text = f"{m.experts_per_token}, expected 1 to n_experts = {m.n_experts}; give it"
         yield text, "model.experts_per_token", of
-    if m.n_dense_layers >= m.n_layers > 0:
-        text = f"{m.n_dense_layers} of n_layers = {m.n_layers} leave none for experts; lower it, "
-        yield text + f"or set {of}: 0", "model.n_dense_layers", "model.n_layers"
+    if m.n_layers and m.n_dense_layers + m.moe_layer_interval > m.n_layers:
+        text = f"{m.n_dense_layers} of n_layers = {m.n_layers} leave no group of "
+        text += f"moe_layer_interval = {m.moe_layer_interval}; lower one, or set {of}: 0"
+        keys = ("model.n_dense_layers", "model.moe_layer_interval", "model.n_layers")
+        yield text, *keys
     if p.dp % p.ep:
         yield undivided(p.ep, "dp", p.dp, key, "parallelism.dp")
     if m.n_experts % p.ep:
@@ -136,6 +138,31 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
     if width % p.tp:
         text = f"{p.tp} does not divide expert_ffn_size = {width}; take a tp that does"
         yield text, "parallelism.tp", "model.expert_ffn_size", "model.name"
+
+
+def check_pattern(b: Blocks) -> Iterator[Problem]:
+    """Check a hybrid model's pattern, and that its layers have the sizes they need."""
+    m, p, key = b.model, b.parallelism, "model.layer_pattern"
+    if not m.layer_pattern:
+        return
+    wrong = sorted(set(m.layer_pattern) - set("M*-E"))
+    if wrong:
+        yield f"has {', '.join(map(repr, wrong))}, expected letters of M, *, - and E", key
+    elif m.n_layers and len(m.layer_pattern) != m.n_layers:
+        text = f"has {len(m.layer_pattern)} letters, expected one for each of n_layers = "
+        yield f"{text}{m.n_layers}; change one", key, "model.n_layers", "model.name"
+    if ("E" in m.layer_pattern) != bool(m.n_experts):
+        text = "layers with experts, E, and n_experts go together; give both, or neither"
+        yield text, key, "model.n_experts"
+    sizes = {name: getattr(m, f"mamba_{name}") for name in ("heads", "head_size", "groups")}
+    sizes["state_size"] = m.mamba_state_size
+    missing = [f"mamba_{name}" for name, size in sizes.items() if not size]
+    if "M" in m.layer_pattern and missing:
+        text = f"has Mamba-2 layers, M, which need {', '.join(missing)}; give them"
+        yield text, key, *(f"model.{name}" for name in missing)
+    elif m.mamba_heads % p.tp or m.mamba_groups % p.tp:
+        text = f"{p.tp} does not divide mamba_heads = {m.mamba_heads} and mamba_groups = "
+        yield f"{text}{m.mamba_groups}; take a tp that does", "parallelism.tp", key, "model.name"
 
 
 def check_latents(b: Blocks) -> Iterator[Problem]:
