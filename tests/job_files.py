@@ -148,10 +148,13 @@ STRUCTURE = {
                              "vocab_size", "seq_len", "durations", "head_size", "v_head_size",
                              "q_lora_rank", "kv_lora_rank", "rope_head_size", "n_experts",
                              "experts_per_token", "expert_ffn_size", "n_shared_experts",
-                             "n_dense_layers")),
+                             "n_dense_layers", "moe_layer_interval", "window",
+                             "full_attention_interval", "layer_pattern", "mamba_heads",
+                             "mamba_head_size", "mamba_groups", "mamba_state_size")),
     *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "ep", "microbatches", "schedule",
                                    "data_parallel", "layer_split", "shard_size",
-                                   "expert_imbalance", "expert_node_limit", "expert_overlap")),
+                                   "expert_imbalance", "expert_node_limit", "expert_overlap",
+                                   "expert_dispatch", "expert_capacity")),
     *(f"cluster.{k}" for k in ("nodes", "gpus_per_node", "hosts", "node_slowdowns", "device",
                                "tiers")),
 }  # fmt: skip
@@ -259,9 +262,19 @@ def experts(draw: Any, tp: int, dp: int, n_layers: int) -> tuple[dict[str, Any],
     model |= {"n_shared_experts": pick(0, 1, 2), "n_dense_layers": pick(0, n_layers - 1)}
     if draw(chance(0.2)):
         del model["expert_ffn_size"]
+    if draw(chance(0.3)):
+        model["moe_layer_interval"] = pick(1, n_layers - model["n_dense_layers"])
+    if draw(chance(0.3)):
+        model |= {"window": pick(1, 64), "full_attention_interval": pick(0, 1, 3)}
     layout: dict[str, Any] = {"ep": pick(*[k for k in (2, 4, 8, 1) if dp % k == n % k == 0])}
     if layout["ep"] > 1:
-        for key in ("expert_imbalance", "expert_node_limit", "expert_overlap"):
+        for key in (
+            "expert_imbalance",
+            "expert_node_limit",
+            "expert_overlap",
+            "expert_dispatch",
+            "expert_capacity",
+        ):
             if draw(chance(0.4)):
                 kind = SCHEMA["$defs"]["ParallelismBlock"]["properties"][key]
                 layout[key] = draw(values(kind, f"parallelism.{key}"))

@@ -1,6 +1,7 @@
 """Experts: published counts, work against closed forms, all-to-alls, groups and their refusals."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from moe_jobs import LATENT, MODEL, make_job, times
 
 from prism.analyses.sweeps.layouts import global_batch, layouts
+from prism.cluster.dispatch import Dispatch, distinct_parts
 from prism.cluster.groups import Group, Layout, count_replicas, shard_size
 from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement, slow_node
@@ -458,3 +460,98 @@ def test_experts_at_kernel_resolution_with_one_rank_each():
         for r in ("op", "kernel")
     )
     assert kernel == pytest.approx(op, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------ DeepEP
+def brute_parts(picks, n, parts):
+    """Mean number of parts over all choices of experts."""
+    each = n // parts
+    found = [len({i // each for i in chosen}) for chosen in combinations(range(n), picks)]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(("picks", "n", "parts"), [(1, 4, 2), (2, 8, 4), (3, 8, 2), (5, 6, 3)])
+def test_parts_that_distinct_experts_lie_in(picks, n, parts):
+    assert distinct_parts(picks, n, parts) == pytest.approx(brute_parts(picks, n, parts))
+
+
+DEEPEP = Dispatch(
+    copies=2, experts=16, token_bytes=2048.0, start_s=1e-5, local_s=1e-9, copy_s=2e-9,
+    nvlink_bytes_per_s=4e11, network_bytes_per_s=4e10,
+)  # fmt: skip
+
+
+def test_a_token_goes_once_to_each_rank_and_each_domain():
+    """Against the formula, with numbers of ranks and domains counted over all choices."""
+    n_bytes = 1_000 * 2 * 2048.0
+    inside = 1_000 * (1e-9 + brute_parts(2, 16, 4) * (2e-9 + 2048 * 3 / 4 / 4e11))
+    assert DEEPEP.seconds(n_bytes, 4, 1) == pytest.approx(1e-5 + inside)
+    across = 1_000 * 2048 * brute_parts(2, 16, 4) * 3 / 4 / 4e10  # four nodes of two
+    assert DEEPEP.seconds(n_bytes, 8, 4) == pytest.approx(1e-5 + across)
+    assert DEEPEP.seconds(n_bytes, 8, 4, 2.5) == pytest.approx(1e-5 + 2.5 * across)
+    limited = replace(DEEPEP, most_domains=1).seconds(n_bytes, 8, 4)
+    assert limited == pytest.approx(1e-5 + 1_000 * 2048 * 3 / 4 / 4e10)
+    assert replace(DEEPEP, most_domains=9).seconds(n_bytes, 8, 4) == DEEPEP.seconds(n_bytes, 8, 4)
+
+
+# Ranks on nodes of 8, nodes a token's experts lie in at most (0: any), published bytes per second
+# of a rank's 4,096 tokens to the nodes they reach: deepseek-ai/DeepEP, docs/legacy.md (H800) and,
+# not in the fit, Hybrid-EP_Implementation.md (two nodes of H100, dispatch in bfloat16).
+@pytest.mark.parametrize(
+    ("ranks", "experts", "most", "rate", "within"),
+    [(32, 256, 4, 58e9, 0.05), (64, 256, 4, 51e9, 0.05), (16, 128, 0, 71.71e9, 0.3)],
+)
+def test_published_bandwidths_between_nodes(ranks, experts, most, rate, within):
+    model = {"n_experts": experts, "experts_per_token": 8, "hidden_size": 7_168, "n_heads": 64}
+    job = make_job(
+        dp=64, ep=ranks, model=model, expert_dispatch="deepep",
+        cluster={"nodes": 8, "gpus_per_node": 8, "nvlink_domain_gpus": 8},
+    )  # fmt: skip
+    dispatch, nodes = build_cluster(job, LIBRARY).dispatch, ranks // 8
+    near = min(most or nodes, nodes)
+    reached = distinct_parts(8, experts * near / nodes, near)
+    seconds = replace(dispatch, most_domains=most).seconds(4_096 * 8 * 14_336.0, ranks, nodes)
+    assert 4_096 * 14_336 * reached / seconds == pytest.approx(rate, rel=within)
+
+
+def test_kernels_of_a_job_and_its_placement_take_deepep_times():
+    job = make_job(ep=16, expert_dispatch="deepep")
+    cluster = build_cluster(job, LIBRARY)
+    n_bytes = 2.0 * 1024 * 2 * 1024
+    want = cluster.network.latency_s + cluster.dispatch.seconds(n_bytes, 16, 4)
+    sent = [k for k in kernels(build_workload(job, LIBRARY), "forward") if k.group == "ep"]
+    assert {k.duration for k in sent} == {want}
+    placed = Wiring(cluster, Placement(job)).seconds("ep", n_bytes)
+    assert placed == pytest.approx(np.full(1, want))
+    slow = make_job(ep=16, expert_dispatch="deepep",
+                    cluster={"links": {"network": {"bandwidth_gbytes_per_s": 5.0}}})  # fmt: skip
+    (slower,) = {
+        k.duration for k in kernels(build_workload(slow, LIBRARY), "forward") if k.group == "ep"
+    }
+    assert slower > 2.0 * want
+    faster = build_cluster(make_job(ep=4, expert_dispatch="hybridep"), LIBRARY).dispatch
+    ratio = faster.seconds(n_bytes, 4, 1) / cluster.dispatch.seconds(n_bytes, 4, 1)
+    assert ratio == pytest.approx(LIBRARY.value("nominal/hybridep_ratio"))
+    assert build_cluster(make_job(ep=1), LIBRARY).dispatch is None
+
+
+def test_a_library_without_deepep_has_its_links_rates():
+    entries = {k: v for k, v in LIBRARY.entries.items() if "ep_" not in k}
+    cluster = build_cluster(
+        make_job(ep=4, expert_dispatch="deepep"), replace(LIBRARY, entries=entries)
+    )
+    want = brute_parts(2, 16, 4) * 3 / 4 * 2048 / cluster.nvlink.bytes_per_s
+    assert cluster.dispatch.seconds(2 * 2048.0, 4, 1) == pytest.approx(want)
+
+
+def test_capacity_bounds_the_busiest_rank():
+    job = make_job(expert_imbalance=1.5, expert_capacity=1.25)
+    assert expert_imbalance(job.model, job.parallelism) == 1.25
+    loose = make_job(expert_imbalance=1.5, expert_capacity=2.0)
+    assert expert_imbalance(loose.model, loose.parallelism) == 1.5
+    drops = make_job(expert_imbalance=1.0, expert_capacity=0.5)
+    half, whole = (
+        sum(k.duration for k in kernels(build_workload(j, LIBRARY), "forward") if k.routed)
+        for j in (drops, make_job())
+    )
+    assert half == pytest.approx(0.5 * whole)

@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import deepep
 import numpy as np
 import pandas as pd
 from collectives import FILES as MEASURED_LINKS
@@ -360,6 +361,7 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
         ("network_efficiency", round(network.number, 2), "1", network.source,
          "share of the network bandwidth"),
         ("kernel_launch_s", round(data.gap.number, 7), "s", data.gap.source, "gap per kernel"),
+        *deepep.figures(data.folder, gpu),
     ]  # fmt: skip
     for framework in ("megatron", "compiled", "eager"):
         for name, text in IN_TRAINING.items():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.cluster.devices import DEVICES, Device, device_key, find_device
+from prism.cluster.dispatch import Dispatch, build_dispatch
 from prism.cluster.groups import Group, Layout, layout_of
 from prism.cluster.linktiers import (
     Hops,
@@ -71,6 +72,8 @@ class Cluster:
     network_factor: float = 1.0
     steady: float = 0.0
     """Share of a stage's forwards that alternate with backwards, in the mean [1]."""
+    dispatch: Dispatch | None = None
+    """Kernels that send experts their tokens in place of NCCL's all-to-all."""
 
     def group(self, name: str) -> Group:
         """Return a kind of group, one of `prism.cluster.groups.GROUPS_BY`."""
@@ -160,6 +163,9 @@ class Cluster:
         Messages in flight together: NCCL's documentation, "Point-to-point communication",
         all-to-all. Forwarding: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
         """
+        if self.dispatch is not None:
+            latency = latency_s + (self.network.latency_s if domains > 1 else 0.0)
+            return latency + self.dispatch.seconds(n_bytes, n_ranks, domains, factor)
         inside, latency, limit = n_ranks / domains, latency_s, self.most_domains
         if domains == 1 < n_ranks and "all_to_all" in self.measured:
             return self._measured_time("all_to_all", n_bytes, n_ranks)
@@ -304,13 +310,14 @@ def build_cluster(job: Job, library: Library) -> Cluster:
             efficiency = library.value(f"nominal/{tier}_efficiency")
         return Link(bytes_per_s * efficiency / time, latency_s * time), efficiency
 
+    nvlink, share = link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)
     network, efficiency = link("network", device.network_bytes_per_s, device.network_latency_s)
     own = DEVICES.get(device_key(library.device))
     same = own is not None and own.nvlink_bytes_per_s == device.nvlink_bytes_per_s
     measured = library.tables if same and block.links.nvlink is None else {}
     return Cluster(
         device=device,
-        nvlink=link("nvlink", device.nvlink_bytes_per_s, device.nvlink_latency_s)[0],
+        nvlink=nvlink,
         network=network,
         nvlink_gpus=block.nvlink_domain_gpus,
         layout=layout_of(job),
@@ -321,5 +328,8 @@ def build_cluster(job: Job, library: Library) -> Cluster:
         nvlink_factor=block.scale.nvlink.time,
         network_factor=block.scale.network.time,
         tiers=tuple(build_tiers(job, network.bytes_per_s, network.latency_s, efficiency)),
+        dispatch=build_dispatch(
+            job, library, nvlink.bytes_per_s / share, network.bytes_per_s / efficiency
+        ),
         steady=steady_share(layout.schedule, layout.pp, layout.microbatches, layout.vpp),
     )

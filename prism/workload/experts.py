@@ -2,7 +2,8 @@
 
 A token goes to `experts_per_token` routed experts, which an ep group of data-parallel ranks holds
 between them: sent there by an all-to-all, computed as one grouped product, sent back by another.
-Left out: dropped tokens, the loss that balances experts, shared experts beside the all-to-alls.
+Left out: padding up to a capacity, the loss that balances experts, shared experts beside the
+all-to-alls.
 
 References
 ----------
@@ -36,13 +37,15 @@ scores in float32 (6), scores read to choose the top (4) and to normalise, count
 def expert_imbalance(model: ModelBlock, layout: ParallelismBlock) -> float:
     """Tokens of the busiest expert-parallel rank over the mean.
 
-    A token's experts are distinct, so that no rank has more than `experts_per_token` lets it have.
+    A token's experts are distinct, so that no rank has more than `experts_per_token` lets it have;
+    with a capacity it drops what is beyond that.
     """
     if layout.ep == 1:
         return 1.0
     most = min(layout.ep, model.n_experts / model.experts_per_token)
     given = layout.expert_imbalance
-    return min(DEFAULT_IMBALANCE, most) if given is None else float(given)
+    busiest = min(DEFAULT_IMBALANCE, most) if given is None else float(given)
+    return min(busiest, layout.expert_capacity or busiest)
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,15 @@ class ParallelismBlock(Block):
         "A token's experts lie on at most this many NVLink domains, and it crosses the network "
         "once for each [none: once for every expert]."
     )
+    expert_dispatch: Literal["alltoall", "deepep", "hybridep"] = key(
+        "How tokens get to their experts: NCCL's all-to-all of every copy, or kernels that send a "
+        "token once to each rank, DeepEP's or HybridEP's.",
+        "alltoall",
+    )
+    expert_capacity: Positive | None = key(
+        "Tokens that an expert takes at most, over the mean; the others are dropped [none: it "
+        "takes all, as dropless training does]."
+    )
     expert_overlap: StrictBool = key(
         "All-to-alls run beside the compute of another microbatch, as in DualPipe, rather than "
         "exposed.",

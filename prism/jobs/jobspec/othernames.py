@@ -36,6 +36,8 @@ _KEYS = {
     "parallelism.layer_split": "pipeline_model_parallel_layout module_fqns_per_model_part",
     "parallelism.precision": "mixed_precision mixed_precision_param dtype",
     "parallelism.expert_node_limit": "moe_router_group_topk",
+    "parallelism.expert_dispatch": "moe_token_dispatcher_type moe_flex_dispatcher_backend",
+    "parallelism.expert_capacity": "moe_expert_capacity_factor",
     "model.n_layers": "num_layers num_hidden_layers encoder_num_layers",
     "model.hidden_size": "d_model dim hidden_dim",
     "model.ffn_size": "ffn_hidden_size intermediate_size ffn_dim",
