@@ -42,6 +42,14 @@ def test_a_tier_as_large_as_the_job_says_that_it_does_nothing():
     assert "512 GPUs" in text and "no effect" in text
 
 
+def test_a_power_limit_of_a_device_without_a_curve_is_doubted():
+    limit = "cluster.power_limit_w=600"
+    assert doubts("llama3-405b-16k", limit) == []
+    found = doubts("llama31-405b-gb200-512", "cluster.power_limit_w=900")
+    assert [text for text in found if "power_limit_w" in text and "gb200" in text]
+    assert not [text for text in doubts("llama31-405b-gb200-512") if "power" in text]
+
+
 def test_an_estimate_tells_its_jobs_doubts():
     job = load_job("llama3-405b-16k", ("parallelism.tp=4", "parallelism.dp=256"))
     found = summary(estimate(job, replicates=64, run_replicates=8, seed=1))["warnings"]

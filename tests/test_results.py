@@ -195,7 +195,13 @@ def test_summary_has_the_keys_of_the_interface(result, transformer_job):
     assert (answer["job"], answer["seed"], answer["world_size"]) == ("pipeline-8x32", 4, 8)
     model = summary(estimate(transformer_job, replicates=64, seed=1))
     rates = {"global_batch", "tokens_per_step", "tokens_per_s", "tokens_per_s_per_gpu"}
-    assert always | rates | {"mfu", "model_flops_per_gpu", "memory", "model_error"} == set(model)
+    assert always | rates | {
+        "mfu",
+        "model_flops_per_gpu",
+        "memory",
+        "model_error",
+        "energy",
+    } == set(model)
     p, tokens = transformer_job.parallelism, model["tokens_per_step"]
     assert model["global_batch"] == p.dp * p.microbatches * p.microbatch_size
     assert tokens == model["global_batch"] * transformer_job.model.seq_len

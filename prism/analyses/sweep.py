@@ -62,6 +62,8 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "exposed_communication_se": ("1", "its standard error, by cluster"),
     "mfu": ("1", "model flop per second and GPU over the device's peak"),
     "tokens_per_second": ("1/s", "tokens of the whole job per second, in the mean"),
+    "gpu_power_w": ("W", "mean power of a GPU"),
+    "gpu_kwh": ("kWh", "energy of the GPUs in a step, without hosts or cooling"),
     "clusters": ("1", "clusters simulated"),
     "world_size": ("1", "GPUs"),
 }

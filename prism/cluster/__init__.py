@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "devices", "groups", "linkcongestion", "machine", "nodemap", "nodes.hosts",
-    "nodes.inventory", "wiring",
+    "nodes.inventory", "power", "wiring",
 )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from prism.cluster.groups import layout_of
+from prism.cluster.power import gpu_power, throttled_nodes
 from prism.common.errors import PrismError
 from prism.jobs.jobspec.values import Slowness, hosts_problem
 
@@ -194,8 +195,12 @@ class Placement:
         return [sorted(pairs, key=lambda pair: int(ranks[*pair, 0])) for pairs in groups]
 
     def slowdowns(self) -> dict[int, NodeSlowdown]:
-        """Known slow nodes of the job, by physical node."""
-        return {
+        """Known slow nodes of the job, those that throttle too, by physical node."""
+        throttled: dict[int, NodeSlowdown] = {}
+        if self.job.cluster.throttled_share > 0.0:
+            hot = gpu_power(self.job, throttled=True).slowdown / gpu_power(self.job).slowdown
+            throttled = dict.fromkeys(throttled_nodes(self.job), NodeSlowdown(hot, memory=1.0))
+        return throttled | {
             node: slow_by_kind(dict(slow)) if isinstance(slow, Slowness) else NodeSlowdown(slow)
             for node, slow in self.job.cluster.node_slowdowns.items()
         }

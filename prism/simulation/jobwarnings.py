@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prism.cluster.groups import shard_size
+from prism.cluster.power import CURVES
 from prism.common.text import format_share
 from prism.jobs.job import Job
 from prism.workload.memory import GIB, estimate_memory, memory_limit
@@ -29,6 +30,9 @@ def job_doubts(job: Job) -> Iterator[str]:
             f"{job.cluster.nvlink_domain_gpus} GPUs, so that nothing is sharded, as with ddp; set "
             "parallelism.shard_size"
         )
+    limited, device = job.cluster.power_limit_w or job.cluster.throttled_share, job.cluster.device
+    if limited and device not in CURVES:
+        yield f"cluster.power_limit_w: no curve of {device} is published; A100's is used"
     for name, tier in job.cluster.tiers.items():
         if tier.gpus >= job.world_size:
             yield (

@@ -54,6 +54,8 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "checkpoint_excess": ((), "s", "excess time of the present interval over the best"),
     "slowdown_probability": (("threshold",), "1", "P(step_time > threshold * ideal_step_time)"),
     "cost": (("run_replicate",), "1", "price of the run, in the job's currency"),
+    "gpu_power": ((), "W", "mean power of a GPU over the run"),
+    "gpu_energy": (("run_replicate",), "J", "energy of the run's GPUs, without hosts or cooling"),
     "time_share": (("input",), "1", "share of all ranks' busy time"),
     "input_cv": (("input",), "1", "coefficient of variation of one draw of the input"),
     "critical_path_share": (("input",), "1", "share of the mean critical path"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+JOULES_PER_MWH = 3.6e9
 BETWEEN = ("between_cluster_std", "between_cluster_at_most")
 
 
@@ -332,6 +333,12 @@ def _run_summary(dataset: "xr.Dataset", call: dict[str, Any]) -> dict[str, Any]:
     if "cost" in dataset:
         cost = np.asarray(dataset.cost, np.float64)
         out["cost"] = {"mean": float(cost.mean()), **_quantiles(cost, "p50", "p95")}
+    if "gpu_energy" in dataset:
+        energy = np.asarray(dataset.gpu_energy, np.float64) / JOULES_PER_MWH
+        out["energy"] = {
+            "gpu_power_w": float(dataset.gpu_power), "gpu_mwh_mean": float(energy.mean()),
+            **{f"gpu_mwh_{k}": v for k, v in _quantiles(energy, "p50", "p95").items()},
+        }  # fmt: skip
     return out
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from prism.cluster.power import gpu_power
 from prism.common.errors import PrismError
 from prism.distributions import distribution as distributions
 from prism.distributions.distribution import Distribution
@@ -189,9 +190,10 @@ def resolve_variability(
         An effect is set without what it needs.
     """
     pick, scale = _Pick(job, library), job.cluster.scale
-    residual = job.variability.effects.residual
+    residual, power = job.variability.effects.residual, gpu_power(job)
+    spread = scale.compute.cv * power.spread  # of what GPUs differ in, as compute follows it
     return Variability(
-        rank=_rank_law(job, library).spread_by(scale.compute.cv),
+        rank=_rank_law(job, library).spread_by(spread),
         step=_step_law(job, pick, workload),
         microbatch=pick.law("microbatch"),
         expert=_expert_law(job, pick),
@@ -206,7 +208,7 @@ def resolve_variability(
         node_share=pick.value("rank", "node_share"),
         memory_loading=pick.value("rank", "memory_loading"),
         # of a distribution that is stretched already; where nothing is left of it nothing follows
-        memory_spread=scale.memory.cv / scale.compute.cv if scale.compute.cv > 0.0 else 1.0,
+        memory_spread=scale.memory.cv / spread if spread > 0.0 else 1.0,
         correlation_time_s=pick.value("step", "correlation_time_s"),
         backward_loading=pick.value("microbatch", "backward_loading", 1.5),
         loss_loading=pick.value("microbatch", "loss_loading", 1.0),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prism.cluster.machine import Cluster, build_cluster
+from prism.cluster.power import gpu_power
 from prism.distributions.library import Library, library_names, load_library
 from prism.jobs.job import layer_split
 from prism.workload.hybrid import HybridTransformer
@@ -67,7 +68,7 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     cluster, scale = build_cluster(job, library), job.cluster.scale
     rates = replace(
         build_rates(cluster, library, layout),
-        compute_factor=scale.compute.time,
+        compute_factor=scale.compute.time * gpu_power(job).slowdown,
         memory_factor=scale.memory.time,
     )
     layers = {
@@ -271,13 +272,14 @@ def _explicit_workload(job: Job) -> Workload:
     gradients take as many flop.
     """
     layout, given = job.parallelism, job.model.durations
+    factor = job.cluster.scale.compute.time * gpu_power(job).slowdown
     assert given is not None
 
     def seconds(value: float | tuple[float, ...], stage: int) -> float:
         return float(value[stage] if isinstance(value, tuple | list) else value)
 
     def chunk(name: str, seconds: float) -> tuple[Kernel, ...]:
-        duration = seconds / layout.vpp * job.cluster.scale.compute.time
+        duration = seconds / layout.vpp * factor
         return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),)
 
     rows = []

@@ -19,6 +19,7 @@ from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
 from prism.simulation.variability import model_error_kind
+from prism.workload.energy import mean_power
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -76,10 +77,11 @@ def draw_run(
             runs, total=runs.total + elapsed_s, marks=runs.marks + elapsed_s,
             terms=before | runs.terms,
         )  # fmt: skip
+    whole_steps = steps if work is None else float(work.sum())
     values: dict[str, Any] = {
         "time_to_train": runs.total,
         "run_cluster_idx": runs.cluster,
-        "ideal_time_to_train": (steps if work is None else work.sum()) * ideal * step.period_ratio,
+        "ideal_time_to_train": whole_steps * ideal * step.period_ratio,
         "run_term_time": np.column_stack(list(runs.terms.values())),
         "progress_time": np.quantile(runs.marks, QUANTILES, axis=0),
     }
@@ -87,6 +89,10 @@ def draw_run(
         values["deadline"] = call["deadline"]
     if call["price"] is not None:
         values["cost"] = runs.total / 3600.0 * job.world_size * call["price"]
+    power = mean_power(job, step.workload, float(runs.total.mean()) / whole_steps)
+    if power is not None:
+        values["gpu_power"] = power
+        values["gpu_energy"] = power * job.world_size * runs.total
     values |= _interruptions(model, runs, steps - done)
     coords = {
         "term": list(runs.terms),

@@ -22,6 +22,7 @@ from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.program import Program, ideal_program
 from prism.simulation.steps import Exposed, find_exposed
 from prism.workload.build import build_workload
+from prism.workload.energy import mean_power
 from prism.workload.memory import Memory
 
 TOLERANCE = 0.001
@@ -48,6 +49,7 @@ class Point(Arm):
     ideal: float | None = None  # the step with every effect at 1 [s]; None where not needed
     exposed: Exposed = Exposed(0.0, 0.0)  # communication
     model_flop: float = 0.0  # useful work of a step
+    gpu_power: float | None = None  # mean of a GPU [W]; None where it is not known
     done: bool = False  # whether it was simulated as long as any
 
     @property
@@ -86,9 +88,11 @@ class Bench(Runner):
         point.ideal = float(Screen(program, self.threads).times([program])[0])
         point.model_flop = 0.0 if step.workload is None else step.workload.model_flop
 
-    def find_exposed(self, point: Point, n: int) -> Exposed:
-        """Find a setting's exposed communication on its first n cluster draws."""
-        return find_exposed(self.step(point), point.times[:n], self.seed, self.threads)
+    def look_closer(self, point: Point, n: int) -> None:
+        """Find a setting's exposed communication and power on its first n cluster draws."""
+        step, times = self.step(point), point.times[:n]
+        point.exposed = find_exposed(step, times, self.seed, self.threads)
+        point.gpu_power = mean_power(point.job, step.workload, float(times.mean()))
 
     def tell(self) -> None:
         """Report what is done, of what remains once all settings are checked."""
@@ -161,7 +165,7 @@ def _screen(
         except PrismError as error:  # what only shows when it is built
             wrong[point] = str(error)
             continue
-        point.exposed = bench.find_exposed(point, 1)
+        bench.look_closer(point, 1)
         run.append(point)
         steps = point.samples("p95")
         limit = min(limit, float(np.quantile(steps, 0.95)))
@@ -181,4 +185,4 @@ def _run_on(
     for point in left:
         bench.extend(point, clusters)
         point.done = True
-        point.exposed = bench.find_exposed(point, point.n)
+        bench.look_closer(point, point.n)

@@ -17,6 +17,7 @@ from prism.simulation.summary import spread
 from prism.workload.memory import GIB, memory_limit
 
 MEASURES = ("p50", "p95", "mean")
+JOULES_PER_KWH = 3.6e6
 LEVEL = 0.05
 """Of the test whether a setting differs from the best one."""
 BARE = ("data_parallel", "schedule")
@@ -88,6 +89,9 @@ def _row(point: Point, own: Point | None) -> dict[str, Any]:
         change, error = (None, math.nan) if own in (None, point) else _change(point, own, measure)
         row[f"{measure}_change"] = change
         row[f"{measure}_change_se"] = _known(error)
+    if point.gpu_power is not None:
+        row["gpu_power_w"] = point.gpu_power
+        row["gpu_kwh"] = point.gpu_power * point.job.world_size * row["mean"] / JOULES_PER_KWH
     if point.job.tokens_per_step:
         row["tokens_per_second"] = point.job.tokens_per_step / row["mean"]
     return row

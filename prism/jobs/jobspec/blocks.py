@@ -314,6 +314,14 @@ class ClusterBlock(Block):
         "stalls, known slow nodes) stays; so do memory sizes, and the peak that mfu takes.",
         HardwareScale(),
     )
+    power_limit_w: Positive | None = key(
+        "Power limit of each GPU: compute is slower and GPUs less alike under it [the device's "
+        "thermal design power; W]."
+    )
+    throttled_share: Share = key(
+        "Share of nodes that throttle for heat, evenly spread; needs throttled_power_w.", 0.0
+    )
+    throttled_power_w: Positive | None = key("Power that heat leaves each of their GPUs [W].")
     node_slowdowns: dict[Annotated[int, Field(ge=0)], Slowdown] = key(
         "Known slow nodes: {node index: factor on compute durations}, or factors by kind: {node "
         "index: {network: 1.5}}.",

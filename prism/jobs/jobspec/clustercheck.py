@@ -5,7 +5,7 @@ What depends on the device (the network's own latency) is checked by `prism.clus
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -45,6 +45,7 @@ def check_cluster(b: Blocks) -> Iterator[Problem]:
         if node >= nodes:
             text = f"no node {node} among {nodes}; indices run from 0 to {nodes - 1}"
             yield text, f"cluster.node_slowdowns.{node}", "cluster.nodes"
+    yield from _check_throttled(b, nodes)
     if c.hosts is not None:
         found = hosts_problem(np.array(c.hosts, np.int64), n_slots, nodes)
         if found is not None:
@@ -54,6 +55,20 @@ def check_cluster(b: Blocks) -> Iterator[Problem]:
         text = f"{c.nvlink_domain_gpus} and gpus_per_node = {c.gpus_per_node}: "
         text += "neither is a multiple of the other; change one"
         yield text, "cluster.nvlink_domain_gpus", _PER_NODE
+
+
+def _check_throttled(b: Blocks, nodes: int) -> Iterator[Problem]:
+    """Check that some nodes throttle where heat leaves them less power than the others have."""
+    c, share, power = b.cluster, "cluster.throttled_share", "cluster.throttled_power_w"
+    if c.throttled_share > 0.0 and c.throttled_power_w is None:
+        yield f"needs the power that heat leaves a GPU; set {power}", share, power
+    elif c.throttled_share > 0.0 and round(c.throttled_share * nodes) == 0:
+        text = f"{c.throttled_share:g} of {nodes} nodes is none; one is {1 / nodes:.3g}"
+        yield text, share, "cluster.nodes"
+    if (c.throttled_power_w or 0.0) > (c.power_limit_w or inf):
+        limit = "cluster.power_limit_w"
+        text = f"{c.throttled_power_w:g}, more than the {c.power_limit_w:g} of {limit}; give less"
+        yield text, power, limit
 
 
 def check_tiers(b: Blocks) -> Iterator[Problem]:

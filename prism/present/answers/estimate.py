@@ -235,6 +235,11 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
     if numbers.get("cost") is not None:
         rows.append(("cost, mean, in the currency of the price", count(numbers["cost"]["mean"])))
         rows.append(("cost, p95", count(numbers["cost"]["p95"])))
+    if numbers.get("energy") is not None:
+        energy = numbers["energy"]
+        text = f"{energy['gpu_mwh_p50']:,.4g} MWh, p95 {energy['gpu_mwh_p95']:,.4g} MWh "
+        text += f"({energy['gpu_power_w']:.0f} W per GPU)"
+        rows.append(("energy of the GPUs alone, p50", Figure(energy["gpu_mwh_p50"], text)))
     rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
     if numbers.get("failures") is not None:
         rows.append(("failures, mean", Figure(numbers["failures"], f"{numbers['failures']:.4g}")))

@@ -45,6 +45,7 @@ LEAST_SURE = 0.9
 KEY = "varied"
 """Group of the columns of varied keys, until they stand in a table."""
 CHOICES = {"fastest": "p50", "robust": "p95"}
+POWER_KEYS = {"cluster.power_limit_w", "cluster.throttled_share", "cluster.throttled_power_w"}
 
 
 def sweep_answer(result: xr.Dataset) -> Answer:
@@ -175,13 +176,13 @@ def _settings_table(
     columns = (
         *_keys(numbers, which), Column("GPUs"), Column("GiB"),
         *(Column(name, "step time") for name in ("p50", "p95", "± 95 %")),
-        Column("p95 vs own"), Column(right=False),
+        Column("p95 vs own"), Column("GPU energy"), Column(right=False),
     )  # fmt: skip
     made: list[tuple[Cell, ...]] = [
         (*(_value(row[key]) for key in numbers["varied"]),
          None if one_size else count(row["world_size"]), _gib(row),
          _time(row, "p50_same_work"), _time(row, "p95_same_work"), _error(row),
-         _change(row, "p95"), _marks(i, row, numbers))
+         _change(row, "p95"), _energy(row, numbers), _marks(i, row, numbers))
         for i, row in ((i, rows[i]) for i in which)
     ]  # fmt: skip
     return _table(title, columns, made, () if details else _notes(numbers), details)
@@ -213,6 +214,14 @@ def _value(value: Any) -> Cell:
 def _gib(row: Json) -> Cell:
     gib = row["memory_gib"]
     return None if gib is None else Figure(gib, f"{gib:.0f}")
+
+
+def _energy(row: Json, numbers: Json) -> Cell:
+    """Write the energy of a step's GPUs, for the same work, where their power is varied."""
+    kwh = row.get("gpu_kwh")
+    if kwh is None or not POWER_KEYS & set(numbers["varied"]):
+        return None
+    return Figure(kwh, f"{kwh / row['work']:,.4g} kWh")
 
 
 def _marks(i: int, row: Json, numbers: Json) -> str:
