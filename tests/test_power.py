@@ -227,6 +227,7 @@ def test_a_sweep_says_what_a_limit_costs_and_saves():
         assert times == sorted(times, reverse=True)
     energies = [row["gpu_kwh"] for row in rows]
     assert energies == sorted(energies)
+    assert not any(row["own"] for row in rows)
     for row in rows:
         assert row["gpu_power_w"] <= row["cluster.power_limit_w"]
         assert row["gpu_kwh"] == pytest.approx(row["gpu_power_w"] * 32 * row["mean"] / 3.6e6)
