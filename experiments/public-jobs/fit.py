@@ -281,7 +281,7 @@ def derates(table, folder, body, step):
             errors[kind].append((device, left, others.size))
             most = max(steps.column("gpus"))
             largest[device, kind] = max(most, largest.get((device, kind), 0))
-            if (device, framework) == ("h100", "megatron"):
+            if (device, framework) == ("h100", "compiled"):  # what a job of its kind has by itself
                 beyond(table, folder, quiet, derate, left, most)
     without_jobs(table, found)
     model_errors(table, errors, largest)
@@ -303,10 +303,10 @@ def without_jobs(table, found):
 def beyond(table, folder, quiet, derate, left, most):
     """Say how the error grows on more GPUs than any fitted job has."""
     own = f"variability.library={folder / 'beyond.nc'}"
-    library, entry = load_library("h100-healthy"), "nominal/derate_megatron"
+    library, entry = load_library("h100-healthy"), "nominal/derate_compiled"
     entries = {**library.entries, entry: replace(library.entry(entry), number=derate)}
     save_library(replace(library, entries=entries), folder / "beyond.nc")
-    rows = run.predict((*quiet, own, "parallelism.framework=megatron"), ("h100 own bf16",))
+    rows = run.predict((*quiet, own), ("h100 own bf16",))
     logs = np.log([row["mean_s"] / row["measured_s"] for row in rows])
     show("  larger jobs", logs)
     far = np.log([row["gpus"] / most for row in rows])
