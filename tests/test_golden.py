@@ -50,8 +50,8 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 # name: job, hash, mean step time [s]
 GOLDEN = {
     "pipeline-8x32": (load_job("pipeline-8x32"), "29d52c36d500dc2e", 120.62644630670547),
-    "fsdp": (job_from_dict(FSDP), "d4104fe6f3635f1b", 0.061687587411142886),
-    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "90ad2c871c6f7790", 0.06128249104949646),
+    "fsdp": (job_from_dict(FSDP), "2b013c79b1018b27", 0.06646651957998984),
+    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "781e1282c53e97f2", 0.06608819990651682),
 }
 
 

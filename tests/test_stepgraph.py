@@ -1,5 +1,7 @@
 """Step graphs through the engine: closed forms, blocking transfers, fsdp, the end of a step."""
 
+from dataclasses import replace
+
 import naive
 import numpy as np
 import pytest
@@ -215,6 +217,23 @@ def test_reduces_follow_the_last_backward(reduce):
     graph = run(work, schedule, reshard_after_forward=True)[0]
     kinds = [graph.op_types[t].op_kind for t in graph.op_type[graph.op_type >= 0]]
     assert kinds.count("reduce_scatter") == n * m
+
+
+@pytest.mark.parametrize(
+    ("among", "expected"), [("dp_cp", 8 * 2 + 8 * 2 + 8 * 3), ("", 7 * 2 + 2 * 2 + 8 * 3)]
+)
+def test_gathers_and_reductions_of_a_group_take_turns(among, expected):
+    """Compute of no length: one communicator takes the sum; of two only what came first adds."""
+
+    def of(group, name, op_kind, seconds):
+        rows = per_chunk(name, op_kind, [seconds] * 8)
+        return tuple(tuple((replace(x, group=group),) for (x,) in row) for row in rows)
+
+    gathers = of("dp_cp", "g", "all_gather", 2.0)
+    reduces = of(among, "r", "reduce_scatter", 3.0)
+    work = workload([1e-9] * 8, [1e-9] * 8, gathers=gathers, reduces=reduces)
+    time = step_time(work, make_schedule("1f1b", 1, 1, 8), reshard_after_forward=True)
+    assert time == pytest.approx(expected, rel=1e-6)
 
 
 def test_pipeline_reduces_once_per_chunk_and_gathers_once():

@@ -43,10 +43,13 @@ class _Stage:
     last: list[int]  # last node of every group member
     pending: Counter[int]  # gradients still to come, by chunk
     split: frozenset[tuple[int, int]]  # (chunk, microbatch) of split backwards
-    starts: list[list[int]] = field(default_factory=list)  # nodes before each use of parameters
-    gathered: set[int] = field(default_factory=set)  # chunks
+    uses: list[int] = field(default_factory=list)  # chunks whose parameters are gathered, in order
+    n_used: int = 0
+    gathers: list[int] = field(default_factory=list)  # last node of every use's gathers
     gather_stream: int = START
     reduce_stream: int = START
+    gathered: dict[str, int] = field(default_factory=dict)  # group -> its last gather
+    reduced: dict[str, int] = field(default_factory=dict)  # group -> its last reduce
     reduces: list[Collective] = field(default_factory=list)
 
 
@@ -64,6 +67,9 @@ class _StepBuilder:
             _Stage([START] * members, Counter(a.chunk for a in row if a.kind == "B"), split)
             for row, split in zip(schedule, splits, strict=True)
         ]
+        for s, (stage, row) in enumerate(zip(self.stages, schedule, strict=True)):
+            uses = [a.chunk for a in row if a.kind != "W" and workload.gathers[s][a.chunk]]
+            stage.uses = uses if options.reshard_after_forward else list(dict.fromkeys(uses))
         self.arrived: dict[Message, int] = {}  # message -> node
         self.sent: dict[tuple[int, int], int] = {}  # (sender, far link) -> its last node
         self.blocking = options.p2p == "blocking" and len(schedule) > 1
@@ -160,20 +166,23 @@ class _StepBuilder:
     # -- data parallelism -------------------------------------------------------------------
 
     def _gather(self, s: int, chunk: int) -> list[int]:
-        """Parameters of a chunk, gathered on a stream of their own, prefetched a few uses ahead."""
-        collectives, stage = self.work.gathers[s][chunk], self.stages[s]
-        if not collectives:
-            return []
-        if chunk in stage.gathered and not self.options.reshard_after_forward:
-            return []  # the stage's own order already puts this after the gather
-        stage.starts.append(list(stage.last))
+        """Parameters of a chunk, gathered on a stream of their own, prefetched a few uses ahead.
+
+        Gathers and reductions of one group have one communicator, which runs them one at a time in
+        the order in which they are issued.
+        """
+        stage = self.stages[s]
+        if chunk not in stage.uses[stage.n_used :][:1]:
+            return []  # none, or the stage's own order already puts this after the gather
+        stage.n_used += 1
         ahead = self.options.prefetch if self.options.overlap else 0
-        k = len(stage.starts) - 1 - ahead
-        issued = stage.starts[k] if k >= 0 else []
-        for collective in collectives:
-            stage.gather_stream = self._collective(s, [stage.gather_stream, *issued], collective)
-        stage.gathered.add(chunk)
-        return [stage.gather_stream]
+        for use in stage.uses[len(stage.gathers) : stage.n_used + ahead]:
+            for collective in self.work.gathers[s][use]:
+                before = stage.gather_stream, stage.reduced.get(collective.group, START)
+                stage.gather_stream = self._collective(s, [*before, *stage.last], collective)
+                stage.gathered[collective.group] = stage.gather_stream
+            stage.gathers.append(stage.gather_stream)
+        return [stage.gathers[stage.n_used - 1]]
 
     def _reduce(self, s: int, chunk: int) -> None:
         """Gradients of a chunk, reduced on a stream of their own after its last weight gradient."""
@@ -188,8 +197,9 @@ class _StepBuilder:
     def _lay_reduces(self, s: int) -> None:
         stage = self.stages[s]
         for collective in stage.reduces:
-            preds = [*stage.last, stage.reduce_stream]
-            stage.reduce_stream = self._collective(s, preds, collective)
+            before = stage.reduce_stream, stage.gathered.get(collective.group, START)
+            stage.reduce_stream = self._collective(s, [*stage.last, *before], collective)
+            stage.reduced[collective.group] = stage.reduce_stream
         stage.reduces.clear()
 
     def _end_of_step(self) -> int:
