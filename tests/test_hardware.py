@@ -204,7 +204,7 @@ def test_variants_compose_with_a_calibration():
     assert len(ratio) > 20
     assert np.median(ratio) == pytest.approx(0.5)
     assert 0.5 - 1e-9 <= min(ratio) <= max(ratio) < 1.0
-    assert np.mean(np.isclose(ratio, 0.5)) > 0.8
+    assert np.mean(np.isclose(ratio, 0.5)) > 0.6
     assert scaled.transfer.duration == pytest.approx(0.5 * plain.transfer.duration)
     spread = [resolve_variability(made(s, {"rank": {}}), library).rank.std for s in (None, half)]
     assert spread[1] == pytest.approx(2.0 * spread[0], rel=0.05)
