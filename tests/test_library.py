@@ -52,6 +52,7 @@ FIGURES = [
     "nominal/attention_efficiency",
     "nominal/attention_backward_efficiency",
     "nominal/cast_efficiency",
+    "nominal/overlap_cost",
     *(
         f"nominal/{name}_{framework}"
         for name in ("derate", "traffic", "attention")

@@ -272,7 +272,7 @@ def test_exposed_communication_over_bandwidths():
         assert 0.0 < error < 0.01
         found.append(share)
     assert found == sorted(found, reverse=True)
-    assert found[0] > 0.8 and found[-1] < 0.5  # what is left are the steps of rings
+    assert found[0] > 0.8 and found[-1] < 0.55  # what is left are the steps of rings
 
 
 @pytest.mark.parametrize(
@@ -487,8 +487,9 @@ def test_few_allocations_do_not_tell_how_they_differ() -> None:
 def test_error_of_the_model_widens_runs_and_not_steps() -> None:
     job = load_job("llama3-70b-fsdp-512", ["run.steps=10000", "variability.model_error=0"])
     asked = {"replicates": 640, "run_replicates": 4_000, "seed": 1}
+    middle = summary(estimate(job, **asked))["time_to_train"]["p50"]
     right, wrong, none = (
-        summary(estimate(job.replace(*sets), **asked, deadline=8.4e4))
+        summary(estimate(job.replace(*sets), **asked, deadline=1.03 * middle))
         for sets in ([], ["variability.model_error=0.06"], ["variability.model_error=0"])
     )
     assert right == none | {k: right[k] for k in ("engine", "wall_seconds")}

@@ -4,7 +4,8 @@
 
 One after the other: how far GPUs differ (rank effect), from a burn-in and from growth with size;
 what all ranks share in a step (step effect) and in a run (run effect), from MLPerf; what GEMMs
-reach in training over what they reach alone (derate), from step times; what is still wrong then
+and attention reach in training over what they reach alone (derate), and what eager PyTorch adds,
+from step times; what is still wrong then
 (model error). Needs kernel_tables in the folder PRISM_DATA, or in ../shared/data beside the
 checkout.
 """
@@ -20,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import run
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import least_squares, minimize_scalar
 from scipy.special import gammaln
 from scipy.stats import norm, spearmanr
 
@@ -32,7 +33,12 @@ EFFECT = "variability.effects."
 STEADY = (f"{EFFECT}rank.lemon_fraction=0", f"{EFFECT}microbatch.cv=0", f"{EFFECT}step.cv=0")
 BODIES = (0.002, 0.006, 0.010, 0.014)  # CV of the rank effect [1]
 CONTENT = 0.01  # trial CV between microbatches [1]
-TRIAL = 1.1  # trial derate over the shipped one
+# Figures of kernels in training, where they start, and (trial, what it changes them by).
+START = {"derate": 1.0, "attention": 1.0, "traffic": 1.0, "overlap_cost": 0.0}
+TRIALS = {"derate": (1.0 / 1.1, 0.1), "attention": (1.0 / 1.1, 0.1), "traffic": (1.5, 0.5),
+          "overlap_cost": (0.5, 0.5)}  # fmt: skip
+FITTED = {"eager": ("attention", "traffic", "overlap_cost")}  # beside the derate
+SHARED = ("traffic", "overlap_cost")  # by all devices of a framework
 DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
 PRECISIONS = ("bf16", "fp8", "fp8_block", "mxfp8", "nvfp4")
 TAIL, LEVEL = norm.ppf(0.95), 2.0 * norm.ppf(0.95)  # LEVEL: 90 % intervals, in standard errors
@@ -201,88 +207,142 @@ def content_instead(systems, body):
 
 # ------------------------------------------------------------------------------- derate and errors
 class Steps:
-    """Predicted steps of a device and framework: a part that the derate divides, and the rest."""
+    """Predicted steps of a device and framework, and what each figure changes in them [s]."""
 
     def __init__(self, device, framework, folder, quiet):
-        library, entry = load_library(f"{device}-healthy"), f"nominal/derate_{framework}"
-        path = folder / f"{device}-{framework}.nc"
-        number = library.entry(entry).number
-        save_library(replace(library, entries={
-            **library.entries, entry: replace(library.entry(entry), number=TRIAL * number)
-        }), path)  # fmt: skip
+        self.device, self.framework = device, framework
         groups = [f"{device} {framework} {precision}" for precision in PRECISIONS]
-        shipped = run.predict(quiet, groups)
         chosen = [entry for entry in run.published() if entry.group in groups]
-        trial = run.ideal_steps(chosen, (*quiet, f"variability.library={path}"))
-        self.rows = shipped
-        a, b, mean = (
-            np.array([row[key] for row in rows])
-            for rows, key in ((shipped, "ideal_s"), (trial, "ideal_s"), (shipped, "mean_s"))
-        )
-        self.part = (a - b) * number / (1.0 - 1.0 / TRIAL) * mean / a
-        self.fixed = mean - self.part / number
+
+        def ideal(**figures):
+            library = _library(folder, device, framework, START | figures)
+            rows = run.ideal_steps(chosen, (*quiet, f"variability.library={library}"))
+            return np.array([row["ideal_s"] for row in rows])
+
+        self.rows = run.predict(quiet, groups)
+        over_ideal = self.column("mean_s") / self.column("ideal_s")
+        self.base = ideal() * over_ideal
+        change = {name: ideal(**{name: trial}) * over_ideal - self.base
+                  for name, (trial, _) in TRIALS.items()}  # fmt: skip
+        self.change = {name: change[name] / step for name, (_, step) in TRIALS.items()}
         self.measured = self.column("measured_s")
-        self.models = np.array([row["model"] for row in shipped])
-        self.sources = np.array([row["source"] for row in shipped])
+        self.models = np.array([row["model"] for row in self.rows])
+        self.sources = np.array([row["source"] for row in self.rows])
         self.held = self.column("held_out").astype(bool)
 
     def column(self, key):
         """One figure of every row."""
         return np.array([row[key] for row in self.rows])
 
-    def logs(self, derate, chosen):
+    def logs(self, figures):
         """Logarithms of predicted over published."""
-        return np.log((self.part / derate + self.fixed) / self.measured)[chosen]
+        derate, attention = figures["derate"], figures["attention"]
+        part = self.change["attention"]
+        seconds = (
+            self.base
+            + (self.change["derate"] - part) * (1.0 / derate - 1.0)
+            + part * (1.0 / (derate * attention) - 1.0)
+            + self.change["traffic"] * (figures["traffic"] - 1.0)
+            + self.change["overlap_cost"] * figures["overlap_cost"]
+        )
+        return np.log(seconds / self.measured)
+
+
+def _library(folder, device, framework, figures):
+    """Write a device's library with figures of a framework; those not given are its own."""
+    library = load_library(f"{device}-healthy")
+    changed = {
+        name: replace(library.entry(name), number=value)
+        for key, value in figures.items()
+        for name in [f"nominal/{key}" + f"_{framework}" * (key != "overlap_cost")]
+    }
+    path = folder / f"{device}-{framework}-{'-'.join(map(str, figures.values()))}.nc"
+    save_library(replace(library, entries={**library.entries, **changed}), path)
+    return path
+
+
+class Fit:
+    """Figures of a framework on all of its devices, fitted to the logarithms of step times."""
+
+    def __init__(self, parts, known):
+        self.parts, self.known = parts, known
+        self.framework = parts[0].framework
+        own = FITTED.get(self.framework, ())
+        self.names = [(key, None) for key in own if key in SHARED]
+        self.names += [(key, part.device) for part in parts for key in ("derate", *own)
+                       if key not in SHARED]  # fmt: skip
+
+    def figures(self, x, device):
+        """Give what a vector says of a device."""
+        found = {key: v for (key, of), v in zip(self.names, x, strict=True) if of in (None, device)}
+        return START | self.known | {key: float(np.exp(v)) for key, v in found.items()}
 
     def solve(self, chosen):
-        """Find the derate at which their geometric mean is that of the published times."""
-        return brentq(lambda derate: self.logs(derate, chosen).mean(), 0.1, 10.0)
+        """Fit to some rows of each part; a device without any has what it starts with."""
 
-    def leave_out(self, chosen, names):
-        """Leave each name out in turn: derates of the others, logarithms of those left out."""
-        unique = np.unique(names[chosen])
-        if unique.size < 2:
-            return np.empty(0), np.empty(0)
-        found = np.array([self.solve(chosen & (names != name)) for name in unique])
-        pairs = zip(found, unique, strict=True)
-        return found, np.concatenate([self.logs(d, chosen & (names == n)) for d, n in pairs])
+        def errors(x):
+            return np.concatenate([part.logs(self.figures(x, part.device))[rows]
+                                   for part, rows in zip(self.parts, chosen, strict=True)])  # fmt: skip
+
+        start = [np.log(0.5 if key == "overlap_cost" else 0.9) for key, _ in self.names]
+        return least_squares(errors, start, method="trf").x
+
+    def leave_out(self, chosen, names_of):
+        """Leave each name out in turn: vectors, and logarithms of those left out by device."""
+        names = np.unique(
+            np.concatenate([names_of(p)[c] for p, c in zip(self.parts, chosen, strict=True)])
+        )
+        vectors, left = [], {part.device: [] for part in self.parts}
+        for name in names:
+            rest = [c & (names_of(p) != name) for p, c in zip(self.parts, chosen, strict=True)]
+            x = self.solve(rest)
+            for part, rows, kept in zip(self.parts, chosen, rest, strict=True):
+                if kept.any() and (rows & ~kept).any():
+                    vectors.append((part.device, name, x))
+                    left[part.device].append(part.logs(self.figures(x, part.device))[rows & ~kept])
+        return vectors, {d: np.concatenate(v) if v else np.empty(0) for d, v in left.items()}
 
 
-def derates(table, folder, body, step):
-    """Fit the derate of each device and framework; leave each model and source out in turn."""
+def in_training(table, folder, body, step):
+    """Fit what kernels reach in training, by framework; leave each model and source out in turn."""
     errors, hits, largest, found = {kind: [] for kind in ("", "_fsdp")}, [], {}, {}
-    for device in DEVICES:
-        effects = step.get(device, step["gb200"])
-        quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
-        for framework in run.FRAMEWORKS:
-            steps = Steps(device, framework, folder, quiet)
-            own = ~steps.held
-            if not own.any():
-                continue
-            derate = steps.solve(own)
-            (others, left), (_, apart) = (
-                steps.leave_out(own, names) for names in (steps.models, steps.sources)
-            )
-            show(f"{device} {framework}, derate fitted", steps.logs(derate, own))
-            for text, logs in (("models left out", left), ("sources left out", apart)):
-                if logs.size:
-                    show(f"  {text}", logs)
-            if steps.held.any():
-                show("  held out", steps.logs(derate, steps.held))
-            interval, n = None, int(own.sum())
-            if others.size:
-                error = np.sqrt((others.size - 1) * np.var(others)) * LEVEL / 2.0  # jackknife
-                interval = derate - error, derate + error
-                hits.append(covered(steps, own))
-            told = f"mean of {n} published steps of {max(1, others.size)} models, {framework}"
-            table.add([device], f"nominal/derate_{framework}", derate, interval, n, told)
-            found[device, framework] = derate
-            kind = "" if framework == "megatron" else "_fsdp"
-            errors[kind].append((device, left, others.size))
-            most = max(steps.column("gpus"))
-            largest[device, kind] = max(most, largest.get((device, kind), 0))
-            if (device, framework) == ("h100", "compiled"):  # what a job of its kind has by itself
-                beyond(table, folder, quiet, derate, left, most)
+    known = {}
+    for framework in ("eager", "compiled", "megatron"):
+        parts = []
+        for device in DEVICES:
+            effects = step.get(device, step["gb200"])
+            quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
+            if any(entry.row["device"] == device and entry.row["framework"] == framework
+                   and " moe" not in entry.group for entry in run.published()):  # fmt: skip
+                parts.append(Steps(device, framework, folder, quiet))
+        fit = Fit(parts, known)
+        own = [~part.held for part in parts]
+        x = fit.solve(own)
+        vectors, left = fit.leave_out(own, lambda part: part.models)
+        _, apart = fit.leave_out(own, lambda part: part.sources)
+        for part, rows in zip(parts, own, strict=True):
+            logs = part.logs(fit.figures(x, part.device))
+            show(f"{part.device} {framework}, fitted", logs[rows])
+            for text, some in (("models left out", left), ("sources left out", apart)):
+                if some[part.device].size:
+                    show(f"  {text}", some[part.device])
+            if part.held.any():
+                show("  held out", logs[part.held])
+        record(table, fit, x, vectors, own)
+        found |= {(part.device, framework): fit.figures(x, part.device) for part in parts}
+        if framework == "eager":
+            shared = fit.figures(x, parts[0].device)["overlap_cost"]
+            known = {"overlap_cost": shared}
+        kind = "" if framework == "megatron" else "_fsdp"
+        for part, rows in zip(parts, own, strict=True):
+            n_models = np.unique(part.models[rows]).size
+            errors[kind].append((part.device, left[part.device], n_models))
+            hits.append(covered(left[part.device], part.models[rows]))
+            most = max(part.column("gpus"))
+            largest[part.device, kind] = max(most, largest.get((part.device, kind), 0))
+            if (part.device, framework) == ("h100", "megatron"):
+                quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step['h100']}")
+                beyond(table, folder, quiet, found["h100", "megatron"], left["h100"], most)
     without_jobs(table, found)
     model_errors(table, errors, largest)
     hits = np.concatenate(hits)
@@ -290,14 +350,42 @@ def derates(table, folder, body, step):
           f"steps, {hits.mean():.2f}")  # fmt: skip
 
 
+def record(table, fit, x, vectors, own):
+    """Put fitted figures into the table, with the jackknife's interval over models."""
+    for i, (key, device) in enumerate(fit.names):
+        parts = [p for p in fit.parts if device in (None, p.device)]
+        drawn = [v[i] for d, _, v in dict((name, (d, name, v)) for d, name, v in vectors
+                                          if device in (None, d)).values()]  # fmt: skip
+        value, interval = float(np.exp(x[i])), None
+        if len(drawn) > 1:
+            error = np.sqrt((len(drawn) - 1) * np.var(drawn)) * LEVEL / 2.0
+            interval = tuple(np.exp([x[i] - error, x[i] + error]))
+        n = sum(int(rows.sum()) for p, rows in zip(fit.parts, own, strict=True) if p in parts)
+        told = f"{n} published steps of {max(1, len(drawn))} models, {fit.framework}"
+        suffix = "" if key == "overlap_cost" else f"_{fit.framework}"
+        devices = [device] if device else DEVICES
+        table.add(devices, f"nominal/{key}{suffix}", value, interval, n, told)
+    if fit.framework != "eager":
+        told = "assumption: all that can be is fused"
+        table.add(DEVICES, f"nominal/traffic_{fit.framework}", 1.0, None, 0, told)
+
+
 def without_jobs(table, found):
-    """Give a framework without jobs on a device what it has on others over their Megatron."""
+    """Give a framework without jobs on a device what it has on others, its derate over Megatron's."""
     for device, framework in product(dict.fromkeys(d for d, _ in found), run.FRAMEWORKS):
-        if (device, framework) not in found:
-            others = {d: v / found[d, "megatron"] for (d, f), v in found.items() if f == framework}
-            value = found[device, "megatron"] * np.exp(np.log(list(others.values())).mean())
-            told = f"assumption: {framework} over Megatron as on {', '.join(others).upper()}"
-            table.add([device], f"nominal/derate_{framework}", value, None, 0, told)
+        if (device, framework) in found:
+            continue
+        others = {d: v for (d, f), v in found.items() if f == framework}
+        names = ", ".join(others).upper()
+        ratios = [v["derate"] / found[d, "megatron"]["derate"] for d, v in others.items()]
+        value = found[device, "megatron"]["derate"] * np.exp(np.log(ratios).mean())
+        told = f"assumption: {framework} over Megatron as on {names}"
+        table.add([device], f"nominal/derate_{framework}", value, None, 0, told)
+        if framework == "eager":
+            value = np.exp(np.log([v["attention"] for v in others.values()]).mean())
+            table.add(
+                [device], "nominal/attention_eager", value, None, 0, f"assumption: as on {names}"
+            )
 
 
 def beyond(table, folder, quiet, derate, left, most):
@@ -332,15 +420,17 @@ def model_errors(table, errors, largest):
             table.add([device], f"run/largest_gpus{kind}", float(most), None, logs.size, told)
 
 
-def covered(steps, chosen):
-    """Say which steps lie in the 80 % interval that all other models of their class give."""
+def covered(left, models):
+    """Say which steps of a model lie in the 80 % interval that the errors of the others give."""
     hits = []
-    for name in np.unique(steps.models[chosen]):
-        others = chosen & (steps.models != name)
-        logs = steps.logs(steps.solve(others), chosen & (steps.models == name))
-        rates, unseen = steps.leave_out(others, steps.models)
-        if rates.size:
-            hits.append(np.abs(logs) <= norm.ppf(0.9) * unbiased(unseen, rates.size))
+    order = np.concatenate(
+        [np.full((models == name).sum(), i) for i, name in enumerate(np.unique(models))]
+    )
+    for i in np.unique(order) if left.size == order.size else ():
+        others = left[order != i]
+        n_models = np.unique(order).size - 1
+        if n_models > 1:
+            hits.append(np.abs(left[order == i]) <= norm.ppf(0.9) * unbiased(others, n_models))
     return np.concatenate(hits) if hits else np.empty(0, bool)
 
 
@@ -372,7 +462,7 @@ def main():
     body = rank_effect(rng, table)
     step, systems = step_and_run(rng, table, body)
     with tempfile.TemporaryDirectory() as folder:
-        derates(table, Path(folder), body, step)
+        in_training(table, Path(folder), body, step)
     run.write(HERE / "fitted.csv", table.rows)
     content_instead(systems, body)
     return 0

@@ -100,10 +100,19 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     norm_bytes = gradient_bytes * max(sum(_replicated(job, s) for s in row) for row in slots)
     tied = model.tied_embeddings and not layout.ends_meet
     transfer, far_transfers = _transfers(job, cluster)
+    chunks = tuple(tuple(_chunk(layers, slot) for slot in row) for row in slots)
+    gathers, reduces = per_chunk(_Sharing.gathers), per_chunk(_Sharing.reduces)
+    if mode in ("fsdp", "hsdp") and layout.overlap:
+        again = layout.reshard_after_forward  # else once for all microbatches
+        cost = rates.overlap_cost / (1 if again else layout.microbatches)
+        chunks = tuple(
+            tuple(_contended(cost, again, *parts) for parts in zip(*rows, strict=True))
+            for rows in zip(chunks, gathers, reduces, strict=True)
+        )
     workload = Workload(
-        chunks=tuple(tuple(_chunk(layers, slot) for slot in row) for row in slots),
-        gathers=per_chunk(_Sharing.gathers),
-        reduces=per_chunk(_Sharing.reduces),
+        chunks=chunks,
+        gathers=gathers,
+        reduces=reduces,
         transfer=transfer,
         far_transfers=far_transfers,
         layernorm_reduce=all_reduce("layernorm", norm_bytes, "tp")
@@ -175,6 +184,30 @@ def _chunk(layers: dict[Layer, HybridTransformer], slot: Slot) -> ChunkWork:
         backward = any_layer.loss_backward + backward
     halves = split_backward(backward) if any_layer.layout.splits else ()
     return ChunkWork(forward, backward, *halves)
+
+
+def _contended(
+    cost: float, again: bool, work: ChunkWork, gathers: tuple[Collective, ...],
+    reduces: tuple[Collective, ...],
+) -> ChunkWork:  # fmt: skip
+    """Lengthen a chunk by what collectives that run beside it take from its kernels.
+
+    Their copies and sums occupy multiprocessors and memory: a share `cost` of what compute hides,
+    in backward of gathers too where they come `again`.
+    """
+
+    def longer(kernels: tuple[Kernel, ...], beside: tuple[Collective, ...]) -> tuple[Kernel, ...]:
+        hidden = min(sum(c.duration for c in beside), sum(k.duration for k in kernels))
+        if not cost * hidden:
+            return kernels
+        first = beside[0]
+        name, n_bytes = f"beside_{first.name}", 0.0
+        return (*kernels, Kernel(name, first.kernel_class, cost * hidden, 0.0, n_bytes, first.law))
+
+    beside = gathers * again + reduces
+    return replace(
+        work, forward=longer(work.forward, gathers), backward=longer(work.backward, beside)
+    )
 
 
 def _replicated(job: Job, slot: Slot) -> float:

@@ -113,6 +113,7 @@ class Rates:
     cast_copies: float = 2.0  # quantized copies of an operand: by rows and by columns
     derate: float = 1.0  # throughput inside training over that of a kernel on its own
     attention_share: float = 1.0  # of the tables' rate, with another implementation
+    overlap_cost: float = 0.0  # share of hidden collectives that compute beside becomes longer
     traffic: float = 1.0  # bytes of memory-bound kernels over those that have to move
     compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
     memory_factor: float = 1.0
@@ -226,7 +227,7 @@ def build_rates(cluster: Cluster, library: Library, layout: ParallelismBlock) ->
         for name in ("derate", "attention", "traffic")
         if f"nominal/{name}_{layout.framework}" in library
     }
-    cast = "nominal/cast_efficiency"
+    cast, beside = "nominal/cast_efficiency", "nominal/overlap_cost"
     cast = cast if cast in library else "nominal/memory_efficiency"  # a library of bf16 alone
     return Rates(
         gemm_flop_per_s=peak * value("nominal/gemm_efficiency_max"),
@@ -243,6 +244,7 @@ def build_rates(cluster: Cluster, library: Library, layout: ParallelismBlock) ->
         derate=own.get("derate") or value("nominal/training_gemm_derate"),
         attention_share=own.get("attention", 1.0),
         traffic=own.get("traffic", 1.0),
+        overlap_cost=value(beside) if beside in library else 0.0,
     )
 
 
