@@ -10,7 +10,7 @@ from scipy.special import fdtri, stdtrit
 
 from prism.common.errors import PrismError, named
 from prism.simulation.results import TAIL_SAMPLES, job_of
-from prism.workload.memory import GIB, estimate_memory, memory_limit
+from prism.workload.memory import ERROR, GIB, estimate_memory, memory_limit
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -164,7 +164,7 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         out["tokens_per_s_per_gpu"] = out["tokens_per_s"] / job.world_size
     memory = estimate_memory(job)
     if memory is not None:
-        out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB,
+        out["memory"] = {"gib": memory.gib, "limit_gib": memory_limit(job) / GIB, "error": ERROR,
                          "stage": memory.stage}  # fmt: skip
     if "time_to_train" in dataset:
         out |= _run_summary(dataset, call)

@@ -1,8 +1,9 @@
 """Memory of the busiest GPU of a job: an estimate of what must be held at the worst moment.
 
 Weights, gradients and optimizer by kind of data parallelism; activations by walking the schedule,
-forward by forward and backward by backward; what a backward needs beside them. Left out: what the
-allocator, CUDA and NCCL take, dropout's masks, buffers of all-to-alls, fp8, and offloading.
+forward by forward and backward by backward; what a backward needs beside them; an allowance for
+CUDA, NCCL and the allocator. Left out: dropout's masks, scores of attention that is not fused,
+buffers of all-to-alls, and offloading.
 
 References
 ----------
@@ -25,6 +26,7 @@ from prism.cluster.groups import shard_size
 from prism.jobs.job import layer_split
 from prism.jobs.schedule import Schedule, make_schedule
 from prism.workload.experts import expert_imbalance
+from prism.workload.kernels import ONE_ORDER, QUANTIZED_BYTES, SCALE_BYTES
 from prism.workload.modelsize import (
     GRADIENT_BYTES,
     Slot,
@@ -36,19 +38,32 @@ from prism.workload.modelsize import (
 
 if TYPE_CHECKING:
     from prism.jobs.job import Job
+    from prism.jobs.jobspec.blocks import ParallelismBlock
 
 GIB = 2.0**30
-WEIGHT_BYTES = 2.0
-"""A parameter in bfloat16."""
+PRIMARY = ("fp8", "mxfp8")
+"""Precisions in which weights have no bfloat16 copy beside the quantized ones (``fp8_param_gather``
+of Megatron Bridge's recipes)."""
 ADAM_BYTES, MASTER_GRADIENT_BYTES = 12.0, 4.0
 """A parameter's master copy and two moments in float32 ([2]_, section 3.1), and its gradient, which
 the optimizer takes in float32 too: Megatron-LM's 18 bytes per parameter with gradients in float32
 and 20 in bfloat16, 6 + 12 / d and 4 + 16 / d with its distributed optimizer ([5]_)."""
-LOGIT_BYTES, LOSS_BYTES, FUSED_LOSS_BYTES = 4.0, 10.0, 4.0
-"""A logit kept in float32 for the loss's backward ([1]_, section 4.3), and beside it, while the
-loss is computed as torch's cross entropy does, the product in bfloat16 and the gradients of the
-log-softmax and of its input in float32. Megatron's fused loss works in place: the product and its
-gradient in bfloat16."""
+LOSS_BYTES = {False: (4.0, 10.0), True: (2.0, 2.0)}
+"""Bytes of a logit by `parallelism.fused_loss`: kept for the loss's backward, and beside it while
+that runs. Torch's cross entropy keeps float32 ([1]_, section 4.3), and has the product in bfloat16
+and the gradients of the log-softmax and of its input in float32; a fused one (Transformer Engine,
+flash-attn, torch.compile) has the product and its gradient, both in bfloat16."""
+LOSS_PARALLEL_BYTES = 14.0
+"""The same beside, of torch's loss over a tp group: three sums in float32 and the product
+(``torch.distributed.tensor.parallel.loss``)."""
+RESERVE_BYTES = 6 * GIB
+"""What CUDA, NCCL and the allocator take beside, an allowance. Published peaks ask for more, but
+jobs that ran in 80 GB leave no more (``experiments/layouts/memory.py``)."""
+DRIVER_SHARE = 79.1 / 80
+"""GiB that a driver offers over the data sheet's GB (H100 and A100 of 80 GB, by torch)."""
+ERROR = 0.25
+"""Relative error of an estimate, 90 %: 1.645 times the rms of logarithms over published peaks
+(``experiments/layouts/memory.py``). A job is refused only beyond it."""
 STEADY_ROUNDS = 4
 """Rounds of pp microbatches after which no schedule but GPipe holds more than before."""
 _schedule = lru_cache(maxsize=256)(make_schedule)
@@ -58,17 +73,23 @@ _schedule = lru_cache(maxsize=256)(make_schedule)
 class Memory:
     """What one GPU of the busiest stage holds at the worst moment [byte]."""
 
-    weights: float  # in bfloat16, as far as they are there whole
+    weights: float  # as far as they are there whole
     gradients: float
     optimizer: float  # Adam's state
     activations: float  # kept from forwards whose backwards are still to come
     workspace: float  # beside them, while a backward runs
     stage: int  # the busiest one
+    reserve: float = RESERVE_BYTES
+
+    @property
+    def needed(self) -> float:
+        """What the job's tensors take [byte]."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
     @property
     def total(self) -> float:
-        """All of it [byte]."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+        """All of it, with the allowance for what is not the job's tensors [byte]."""
+        return self.needed + self.reserve
 
     @property
     def gib(self) -> float:
@@ -90,13 +111,13 @@ class _Chunk:
 
 
 def memory_limit(job: Job) -> float:
-    """Memory [byte] that a job may take of its device.
+    """Memory [byte] that a driver offers of a job's device: nearly as many GiB as it has GB."""
+    return DRIVER_SHARE * GIB * find_device(job.cluster.device).memory_bytes / 1e9
 
-    The data sheet's figure in decimal gigabytes, as in `prism.cluster.devices.DEVICES`. A driver
-    shows as many binary ones (an H100 of 80 GB: 79.1 GiB), so some 6 % are the reserve for CUDA,
-    NCCL and what the allocator loses.
-    """
-    return find_device(job.cluster.device).memory_bytes
+
+def may_fit(job: Job, memory: Memory) -> bool:
+    """Whether the device has the memory of a job, within the error of the estimate."""
+    return memory.total <= (1.0 + ERROR) * memory_limit(job)
 
 
 def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float]:
@@ -111,23 +132,31 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
     of a token that it computes (the busiest rank its share more) the copy and a routed expert's
     MLP; outputs are weighted before the last product, so that none is kept.
 
+    With a quantized `parallelism.precision` Transformer Engine keeps what enters a product
+    quantized (the norms' outputs, the activation, and attention's output once more); torchao keeps
+    bfloat16.
+
     Selective recomputation is torchtitan's by op ([4]_): the outputs of attention, of
     reduce-scatters and of every other product are kept as far as backward needs them, so of q, v
     and gate (or up), not of k, out and up: 2 h + 4 q + 2 k + 2 f, and 2 h more in a tp group.
     Megatron's, of [1]_, is for the scores, which flash attention never keeps.
     """
     model, s = job.model, shard_sizes(job.model, job.parallelism)
-    stream = 2.0 * s.hidden * s.resident
+    p = job.parallelism
+    stream, entering = 2.0 * s.hidden * s.resident, 2.0
     attention = 2.0 * s.tokens * (s.query + s.out + s.key + s.value)
+    if _quantizes(p):
+        entering = _stored_bytes(p)
+        attention += entering * s.tokens * s.out
     latents = 4.0 * s.resident * (model.q_lora_rank + model.kv_lora_rank)
-    each = 2.0 * (3.0 if model.gated_mlp else 2.0)
+    each = entering + 2.0 * (2.0 if model.gated_mlp else 1.0)
     mlp = s.tokens * s.ffn * each
     if sparse:
         copies = s.tokens * model.experts_per_token * expert_imbalance(model, job.parallelism)
-        mlp = s.tokens * s.shared * each + copies * (2.0 * s.hidden + s.expert * each)
+        mlp = s.tokens * s.shared * each + copies * (entering * s.hidden + s.expert * each)
         mlp += 4.0 * s.resident * model.n_experts
-    whole = 4.0 * stream + attention + latents + mlp
-    p, products = job.parallelism, 2.0 * s.tokens * (s.query + s.value + s.out + s.ffn)
+    whole = (2.0 + entering) * stream + attention + latents + mlp
+    products = 2.0 * s.tokens * (s.query + s.value + s.out + s.ffn)
     scattered = stream if p.tp > 1 and p.sequence_parallel else 0.0
     kept = {"none": whole, "selective": stream + products + scattered, "full": stream}
     return whole, kept[p.recompute]
@@ -136,24 +165,22 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
 def estimate_memory(job: Job) -> Memory | None:
     """Estimate the memory of the busiest stage's GPUs; None where the model is not known or hybrid.
 
-    Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam; zero1 shards Adam's;
-    fsdp and hsdp all but what is gathered: with resharding the units in use and prefetched, and
-    the gradients of two (one computed, one on its way); without, a chunk's weights from its first
-    forward and its gradients from its first backward, both until its last backward. Resharded
-    gradients are reduced after every microbatch, as `prism.workload.stepgraph` does.
+    Per parameter, ddp holds 2 bytes of weight, 4 of gradient and 12 of Adam, with gradients in
+    bfloat16 2, 2 and 16 ([5]_); zero1 shards Adam's; fsdp and hsdp all but what is gathered: with
+    resharding the units in use and prefetched, and the gradients of two (one computed, one on its
+    way); without, a chunk's weights from its first forward and its gradients from its first
+    backward, both until its last backward. Resharded gradients are reduced after every microbatch,
+    as `prism.workload.stepgraph` does. With framework megatron, quantized weights are there once
+    for each order in which they are multiplied, without or beside a bfloat16 copy.
 
     Where the backward is split, a weight half still needs the inputs of the matrix products and
     their outputs' gradients, which are as many bytes as a layer's activations ([3]_, appendix: 32
     s b h; in the list of `layer_activation_bytes` the same sum), recomputed ones too; weights stay
     until the last input half, gradients until the last weight half.
 
-    Errors, in ``tests/test_memory.py``: Llama 3 405B ran on H100s of 80 GB (79.1 GiB to the
-    driver) without recomputation, and its estimate is 72 GiB on 16,384 of them and 89 GiB, at least
-    12 % too high, on 8,192, where gradients of all chunks are whole at once. Against the thirteen
-    peaks that the allocator had reserved in torchtitan's runs it is 2 to 3 % low for fsdp with
-    selective recomputation, 0 to 1 % with full, with context parallelism or without, where the loss
-    rules, 25 % with tensor parallelism, and 13 to 24 % with a pipeline:
-    ``experiments/layouts/memory.py``.
+    Errors (``experiments/layouts/memory.py``): -1 % in the mean, 8 % rms against the 13 peaks of
+    torchtitan, -13 %, 16 % rms against 48 of Megatron-DeepSpeed in float16; -30 and -28 % against
+    15 of its in bfloat16 and 16 of InternEvo, whose optimizers hold more than 16 bytes a parameter.
     """
     model = job.model
     if model.durations is not None or model.layer_pattern or job.variability.model is not None:
@@ -183,20 +210,43 @@ def _chunk(job: Job, slot: Slot, kinds: list[tuple[float, float, float]]) -> _Ch
         late += count * whole
         workspace = max(workspace, beside if count else 0.0)
     if slot.loss:
-        kept += LOGIT_BYTES * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
-        beside = FUSED_LOSS_BYTES if job.parallelism.fused_loss else LOSS_BYTES
+        logit, beside = LOSS_BYTES[job.parallelism.fused_loss]
+        if not job.parallelism.fused_loss and job.parallelism.tp > 1:
+            beside = LOSS_PARALLEL_BYTES
+        kept += logit * s.tokens * s.vocab + 4.0 * s.hidden * s.resident
         workspace = max(workspace, beside * s.tokens * s.vocab)
         late += 2.0 * s.tokens * s.vocab + 2.0 * s.hidden * s.resident
     experts = chunk_experts(job, slot)
     n = chunk_parameters(job, slot) + experts
     gradients = GRADIENT_BYTES[job.parallelism.gradient_dtype] * n
-    return _Chunk(n, experts, WEIGHT_BYTES * n, gradients, kept, workspace, late)
+    return _Chunk(n, experts, _weight_bytes(job) * n, gradients, kept, workspace, late)
+
+
+def _quantizes(p: ParallelismBlock) -> bool:
+    """Whether operands stay quantized from forward to backward, as in Transformer Engine."""
+    return p.framework == "megatron" and p.precision != "bf16"
+
+
+def _stored_bytes(p: ParallelismBlock) -> float:
+    """Bytes of a number of an operand with its share of scales."""
+    return QUANTIZED_BYTES[p.precision] + SCALE_BYTES.get(p.precision, 0.0)
+
+
+def _weight_bytes(job: Job) -> float:
+    """Bytes of a parameter: in bfloat16, or quantized for each order in which it is multiplied."""
+    p = job.parallelism
+    if not _quantizes(p):
+        return 2.0
+    copies = 1 if p.precision == "fp8" and job.cluster.device not in ONE_ORDER else 2
+    return copies * _stored_bytes(p) + (0.0 if p.precision in PRIMARY else 2.0)
 
 
 def _beside(job: Job, sparse: bool) -> float:
     """Bytes beside what is kept while a layer's backward runs, see `layer_activation_bytes`.
 
-    A gathered input, the gradients of what is inside the MLP, and what is computed again.
+    Gathered tensors (Megatron's sequence parallelism has an input gathered again and its gradient,
+    torch's keeps both inputs gathered and gathers a gradient too), the gradients of what is inside
+    the MLP, and what is computed again.
     """
     model, p, s = job.model, job.parallelism, shard_sizes(job.model, job.parallelism)
     whole, kept = layer_activation_bytes(job, sparse)
@@ -205,8 +255,8 @@ def _beside(job: Job, sparse: bool) -> float:
     if sparse:
         copies = model.experts_per_token * expert_imbalance(model, p)
         inside = copies * (s.hidden + s.expert * products)
-    gathered = 2.0 * s.tokens * (s.hidden if p.tp > 1 and p.sequence_parallel else 0.0)
-    return gathered + 2.0 * s.tokens * inside + whole - kept
+    n_gathered = (2.0 if p.framework == "megatron" else 4.0) * (p.tp > 1 and p.sequence_parallel)
+    return 2.0 * s.tokens * s.hidden * n_gathered + 2.0 * s.tokens * inside + whole - kept
 
 
 def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory:

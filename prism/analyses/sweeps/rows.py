@@ -142,7 +142,7 @@ def memory_notes(points: Sequence[Point]) -> list[str]:
     over = [(own, memory, limit) for own, memory, limit in known if memory.total > limit]
     notes = [
         f"the job's own setting is estimated at {memory.gib:.0f} GiB, more than the "
-        f"{limit / GIB:.1f} GiB that layouts are held to; it is kept to compare with"
+        f"{limit / GIB:.1f} GiB of the GPU; it is kept to compare with"
         for own, memory, limit in over if own
     ]  # fmt: skip
     others = [(memory, limit) for own, memory, limit in over if not own]

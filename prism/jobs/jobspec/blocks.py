@@ -220,8 +220,8 @@ class ParallelismBlock(Block):
         "fp32",
     )
     fused_loss: StrictBool = key(
-        "The cross entropy works in place, as Megatron's, rather than as torch's own [false with "
-        "fsdp and hsdp, else true].",
+        "The cross entropy and its gradient are one kernel in bf16, rather than torch's own in "
+        "float32 [true with megatron, else false].",
         True,
     )
 
@@ -238,7 +238,7 @@ class ParallelismBlock(Block):
         given.setdefault("reshard_after_forward", not many("pp"))
         sharded = given["data_parallel"] in ("fsdp", "hsdp")
         given.setdefault("framework", "compiled" if sharded else "megatron")
-        given.setdefault("fused_loss", given["data_parallel"] not in ("fsdp", "hsdp"))
+        given.setdefault("fused_loss", given["framework"] == "megatron")
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
         if not many("pp"):
             given.setdefault("microbatches", 1)

@@ -35,6 +35,10 @@ _KEYS = {
     "parallelism.overlap": "overlap_grad_reduce overlap_param_gather overlap_comm",
     "parallelism.layer_split": "pipeline_model_parallel_layout module_fqns_per_model_part",
     "parallelism.precision": "mixed_precision mixed_precision_param dtype",
+    "parallelism.gradient_dtype": "grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 "
+    "mixed_precision_reduce reduce_dtype communication_data_type",
+    "parallelism.fused_loss": "cross_entropy_loss_fusion cross_entropy_fusion_impl "
+    "te_parallel_cross_entropy",
     "parallelism.expert_node_limit": "moe_router_group_topk",
     "parallelism.expert_dispatch": "moe_token_dispatcher_type moe_flex_dispatcher_backend",
     "parallelism.expert_capacity": "moe_expert_capacity_factor",

@@ -286,10 +286,9 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
         text = f"{words(share(numbers['mfu']))} ({tera})"
         rows.append(("model flops utilisation (MFU)", Figure(numbers["mfu"], text)))
     if numbers.get("memory") is not None:
-        gib, limit = (numbers["memory"][key] for key in ("gib", "limit_gib"))
-        rows.append(
-            ("memory of the fullest GPU", Figure(gib, f"{gib:.0f} of {limit:.1f} GiB (estimate)"))
-        )
+        gib, limit, error = (numbers["memory"][key] for key in ("gib", "limit_gib", "error"))
+        text = f"{gib:.0f} ± {error * gib:.0f} of {limit:.1f} GiB (estimate)"
+        rows.append(("memory of the fullest GPU", Figure(gib, text)))
     for factor, probability in (numbers.get("slowdown") or {}).items():
         if probability > 0.0:
             rows.append((f"P(step > {factor} x ideal)", share(probability)))
