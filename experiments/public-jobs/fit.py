@@ -211,20 +211,23 @@ class Steps:
 
     def __init__(self, device, framework, folder, quiet):
         self.device, self.framework = device, framework
+        own = ("derate", "overlap_cost", *FITTED.get(framework, ()))
         groups = [f"{device} {framework} {precision}" for precision in PRECISIONS]
         chosen = [entry for entry in run.published() if entry.group in groups]
 
         def ideal(**figures):
-            library = _library(folder, device, framework, START | figures)
+            figures = {key: v for key, v in (START | figures).items() if key in own}
+            library = _library(folder, device, framework, figures)
             rows = run.ideal_steps(chosen, (*quiet, f"variability.library={library}"))
             return np.array([row["ideal_s"] for row in rows])
 
         self.rows = run.predict(quiet, groups)
         over_ideal = self.column("mean_s") / self.column("ideal_s")
         self.base = ideal() * over_ideal
-        change = {name: ideal(**{name: trial}) * over_ideal - self.base
-                  for name, (trial, _) in TRIALS.items()}  # fmt: skip
-        self.change = {name: change[name] / step for name, (_, step) in TRIALS.items()}
+        self.change = {
+            name: (ideal(**{name: trial}) * over_ideal - self.base) / step if name in own else 0.0
+            for name, (trial, step) in TRIALS.items()
+        }
         self.measured = self.column("measured_s")
         self.models = np.array([row["model"] for row in self.rows])
         self.sources = np.array([row["source"] for row in self.rows])
@@ -281,8 +284,8 @@ class Fit:
         """Fit to some rows of each part; a device without any has what it starts with."""
 
         def errors(x):
-            return np.concatenate([part.logs(self.figures(x, part.device))[rows]
-                                   for part, rows in zip(self.parts, chosen, strict=True)])  # fmt: skip
+            parts = zip(self.parts, chosen, strict=True)
+            return np.concatenate([p.logs(self.figures(x, p.device))[rows] for p, rows in parts])
 
         start = [np.log(0.5 if key == "overlap_cost" else 0.9) for key, _ in self.names]
         return least_squares(errors, start, method="trf").x
@@ -371,7 +374,7 @@ def record(table, fit, x, vectors, own):
 
 
 def without_jobs(table, found):
-    """Give a framework without jobs on a device what it has on others, its derate over Megatron's."""
+    """Give a framework without jobs on a device what it has on others, derates over Megatron's."""
     for device, framework in product(dict.fromkeys(d for d, _ in found), run.FRAMEWORKS):
         if (device, framework) in found:
             continue
@@ -423,9 +426,7 @@ def model_errors(table, errors, largest):
 def covered(left, models):
     """Say which steps of a model lie in the 80 % interval that the errors of the others give."""
     hits = []
-    order = np.concatenate(
-        [np.full((models == name).sum(), i) for i, name in enumerate(np.unique(models))]
-    )
+    order = np.sort(np.unique(models, return_inverse=True)[1])  # as models were left out
     for i in np.unique(order) if left.size == order.size else ():
         others = left[order != i]
         n_models = np.unique(order).size - 1
