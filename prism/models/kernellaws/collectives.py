@@ -212,8 +212,9 @@ def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
     Notes
     -----
     Tests on one host tell ``nvlink``, on several ``network``; of several tests that of the largest
-    bandwidth counts, usually an all-reduce. A job's collective takes a hop's latency ceil(log2 n)
-    times (see `prism.cluster.machine`), so a hop has the line's latency over that. The bandwidth is
+    bandwidth counts, usually an all-reduce. A step of a ring over n GPUs of a host, or between n
+    hosts, has the line's latency over n - 1, with all-reduce over twice as many (see
+    `prism.cluster.nccl`). The bandwidth is
     what large messages reached, so that efficiency is 1. Over several hosts the bus is what each
     GPU's ring moved, through its own network card.
     """
@@ -227,10 +228,11 @@ def suggest_links(fits: Sequence[LinkFit]) -> dict[str, dict[str, float]]:
         if not mine:
             continue
         fit = max(mine, key=lambda fit: (fit.name == "all_reduce", fit.bandwidth))
-        n = fit.n_gpus if tier == "nvlink" else fit.n_hosts
+        steps = (fit.n_gpus if tier == "nvlink" else fit.n_hosts) - 1
+        steps *= 2 if fit.name == "all_reduce" else 1
         found[tier] = {
             "bandwidth_gbytes_per_s": float(f"{fit.bandwidth * 1e-9:.4g}"),
-            "latency_us": float(f"{1e6 * fit.latency / max(1, math.ceil(math.log2(n))):.3g}"),
+            "latency_us": float(f"{1e6 * fit.latency / steps:.3g}"),
             "efficiency": 1.0,
         }
     return found
