@@ -30,6 +30,9 @@ def make_cluster(dp, device="h100", domain=8, links=None, **parallelism):
     return build_cluster(job, load_library(f"{device}-healthy"))
 
 
+HELD = 2e-4  # logarithms of rates are held to 1e-4
+
+
 def seconds(cluster, op_kind, n_bytes):
     return cluster.collective_time(op_kind, n_bytes, cluster.group("dp_cp"))
 
@@ -68,10 +71,14 @@ def test_a_hardware_variant_scales_the_table():
 def test_weights_gathered_over_2048_gpus_by_hand():
     """FSDP's all-gather of a 7B model's layer: a ring of 2,047 steps, 255 of them between nodes."""
     cluster = make_cluster(2048)
-    steps = 8.4e-6 + 1792 * NVLINK_HOP_S + 255 * NETWORK_HOP_S
     sending = 4e8 / 8 * 255 / 256 / cluster.network.bytes_per_s
-    assert seconds(cluster, "all_gather", 4e8) == pytest.approx(steps + sending)
-    assert seconds(make_cluster(128), "all_gather", 4e8) < 0.25 * (steps + sending)
+    simple = 8.4e-6 + 1792 * NVLINK_HOP_S + 255 * NETWORK_HOP_S + sending
+    ll128 = 14e-6 + 1792 * 1.9e-6 + 255 * 4.0e-6 + sending / 0.92
+    found = seconds(cluster, "all_gather", 4e8)
+    assert found == pytest.approx(ll128) and found < 0.6 * simple
+    assert seconds(make_cluster(128), "all_gather", 4e8) < 0.35 * found
+    # sixteen times the bytes are long enough for the protocol with the higher rate
+    assert seconds(cluster, "all_gather", 6.4e10) == pytest.approx(simple + 159 * sending)
 
 
 def test_short_sums_climb_a_tree_and_lone_ranks_gather_by_pat():
@@ -93,7 +100,7 @@ def test_more_bytes_take_longer_without_jumps(device, domain, dp, op_kind, n_byt
     """Also at the tables' borders and where NCCL changes its algorithm."""
     cluster = make_cluster(dp, device, domain)
     short = seconds(cluster, op_kind, n_bytes)
-    assert 0.0 < short <= seconds(cluster, op_kind, more * n_bytes) * (1.0 + 1e-12)
+    assert 0.0 < short <= seconds(cluster, op_kind, more * n_bytes) * (1.0 + HELD)
     near = seconds(cluster, op_kind, n_bytes * (1.0 + 1e-7))
     assert near <= short * (1.0 + 1e-6)
 
@@ -124,10 +131,10 @@ def test_slower_links_take_longer(dp, domain, op_kind, n_bytes, slower, farther)
 def test_more_ranks_take_longer(device, n, more, op_kind, n_bytes):
     """One rank to a domain at the same bytes; in one domain beyond the measured ranks."""
     apart = [seconds(make_cluster(x, device, 1), op_kind, n_bytes) for x in (n, n + more)]
-    assert apart[0] <= apart[1] * (1.0 + 1e-12)
+    assert apart[0] <= apart[1] * (1.0 + HELD)
     assume(n >= 8)
     wide = [seconds(make_cluster(x, device, 1024), op_kind, n_bytes) for x in (n, n + more)]
-    assert wide[0] <= wide[1] * (1.0 + 1e-12)
+    assert wide[0] <= wide[1] * (1.0 + HELD)
 
 
 @pytest.mark.parametrize("op_kind", OPS)

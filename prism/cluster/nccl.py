@@ -2,9 +2,8 @@
 
 Beyond a domain, and where nothing was measured, NCCL's own tuning model decides with its constants
 (src/graph/tuning.cc of 2.27, BSD-3-Clause): rings of n - 1 steps, trees of log2(k) levels, and for
-one rank to a domain PAT, which sends to ranks 1, 2, 4, ... away. Left out: the protocol LL128. By
-NCCL's constants it would halve a ring's latency, but weights gathered over 2,048 H100 take what
-Simple's steps add up to (arXiv:2411.13055).
+one rank to a domain PAT, which sends to ranks 1, 2, 4, ... away. Left out: sums in switches beyond
+a domain (CollNet, NVLS trees).
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ class Protocol(NamedTuple):
 
 
 RINGS = (
-    Protocol(8.4e-6, 1.0, 1.0, 1.0),
+    Protocol(8.4e-6, 1.0, 1.0, 1.0),  # Simple
+    Protocol(14e-6, 1.9 / 3.4, 4.0 / 14.0, 0.92),  # LL128
     Protocol(6.6e-6, 0.6 / 3.4, 2.7 / 14.0, 0.5, 20e9),  # LL
 )
 TREES = (
     Protocol(8.4e-6, 4.0 / 3.4, 1.0, 0.92),
+    Protocol(14e-6, 1.25 / 3.4, 8.5 / 14.0, 0.92 * 120.0 / 128.0),
     Protocol(6.8e-6, 0.6 / 3.4, 5.0 / 14.0, 0.92 / 3.8, 20e9),  # LL
 )
 PAT = Protocol(8.0e-6, 0.0, 1.0 / 3.5, 0.75)

@@ -273,7 +273,7 @@ def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory
     lasting = False  # gathered weights and gradients not yet reduced stay until a chunk is done
     if p.data_parallel in ("fsdp", "hsdp") and shards > 1:
         lasting = not p.reshard_after_forward
-        held_weights = 0.0 if lasting else _neighbours(weights, 1 + p.prefetch)
+        held_weights = 0.0 if lasting else _neighbours(weights, max(2, 1 + p.prefetch))
         held_gradients = MASTER_GRADIENT_BYTES * own
         held_gradients += 0.0 if lasting else _neighbours(gradients, 2)
     elif p.gradient_dtype == "bf16":

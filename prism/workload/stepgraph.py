@@ -172,7 +172,7 @@ class _StepBuilder:
         the order in which they are issued.
         """
         stage = self.stages[s]
-        if chunk not in stage.uses[stage.n_used :][:1]:
+        if stage.n_used == len(stage.uses) or stage.uses[stage.n_used] != chunk:
             return []  # none, or the stage's own order already puts this after the gather
         stage.n_used += 1
         ahead = self.options.prefetch if self.options.overlap else 0

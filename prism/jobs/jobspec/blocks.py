@@ -195,7 +195,9 @@ class ParallelismBlock(Block):
         "none",
     )
     overlap: StrictBool = key("Gradient and parameter collectives overlap with compute.", True)
-    prefetch: Count = key("fsdp: layer groups gathered ahead of compute.", 1)
+    prefetch: Annotated[int, Field(ge=0, strict=True)] = key(
+        "fsdp: layer groups gathered ahead of compute; 0: none, as steps of public jobs tell.", 0
+    )
     bucket_layers: Count = key("ddp without a pipeline: layers per bucket.", 4)
     layer_split: Split = key(
         "Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V there and "
