@@ -195,7 +195,7 @@ class ParallelismBlock(Block):
         "none",
     )
     overlap: StrictBool = key("Gradient and parameter collectives overlap with compute.", True)
-    prefetch: Annotated[int, Field(ge=0, strict=True)] = key(
+    prefetch: Number = key(
         "fsdp: layer groups gathered ahead of compute; 0: none, as steps of public jobs tell.", 0
     )
     bucket_layers: Count = key("ddp without a pipeline: layers per bucket.", 4)
