@@ -74,7 +74,7 @@ def test_a_good_job_has_its_values_and_the_documented_defaults(here: Path) -> No
         *(1, True, "none"),
         True,
     )
-    assert (p.prefetch, p.bucket_layers, p.layer_split, p.precision) == (0, 4, "auto", "bf16")
+    assert (p.prefetch, p.bucket_layers, p.layer_split, p.precision) == (1, 4, "auto", "bf16")
     assert (c.gpus_per_node, c.device, c.nvlink_domain_gpus, c.max_slowdown) == (8, "h100", 8, None)
     assert (c.pod_gpus, c.oversubscription, c.leaf_nodes, c.links.network) == (None, 1.0, 16, None)
     assert (v.library, v.dependence, v.ranks, v.resolution) == (

@@ -41,7 +41,7 @@ def test_so_does_one_with_every_block(name, tmp_path):
 
 def test_defaults_stand_as_comments_that_can_be_taken_away(tmp_path):
     job = load_job("llama3-70b-fsdp-512")
-    text = job_yaml(job).replace("  # prefetch: 0", "  prefetch: 2")
+    text = job_yaml(job).replace("  # prefetch: 1", "  prefetch: 2")
     (tmp_path / "job.yaml").write_text(text)
     assert load_job(tmp_path / "job.yaml").parallelism.prefetch == 2
     assert "  # n_layers: 80  # the named model's" in text

@@ -195,9 +195,7 @@ class ParallelismBlock(Block):
         "none",
     )
     overlap: StrictBool = key("Gradient and parameter collectives overlap with compute.", True)
-    prefetch: Number = key(
-        "fsdp: layer groups gathered ahead of compute; 0: none, as steps of public jobs tell.", 0
-    )
+    prefetch: Number = key("fsdp: layer groups gathered ahead of compute.", 1)
     bucket_layers: Count = key("ddp without a pipeline: layers per bucket.", 4)
     layer_split: Split = key(
         "Layers of each model chunk in virtual-stage order (chunk*pp + stage; in a V there and "
