@@ -147,7 +147,7 @@ def test_libraries_hold_what_was_fitted_to_published_jobs():
     path = Path(__file__).parents[1] / "experiments" / "public-jobs" / "fitted.csv"
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["device"] for row in rows} == {"h100", "a100", "gb200"}
+    assert {row["device"] for row in rows} == {"h100", "a100", "gb200", "b200", "gb300"}
     for row in rows:
         library, value = load_library(f"{row['device']}-healthy"), float(row["value"])
         found = {
