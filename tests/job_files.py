@@ -154,7 +154,7 @@ STRUCTURE = {
     *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "ep", "microbatches", "schedule",
                                    "data_parallel", "layer_split", "shard_size",
                                    "expert_imbalance", "expert_node_limit", "expert_overlap",
-                                   "expert_dispatch", "expert_capacity")),
+                                   "expert_dispatch", "expert_capacity", "expert_tp")),
     *(f"cluster.{k}" for k in ("nodes", "gpus_per_node", "hosts", "node_slowdowns", "device",
                                "tiers")),
 }  # fmt: skip

@@ -462,6 +462,54 @@ def test_experts_at_kernel_resolution_with_one_rank_each():
     assert kernel == pytest.approx(op, rel=1e-6)
 
 
+# ------------------------------------------------------------------------------- whole experts
+WHOLE = {"tp": 2, "dp": 8, "ep": 4, "data_parallel": "zero1", "bucket_layers": 4}
+
+
+def test_whole_experts_do_the_same_work_and_are_held_twice():
+    """Each tp rank computes its own tokens' copies; its neighbour holds the same experts."""
+    job, divided = make_job(**WHOLE, expert_tp=1), make_job(**WHOLE)
+    work, other = build_workload(job, LIBRARY), build_workload(divided, LIBRARY)
+    flop = [sum(k.flop for k in kernels(w, "forward")) for w in (work, other)]
+    assert flop[0] == pytest.approx(flop[1], rel=1e-12)
+    up, halves = (
+        next(k for k in kernels(w, "forward") if k.name == "expert_up") for w in (work, other)
+    )
+    copies, width = 1024 * 2 / 2, 2 * 1408
+    assert up.flop == 2.0 * copies * width * 1024 == halves.flop
+    names = {k.name for k in kernels(work, "forward")}
+    assert "experts_all_gather" not in names
+    assert "experts_all_gather" in {k.name for k in kernels(other, "forward")}
+    held = 3 * 3 * 1024 * 1408 * 16 / 4
+    (gather,), (half,) = (w.param_gathers[1] for w in (work, other))
+    assert (gather.bytes, half.bytes) == pytest.approx((2.0 * held, held))
+    cluster = build_cluster(job, LIBRARY)
+    assert cluster.group("expert_dp").n_ranks == 4  # two of dp and two of tp
+    for w in (work, other):
+        touched = sum(o.bytes for o in w.optimizer) * 16
+        assert touched == pytest.approx(30.0 * count_parameters(job.model), rel=1e-12)
+    assert estimate_memory(job).weights - estimate_memory(divided).weights == pytest.approx(held)
+    optimizer = [estimate_memory(j).optimizer for j in (job, divided)]
+    assert optimizer[0] == pytest.approx(optimizer[1])
+    assert ideal_step(job) > 0.0
+
+
+def test_ranks_that_hold_the_same_whole_experts():
+    layout = Layout(tp=2, cp=1, dp=4, pp=2, stage_stride=8, replica_stride=2, shard=2, ep=2,
+                    whole_experts=True)  # fmt: skip
+    assert layout.groups("expert_dp").tolist()[:2] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert layout.groups("ep").tolist()[:2] == [[0, 2], [1, 3]]
+    job = make_job(**WHOLE, expert_tp=1)
+    wiring = Wiring(build_cluster(job, LIBRARY), Placement(job))
+    assert wiring.is_nominal("expert_dp")
+
+
+@pytest.mark.parametrize("wrong", [{"expert_tp": 4}, {"ep": 1, "expert_tp": 1}])
+def test_experts_are_divided_as_tp_or_not_at_all(wrong):
+    with pytest.raises(PrismError, match="expert_tp"):
+        make_job(**{**WHOLE, "tp": 2, **wrong})
+
+
 # ------------------------------------------------------------------------------------ DeepEP
 def brute_parts(picks, n, parts):
     """Mean number of parts over all choices of experts."""

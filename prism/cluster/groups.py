@@ -40,12 +40,17 @@ class Layout(NamedTuple):
     replica_stride: int
     shard: int = 1  # data-parallel ranks of a shard group (hsdp) or an expert group
     ep: int = 1
+    whole_experts: bool = False  # each tp rank holds whole ones, so that its neighbours share them
 
     def ranks(self, shard: int) -> Int:
         """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
         axes = np.ix_(*map(range, (self.dp // shard, self.pp, shard, self.cp, self.tp)))
         steps = shard * self.replica_stride, self.stage_stride, self.replica_stride, self.tp, 1
         return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+
+    def apart(self, kind: str) -> tuple[int, ...]:
+        """Axes of `ranks` that tell groups of a kind apart."""
+        return (1, 2) if kind == "expert_dp" and self.whole_experts else GROUPS_BY[kind]
 
     def groups(self, kind: str, every: int = 1) -> Int:
         """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
@@ -54,7 +59,7 @@ class Layout(NamedTuple):
             return np.sort(ranks.reshape(1, -1))
         if kind == "embedding" and self.pp > 1:
             ranks = ranks[:, [0, -1]]
-        apart = GROUPS_BY[kind]
+        apart = self.apart(kind)
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
         return ranks.transpose(*apart, *members).reshape(-1, count)
@@ -97,7 +102,8 @@ def count_units(units: Int) -> Int:
 def layout_of(job: Job) -> Layout:
     """Return the layout of a job."""
     p = job.parallelism
-    return Layout(p.tp, p.cp, p.dp, p.pp, *_rank_strides(job), shard_size(job), p.ep)
+    whole = p.expert_shards < p.tp
+    return Layout(p.tp, p.cp, p.dp, p.pp, *_rank_strides(job), shard_size(job), p.ep, whole)
 
 
 def _rank_strides(job: Job) -> tuple[int, int]:

@@ -112,7 +112,9 @@ class Wiring:
         network card of its own: the mean number of members in a domain, which may be a fraction.
         """
         if group not in self._reach:
-            c, n_alike = self.cluster, 1 if group in ("tp", "world") else self._n_alike
+            c = self.cluster
+            joins_tp = group == "world" or 4 not in c.layout.apart(group)
+            n_alike = 1 if joins_tp else self._n_alike
             rings = self.placement.gpus(c.layout.groups(group, n_alike))  # [ring, member]
             domains = self._domains(group, rings)
             units = [count_units(rings // tier.gpus) for tier in c.tiers]

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from prism.workload.kernels import Kernel
-from prism.workload.transformer import TP_OVERLAP_COST, Transformer, recomputed
+from prism.workload.transformer import TP_OVERLAP_COST, Transformer
 
 if TYPE_CHECKING:
     from prism.jobs.jobspec.blocks import ModelBlock, ParallelismBlock
@@ -64,9 +64,7 @@ class SparseTransformer(Transformer):
             return super().layer_backward
         whole = (*self.attention_forward, *self.mlp_forward)
         again = whole if self.layout.recompute == "full" else ()
-        return self._overlapped(
-            (*map(recomputed, again), *self.mlp_backward, *self.attention_backward)
-        )
+        return self._overlapped((*self._again(again), *self.mlp_backward, *self.attention_backward))
 
     @cached_property
     def mlp_forward(self) -> tuple[Kernel, ...]:
@@ -106,7 +104,8 @@ class SparseTransformer(Transformer):
     @property
     def _copies(self) -> float:
         """Tokens that a rank's routed experts compute, in the mean: every token several times."""
-        return self.sizes.tokens * self.model.experts_per_token
+        own = self.sizes.tokens * self.layout.expert_shards / self.layout.tp
+        return own * self.model.experts_per_token
 
     @property
     def _held(self) -> float:
@@ -173,6 +172,8 @@ class SparseTransformer(Transformer):
 
     def _gather_copies(self, name: str, op_kind: str) -> tuple[Kernel, ...]:
         """Tensor parallelism inside an expert: its whole tokens, then its parts summed."""
+        if self.layout.expert_shards == 1:
+            return ()
         return self._tp(name, op_kind, 2.0 * self._copies * self.sizes.hidden)
 
     def _unbalanced(self, *kernels: Kernel) -> tuple[Kernel, ...]:

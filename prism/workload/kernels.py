@@ -112,7 +112,7 @@ class Rates:
     cast_bytes_per_s: float = 0.0
     cast_copies: float = 2.0  # quantized copies of an operand: by rows and by columns
     derate: float = 1.0  # throughput inside training over that of a kernel on its own
-    attention_share: float = 1.0  # of the tables' rate, with another implementation
+    attention_share: float = 1.0  # of the rates above or the tables', with another implementation
     overlap_cost: float = 0.0  # share of hidden collectives that compute beside becomes longer
     traffic: float = 1.0  # bytes of memory-bound kernels over those that have to move
     compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
@@ -169,7 +169,8 @@ class Rates:
         table = own or self.tables.get("attention/bf16")
         if table is not None:
             part = rate / self.attention_flop_per_s if backward and own is None else 1.0
-            rate = part * self.attention_share * table(**{**sizes, "flop": flop})
+            rate = part * table(**{**sizes, "flop": flop})
+        rate *= self.attention_share
         compute = (self.launch_s + flop / rate / self.derate) * self.compute_factor
         duration = max(compute, self.memory_time(n_bytes))
         return Kernel(name, "attention", duration, flop, n_bytes, "residual/attention")

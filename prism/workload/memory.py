@@ -152,7 +152,8 @@ def layer_activation_bytes(job: Job, sparse: bool = False) -> tuple[float, float
     each = entering + 2.0 * (2.0 if model.gated_mlp else 1.0)
     mlp = s.tokens * s.ffn * each
     if sparse:
-        copies = s.tokens * model.experts_per_token * expert_imbalance(model, job.parallelism)
+        copies = s.tokens * p.expert_shards / p.tp * model.experts_per_token
+        copies *= expert_imbalance(model, p)
         mlp = s.tokens * s.shared * each + copies * (entering * s.hidden + s.expert * each)
         mlp += 4.0 * s.resident * model.n_experts
     whole = (2.0 + entering) * stream + attention + latents + mlp
@@ -253,7 +254,7 @@ def _beside(job: Job, sparse: bool) -> float:
     products = 2.0 if model.gated_mlp else 1.0
     inside = s.ffn * products
     if sparse:
-        copies = model.experts_per_token * expert_imbalance(model, p)
+        copies = model.experts_per_token * expert_imbalance(model, p) * p.expert_shards / p.tp
         inside = copies * (s.hidden + s.expert * products)
     n_gathered = (2.0 if p.framework == "megatron" else 4.0) * (p.tp > 1 and p.sequence_parallel)
     return 2.0 * s.tokens * s.hidden * n_gathered + 2.0 * s.tokens * inside + whole - kept
@@ -265,7 +266,9 @@ def _peak(job: Job, stage: int, row: list[_Chunk], schedule: Schedule) -> Memory
     n, experts = (sum(getattr(c, key) for c in row) for key in ("parameters", "experts"))
     weights, gradients = ([getattr(c, key) for c in row] for key in ("weights", "gradients"))
     shards = p.cp * (shard_size(job) if p.data_parallel == "hsdp" else p.dp)
-    shared = p.cp * p.dp // p.ep  # ranks that hold the same routed experts
+    shared = (
+        p.cp * p.dp * p.tp // (p.ep * p.expert_shards)
+    )  # ranks that hold the same routed experts
     whole = p.data_parallel in ("ddp", "none")
     own = n if whole else (n - experts) / shards + experts / shared  # whose state is here
     held_weights, held_gradients = sum(weights), sum(gradients)

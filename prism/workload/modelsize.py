@@ -117,7 +117,7 @@ def shard_sizes(model: ModelBlock, layout: ParallelismBlock) -> Sizes:
         heads=model.n_heads / layout.tp,
         ffn=model.ffn_size / layout.tp,
         vocab=model.vocab_size / layout.tp,
-        expert=expert_width(model) / layout.tp,
+        expert=expert_width(model) / layout.expert_shards,
         shared=model.n_shared_experts * expert_width(model) / layout.tp,
     )
 
@@ -268,4 +268,4 @@ def chunk_experts(job: Job, slot: Slot) -> float:
     if p.ep == 1 or not slot.n_sparse:
         return 0.0
     each = _mlp_parameters(model, expert_width(model))
-    return slot.n_sparse * each * model.n_experts / p.ep / p.tp
+    return slot.n_sparse * each * model.n_experts / p.ep / p.expert_shards

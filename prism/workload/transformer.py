@@ -90,10 +90,21 @@ class Transformer:
         """Backward of one layer, with what it recomputes."""
         again = {"none": (), "selective": self._selected, "full": self.layer_forward}
         return (
-            *(recomputed(kernel) for kernel in again[self.layout.recompute]),
+            *self._again(again[self.layout.recompute]),
             *self.mlp_backward,
             *self.attention_backward,
         )
+
+    def _again(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """Forward kernels as they run again in backward.
+
+        PyTorch stops where it has what was saved for backward: before the last product, whose
+        output nothing reads (`torch.utils.checkpoint`, early stop, since 2.1). Megatron does not.
+        """
+        if self.layout.framework != "megatron" and self.layout.recompute == "full":
+            products = [i for i, kernel in enumerate(kernels) if kernel.flop]
+            kernels = kernels[: products[-1]] if products else kernels
+        return tuple(map(recomputed, kernels))
 
     @cached_property
     def mlp_backward(self) -> tuple[Kernel, ...]:

@@ -141,6 +141,10 @@ class ParallelismBlock(Block):
         "between them; divides dp and n_experts.",
         1,
     )
+    expert_tp: Count | None = key(
+        "Tensor-parallel size inside routed experts (expert_tensor_parallel_size): tp, or 1, where "
+        "each tp rank holds whole experts and computes the copies of its own tokens [tp]."
+    )
     expert_imbalance: AtLeastOne | None = key(
         "Tokens of the busiest expert-parallel rank over the mean [1.1, an assumption; 1 with ep = "
         "1]."
@@ -258,6 +262,11 @@ class ParallelismBlock(Block):
     def loops(self) -> bool:
         """Whether the last stage sends to the first."""
         return self.vpp > 1 and TRAITS[self.schedule].shape == "looped"
+
+    @property
+    def expert_shards(self) -> int:
+        """GPUs of a tp group that share each routed expert."""
+        return self.expert_tp or self.tp
 
     @property
     def ends_meet(self) -> bool:

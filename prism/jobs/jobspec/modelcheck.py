@@ -134,8 +134,11 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         text = f"{p.expert_imbalance:g}, but {p.ep} ranks of {m.n_experts} experts, "
         text += f"{m.experts_per_token} to a token, have {most:g} times the mean at most; lower it"
         yield text, "parallelism.expert_imbalance", key, "model.name"
+    if p.expert_shards not in (1, p.tp):
+        text = f"{p.expert_shards}, expected 1 or tp = {p.tp}; leave it out for the latter"
+        yield text, "parallelism.expert_tp", "parallelism.tp"
     width = m.expert_ffn_size or m.ffn_size
-    if width % p.tp:
+    if width % p.expert_shards:
         text = f"{p.tp} does not divide expert_ffn_size = {width}; take a tp that does"
         yield text, "parallelism.tp", "model.expert_ffn_size", "model.name"
 

@@ -40,6 +40,7 @@ _KEYS = {
     "parallelism.fused_loss": "cross_entropy_loss_fusion cross_entropy_fusion_impl "
     "te_parallel_cross_entropy",
     "parallelism.expert_node_limit": "moe_router_group_topk",
+    "parallelism.expert_tp": "expert_tensor_parallel_size etp",
     "parallelism.expert_dispatch": "moe_token_dispatcher_type moe_flex_dispatcher_backend",
     "parallelism.expert_capacity": "moe_expert_capacity_factor",
     "model.n_layers": "num_layers num_hidden_layers encoder_num_layers",
