@@ -376,7 +376,7 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
             share, source = round(fit.number, 3), fit.source
         rows.append((f"attention_{framework}", share, "1", source, text))
     beside = from_jobs(data, gpu, "nominal/overlap_cost")
-    text = "share of fsdp's hidden collectives by which compute beside them becomes longer"
+    text = "share of hidden transfers by which compute beside them becomes longer"
     rows.append(("overlap_cost", round(beside.number, 3), "1", beside.source, text))
     return [figure(f"nominal/{name}", *rest) for name, *rest in rows]
 

@@ -109,6 +109,12 @@ def build_workload(job: Job, library: Library | None) -> Workload:
             tuple(_contended(cost, again, *parts) for parts in zip(*rows, strict=True))
             for rows in zip(chunks, gathers, reduces, strict=True)
         )
+    if transfer is not None and layout.p2p == "async":
+        sent = (transfer,)
+        chunks = tuple(
+            tuple(_contended(rates.overlap_cost, False, c, sent, sent) for c in row)
+            for row in chunks
+        )
     workload = Workload(
         chunks=chunks,
         gathers=gathers,
@@ -190,7 +196,7 @@ def _contended(
     cost: float, again: bool, work: ChunkWork, gathers: tuple[Collective, ...],
     reduces: tuple[Collective, ...],
 ) -> ChunkWork:  # fmt: skip
-    """Lengthen a chunk by what collectives that run beside it take from its kernels.
+    """Lengthen a chunk by what collectives or transfers beside it take from its kernels.
 
     Their copies and sums occupy multiprocessors and memory: a share `cost` of what compute hides,
     in backward of gathers too where they come `again`.
@@ -206,7 +212,10 @@ def _contended(
 
     beside = gathers * again + reduces
     return replace(
-        work, forward=longer(work.forward, gathers), backward=longer(work.backward, beside)
+        work,
+        forward=longer(work.forward, gathers),
+        backward=longer(work.backward, beside),
+        inputs=longer(work.inputs, beside),
     )
 
 
