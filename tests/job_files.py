@@ -42,6 +42,9 @@ NUMBERS: dict[str, list[float]] = {
     "total_gbits_per_s": [1.0, 400.0, 1e5],
     "oversubscription": [1.0, 3.0, 500.0],
     "expert_imbalance": [1.0, 1.1, 2.5],
+    "expert_capacity": [0.5, 1.0, 2.0],
+    "power_limit_w": [350.0],
+    "lemon_slowdown": [1.0, 1.1, 1.25],
 }
 COUNTS: dict[str, list[int]] = {
     "steps": [1, 2, 200, 20_000],
@@ -262,12 +265,19 @@ def experts(draw: Any, tp: int, dp: int, n_layers: int) -> tuple[dict[str, Any],
     model |= {"n_shared_experts": pick(0, 1, 2), "n_dense_layers": pick(0, n_layers - 1)}
     if draw(chance(0.2)):
         del model["expert_ffn_size"]
-    if draw(chance(0.3)):
+    if draw(chance(0.2)):
+        del model["n_dense_layers"]
+        model |= {"layer_pattern": "E" + "".join(pick(*"M*-E") for _ in range(n_layers - 1))}
+        if "M" in model["layer_pattern"]:
+            model |= {"mamba_heads": 2 * tp, "mamba_head_size": pick(16, 64)}
+            model |= {"mamba_groups": tp, "mamba_state_size": pick(16, 128)}
+    elif draw(chance(0.3)):
         model["moe_layer_interval"] = pick(1, n_layers - model["n_dense_layers"])
-    if draw(chance(0.3)):
         model |= {"window": pick(1, 64), "full_attention_interval": pick(0, 1, 3)}
     layout: dict[str, Any] = {"ep": pick(*[k for k in (2, 4, 8, 1) if dp % k == n % k == 0])}
     if layout["ep"] > 1:
+        if draw(chance(0.3)):
+            layout["expert_tp"] = pick(1, tp)
         for key in (
             "expert_imbalance",
             "expert_node_limit",
