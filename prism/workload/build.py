@@ -102,17 +102,18 @@ def build_workload(job: Job, library: Library | None) -> Workload:
     transfer, far_transfers = _transfers(job, cluster)
     chunks = tuple(tuple(_chunk(layers, slot) for slot in row) for row in slots)
     gathers, reduces = per_chunk(_Sharing.gathers), per_chunk(_Sharing.reduces)
+    group = "tp" if layout.tp > 1 else ""  # whose ranks send at the same time
     if mode in ("fsdp", "hsdp") and layout.overlap:
         again = layout.reshard_after_forward  # else once for all microbatches
         cost = rates.overlap_cost / (1 if again else layout.microbatches)
         chunks = tuple(
-            tuple(_contended(cost, again, *parts) for parts in zip(*rows, strict=True))
+            tuple(_contended(cost, again, group, *parts) for parts in zip(*rows, strict=True))
             for rows in zip(chunks, gathers, reduces, strict=True)
         )
     if transfer is not None and layout.p2p == "async":
         sent = (transfer,)
         chunks = tuple(
-            tuple(_contended(rates.overlap_cost, False, c, sent, sent) for c in row)
+            tuple(_contended(rates.overlap_cost, False, group, c, sent, sent) for c in row)
             for row in chunks
         )
     workload = Workload(
@@ -193,7 +194,7 @@ def _chunk(layers: dict[Layer, HybridTransformer], slot: Slot) -> ChunkWork:
 
 
 def _contended(
-    cost: float, again: bool, work: ChunkWork, gathers: tuple[Collective, ...],
+    cost: float, again: bool, group: str, work: ChunkWork, gathers: tuple[Collective, ...],
     reduces: tuple[Collective, ...],
 ) -> ChunkWork:  # fmt: skip
     """Lengthen a chunk by what collectives or transfers beside it take from its kernels.
@@ -207,8 +208,8 @@ def _contended(
         if not cost * hidden:
             return kernels
         first = beside[0]
-        name, n_bytes = f"beside_{first.name}", 0.0
-        return (*kernels, Kernel(name, first.kernel_class, cost * hidden, 0.0, n_bytes, first.law))
+        name, seconds = f"beside_{first.name}", cost * hidden
+        return (*kernels, Kernel(name, first.kernel_class, seconds, 0.0, 0.0, first.law, group))
 
     beside = gathers * again + reduces
     return replace(
