@@ -16,6 +16,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
+def free_beside(monkeypatch):
+    """Transfers that take nothing of the compute beside them, for what is told by closed forms."""
+    from prism.workload import build
+
+    monkeypatch.setattr(build, "_contended", lambda cost, again, group, work, *beside: work)
+
+
+@pytest.fixture
 def made_up_result():
     """Result of known distributions: 50 clusters of 20 steps, 100 runs."""
     generator = np.random.default_rng(3)

@@ -11,6 +11,7 @@ from prism.jobs.jobspec.yaml import shipped_jobs
 # name: tp, cp, pp, vpp, dp, microbatches, GPUs, tokens of one step
 LAYOUTS = {
     "deepseek-v3-2048": (1, 1, 16, 1, 128, 120, 2_048, 15_360 * 4_096),
+    "deepseek-v3-gb200-256": (1, 1, 4, 4, 64, 64, 256, 4_096 * 4_096),
     "gpt3-175b-10752": (4, 1, 8, 12, 336, 8, 10_752, 2_688 * 2_048),
     "gpt3-175b-512": (4, 1, 8, 12, 16, 128, 512, 2_048 * 2_048),
     "llama3-405b-131k-sequence": (8, 16, 16, 8, 8, 16, 16_384, 2**24),
@@ -20,6 +21,7 @@ LAYOUTS = {
     "llama3-405b-8k": (8, 1, 16, 8, 64, 32, 8_192, 2**24),
     "llama3-405b-two-sites": (8, 1, 16, 8, 128, 16, 16_384, 2**24),
     "llama3-70b-fsdp-512": (1, 1, 1, 1, 512, 1, 512, 512 * 8_192),
+    "llama3-70b-h100-fp8-64": (4, 2, 4, 5, 2, 64, 64, 128 * 8_192),
     "llama31-405b-gb200-512": (4, 2, 8, 8, 8, 112, 512, 896 * 8_192),
     "llama31-405b-h100-512": (8, 2, 8, 8, 4, 288, 512, 1_152 * 8_192),
     "pipeline-8x32": (1, 1, 8, 1, 1, 32, 8, 0),
@@ -48,7 +50,7 @@ def test_a_shipped_job_names_its_source_and_the_schema(name: str) -> None:
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     assert "Source" in text or name == "llama3-405b-64k"
     if name.startswith(("gpt3", "llama31")):
-        assert "FP8" in text and "not comparable" in text
+        assert "FP8" in text and load_job(name).parallelism.precision == "fp8"
 
 
 def test_llama_has_one_layer_fewer_at_both_ends() -> None:

@@ -47,6 +47,7 @@ def test_spares_replace_the_slow_nodes_where_most_are():
     assert Placement(job).spares == [96, 97, 98, 99]
 
 
+@pytest.mark.usefixtures("free_beside")
 def test_slow_in_one_thing_and_fast_in_another():
     mixed = NodeSlowdown(compute=1.1, network=0.5)
     assert worst_factor(mixed) == 1.1

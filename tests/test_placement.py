@@ -198,6 +198,7 @@ def seconds(program):
     return a.sum(axis=2), r
 
 
+@pytest.mark.usefixtures("free_beside")
 def test_slow_links_stretch_the_messages_that_use_them():
     step = prepare(make_job(), 1)
     slow = relocate(step, range(8), {5: slow_node(2.0, "network")})  # replica 1, stage 1
@@ -215,6 +216,7 @@ def test_slow_links_stretch_the_messages_that_use_them():
         assert ratio[:, c] == pytest.approx(expected, rel=1e-6), (kind, op_type.stage)
 
 
+@pytest.mark.usefixtures("free_beside")
 def test_the_slowest_member_counts_once():
     step = prepare(make_job(), 1)
     two = relocate(step, range(8), {4: slow_node(1.5, "network"), 5: slow_node(2.0, "network")})
@@ -242,6 +244,7 @@ def test_slow_memory_slows_memory_bound_kernels_and_the_optimizer():
         assert after[:, c] == pytest.approx(expected, rel=1e-5), op_type.op_kind
 
 
+@pytest.mark.usefixtures("free_beside")
 def test_everything_else_is_links_inside_the_node():
     step = prepare(make_job(), 1)
     slow = relocate(step, range(8), {0: NodeSlowdown(other=3.0)})

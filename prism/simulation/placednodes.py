@@ -205,6 +205,8 @@ def _ratio(default: Wiring, moved: Wiring | None, place: PlacedPart, own: bool) 
     A ratio, since the nominal duration of a transfer is the mean over all hops: one that becomes
     slower does so relative to that mean.
     """
+    if not place.part.n_bytes:  # what transfers beside take of compute
+        return np.ones(len(default.members))
     message = place.part.group, place.part.n_bytes, max(place.stage, 0), place.part.op_kind
     ratio = default.over_nominal(*message) if own else np.ones(len(default.members))
     if moved is not None:

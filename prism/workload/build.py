@@ -111,7 +111,8 @@ def build_workload(job: Job, library: Library | None) -> Workload:
             for rows in zip(chunks, gathers, reduces, strict=True)
         )
     if transfer is not None and layout.p2p == "async":
-        sent = (transfer,)
+        sending = transfer.duration - cluster.transfer_time(0.0)  # nothing works on the way
+        sent = (replace(transfer, duration=sending),)
         chunks = tuple(
             tuple(_contended(rates.overlap_cost, False, group, c, sent, sent) for c in row)
             for row in chunks
