@@ -214,8 +214,8 @@ def test_the_default_is_the_librarys_or_off():
 def test_the_shipped_job_simulates():
     found = simulate(load_job("deepseek-v3-2048"), 64, seed=1)
     hours = float(found.step_time.mean()) * 1e12 / (15_360 * 4_096) * 2_048 / 3_600
-    # 180K H800 hours were published, in fp8; in bfloat16 it takes longer, not twice as long
-    assert 180e3 < hours < 360e3
+    # 180K H800 hours were published
+    assert 0.8 * 180e3 < hours < 1.25 * 180e3
     assert 0.2 < float(found.mfu) < 0.5
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism import plots
 from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
@@ -19,8 +20,10 @@ from prism.present.answer import (
     Answer,
     Cell,
     Column,
+    Errors,
     Figure,
     Finding,
+    Picture,
     Table,
     count,
     pairs_table,
@@ -255,6 +258,12 @@ def _describe_library(path: Path) -> Answer:
             for kind, table in library.tables.items()
         )  # fmt: skip
         tables.append(Table("Kernel tables", columns, kernels))
+    pictures: tuple[Picture, ...] = ()
+    if any(kind.startswith("gemm/") for kind in library.tables):
+        title = "Throughput of matrix products by size"
+        errors = Errors("none: nothing is drawn at random", "one session's measurements")
+        note = "Points: measured products of all shapes. Lines: square products, as jobs read them."
+        pictures = (Picture("products", title, lambda: plots.plot_library(library), note, errors),)
     sources: list[tuple[str, Cell]] = [(row["entry"], row["source"]) for row in rows]
     return Answer(
         title="Library of distributions",
@@ -266,6 +275,7 @@ def _describe_library(path: Path) -> Answer:
             pairs_table("Sources", sources, details=True),
         ),
         figures=found,
+        pictures=pictures,
     )
 
 

@@ -24,6 +24,9 @@ from prism.cli.commands.terminal import print_answer, to_json
 @choose_options()
 @step_range_option
 @click.option("--yaml", "as_yaml", is_flag=True, help="A job as a commented file to start from.")
+@click.option(
+    "--plot", metavar="FILE.png", help="Draw a library's matrix products by size (or .svg)."
+)
 @details_option
 @common_options(draws=False, threads=NO_EFFECT)
 def show(
@@ -35,6 +38,7 @@ def show(
     where: tuple[tuple[str, str], ...],
     step_range: str | None,
     as_yaml: bool,
+    plot: str | None,
     details: bool,
     as_json: bool,
     quiet: bool,
@@ -66,6 +70,16 @@ def show(
     else:
         assert what is not None
         shown = describe(what, overrides, column, rows_of(where), step_range)
+    if plot is not None:
+        from prism.cli.commands.outputs import check_picture_path
+        from prism.plots.base import save_figure
+
+        check_picture_path(plot)
+        if not shown.pictures:
+            raise click.UsageError(
+                "--plot draws libraries with tables of products, such as h100-healthy"
+            )
+        save_figure(shown.pictures[0].draw(), plot)
     if as_json:
         click.echo(to_json(shown.figures))
     else:
