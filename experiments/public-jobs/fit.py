@@ -409,9 +409,9 @@ def model_errors(table, errors, largest):
     """Give each device what its frameworks' models were wrong by when left out, or all devices."""
     for kind, found in errors.items():
         for device in DEVICES:
-            own = [part for part in found if part[0] == device and part[2] > 2]
+            own = [part for part in found if part[0] == device and part[2]]
             told = "published steps, each model left out of the derate in turn"
-            if not own:
+            if sum(n for *_, n in own) < 3:
                 own, told = [part for part in found if part[2]], f"{told}; of other devices"
             logs = np.concatenate([left for _, left, _ in own])
             error = unbiased(logs, sum(n for *_, n in own))
