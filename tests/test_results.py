@@ -290,7 +290,8 @@ def test_exposed_communication_is_what_free_links_save(layout, variability):
     assert float(drawn.exposed_communication) == pytest.approx(saved, abs=1e-3)
     path = drawn.critical_path_time
     on_path = float(path.values[[is_communication(c) for c in path.kernel_class.values]].sum())
-    assert 0.0 < saved < on_path / float(path.sum())  # elsewhere ranks would wait for compute
+    # elsewhere ranks would wait for compute; replicates without dependence differ a little
+    assert 0.0 < saved < 1.01 * on_path / float(path.sum())
 
 
 def test_reference_pipeline():

@@ -237,7 +237,10 @@ def _run_rows(numbers: Json) -> list[tuple[str, Cell]]:
         rows.append(("cost, p95", count(numbers["cost"]["p95"])))
     if numbers.get("energy") is not None:
         energy = numbers["energy"]
-        text = f"{energy['gpu_mwh_p50']:,.4g} MWh, p95 {energy['gpu_mwh_p95']:,.4g} MWh "
+        p50, p95 = (
+            f"{float(f'{energy[key]:.4g}'):,.10g}" for key in ("gpu_mwh_p50", "gpu_mwh_p95")
+        )
+        text = f"{p50} MWh, p95 {p95} MWh "
         text += f"({energy['gpu_power_w']:.0f} W per GPU)"
         rows.append(("energy of the GPUs alone, p50", Figure(energy["gpu_mwh_p50"], text)))
     rows.append(("effective training time ratio (ETTR)", share(numbers.get("ettr"))))
