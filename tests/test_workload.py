@@ -326,7 +326,12 @@ def test_eight_bit_products_are_quantized_and_gathered_in_eight_bits(library: Li
 
 
 def test_arithmetic_that_a_device_has_not_is_refused() -> None:
-    for device, precision in (("a100", "fp8"), ("h100", "nvfp4"), ("mi300x", "nvfp4")):
+    for device, precision in (
+        ("a100", "fp8"),
+        ("h100", "nvfp4"),
+        ("h200", "mxfp8"),
+        ("mi300x", "nvfp4"),
+    ):
         keys = [f"cluster.device={device}", f"parallelism.precision={precision}"]
         with pytest.raises(PrismError, match="parallelism.precision"):
             build_workload(load_job("llama3-405b-8k", keys), None)

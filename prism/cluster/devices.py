@@ -27,6 +27,8 @@ class Device:
     def flop_per_s(self, precision: str) -> float:
         """Peak of a precision of `parallelism.precision`; 0 where the device has none."""
         formats = {"bf16": self.bf16_flop_per_s, "nvfp4": self.fp4_flop_per_s}
+        if not self.fp4_flop_per_s:
+            formats["mxfp8"] = 0.0  # scales by 32 numbers came with Blackwell's 4 bits
         return formats.get(precision, self.fp8_flop_per_s)
 
 

@@ -39,7 +39,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "time_loss": (("part",), "1", "share of the mean step by where the time goes"),
     "time_loss_variance": (("part",), "1", "share of the step's variance due to it"),
     "time_loss_variance_se": (("part",), "1", "its standard error, by cluster"),
-    "mfu": ((), "1", "model flop per second and GPU over the device's peak"),
+    "mfu": ((), "1", "model flop per second and GPU over the device's peak in its precision"),
     "model_flops_per_gpu": ((), "flop/s", "model flop per second and GPU"),
     "deadline": ((), "s", "time the run may take"),
     "run_term_time": (("run_replicate", "term"), "s", "time of the run by term; adds up to it"),

@@ -316,5 +316,5 @@ def _efficiency(step: Prepared, mean_step_time: float) -> dict[str, Any]:
     if step.workload is None or step.workload.model_flop <= 0.0:
         return {}
     rate = step.workload.model_flop / mean_step_time / step.job.world_size
-    peak = DEVICES[step.job.cluster.device].bf16_flop_per_s
+    peak = DEVICES[step.job.cluster.device].flop_per_s(step.job.parallelism.precision)
     return {"model_flops_per_gpu": rate, "mfu": rate / peak}

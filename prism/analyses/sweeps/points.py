@@ -62,7 +62,8 @@ class Point(Arm):
         """Model flop per second and GPU over the device's peak [1]; None without a model."""
         if self.model_flop <= 0.0 or self.n == 0:
             return None
-        peak = DEVICES[self.job.cluster.device].bf16_flop_per_s * self.job.world_size
+        peak = DEVICES[self.job.cluster.device].flop_per_s(self.job.parallelism.precision)
+        peak *= self.job.world_size
         return self.model_flop / float(self.times.mean()) / peak
 
 
