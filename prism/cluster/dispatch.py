@@ -27,7 +27,7 @@ def distinct_parts(picks: int, n: float, parts: float) -> float:
     Examples
     --------
     >>> distinct_parts(1, 8, 4), distinct_parts(8, 8, 4), round(distinct_parts(8, 256, 8), 3)
-    (1.0, 4.0, 5.293)
+    (1.0, 4.0, 5.295)
     """
     elsewhere = n - n / parts
     missed = math.prod(max(0.0, (elsewhere - i) / (n - i)) for i in range(picks))

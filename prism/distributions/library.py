@@ -142,7 +142,7 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     >>> import prism
     >>> library = prism.load_library("h100-healthy")
     >>> library.value("rank/node_share"), round(library.law("rank").cv, 4)
-    (0.08, 0.0076)
+    (0.08, 0.0077)
     """
     path = library_path(os.fspath(name_or_path))
     stat = path.stat()
