@@ -384,3 +384,38 @@ def test_gradients_in_bf16_are_half_the_bytes(library: Library, mode: str) -> No
     assert sum(n for row in reduced(wide) for c in row for n in c) > 0.0
     assert narrow.gathers == wide.gathers and narrow.optimizer == wide.optimizer
     assert narrow.grad_norm_reduce == wide.grad_norm_reduce
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_collectives_take_a_share_of_the_compute_that_hides_them(
+    library: Library, reshard: bool
+) -> None:
+    cost = {"nominal/overlap_cost": Entry("nominal/overlap_cost", "test", number=0.5)}
+    keys = ["parallelism={tp: 1, dp: 8, data_parallel: fsdp, microbatches: 4, "
+            f"reshard_after_forward: {str(reshard).lower()}}}"]  # fmt: skip
+    job = small_job(*keys)
+    free = build_workload(job, library)
+    taken = build_workload(job, replace(library, entries={**library.entries, **cost}))
+    share = 0.5 if reshard else 0.5 / 4  # gathered and reduced once for all microbatches
+    for c, (before, after) in enumerate(zip(free.chunks[0], taken.chunks[0], strict=True)):
+        gather, reduce = (
+            sum(x.duration for x in y[0][c]) for y in (free.gathers, free.reduces)
+        )  # fmt: skip
+        for way, beside in (("forward", gather), ("backward", gather * reshard + reduce)):
+            kernels, longer = getattr(before, way), getattr(after, way)
+            assert longer[: len(kernels)] == kernels
+            hidden = min(beside, sum(k.duration for k in kernels))
+            assert longer[-1].duration == pytest.approx(share * hidden)
+            assert longer[-1].kernel_class.startswith("dp_")
+
+
+def test_torch_recomputes_up_to_the_last_product(library: Library) -> None:
+    found = {}
+    for framework in ("megatron", "compiled", "eager"):
+        keys = ["parallelism.recompute=full", f"parallelism.framework={framework}"]
+        work = build_workload(small_job(*keys), library)
+        found[framework] = [k.name for k in backward(work) if k.name.startswith("recompute_")]
+    assert found["compiled"] == found["eager"]
+    left = len(found["megatron"]) - len(found["eager"])
+    assert left == 3 * 32  # product, reduce-scatter and residual of every layer
+    assert not any(name.endswith("mlp_down") for name in found["eager"])
