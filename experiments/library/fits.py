@@ -174,6 +174,16 @@ def gemm_efficiency(gemm: pd.DataFrame, gpu: str, peak: float) -> tuple[Fit, Fit
     return Fit(float(top), len(points), source), Fit(float(half), len(points), source)
 
 
+def burn_in_gemm(data: Path, peak: float) -> Fit:
+    """Share of the BF16 peak that products of 8,192 cubed reach in a burn-in of MI3xx GPUs."""
+    rows = pd.read_csv(data / "kernel_tables" / "primus_mi3xx_nodes.csv")
+    source = (
+        f"measured: 8,192 cubed on {len(rows)} nodes of 8 MI3xx, median (AMD-AGI/Primus, MIT), "
+        "over MI300X's peak; the model is not stated"
+    )
+    return Fit(1e12 * float(rows.gemm_med.median()) / peak, 8 * len(rows), source)
+
+
 def gemm_cv(gemm: pd.DataFrame, gpu: str, low_ms: float, high_ms: float) -> Fit:
     """Median over shapes of the CV between about 20 repetitions of one product.
 
