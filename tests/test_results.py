@@ -290,8 +290,9 @@ def test_exposed_communication_is_what_free_links_save(layout, variability):
     assert float(drawn.exposed_communication) == pytest.approx(saved, abs=1e-3)
     path = drawn.critical_path_time
     on_path = float(path.values[[is_communication(c) for c in path.kernel_class.values]].sum())
-    # elsewhere ranks would wait for compute; replicates without dependence differ a little
-    assert 0.0 < saved < 1.01 * on_path / float(path.sum())
+    assert 0.0 < saved  # elsewhere on the path ranks would wait for compute
+    more = 1.01 if variability.get("dependence") == "none" else 1.0  # there both differ by chance
+    assert saved < more * on_path / float(path.sum())
 
 
 def test_reference_pipeline():
