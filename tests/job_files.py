@@ -157,7 +157,8 @@ STRUCTURE = {
     *(f"parallelism.{k}" for k in ("tp", "cp", "pp", "vpp", "dp", "ep", "microbatches", "schedule",
                                    "data_parallel", "layer_split", "shard_size",
                                    "expert_imbalance", "expert_node_limit", "expert_overlap",
-                                   "expert_dispatch", "expert_capacity", "expert_tp")),
+                                   "expert_dispatch", "expert_capacity", "expert_tp",
+                                   "cuda_graphs")),
     *(f"cluster.{k}" for k in ("nodes", "gpus_per_node", "hosts", "node_slowdowns", "device",
                                "tiers")),
 }  # fmt: skip
@@ -284,6 +285,7 @@ def experts(draw: Any, tp: int, dp: int, n_layers: int) -> tuple[dict[str, Any],
             "expert_overlap",
             "expert_dispatch",
             "expert_capacity",
+            "cuda_graphs",
         ):
             if draw(chance(0.4)):
                 kind = SCHEMA["$defs"]["ParallelismBlock"]["properties"][key]

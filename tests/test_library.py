@@ -38,9 +38,11 @@ FIGURES = [
     "run/cv",
     "run/model_error",
     "run/model_error_fsdp",
+    "run/model_error_experts",
     "run/model_error_growth",
     "run/largest_gpus",
     "run/largest_gpus_fsdp",
+    "run/largest_gpus_experts",
     "regime/probability",
     "regime/factor",
     "regime/duration_s",
@@ -53,6 +55,7 @@ FIGURES = [
     "nominal/attention_backward_efficiency",
     "nominal/cast_efficiency",
     "nominal/overlap_cost",
+    "nominal/expert_layer_s",
     *(
         f"nominal/{name}_{framework}"
         for name in ("derate", "traffic", "attention")

@@ -165,6 +165,18 @@ def test_sparse_heads_without_latents_are_the_plain_ones():
     assert (up.flop, up.bytes, up.duration) == (like.flop, like.bytes, like.duration)
 
 
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 2), ("full", 3)])
+def test_the_host_holds_up_layers_with_experts_unless_they_are_cuda_graphs(recompute, passes):
+    cost, layers = LIBRARY.value("nominal/expert_layer_s"), MODEL["n_layers"] - 1
+    blocks = {"variability": {"library": "h100-healthy"}, "recompute": recompute}
+    launched, graphs = (ideal_step(make_job(**blocks, cuda_graphs=on)) for on in (False, True))
+    assert launched - graphs == pytest.approx(2 * layers * passes * cost, rel=1e-3)
+    dense = {"n_experts": 0, "experts_per_token": 0, "expert_ffn_size": 0,
+             "n_shared_experts": 0, "n_dense_layers": 0}  # fmt: skip
+    job = make_job(model=dense, ep=1, variability={"library": "h100-healthy"})
+    assert not [k for k in kernels(build_workload(job, LIBRARY), "forward") if "host" in k.name]
+
+
 def test_every_expert_has_weights_of_its_own():
     """A grouped product reads as many weights, and adds to as many gradients, as it has experts."""
     work = build_workload(make_job(ep=4), LIBRARY)
@@ -434,6 +446,7 @@ def test_activations_of_a_layer_with_experts():
          "tp: 2 .*expert_ffn_size"),
         ({"parallelism": {"ep": 1, "expert_imbalance": 1.2}}, "expert_imbalance: .*ep = 1"),
         ({"parallelism": {"ep": 1, "expert_overlap": True}}, "expert_overlap: .*ep = 1"),
+        ({"model": {"n_experts": 0}, "parallelism": {"ep": 1, "cuda_graphs": True}}, "experts"),
         ({"parallelism": {"expert_imbalance": 0.9}}, "expert_imbalance: .* 1, .*0.9"),
         ({"parallelism": {"expert_imbalance": 8.5}}, "expert_imbalance: 8.5.* 8 times"),
         (

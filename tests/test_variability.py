@@ -84,6 +84,8 @@ def test_error_of_the_model_is_that_of_the_kind_and_grows_beyond_the_largest_job
         found = prepare_variability(job).model_error
         assert found == pytest.approx(math.hypot(error, growth * beyond))
     assert prepare_variability(load_job("llama3-70b-fsdp-512")).model_error == wide
+    own = prepare_variability(load_job("deepseek-v3-2048")).model_error
+    assert own == library.value("run/model_error_experts") > wide
     for value in (0.0, 0.07):
         job = load_job(JOB, [f"variability.model_error={value}"])
         assert prepare_variability(job).model_error == value

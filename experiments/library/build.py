@@ -290,9 +290,11 @@ def run_entries(data: Data, gpu: str, carried: str) -> list[Entry]:
         ("run/cv", carried, "spread between runs on the same nodes"),
         ("run/model_error", "", "standard deviation of the logarithm of predicted over true"),
         ("run/model_error_fsdp", "", "the same where weights are gathered layer by layer"),
+        ("run/model_error_experts", "", "the same of models with experts"),
         ("run/model_error_growth", "", "growth of the model's error per factor of e in GPUs"),
         ("run/largest_gpus", "", "GPUs of the largest published job"),
         ("run/largest_gpus_fsdp", "", "the same where weights are gathered layer by layer"),
+        ("run/largest_gpus_experts", "", "the same of models with experts"),
     ]
     out = []
     for name, told, text in rows:
@@ -380,9 +382,12 @@ def nominal_entries(data: Data, gpu: str) -> list[Entry]:
             fit = from_jobs(data, gpu, "nominal/attention_eager")
             share, source = round(fit.number, 3), fit.source
         rows.append((f"attention_{framework}", share, "1", source, text))
-    beside = from_jobs(data, gpu, "nominal/overlap_cost")
-    text = "share of hidden transfers by which compute beside them becomes longer"
-    rows.append(("overlap_cost", round(beside.number, 3), "1", beside.source, text))
+    for name, units, text in (
+        ("overlap_cost", "1", "share of hidden transfers by which compute beside is longer"),
+        ("expert_layer_s", "s", "a pass of a layer with experts, beyond its kernels"),
+    ):
+        fit = from_jobs(data, gpu, f"nominal/{name}")
+        rows.append((name, float(f"{fit.number:.3g}"), units, fit.source, text))
     return [figure(f"nominal/{name}", *rest) for name, *rest in rows]
 
 

@@ -39,7 +39,9 @@ TRIALS = {"derate": (1.0 / 1.1, 0.1), "attention": (1.0 / 1.1, 0.1), "traffic": 
           "overlap_cost": (0.5, 0.5)}  # fmt: skip
 FITTED = {"eager": ("attention", "traffic", "overlap_cost")}  # beside the derate
 SHARED = ("traffic", "overlap_cost")  # by all devices of a framework
+UNIQUE = ("overlap_cost", "expert_layer_s")  # one for all frameworks
 DEVICES = ("h100", "a100", "gb200", "b200", "gb300")  # with dense jobs of their own
+EXPERT_TRIAL = 1e-3  # added to a pass of a layer with experts [s]
 PRECISIONS = ("bf16", "fp8", "fp8_block", "mxfp8", "nvfp4")
 TAIL, LEVEL = norm.ppf(0.95), 2.0 * norm.ppf(0.95)  # LEVEL: 90 % intervals, in standard errors
 SYSTEMS = {"h100": ("h100",), "gb200": ("gb200", "b200")}
@@ -257,7 +259,7 @@ def _library(folder, device, framework, figures):
     changed = {
         name: replace(library.entry(name), number=value)
         for key, value in figures.items()
-        for name in [f"nominal/{key}" + f"_{framework}" * (key != "overlap_cost")]
+        for name in [f"nominal/{key}" + f"_{framework}" * (key not in UNIQUE)]
     }
     path = folder / f"{device}-{framework}-{'-'.join(map(str, figures.values()))}.nc"
     save_library(replace(library, entries={**library.entries, **changed}), path)
@@ -347,6 +349,7 @@ def in_training(table, folder, body, step):
                 quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={step['h100']}")
                 beyond(table, folder, quiet, found["h100", "compiled"], left["h100"], most)
     without_jobs(table, found)
+    errors["_experts"] = experts(table, folder, body, step, found, largest)
     model_errors(table, errors, largest)
     hits = np.concatenate(hits)
     print(f"80 % intervals, models left out of mean and spread: hold {hits.sum()} of {hits.size} "
@@ -365,12 +368,74 @@ def record(table, fit, x, vectors, own):
             interval = tuple(np.exp([x[i] - error, x[i] + error]))
         n = sum(int(rows.sum()) for p, rows in zip(fit.parts, own, strict=True) if p in parts)
         told = f"{n} published steps of {max(1, len(drawn))} models, {fit.framework}"
-        suffix = "" if key == "overlap_cost" else f"_{fit.framework}"
+        suffix = "" if key in UNIQUE else f"_{fit.framework}"
         devices = [device] if device else DEVICES
         table.add(devices, f"nominal/{key}{suffix}", value, interval, n, told)
     if fit.framework != "eager":
         told = "assumption: all that can be is fused"
         table.add(DEVICES, f"nominal/traffic_{fit.framework}", 1.0, None, 0, told)
+
+
+def experts(table, folder, body, step, found, largest):
+    """Fit by what a host without CUDA graphs holds up a layer with experts; leave each model out.
+
+    Give (no device, errors of models left out and of jobs with CUDA graphs, number of models), as
+    `model_errors` takes them.
+    """
+    rows, change = [], []
+    for device in (*DEVICES, "b300"):
+        groups = [f"{device} megatron {precision} moe" for precision in PRECISIONS]
+        chosen = [entry for entry in run.published() if entry.group in groups]
+        owner = device if (device, "megatron") in found else "gb200"  # as build.py carries over
+        figures = {key: found[owner, "megatron"][key] for key in ("derate", "overlap_cost")}
+        effects = step.get(owner, step["gb200"])
+        quiet = (*STEADY[:2], f"{EFFECT}rank.cv={body}", f"{EFFECT}step.cv={effects}")
+        ideal = []
+        for value in (0.0, EXPERT_TRIAL):
+            library = _library(folder, device, "megatron", figures | {"expert_layer_s": value})
+            own = run.ideal_steps(chosen, (*quiet, f"variability.library={library}"))
+            ideal.append(np.array([row["ideal_s"] for row in own]))
+        own = run.predict(quiet, groups)
+        over = np.array([row["mean_s"] / row["ideal_s"] for row in own])
+        rows += [row | {"mean_s": s} for row, s in zip(own, ideal[0] * over, strict=True)]
+        change.extend((ideal[1] - ideal[0]) * over / EXPERT_TRIAL)
+        if own:
+            largest[device, "_experts"] = max(row["gpus"] for row in own)
+    base, measured = (np.array([row[key] for row in rows]) for key in ("mean_s", "measured_s"))
+    models = np.array([row["model"] for row in rows])
+    held, change = np.array([bool(row["held_out"]) for row in rows]), np.array(change)
+    graphs = change == 0.0
+    own = ~graphs & ~held
+    weight = 1.0 / np.array([(models[own] == m).sum() or 1 for m in models])  # each model as much
+
+    def logs(value):
+        return np.log((base + change * value) / measured)
+
+    def solve(some):
+        return minimize_scalar(lambda x: (weight * logs(x) ** 2)[some].sum(), (0.0, 1e-3)).x
+
+    value, left = solve(own), logs(0.0)
+    drawn = {model: solve(own & (models != model)) for model in np.unique(models[own])}
+    for model, other in drawn.items():
+        out = own & (models == model)
+        left[out] = logs(other)[out]
+        show(f"  {model}, left out", left[out])
+    error = np.sqrt((len(drawn) - 1) * np.var(list(drawn.values()))) * LEVEL / 2.0
+    told = f"{own.sum()} published steps without CUDA graphs of {len(drawn)} models, each as much"
+    interval = max(0.0, value - error), value + error
+    table.add(DEVICES, "nominal/expert_layer_s", value, interval, int(own.sum()), told)
+    for name, some in (("fitted", own), ("held out", ~graphs & held), ("CUDA graphs", graphs)):
+        show(f"experts, {name}, nothing added", logs(0.0)[some])
+        show(f"experts, {name}", logs(value)[some])
+    for model in np.unique(models[graphs]):
+        show(f"  {model}, CUDA graphs", logs(0.0)[graphs & (models == model)])
+    keys = [(row["job"], row["precision"], row["gpus"]) for row in rows]
+    twins = [[i for i, other in enumerate(keys) if other == key] for key in dict.fromkeys(keys)]
+    apart = [np.log(measured[i]) - np.log(measured[i]).mean() for i in twins if len(i) > 1]
+    sd = np.sqrt(sum((part**2).sum() for part in apart) / sum(part.size - 1 for part in apart))
+    print(f"  releases of one configuration differ by {sd:.3f} (sd of the logarithm, "
+          f"{len(apart)} configurations)")  # fmt: skip
+    return [("", left[~held], np.unique(models[~held]).size)]
 
 
 def without_jobs(table, found):
@@ -412,7 +477,7 @@ def model_errors(table, errors, largest):
             own = [part for part in found if part[0] == device and part[2]]
             told = "published steps, each model left out of the derate in turn"
             if sum(n for *_, n in own) < 3:
-                own, told = [part for part in found if part[2]], f"{told}; of other devices"
+                own, told = [part for part in found if part[2]], f"{told}; of all devices"
             logs = np.concatenate([left for _, left, _ in own])
             error = unbiased(logs, sum(n for *_, n in own))
             table.add([device], f"run/model_error{kind}", error, None, logs.size, told)

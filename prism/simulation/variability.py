@@ -260,12 +260,22 @@ def _regime(job: Job, pick: _Pick) -> CongestionEffect:
     return CongestionEffect(p, hit / free, duration)
 
 
+MODEL_ERROR_KINDS = {
+    "": "",
+    "_experts": ", experts",
+    "_fsdp": ", weights gathered layer by layer",
+}
+"""Kinds of jobs that a library knows the model's error of: suffix of its entries, and in words."""
+
+
 def model_error_kind(job: Job) -> str:
     """Suffix of a library's entries on the model's error.
 
-    Where weights are gathered layer by layer, hosts decide more than the model knows.
+    Experts, and weights that are gathered layer by layer: hosts decide more than the model knows.
     """
     p = job.parallelism
+    if job.model.n_experts:
+        return "_experts"
     return "_fsdp" if p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward else ""
 
 

@@ -77,6 +77,7 @@ class SparseTransformer(Transformer):
             r.gemm("router", "gemm_mlp", s.resident, n_experts, s.hidden, precision="bf16"),
             r.memory("routing", ROUTING_BYTES * s.resident * n_experts),
             *self._shared(),
+            *r.expert_layer("experts_host"),
             self._scatter("permute"),
             *self._routed(),
             self._scatter("unpermute"),
@@ -90,6 +91,7 @@ class SparseTransformer(Transformer):
             return super().mlp_backward
         s, n_experts = self.sizes, float(self.model.n_experts)
         return (
+            *self.rates.expert_layer("experts_backward_host"),
             self._scatter("unpermute_backward"),
             *self._routed_backward(),
             self._scatter("permute_backward"),

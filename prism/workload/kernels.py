@@ -114,6 +114,7 @@ class Rates:
     derate: float = 1.0  # throughput inside training over that of a kernel on its own
     attention_share: float = 1.0  # of the rates above or the tables', with another implementation
     overlap_cost: float = 0.0  # share of hidden collectives that compute beside becomes longer
+    expert_layer_s: float = 0.0  # that the host holds up each pass of a layer with experts
     traffic: float = 1.0  # bytes of memory-bound kernels over those that have to move
     compute_factor: float = 1.0  # how many times longer compute takes on a hardware variant
     memory_factor: float = 1.0
@@ -181,6 +182,14 @@ class Rates:
         duration = self.memory_time(n_bytes)
         return Kernel(name, kernel_class, duration, 0.0, n_bytes, "residual/memory")
 
+    def expert_layer(self, name: str) -> tuple[Kernel, ...]:
+        """Time by which the host, launching kernel by kernel, holds up a layer with experts.
+
+        It waits for the counts of tokens first, so that it is never ahead.
+        """
+        duration = self.expert_layer_s * self.compute_factor
+        return (Kernel(name, "compute", duration, 0.0, 0.0, "residual/compute"),) * (duration > 0.0)
+
     def gemm_time(
         self, flop: float, m: float = 1.0, n: float = 1.0, k: float = 1.0, precision: str = "bf16"
     ) -> float:
@@ -228,8 +237,15 @@ def build_rates(cluster: Cluster, library: Library, layout: ParallelismBlock) ->
         for name in ("derate", "attention", "traffic")
         if f"nominal/{name}_{layout.framework}" in library
     }
-    cast, beside = "nominal/cast_efficiency", "nominal/overlap_cost"
+    cast = "nominal/cast_efficiency"
     cast = cast if cast in library else "nominal/memory_efficiency"  # a library of bf16 alone
+    added = {
+        name: value(f"nominal/{name}")
+        for name in ("overlap_cost", "expert_layer_s")
+        if f"nominal/{name}" in library
+    }
+    if layout.cuda_graphs:
+        added["expert_layer_s"] = 0.0
     return Rates(
         gemm_flop_per_s=peak * value("nominal/gemm_efficiency_max"),
         gemm_half_flop=value("nominal/gemm_half_flop"),
@@ -245,7 +261,7 @@ def build_rates(cluster: Cluster, library: Library, layout: ParallelismBlock) ->
         derate=own.get("derate") or value("nominal/training_gemm_derate"),
         attention_share=own.get("attention", 1.0),
         traffic=own.get("traffic", 1.0),
-        overlap_cost=value(beside) if beside in library else 0.0,
+        **added,
     )
 
 

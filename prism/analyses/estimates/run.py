@@ -18,7 +18,7 @@ from prism.simulation.runs.model import simulate_runs
 from prism.simulation.runs.parts import RunModel, Runs
 from prism.simulation.runs.ramp import step_work
 from prism.simulation.steps import Progress
-from prism.simulation.variability import model_error_kind
+from prism.simulation.variability import MODEL_ERROR_KINDS, model_error_kind
 from prism.workload.energy import mean_power
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _about_error(job: Job, error: float) -> dict[str, Any]:
     if job.variability.model_error is not None:
         return {"spread": error, "class": "", "source": "variability.model_error"}
     library, kind = load_library(job.variability.library or ""), model_error_kind(job)
-    name = library.device + (", weights gathered layer by layer" if kind else "")
+    name = library.device + MODEL_ERROR_KINDS[kind]
     source, gpus = library.source(f"run/model_error{kind}"), f"run/largest_gpus{kind}"
     if gpus in library and job.world_size > library.value(gpus):
         source += f"; more beyond {library.value(gpus):,.0f} GPUs, the largest published"

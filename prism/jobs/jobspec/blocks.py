@@ -167,6 +167,11 @@ class ParallelismBlock(Block):
         "exposed.",
         False,
     )
+    cuda_graphs: StrictBool = key(
+        "Kernels of layers with experts are launched as CUDA graphs (cuda_graph_impl), so that the "
+        "host does not hold them up.",
+        False,
+    )
     data_parallel: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp", "none"] = key(
         "How replicas share gradients and parameters [ddp if dp > 1, else none]; zero2 is not "
         "modelled yet.",

@@ -30,7 +30,7 @@ _NO_EFFECT = (
       "cluster.scale.network", "cluster.tiers", "run.batch_ramp")),
     ("model.n_experts", False, "without experts; set model.n_experts, or drop it",
      ("model.experts_per_token", "model.expert_ffn_size", "model.n_shared_experts",
-      "model.n_dense_layers", "model.moe_layer_interval")),
+      "model.n_dense_layers", "model.moe_layer_interval", "parallelism.cuda_graphs")),
     ("model.window", False, "without a window; set model.window, or drop it",
      ("model.full_attention_interval",)),
     ("model.layer_pattern", True, "beside model.layer_pattern; leave one of the two out",

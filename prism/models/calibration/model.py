@@ -96,6 +96,7 @@ def with_steps(library: Library, s: StepSetting) -> Library:
         "jitter/mean_s": (0.0, "s", "time added to every step: in the step effect here"),
         "run/model_error": (0.0, "1", "model error: a calibration has its own"),
         "run/model_error_fsdp": (0.0, "1", "model error: a calibration has its own"),
+        "run/model_error_experts": (0.0, "1", "model error: a calibration has its own"),
         "stall/job_rate_per_hour": (s.job_rate, "1/h", "stalls of the job"),
         "stall/node_rate_per_hour": (s.node_rate, "1/h", "stalls of the job, for each node"),
         "stall/duration_s": (mean, "s", "what a stall adds"),
