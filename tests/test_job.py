@@ -100,6 +100,9 @@ def test_a_good_job_has_its_values_and_the_documented_defaults(here: Path) -> No
             ["parallelism={pp: 1, microbatches: null}", "cluster={nodes: 1, gpus_per_node: 4}"],
             *("microbatches", 1),
         ),
+        (["parallelism.global_batch=48"], "microbatches", 24),
+        (["parallelism.global_batch=48", "parallelism.microbatch_size=3"], "microbatches", 8),
+        (["parallelism.global_batch=48", "parallelism.microbatches=12"], "global_batch", None),
     ],
 )
 def test_defaults_that_follow_from_other_keys(
@@ -326,6 +329,40 @@ def test_legal_but_not_modelled_names_the_nearest_setting(
     assert "not modelled yet" in line and nearest in line
 
 
+def test_microbatches_follow_a_global_batch_wherever_the_job_goes(here: Path) -> None:
+    job = load_job(write(here, GOOD.replace("microbatches: 8", "global_batch: 16")))
+    wider = ("parallelism.dp=4", "cluster.nodes=4")
+    rebuilt = job_from_dict(job.model_dump(mode="json", exclude={"name", "source"}))
+    assert rebuilt.parallelism == job.parallelism
+    for one in (job, rebuilt):
+        assert one.parallelism.microbatches == 8
+        assert one.replace(*wider).parallelism.microbatches == 4
+        assert one.replace("parallelism.microbatches=2").parallelism.global_batch is None
+    both = GOOD.replace("microbatches: 8", "microbatches: 8\n  global_batch: 16")
+    assert load_job(write(here, both)).parallelism.microbatches == 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "also", "words"),
+    [
+        ("17", "", ("17", "dp * microbatch_size = 2 * 1 = 2", "16 or 18")),
+        ("1", "", ("nearest: 2",)),
+        ("16", "microbatches: 4, ", ("2 * 4 * 1 = 8", "drop one")),
+        ("many", "", ("got 'many'",)),
+        ("0", "", ("at least 1",)),
+        ("12", "vpp: 2, ", ("interleaved with 6 microbatches",)),
+    ],
+)
+def test_a_global_batch_that_does_not_fit(
+    here: Path, batch: str, also: str, words: tuple[str, ...]
+) -> None:
+    layout = f"parallelism: {{tp: 2, pp: 4, dp: 2, {also}global_batch: {batch}}}"
+    text = f"model: {{name: llama3-8b}}\n{layout}\ncluster: {{nodes: 2}}\n"
+    (line,) = mistakes(write(here, text))
+    assert line.startswith("job.yaml:2: parallelism.")
+    assert all(word in line for word in words)
+
+
 def test_context_parallelism_has_op_resolution_only(here: Path) -> None:
     overrides = ("variability.resolution=kernel", "parallelism.cp=2", "cluster.nodes=4")
     (line,) = mistakes(write(here, GOOD), *overrides)
@@ -485,7 +522,7 @@ def test_every_other_name_stands_for_a_key_of_a_job() -> None:
         ("parallelism.tensor_model_parallel_size=2", "tp"),
         ("parallelism.pipeline_parallel_degree=2", "pp"),
         ("parallelism.data-parallel-shard-degree=2", "shard_size"),
-        ("parallelism.global_batch_size=512", "microbatches"),
+        ("parallelism.global_batch_size=512", "global_batch"),
         ("parallelism.train_micro_batch_size_per_gpu=1", "microbatch_size"),
         ("num_query_groups=8", "model.n_kv_heads"),
         ("model.num_layers=3", "n_layers"),

@@ -351,6 +351,8 @@ def given_values(job: Job) -> dict[str, Any]:
     values = job.model_dump(mode="json", exclude={"name", "source"})
     sources = provenance(job)
     if all(source in ("default", "preset") for source in sources.values()):
+        if values["parallelism"]["global_batch"] is not None:
+            del values["parallelism"]["microbatches"]  # they follow
         return values
 
     def keep(tree: dict[str, Any], path: str) -> dict[str, Any]:

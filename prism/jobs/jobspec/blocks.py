@@ -193,7 +193,12 @@ class ParallelismBlock(Block):
         "Transfers between stages: blocking pairs as Megatron's 1F1B, or async.", "async"
     )
     microbatches: Count = Field(
-        description="Microbatches per replica and step [1 if pp = 1, else it must be given]."
+        description="Microbatches per replica and step [what global_batch makes them; else 1 if pp "
+        "= 1, else it must be given]."
+    )
+    global_batch: Count | None = key(
+        "Sequences in a step over all replicas, instead of microbatches: these are global_batch / "
+        "(dp * microbatch_size) [dp * microbatches * microbatch_size]."
     )
     microbatch_size: Count = key("Sequences in a microbatch.", 1)
     sequence_parallel: StrictBool = key("Megatron's sequence parallelism inside a tp group.", True)
@@ -249,7 +254,12 @@ class ParallelismBlock(Block):
         given.setdefault("framework", "compiled" if sharded else "megatron")
         given.setdefault("fused_loss", given["framework"] == "megatron")
         given.setdefault("schedule", "interleaved" if many("vpp") else "1f1b")
-        if not many("pp"):
+        if "global_batch" in given:
+            sizes = [integral(given.get(k, 1)) for k in ("global_batch", "dp", "microbatch_size")]
+            valid = all(type(n) is int and n > 0 for n in sizes)  # a bad one has its own error
+            each = max(1, sizes[0] // (sizes[1] * sizes[2])) if valid else 1
+            given.setdefault("microbatches", each)
+        elif not many("pp"):
             given.setdefault("microbatches", 1)
         return given
 

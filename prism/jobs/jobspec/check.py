@@ -116,8 +116,26 @@ def _check_data_parallel(b: Blocks) -> Iterator[Problem]:
         yield undivided(p.shard_size, "dp", p.dp, key, by, "parallelism.dp")
 
 
+def _check_batch(b: Blocks) -> Iterator[Problem]:
+    p, key = b.parallelism, "parallelism.global_batch"
+    each = p.dp * p.microbatch_size
+    keys = (key, "parallelism.dp", "parallelism.microbatch_size", "parallelism.microbatches")
+    if p.global_batch is None:
+        return
+    if p.global_batch % each:
+        down, up = p.global_batch // each * each, ceil(p.global_batch / each) * each
+        text = f"{p.global_batch}, expected a multiple of dp * microbatch_size = {p.dp} * "
+        text += f"{p.microbatch_size} = {each}; the nearest: "
+        yield text + " or ".join(str(n) for n in (down, up) if n), *keys
+    elif p.global_batch != each * p.microbatches:
+        text = f"{p.global_batch}, but dp * microbatches * microbatch_size = {p.dp} * "
+        text += f"{p.microbatches} * {p.microbatch_size} = {each * p.microbatches}; drop one of "
+        yield text + "global_batch and microbatches", *keys
+
+
 def _check_schedule(b: Blocks) -> Iterator[Problem]:
     p, vpp, many = b.parallelism, "parallelism.vpp", "parallelism.microbatches"
+    batch = "parallelism.global_batch"
     keys = ("parallelism.schedule", vpp, "parallelism.pp")
     chunks, rounds = TRAITS[p.schedule].chunks or p.vpp, TRAITS[p.schedule].rounds
     if p.vpp > 1 and p.pp == 1:
@@ -132,12 +150,13 @@ def _check_schedule(b: Blocks) -> Iterator[Problem]:
     if p.splits and p.microbatches < rounds * p.pp:
         text = f"{p.microbatches}, but {p.schedule} needs {rounds} for each of the {p.pp} stages; "
         text += f"set {rounds * p.pp} or more, or schedule: zb-v"
-        yield text, many, "parallelism.pp", keys[0]
+        yield text, many, batch, "parallelism.pp", keys[0]
     if p.schedule == "interleaved" and p.pp > 1 and p.microbatches % p.pp:
         down, up = p.microbatches // p.pp * p.pp, ceil(p.microbatches / p.pp) * p.pp
         text = f"interleaved with {p.microbatches} microbatches is not modelled yet, expected a "
         text += f"multiple of pp = {p.pp}; the nearest supported: "
-        yield text + " or ".join(str(n) for n in (down, up) if n), many, "parallelism.pp", *keys
+        text += " or ".join(str(n) for n in (down, up) if n)
+        yield text, many, batch, "parallelism.pp", *keys
 
 
 def _check_variability(b: Blocks) -> Iterator[Problem]:
@@ -229,8 +248,8 @@ def _check_slow_nodes(b: Blocks) -> Iterator[Problem]:
 _CHECKS = (
     *(check_model, check_split, check_experts, check_latents, check_pattern),
     *(check_cluster, check_tiers),
-    *(_check_data_parallel, _check_schedule, _check_modelled, _check_effect, _check_variability),
-    *(_check_run, _check_slow_nodes),
+    *(_check_data_parallel, _check_batch, _check_schedule, _check_modelled, _check_effect),
+    *(_check_variability, _check_run, _check_slow_nodes),
 )
 
 

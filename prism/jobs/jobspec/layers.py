@@ -30,6 +30,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("run", "steps"), ("run", "tokens")),
     (("model", "name"), ("model", "durations")),
+    (("parallelism", "microbatches"), ("parallelism", "global_batch")),
 )
 _FILE_KEYS = (
     ("variability", "library", ".nc"), ("variability", "model", ".nc"), ("cluster", "hosts", "")

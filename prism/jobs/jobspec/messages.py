@@ -55,7 +55,7 @@ def validate_block(kind: type[BaseModel], data: Any) -> Checked:
         if detail["type"] == "missing" and path[:-1]:
             doubtful.add(path := path[:-1])  # what lacks a key says nothing
         drop(data, path)
-    if isinstance(data, dict) and ("microbatches",) in doubtful:
+    if isinstance(data, dict) and {("microbatches",), ("global_batch",)} & doubtful:
         data["microbatches"] = 1
     try:
         return Checked(kind.model_validate(data), found, doubtful)
@@ -138,7 +138,7 @@ def unknown_key(key: str, siblings: Iterable[str]) -> str:
 
 _REQUIRED = {
     "microbatches": "with a pipeline the number per replica and step must be given; "
-    "write for example microbatches: 32",
+    "write for example microbatches: 32, or global_batch: 256, the sequences of a step",
     "forward_s": "expected seconds; give both forward_s and backward_s",
     "backward_s": "expected seconds; give both forward_s and backward_s",
 }

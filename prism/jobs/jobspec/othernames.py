@@ -25,8 +25,8 @@ _KEYS = {
     "parallelism.reshard_after_forward": "fsdp_reshard_after_forward",
     "parallelism.schedule": "pipeline_parallel_schedule pipeline_schedule",
     "parallelism.p2p": "overlap_p2p_comm overlap_p2p_communication",
-    "parallelism.microbatches": "global_batch_size train_batch_size gradient_accumulation_steps "
-    "num_microbatches gas gbs",
+    "parallelism.global_batch": "global_batch_size train_batch_size gbs",
+    "parallelism.microbatches": "gradient_accumulation_steps num_microbatches gas",
     "parallelism.microbatch_size": "micro_batch_size train_micro_batch_size_per_gpu "
     "local_batch_size pipeline_parallel_microbatch_size mbs",
     "parallelism.recompute": "recompute_granularity activation_checkpoint "
@@ -112,8 +112,6 @@ VALUES = {
 """Other frameworks' words by key and the value that says the same, or comes nearest."""
 
 NOTES = {
-    "global_batch_size": "it is dp * microbatches * microbatch_size",
-    "train_batch_size": "it is dp * microbatches * microbatch_size",
     "local_batch_size": "it is microbatches * microbatch_size",
     "data_parallel_replicate_degree": "dp is replicate * shard degree",
     "data_parallel_shard_degree": "with hsdp; dp is replicate * shard degree",
