@@ -5,6 +5,7 @@ Sizes and power with enough repetitions are in experiments/verification/compare.
 
 import itertools
 import json
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -410,3 +411,60 @@ def test_an_error_of_the_model_is_no_difference_between_jobs():
     assert float(wrong.time_to_train.std()) > 5.0 * float(plain.time_to_train.std())
     for name in ("mean", "p50", "std"):
         assert found[name]["relative"] == pytest.approx(same[name]["relative"], abs=1e-3)
+
+
+def measured(path, level, runs=5, spread=0.002, seed=0):
+    """Write steps of runs whose level is a factor of 2 s."""
+    rng = np.random.default_rng([seed, round(1e6 * level)])
+    rows = ["run,step,step_s"]
+    for run in range(runs):
+        of_run = 2.0 * level * np.exp(spread * rng.standard_normal())
+        rows += [f"{run},{k},{x:.6f}" for k, x in enumerate(of_run + 0.01 * rng.random(40))]
+    path.write_text("\n".join(rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("level", "limit", "verdict"),
+    [(1.03, "1%", "slower"), (1.03, "5%", "not_slower"), (1.0003, "0", "open"),
+     (0.97, "0", "not_slower")],
+)  # fmt: skip
+def test_a_gate_fails_where_the_interval_lies_beyond(run, tmp_path, level, limit, verdict):
+    a, b = measured(tmp_path / "a.csv", 1.0), measured(tmp_path / "b<.csv", level)
+    junit = tmp_path / "gate.xml"
+    code, out, _ = run(
+        "compare", a, b, "--fail-if-slower", limit, "--junit", junit, "--seed", "1", "--json"
+    )
+    gate = json.loads(out)["gate"]
+    assert code == (3 if verdict == "slower" else 0)
+    assert (gate["failed"], [c["verdict"] for c in gate["checks"]]) == (code == 3, [verdict])
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
+    assert suite.get("tests") == "1" and suite.get("failures") == str(int(code == 3))
+    assert (suite.find("testcase/failure") is not None) == (code == 3)
+    assert "b<.csv" in suite.find("testcase").get("name")
+
+
+def test_a_gate_without_a_limit_is_none(run, tmp_path):
+    a = measured(tmp_path / "a.csv", 1.0)
+    code, out, _ = run("compare", a, a, "--json", "--seed", "1")
+    assert code == 0 and "gate" not in json.loads(out)
+    for given, said in (
+        (("--junit", "x.xml"), "--fail-if-slower"),
+        (("--fail-if-slower", "1%", "--junit", str(tmp_path / "no" / "x.xml")), "no folder"),
+        (("--fail-if-slower", "1%", "--junit", str(tmp_path)), "folder"),
+        (("--fail-if-slower", "-1%"), "-1%"),
+    ):
+        code, out, err = run("compare", a, a, *given)
+        assert (code, out) == (2, "") and said in err
+
+
+def test_a_gate_at_the_true_difference_rarely_fails():
+    """A one-sided test at 2.5 %: of 200 pairs 1 % apart not over 6 % fail at 1 %."""
+    rng, failed = np.random.default_rng(5), 0
+    for seed in range(200):
+        level = np.exp(0.003 * rng.standard_normal((2, 6))) * [[1.0], [1.01]]
+        a, b = (Sample(x, np.arange(6), np.zeros(6, np.int64), "runs") for x in level)
+        draws = [resample(x, np.random.default_rng([seed, k])) for k, x in enumerate((a, b))]
+        low = compare_figures(a, b, *draws, None, 0.01, 0.0)["relative_ci"][0][0]
+        failed += low > 0.01
+    assert failed <= 12

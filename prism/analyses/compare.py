@@ -33,7 +33,7 @@ from prism.analyses.comparisons.quantity import (
     holm,
     shared_variance,
 )
-from prism.common.errors import PrismError
+from prism.common.errors import PrismError, named
 from prism.simulation.steps import fresh_seed
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def compare(
     where: Mapping[str, str] | None = None,
     effect: float = EFFECT,
     skip: int | None = None,
+    fail_if_slower: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -72,6 +73,9 @@ def compare(
         out, and differences that are surely smaller are called so.
     skip : int, optional
         First steps of each measured run to leave out; those that stick out where None.
+    fail_if_slower : float, optional
+        Whether the mean of B is slower than that of A by more than this share [1] is decided too,
+        for each quantity: ``gate`` of the summary.
     seed : int, optional
         Of resamples and permutations; fresh where None.
     progress : callable, optional
@@ -97,6 +101,11 @@ def compare(
     """
     if not 0.0 < effect < 1.0:
         raise PrismError(f"effect {effect:g}: expected a share between 0 and 1, such as 1% or 0.01")
+    if fail_if_slower is not None and not 0.0 <= fail_if_slower < 1.0:
+        raise PrismError(
+            f"{named('fail_if_slower')} {fail_if_slower:g}: expected a share from 0 up to 1, such "
+            "as 1% or 0.01"
+        )
     seed = fresh_seed() if seed is None else seed
     first, second = (read_input(source, column, where, seed) for source in (a, b))
     first, second, pairing, notes = brought_together(first, second, skip)
@@ -120,7 +129,7 @@ def compare(
         quantities[name] = _units(quantity, p[-1])
     numbers = {
         "a": describe(first), "b": describe(second), "effect": effect, "level": LEVEL, "seed": seed,
-        "quantities": quantities,
+        "fail_if_slower": fail_if_slower, "quantities": quantities,
         "job_differences": job_differences(first, second),
         "notes": [*notes, *_notes(first, second)], "warnings": _warnings(first, second, found),
     }  # fmt: skip
@@ -151,7 +160,23 @@ def summarize_compare(dataset: xr.Dataset) -> dict[str, Any]:
         for row in (*figures.values(), quantity["ks"]):
             row["verdict"] = _verdict(row, numbers["effect"])
         quantity["figures"] = figures
+    limit = numbers.pop("fail_if_slower", None)
+    if limit is not None:
+        numbers["gate"] = _gate(numbers["quantities"], limit)
     return numbers
+
+
+def _gate(quantities: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """Decide for each mean whether B is slower by more than a share: with its 95 % interval."""
+    checks = []
+    for name, quantity in quantities.items():
+        row = quantity["figures"]["mean"]
+        low, high = row["relative_ci"] or (-math.inf, math.inf)
+        verdict = "slower" if low > limit else "not_slower" if high <= limit else "open"
+        check = {"quantity": name, "figure": "mean", "verdict": verdict, "a": row["a"]}
+        checks.append(check | {key: row[key] for key in ("b", "relative", "relative_ci")})
+    failed = any(check["verdict"] == "slower" for check in checks)
+    return {"fail_if_slower": limit, "failed": failed, "checks": checks}
 
 
 def _plain(values: Any) -> Any:

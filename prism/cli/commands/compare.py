@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from prism.cli.commands.options import (
+    ALARM,
     NO_EFFECT,
     Share,
     choose_options,
@@ -13,7 +14,7 @@ from prism.cli.commands.options import (
     output_option,
     rows_of,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import check_file_path, conclude, write_text
 from prism.cli.commands.terminal import progress_line
 
 
@@ -35,6 +36,15 @@ from prism.cli.commands.terminal import progress_line
     metavar="N",
     help="Drop the first N steps of each measured run.  [default: those that stick out]",
 )
+@click.option(
+    "--fail-if-slower",
+    type=Share(least=0.0),
+    metavar="SHARE",
+    help=f"Exit with status {ALARM} if a mean of B is slower by more than this, at 95 %.",
+)
+@click.option(
+    "--junit", metavar="FILE", type=click.Path(), help="Write what that finds as JUnit XML."
+)
 @output_option()
 @details_option
 @common_options(threads=NO_EFFECT)
@@ -45,13 +55,15 @@ def compare(
     where: tuple[tuple[str, str], ...],
     effect: float,
     skip: int | None,
+    fail_if_slower: float | None,
+    junit: str | None,
     output: str | None,
     as_json: bool,
     details: bool,
     quiet: bool,
     seed: int | None,
     threads: int | None,
-) -> None:
+) -> int:
     """Test whether two results or measurements differ.
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
@@ -61,11 +73,20 @@ def compare(
     from prism.analyses.compare import compare as compare_two
     from prism.common.files import check_directory
 
+    if junit is not None and fail_if_slower is None:
+        raise click.UsageError("--junit FILE holds what --fail-if-slower SHARE finds; add it")
     if output is not None:
         check_directory(output)
+    if junit is not None:
+        check_file_path(junit, "--junit")
     with progress_line("comparing", quiet) as report:
         result = compare_two(
-            a, b, column=column, where=rows_of(where), effect=effect, skip=skip, seed=seed,
-            progress=report,
+            a, b, column=column, where=rows_of(where), effect=effect, skip=skip,
+            fail_if_slower=fail_if_slower, seed=seed, progress=report,
         )  # fmt: skip
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet).figures
+    if junit is not None:
+        from prism.present.junit import junit_xml
+
+        write_text(junit, junit_xml(found), quiet)
+    return ALARM if found.get("gate", {}).get("failed") else 0

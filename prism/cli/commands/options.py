@@ -13,6 +13,8 @@ from prism.cli.commands.terminal import say
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_EFFECT = "Accepted by every command; no effect here."
+ALARM = 3
+"""Exit status where the answer is the one that was to be guarded against."""
 MOST_NUMBERS = 10_000_000  # that a range of numbers counts up to
 
 
@@ -83,9 +85,12 @@ class Percentiles(_Figures):
 
 
 class Share(click.ParamType):  # type: ignore[type-arg]
-    """A share above 0 and below 1, such as ``0.1%`` or ``0.001``."""
+    """A share above 0, or from `least` on, and below 1, such as ``0.1%`` or ``0.001``."""
 
     name = "share"
+
+    def __init__(self, least: float | None = None) -> None:
+        self.least = least
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -96,8 +101,9 @@ class Share(click.ParamType):  # type: ignore[type-arg]
             share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
         except ValueError:
             self.fail(f"{value!r} is not a share such as 0.1% or 0.001", param, ctx)
-        if not 0.0 < share < 1.0:
-            self.fail(f"{value!r}: expected more than 0 and less than 100 %", param, ctx)
+        if not 0.0 < share < 1.0 and share != self.least:
+            from_ = "more than 0" if self.least is None else f"at least {100.0 * self.least:g}"
+            self.fail(f"{value!r}: expected {from_} and less than 100 %", param, ctx)
         return share
 
 

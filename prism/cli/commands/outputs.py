@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from prism.cli.commands.terminal import print_answer, say, to_json
 from prism.common.errors import PrismError
-from prism.common.files import atomic_files, check_directory
+from prism.common.files import atomic_files, atomic_write, check_directory
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -32,14 +32,15 @@ def conclude(
     details: bool,
     quiet: bool,
     texts: Mapping[str, str | bytes] | None = None,
-) -> None:
-    """End a command: write its folder where one was asked for, print the answer."""
+) -> Answer:
+    """End a command: write its folder where one was asked for, print the answer and give it."""
     from prism.common.resultfiles import answer
 
-    found = answer(result)
+    found: Answer = answer(result)
     if output is not None:
         _write_folder(output, result, found, quiet, texts or {})
     print_answer(found, as_json, details)
+    return found
 
 
 def _write_folder(
@@ -83,6 +84,24 @@ def check_model_path(path: str | os.PathLike[str], inputs: Iterable[str]) -> Non
     if not file.parent.exists():
         raise PrismError(f"{path}: no folder {file.parent}; make it, or choose another with -o")
     check_directory(file.parent)
+
+
+def check_file_path(path: str | os.PathLike[str], option: str) -> None:
+    """Refuse a name for a file that cannot be written, before any work is done for it."""
+    file = Path(path)
+    if file.is_dir():
+        raise PrismError(f"{option} {path}: is a folder; expected the name of a file to write")
+    if not file.parent.is_dir():
+        raise PrismError(f"{option} {path}: no folder {file.parent}; make it, or choose another")
+    check_directory(file.parent, option)
+
+
+def write_text(path: str | os.PathLike[str], text: str, quiet: bool) -> None:
+    """Write a text file under a temporary name first, and say so."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(text.encode())
+    if not quiet:
+        say(f"wrote {path}")
 
 
 def check_picture_path(path: str | os.PathLike[str]) -> None:

@@ -32,6 +32,13 @@ Json = Mapping[str, Any]
 
 WORDS = {"step_time": "step", "time_to_train": "run"}
 NAMES = {"std": "standard deviation", "cv": "CV"}
+GATE = {
+    "slower": ("slower by more than {limit}", "warning"),
+    "not_slower": ("not slower by more than {limit}", "answer"),
+    "open": ("not shown to be slower by more than {limit}, nor not to be, and passes; measure more",
+             "warning"),
+}  # fmt: skip
+"""What a gate finds, and how much it matters, by verdict."""
 MOST_KEYS = 10
 """Keys of the jobs in the table; the JSON has all that differ."""
 LONGEST_VALUE = 40
@@ -47,7 +54,7 @@ def compare_answer(result: xr.Dataset) -> Answer:
         subject=f"{a} and {b}",
         head=f": B against A, seed {numbers['seed']}",
         question=f"Is the difference between {a} (A) and {b} (B) real?",
-        findings=tuple(
+        findings=_gate(numbers) + tuple(
             finding for name, quantity in found.items()
             for finding in (_difference(name, quantity, numbers["effect"]),
                             *_sample_sizes(name, quantity, numbers["effect"]))
@@ -71,6 +78,22 @@ def compare_answer(result: xr.Dataset) -> Answer:
 
 
 # ------------------------------------------------------------------------------ in sentences
+def _gate(numbers: Json) -> tuple[Finding, ...]:
+    """Say whether B is slower by more than was asked about."""
+    gate = numbers.get("gate")
+    if gate is None:
+        return ()
+    out = []
+    limit = format_share(gate["fail_if_slower"])
+    for check in gate["checks"]:
+        text, severity = GATE[check["verdict"]]
+        change = percent_change(check["relative"] or 0.0, check["relative_ci"])
+        what = f"mean {TITLES[check['quantity']]}"
+        text = f"Gate: the {what} of B is {text.format(limit=limit)} ({change})."
+        out.append(Finding(f"{check['quantity']}_gate", text, severity))
+    return tuple(out)
+
+
 def _difference(name: str, quantity: Json, effect: float) -> Finding:
     """Say how percentiles and spread differ; the distributions only where nothing else does."""
     figures, ks = quantity["figures"], quantity["ks"]
