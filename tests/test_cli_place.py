@@ -152,7 +152,8 @@ def test_folder_holds_result_plots_and_hosts(run, asked, job, tmp_path):
     status, _, err = run("place", job, *SLOW, "--hosts", tmp_path / "hosts", "-o", out)
     assert status == 0, err
     plots = {f"{stem}.{kind}" for stem in ("alternatives", "slots") for kind in ("png", "svg")}
-    names = {"hosts.csv", "hostfile.txt", "slurm_hostfile.txt", "result.nc", "summary.json"}
+    names = {"hosts.csv", "hostfile.txt", "slurm_hostfile.txt", "openmpi_hostfile.txt"}
+    names |= {"mpich_hostfile.txt", "rankfile.txt", "result.nc", "summary.json"}
     assert {file.name for file in out.iterdir()} == plots | names
     best = [24, *range(1, 24), 0, *range(25, 32)]
     assert read_hosts(out / "hosts.csv") == best

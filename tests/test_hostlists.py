@@ -1,10 +1,12 @@
 """Lists of hosts as Slurm, MPI, PBS and launchers write them."""
 
+import re
+
 import pytest
 
 from prism.cluster.nodes.hosts import read_host_list
 from prism.common.errors import PrismError
-from prism.jobs.hostfiles import host_order, read_hosts
+from prism.jobs.hostfiles import host_order, launcher_files, read_hosts
 from prism.jobs.hostlists import read_hosts_text
 
 
@@ -54,6 +56,23 @@ def test_where_hosts_are_taken(tmp_path):
     path.write_text("gpu[1-4]\n")
     with pytest.raises(PrismError, match="'gpu1'"):
         read_hosts(path)
+
+
+def test_launchers_files_hold_one_order():
+    """All files put the same host at a rank; what prism reads back is that order."""
+    names, order, per_node = {k: f"gpu{k:02d}" for k in range(20)}, [7, 0, 19, 3], 8
+    files = launcher_files(order, names, per_node)
+    hosts = [names[node] for node in order]
+    whole = [host for host in hosts for _ in range(per_node)]
+    for name in ("slurm_hostfile.txt", "openmpi_hostfile.txt", "mpich_hostfile.txt"):
+        assert read_hosts_text(files[name], name) == hosts
+    assert files["slurm_hostfile.txt"].split() == whole
+    ranks = [re.fullmatch(r"rank (\d+)=(\w+) slot=(\d+)", x).groups()
+             for x in files["rankfile.txt"].splitlines()]  # fmt: skip
+    assert [(int(a), b, int(c)) for a, b, c in ranks] == [
+        (rank, host, rank % per_node) for rank, host in enumerate(whole)
+    ]
+    assert launcher_files([7, 20], names, per_node) == {}  # node 20 has no name
 
 
 @pytest.mark.parametrize("given", ["", "%%garbage[[", "no-such-file.txt", "."])

@@ -51,11 +51,37 @@ def placement_csv(
 def host_order(
     hosts: Sequence[int], names: Mapping[int, str] | None = None, per_host: int = 1
 ) -> str:
-    """List the hosts in rank order, for a launcher; a node without a name by its number.
-
-    A host file of MPI or torchrun has one line per host, Slurm's ``SLURM_HOSTFILE`` one per task.
-    """
+    """List the hosts in rank order, one per line; a node without a name by its number."""
     return "".join(f"{(names or {}).get(node, node)}\n" * per_host for node in hosts)
+
+
+def launcher_files(
+    hosts: Sequence[int], names: Mapping[int, str], gpus_per_node: int
+) -> dict[str, str]:
+    """Write the hosts in rank order as launchers take them, by file name.
+
+    A launcher knows hosts by name: nothing is written where a node has none.
+
+    Examples
+    --------
+    >>> files = launcher_files([1, 0], {0: "n0", 1: "n1"}, 2)
+    >>> files["slurm_hostfile.txt"].split(), files["rankfile.txt"].splitlines()[2]
+    (['n1', 'n1', 'n0', 'n0'], 'rank 2=n0 slot=0')
+    >>> files["openmpi_hostfile.txt"].split(), files["mpich_hostfile.txt"].split()
+    (['n1', 'slots=2', 'n0', 'slots=2'], ['n1:2', 'n0:2'])
+    """
+    if any(node not in names for node in hosts):
+        return {}
+    order = [names[node] for node in hosts]
+    ranks = enumerate(name for name in order for _ in range(gpus_per_node))
+    return {
+        "slurm_hostfile.txt": host_order(hosts, names, gpus_per_node),
+        "openmpi_hostfile.txt": "".join(f"{name} slots={gpus_per_node}\n" for name in order),
+        "mpich_hostfile.txt": "".join(f"{name}:{gpus_per_node}\n" for name in order),
+        "rankfile.txt": "".join(
+            f"rank {rank}={name} slot={rank % gpus_per_node}\n" for rank, name in ranks
+        ),
+    }
 
 
 def as_ranges(numbers: Iterable[int], separator: str = " ") -> str:

@@ -217,7 +217,7 @@ def _add_names(result: xr.Dataset, inventory: Inventory) -> None:
 def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[str, str]:
     """Write the best placement as files, by their names."""
     from prism.cluster.nodemap import Placement
-    from prism.jobs.hostfiles import host_order, placement_csv
+    from prism.jobs.hostfiles import host_order, launcher_files, placement_csv
 
     best = [int(node) for node in result["hosts"].sel(placement=result.attrs["best"]).to_numpy()]
     placement = Placement(job)
@@ -225,5 +225,5 @@ def _host_lists(job: Job, result: xr.Dataset, names: Mapping[int, str]) -> dict[
     return {
         "hosts.csv": placement_csv(best, placement.slot_groups(), per_node, names),
         "hostfile.txt": host_order(best, names),
-        "slurm_hostfile.txt": host_order(best, names, per_node),
+        **launcher_files(best, names, per_node),
     }
