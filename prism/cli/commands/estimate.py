@@ -17,7 +17,7 @@ from prism.cli.commands.options import (
     rows_of,
     set_option,
 )
-from prism.cli.commands.outputs import conclude
+from prism.cli.commands.outputs import check_file_path, conclude, openmetrics_option, write_text
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
 
@@ -85,6 +85,7 @@ from prism.common.errors import PrismError
     help="exchangeable: of many replicas simulate the slowest and a sample.",
 )
 @set_option
+@openmetrics_option
 @output_option()
 @details_option
 @common_options()
@@ -99,6 +100,7 @@ def estimate(
     resolution: str | None,
     no_model_error: bool,
     overrides: tuple[str, ...],
+    openmetrics: str | None,
     output: str | None,
     as_json: bool,
     details: bool,
@@ -118,6 +120,8 @@ def estimate(
         raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
     if output is not None:
         check_directory(output)
+    if openmetrics is not None:
+        check_file_path(openmetrics, "--openmetrics")
     for key, value in (("dependence", dependence), ("resolution", resolution)):
         if value is not None:
             overrides = (*overrides, f"variability.{key}={value}")
@@ -139,4 +143,8 @@ def estimate(
             where=rows_of(where) or None,
             **options,
         )
-    conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
+    if openmetrics is not None:
+        from prism.present.openmetrics import openmetrics_text
+
+        write_text(openmetrics, openmetrics_text(found.figures), quiet)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from prism.cli.commands.terminal import print_answer, say, to_json
 from prism.common.errors import PrismError
 from prism.common.files import atomic_files, atomic_write, check_directory
@@ -102,6 +104,11 @@ def write_text(path: str | os.PathLike[str], text: str, quiet: bool) -> None:
         temporary.write_bytes(text.encode())
     if not quiet:
         say(f"wrote {path}")
+
+
+openmetrics_option = click.option(
+    "--openmetrics", metavar="FILE", type=click.Path(), help="Write the forecast as OpenMetrics."
+)
 
 
 def check_picture_path(path: str | os.PathLike[str]) -> None:
