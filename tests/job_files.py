@@ -224,7 +224,7 @@ def structures(draw: Any) -> dict[str, Any]:
             "seq_len": 2 * cp * tp * pick(8, 256),
         }  # fmt: skip
         if draw(chance(0.35)):
-            routed, many = draw(experts(tp, dp, model["n_layers"]))
+            routed, many = draw(experts(tp, cp, dp, model["n_layers"]))
             model, layout = model | routed, layout | many
         if draw(chance(0.2)):
             model |= draw(latents(hidden // n_heads)) | {"n_kv_heads": n_heads}
@@ -254,7 +254,9 @@ def durations(draw: Any, pp: int) -> dict[str, Any]:
 
 
 @st.composite
-def experts(draw: Any, tp: int, dp: int, n_layers: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def experts(
+    draw: Any, tp: int, cp: int, dp: int, n_layers: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw experts of a model, and how a layout shares them."""
     pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
     n = pick(4, 8, 24)
@@ -275,10 +277,11 @@ def experts(draw: Any, tp: int, dp: int, n_layers: int) -> tuple[dict[str, Any],
     elif draw(chance(0.3)):
         model["moe_layer_interval"] = pick(1, n_layers - model["n_dense_layers"])
         model |= {"window": pick(1, 64), "full_attention_interval": pick(0, 1, 3)}
-    layout: dict[str, Any] = {"ep": pick(*[k for k in (2, 4, 8, 1) if dp % k == n % k == 0])}
+    whole = draw(chance(0.3))
+    over = dp * cp * (tp if whole else 1)
+    layout: dict[str, Any] = {"ep": pick(*[k for k in (2, 4, 8, 1) if over % k == n % k == 0])}
     if layout["ep"] > 1:
-        if draw(chance(0.3)):
-            layout["expert_tp"] = pick(1, tp)
+        layout |= {"expert_tp": 1} if whole else {"expert_tp": tp} if draw(chance(0.1)) else {}
         for key in (
             "expert_imbalance",
             "expert_node_limit",

@@ -290,7 +290,7 @@ def test_domains_against_all_expert_groups(sizes, together, n_gpus):
     tp, cp, ep, groups, pp = sizes
     dp = ep * groups
     stage, replica = (tp * cp, tp * cp * pp) if together else (tp * cp * dp, tp * cp)
-    layout = Layout(tp, cp, dp, pp, stage, replica, ep, ep)
+    layout = Layout(tp, cp, dp, pp, stage, replica, ep, ep, tp)
     cluster = replace(build_cluster(make_job(), LIBRARY), layout=layout)
     axes = np.ix_(*map(range, (pp, groups, ep, cp, tp)))
     steps = (stage, ep * replica, replica, tp, 1)
@@ -379,7 +379,8 @@ def test_a_slow_node_holds_up_its_group_and_moves_with_it():
 def test_layouts_keep_ep_and_skip_what_it_does_not_divide():
     job = make_job(ep=4, pp=2, dp=8, microbatches=4)
     found = [setting for setting, _ in layouts(job, global_batch(job))]
-    assert found and all(int(s["parallelism.dp"]) % 4 == 0 for s in found)
+    ranks = [int(s["parallelism.dp"]) * int(s["parallelism.cp"]) for s in found]
+    assert found and all(n % 4 == 0 for n in ranks)
     alone = make_job(ep=1, pp=2, dp=8, microbatches=4)
     more = [setting for setting, _ in layouts(alone, global_batch(alone))]
     assert len(more) > len(found)
@@ -508,8 +509,7 @@ def test_whole_experts_do_the_same_work_and_are_held_twice():
 
 
 def test_ranks_that_hold_the_same_whole_experts():
-    layout = Layout(tp=2, cp=1, dp=4, pp=2, stage_stride=8, replica_stride=2, shard=2, ep=2,
-                    whole_experts=True)  # fmt: skip
+    layout = Layout(tp=2, cp=1, dp=4, pp=2, stage_stride=8, replica_stride=2, shard=2, ep=2)
     assert layout.groups("expert_dp").tolist()[:2] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert layout.groups("ep").tolist()[:2] == [[0, 2], [1, 3]]
     job = make_job(**WHOLE, expert_tp=1)

@@ -1,9 +1,10 @@
 """Who communicates with whom: one table of ranks for every kind of group.
 
 ``tp`` and ``cp`` share an op; ``dp_cp`` shares a stage's parameters, with hsdp ``shard`` does, and
-``replicas`` joins those of all shard groups that hold the same part. ``ep`` joins the ranks that
-hold the experts between them, ``expert_dp`` those that hold the same ones. ``embedding`` is the
-first and the last stage of a pipeline.
+``replicas`` joins those of all shard groups that hold the same part. ``embedding`` is the first and
+the last stage of a pipeline. For experts the ranks of a stage are grouped anew, as Megatron-Core's
+parallel_state does: ``expert_tp`` neighbours share each expert, ``ep`` joins those that hold the
+experts between them, ``expert_dp`` those that hold the same ones.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ Int = NDArray[np.int64]
 # members, in rank order.
 GROUPS_BY = {
     "tp": (0, 1, 2, 3), "cp": (0, 1, 2, 4), "dp_cp": (1, 4), "shard": (0, 1, 4),
-    "replicas": (1, 2, 3, 4), "ep": (0, 1, 3, 4), "expert_dp": (1, 2, 4), "embedding": (0, 2, 3, 4),
-    "world": (),
+    "replicas": (1, 2, 3, 4), "embedding": (0, 2, 3, 4), "world": (),
 }  # fmt: skip
+# The same of `Layout.expert_ranks` (replica, stage, ep group, ep rank, rank of an expert).
+EXPERT_GROUPS_BY = {"ep": (0, 1, 2, 4), "expert_dp": (1, 3, 4)}
 
 
 class Layout(NamedTuple):
@@ -38,9 +40,9 @@ class Layout(NamedTuple):
     pp: int
     stage_stride: int
     replica_stride: int
-    shard: int = 1  # data-parallel ranks of a shard group (hsdp) or an expert group
+    shard: int = 1  # data-parallel ranks that are simulated as one, see `shard_size`
     ep: int = 1
-    whole_experts: bool = False  # each tp rank holds whole ones, so that its neighbours share them
+    expert_tp: int = 1  # 1, or tp
 
     def ranks(self, shard: int) -> Int:
         """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
@@ -48,18 +50,34 @@ class Layout(NamedTuple):
         steps = shard * self.replica_stride, self.stage_stride, self.replica_stride, self.tp, 1
         return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
 
-    def apart(self, kind: str) -> tuple[int, ...]:
-        """Axes of `ranks` that tell groups of a kind apart."""
-        return (1, 2) if kind == "expert_dp" and self.whole_experts else GROUPS_BY[kind]
+    def expert_ranks(self, ranks: Int) -> Int:
+        """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert].
+
+        Where ep divides dp, only data-parallel ranks hold the experts between them.
+        """
+        tp = ranks.shape[4]
+        each = tp if self.expert_tp == self.tp else 1
+        if self.dp % self.ep == 0:
+            split = ranks.reshape(*ranks.shape[:4], tp // each, each)
+            ranks = split.transpose(0, 1, 3, 4, 2, 5)
+        return ranks.reshape(*ranks.shape[:2], -1, self.ep, each)
+
+    def joins_tp(self, kind: str) -> bool:
+        """Tell whether groups of a kind may have several ranks of a tp group."""
+        if kind in EXPERT_GROUPS_BY:
+            return self.expert_tp < self.tp
+        return 4 not in GROUPS_BY[kind]
 
     def groups(self, kind: str, every: int = 1) -> Int:
         """Ranks of every group of a kind [group, member]; of tp ranks, one in `every`."""
-        ranks = self.ranks(self.ep if kind in ("ep", "expert_dp") else self.shard)[..., ::every]
+        ranks = self.ranks(self.shard)[..., ::every]
         if kind == "world":
             return np.sort(ranks.reshape(1, -1))
         if kind == "embedding" and self.pp > 1:
             ranks = ranks[:, [0, -1]]
-        apart = self.apart(kind)
+        apart = GROUPS_BY.get(kind, ())
+        if kind in EXPERT_GROUPS_BY:
+            ranks, apart = self.expert_ranks(ranks), EXPERT_GROUPS_BY[kind]
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
         return ranks.transpose(*apart, *members).reshape(-1, count)
@@ -102,8 +120,8 @@ def count_units(units: Int) -> Int:
 def layout_of(job: Job) -> Layout:
     """Return the layout of a job."""
     p = job.parallelism
-    whole = p.expert_shards < p.tp
-    return Layout(p.tp, p.cp, p.dp, p.pp, *_rank_strides(job), shard_size(job), p.ep, whole)
+    strides = _rank_strides(job)
+    return Layout(p.tp, p.cp, p.dp, p.pp, *strides, shard_size(job), p.ep, p.expert_shards)
 
 
 def _rank_strides(job: Job) -> tuple[int, int]:
@@ -119,11 +137,13 @@ def shard_size(job: Job) -> int:
     """Data-parallel ranks that are simulated as one, since they meet inside a step.
 
     With hsdp a shard group, which holds one copy of the parameters; by default the neighbours of an
-    NVLink domain. With experts an ep group, whose ranks meet inside every layer.
+    NVLink domain. With experts those whose ranks are in an ep group, which meets in every layer, or
+    in several groups that share data-parallel ranks.
     """
     p = job.parallelism
     if p.data_parallel != "hsdp":
-        return p.ep
+        each = p.tp * p.cp
+        return p.ep if p.dp % p.ep == 0 else math.lcm(p.ep * p.expert_shards, each) // each
     if p.shard_size is not None:
         return p.shard_size
     within = job.cluster.nvlink_domain_gpus // _rank_strides(job)[1]

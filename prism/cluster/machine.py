@@ -76,7 +76,7 @@ class Cluster:
     """Kernels that send experts their tokens in place of NCCL's all-to-all."""
 
     def group(self, name: str) -> Group:
-        """Return a kind of group, one of `prism.cluster.groups.GROUPS_BY`."""
+        """Return a kind of group, see `prism.cluster.groups`."""
         return Group(self.layout, name)
 
     def tier(self, group: Group) -> str:

@@ -113,8 +113,7 @@ class Wiring:
         """
         if group not in self._reach:
             c = self.cluster
-            joins_tp = group == "world" or 4 not in c.layout.apart(group)
-            n_alike = 1 if joins_tp else self._n_alike
+            n_alike = 1 if c.layout.joins_tp(group) else self._n_alike
             rings = self.placement.gpus(c.layout.groups(group, n_alike))  # [ring, member]
             domains = self._domains(group, rings)
             units = [count_units(rings // tier.gpus) for tier in c.tiers]

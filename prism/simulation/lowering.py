@@ -6,8 +6,9 @@ its mean and variance per cluster draw, and this module prepares what it integra
 enter through the tables' shapes, taken at x = 1.
 Approximated: with cp > 1 every segment is maximised over the whole tp x cp group, and with hsdp
 over the whole shard group, so that its ranks wait for each other at every op where a prefetched
-gather would let them drift by a unit. With experts a segment is maximised over the ep group, also
-at the end of an op, and every rank's experts take as long as the busiest's.
+gather would let them drift by a unit. With experts a segment is maximised over the ep group and
+the tp x cp groups that it touches, also at the end of an op, and every rank's experts take as long
+as the busiest's.
 """
 
 import math

@@ -42,9 +42,10 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
         )
     world = job.world_size
     for tp in _divisors(world):
+        shards = p.expert_tp or tp  # of an expert
         if (
-            tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp
-            or (model.n_experts and expert_width(model) % tp)
+            tp > job.cluster.nvlink_domain_gpus or model.n_heads % tp or shards not in (1, tp)
+            or (model.n_experts and expert_width(model) % shards)
         ):  # fmt: skip
             continue
         for cp in _divisors(world // tp):
@@ -52,7 +53,7 @@ def layouts(job: Job, sequences: int) -> Iterator[tuple[Setting, tuple[str, ...]
                 continue
             for pp in _divisors(world // (tp * cp)):
                 dp = world // (tp * cp * pp)
-                if batch % dp or dp % p.ep:
+                if batch % dp or dp * cp * tp // shards % p.ep:
                     continue
                 for vpp in _chunk_counts(job, pp, batch // dp):
                     sizes = (tp, cp, pp, vpp, dp, batch // dp)

@@ -137,8 +137,9 @@ class ParallelismBlock(Block):
     vpp: Count = key("Model chunks per stage (vpp_size) [2 with zb-v and dualpipe-v, else 1].", 1)
     dp: Count = key("Data-parallel replicas (dp_size).", 1)
     ep: Count = key(
-        "Expert-parallel size (ep_size): neighbouring data-parallel ranks that hold the experts "
-        "between them; divides dp and n_experts.",
+        "Expert-parallel size (ep_size): ranks that hold the experts between them, neighbouring "
+        "data-parallel ones where it divides dp, else over cp and, with expert_tp: 1, tp too; "
+        "divides dp * cp * tp / expert_tp and n_experts.",
         1,
     )
     expert_tp: Count | None = key(
@@ -282,6 +283,11 @@ class ParallelismBlock(Block):
     def expert_shards(self) -> int:
         """GPUs of a tp group that share each routed expert."""
         return self.expert_tp or self.tp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a stage among which experts are divided."""
+        return self.dp * self.cp * self.tp // self.expert_shards
 
     @property
     def ends_meet(self) -> bool:

@@ -10,6 +10,7 @@ from prism.jobs.jobspec.yaml import near
 from prism.jobs.layersplit import auto_split, valid_split
 
 _LATENT = ("q_lora_rank", "kv_lora_rank", "rope_head_size", "head_size")
+_EXPERT_RANKS = tuple(f"parallelism.{key}" for key in ("dp", "cp", "tp", "expert_tp"))
 
 
 def check_model(b: Blocks) -> Iterator[Problem]:
@@ -124,8 +125,15 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         text += f"moe_layer_interval = {m.moe_layer_interval}; lower one, or set {of}: 0"
         keys = ("model.n_dense_layers", "model.moe_layer_interval", "model.n_layers")
         yield text, *keys
-    if p.dp % p.ep:
-        yield undivided(p.ep, "dp", p.dp, key, "parallelism.dp")
+    if p.expert_shards not in (1, p.tp):
+        text = f"{p.expert_shards}, expected 1 or tp = {p.tp}; leave it out for the latter"
+        yield text, "parallelism.expert_tp", "parallelism.tp"
+    elif p.expert_ranks % p.ep:
+        sizes = "dp" + " * cp" * (p.cp > 1) + " * tp" * (p.tp > p.expert_shards)
+        text, *where = undivided(p.ep, sizes, p.expert_ranks, key, *_EXPERT_RANKS)
+        if p.expert_ranks * p.expert_shards % p.ep == 0:
+            text += ", or set expert_tp: 1, for whole experts on tp ranks"
+        yield text, *where
     if m.n_experts % p.ep:
         yield undivided(p.ep, "n_experts", m.n_experts, key, of, "model.name")
     # a token's experts are distinct: a rank computes it at most once for each expert it holds
@@ -134,9 +142,6 @@ def check_experts(b: Blocks) -> Iterator[Problem]:
         text = f"{p.expert_imbalance:g}, but {p.ep} ranks of {m.n_experts} experts, "
         text += f"{m.experts_per_token} to a token, have {most:g} times the mean at most; lower it"
         yield text, "parallelism.expert_imbalance", key, "model.name"
-    if p.expert_shards not in (1, p.tp):
-        text = f"{p.expert_shards}, expected 1 or tp = {p.tp}; leave it out for the latter"
-        yield text, "parallelism.expert_tp", "parallelism.tp"
     width = m.expert_ffn_size or m.ffn_size
     if width % p.expert_shards:
         text = f"{p.tp} does not divide expert_ffn_size = {width}; take a tp that does"
