@@ -37,12 +37,9 @@ def enumerated(layout):
         for place, (replica, c, t) in enumerate(product(*sizes)):
             rank = stage * layout.stage_stride + replica * layout.replica_stride
             rank += c * layout.tp + t
-            part, rest = place % layout.expert_tp, place // layout.expert_tp
-            if layout.dp % layout.ep == 0:  # data-parallel ranks alone
-                part, rest = (c, t), replica
+            rest, part = divmod(place, layout.expert_tp)
             block, expert = divmod(rest, layout.ep)
             ep.setdefault((stage, block, part), set()).add(rank)
-            part = place % layout.expert_tp
             same.setdefault((stage, expert, part), set()).add(rank)
     return [{frozenset(group) for group in kind.values()} for kind in (ep, same)]
 
@@ -55,7 +52,7 @@ def expert_layouts(draw):
     over = dp * cp * tp // expert_tp
     ep = draw(st.sampled_from([n for n in range(1, over + 1) if over % n == 0]))
     strides = draw(st.sampled_from([(tp * cp * dp, tp * cp), (tp * cp, tp * cp * pp)]))
-    shard = ep if dp % ep == 0 else np.lcm(ep * expert_tp, tp * cp) // (tp * cp)
+    shard = np.lcm(ep * expert_tp, tp * cp) // (tp * cp)
     return Layout(tp, cp, dp, pp, *strides, int(shard), ep, expert_tp)
 
 

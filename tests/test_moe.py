@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from math import gcd
 
 import numpy as np
 import pytest
@@ -290,12 +291,14 @@ def test_domains_against_all_expert_groups(sizes, together, n_gpus):
     tp, cp, ep, groups, pp = sizes
     dp = ep * groups
     stage, replica = (tp * cp, tp * cp * pp) if together else (tp * cp * dp, tp * cp)
-    layout = Layout(tp, cp, dp, pp, stage, replica, ep, ep, tp)
+    shard = ep // gcd(ep, cp)
+    layout = Layout(tp, cp, dp, pp, stage, replica, shard, ep, tp)
     cluster = replace(build_cluster(make_job(), LIBRARY), layout=layout)
-    axes = np.ix_(*map(range, (pp, groups, ep, cp, tp)))
-    steps = (stage, ep * replica, replica, tp, 1)
+    axes = np.ix_(*map(range, (pp, dp, cp, tp)))
+    steps = (stage, replica, tp, 1)
     ranks = sum(axis * step for axis, step in zip(axes, steps, strict=True))
-    for name, among in {"ep": (2,), "expert_dp": (1, 3)}.items():
+    ranks = ranks.reshape(pp, groups * cp, ep, tp)
+    for name, among in {"ep": (2,), "expert_dp": (1,)}.items():
         count = int(np.prod([ranks.shape[a] for a in among]))
         members = np.moveaxis(ranks // n_gpus, among, range(-len(among), 0)).reshape(-1, count)
         group = cluster.group(name)
@@ -313,9 +316,9 @@ def test_a_placed_job_sends_as_the_default_one_where_it_is_that(order):
     cluster = build_cluster(job, LIBRARY)
     wiring = Wiring(cluster, Placement(job))
     want = cluster.collective_time("all_to_all", 1e8, cluster.group("ep"))
-    assert wiring.seconds("ep", 1e8) == pytest.approx(np.full(2, want))
-    members = Placement(job).members().reshape(2, 2, 4, 2, 2)  # group, stage, ep, cp, tp
-    flat = members.transpose(1, 2, 4, 0, 3).reshape(-1, 4)
+    assert wiring.seconds("ep", 1e8) == pytest.approx(np.full(4, want))
+    members = Placement(job).members().reshape(4, 2, 4, 2)  # group, stage, ep, tp
+    flat = members.transpose(1, 2, 3, 0).reshape(-1, 4)
     domains = max(len(set(row)) for row in (flat // 4).tolist())
     assert cluster.group("expert_dp").domains(4) == domains
     assert {each.domains for each in wiring._rings_reach("expert_dp").rings} <= set(
@@ -509,9 +512,9 @@ def test_whole_experts_do_the_same_work_and_are_held_twice():
 
 
 def test_ranks_that_hold_the_same_whole_experts():
-    layout = Layout(tp=2, cp=1, dp=4, pp=2, stage_stride=8, replica_stride=2, shard=2, ep=2)
-    assert layout.groups("expert_dp").tolist()[:2] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert layout.groups("ep").tolist()[:2] == [[0, 2], [1, 3]]
+    layout = Layout(tp=2, cp=1, dp=4, pp=2, stage_stride=8, replica_stride=2, ep=2)
+    assert layout.groups("expert_dp").tolist()[:2] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert layout.groups("ep").tolist()[:3] == [[0, 1], [8, 9], [2, 3]]
     job = make_job(**WHOLE, expert_tp=1)
     wiring = Wiring(build_cluster(job, LIBRARY), Placement(job))
     assert wiring.is_nominal("expert_dp")

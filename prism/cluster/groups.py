@@ -51,15 +51,8 @@ class Layout(NamedTuple):
         return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
 
     def expert_ranks(self, ranks: Int) -> Int:
-        """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert].
-
-        Where ep divides dp, only data-parallel ranks hold the experts between them.
-        """
-        tp = ranks.shape[4]
-        each = tp if self.expert_tp == self.tp else 1
-        if self.dp % self.ep == 0:
-            split = ranks.reshape(*ranks.shape[:4], tp // each, each)
-            ranks = split.transpose(0, 1, 3, 4, 2, 5)
+        """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert]."""
+        each = ranks.shape[4] if self.expert_tp == self.tp else 1
         return ranks.reshape(*ranks.shape[:2], -1, self.ep, each)
 
     def joins_tp(self, kind: str) -> bool:
@@ -143,7 +136,7 @@ def shard_size(job: Job) -> int:
     p = job.parallelism
     if p.data_parallel != "hsdp":
         each = p.tp * p.cp
-        return p.ep if p.dp % p.ep == 0 else math.lcm(p.ep * p.expert_shards, each) // each
+        return math.lcm(p.ep * p.expert_shards, each) // each
     if p.shard_size is not None:
         return p.shard_size
     within = job.cluster.nvlink_domain_gpus // _rank_strides(job)[1]

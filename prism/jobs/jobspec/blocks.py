@@ -137,9 +137,9 @@ class ParallelismBlock(Block):
     vpp: Count = key("Model chunks per stage (vpp_size) [2 with zb-v and dualpipe-v, else 1].", 1)
     dp: Count = key("Data-parallel replicas (dp_size).", 1)
     ep: Count = key(
-        "Expert-parallel size (ep_size): ranks that hold the experts between them, neighbouring "
-        "data-parallel ones where it divides dp, else over cp and, with expert_tp: 1, tp too; "
-        "divides dp * cp * tp / expert_tp and n_experts.",
+        "Expert-parallel size (ep_size): neighbouring ranks of a stage that hold the experts "
+        "between them, over cp and, with expert_tp: 1, tp before dp; divides dp * cp * tp / "
+        "expert_tp and n_experts.",
         1,
     )
     expert_tp: Count | None = key(
