@@ -15,7 +15,7 @@ from prism.traces.rawtable import RawTable, header_of, parquet_columns, read_csv
 Kind = Literal["parquet", "sqlite", "json", "text", "binary"]
 
 _HEAD = 1 << 16  # enough for what tells the kinds apart
-_MPI = re.compile(rb"\[\d+,\d+\]<")  # how mpirun marks the lines of a rank
+_JSON = re.compile(rb"\{|\[\s*(?:\{|\]|$)")  # not the `[` of a log: a rank, a time of day
 _BOM = b"\xef\xbb\xbf"
 _ALIEN = {
     b"PK\x03\x04": "a zip archive; unpack it first",
@@ -74,7 +74,7 @@ class RecordedFile:
         text = self.head.lstrip()
         if not text:
             raise PrismError(f"{self.source}: is empty; expected a trace, a table or a log")
-        if text[:1] in (b"{", b"[") and not _MPI.match(text):
+        if _JSON.match(text):
             return "json"
         return "binary" if b"\0" in text else "text"
 

@@ -60,7 +60,8 @@ READERS = (
     Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
            True, ("step_range",)),
-    Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log),
+    Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log,
+           options=("where",)),
     Reader("nccl-tests", "output of nccl-tests", "collectives", lambda f: is_nccl_tests(f.text),
            read_nccl_tests, True),
     Reader("hta", "a table of kernels by HTA", "kernels", lambda f: is_hta(f.columns), read_hta),
@@ -224,6 +225,6 @@ def read_step_times(
     if len(found.files) > 1 or found.files[0].kind not in ("text", "parquet"):
         raise PrismError(
             f"{found.source}: is {found.reader.what if found.reader else 'no table'}; expected "
-            "step times: a CSV or parquet table, or a log of Megatron or MLPerf"
+            "step times: a CSV or parquet table, or the log of a trainer"
         )
     return read_table_times(found.files, column, where)  # a column of another table

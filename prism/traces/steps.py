@@ -1,4 +1,4 @@
-"""Measured step times and run totals: from CSV or parquet, or from Megatron and MLPerf logs.
+"""Measured step times and run totals: from CSV or parquet, or from logs.
 
 The unit of a duration stands in its column's name. A file that holds several durations, jobs or
 systems is refused until the user says which, since pooled they would look like spread. Left out:

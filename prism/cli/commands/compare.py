@@ -67,7 +67,7 @@ def compare(
     """Test whether two results or measurements differ.
 
     A and B are each the folder or result.nc of `prism estimate`, or step times (CSV, parquet, a
-    Megatron or MLPerf log); FILE[column=value,...] chooses rows, so that both can be of one file.
+    trainer's log); FILE[column=value,...] chooses rows, so that both can be of one file.
     Differences are those of B against A.
     """
     from prism.analyses.compare import compare as compare_two

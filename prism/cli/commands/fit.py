@@ -61,7 +61,7 @@ def fit(
     INPUT is a table of ops (CSV or parquet), what a profiler wrote (PyTorch's JSON, Nsight Systems
     SQLite, Chakra), or a folder of these, one file per rank; the model stands wherever a JOB does.
     Without steps, or of HTA's kernel tables and of nccl-tests, it is a library of distributions.
-    Or INPUT is step times (CSV, parquet, a Megatron or MLPerf log); estimate and validate take the
+    Or INPUT is step times (CSV, parquet, a trainer's log); estimate and validate take the
     model. Or, without INPUT, jobs and the step times they took (--calibrate): the model predicts
     other sizes and layouts.
     """

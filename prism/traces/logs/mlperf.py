@@ -1,137 +1,28 @@
-"""Step times in the logs of trainers: Megatron's lines and MLPerf's `:::MLLOG` lines.
-
-A value may be the mean over several steps: Megatron's over its log interval (the difference of
-successive step numbers), MLPerf's over what the clock between two lines says. A log with several
-runs, or a run that was restarted, comes apart into runs. Left out: evaluations, checkpoints, and
-every other time in a log.
-"""
+"""Step times in MLPerf's `:::MLLOG` lines: each value over the steps that the clock says."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.traces.file import RecordedFile
+from prism.traces.logs.lines import marked_lines, to_seconds
 from prism.traces.steps import StepTimes
-from prism.traces.table import LONGEST_S, SHORTEST_S
 
-_MLLOG = b":::MLLOG"
-_ELAPSED = b"elapsed time per iteration ("
-_MEGATRON = re.compile(
-    r"\biteration\s+(\d{1,15})\s*/.*?elapsed time per iteration \((ms|s)\):\s*([^\s|]*)"
-)
-_INTERVAL = re.compile(rb"^\W*log_interval \.+ (\d{1,9})\s*$", re.MULTILINE)
+MLLOG = b":::MLLOG"
+"""What marks a line."""
+
+_MARK = re.compile(MLLOG)
 _STEP_TIMES = ("train_step_timing", "train_step_time")  # names in MLPerf's tracked_stats
-
-
-def is_log(text: bytes) -> bool:
-    """Say whether a text is one of the logs that are known."""
-    return _MLLOG in text or _ELAPSED in text
-
-
-def read_log(files: Sequence[RecordedFile]) -> StepTimes:
-    """Read the step times of a Megatron or MLPerf log."""
-    read = _read_mlperf if _MLLOG in files[0].text else _read_megatron
-    return read(files[0].text, files[0].source)
-
-
-def _lines(text: bytes, marks: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
-    """Go through the lines that hold one of the marks, with their numbers."""
-    for number, line in enumerate(io.BytesIO(text), start=1):
-        if any(mark in line for mark in marks):
-            yield number, line.decode("utf-8", errors="replace")
-
-
-def _to_seconds(value: object, source: str, line: int, unit: float = 1.0) -> float:
-    """Check one value; `unit` is in seconds."""
-    try:
-        seconds = unit * float(value) if isinstance(value, str | int | float) else np.nan
-    except (ValueError, OverflowError):
-        seconds = np.nan
-    if isinstance(value, bool) or not SHORTEST_S <= seconds <= LONGEST_S:
-        raise PrismError(
-            f"{source}:{line}: the step time is {str(value)[:40]!r}, expected {SHORTEST_S:g} "
-            f"to {LONGEST_S:g} s; take the line out if the log was damaged there"
-        )
-    return seconds
-
-
-def _read_megatron(text: bytes, source: str) -> StepTimes:
-    """Read Megatron's lines; a step number that goes back starts a new run."""
-    rows: list[tuple[int, int, float, int]] = []  # run, step, seconds, line
-    twice = restarts = cut = 0
-    for number, line in _lines(text, (_ELAPSED,)):
-        found = _MEGATRON.search(line)
-        if found is None:
-            cut += 1
-            continue
-        step = int(found[1])
-        seconds = _to_seconds(found[3], source, number, 1e-3 if found[2] == "ms" else 1.0)
-        if rows and step <= rows[-1][1]:
-            if step == rows[-1][1] and seconds == rows[-1][2]:
-                twice += 1
-                continue
-            restarts += 1
-        rows.append((restarts, step, seconds, number))
-    if not rows:
-        raise PrismError(
-            f"{source}: {cut} lines have an elapsed time and none a step with its time; "
-            "expected 'iteration 10/ 1000 | ... elapsed time per iteration (ms): 5837.9 | ...'"
-        )
-    run, steps, values, lines = (list(column) for column in zip(*rows, strict=True))
-    interval, notes = _interval(np.array(run), np.array(steps), text)
-    if twice:
-        notes.append(f"{twice} lines that repeat the one before were skipped")
-    if cut:
-        notes.append(f"{cut} lines with an elapsed time and no step number were skipped")
-    if restarts:
-        where = next(i for i in range(len(rows)) if rows[i][0] == 1)
-        notes.append(
-            f"the step number goes back {restarts} times (first at {source}:{lines[where]}): "
-            f"read as {restarts + 1} runs, named 0 to {restarts}"
-        )
-    return StepTimes(
-        np.array(values), np.array(steps), _names(np.array(run)), source,
-        "elapsed time per iteration", interval, tuple(notes),
-    )  # fmt: skip
 
 
 def _names(run: NDArray[np.int64]) -> NDArray[np.str_]:
     """Name the runs of a log; "" where it holds one."""
     return run.astype(np.str_) if run.any() else np.full(run.size, "")
-
-
-def _interval(
-    run: NDArray[np.int64], step: NDArray[np.int64], text: bytes
-) -> tuple[int, list[str]]:
-    """Find the steps that each value covers."""
-    gaps = np.diff(step)[np.diff(run) == 0]
-    if gaps.size:
-        sizes, counts = np.unique(gaps, return_counts=True)
-        interval = int(sizes[np.argmax(counts)])
-        notes = []
-        if sizes.size > 1:
-            notes.append(
-                f"successive values are {', '.join(map(str, sizes[:5]))} steps apart; each is "
-                f"taken as the mean of {interval}, as most are"
-            )
-    else:
-        found = _INTERVAL.search(text)
-        interval = max(int(found[1]), 1) if found else 1
-        notes = [] if found else ["only one value: the log interval is taken as 1"]
-    if interval > 1:
-        notes.append(
-            f"each value is the mean of {interval} steps: the spread of single steps is larger, "
-            f"by about sqrt({interval}) = {np.sqrt(interval):.2g} where steps are independent"
-        )
-    return interval, notes
 
 
 class _Stat(NamedTuple):
@@ -143,14 +34,14 @@ class _Stat(NamedTuple):
     progress: float  # steps, samples or tokens so far; not-a-number where the line has none
 
 
-def _read_mlperf(text: bytes, source: str) -> StepTimes:
+def read_mlperf(text: bytes, source: str) -> StepTimes:
     """Read MLPerf's lines; every `run_start` after a step time starts a new run."""
     stats: list[_Stat] = []
     settings: dict[str, float] = {}
     others: set[str] = set()
     run = broken = 0
     column = ""
-    for number, line in _lines(text, (_MLLOG,)):
+    for number, line in marked_lines(text, _MARK):
         event = _event(line)
         if event is None:
             broken += 1
@@ -165,7 +56,7 @@ def _read_mlperf(text: bytes, source: str) -> StepTimes:
             if not column or column not in value:
                 others.update(map(str, value))
                 continue
-            seconds = _to_seconds(value[column], source, number)
+            seconds = to_seconds(value[column], source, number)
             stats.append(_Stat(run, seconds, *_clock_and_count(event)))
     if not stats:
         had = f"tracked_stats has {', '.join(sorted(others)[:8])}" if others else "no tracked_stats"

@@ -1,0 +1,92 @@
+"""Lines of step times as each tool writes them, with values of our own.
+
+Formats, not texts, from the tools' sources: Megatron-LM training.py (BSD-3), Primus's copy of it
+(MIT), NeMo's and Megatron Bridge's (Apache-2.0), torchtitan metrics.py (BSD-3), DeepSpeed timer.py
+and pipe/engine.py (Apache-2.0), MaxText metric_logger.py (Apache-2.0).
+"""
+
+from datetime import datetime, timedelta
+
+BEGIN = datetime(2025, 6, 4, 8, 51, 48)
+
+
+def at(seconds):
+    """Time of day so many seconds after the begin, to the millisecond."""
+    return BEGIN + timedelta(seconds=round(seconds, 3))
+
+
+def iso(seconds, comma=","):
+    moment = at(seconds)
+    return f"{moment:%Y-%m-%d %H:%M:%S}{comma}{moment.microsecond // 1000:03d}"
+
+
+def megatron(step, seconds, clock, total=1000, batch=256):
+    return (
+        f" [{iso(clock, '.')}] iteration {step:8d}/{total:8d} | consumed samples: {batch * step:9d}"
+        f" | elapsed time per iteration (ms): {1e3 * seconds:.1f} | throughput per GPU "
+        f"(TFLOP/s/GPU): 400.1 | learning rate: 1.5E-04 | global batch size: {batch:5d} |\n"
+    )
+
+
+def primus(step, seconds, clock):
+    return megatron(step, seconds, clock).replace(
+        f"{1e3 * seconds:.1f} |", f"{1e3 * seconds:.1f}/5000.0 |"
+    )
+
+
+def nemo(step, seconds, clock):
+    return (
+        f"[NeMo I {iso(clock)} rank0:progress_printer] Training epoch 0, iteration {step}/999 | "
+        f"lr: 1.961e-06 | global_batch_size: 8 | global_step: {step} | reduced_train_loss: 1.315 | "
+        f"train_step_timing in s: {seconds:.4g}\n"
+    )
+
+
+def nemo_bar(step, seconds, clock):
+    part = f"Epoch 0: : {step // 10}%|##   | {step}/1000 [10:48<00:00, reduced_train_loss=0.01, "
+    part += f"global_step={step}.00, consumed_samples=256.0, train_step_timing in s={seconds:.3f}]"
+    return f"\r{part}\r{part}"
+
+
+def maxtext(step, seconds, clock):
+    return (
+        f"I{at(clock):%m%d %H:%M:%S}.{at(clock).microsecond:06d} 125344476638336 "
+        f"metric_logger.py:181] completed step: {step}, seconds: {seconds:.3f}, TFLOP/s/device: "
+        "236.448, Tokens/s/device: 9423.869, total_weights: 30708, loss: 9.1\n"
+    )
+
+
+def deepspeed_pipe(step, seconds, clock):
+    return f"steps: {step} loss: 2.0585 iter time (s): {seconds:0.3f} samples/sec: 53.694\n"
+
+
+def deepspeed(step, seconds, clock, batch=64):
+    return (
+        f"[{iso(clock)}] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0, lr=[1]\n"
+        f"[{iso(clock)}] [INFO] [timer.py:260:stop] epoch=0/micro_step={4 * step}/global_step="
+        f"{step}, RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec={batch / seconds}, "
+        "MemAllocated=6.01GB, MaxMemAllocated=19.52GB\n"
+    )
+
+
+def torchtitan(step, seconds, clock):
+    return (
+        f"[rank0]:[titan] {iso(clock)} - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss: "
+        "12.2254  \x1b[38;2;54;234;195mgrad_norm: 1.0000  memory: 27.34GiB(28.78%)  \x1b[34mtps: "
+        "7,034  \x1b[36mtflops: 21.73  \x1b[35mmfu: 2.20%\x1b[39m\n"
+    )
+
+
+def log_of(tool, values, every=1, begin=0, **kwargs):
+    """Lines of a run whose values are of steps, or means of `every`."""
+    clock, text = 0.0, ""
+    for i, seconds in enumerate(values):
+        clock += every * seconds
+        text += tool(begin + every * (i + 1), seconds, clock, **kwargs)
+    return text
+
+
+TOOLS = {
+    "megatron": megatron, "primus": primus, "nemo": nemo, "nemo bar": nemo_bar, "maxtext": maxtext,
+    "deepspeed pipe": deepspeed_pipe, "deepspeed": deepspeed, "torchtitan": torchtitan,
+}  # fmt: skip
