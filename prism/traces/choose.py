@@ -8,6 +8,7 @@ column's name, or the whole name. Left out: reading the values (steps.py).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,19 @@ PER_SECOND = {
 
 _OTHER_WORDS = ("min", "h")
 """Units that alone are no name of a duration: a minimum, a height."""
+
+_UNIT = re.compile(r"(.+)(?:\((\w+)\)| in (\w+))")  # other than behind an underscore
+
+IS_MEAN = {
+    "iteration-time": True,  # Megatron-LM (BSD-3), Megatron Bridge, Primus
+    "elapsed time per iteration (ms)": True,  # the same in their logs
+    "time_metrics/end_to_end(s)": True,  # torchtitan (BSD-3)
+    "train_step_timing in s": False,  # NeMo (Apache-2.0)
+    "perf/step_time_seconds": False,  # MaxText (Apache-2.0)
+    "perf/iteration_time_ms": False,
+}
+"""Names of step times in trackers, [s] where they have no unit: whether a value is the mean over
+the steps since the one before."""
 
 RUN_COLUMNS = ("run", "run_id")
 """Names of the column that tells runs apart."""
@@ -88,10 +102,20 @@ def per_second(table: RawTable, column: str) -> float:
 
 
 def unit_of(column: str) -> str | None:
-    """Find the unit in a column's name; None where there is none."""
+    """Find the unit in a column's name: its last word, `(s)`, ` in s`; None where there is none."""
+    if known_name(column) == "iteration-time":
+        return "s"
+    found = _UNIT.fullmatch(column.lower())
     before, _, unit = column.lower().rpartition("_")
+    before, unit = (found[1], found[2] or found[3]) if found else (before, unit)
     known = unit in PER_SECOND and (before or unit not in _OTHER_WORDS)
     return unit if known else None
+
+
+def known_name(name: str) -> str | None:
+    """Find the step time that a name means, folders of a tracker before it or not."""
+    lower = f"/{name.strip().lower()}"
+    return next((known for known in IS_MEAN if lower.endswith(f"/{known}")), None)
 
 
 def chosen_rows(table: RawTable, where: Mapping[str, str]) -> NDArray[np.int64]:
@@ -145,8 +169,9 @@ def duration_column(
         for name in table.columns
         if unit_of(name) is not None and _is_mostly_numbers(table, name)
     ]
-    if len(found) == 1:
-        return found[0]
+    known = [name for name in found if known_name(name)]
+    if len(found) == 1 or len(known) == 1:
+        return (known or found)[0]
     if not found:
         raise PrismError(
             f"{table.source}: no duration among the columns {table.listing}; expected "

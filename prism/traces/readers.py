@@ -17,7 +17,14 @@ from typing import Any, Literal
 from prism.common.errors import PrismError, named
 from prism.traces.file import RecordedFile
 from prism.traces.kineto.read import read_kineto
-from prism.traces.logs import is_log, read_log
+from prism.traces.logs import (
+    is_events,
+    is_export,
+    is_log,
+    read_events,
+    read_export,
+    read_log,
+)
 from prism.traces.pipeline import is_pipeline, read_pipeline
 from prism.traces.rare.chakra import is_chakra, read_chakra
 from prism.traces.rare.hta import is_hta, read_hta
@@ -60,6 +67,8 @@ READERS = (
     Reader("kineto", "profiler JSON", "trace", lambda f: f.kind == "json", read_kineto, True),
     Reader("nsys", "an Nsight Systems export", "trace", lambda f: f.kind == "sqlite", read_nsys,
            True, ("step_range",)),
+    Reader("tensorboard", "TensorBoard's events", "step_times", is_events, read_events, True,
+           ("column", "where")),
     Reader("log", "a log of step times", "step_times", lambda f: is_log(f.text), read_log,
            options=("where",)),
     Reader("nccl-tests", "output of nccl-tests", "collectives", lambda f: is_nccl_tests(f.text),
@@ -69,6 +78,8 @@ READERS = (
            lambda files: read_pipeline(files[0].table)),
     Reader("tidy", "a table of ops", "trace", lambda f: is_tidy(f.columns),
            lambda files: read_tidy(files[0].table)),
+    Reader("export", "a table of a tracker", "step_times", is_export, read_export,
+           options=("column", "where")),
     Reader("steps", "a table of step times", "step_times", is_step_table, read_table_times,
            options=("column", "where")),
 )  # fmt: skip

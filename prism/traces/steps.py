@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.traces.choose import (
     ALL,
+    IS_MEAN,
     RUN_COLUMNS,
     check_column,
     check_groups,
     chosen_rows,
     duration_column,
     groups_among,
+    known_name,
     list_values,
     per_second,
     unit_of,
@@ -158,12 +160,20 @@ def _from_table(
     if not has_step:
         begins = np.flatnonzero(np.r_[True, np.diff(place) != 0])
         step = np.arange(place.size) - np.repeat(begins, np.diff(np.r_[begins, place.size]))
+    elif mean_over == 1 and IS_MEAN.get(known_name(column) or ""):
+        mean_over = usual_gap(run, step)
     if mean_over > 1:
         notes.append(
             f"each value is the mean of {mean_over} steps: the spread of single steps is larger, "
             f"by about sqrt({mean_over}) where steps are independent"
         )
     return StepTimes(seconds, step, run, table.source, column, mean_over, tuple(notes))
+
+
+def usual_gap(run: NDArray[np.str_], step: NDArray[np.int64]) -> int:
+    """Find the usual difference of successive step numbers; 1 where there is none."""
+    sizes, counts = np.unique(np.diff(step)[run[1:] == run[:-1]], return_counts=True)
+    return int(sizes[np.argmax(counts)]) if sizes.size else 1
 
 
 def _mean_over(table: RawTable, rows: NDArray[np.int64]) -> int:

@@ -28,9 +28,9 @@ class Entry(NamedTuple):
     value: float  # [s], or work per second
     line: int
     clock: float  # [s]; not-a-number where the line has none
-    writer: tuple[str, str]  # file that grep names, and rank or host that a launcher names
-    total: int  # steps the job is set to; 0: not said
-    batch: int  # samples of a step; 0: not said
+    writer: tuple[str, str] = "", ""  # file that grep names, rank or host that a launcher names
+    total: int = 0  # steps the job is set to; 0: not said
+    batch: int = 0  # samples of a step; 0: not said
 
 
 def marked_lines(text: bytes, mark: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:

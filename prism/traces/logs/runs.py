@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from prism.common.errors import PrismError
 from prism.traces.choose import list_values
 from prism.traces.logs.lines import Entry
-from prism.traces.steps import StepTimes
+from prism.traces.steps import StepTimes, usual_gap
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -41,7 +41,8 @@ def split_runs(entries: list[Entry], source: str) -> tuple[list[tuple[str, Entry
             name = f"{file}/{number}" if file and number else file or str(number)
             out += [(name, e) for e in kept]
             if number:
-                starts.append(f"{source}:{kept[0].line}")
+                line, step = kept[0].line, kept[0].step
+                starts.append(f"{source}:{line}" if line else f"step {step}")
     if twice:
         notes.append(f"{twice} lines that repeat the one before were skipped")
     n_runs = len(files) + len(starts)
@@ -51,7 +52,7 @@ def split_runs(entries: list[Entry], source: str) -> tuple[list[tuple[str, Entry
             f"{n_runs} runs, named {out[0][0]} to {out[-1][0]}"
         )
     elif len(files) > 1:
-        notes.append(f"lines of {n_runs} files: read as {n_runs} runs, named by their file")
+        notes.append(f"{n_runs} runs: {list_values(files)}")
     return ([("", e) for _, e in out] if n_runs == 1 else out), notes
 
 
@@ -139,13 +140,11 @@ def in_order(
 ) -> StepTimes:  # fmt: skip
     """Make step times of values whose steps ascend in each run, held against the clock [s]."""
     check_unit(runs, step, seconds, clock, source, what)
-    gaps = np.diff(step)[runs[1:] == runs[:-1]]
-    sizes, counts = np.unique(gaps, return_counts=True)
-    usual = int(sizes[np.argmax(counts)]) if gaps.size else 1
+    sizes, usual = np.unique(np.diff(step)[runs[1:] == runs[:-1]]), usual_gap(runs, step)
     notes = []
     if not is_mean and usual > 1:
         notes.append(f"each value is one step, of every {usual} that are logged")
-    if is_mean and not gaps.size:
+    if is_mean and not sizes.size:
         found = _INTERVAL.search(text)
         usual = max(int(found[1]), 1) if found else 1
         notes += [] if found else ["only one value: the log interval is taken as 1"]

@@ -1,6 +1,6 @@
 """Lines of step times by tool: what marks them, where step and value stand, what a value is.
 
-Lines are read wherever a launcher, `grep` or a logger has put something before them.
+Lines are read whatever a launcher, a logger or grep has put before them.
 
 References
 ----------

@@ -7,7 +7,6 @@ by field. Left out: tensors, storage operations, and what a node means (chakra.p
 References
 ----------
 .. [1] MLCommons Chakra, schema/protobuf/et_def.proto, https://github.com/mlcommons/chakra
-.. [2] Protocol Buffers, "Encoding", https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prism.common.errors import PrismError
+from prism.traces.protobuf import fields, read_varint
 
 NODE_TYPES = {4: "COMP", 5: "COMM_SEND", 6: "COMM_RECV", 7: "COMM_COLL"}
 """Types of node that a device executes."""
@@ -43,45 +43,12 @@ _WANTED = {
 }  # fmt: skip
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a variable-length integer; return it and where the next byte is."""
-    value = shift = 0
-    while shift <= 63:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("a varint of more than ten bytes")
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Walk the fields of a message: number, wire type, value; ValueError where it is none."""
-    at = 0
-    while at < len(data):
-        try:
-            tag, at = _read_varint(data, at)
-            wire = tag & 7
-            if wire == 0:
-                value, at = _read_varint(data, at)
-                yield tag >> 3, wire, value
-                continue
-            size, at = _read_varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-        except (IndexError, KeyError) as error:
-            raise ValueError("the message is cut, or of another format") from error
-        if at + size > len(data):
-            raise ValueError("the message is cut")
-        yield tag >> 3, wire, data[at : at + size]
-        at += size
-
-
 def _messages(data: bytes) -> Iterator[tuple[bytes, bool]]:
     """Split a file into its messages, each with its length before it, and say which is whole."""
     at = 0
     while at < len(data):
         try:
-            size, start = _read_varint(data, at)
+            size, start = read_varint(data, at)
         except (IndexError, ValueError):
             yield b"", False
             return
@@ -96,9 +63,9 @@ def is_proto(head: bytes) -> bool:
     node, node_whole = next(messages, (b"", False))
     n = 0
     try:
-        if not whole or any(field not in (1, 2) or wire != 2 for field, wire, _ in _fields(meta)):
+        if not whole or any(field not in (1, 2) or wire != 2 for field, wire, _ in fields(meta)):
             return False
-        for field, wire, _ in _fields(node):
+        for field, wire, _ in fields(node):
             if wire not in _NODE.get(field, ()):
                 return False
             n += 1
@@ -118,7 +85,7 @@ def decode(data: bytes, source: str) -> tuple[dict[str, Any], list[dict[str, Any
             break
         try:
             if about is None:
-                about = dict(_attributes(v for field, _, v in _fields(message) if field == 2))
+                about = dict(_attributes(v for field, _, v in fields(message) if field == 2))
             else:
                 nodes.append(_node(message))
         except (ValueError, TypeError, AttributeError) as error:
@@ -137,7 +104,7 @@ def _node(message: bytes) -> dict[str, Any]:
     """Fields of a node that prism reads."""
     node: dict[str, Any] = {"name": "", "type": 0, "start": 0, "duration": 0}
     attributes = []
-    for field, wire, value in _fields(message):
+    for field, wire, value in fields(message):
         if field == _ATTRIBUTES:
             attributes.append(value)
         elif field == 2:
@@ -154,7 +121,7 @@ def _attributes(messages: Any) -> Iterator[tuple[str, Any]]:
         if message[:1] == b"\x0a" and message[2 : 2 + message[1]] not in _WANTED:
             continue
         name, found = "", None
-        for field, _, value in _fields(message):
+        for field, _, value in fields(message):
             if field == 1:
                 name = _WANTED.get(value, "")
             elif field in _SIGNED:

@@ -1,0 +1,157 @@
+"""Step times in TensorBoard's event files.
+
+A file is records: a length, its checksum, a message, its checksum. Records of several files of one
+folder follow each other by their clock; steps that a later one has again are a restart. Checksums
+are not verified: a record that is cut or no message ends the file, with a note.
+
+References
+----------
+.. [1] TensorFlow (Apache-2.0), core/lib/io/record_writer.cc, core/util/event.proto,
+   core/framework/summary.proto and tensor.proto
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from prism.common.errors import PrismError
+from prism.common.files import MOST_TRACE
+from prism.traces.choose import IS_MEAN, PER_SECOND, known_name, list_values, unit_of
+from prism.traces.file import RecordedFile
+from prism.traces.logs.lines import Entry, to_seconds
+from prism.traces.logs.runs import in_order, rows_of_run, split_runs
+from prism.traces.protobuf import fields
+from prism.traces.steps import StepTimes
+
+_VERSION = b"brain.Event:"  # in the first record
+_FIRST = 64  # bytes of that record at most
+_HEAD, _TAIL = 12, 4  # bytes of length and checksum before a message, of the checksum behind
+_FORMATS = {1: "<f", 2: "<d"}  # of a tensor, by its type
+
+
+def is_events(file: RecordedFile) -> bool:
+    """Tell an event file by its first record."""
+    return _VERSION in file.head[_HEAD : _HEAD + _FIRST]
+
+
+def read_events(
+    files: Sequence[RecordedFile], column: str | None = None, where: Mapping[str, str] | None = None
+) -> StepTimes:
+    """Read the step times of a run; `column` chooses among scalars, `where` a run by its name."""
+    source, notes = files[0].source, []
+    parts = []
+    for file in files:
+        data = file.read_text(MOST_TRACE)
+        events, cut = _read_file(data, column)
+        parts.append(events)
+        if cut:
+            notes.append(f"{file.source}: ends inside a record; what is before was read")
+    found = sorted((part for part in parts if part), key=lambda part: part[0][1])
+    values = [row for part in found for row in part]
+    tag = _choose(sorted({row[2] for row in values}), column, source)
+    per_second = PER_SECOND[str(unit_of(tag))]
+    entries = [
+        Entry(step, to_seconds(value / per_second, f"{source}, step", step), 0, clock)
+        for step, clock, name, value in values if name == tag
+    ]  # fmt: skip
+    named, said = split_runs(entries, source)
+    others = set(where or {}) - {"run"}
+    if others:
+        raise PrismError(f"{source}: --where {min(others)}: expected --where run=NAME, or none")
+    runs = np.array([name for name, _ in named])
+    keep = rows_of_run(runs, (where or {}).get("run"), source)
+    kept = [e for (_, e), k in zip(named, keep, strict=True) if k]
+    times = in_order(
+        runs[keep], np.array([e.step for e in kept]), np.array([e.value for e in kept]),
+        np.array([e.clock for e in kept]), IS_MEAN.get(known_name(tag) or "", False), tag, source,
+    )  # fmt: skip
+    return replace(times, notes=(*notes, *said, *times.notes))
+
+
+def _choose(tags: list[str], column: str | None, source: str) -> str:
+    """Choose the scalar that is the step time."""
+    known = [tag for tag in tags if known_name(tag)]
+    tags = known or tags
+    if len(tags) == 1:
+        return tags[0]
+    if column is not None:
+        raise PrismError(f"{source}: --column: no scalar {column!r} with a unit in its name")
+    if tags:
+        raise PrismError(
+            f"{source}: several scalars may be the step time: {list_values(tags)}; choose one with "
+            "--column NAME"
+        )
+    raise PrismError(
+        f"{source}: no scalar is a step time; expected one such as {', '.join(list(IS_MEAN)[:4])}, "
+        "or one whose name ends with its unit; Megatron writes its with --log-timers-to-tensorboard"
+    )
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Split a file into its messages, and say which is whole."""
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 8], "little")
+        end = at + _HEAD + size
+        yield data[at + _HEAD : end], end + _TAIL <= len(data)
+        at = end + _TAIL
+
+
+def _read_file(data: bytes, column: str | None) -> tuple[list[tuple[int, float, str, float]], bool]:
+    """Step, clock [s], name and value of the scalars that may be step times; whether it is cut."""
+    found: list[tuple[int, float, str, float]] = []
+    for message, whole in _records(data):
+        if not whole:
+            return found, True
+        try:
+            found += _scalars(message, column)
+        except (ValueError, struct.error, AttributeError, TypeError):
+            return found, True
+    return found, False
+
+
+def _scalars(message: bytes, column: str | None) -> Iterable[tuple[int, float, str, float]]:
+    """Scalars of an event that may be step times."""
+    clock, step, out = float("nan"), 0, []
+    for field, wire, value in fields(message):
+        if field == 1 and wire == 1:
+            (clock,) = struct.unpack("<d", value)
+        elif field == 2 and wire == 0:
+            step = value
+        elif field == 5 and wire == 2:
+            out += [_scalar(part) for at, _, part in fields(value) if at == 1]
+    for name, number in out:
+        wanted = name == column if column else unit_of(name) is not None
+        if wanted and unit_of(name) and number is not None:
+            yield step, clock, name, number
+
+
+def _scalar(message: bytes) -> tuple[str, float | None]:
+    """Name and value of a summary; None where it is no scalar."""
+    name, number = "", None
+    for field, wire, value in fields(message):
+        if field == 1:
+            name = value.decode("utf-8", "replace")
+        elif field == 2 and wire == 5:
+            (number,) = struct.unpack("<f", value)
+        elif field == 8 and wire == 2:
+            number = _of_tensor(value)
+    return name, number
+
+
+def _of_tensor(message: bytes) -> float | None:
+    """Value of a tensor of one float or double; None for others."""
+    kind, content = 0, b""
+    for field, wire, value in fields(message):
+        if field == 1 and wire == 0:
+            kind = value
+        elif field in (4, 5, 6) and wire != 0:  # bytes, or numbers packed or not
+            content = value
+    layout = _FORMATS.get(kind, "")
+    if not layout or len(content) != struct.calcsize(layout):
+        return None
+    return float(struct.unpack(layout, content)[0])
