@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.cluster.nodemap import KINDS, NodeSlowdown, slow_by_kind
-from prism.cluster.nodes.burnin import UNKNOWN, read_burn_in
+from prism.cluster.nodes.burnin import NODE_COLUMNS, UNKNOWN, read_burn_in
 from prism.cluster.nodes.hosts import Measured, find_nodes
 from prism.common.errors import PrismError
 from prism.traces import find_recording
@@ -19,9 +19,9 @@ from prism.traces.choose import check_column, chosen_rows
 from prism.traces.rare.nccltests import BandwidthTest, BandwidthTests
 from prism.traces.rawtable import RawTable
 
-NODE_COLUMNS = ("node", "node_id", "node_name", "host", "hostname", "machine")
 LEAST, MOST = 1e-3, 1e3  # slowdowns outside of this are errors
 FASTER = 0.8  # a node so much faster than the others was probably meant to be slower
+NOTICED = 1e-3  # a node that differs by less is as the others: the tolerance of `prism place`
 LARGE = 0.25  # message sizes from this share of the largest on say how fast a link is
 NOTABLE = 1.05  # slowdown of a pair of nodes from which on it matters which of the two is slow
 
@@ -136,7 +136,7 @@ def _remarks(slow: Mapping[int, NodeSlowdown], n_nodes: int) -> list[str]:
         )
     if 0.5 * n_nodes <= len(slow) < n_nodes:
         notes.append(f"{n_nodes - len(slow):,} of {n_nodes:,} nodes are not in it; taken as 1")
-    if sum(s.compute != 1.0 for s in slow.values()) >= 0.5 * n_nodes:
+    if sum(abs(s.compute - 1.0) >= NOTICED for s in slow.values()) >= 0.5 * n_nodes:
         notes.append(
             "differences between GPUs that the job draws (the rank effect) come on top; to leave "
             "them out: --set 'variability.effects.rank={cv: 0, lemon_fraction: 0}'"
