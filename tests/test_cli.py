@@ -87,7 +87,7 @@ def test_help_says_which_common_options_have_an_effect(name):
 
 def test_commands_that_draw_nothing_say_so():
     silent = {name for name, c in COMMANDS.items() if not reads(c, "seed")}
-    assert silent == {"replay", "report", "schedule", "show"}
+    assert silent == {"import", "replay", "report", "schedule", "show"}
 
 
 def test_version(run):

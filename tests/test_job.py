@@ -500,18 +500,18 @@ def test_a_known_key_without_a_value_has_its_default_whatever_the_base_says(here
 # ------------------------------------------------------------------- other frameworks' names
 def test_every_other_name_stands_for_a_key_of_a_job() -> None:
     named = [name for names in othernames.KEYS.values() for name in names]
-    assert len(named) == len({othernames._plain(name) for name in named})
+    assert len(named) == len({othernames.plain(name) for name in named})
     for key, names in othernames.KEYS.items():
         block, last = key.split(".")
         assert last in BLOCKS[block].model_fields
         assert all(othernames.key_of(name) == key for name in names)
         own = {field for kind in BLOCKS.values() for field in kind.model_fields}
         assert not own & set(names)
-    assert {othernames._plain(name) for name in othernames.NOTES} <= set(othernames._KEY_OF)
+    assert {othernames.plain(name) for name in othernames.NOTES} <= set(othernames._KEY_OF)
     for key, values in othernames.VALUES.items():
         legal = get_args(BLOCKS["parallelism"].model_fields[key].annotation)
         assert set(values) <= set(legal) - set(UNMODELLED.get(key, {}))
-        words = [othernames._plain(word) for words in values.values() for word in words]
+        words = [othernames.plain(word) for words in values.values() for word in words]
         assert len(words) == len(set(words))
 
 

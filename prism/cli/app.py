@@ -12,7 +12,10 @@ import click
 import prism as package
 from prism.common.resultfiles import KINDS
 
-COMMANDS = (*dict.fromkeys(kind.command for kind in KINDS.values()), "report", "schedule", "show")
+COMMANDS = (
+    *("import", *dict.fromkeys(kind.command for kind in KINDS.values())),
+    *("report", "schedule", "show"),
+)
 """Names of all commands, in the order in which they are listed."""
 
 
@@ -29,7 +32,8 @@ class _Commands(click.Group):
             near = get_close_matches(name, COMMANDS, 1)
             hint = f"did you mean {near[0]}?" if near else "prism --help lists them"
             ctx.fail(f"No such command {name}; {hint}")
-        found: click.Command = getattr(import_module(f"prism.cli.commands.{name}"), name)
+        module = "import_job" if name == "import" else name  # the name of no module can be that
+        found: click.Command = getattr(import_module(f"prism.cli.commands.{module}"), module)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -263,6 +263,11 @@ def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
     return _build(Layer(values=dict(values)), name, Path(name))
 
 
+def job_of_layer(layer: Layer, name: str, source: str) -> Job:
+    """Build a job from values that know their places."""
+    return _build(layer, name, Path(source))
+
+
 def _build(layer: Layer, name: str, path: Path) -> Job:
     """Validate each block by itself, then what holds between them; report all errors."""
     tree, source = _fill_blocks(layer.values), display_path(path)

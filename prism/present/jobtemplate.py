@@ -76,10 +76,10 @@ def _block(block: BaseModel, path: tuple[str, ...], sources: dict[str, str]) -> 
             yield from _block(value, here, sources)
         elif origin is not None:
             place = origin if origin.startswith("--") else re.split(r"[\\/]", origin)[-1]
-            yield f"{indent}{name}: {_flow(_plain(value, dotted))}  # {place}"
+            yield f"{indent}{name}: {flow(_plain(value, dotted))}  # {place}"
         else:
             from_preset = "  # the named model's" if "preset" in found else ""
-            text = "" if value is None else f" {_flow(_plain(value, dotted))}"
+            text = "" if value is None else f" {flow(_plain(value, dotted))}"
             yield f"{indent}# {name}:{text}{from_preset}"
 
 
@@ -97,12 +97,12 @@ def _plain(value: Any, dotted: str) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """Write a value on one line of YAML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{flow(k)}: {flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow, value)) + "]"
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
     if isinstance(value, str) and not (

@@ -1,65 +1,81 @@
 """What other frameworks call the keys and values of a job: Megatron, NeMo, torchtitan, DeepSpeed.
 
-Hints for unknown words and the table in docs/job-file.md are made of `KEYS` and `VALUES`, by
-spellings without case, dashes and underscores.
+`prism import`, hints for unknown words and the table in docs/job-file.md are made of `KEYS` and
+`VALUES`, by spellings without case, dashes, underscores and the dots between sections.
 """
 
 from collections.abc import Iterable
 
 _KEYS = {
     "parallelism.tp": "tensor_model_parallel_size tensor_parallel_degree tensor_parallel_size "
-    "tensor_parallel tp_size tp_degree autotp_size",
+    "tensor_parallel tp_size tp_degree autotp_size model_parallel_size",
     "parallelism.cp": "context_parallel_size context_parallel_degree context_parallel cp_size "
     "cp_degree",
     "parallelism.pp": "pipeline_model_parallel_size pipeline_parallel_degree "
-    "pipeline_parallel_size pipeline_parallel pp_size pp_degree pipeline_stages num_stages",
+    "pipeline_parallel_size pipeline_parallel pipe_parallel_size pp_size pp_degree pipeline_stages "
+    "num_stages",
     "parallelism.vpp": "virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank "
-    "virtual_pipeline_parallel_size vpp_size",
+    "virtual_pipeline_parallel_size vpp_size num_layers_per_virtual_pipeline_stage "
+    "pipeline_parallel_layers_per_stage",
     "parallelism.dp": "data_parallel_size data_parallel_degree dp_size dp_degree "
-    "data_parallel_replicate_degree num_replicas",
+    "data_parallel_replicate_degree num_replicas world_size np",
     "parallelism.ep": "expert_model_parallel_size expert_parallel_degree expert_parallel_size "
     "expert_parallel ep_size",
     "parallelism.shard_size": "data_parallel_shard_degree fsdp_size",
     "parallelism.data_parallel": "zero_stage zero_optimization use_distributed_optimizer "
-    "sharding_strategy data_parallel_sharding_strategy use_torch_fsdp2 fsdp",
+    "zero_optimization.stage sharding_strategy data_parallel_sharding_strategy use_torch_fsdp2 "
+    "use_megatron_fsdp use_custom_fsdp fsdp optim.name",
     "parallelism.reshard_after_forward": "fsdp_reshard_after_forward",
     "parallelism.schedule": "pipeline_parallel_schedule pipeline_schedule",
     "parallelism.p2p": "overlap_p2p_comm overlap_p2p_communication",
     "parallelism.global_batch": "global_batch_size train_batch_size gbs",
     "parallelism.microbatches": "gradient_accumulation_steps num_microbatches gas",
     "parallelism.microbatch_size": "micro_batch_size train_micro_batch_size_per_gpu "
-    "local_batch_size pipeline_parallel_microbatch_size mbs",
+    "local_batch_size training.batch_size pipeline_parallel_microbatch_size mbs",
     "parallelism.recompute": "recompute_granularity activation_checkpoint "
     "activation_checkpointing activations_checkpoint_granularity recompute_activations "
-    "checkpoint_activations",
-    "parallelism.overlap": "overlap_grad_reduce overlap_param_gather overlap_comm",
-    "parallelism.layer_split": "pipeline_model_parallel_layout module_fqns_per_model_part",
-    "parallelism.precision": "mixed_precision mixed_precision_param dtype",
+    "checkpoint_activations activation_checkpoint.mode",
+    "parallelism.overlap": "overlap_grad_reduce overlap_param_gather overlap_comm "
+    "overlap_grad_sync",
+    "parallelism.layer_split": "pipeline_model_parallel_layout module_fqns_per_model_part "
+    "decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers "
+    "num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage",
+    "parallelism.precision": "mixed_precision mixed_precision_param dtype trainer.precision fp8 "
+    "fp8_format fp8_hybrid fp8_recipe fp4 fp4_format fp4_recipe model.converters",
+    "parallelism.framework": "compile.enable training.compile",
     "parallelism.gradient_dtype": "grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32 "
-    "mixed_precision_reduce reduce_dtype communication_data_type",
+    "grad_reduce_in_bf16 mixed_precision_reduce reduce_dtype communication_data_type "
+    "grad_sync_dtype",
     "parallelism.fused_loss": "cross_entropy_loss_fusion cross_entropy_fusion_impl "
     "te_parallel_cross_entropy",
     "parallelism.expert_node_limit": "moe_router_group_topk",
     "parallelism.expert_tp": "expert_tensor_parallel_size etp",
     "parallelism.expert_dispatch": "moe_token_dispatcher_type moe_flex_dispatcher_backend",
     "parallelism.expert_capacity": "moe_expert_capacity_factor",
-    "model.n_layers": "num_layers num_hidden_layers encoder_num_layers",
-    "model.hidden_size": "d_model dim hidden_dim",
-    "model.ffn_size": "ffn_hidden_size intermediate_size ffn_dim",
-    "model.n_heads": "num_attention_heads num_heads",
+    "parallelism.expert_imbalance": "moe_router_force_load_balancing",
+    "parallelism.expert_overlap": "overlap_moe_expert_parallel_comm",
+    "model.name": "hf_model_id hf_path pretrained_model_name _name_or_path _factory_ recipe flavor "
+    "tokenizer_model tokenizer_name_or_path",
+    "model.n_layers": "num_layers num_hidden_layers encoder_num_layers n_layer",
+    "model.hidden_size": "d_model dim hidden_dim n_embd",
+    "model.ffn_size": "ffn_hidden_size intermediate_size ffn_dim n_inner",
+    "model.n_heads": "num_attention_heads num_heads n_head",
     "model.n_kv_heads": "num_query_groups num_key_value_heads num_kv_heads",
-    "model.vocab_size": "padded_vocab_size",
-    "model.seq_len": "seq_length sequence_length encoder_seq_length max_position_embeddings",
-    "model.head_size": "kv_channels head_dim qk_head_dim",
+    "model.vocab_size": "padded_vocab_size pad_vocab_size_to tokenizer_type",
+    "model.seq_len": "seq_length sequence_length encoder_seq_length n_positions "
+    "max_position_embeddings",
+    "model.head_size": "kv_channels head_dim qk_head_dim qk_nope_head_dim",
     "model.v_head_size": "v_head_dim",
     "model.rope_head_size": "qk_rope_head_dim qk_pos_emb_head_dim",
-    "model.gated_mlp": "swiglu gated_linear_unit",
+    "model.gated_mlp": "swiglu gated_linear_unit hidden_act activation activation_function "
+    "mlp_type",
     "model.tied_embeddings": "tie_word_embeddings share_embeddings_and_output_weights "
-    "untie_embeddings_and_output_weights",
+    "untie_embeddings_and_output_weights no_weight_tying",
     "model.n_experts": "num_experts num_moe_experts n_routed_experts num_local_experts",
     "model.experts_per_token": "moe_router_topk num_experts_per_tok top_k",
     "model.expert_ffn_size": "moe_ffn_hidden_size moe_intermediate_size",
-    "model.n_shared_experts": "num_shared_experts",
+    "model.n_shared_experts": "num_shared_experts moe_shared_expert_intermediate_size "
+    "shared_expert_intermediate_size",
     "model.n_dense_layers": "first_k_dense_replace",
     "model.moe_layer_interval": "moe_layer_freq interleave_moe_layer_step",
     "model.window": "sliding_window window_size",
@@ -70,10 +86,12 @@ _KEYS = {
     "model.mamba_groups": "mamba_num_groups n_groups",
     "model.mamba_state_size": "mamba_state_dim ssm_state_size",
     "cluster.nodes": "num_nodes nnodes",
-    "cluster.gpus_per_node": "num_gpus nproc_per_node devices ngpu",
+    "cluster.gpus_per_node": "nproc_per_node num_gpus_per_node npernode devices num_gpus ngpu gres",
+    "cluster.device": "constraint",
     "run.steps": "train_iters max_steps training_steps iterations",
     "run.tokens": "train_tokens train_samples",
-    "run.checkpoint": "save_interval checkpoint_interval",
+    "run.checkpoint": "save_interval checkpoint_interval checkpoint.enable "
+    "checkpoint.enable_checkpoint async_save async_mode",
     "run.evaluation": "eval_interval val_check_interval",
 }
 KEYS = {key: names.split() for key, names in _KEYS.items()}
@@ -82,7 +100,7 @@ KEYS = {key: names.split() for key, names in _KEYS.items()}
 _VALUES = {
     "data_parallel": {
         "ddp": "dp no_shard zero0 0",
-        "zero1": "distributed_optimizer optim os 1",
+        "zero1": "distributed_optimizer optim os distributed_fused_adam 1 optim_grads os_g 2",
         "fsdp": "zero3 zero_stage_3 fsdp2 full_shard optim_grads_params fsdp1 3",
         "hsdp": "hybrid_shard zero++ mics",
     },
@@ -98,7 +116,11 @@ _VALUES = {
         "gpipe": "afab",
     },
     "precision": {
-        "bf16": "bfloat16 fp16 float16 bf16-mixed 16-mixed",
+        "bf16": "bfloat16 fp16 float16 bf16-mixed 16-mixed 16",
+        "fp8": "hybrid e4m3 tensorwise delayed float8",
+        "fp8_block": "blockwise",
+        "mxfp8": "mxfp8_1d2d",
+        "nvfp4": "e2m1",
     },
     "p2p": {
         "blocking": "sync false",
@@ -114,6 +136,12 @@ VALUES = {
 NOTES = {
     "local_batch_size": "it is microbatches * microbatch_size",
     "data_parallel_replicate_degree": "dp is replicate * shard degree",
+    "world_size": "it is tp * cp * pp * dp",
+    "np": "it is tp * cp * pp * dp",
+    "num_layers_per_virtual_pipeline_stage": "vpp is layers of a stage / these",
+    "pipeline_parallel_layers_per_stage": "vpp is layers of a stage / these",
+    "moe_shared_expert_intermediate_size": "it is experts * their width",
+    "no_weight_tying": "the opposite",
     "data_parallel_shard_degree": "with hsdp; dp is replicate * shard degree",
     "use_distributed_optimizer": "zero1",
     "moe_layer_freq": "a list of first layers without experts is model.n_dense_layers",
@@ -123,27 +151,28 @@ NOTES = {
 """What to mind, where a name and its key do not count the same."""
 
 
-def _plain(word: str) -> str:
+def plain(word: str) -> str:
+    """Give the letters and digits of a name, by which names are the same."""
     return "".join(c for c in word.lower() if c not in "-_ .")
 
 
-_KEY_OF = {_plain(name): key for key, names in KEYS.items() for name in names}
-_NOTE_OF = {_plain(name): note for name, note in NOTES.items()}
+_KEY_OF = {plain(name): key for key, names in KEYS.items() for name in names}
+_NOTE_OF = {plain(name): note for name, note in NOTES.items()}
 
 
 def key_of(name: str) -> str | None:
     """Return the dotted key that another framework's name stands for."""
-    return _KEY_OF.get(_plain(name))
+    return _KEY_OF.get(plain(name))
 
 
 def note_of(name: str) -> str | None:
     """Return what to mind about another framework's name, where it does not count the same."""
-    return _NOTE_OF.get(_plain(name))
+    return _NOTE_OF.get(plain(name))
 
 
 def value_of(key: str, word: str, choices: Iterable[str]) -> str | None:
     """Return the choice of a key that another framework's word stands for."""
     for value, words in VALUES.get(key, {}).items():
-        if value in choices and _plain(word) in map(_plain, words):
+        if value in choices and plain(word) in map(plain, words):
             return value
     return None

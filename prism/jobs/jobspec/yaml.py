@@ -163,10 +163,10 @@ class _Walker:
         return out
 
 
-def parse_yaml(text: str, shown: str) -> Layer:
-    """Parse one YAML mapping into a Layer whose places are "shown:line"."""
+def parse_yaml(text: str, shown: str, start: str = "") -> Layer:
+    """Parse one YAML mapping into a Layer whose places are "shown:line"; `start`: what to do."""
     node = _compose(text, shown)
-    start = "start with `base: NAME`, NAME one of " + ", ".join(shipped_jobs())
+    start = start or "start with `base: NAME`, NAME one of " + ", ".join(shipped_jobs())
     if node is None:
         raise PrismError(f"{shown}: is empty, expected a job; {start}")
     if not isinstance(node, MappingNode):

@@ -1,0 +1,133 @@
+"""A job in the making: what a configuration's settings became, what was assumed, what is left."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from prism.jobs.importing.settings import Setting, Source
+from prism.jobs.jobspec.othernames import KEYS, key_of, plain, value_of
+
+OVERRIDING = "mixed_precision"
+"""Section whose settings Megatron Bridge puts over the model's of the same name."""
+
+
+class Given(NamedTuple):
+    """A key of the job that the configuration gives."""
+
+    key: str
+    value: Any
+    shown: str
+    line: int
+
+
+class Assumed(NamedTuple):
+    """A key of the job that it does not give, or not so; why it has its value."""
+
+    key: str
+    value: Any
+    why: str
+    line: int | None = None
+
+
+@dataclass
+class Draft:
+    """Values of a job by dotted key, each with where it comes from."""
+
+    source: Source
+    values: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Given] = field(default_factory=dict)
+    assumed: dict[str, Assumed] = field(default_factory=dict)
+    unmodelled: list[tuple[Setting, str]] = field(default_factory=list)
+    used: set[tuple[str, ...]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.by_name: dict[str, list[Setting]] = {}
+        for setting in self.source.settings:
+            for start in range(len(setting.path)):
+                name = plain("".join(setting.path[start:]))
+                self.by_name.setdefault(name, []).append(setting)
+
+    def use(self, *names: str) -> None:
+        """Count settings of these names as understood."""
+        for name in names:
+            self.used |= {setting.path for setting in self.by_name.get(plain(name), [])}
+
+    def find(self, *names: str) -> Setting | None:
+        """Give the last setting of the first of these names that has a value."""
+        self.use(*names)
+        for name in names:
+            found = self.by_name.get(plain(name), [])
+            usable = [s for s in found if s.value is not None and not unresolved(s.value)]
+            usable.sort(key=lambda s: OVERRIDING in s.path)
+            if usable:
+                return usable[-1]
+        return None
+
+    def value(self, *names: str) -> Any:
+        """Give its value, None without one."""
+        found = self.find(*names)
+        return None if found is None else found.value
+
+    def whole(self, *names: str) -> int | None:
+        """Give its value where that is a whole number."""
+        value = self.value(*names)
+        whole = isinstance(value, int | float) and not isinstance(value, bool)
+        return int(value) if whole and float(value).is_integer() else None
+
+    def count(self, *names: str) -> Setting | None:
+        """Give the last setting of these names, where it is a whole number."""
+        found = self.find(*names)
+        return found if found is not None and type(found.value) is int else None
+
+    def has(self, name: str) -> bool:
+        """Tell whether a name is given a value, if only one that the environment knows."""
+        self.use(name)
+        return any(setting.value is not None for setting in self.by_name.get(plain(name), []))
+
+    def is_set(self, name: str) -> bool | None:
+        """Tell whether a flag is set; None where it is not there."""
+        value = self.value(name)
+        return None if value is None else value not in (False, 0, "0", "no", "off", "none")
+
+    def of_key(self, key: str) -> Setting | None:
+        """Give the setting of any name that a key of the job has in other frameworks."""
+        return self.find(key.rsplit(".", 1)[1], *KEYS.get(key, ()))
+
+    def give(self, key: str, value: Any, *settings: Setting | None) -> None:
+        """Take a value that settings say."""
+        known = [s for s in settings if s is not None]
+        shown = ", ".join(dict.fromkeys(s.shown for s in known))
+        self.values[key] = value
+        self.given[key] = Given(key, value, shown, known[0].line)
+
+    def take(self, key: str, *names: str) -> bool:
+        """Take a setting's value as it is; false where there is none."""
+        found = self.find(*names) if names else self.of_key(key)
+        if found is None:
+            return False
+        self.give(key, found.value, found)
+        return True
+
+    def assume(self, key: str, value: Any, why: str, setting: Setting | None = None) -> None:
+        """Take a value that the configuration does not say."""
+        self.values[key] = value
+        self.assumed[key] = Assumed(key, value, why, setting.line if setting else None)
+
+    def leave(self, setting: Setting | None, why: str) -> None:
+        """Note a setting that changes the step time and is not in the job."""
+        if setting is not None:
+            self.unmodelled.append((setting, why))
+
+    def choice(self, key: str, value: Any, choices: tuple[str, ...]) -> str | None:
+        """Give the choice of a key that a framework's word stands for."""
+        word = str(value)
+        return word if word in choices else value_of(key, word, choices)
+
+    def open_settings(self) -> list[Setting]:
+        """Give settings with names of known keys whose values only the environment knows."""
+        return [s for s in self.source.settings if unresolved(s.value) and key_of(s.path[-1])]
+
+
+def unresolved(value: Any) -> bool:
+    """Tell a value that holds a variable."""
+    return isinstance(value, str) and re.search(r"\$[\w{(]", value) is not None

@@ -1,0 +1,274 @@
+"""The cluster and how the work is divided: GPUs, ranks, batches, what is sharded and overlapped."""
+
+import re
+from math import ceil
+from pathlib import PurePath
+from typing import get_args
+
+from prism.common.errors import PrismError
+from prism.jobs.importing.draft import Draft
+from prism.jobs.importing.model import MEGATRON, n_layers
+from prism.jobs.importing.settings import Setting
+from prism.jobs.jobspec.blocks import NVLINK_DOMAIN_GPUS, ClusterBlock, ParallelismBlock
+from prism.jobs.jobspec.othernames import KEYS
+
+DEVICES: tuple[str, ...] = get_args(ClusterBlock.model_fields["device"].annotation)
+_FSDP = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+_SHARES = {"2": "stage 2 moves what stage 1 moves", "optim_grads": "it moves what optim moves"}
+
+
+def read_device(d: Draft, device: str | None) -> None:
+    """Find the device: as it was given, else in the settings or the file's name."""
+    key = "cluster.device"
+    if device is not None:
+        d.values[key] = device
+        return
+    constraint = d.find("constraint", "partition", "gpu_type", "device_name")
+    word = str(constraint.value).lower() if constraint else ""
+    found = next((x for x in sorted(DEVICES, key=len, reverse=True) if x in word), None)
+    if found is not None:
+        d.give(key, found, constraint)
+        return
+    words = re.split(r"[^a-z0-9]+", PurePath(d.source.name).name.lower())
+    found = next((x for x in DEVICES if x in words), None)
+    if found is not None:
+        d.assume(key, found, "from the file's name; --device gives another")
+    else:
+        d.assume(key, "h100", "the file does not say; give it: --device a100")
+
+
+def read_sizes(d: Draft, gpus: int | None) -> int:
+    """Find tp, cp, pp and dp, and the nodes; gives the GPUs."""
+    for key in ("tp", "cp", "pp", "ep"):
+        found = d.of_key(f"parallelism.{key}")
+        if found is not None and found.value != 1 and f"parallelism.{key}" not in d.values:
+            d.give(f"parallelism.{key}", found.value, found)
+    each, wrong = 1, []
+    for key in ("tp", "cp", "pp"):
+        size = d.values.get(f"parallelism.{key}", 1)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            place = d.source.place(d.given[f"parallelism.{key}"].line)
+            text = f"expected a whole number, at least 1, got {size!r}; correct it"
+            wrong.append(f"{place}: parallelism.{key}: {text}")
+        else:
+            each *= size
+    if wrong:
+        raise PrismError("\n".join(wrong))
+    per_node = _per_node(d)
+    total, places = _world(d, each, per_node)
+    if gpus is not None:
+        total, places = gpus, []
+    layout = "*".join(f"{k} {d.values.get(f'parallelism.{k}', 1)}" for k in ("tp", "cp", "pp"))
+    if total is None:
+        raise PrismError(
+            f"{d.source.name}: does not say on how many GPUs it runs; give them: --gpus N, a "
+            f"multiple of {layout} = {each}"
+        )
+    if total % each or total < 1:
+        at = next((d.source.place(s.line) for s in places if s), d.source.name)
+        raise PrismError(
+            f"{at}: {total} GPUs, expected a multiple of {layout} = {each}; give them: --gpus N"
+        )
+    per_node = min(per_node, total)
+    if "cluster.gpus_per_node" in d.values or per_node != 8:
+        d.values["cluster.gpus_per_node"] = per_node
+    d.values["cluster.nodes"] = ceil(total / per_node)
+    if any(places):
+        d.give("cluster.nodes", ceil(total / per_node), *places)
+    if total // each > 1:
+        d.values["parallelism.dp"] = total // each
+        if any(places):
+            d.give("parallelism.dp", total // each, *places)
+    return total
+
+
+def _per_node(d: Draft) -> int:
+    found = d.find(*KEYS["cluster.gpus_per_node"], "gpus_per_node")
+    device = d.values["cluster.device"]
+    if found is not None:
+        count = re.search(r"(\d+)$", str(found.value))
+        if count and int(count[1]) > 0:
+            d.give("cluster.gpus_per_node", int(count[1]), found)
+            return int(count[1])
+    if device in NVLINK_DOMAIN_GPUS:
+        d.assume("cluster.gpus_per_node", 4, f"as {device} has")
+        return 4
+    return 8
+
+
+def _world(d: Draft, each: int, per_node: int) -> tuple[int | None, list[Setting | None]]:
+    """GPUs as the configuration has them, and the settings that say so."""
+    world, nodes = (
+        d.count("world_size", "np"),
+        d.count("nnodes", "num_nodes", "trainer.num_nodes", "nodes"),
+    )
+    if world is not None:
+        return world.value, [world]
+    if nodes is not None:
+        return nodes.value * per_node, [nodes]
+    if d.source.format == "torchtitan":
+        shard = d.count("data_parallel_shard_degree")
+        copies = d.count("data_parallel_replicate_degree")
+        if shard is not None and shard.value > 0:
+            return each * shard.value * (copies.value if copies else 1), [shard, copies]
+    whole, size, steps = (d.count(x) for x in ("train_batch_size", "train_micro_batch_size_per_gpu",
+                                               "gradient_accumulation_steps"))  # fmt: skip
+    if whole and size and steps and size.value * steps.value > 0:
+        return whole.value // (size.value * steps.value) * each, [whole, size, steps]
+    return None, []
+
+
+def read_batch(d: Draft) -> None:
+    """Find the sequences of a step and of a microbatch."""
+    dp = d.values.get("parallelism.dp", 1)
+    whole = d.count("global_batch_size", "train_batch_size", "gbs")
+    size, steps = d.count("micro_batch_size", "train_micro_batch_size_per_gpu", "mbs"), None
+    if d.source.format == "torchtitan":
+        local = d.count("local_batch_size", "training.batch_size")
+        size = d.count("pipeline_parallel_microbatch_size") if _pp(d) > 1 else local
+        if (whole is None or whole.value < 1) and local is not None:
+            d.give("parallelism.global_batch", local.value * dp, local)
+    else:
+        steps = d.count("gradient_accumulation_steps", "accumulate_grad_batches", "gas")
+    if size is not None and size.value > 0:
+        d.give("parallelism.microbatch_size", size.value, size)
+    each = d.values.get("parallelism.microbatch_size", 1)
+    if whole is not None and whole.value > 0:
+        d.give("parallelism.global_batch", whole.value, whole)
+    elif steps is not None and steps.value > 1:
+        d.give("parallelism.global_batch", steps.value * each * dp, steps, size)
+    if "parallelism.global_batch" not in d.values:
+        n = 4 * _pp(d) if _pp(d) > 1 else 1
+        why = f"not in the file: {n} microbatch{'es' * (n > 1)} of each replica; give it: --set "
+        d.assume("parallelism.global_batch", n * each * dp, why + "parallelism.global_batch=N")
+    d.leave(d.find("rampup_batch_size"), "smaller batches at the beginning; write run.batch_ramp")
+
+
+def _pp(d: Draft) -> int:
+    return int(d.values.get("parallelism.pp", 1))
+
+
+def read_pipeline(d: Draft) -> None:
+    """Find chunks, schedule, transfers and which layers are where."""
+    pp, layers = _pp(d), n_layers(d)
+    if pp == 1:
+        for key in ("vpp", "schedule", "p2p", "layer_split"):
+            d.use(*KEYS[f"parallelism.{key}"])
+        return
+    chunks = d.count("virtual_pipeline_model_parallel_size", "virtual_pipeline_parallel_size",
+                     "num_virtual_stages_per_pipeline_rank")  # fmt: skip
+    per_chunk = d.count(
+        "num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage"
+    )
+    if chunks is not None and chunks.value != 1:
+        d.give("parallelism.vpp", chunks.value, chunks)
+    elif per_chunk is not None and per_chunk.value > 0 and layers:
+        n = max(1, round(layers / pp / per_chunk.value))
+        if n > 1:
+            d.give("parallelism.vpp", n, per_chunk)
+    schedule = d.of_key("parallelism.schedule")
+    if schedule is not None:
+        choices = get_args(ParallelismBlock.model_fields["schedule"].annotation)
+        name = d.choice("schedule", schedule.value, choices) or "1f1b"
+        d.give("parallelism.schedule", name, schedule)
+        if name == "interleaved" and "parallelism.vpp" not in d.values:
+            d.assume("parallelism.vpp", 2, "torchtitan's default with an interleaved schedule")
+    _read_split(d, pp, layers)
+    transfers = d.find("overlap_p2p_comm", "overlap_p2p_communication")
+    if schedule is None and d.source.format in MEGATRON:
+        if d.values.get("parallelism.vpp", 1) == 1:
+            d.assume("parallelism.p2p", "blocking", "Megatron's transfers of 1F1B")
+        elif transfers is not None and transfers.value in (False, 0):
+            d.leave(transfers, "blocking transfers of the interleaved schedule")
+
+
+def _read_split(d: Draft, pp: int, layers: int) -> None:
+    layout = d.find("pipeline_model_parallel_layout")
+    if layout is not None and isinstance(layout.value, str):
+        split = layers_of_layout(layout.value)
+        if len(split) % pp == 0:
+            d.give("parallelism.layer_split", split, layout)
+            if len(split) > pp:
+                d.give("parallelism.vpp", len(split) // pp, layout)
+        return
+    first = d.count("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+    last = d.count("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+    ends = [s.value if s else None for s in (first, last)]
+    vpp = d.values.get("parallelism.vpp", 1)
+    if any(ends) and layers and vpp == 1:
+        n = sum(end is None for end in ends) + pp - 2
+        rest = (layers - sum(filter(None, ends))) // max(n, 1)
+        split = [ends[0] or rest, *[rest] * (pp - 2), ends[1] or rest]
+        d.give("parallelism.layer_split", split, first, last)
+
+
+def layers_of_layout(text: str) -> list[int]:
+    """Count the layers of each chunk in Megatron's ``Et|(tt|)*30mL``."""
+
+    def repeated(match: re.Match[str]) -> str:
+        return match[1] * min(int(match[2]), 1_000)
+
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", repeated, text.replace(" ", ""))
+    text = re.sub(r"(\w)\*(\d+)", repeated, text)
+    return [chunk.count("t") for chunk in text.split("|")]
+
+
+def read_sharding(d: Draft) -> None:
+    """Find how replicas share gradients and parameters, and what overlaps."""
+    key, dp = "parallelism.data_parallel", d.values.get("parallelism.dp", 1)
+    choices = ("ddp", "zero1", "fsdp", "hsdp")
+    if d.source.format == "torchtitan":
+        _read_titan(d, key)
+    elif dp > 1:
+        full = next((s for name in _FSDP if d.is_set(name) and (s := d.find(name))), None)
+        strategy = d.find("data_parallel_sharding_strategy") if full else None
+        stage = d.find("zero_optimization.stage", "zero_stage")
+        shards = d.find("use_distributed_optimizer", "optim.name", "optimizer")
+        chosen = strategy or full or stage or shards
+        word = chosen.value if chosen else None
+        if chosen is not None and chosen is full:
+            word = "fsdp"
+        if word is True or (chosen is shards and d.choice("data_parallel", word, choices) is None):
+            word = "zero1" if word is True else None
+        value = d.choice("data_parallel", word, choices) if word is not None else None
+        if value is not None:
+            d.give(key, value, chosen)
+            if str(word) in _SHARES:
+                d.assume(key, value, f"nearest to {word}: {_SHARES[str(word)]}", chosen)
+        elif d.source.format == "bridge":
+            d.assume(key, "zero1", "as Megatron Bridge's recipes have")
+        elif d.source.format == "huggingface":
+            why = "the file is of the model alone; --set parallelism.data_parallel=zero1"
+            d.assume(key, "fsdp", why)
+        else:
+            d.assume(key, "ddp", "no sharding is set")
+    for name in ("offload_optimizer.device", "offload_param.device"):
+        if d.value(name) not in (None, "none"):
+            d.leave(d.find(name), "offloading to the CPU is not modelled")
+    d.use("overlap_param_gather", "overlap_param_sync")
+    if d.source.format not in ("torchtitan", "huggingface") and dp > 1:
+        found = d.find("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm")
+        if found is not None:
+            d.give("parallelism.overlap", found.value not in (False, 0), found)
+        elif d.values.get(key) in ("ddp", "zero1") and d.source.format in ("megatron", "nemo"):
+            d.assume("parallelism.overlap", False, "Megatron's default: no --overlap-grad-reduce")
+
+
+def _read_titan(d: Draft, key: str) -> None:
+    dp = d.values.get("parallelism.dp", 1)
+    copies, shard = d.count("data_parallel_replicate_degree"), d.count("data_parallel_shard_degree")
+    n = copies.value if copies and copies.value > 0 else 1
+    if dp == 1:
+        return
+    if n > 1 and shard is not None and shard.value == 1:
+        d.give(key, "ddp", copies, shard)
+    elif n > 1:
+        d.give(key, "hsdp", copies, shard)
+        d.give("parallelism.shard_size", dp // n, copies, shard)
+    elif shard is not None:
+        d.give(key, "fsdp", shard)
+    else:
+        d.assume(key, "fsdp", "torchtitan's default")
+    again = d.find("fsdp_reshard_after_forward")
+    if again is not None and again.value in ("always", "never"):
+        d.give("parallelism.reshard_after_forward", again.value == "always", again)

@@ -1,0 +1,382 @@
+"""What a shell script gives its training command, each argument with the line it stands on.
+
+Nothing is run: variables, arrays, defaults, arithmetic, `if` and `case` are followed; what a
+program would print, and what only the environment knows, stays as it is written.
+"""
+
+import ast
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Iterator
+
+Text = list[tuple[str, int]]
+"""Characters, each with its line."""
+Argument = tuple[str, list[str], int]
+"""Name without dashes, the words after it, and its line."""
+
+_ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_NAME = re.compile(r"\w+|[@*#?]")
+_LEADING = {"then", "else", "do", "{", "}", "export", "local", "declare", "readonly", "typeset",
+            "exec", "time", "-a", "-x", "-r", "!"}  # fmt: skip
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt,
+    "-ge": operator.ge, "-le": operator.le,
+}  # fmt: skip
+_PATTERNS = re.compile(r"^[ \t]*[\w\"*.-]+([ \t]*\|[ \t]*[\w\"*.-]+)+\)", re.M)
+MOST_TEXT = 200_000  # characters that variables may grow to: a script could double one forever
+
+
+def plain(text: Text) -> str:
+    """Give the characters alone."""
+    return "".join(c for c, _ in text)
+
+
+def _marked(text: str, line: int) -> Text:
+    return [(c, line) for c in text]
+
+
+def _characters(source: str) -> Text:
+    """Give a script's characters without comments, here-documents and broken lines."""
+    heredoc = re.compile(
+        r"(<<-?[ ]*['\"]?(\w+)['\"]?[^\n]*\n)(.*?\n)?([ \t]*\2[ \t]*(?=\n|$))", re.S
+    )
+    source = heredoc.sub(lambda m: "\n" * m[0].count("\n"), source.replace("\r\n", "\n"))
+    # patterns of `case`, so that a bar parts commands everywhere else
+    source = _PATTERNS.sub(lambda m: m[0].replace("|", "\1"), source)
+    out: Text = []
+    line, i, quote = 1, 0, ""
+    while i < len(source):
+        c = source[i]
+        if c == "\\" and quote != "'" and source[i + 1 : i + 2] == "\n":
+            i, line = i + 2, line + 1
+            continue
+        if c == "\\" and quote != "'":
+            out += _marked(source[i : i + 2], line)
+            i += 2
+            continue
+        if c in "'\"" and quote in ("", c):
+            quote = "" if quote else c
+        if c == "#" and not quote and (not out or out[-1][0] in " \t\n;("):
+            while i < len(source) and source[i] != "\n":
+                i += 1
+            continue
+        out.append((c, line))
+        line += c == "\n"
+        i += 1
+    return out
+
+
+def _statements(text: Text, inside: bool = False) -> Iterator[list[Text]]:
+    """Split into statements of words, quotes kept; inside an array, newlines part words only."""
+    words: list[Text] = []
+    word: Text = []
+    quote, depth, i = "", 0, 0
+
+    def end() -> None:
+        nonlocal word
+        if word:
+            words.append(word)
+        word = []
+
+    while i < len(text):
+        c = text[i][0]
+        if c == "\\" and quote != "'":
+            word += text[i : i + 2]
+            i += 2
+            continue
+        if c in "'\"`" and quote in ("", c):
+            quote = "" if quote else c
+        opened = bool(word) and word[-1][0] in "$=("
+        if not quote and c in "({" and (depth or opened):
+            depth += 1
+        elif not quote and c in ")}" and depth:
+            depth -= 1
+        elif not quote and not depth and c == ")":  # a pattern of `case`
+            word.append(text[i])
+            end()
+            yield words
+            words = []
+            i += 1
+            continue
+        elif not quote and not depth and (c in " \t" or (inside and c == "\n")):
+            end()
+            i += 1
+            continue
+        elif not quote and not depth and c in "\n;|&" and not inside:
+            if c in "&" and word and word[-1][0] in "><":
+                word.append(text[i])
+                i += 1
+                continue
+            end()
+            if words:
+                yield words
+            words = []
+            if plain(text[i : i + 2]) == ";;":
+                yield [text[i : i + 2]]
+                i += 1
+            i += 1
+            continue
+        word.append(text[i])
+        i += 1
+    end()
+    if words:
+        yield words
+
+
+class Shell:
+    """A script's variables, and the commands that it comes to."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        self.variables: dict[str, list[Text]] = {k: [_marked(v, 1)] for k, v in given.items()}
+        self.commands: list[list[Text]] = []
+        self.branches: list[list[bool]] = []  # of each open `if` or `case`: taken now, taken before
+        self.subjects: list[str] = []
+
+    def run(self, source: str) -> None:
+        """Follow a script from its first statement to its last."""
+        for words in _statements(_characters(source)):
+            self._statement(words)
+
+    def _statement(self, words: list[Text]) -> None:
+        first = plain(words[0])
+        if first in ("if", "elif"):
+            self._condition(first, words[1:])
+            return
+        if first == "case":
+            self.subjects.append(self._text(words[1]) if len(words) > 1 else "")
+            self.branches.append([False, False])
+            words = words[3:]
+        elif first in ("fi", "esac") and self.branches:
+            self.branches.pop()
+            if first == "esac" and self.subjects:
+                self.subjects.pop()
+            return
+        elif first == "else" and self.branches:
+            self.branches[-1] = [not self.branches[-1][1], True]
+        elif first == ";;" and self.branches:
+            self.branches[-1][0] = False
+            return
+        if words and self.subjects and plain(words[-1]).endswith(")"):
+            pattern = "".join(map(plain, words)).strip("()").replace('"', "")
+            now, before = self.branches[-1]
+            hits = (fnmatch.fnmatch(self.subjects[-1], one) for one in pattern.split("\1"))
+            hit = not before and any(hits)
+            self.branches[-1] = [hit, before or hit]
+            return
+        while words and plain(words[0]) in _LEADING:
+            words = words[1:]
+        if not words or not all(now for now, _ in self.branches):
+            return
+        while words and (found := _ASSIGN.match(plain(words[0]))):
+            self._assign(found[1], bool(found[2]), words[0][found.end() :])
+            words = words[1:]
+        if words:
+            command = [field for word in words for field in self.fields(word)]
+            self.commands.append(command)
+
+    def _condition(self, first: str, words: list[Text]) -> None:
+        if first == "if":
+            self.branches.append([False, False])
+        now, before = self.branches[-1] if self.branches else [False, False]
+        hit = not before and self._test([self._text(w) for w in words])
+        if self.branches:
+            self.branches[-1] = [hit, before or hit]
+
+    def _test(self, words: list[str]) -> bool:
+        """Evaluate `[ a = b ]` and its like; what needs a machine (files, commands) is false."""
+        words = [w for w in words if w not in ("[", "[[", "]", "]]", "((", "))", "test", "then")]
+        if words[:1] == ["!"]:
+            return not self._test(words[1:])
+        if len(words) == 2 and words[0] in ("-z", "-n"):
+            return (not words[1]) == (words[0] == "-z")
+        if len(words) == 3 and words[1] in ("=", "==", "!="):
+            return fnmatch.fnmatchcase(words[0], words[2]) == (words[1] != "!=")
+        if len(words) == 3 and words[1] in _COMPARE:
+            try:
+                return _COMPARE[words[1]](int(words[0]), int(words[2]))
+            except ValueError:
+                return False
+        return words == ["true"]
+
+    def _assign(self, name: str, more: bool, value: Text) -> None:
+        if value[:1] and value[0][0] == "(":
+            inner = [word for words in _statements(value[1:-1], inside=True) for word in words]
+            fields = [field for word in inner for field in self.fields(word)]
+            self.variables[name] = (self.variables.get(name, []) if more else []) + fields
+            return
+        old = [c for field in self.variables.get(name, []) for c in field] if more else []
+        new = old + [c for k, f in enumerate(self.fields(value, split=False)) for c in
+                     ([(" ", f[0][1])] if k and f else []) + f]  # fmt: skip
+        self.variables[name] = [new[:MOST_TEXT]]
+
+    def _text(self, word: Text) -> str:
+        return " ".join(map(plain, self.fields(word, split=False)))
+
+    def fields(self, word: Text, split: bool = True) -> list[Text]:
+        """Expand a word; what stands outside quotes is split at spaces."""
+        fields: list[Text] = [[]]
+        quote, i, kept = "", 0, False
+
+        def add(text: Text, whole: bool) -> None:
+            nonlocal kept
+            for c in text:
+                if c[0] in " \t\n" and not whole:
+                    if fields[-1]:
+                        fields.append([])
+                else:
+                    fields[-1].append(c)
+            kept |= whole
+
+        while i < len(word):
+            c, line = word[i]
+            if c == "\\" and quote != "'":
+                add(word[i + 1 : i + 2], True)
+                i += 2
+            elif c in "'\"" and quote in ("", c):
+                quote = "" if quote else c
+                kept, i = True, i + 1
+            elif c == "$" and quote != "'" and i + 1 < len(word):
+                found, i = self._expansion(word, i)
+                for k, text in enumerate(found):
+                    if k:
+                        fields.append([])
+                    add(text, bool(quote) or not split)
+            elif c == "`" and quote != "'":
+                end = next((k for k in range(i + 1, len(word)) if word[k][0] == "`"), len(word))
+                add(_marked("$()", line), True)
+                i = end + 1
+            else:
+                add([word[i]], True)
+                i += 1
+        return [field for field in fields if field or (kept and len(fields) == 1)]
+
+    def _expansion(self, word: Text, i: int) -> tuple[list[Text], int]:
+        """Give what `$...` at i stands for, as fields, and where it ends."""
+        line, rest = word[i][1], plain(word[i + 1 :])
+        if rest.startswith("(("):
+            end = rest.find("))")
+            inside = rest[2 : end if end >= 0 else None]
+            value = self._arithmetic(inside)
+            told = f"$(({inside}))" if value is None else str(value)
+            return [_marked(told, line)], i + 1 + (end + 2 if end >= 0 else len(rest))
+        if rest[0] == "(":
+            return [_marked("$()", line)], i + 1 + _closing(rest, "(", ")")
+        if rest[0] == "{":
+            end = _closing(rest, "{", "}")
+            return self._braces(word[i + 2 : i + end], line), i + 1 + end
+        found = _NAME.match(rest)
+        if not found:
+            return [[word[i]]], i + 1
+        known = self.variables.get(found[0])
+        text = [known[0]] if known else [_marked(f"${found[0]}", line)]
+        return text, i + 1 + found.end()
+
+    def _braces(self, inside: Text, line: int) -> list[Text]:
+        found = re.match(r"(\w+)(\[[^\]]*\])?(:?[-=?+])?", plain(inside))
+        if not found:
+            return [_marked(f"${{{plain(inside)}}}", line)]
+        known = self.variables.get(found[1])
+        empty = known is not None and not plain([c for field in known for c in field])
+        if found[3] and found[3][-1] in "-=" and (known is None or (empty and ":" in found[3])):
+            return self.fields(inside[found.end() :], split=False)
+        if known is None:
+            return [] if found[2] else [_marked(f"${{{found[1]}}}", line)]
+        return known if found[2] else known[:1]
+
+    def _arithmetic(self, text: str) -> int | None:
+        def value_of(match: re.Match[str]) -> str:
+            known = self.variables.get(match[1])
+            return plain(known[0]) if known else "unknown"
+
+        text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", value_of, text).strip()
+        try:
+            return _evaluate(ast.parse(text, mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return None
+
+
+def _evaluate(node: ast.AST) -> int:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise ValueError(ast.dump(node))
+
+
+def _closing(text: str, opens: str, closes: str) -> int:
+    """Give the length of a bracketed beginning."""
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == opens) - (c == closes)
+        if not depth:
+            return i + 1
+    return len(text)
+
+
+def batch_options(source: str) -> Iterator[Argument]:
+    """Give the options of a Slurm script's ``#SBATCH`` lines."""
+    for number, line in enumerate(source.splitlines(), 1):
+        found = re.match(r"#SBATCH\s+--([\w-]+)[= ]\s*(\S+)", line)
+        if found:
+            yield found[1], [found[2]], number
+
+
+def arguments(words: list[Text]) -> Iterator[Argument]:
+    """Give a command's arguments, a command inside quotes (`bash -c "..."`) among them."""
+    flat: list[Text] = []
+    for word in words:
+        text = plain(word)
+        if "--" in text and re.search(r"\s", text):
+            flat += [w for inner in _statements(word, inside=True) for w in inner]
+        else:
+            flat.append(word)
+    name, values, line = "", list[str](), 0
+    for word in flat:
+        text = plain(word).strip("'\"")
+        found = re.match(r"--([A-Za-z][\w.-]*)(=)?", text) or re.fullmatch(r"-(np)()", text)
+        if not found:
+            if text.endswith(".py"):  # the program: what stands before it was the launcher's
+                values = values[:1] if values else values
+                if name:
+                    yield name, values, line
+                name = ""
+            elif text and not re.match(r"\d*[<>]", text):
+                values.append(text)
+            continue
+        if name:
+            yield name, values, line
+        name, line = found[1], word[0][1]
+        values = [text[found.end() :].strip("'\"")] if found[2] else []
+    if name:
+        yield name, values, line
+
+
+def commands_of(source: str) -> list[list[Argument]]:
+    """Give the arguments of each command of a script, those of Slurm first.
+
+    Parameters
+    ----------
+    source : str
+        A shell script, or a single command.
+
+    Returns
+    -------
+    list of list of Argument
+        The first is what ``#SBATCH`` lines say, empty without any; the last, what variables hold.
+    """
+    batch = list(batch_options(source))
+    known = {name: values[0] for name, values, _ in batch}
+    given = {}
+    for name in ("nodes", "N"):
+        if name in known:
+            given = {"SLURM_NNODES": known[name], "SLURM_JOB_NUM_NODES": known[name]}
+    shell = Shell(given)
+    shell.run(source)
+    # last a script that another one reads: what its variables hold
+    held = [field for fields in shell.variables.values() for field in fields]
+    return [batch, *(list(arguments(command)) for command in (*shell.commands, held))]

@@ -1,0 +1,126 @@
+"""An imported configuration: the job file with where each value comes from, and the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prism.common.text import format_count
+from prism.jobs.importing.settings import FORMATS
+from prism.jobs.jobspec.blocks import BLOCKS
+from prism.present.answer import Answer, Column, Finding, Table
+from prism.present.answers.job import plain_text
+from prism.present.jobtemplate import flow
+
+if TYPE_CHECKING:
+    from prism.jobs.importing.imported import Imported
+
+_ASKED = {"cluster.device": "--device"} | dict.fromkeys(
+    ("cluster.nodes", "cluster.gpus_per_node", "parallelism.dp"), "--gpus"
+)
+_LONGEST = 100  # characters of a setting that a comment shows
+
+
+def imported_yaml(found: Imported) -> str:
+    """Write an imported job as a YAML file, each value with the line that it comes from.
+
+    Parameters
+    ----------
+    found : Imported
+
+    Returns
+    -------
+    str
+        The file's text, which loads to the same job.
+    """
+    source, comments = found.source, dict[str, str]()
+    for given in found.given:
+        comments[given.key] = f"{source.place(given.line)}  {_short(given.shown)}"
+    for assumed in found.assumed:
+        place = f"{source.place(assumed.line)}, " if assumed.line else ""
+        comments[assumed.key] = f"assumed: {place}{assumed.why}"
+    lines = [
+        f"# {found.job.world_size:,} GPUs, from {source.name}, {FORMATS[source.format]}.",
+        "# Behind each value: the line it comes from, or why it is assumed.",
+        "# Check this file with: prism show THIS_FILE",
+    ]
+    for block in BLOCKS:
+        keys = [key for key in found.values if key.partition(".")[0] == block]
+        lines += ["", f"{block}:"] if keys else []
+        for key in keys:
+            comment = comments.get(key, _ASKED.get(key, "--set"))
+            lines.append(f"  {key.partition('.')[2]}: {flow(found.values[key])}  # {comment}")
+    for title, rows in (
+        ("Changes the step time, and is not in this job:", _unmodelled(found)),
+        ("Not understood:", _unknown(found)),
+    ):
+        lines += ["", f"# {title}", *(f"#   {': '.join(row)}" for row in rows)] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _unmodelled(found: Imported) -> list[tuple[str, str, str]]:
+    place = found.source.place
+    return [(place(s.line), _short(s.shown), why) for s, why in found.unmodelled]
+
+
+def _unknown(found: Imported) -> list[tuple[str, str]]:
+    place = found.source.place
+    notes = [(place(line), text) for line, text in found.source.notes]
+    return notes + [(place(s.line), _short(s.shown)) for s in found.unknown]
+
+
+def import_answer(found: Imported) -> Answer:
+    """Lay out what was understood, assumed and left, each with its line.
+
+    Parameters
+    ----------
+    found : Imported
+
+    Returns
+    -------
+    Answer
+    """
+    job, place = found.job, found.source.place
+    given = tuple((g.key, plain_text(g.value), _short(g.shown), place(g.line)) for g in found.given)
+    assumed = tuple(
+        (a.key, plain_text(a.value), a.why, place(a.line) if a.line else "") for a in found.assumed
+    )
+    unmodelled, unknown = tuple(_unmodelled(found)), tuple(_unknown(found))
+    sizes = f"{len(given)} values from the file, {len(assumed)} assumed"
+    left = f"Settings not in the job: {len(unmodelled)} that change the step time, "
+    left += f"{len(unknown)} not understood, {found.n_ignored} without effect on it"
+    figures: dict[str, Any] = {
+        "kind": "import", "source": found.source.name, "format": found.source.format,
+        "job": job.name, "world_size": job.world_size, "values": dict(found.values),
+        "understood": [{"key": g.key, "value": g.value, "setting": g.shown, "line": g.line}
+                       for g in found.given],
+        "assumed": [a._asdict() for a in found.assumed],
+        "not_modelled": [{"setting": s.shown, "line": s.line, "why": w}
+                         for s, w in found.unmodelled],
+        "not_understood": [{"setting": s.shown, "line": s.line} for s in found.unknown],
+        "ignored": found.n_ignored,
+    }  # fmt: skip
+    tables = (
+        _table("Assumed", ("key", "value", "why", "line"), assumed),
+        _table("Changes the step time, not in the job", ("line", "setting", "what"), unmodelled),
+        _table("Not understood", ("line", "setting"), unknown),
+        _table("From the file", ("key", "value", "setting", "line"), given),
+    )
+    doubtful = ("cluster.device", "parallelism.global_batch")
+    warnings = tuple(
+        f"{a.key}: {plain_text(a.value)}: {a.why}" for a in found.assumed if a.key in doubtful
+    )
+    return Answer(
+        title="Import", subject=found.source.name,
+        head=f": {FORMATS[found.source.format]}, {format_count(job.world_size)} GPUs",
+        findings=(Finding("imported", f"{sizes}.", "answer"), Finding("left", f"{left}.")),
+        tables=tuple(table for table in tables if table.rows), figures=figures, warnings=warnings,
+    )  # fmt: skip
+
+
+def _table(title: str, columns: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> Table:
+    return Table(title, tuple(Column(name, right=False) for name in columns), rows)
