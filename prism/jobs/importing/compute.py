@@ -9,7 +9,6 @@ UNMODELLED = {
     "enable_async_tensor_parallel": "tensor-parallel collectives are exposed in prism",
     "cpu_offloading cpu_offload optimizer_cpu_offload enable_cpu_offload": "offloading to the CPU",
     "activation_offload fine_grained_activation_offloading": "offloading to the CPU",
-    "cuda_graph_impl enable_cuda_graph external_cuda_graph cuda_graphs": "CUDA graphs",
     "mtp_num_layers num_nextn_predict_layers": "multi-token prediction, about a layer each",
     "moe_shared_expert_overlap": "shared experts beside the all-to-all",
     "delay_wgrad_compute defer_embedding_wgrad_compute": "weight gradients put off",
@@ -138,7 +137,10 @@ def read_kernels(d: Draft) -> None:
 
 
 def read_dispatch(d: Draft) -> None:
-    """Find how tokens get to their experts."""
+    """Find how tokens get to their experts, and what launches their kernels."""
+    graphs = d.of_key("parallelism.cuda_graphs")
+    if graphs is not None and graphs.value not in _OFF and d.values.get("parallelism.ep", 1) > 1:
+        d.give("parallelism.cuda_graphs", True, graphs)
     balanced = d.find("moe_router_force_load_balancing")
     if d.values.get("parallelism.ep", 1) == 1:
         for key in ("expert_dispatch", "expert_tp", "expert_capacity", "expert_overlap"):

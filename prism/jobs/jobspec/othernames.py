@@ -54,6 +54,7 @@ _KEYS = {
     "parallelism.expert_capacity": "moe_expert_capacity_factor",
     "parallelism.expert_imbalance": "moe_router_force_load_balancing",
     "parallelism.expert_overlap": "overlap_moe_expert_parallel_comm",
+    "parallelism.cuda_graphs": "cuda_graph_impl enable_cuda_graph external_cuda_graph",
     "model.name": "hf_model_id hf_path pretrained_model_name _name_or_path _factory_ recipe flavor "
     "tokenizer_model tokenizer_name_or_path",
     "model.n_layers": "num_layers num_hidden_layers encoder_num_layers n_layer",
