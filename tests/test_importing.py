@@ -1,5 +1,6 @@
 """Other tools' configurations as jobs: values, lines, what is assumed, and what is refused."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from prism.jobs.importing.shell import commands_of
 from prism.jobs.job import load_job
 from prism.present.imports import import_answer, imported_yaml
 
+PUBLIC = Path(__file__).resolve().parents[1] / "experiments" / "public-configs"
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=4
@@ -368,6 +370,20 @@ def test_what_makes_no_job_says_why(
     assert all(word in said for word in words), said
     with pytest.raises(PrismError, match="no such file"):
         import_job("nowhere.sh")
+
+
+spec = importlib.util.spec_from_file_location("public_configs", PUBLIC / "run.py")
+public = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(public)
+
+
+@pytest.mark.parametrize("name", public.SOURCES)
+def test_public_configurations(name: str) -> None:
+    gpus, device, overrides = public.SOURCES[name]
+    found = import_job(PUBLIC / "configs" / name, None, gpus, device, overrides)
+    assert gpus in (None, found.job.world_size)
+    assert len(found.given) >= 1 and len(found.unknown) <= 1
+    assert {path.name for path in (PUBLIC / "configs").iterdir()} == set(public.SOURCES)
 
 
 JUNK = ("-1", "0", "x", "[1, x]", "1.5", "999999999999", "null", "true", "$NOT_SET", "1e9")

@@ -32,6 +32,7 @@ from prism.jobs.jobspec.othernames import key_of
 from prism.jobs.jobspec.yaml import Layer
 
 _NO_EFFECT = frozenset((
+    "architectures gemm "
     "account adam addr address amax args attention aux backend base beta beta1 beta2 betas "
     "bias bucket buffer cache class clip clipping coeff color comet conf config constraint "
     "contiguous cpus data dataloader dataset debug decay deepspeed description dir dist "

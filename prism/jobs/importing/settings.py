@@ -16,6 +16,7 @@ from typing import Any
 
 from prism.common.errors import PrismError
 from prism.jobs.importing.shell import Argument, commands_of
+from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.othernames import key_of
 from prism.jobs.jobspec.yaml import display_path, parse_yaml, read_text
 
@@ -201,6 +202,12 @@ def _tree(name: str, text: str, format: str | None) -> Source:
         raise PrismError("\n".join(layer.problems))
     lines = {path: int(place.rsplit(":", 1)[1]) for path, place in layer.places.items()}
     values: Mapping[str, Any] = layer.values
+    if set(values) <= {"base", *BLOCKS}:
+        known = {"tp", "pp", "dp", "microbatches", "global_batch"} & set(
+            values.get("parallelism") or ()
+        )
+        if known or "base" in values:
+            raise PrismError(f"{name}: is a job of prism already; prism estimate {name} takes it")
     found = _tree_format(values, text)
     if format not in (None, found) and not {format, found} <= {"megatron", "nemo", "bridge"}:
         _checked(found, format, name)
