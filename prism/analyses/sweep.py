@@ -35,12 +35,11 @@ from prism.analyses.sweeps.points import BUILT, Bench, Point, least_seconds, sim
 from prism.analyses.sweeps.rows import MEASURES, choose, make_rows, memory_notes, plain_value
 from prism.common import sizes
 from prism.common.errors import PrismError, named
-from prism.common.text import format_share
 from prism.distributions.library import load_library
 from prism.jobs.job import Job, given_values, load_job
 from prism.simulation.results import job_of, provenance
 from prism.simulation.steps import Progress, settle_call
-from prism.workload.memory import ERROR, GIB, estimate_memory, may_fit, memory_limit
+from prism.workload.memory import GIB, estimate_memory, memory_limit
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -189,10 +188,10 @@ def _points(
         try:
             made = job_at(values, setting, follows, job.name)
             memory = estimate_memory(made)
-            if all_layouts and not own and memory is not None and not may_fit(made, memory):
+            if all_layouts and not own and memory is not None and memory.total > memory_limit(made):
                 raise PrismError(
                     f"needs {memory.gib:.0f} GiB, more than the {memory_limit(made) / GIB:.1f} GiB "
-                    f"of {made.cluster.device} by over {format_share(ERROR)}"
+                    f"of {made.cluster.device}"
                 )
             points.append(
                 Point(
