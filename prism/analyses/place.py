@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.analyses.placements.alternatives import changed_job, slowdown_keys
+from prism.analyses.placements.alternatives import changed_job
 from prism.analyses.placements.answer import answer, make_case
 from prism.analyses.placements.problem import MOST_PLACED, make_problem
 from prism.analyses.selection import QUANTILES, Runner
-from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node
+from prism.cluster.nodemap import KINDS, NodeSlowdown, Placement, slow_node, slowdown_keys
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, load_job
 from prism.simulation.prepare import prepare

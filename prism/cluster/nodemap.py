@@ -100,6 +100,13 @@ def slow_by_kind(factors: Mapping[str, float | None]) -> NodeSlowdown:
     return base._replace(**given)
 
 
+def slowdown_keys(slowdowns: Mapping[int, NodeSlowdown]) -> dict[int, dict[str, float]]:
+    """Slow nodes as a job's ``cluster.node_slowdowns`` has them."""
+    return {
+        n: {k: v for k, v in x._asdict().items() if v is not None} for n, x in slowdowns.items()
+    }
+
+
 @dataclass(frozen=True)
 class Placement:
     """Which GPU does what: slot = rank // gpus_per_node, node = hosts[slot].

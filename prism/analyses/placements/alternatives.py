@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from prism.analyses.placements.problem import Problem, slowness, worst_factor
 from prism.analyses.placements.search import find_placements
 from prism.cluster.groups import count_replicas, shard_size
-from prism.cluster.nodemap import NodeSlowdown, Placement
+from prism.cluster.nodemap import Placement, slowdown_keys
 from prism.common.errors import PrismError
 from prism.jobs.job import Job, job_from_dict, layer_split
 from prism.simulation.othernodes import relocate
@@ -55,13 +55,6 @@ def list_alternatives(problem: Problem, same_stage: Int, seed: int) -> list[Alte
             why = line.partition(": ")[2] or line
             out.append(Alternative(name, name.replace("_", " "), impossible=why))
     return out
-
-
-def slowdown_keys(slowdowns: Mapping[int, NodeSlowdown]) -> dict[int, dict[str, float]]:
-    """Slow nodes as a job's ``cluster.node_slowdowns`` has them."""
-    return {
-        n: {k: v for k, v in x._asdict().items() if v is not None} for n, x in slowdowns.items()
-    }
 
 
 def changed_job(job: Job, **blocks: Mapping[str, Any]) -> Job:

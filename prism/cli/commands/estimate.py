@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from prism.cli.commands.nodes import (
+    measured_nodes_options,
+    read_host_names,
+    read_measured_nodes,
+)
 from prism.cli.commands.options import (
     Duration,
     Factors,
@@ -20,6 +27,9 @@ from prism.cli.commands.options import (
 from prism.cli.commands.outputs import check_file_path, conclude, openmetrics_option, write_text
 from prism.cli.commands.terminal import progress_line
 from prism.common.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.jobs.job import Job
 
 
 @click.command()
@@ -61,7 +71,8 @@ from prism.common.errors import PrismError
     metavar="STEPS",
     help="Completed steps of a run in progress; predicts the rest.",
 )
-@choose_options("these steps")
+@measured_nodes_options
+@choose_options("these steps, or of the measured nodes")
 @click.option(
     "--dependence",
     type=click.Choice(["full", "none"]),
@@ -95,6 +106,8 @@ def estimate(
     replicates: int,
     run_replicates: int | None,
     completed: str | None,
+    files: tuple[str, ...],
+    hosts: str | None,
     where: tuple[tuple[str, str], ...],
     dependence: str | None,
     resolution: str | None,
@@ -116,8 +129,14 @@ def estimate(
     from prism.jobs.job import load_job
     from prism.jobs.jobspec.frommodel import is_step_model
 
-    if completed is None and (where or options["column"] is not None):
-        raise click.UsageError("--column and --where choose from the steps of --progress STEPS")
+    chosen = bool(where) or options["column"] is not None
+    if chosen and (completed is None) == (not files):
+        raise click.UsageError(
+            "--column and --where choose from the steps of --progress STEPS, or from "
+            "--measured-nodes FILE; give one of the two"
+        )
+    if hosts is not None and not files:
+        raise click.UsageError("--hosts names the nodes of --measured-nodes FILE")
     if output is not None:
         check_directory(output)
     if openmetrics is not None:
@@ -130,9 +149,14 @@ def estimate(
     if options["start"] is not None:
         options["start"] = options["start"].isoformat()
     from_steps = is_step_model(job)
-    if from_steps and overrides:
-        raise PrismError(f"{job}: a model of step times has no job; leave {overrides[0]} out")
+    if from_steps and (overrides or files):
+        given = overrides[0] if overrides else "--measured-nodes"
+        raise PrismError(f"{job}: a model of step times has no job; leave {given} out")
     loaded = job if from_steps else load_job(job, overrides)
+    notes: list[str] = []
+    if files and not isinstance(loaded, str):
+        loaded, notes = _with_nodes(loaded, files, hosts, options["column"], rows_of(where))
+        options["column"], where = None, ()
     with progress_line("simulating", quiet) as report:
         result = estimate_job(
             loaded,
@@ -143,8 +167,21 @@ def estimate(
             where=rows_of(where) or None,
             **options,
         )
+    if notes:
+        result.attrs["warnings"] = json.dumps([*json.loads(result.attrs["warnings"]), *notes])
     found = conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)
     if openmetrics is not None:
         from prism.present.openmetrics import openmetrics_text
 
         write_text(openmetrics, openmetrics_text(found.figures), quiet)
+
+
+def _with_nodes(
+    job: Job, files: Sequence[str], hosts: str | None, column: str | None, where: dict[str, str]
+) -> tuple[Job, list[str]]:
+    """Return the job with its nodes as slow as files say, and what was noted while reading."""
+    from prism.cluster.nodemap import slowdown_keys
+
+    found = read_measured_nodes(job, files, read_host_names(job, hosts), column, where)
+    known = {str(node): slow for node, slow in slowdown_keys(found.nodes).items()}
+    return job.replace({"cluster.node_slowdowns": known}), list(found.notes)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from prism.cli.commands.nodes import (
+    measured_nodes_options,
+    read_host_names,
+    read_measured_nodes,
+)
 from prism.cli.commands.options import (
     Share,
     choose_options,
@@ -42,21 +46,8 @@ OBJECTIVES = ("p50", "p95", "p99", "mean", "time_to_train")
     help="What --slowdown, or a plain slowdown in a file, applies to.  [default: compute]",
 )
 @click.option("--at", metavar="NODES", help="Which nodes are slow: 3,17.  [default: drawn]")
-@click.option(
-    "--measured-nodes",
-    "files",
-    metavar="FILE",
-    multiple=True,
-    help="How slow nodes are: a table (node, slowdown), a burn-in table of times or rates per GPU, "
-    "nccl-tests output (a file, or a folder of them); repeatable.",
-)
+@measured_nodes_options
 @choose_options("the table", "measurement")
-@click.option(
-    "--hosts",
-    metavar="LIST",
-    help="Host names in rank order: a host file of MPI, PBS or Slurm, or a list such as "
-    "'node[001-064]'.",
-)
 @click.option("--spares", type=click.IntRange(min=0), default=0, help="Number of spare nodes.")
 @click.option(
     "--objective",
@@ -172,34 +163,24 @@ def _inventory(
 ) -> Inventory:
     """Collect what is known of single nodes: how slow they are, and their names."""
     from prism.cluster.nodemap import Placement, slow_node
-    from prism.cluster.nodes.hosts import find_nodes, read_host_list
-    from prism.cluster.nodes.inventory import Inventory, merge_inventories, read_inventory
+    from prism.cluster.nodes.hosts import find_nodes
+    from prism.cluster.nodes.inventory import Inventory
 
-    placement = Placement(job)
-    n_nodes = placement.n_nodes
-    listed = None if hosts is None else read_host_list(hosts, n_nodes, spares)
+    n_nodes = Placement(job).n_nodes
+    listed = read_host_names(job, hosts, spares)
     known = dict(enumerate(listed or ()))
-    # of spares no more than their names is known
-    names = None if listed is None else listed[:n_nodes]
     if at is not None and slowdown is not None:
         slow = slow_node(slowdown, kind or "compute")
         labels = [label.strip() for label in at.split(",")]
         twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
         if twice is not None:
             raise click.UsageError(f"--at {at}: node {twice} is there twice")
+        names = None if listed is None else listed[:n_nodes]
         index = find_nodes(labels, n_nodes, names, lambda _: f"--at {at}").index
         return Inventory({index[label]: slow for label in labels}, known)
     if not files:
         return Inventory({}, known)
-    options: dict[str, Any] = {"kind": kind, "hosts": names, "column": column}
-    found = {
-        file: read_inventory(
-            file, n_nodes, placement.gpus_per_node, where=rows_of(where), **options
-        )
-        for file in files
-    }
-    merged = merge_inventories(found)
-    return replace(merged, hosts=merged.hosts | known)
+    return read_measured_nodes(job, files, listed, column, rows_of(where), kind)
 
 
 def _add_names(result: xr.Dataset, inventory: Inventory) -> None:
