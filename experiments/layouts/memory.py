@@ -218,5 +218,7 @@ def print_layouts():
 
 
 if __name__ == "__main__":
+    if not DATA.is_dir():
+        sys.exit(f"no published peaks in {DATA}; set PRISM_DATA to the folder above it")
     print_peaks()
     print_layouts()
