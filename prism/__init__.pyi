@@ -7,6 +7,7 @@ from .analyses.replay import replay as replay
 from .analyses.sweep import sweep as sweep
 from .analyses.timeline import timeline as timeline
 from .analyses.validate import validate as validate
+from .analyses.watch import Watch as Watch
 from .cluster.nodemap import NodeSlowdown as NodeSlowdown
 from .cluster.nodemap import slow_node as slow_node
 from .common.errors import PrismError as PrismError

@@ -26,5 +26,5 @@ __all__ = [
 
 # modules that rooms above may import
 FACE = (
-    "choose", "file", "kernelnames", "rare.hta", "rare.nccltests", "rawtable", "table",
+    "choose", "file", "growing", "kernelnames", "rare.hta", "rare.nccltests", "rawtable", "table",
 )  # fmt: skip

@@ -48,6 +48,10 @@ class UnderWay:
         Completed steps.
     level, level_std : float
         Level of this run over the model's mean before [1], and how well it is known.
+    expected : float
+        Standard deviation of that level before the steps were seen [1].
+    far : bool
+        Whether it is further off than the model allows, and is taken from the steps.
     notes : tuple of str
         What was assumed.
     """
@@ -57,6 +61,8 @@ class UnderWay:
     done: int
     level: float
     level_std: float
+    expected: float
+    far: bool
     notes: tuple[str, ...] = ()
 
 
@@ -149,7 +155,7 @@ def condition(
             "steps; are they of this job?"
         )
     level, std = float(levels.mean()), float(levels.std())
-    return UnderWay(rest, done.seconds * k, n, level, std, tuple(notes))
+    return UnderWay(rest, done.seconds * k, n, level, std, expected, far, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,7 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
         Steps of several runs, that are none of the model's, or as many as the run has.
     """
     check_one_run(times)
-    k, at = model.mean_over, _places(model, times)
+    k, at = model.mean_over, places_of(model, times)
     done = (int(at.max()) + 1) * k
     if done >= n_steps:
         raise PrismError(
@@ -259,8 +265,8 @@ def check_one_run(times: StepTimes) -> None:
         )
 
 
-def _places(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
-    """Positions of measured values in a run of the model."""
+def places_of(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
+    """Positions of measured values in a run of the model [value]."""
     if times.mean_over != model.mean_over:
         raise PrismError(
             f"{times.source}: each value is the mean of {times.mean_over} steps, in the model of "

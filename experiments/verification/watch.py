@@ -1,0 +1,145 @@
+"""`prism watch` on measured runs, replayed as growing logs: coverage, planted departures, alarms.
+
+Run from a checkout: python experiments/verification/watch.py [--runs 6] [--systems 8] [--seed 1]
+(PRISM_DATA names the folder of the data). Each log ends in the middle of a line. Half of the runs
+of a record make the model of the others; an MLPerf log is held against its own steps.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from prism import fit, save
+from prism.analyses.watch import Watch, summarize_watch
+from prism.models.steptimes.fit import fit_step_times
+from prism.models.steptimes.model import model_to_dataset
+from prism.traces import read_step_times
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+AFTER = (0.01, 0.02, 0.05, 0.1)  # of the steps, after half of them, from which on a step is slower
+SLOWER = 1.03
+
+
+def write_log(path, steps, seconds, n):
+    """Write the first n steps as Megatron does, and half of the next line."""
+    text = "".join(
+        f" iteration {s:8d}/ {steps[-1]:8d} | elapsed time per iteration (ms): {1e3 * x:.1f} | x\n"
+        for s, x in zip(steps[: n + 1], seconds[: n + 1], strict=True)
+    )
+    if n < len(steps):
+        text = text[: text.rfind("(ms): ") + 8]
+    path.write_text(text)
+
+
+def look(path, model, total, seed):
+    """Give the figures of one look."""
+    return summarize_watch(Watch(path, model, steps=total, seed=seed).look())
+
+
+def replay(path, steps, seconds, model, seed):
+    """Replay one run: whether P10 to P90 hold what is left, alarms by share, delays of a plant."""
+    n = len(steps)
+    inside, alarm, found = {}, {}, {}
+    for share in SHARES:
+        m = int(share * n)
+        write_log(path, steps, seconds, m)
+        numbers = look(path, model, int(steps[-1]), seed)
+        left = numbers["time_left"]
+        inside[share] = bool(left["p10"] <= seconds[m:].sum() <= left["p90"])
+        alarm[share] = numbers["departure"]["kind"]
+    slower = np.where(np.arange(n) >= n // 2, SLOWER, 1.0) * seconds
+    for more in AFTER:
+        m = n // 2 + int(more * n)
+        write_log(path, steps, slower, m)
+        found[more] = look(path, model, int(steps[-1]), seed)["departure"]["departed"]
+    return inside, alarm, found
+
+
+def repeated_runs(data, folder, most, seed, whole):
+    """Replay runs of each record against a model of the other half."""
+    deltas = pd.read_parquet(data / "repeated_runs" / "step_deltas.parquet")
+    runs = pd.read_parquet(data / "repeated_runs" / "runs.parquet").set_index("run_id")
+    deltas["record"] = deltas["run_id"].map(runs["record"])
+    for record, rows in deltas.groupby("record"):
+        ids = rows["run_id"].unique()
+        if len(ids) < 20:
+            continue
+        ids = np.random.default_rng(seed).permutation(ids)
+        known = rows[rows["run_id"].isin(ids[: len(ids) // 2])]
+        table, model = folder / "known.csv", folder / "model.nc"
+        renamed = known.rename(columns={"run_id": "run", "delta_ms": "step_ms"})
+        renamed[["run", "step", "step_ms"]].to_csv(table, index=False)
+        if whole:
+            found = fit_step_times(read_step_times(table), seed=seed, repeats=60)
+            save(model_to_dataset(found, {}), model)
+        else:
+            save(fit(table, seed=seed), model)
+        for run in ids[len(ids) // 2 :][:most]:
+            one = rows[rows["run_id"] == run].sort_values("step")
+            seconds = 1e-3 * np.maximum(one["delta_ms"].to_numpy(float), 0.1)  # a clock that waits
+            yield record, one["step"].to_numpy(), seconds, model
+
+
+def mlperf(data, most):
+    """Replay a run of each of some systems against its own steps."""
+    times = pd.read_parquet(data / "mlperf" / "step_times.parquet")
+    long = times.groupby(["round", "system", "benchmark", "run"]).filter(lambda g: len(g) >= 200)
+    groups = [*long.groupby(["round", "system", "benchmark"])]
+    for at in np.unique(np.linspace(0, len(groups) - 1, most).astype(int)):
+        rows = groups[at][1]
+        one = rows[rows["run"] == rows["run"].iloc[0]].sort_values("log_idx")
+        seconds = one["step_s"].to_numpy(float)[5:]  # the first five are a warm-up
+        yield "mlperf", np.arange(1, seconds.size + 1), seconds, None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=6, help="of each record")
+    parser.add_argument("--systems", type=int, default=8, help="of MLPerf")
+    parser.add_argument("--whole", action="store_true", help="models of all steps, pauses too")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    data = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kind, source in (
+            (
+                "repeated runs",
+                repeated_runs(data, folder, arguments.runs, arguments.seed, arguments.whole),
+            ),
+            ("mlperf", mlperf(data, arguments.systems)),
+        ):
+            begin = time.perf_counter()
+            found[kind] = [
+                replay(folder / "run.log", steps, seconds, model, arguments.seed)
+                for _, steps, seconds, model in source
+            ]
+            n = len(found[kind])
+            if not n:
+                continue
+            print(f"{kind}: {n} runs, {time.perf_counter() - begin:.0f} s")
+            for share in SHARES:
+                held = sum(r[0][share] for r in found[kind])
+                kinds = [r[1][share] for r in found[kind]]
+                change, level = kinds.count("change"), kinds.count("level")
+                print(
+                    f"  {share:4.0%}: P10 to P90 hold {held}/{n}, last steps depart {change}/{n}, "
+                    f"all steps {level}/{n}"
+                )
+            ever = sum(any(r[1].values()) for r in found[kind])
+            print(f"  departs at any of {len(SHARES)} looks: {ever}/{n}")
+            for more in AFTER:
+                seen = sum(r[2][more] for r in found[kind])
+                print(f"  3 % slower for {more:.0%} of the steps: found {seen}/{n}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

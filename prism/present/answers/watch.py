@@ -1,0 +1,98 @@
+"""The answer of a look at a run that is going on: when it is done, and whether it departs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from prism.analyses.watch import summarize_watch
+from prism.common.text import format_count, format_share, percent_change
+from prism.present.answer import Answer, Cell, Column, Figure, Finding, Table, duration
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Json = Mapping[str, Any]
+SHOWN = {"p10": "earliest, 10 %", "p50": "median, 50 %", "p90": "latest, 90 %"}
+MODELS = {"job": "the job", "steps": "the model", "log": "the completed steps"}
+"""What a log is held against, by kind."""
+
+
+def watch_answer(result: xr.Dataset) -> Answer:
+    """Make the answer of a look."""
+    numbers = summarize_watch(result)
+    done, total = numbers["completed_steps"], numbers["steps"]
+    text = f": {format_count(done)} of {format_count(total)} steps ({format_share(done / total)})"
+    written = _date(numbers["written"])
+    return Answer(
+        title="A run that is going on",
+        subject=str(numbers["log"]),
+        head=f"{text}, written {written}; held against {_model(numbers)}, seed {numbers['seed']}",
+        question=f"When is the run of {numbers['log']} done, and does it depart from its model?",
+        findings=tuple(_findings(numbers)),
+        tables=(_finish(numbers),) if numbers["departure"] else (),
+        figures=numbers,
+        warnings=tuple(numbers["warnings"]),
+        assumptions=tuple(numbers["notes"]),
+    )
+
+
+def _model(numbers: Json) -> str:
+    name = MODELS[numbers["model"]]
+    return name if numbers["model"] == "log" else f"{name} {numbers['job']}"
+
+
+def _date(iso: str) -> str:
+    """Write a date to the minute, in the time zone it was written in."""
+    return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M")
+
+
+def _findings(numbers: Json) -> list[Finding]:
+    """Say when the run is done, and whether the last steps depart."""
+    if not numbers["departure"]:
+        return [Finding("finish", "All steps are done.", "answer")]
+    ends = {q: _date(date) for q, date in numbers["finish"].items()}
+    text = "The end is beyond the calendar."
+    if ends:
+        text = f"Done on {ends['p50']} (P50), with 90 % by {ends['p90']}."
+    return [Finding("finish", text, "answer"), _departure(numbers)]
+
+
+def _departure(numbers: Json) -> Finding:
+    """Say whether steps depart, from which on, by how much, and how sure that is."""
+    found = numbers["departure"]
+    if found["kind"] == "level":
+        ratio, sd = numbers["level"], format_share(numbers["level_expected_std"], 2)
+        text = (
+            f"All steps depart from the model: {percent_change(ratio - 1.0)} (its standard "
+            f"deviation is {sd}); is it of this job?"
+        )
+        return Finding("departure", text, "warning")
+    if found["change"] is None:
+        return Finding("departure", "Too few steps to tell whether they depart.", "info")
+    size = percent_change(found["change"], found["change_ci"])
+    at = f"step {format_count(found['step'])}"
+    p = "p < 0.001" if found["p_value"] < 0.001 else f"p = {found['p_value']:.2g}"
+    if not found["departed"]:
+        text = f"The last steps do not depart: largest change {size} from {at} on, {p}."
+        return Finding("departure", text, "answer")
+    slower = "slower" if found["change"] > 0.0 else "faster"
+    early, late = (format_count(step) for step in found["step_range"])
+    text = f"The last steps depart: {size.lstrip('+-')} {slower} from {at} on"
+    text += f" ({early} to {late})" if early != late else ""
+    return Finding("departure", f"{text}, {p}.", "warning")
+
+
+def _finish(numbers: Json) -> Table:
+    """Lay out what is left and the date, by quantile."""
+    left, dates = numbers["time_left"], numbers["finish"]
+    fine = 0.1 * (left["p90"] - left["p10"]) or 1e-3 * left["p50"]
+    rows: list[tuple[Cell, ...]] = [
+        (label, duration(left[q], fine), _date(dates[q]) if dates else None)
+        for q, label in SHOWN.items()
+    ]
+    steps = duration(numbers["last_step_time"])
+    assert isinstance(steps, Figure)
+    columns = (Column(right=False), Column("time left"), Column("done"))
+    return Table("Finish", columns, tuple(rows), (f"Mean of the last step times: {steps.text}",))
