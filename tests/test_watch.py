@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 import prism
-from prism.analyses.watch import Watch, summarize_watch
+from prism.analyses.watch import Watch, _calm, summarize_watch
 from prism.models.steptimes.departure import ALARM, find_departure
+from prism.models.steptimes.model import load_step_model
+from prism.models.steptimes.runs import progress
 from prism.models.steptimes.spread import Spread, simulate_body
+from prism.traces import read_step_times
 from prism.traces.growing import GrowingLog
 
 WHITE = [Spread(0.01)]
@@ -166,3 +169,25 @@ def test_an_interrupt_ends_it_quietly(log):
         process.stdout.read()
         error = process.stderr.read()
         assert (process.wait(20), error) == (0, b"") and first["completed_steps"] == 210
+
+
+def test_an_odd_value_before_all_others_is_left_out():
+    values = np.r_[np.nan, 0.7, 1.0 + 0.01 * np.random.default_rng(1).standard_normal(40)]
+    assert np.flatnonzero(np.isnan(_calm(values))).tolist() == [0, 1]
+
+
+def test_steps_that_a_fit_left_out_are_elapsed_time(run, tmp_path, monkeypatch):
+    """A model whose fit left pauses out takes a log that has them; the watch adds those to come."""
+    monkeypatch.chdir(tmp_path)
+    whole = [steps(400, seed) + 3.0 * (np.arange(1, 401) % 40 == 0) for seed in range(4)]
+    rows = [f"{r},{s},{x:.6f}" for r in range(3) for s, x in enumerate(whole[r], start=1)]
+    (tmp_path / "known.csv").write_text("run,step,step_s\n" + "\n".join(rows) + "\n")
+    assert run("fit", "known.csv", "-o", "model.nc", "--seed", "1")[0] == 0
+    (tmp_path / "train.log").write_text(lines(whole[3][:200], total=400))
+    model, times = load_step_model("model.nc"), read_step_times("train.log")
+    assert np.isin(np.arange(40, 401, 40), model.steps).sum() == 0
+    found = progress(model, times, model.n_steps, 100, 1)
+    assert found.elapsed_s == pytest.approx(whole[3][:200].sum(), abs=1e-2)
+    assert found.done == 195
+    left = summarize_watch(Watch("train.log", "model.nc", seed=1).look())["time_left"]
+    assert left["mean"] == pytest.approx(200 * 2.0 + 5 * 3.0, rel=2e-3)

@@ -2,7 +2,9 @@
 
 Run from a checkout: python experiments/verification/watch.py [--runs 6] [--systems 8] [--seed 1]
 (PRISM_DATA names the folder of the data). Each log ends in the middle of a line. Half of the runs
-of a record make the model of the others; an MLPerf log is held against its own steps.
+of a record make the model of the others; an MLPerf log is held against its own steps. With --later
+alone: how much the mean of later steps differs, fitted to half of the systems of MLPerf and tested
+on the others.
 """
 
 import argparse
@@ -17,13 +19,14 @@ import pandas as pd
 
 from prism import fit, save
 from prism.analyses.watch import Watch, summarize_watch
+from prism.analyses.watching.forecasts import LATER
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import model_to_dataset
 from prism.traces import read_step_times
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 AFTER = (0.01, 0.02, 0.05, 0.1)  # of the steps, after half of them, from which on a step is slower
-SLOWER = 1.03
+SLOWER, HELD = 1.03, 0.8
 
 
 def write_log(path, steps, seconds, n):
@@ -86,16 +89,45 @@ def repeated_runs(data, folder, most, seed, whole):
             yield record, one["step"].to_numpy(), seconds, model
 
 
-def mlperf(data, most):
-    """Replay a run of each of some systems against its own steps."""
+def mlperf(data, most, runs=1):
+    """Replay runs of each of some systems against their own steps."""
     times = pd.read_parquet(data / "mlperf" / "step_times.parquet")
     long = times.groupby(["round", "system", "benchmark", "run"]).filter(lambda g: len(g) >= 200)
     groups = [*long.groupby(["round", "system", "benchmark"])]
     for at in np.unique(np.linspace(0, len(groups) - 1, most).astype(int)):
-        rows = groups[at][1]
-        one = rows[rows["run"] == rows["run"].iloc[0]].sort_values("log_idx")
-        seconds = one["step_s"].to_numpy(float)[5:]  # the first five are a warm-up
-        yield "mlperf", np.arange(1, seconds.size + 1), seconds, None
+        system, rows = groups[at]
+        for run in rows["run"].unique()[:runs]:
+            one = rows[rows["run"] == run].sort_values("log_idx")
+            seconds = one["step_s"].to_numpy(float)[5:]  # the first five are a warm-up
+            yield system, np.arange(1, seconds.size + 1), seconds, None
+
+
+def later_steps(data, folder, runs, seed):
+    """Fit by how much later steps differ to systems in turn, and test on the others."""
+    found = {}
+    for system, steps, seconds, _ in mlperf(data, 1000, runs):
+        for share in SHARES:
+            m = int(share * len(steps))
+            write_log(folder / "run.log", steps, seconds, m)
+            left = look(folder / "run.log", None, int(steps[-1]), seed)["time_left"]
+            done, whole = seconds[m:].sum(), left["mean"]
+            own = max((left["std"] / whole) ** 2 - LATER**2, 0.0)  # without what is looked for
+            found.setdefault(system, []).append((done / whole - 1.0, own))
+    halves = [np.concatenate([*found.values()][i::2]) for i in (0, 1)]
+    print(f"{len(found)} systems of MLPerf, up to {runs} runs of each, {len(SHARES)} looks")
+    for name, (fitted, other) in zip("ab", (halves, halves[::-1]), strict=True):
+        grid = np.arange(0.0, 0.01, 0.0001)
+        best = next(s for s in grid if held(fitted, s) >= HELD)
+        print(
+            f"  half {name}: 80 % intervals hold {held(fitted, 0.0):.0%}, {HELD:.0%} with "
+            f"{best:.2%} more; then the other half's {held(other, best):.0%}, and with "
+            f"{LATER:.2%} {held(other, LATER):.0%}"
+        )
+
+
+def held(rows, more):
+    """Share of errors within an 80 % interval that is wider by so much."""
+    return float((np.abs(rows[:, 0]) <= 1.2816 * np.sqrt(rows[:, 1] + more**2)).mean())
 
 
 def main():
@@ -103,12 +135,16 @@ def main():
     parser.add_argument("--runs", type=int, default=6, help="of each record")
     parser.add_argument("--systems", type=int, default=8, help="of MLPerf")
     parser.add_argument("--whole", action="store_true", help="models of all steps, pauses too")
+    parser.add_argument("--later", action="store_true", help="how later steps differ, alone")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     data = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[3] / "shared" / "data"))
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if arguments.later:
+            later_steps(data, folder, arguments.runs, arguments.seed)
+            return 0
         for kind, source in (
             (
                 "repeated runs",

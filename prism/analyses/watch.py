@@ -171,7 +171,7 @@ def _calm(ratio: Array) -> Array:
     values = ratio.copy()
     known = np.flatnonzero(np.isfinite(values))
     if known.size:
-        odd = outliers(np.log(values[known])[:, None], warm=True)[0][:, 0]
+        odd = outliers(np.log(values[known])[:, None])[0][:, 0]
         values[known[odd]] = np.nan
     return values
 

@@ -20,7 +20,7 @@ Index = NDArray[np.int64]
 
 ALARM = 0.001
 """P-value at which steps depart. Measured runs looked at nine times (`experiments/verification/
-watch.py`): none of 24 MLPerf logs without a model departs, and 3 of 20 repeated runs with one."""
+watch.py`): 1 of 27 MLPerf logs without a model departs, and none of 20 repeated runs with one."""
 _DRAWS = 3_999  # simulated runs: p-values to 1/4000
 _FINE = 50  # last values that are looked at one by one; further back a change is placed to
 _COARSE = 0.02  # this share of the distance from the end

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
 from prism.common.text import format_share
+from prism.models.changes.find import select_steps
 from prism.models.steptimes.likelihood import state_given
 from prism.models.steptimes.model import StepModel
 from prism.models.steptimes.predict import generator, run_model, work_of
@@ -220,6 +221,7 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
         Steps of several runs, that are none of the model's, or as many as the run has.
     """
     check_one_run(times)
+    whole, times = times, known_steps(model, times)
     k, at = model.mean_over, places_of(model, times)
     done = (int(at.max()) + 1) * k
     if done >= n_steps:
@@ -243,10 +245,32 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
         found.model, mean=ratio * found.model.mean, std=ratio * found.model.std,
         ideal_s=ahead.ideal_s, profile=ahead.profile, residuals=found.level * ahead.residuals,
     )  # fmt: skip
+    notes, out_s = list(found.notes), float(whole.seconds.sum() - times.seconds.sum())
+    if (n := whole.step.size - times.step.size) > 0:
+        notes.append(
+            f"{times.source}: {n} steps that the model's fit left out ({k * out_s:.4g} s) count "
+            "as elapsed; those to come are in no total"
+        )
     usual = found.level * work_of_values(model, int(at.max()) + 1)
     usual[at] = times.seconds
-    elapsed_s = float(usual[model.offset_skips :].sum()) * k
-    return replace(found, model=rest, elapsed_s=elapsed_s, done=done)
+    elapsed_s = float(usual[model.offset_skips :].sum() + out_s) * k
+    return replace(found, model=rest, elapsed_s=elapsed_s, done=done, notes=tuple(notes))
+
+
+def known_steps(model: StepModel, times: StepTimes) -> StepTimes:
+    """Leave out steps that the fit left out, such as evaluations.
+
+    A model without a profile takes steps of any numbers where none of them is its own.
+    """
+    known = np.isin(times.step, model.steps) | (times.step > model.steps[-1])
+    if not known.any() and not model.has_profile:
+        return times
+    if not known.any():
+        first = times.step[0]
+        raise PrismError(f"{times.source}: step {first} and all others are none of the model's")
+    if not model.has_profile:
+        known |= times.step < model.steps[0]
+    return times if known.all() else select_steps(times, known)
 
 
 def work_of_values(model: StepModel, n: int) -> Array:
@@ -275,8 +299,6 @@ def places_of(model: StepModel, times: StepTimes) -> NDArray[np.int64]:
     known = model.steps
     inside = np.isin(times.step, known)
     odd = times.step[~inside & (times.step <= known[-1])]
-    if odd.size and model.has_profile:
-        raise PrismError(f"{times.source}: step {odd[0]} is none of the model's")
     if odd.size:
         return np.asarray(np.unique(times.step, return_inverse=True)[1], np.int64)
     beyond = known.size - 1 + (times.step - known[-1])
