@@ -76,7 +76,7 @@ def test_a_beginning_that_is_slow_then_fast_has_its_largest_ratio():
 
 def test_nothing_is_left_out_where_too_little_would_remain():
     times = step_times(during(12, (0, 6, 3.0)), np.random.default_rng(5), sd=0.002)
-    rows, out, _ = changes_of_step_times(times)
+    rows, _, out, _ = changes_of_step_times(times)
     assert rows and rows[0]["kept"] == "too_few" and not out.any()
 
 

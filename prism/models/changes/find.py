@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
 from prism.common.means import median
+from prism.models.changes.pauses import Pause, find_pauses
 from prism.models.changes.report import Row
-from prism.models.changes.segments import LEAST, Array, Flags
-from prism.models.changes.spans import FEWEST, Index, Span, find_pauses, find_spans
+from prism.models.changes.segments import LEAST, Array, Flags, outliers
+from prism.models.changes.spans import FEWEST, Index, Span, find_spans
 from prism.simulation.tracemodel.graph import COMPUTE
 from prism.traces import StepTimes, Trace
 from prism.traces.kernelnames import COLLECTIVES
@@ -65,17 +66,19 @@ class _Runs:
         return row | ({"skip": span.end * k} if span.kind == "warm_up" else {})
 
 
-def changes_of_step_times(times: StepTimes) -> tuple[list[Row], Flags, Flags]:
-    """Find what changes in step times: rows, values to leave out, and those of a warm-up.
+def changes_of_step_times(times: StepTimes) -> tuple[list[Row], StepTimes, Flags, Flags]:
+    """Find what changes in step times.
+
+    Rows, the times without their periodic pauses, values to leave out, and those of a warm-up.
 
     What three or more runs of one schedule have in common is work by step, but for a warm-up.
     """
     runs = _Runs.of(times)
-    values = np.log(runs.seconds)
-    pauses, paused = find_pauses(values, runs.steps)
+    pauses = find_pauses(np.log(runs.seconds), runs.steps)
     ends = int(times.step.min()), int(times.step.max())
-    rows = [_pause(p, ends, times.mean_over) for p in pauses]
-    values[paused] = np.nan
+    rows = [_pause(p, runs.steps, ends, times.mean_over) for p in pauses]
+    seconds, paused = _without(runs.seconds, pauses)
+    values = np.log(np.where(paused, np.nan, seconds))
     common: list[Span] = []
     own, first = values, 1
     if runs.names.size >= MANY and runs.aligned:
@@ -97,16 +100,32 @@ def changes_of_step_times(times: StepTimes) -> tuple[list[Row], Flags, Flags]:
         rows.append({**row, "runs": int(warm.any(axis=0).sum())})
         early = []
     rows += [runs.row(s) for s in spans if s in early or s.kind != "warm_up"]
-    out = ((out & ~warm) | paused[:, None])[runs.at]
+    out = ((out & ~warm) | paused)[runs.at]
     if np.unique(times.step[~out]).size < FEWEST:
-        rows, out = [{**row, "kept": "too_few"} for row in rows], np.zeros_like(out)
-    return rows, out, warm[runs.at]
+        rows = [{**row, "kept": "too_few"} for row in rows]
+        return rows, times, np.zeros_like(out), warm[runs.at]
+    return rows, replace(times, seconds=seconds[runs.at]), out, warm[runs.at]
 
 
-def _pause(found: tuple[int, int, float], ends: tuple[int, int], k: int = 1) -> Row:
-    interval, n, extra = found
+def _without(seconds: Array, pauses: list[Pause]) -> tuple[Array, Flags]:
+    """Take pauses out of their steps; flag those whose own length is another [step, run]."""
+    out, odd = seconds.copy(), np.zeros(seconds.shape, bool)
+    for pause in pauses:
+        at = np.broadcast_to(pause.steps[:, None], seconds.shape) & np.isfinite(seconds)
+        odd |= at & (out <= pause.extra)
+        out = np.where(at & ~odd, out - pause.extra, out)
+    if not pauses:
+        return out, odd
+    paused = np.array([p.steps for p in pauses]).any(axis=0)
+    far, _ = outliers(np.log(np.where(odd, np.nan, out)), warm=True)
+    odd |= np.asarray(far) & np.asarray(paused)[:, None]
+    return np.where(odd, seconds, out), odd
+
+
+def _pause(found: Pause, steps: Index, ends: tuple[int, int], k: int = 1) -> Row:
     return {
-        "kind": "pause", "interval_steps": interval * k, "n": n, "duration_s": extra * k,
+        "kind": "pause", "interval_steps": found.interval * k, "n": found.n,
+        "duration_s": found.extra * k, "at_step": int(steps[found.steps][0]) * k,
         "first_step": ends[0], "last_step": ends[1], "kept": None,
     }  # fmt: skip
 
@@ -149,7 +168,7 @@ def changes_of_trace(trace: Trace) -> tuple[list[Row], Index]:
     add(spans, at, [{}])
     out[at[odd[:, 0]]] = True
     gaps = _gaps(begin.to_numpy(), end.to_numpy(), steps)
-    rows += [_pause(gap, (int(steps[0]), int(steps[-1]))) for gap in gaps]
+    rows += [_pause(gap, steps[1:], (int(steps[0]), int(steps[-1]))) for gap in gaps]
     if (~out).sum() < min(FEWEST, steps.size // 2):
         rows, out = [{**row, "kept": "too_few"} for row in rows], np.zeros_like(out)
     return rows, steps[out]
@@ -170,13 +189,13 @@ def _workers(ops: pd.DataFrame, kernels: bool, steps: Index) -> tuple[list[Row],
     return workers, table.to_numpy(np.float64)
 
 
-def _gaps(begin: Array, end: Array, steps: Index) -> list[tuple[int, int, float]]:
+def _gaps(begin: Array, end: Array, steps: Index) -> list[Pause]:
     """Find pauses between steps that follow each other, at regular distance."""
     gap, follows = begin[1:] - end[:-1], np.diff(steps) == 1
     if not follows.any() or not (gap[follows] > 0.0).all():  # steps overlap, or each begins at 0
         return []
     values = np.log(np.where(follows, gap + float(np.median(end - begin)), np.nan))
-    return find_pauses(values[:, None], steps[1:])[0]
+    return find_pauses(values[:, None], steps[1:])
 
 
 # ---------------------------------------------------------------------------------- actions

@@ -34,7 +34,10 @@ def warn(row: Row) -> str:
         "phase": "left out, the last phase is fitted",
     }.get(row["kind"], "left out")
     if row["kept"] is not None:
-        end = {"beginning": "kept as the beginning of a run"}.get(row["kept"], "kept: too few rest")
+        end = {
+            "beginning": "kept as the beginning of a run",
+            "pause": "in runs as pauses, not in the noise of steps",
+        }.get(row["kept"], "kept: too few rest")
     if "skip" in row:
         end += f"; --skip {row['skip']} leaves out as many"
     return ": ".join(filter(None, (place, f"{what}; {end}")))

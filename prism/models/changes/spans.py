@@ -1,4 +1,4 @@
-"""What the segments of series mean: warm-up, phases, slow intervals, ramps, spread, pauses.
+"""What the segments of series mean: warm-up, phases, slow intervals, ramps, spread.
 
 The level that counts is that of the last phase, which a plan for the future needs; an earlier
 segment of the same level is kept too, steps of other levels are named.
@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import hypergeom
 
 from prism.models.changes.segments import (
     BOUND,
@@ -28,7 +27,6 @@ Index = NDArray[np.int64]
 
 FEWEST = 8  # steps of a phase of its own: as many as a fit can start from
 WARM_UP = 0.25  # of the steps: a longer beginning is called a phase; both are left out
-CHANCE = 0.01  # that long steps at random places would look as regular as pauses do
 _KNOTS = 40  # places of a ramp's ends that are tried
 _LEVEL, _SPREAD = ("warm_up", "phase", "interval"), ("spread",) * 3
 
@@ -135,37 +133,3 @@ def _with_ramp(series: Array, bounds: list[int]) -> tuple[list[int], tuple[int, 
             middle = sorted({a, b} - {begin, end})
             return [*bounds[: i + 1], *middle, *bounds[j + 1 :]], (a, b)
     return bounds, None
-
-
-def find_pauses(values: Array, numbers: Index) -> tuple[list[tuple[int, int, float]], Flags]:
-    """Find long steps at regular distance: (interval, how many, extra), and which steps, [step].
-
-    A step is long where it is so in more than half of the runs. Among m of n, as many in one
-    residue class of an interval as chance would put there with probability `CHANCE` over all.
-    """
-    found: list[tuple[int, int, float]] = []
-    out = np.zeros(numbers.size, bool)
-    if numbers.size < FEWEST:
-        return found, out
-    far, middle = outliers(values, warm=True)
-    long = np.asarray((far & (values > middle)).sum(axis=1) * 2 > np.isfinite(values).sum(axis=1))
-    longest = int(np.ptp(numbers)) // 2
-    tests = 0.5 * longest**2  # intervals and their residues
-    while long.sum() >= 3:
-        hits, best = numbers[long], (1.0, 1, 0)
-        apart = np.unique(np.abs(hits[:, None] - hits))
-        for interval in apart[(apart >= 2) & (apart <= longest)]:
-            count = np.bincount(hits % interval)
-            r = int(count.argmax())
-            slots = int((numbers % interval == r).sum())
-            chance = hypergeom.sf(count[r] - 1, numbers.size, hits.size, slots)
-            best = min(best, (float(chance), int(interval), r))
-        chance, interval, r = best
-        if chance * tests >= CHANCE:
-            break
-        members = long & (numbers % interval == r)
-        extra = np.exp(values[members]) - np.exp(middle[members])
-        found.append((interval, int(members.sum()), float(np.nanmedian(extra))))
-        out |= members
-        long &= ~members
-    return found, out

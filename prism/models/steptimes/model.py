@@ -5,7 +5,7 @@ stalls, a beginning kept as measured, and what measured totals hold beside the s
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 FILE = ModelFile(
     "steps",
-    (3,),
+    (4,),
     {
         "work": Spec(("step",), "s", "typical time of each step, stalls taken out"),
         "residuals": Spec(("sample",), "1", "a step's own relative noise, unit standard deviation"),
@@ -29,6 +29,9 @@ FILE = ModelFile(
         "stall_counts": Spec(("run",), "1", "stalls of each run after the beginning"),
         "exposure_s": Spec(("run",), "s", "time of each run after the beginning"),
         "beginning_s": Spec(("run", "early_step"), "s", "what early events add to each step"),
+        "pause_interval": Spec(("pause",), "1", "steps from one periodic pause to the next"),
+        "pause_first": Spec(("pause",), "1", "steps of a run at the end of which the first is"),
+        "pause_s": Spec(("pause",), "s", "what each adds to the run"),
         "repeats": Spec(("repeat", "part"), "1", "spread fitted to simulated repetitions"),
         "spread": Spec(("part",), "1", "spread by time scale; tau_s in seconds"),
     },
@@ -79,6 +82,8 @@ class StepModel:
         Step of the clock that values were read from [s]; 0 for a fine one.
     report : dict
         What the fit printed.
+    pause_interval, pause_first, pause_s : float64 [pause]
+        Periodic pauses: steps between them, steps at the end of which the first is, length [s].
     """
 
     steps: NDArray[np.int64]
@@ -101,6 +106,9 @@ class StepModel:
     stall_threshold: float
     grain_s: float
     report: dict[str, Any]
+    pause_interval: Array = field(default_factory=lambda: np.empty(0))
+    pause_first: Array = field(default_factory=lambda: np.empty(0))
+    pause_s: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def step_s(self) -> float:
@@ -117,6 +125,12 @@ class StepModel:
         """Stalls per second after the beginning [1/s]."""
         exposure = float(self.exposure_s.sum())
         return float(self.stall_counts.sum()) / exposure if exposure > 0.0 else 0.0
+
+    def paused_s(self, n_steps: Array) -> Array:
+        """Seconds of periodic pauses in the first steps of a run, by their number."""
+        n = np.asarray(n_steps, np.float64)[..., None]
+        count = np.floor((n - self.pause_first) / np.maximum(self.pause_interval, 1.0)) + 1.0
+        return np.asarray((np.maximum(count, 0.0) * self.pause_s).sum(axis=-1))
 
     def spreads(self) -> list[Spread]:
         """Spreads that the data would allow as well, from the repetitions.
@@ -172,6 +186,8 @@ def _check(model: StepModel) -> None:
             raise ValueError(f"{name} holds numbers that are not finite")
     if not model.residuals.size or (model.stall_counts.sum() > 0 and not model.stall_s.size):
         raise ValueError("residuals or stalls are missing")
+    if (model.pause_interval < 1.0).any() or (model.pause_first < 1.0).any():
+        raise ValueError("periodic pauses of less than a step")
     spread = model.spread.as_dict()
     most = {"tau_s": math.inf}  # else relative: no steps above 0 differ by more than a hundredfold
     inside = all(0.0 <= value < most.get(name, 100.0) for name, value in spread.items())

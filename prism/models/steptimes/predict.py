@@ -134,6 +134,9 @@ def draw_runs(
     k = model.mean_over
     early = model.beginning_s[:, first // k : n_steps // k].sum(axis=1) * k
     terms["beginning"] = generator(seed, 4).choice(early, n_runs)
+    if model.pause_s.size:
+        ahead = float(model.paused_s(np.array(n_steps)) - model.paused_s(np.array(first)))
+        terms["pauses"] = np.full(n_runs, ahead)
     noise = generator(seed, 6).standard_normal(n_runs)
     terms["offset"] = model.offset_s + model.offset_std_s * noise
     return Drawn(np.asarray(sum(terms.values())), terms)
@@ -178,6 +181,8 @@ def draw_steps(
     if n_early and not late.all():
         rows = rng[5].integers(0, model.beginning_s.shape[0], n_runs)
         steps[:, ~late] += model.beginning_s[rows][:, positions[~late]]
+    ends = k * (positions.astype(np.float64) + 1.0)
+    steps += (model.paused_s(ends) - model.paused_s(ends - k)) / k
     if model.grain_s > 0.0:
         # the same numbers that were read, so that equal times are equal
         steps = np.round(np.rint(steps / model.grain_s) * model.grain_s, 9)

@@ -22,6 +22,7 @@ from prism.models.steptimes.spread import Spread
 from prism.simulation.runs.parts import RunModel, StallProcess
 from prism.simulation.runs.rates import stationary
 from prism.traces import StepTimes
+from prism.traces.table import SHORTEST_S
 
 Array = NDArray[np.float64]
 NOMINAL_ERROR = 0.1
@@ -236,8 +237,11 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     odd = np.zeros(max(early, int(at.max()) + 1), np.bool_)
     odd[:early] = (model.beginning_s != 0.0).mean(axis=0) > 0.5
     prior = before.run_cv if model.run_known else max(before.run_cv, UNKNOWN_LEVEL)
+    ends = k * (at.astype(np.float64) + 1.0)
+    pause = (model.paused_s(ends) - model.paused_s(ends - k)) / k
+    calm = replace(times, seconds=np.maximum(times.seconds - pause, SHORTEST_S))
     found = condition(
-        replace(before, run_cv=prior), times, n_draws, seed, model.step_error,
+        replace(before, run_cv=prior), calm, n_draws, seed, model.step_error,
         Fitted(model.spreads(), at, odd[at], early),
     )  # fmt: skip
     ratio = float(ahead.mean[0, 0] / before.mean[0, 0])

@@ -57,6 +57,7 @@ TERMS = {
     "drift": "drift",
     "stalls": "stalls",
     "evaluations": "evaluations",
+    "pauses": "periodic pauses",
     "checkpoints": "checkpoints",
     "lost_work": "work lost to failures",
     "restarts": "detection and restarts",
