@@ -10,9 +10,12 @@ import pytest
 from changes_made import during, noise, step_times, trace
 
 import prism
+from prism.common.errors import PrismError
 from prism.models.changes.find import changes_of_step_times, changes_of_trace, skip_steps
 from prism.models.changes.fit import fit_steps
 from prism.models.changes.segments import find_edges, outliers
+from prism.models.steptimes.model import PAUSE, model_from_dataset, model_to_dataset
+from prism.models.steptimes.predict import draw_runs, draw_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "verification"))
 from changes import CASES, STATIONARY, is_found, rows_of
@@ -41,6 +44,41 @@ def test_ratios_are_those_put_in():
     pause = changes_of_step_times(CASES["evaluation every 25 steps"][0](rng))[0][0]
     assert (pause["interval_steps"], pause["n"]) == (25, 8)
     assert pause["duration_s"] == pytest.approx(4.0, rel=0.05)
+
+
+def test_pauses_are_in_runs_and_not_in_the_noise_of_steps():
+    """Two intervals, the first hidden in noise: a run's total is the sum that was measured."""
+    rng, n = np.random.default_rng(5), 1000
+    factors = np.ones(n)
+    factors[4::10] += 0.04
+    factors[99::100] += 2.0
+    times = step_times(factors, rng)
+    model = fit_steps(times, None, None, 0, 0)
+    assert np.sort(model.pause_interval).tolist() == [10.0, 100.0]
+    assert np.sort(model.pause_s) == pytest.approx([0.08, 4.0], rel=0.1)
+    assert model.spread.white == pytest.approx(0.02, rel=0.1)
+    assert sorted(model.pause_first.tolist()) == [5.0, 100.0]
+    for whole in (4, 5, 99, 100, 537, 1000):  # one by one
+        each = sum(
+            s * ((i - f) % k == 0 and i >= f)
+            for i in range(1, whole + 1)
+            for k, f, s in zip(model.pause_interval, model.pause_first, model.pause_s, strict=True)
+        )
+        assert model.paused_s(np.array(whole)) == pytest.approx(each, rel=1e-12, abs=1e-12)
+    drawn = draw_runs(model, n, 200, 1)
+    assert drawn.total.mean() == pytest.approx(times.seconds.sum(), rel=1e-3)
+    assert drawn.terms["pauses"].tolist() == [model.paused_s(np.array(n))] * 200
+    drawn_steps = draw_steps(model, np.arange(n), 4, 1)
+    at = np.argsort(drawn_steps.mean(axis=0))[-10:]
+    assert sorted(at.tolist()) == list(range(99, n, 100))
+
+
+def test_a_model_from_before_pauses_loads():
+    model = fit_steps(step_times(np.ones(60), np.random.default_rng(6)), None, None, 0, 0)
+    old = model_to_dataset(model, {}).drop_vars(list(PAUSE)).assign_attrs(schema=3)
+    assert model_from_dataset(old, "old.nc").paused_s(np.array(60)) == 0.0
+    with pytest.raises((PrismError, KeyError)):
+        model_from_dataset(old.assign_attrs(schema=4), "old.nc")
 
 
 def test_what_was_averaged_is_left_out():

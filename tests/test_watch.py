@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import prism
 from prism.analyses.watch import Watch, _calm, summarize_watch
+from prism.models.changes.find import select_steps
 from prism.models.steptimes.departure import ALARM, find_departure
+from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
 from prism.models.steptimes.runs import progress
 from prism.models.steptimes.spread import Spread, simulate_body
-from prism.traces import read_step_times
+from prism.traces import StepTimes, read_step_times
 from prism.traces.growing import GrowingLog
 
 WHITE = [Spread(0.01)]
@@ -176,18 +179,39 @@ def test_an_odd_value_before_all_others_is_left_out():
     assert np.flatnonzero(np.isnan(_calm(values))).tolist() == [0, 1]
 
 
-def test_steps_that_a_fit_left_out_are_elapsed_time(run, tmp_path, monkeypatch):
-    """A model whose fit left pauses out takes a log that has them; the watch adds those to come."""
+def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = [steps(400, seed) + 3.0 * (np.arange(1, 401) % 40 == 0) for seed in range(4)]
     rows = [f"{r},{s},{x:.6f}" for r in range(3) for s, x in enumerate(whole[r], start=1)]
     (tmp_path / "known.csv").write_text("run,step,step_s\n" + "\n".join(rows) + "\n")
     assert run("fit", "known.csv", "-o", "model.nc", "--seed", "1")[0] == 0
     (tmp_path / "train.log").write_text(lines(whole[3][:200], total=400))
-    model, times = load_step_model("model.nc"), read_step_times("train.log")
-    assert np.isin(np.arange(40, 401, 40), model.steps).sum() == 0
-    found = progress(model, times, model.n_steps, 100, 1)
+    model = load_step_model("model.nc")
+    assert (model.pause_interval, model.pause_first) == ([40.0], [40.0])
+    assert model.pause_s == pytest.approx([3.0], abs=0.02)
+    found = progress(model, read_step_times("train.log"), 400, 100, 1)
     assert found.elapsed_s == pytest.approx(whole[3][:200].sum(), abs=1e-2)
-    assert found.done == 195
-    left = summarize_watch(Watch("train.log", "model.nc", seed=1).look())["time_left"]
-    assert left["mean"] == pytest.approx(200 * 2.0 + 5 * 3.0, rel=2e-3)
+    for held in ("model.nc", None):
+        numbers = summarize_watch(Watch("train.log", held, seed=1).look())
+        assert numbers["time_left"]["mean"] == pytest.approx(200 * 2.0 + 5 * 3.0, rel=2e-3)
+        assert not numbers["departure"]["departed"]
+
+
+def test_steps_that_a_fit_left_out_are_elapsed_time():
+    """Steps 30 to 49 were no part of the model: 20 of the log's that a profile does not know."""
+    known = np.r_[1:30, 50:201]
+    work = 1.0 + 0.2 * (np.arange(201) % 3)
+    table = [
+        StepTimes(work[known] * steps(180, r), known, np.full(180, str(r)), "made", "s")
+        for r in range(4)
+    ]
+    model = fit_step_times(replace(
+        table[0], **{name: np.concatenate([getattr(t, name) for t in table])
+                     for name in ("seconds", "step", "run")},
+    ))  # fmt: skip
+    seconds = work[1:101] * steps(100, 9)
+    log = StepTimes(seconds, np.arange(1, 101), np.full(100, "log"), "log", "s")
+    found = progress(model, log, 180, 100, 1)
+    assert found.done == 80 and found.elapsed_s == pytest.approx(seconds.sum(), rel=1e-9)
+    with pytest.raises(prism.PrismError):
+        progress(model, select_steps(log, (log.step >= 30) & (log.step < 50)), 180, 100, 1)

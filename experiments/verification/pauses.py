@@ -51,6 +51,12 @@ CASES: dict[str, tuple[Make, list[tuple[int, float]]]] = {
     "two of them: every 20 and every 250": (
         lambda g: step_times(every(2000, (20, 3, 0.2), (250, 249, 3.0)), g),
         [(20, 0.2), (250, 3.0)]),
+    "hidden every 10, and every 100 between": (
+        lambda g: step_times(every(1000, (10, 4, 0.04), (100, 99, 2.0)), g),
+        [(10, 0.04), (100, 2.0)]),
+    "hidden every 10, and every 200 on top": (
+        lambda g: step_times(every(1000, (10, 9, 0.04), (200, 199, 6.0)), g),
+        [(10, 0.04), (200, 6.04)]),
     "4 runs, every 25, +10 %": (
         lambda g: step_times(every(200, (25, 24, 0.1)), g, 4, run_sd=0.01), [(25, 0.1)]),
     "means of 10 steps, every 100 +200 %": (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from prism.models.steptimes.runs import (
     known_steps,
     places_of,
     progress,
+    without_pauses,
     work_of_values,
 )
 from prism.models.steptimes.spread import Spread
@@ -151,15 +152,13 @@ class OfSteps:
     def __init__(self, model: StepModel, name: str, seed: int) -> None:
         self.name, self.steps = name, model.n_steps * model.mean_over
         self._model, self._seed = model, seed
-        self._paused = _paused(model.report.get("changes", []))
-        ends = (row["last_step"] for row in self._paused)
-        self._end = int(max(model.steps[-1], *ends, 0))  # step up to which the fit knew
 
     def _values(self, times: StepTimes, at: Position) -> int:
         """Count the steps of the whole run that the model has."""
         steps, k = self._model.steps, times.mean_over
         last = at.total - (k if steps[0] == 0 else 0)  # number of the last one
-        return int(np.searchsorted(steps, last, side="right")) * k + max(0, last - self._end)
+        beyond = max(0, last - int(steps[-1]))
+        return int(np.searchsorted(steps, last, side="right")) * k + beyond
 
     def expect(self, times: StepTimes, at: Position) -> Expected:
         """Divide steps by their work; how they vary."""
@@ -168,7 +167,8 @@ class OfSteps:
         work = work_of_values(self._model, int(place.max()) + 1)[place]
         ratio = np.full(whole.seconds.size, np.nan)
         late = np.where(place < self._model.beginning_s.shape[1], np.nan, 1.0)
-        ratio[np.isin(whole.step, times.step)] = late * times.seconds / work
+        calm = without_pauses(self._model, times)
+        ratio[np.isin(whole.step, times.step)] = late * calm.seconds / work
         elapsed_s = (whole.step - whole.step[0]) * self._model.step_s
         return Expected(ratio, elapsed_s, [_per_value(s, k) for s in self._model.spreads()])
 
@@ -180,13 +180,7 @@ class OfSteps:
         left = [s for name, s in terms.items() if name not in ("completed_steps", "offset")]
         known_s = np.sum(left, axis=0)
         out = at.left - (total - past.done)  # steps to come that the fit left out
-        rows = _paused(self._model.report.get("changes", []))
-        more_s = sum(row["n"] * row["duration_s"] for row in rows)
-        out_s = known_s.mean() / (total - past.done) + more_s / max(
-            1, sum(row["n"] for row in rows)
-        )
-        beyond = min(at.left, max(0, at.total - self._end))
-        return Forecast(known_s + out * out_s + _pauses(self._paused, beyond), past)
+        return Forecast(known_s * (1.0 + out / (total - past.done)), past)
 
 
 class OfLog:
@@ -201,17 +195,19 @@ class OfLog:
     def expect(self, times: StepTimes, at: Position) -> Expected:
         """Take steps as they are, without a warm-up; how they vary around levels of their own."""
         self._fitted = model = fit_steps(times, seed=self._seed, repeats=_REPEATS)
-        self._changes, out, warm = changes_of_step_times(times)
-        self._kept = times.step[~(out | warm)]
-        ratio = np.where(warm, np.nan, times.seconds)
+        _, calm, out, warm = changes_of_step_times(times)
+        self._kept = select_steps(calm, ~(out | warm))
+        ratio = np.where(warm, np.nan, calm.seconds)
         elapsed_s = (times.step - times.step[0]) * model.step_s
         return Expected(ratio, elapsed_s, [_per_value(s, times.mean_over) for s in model.spreads()])
 
     def forecast(self, times: StepTimes, at: Position, n_runs: int) -> Forecast:
         """Go on as in these steps, of those that `expect` was given, with the pauses of all."""
-        kept = select_steps(times, np.isin(times.step, self._kept))
+        kept = select_steps(self._kept, np.isin(self._kept.step, times.step))
         kept = kept if kept.step.size >= FEWEST else times  # a phase of its own, and a short one
         run = run_model(self._fitted, at.total)
+        done = int(times.step[-1]) - int(self._fitted.steps[0]) + times.mean_over
+        paused_s = self._fitted.paused_s(np.array([done, done + at.left]))
         n, spreads = kept.step.size, self._fitted.spreads()
         fitted = Fitted(spreads, np.arange(n), np.zeros(n, np.bool_), 0)
         past = condition(
@@ -219,22 +215,8 @@ class OfLog:
             self._seed, 0.0, fitted,
         )  # fmt: skip
         later = 1.0 + LATER * generator(self._seed, 34).standard_normal(n_runs)
-        left_s = later * _draw(past.model, at, n_runs, self._seed)
-        left_s += _pauses(_paused(self._changes), at.left)
+        left_s = later * _draw(past.model, at, n_runs, self._seed) + np.diff(paused_s)
         return Forecast(left_s, replace(past, far=False))
-
-
-def _paused(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pauses among what changes that a fit leaves out."""
-    return [row for row in changes if row["kind"] == "pause" and row["kept"] is None]
-
-
-def _pauses(rows: list[dict[str, Any]], steps: int) -> float:
-    """Time that this many steps take in pauses, as often as before [s]."""
-    return float(sum(
-        row["n"] * row["duration_s"] * steps / (row["last_step"] - row["first_step"] + 1.0)
-        for row in rows
-    ))  # fmt: skip
 
 
 def _draw(model: RunModel, at: Position, n_runs: int, seed: int) -> Array:

@@ -52,13 +52,14 @@ def find_pauses(values: Array, numbers: Index) -> list[Pause]:
         excess = _over_neighbours(values)
         left = left & np.isfinite(excess)
         long = long & left
-        of_long = _of_long(numbers, long)
-        best = min(of_long, _of_all(numbers, excess, left, longest))
-        chance, interval, r = best
-        if chance * tests >= CHANCE:
-            break
+        chance, interval, r = _of_long(numbers, long)  # first: they hide shorter ones
+        sticks_out = chance * tests < CHANCE
+        if not sticks_out:
+            chance, interval, r = _of_all(numbers, excess, left, longest)
+            if chance * tests >= CHANCE:
+                break
         steps = left & (numbers % interval == r)
-        if best == of_long and not _all_of_them(long[steps], excess[steps]):
+        if sticks_out and not _all_of_them(long[steps], excess[steps]):
             steps &= long
         seconds = np.exp(values[steps])
         extra = seconds - np.exp(values[steps] - np.maximum(excess[steps, None], 0.0))

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Array = NDArray[np.float64]
+PAUSE = ("pause_interval", "pause_first", "pause_s")
 FILE = ModelFile(
     "steps",
-    (4,),
+    (3, 4),
     {
         "work": Spec(("step",), "s", "typical time of each step, stalls taken out"),
         "residuals": Spec(("sample",), "1", "a step's own relative noise, unit standard deviation"),
@@ -165,7 +166,8 @@ def model_to_dataset(model: StepModel, attrs: dict[str, Any]) -> "xr.Dataset":
 
 def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
     """Rebuild a model; raises PrismError where the dataset is none that is understood."""
-    FILE.check(dataset, source)
+    if FILE.check(dataset, source) == 3:  # without periodic pauses
+        dataset = dataset.assign({name: ("pause", np.empty(0)) for name in PAUSE})
     arrays: dict[str, Any] = {k: np.float64(v) for k, v in FILE.values(dataset).items()}
     spread = dict(zip(PARTS, arrays.pop("spread").tolist(), strict=True))
     values: dict[str, Any] = {name: read(dataset.attrs[name]) for name, read in SCALARS.items()}

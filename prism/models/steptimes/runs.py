@@ -237,9 +237,7 @@ def progress(model: StepModel, times: StepTimes, n_steps: int, n_draws: int, see
     odd = np.zeros(max(early, int(at.max()) + 1), np.bool_)
     odd[:early] = (model.beginning_s != 0.0).mean(axis=0) > 0.5
     prior = before.run_cv if model.run_known else max(before.run_cv, UNKNOWN_LEVEL)
-    ends = k * (at.astype(np.float64) + 1.0)
-    pause = (model.paused_s(ends) - model.paused_s(ends - k)) / k
-    calm = replace(times, seconds=np.maximum(times.seconds - pause, SHORTEST_S))
+    calm = without_pauses(model, times)
     found = condition(
         replace(before, run_cv=prior), calm, n_draws, seed, model.step_error,
         Fitted(model.spreads(), at, odd[at], early),
@@ -275,6 +273,14 @@ def known_steps(model: StepModel, times: StepTimes) -> StepTimes:
     if not model.has_profile:
         known |= times.step < model.steps[0]
     return times if known.all() else select_steps(times, known)
+
+
+def without_pauses(model: StepModel, times: StepTimes) -> StepTimes:
+    """Take the model's periodic pauses out of steps."""
+    k, at = model.mean_over, places_of(model, times)
+    ends = k * (at.astype(np.float64) + 1.0)
+    pause_s = (model.paused_s(ends) - model.paused_s(ends - k)) / k
+    return replace(times, seconds=np.maximum(times.seconds - pause_s, SHORTEST_S))
 
 
 def work_of_values(model: StepModel, n: int) -> Array:
