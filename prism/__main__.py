@@ -49,8 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
         error.show(said)
         click.echo(visible(said.getvalue()), err=True, nl=False)
         return 2
-    except click.Abort:
-        return _interrupted()
+    except click.Abort as error:  # click's for an interrupt, and for an EOFError of ours
+        if not isinstance(error.__cause__, EOFError):
+            return _interrupted()
+        if debug:
+            raise
+        return _failed(error.__cause__)
     except (BrokenPipeError, SystemExit):
         # the reader (`| head`) has what it wanted, which click turns into an exit with 1; keep the
         # interpreter from complaining when it closes stdout
@@ -59,20 +63,26 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, OSError) and error.errno in FULL:
-            click.echo(f"prism: cannot write the answer: {error.strerror}; make room", err=True)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint
-            return 1
-        if isinstance(error, MemoryError):
-            click.echo("prism: there is not enough memory; free some, or ask for less", err=True)
-            return 1
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> int:
+    """Say what went wrong inside."""
+    import click
+
+    from prism.common.text import visible
+
+    if isinstance(error, OSError) and error.errno in FULL:
+        said = f"cannot write the answer: {error.strerror}; make room"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint
+    elif isinstance(error, MemoryError):
+        said = "there is not enough memory; free some, or ask for less"
+    else:
         text = visible(" ".join(str(error).split()))
-        click.echo(
-            f"prism: internal error: {type(error).__name__}: {text}\n"
-            "set PRISM_DEBUG=1 for the traceback",
-            err=True,
-        )
-        return 1
+        said = f"internal error: {type(error).__name__}: {text}"
+        said += "\nset PRISM_DEBUG=1 for the traceback"
+    click.echo(f"prism: {said}", err=True)
+    return 1
 
 
 def _interrupted() -> int:
