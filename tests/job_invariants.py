@@ -158,7 +158,8 @@ def check_estimate(found: dict[str, Any], path: Path) -> None:
     spread = max(step["std"], ideal * prepare_variability(load_job(path)).rank.std)
     error = max(step["mean_se"] or 0.0, spread / math.sqrt(clusters))
     need(
-        step["mean"] >= ideal * (1.0 - FLOAT) - 6.0 * error,
+        not any("below the ideal" in text for text in found.get("warnings", ()))
+        and step["mean"] >= ideal * (1.0 - FLOAT) - 6.0 * error,
         f"mean step {step['mean']} < ideal {ideal} by more than its error {error}",
     )
     shares = [*found["slowdown"].values(), found["exposed_communication"]]

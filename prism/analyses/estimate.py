@@ -18,7 +18,7 @@ from prism.jobs.job import Job, load_job
 from prism.jobs.jobspec.frommodel import is_step_model
 from prism.jobs.jobspec.values import parse_date, parse_duration
 from prism.models.calibration.model import communication_share
-from prism.simulation.jobwarnings import job_doubts, replica_doubts
+from prism.simulation.jobwarnings import job_doubts, mean_doubts, replica_doubts
 from prism.simulation.prepare import Prepared, prepare
 from prism.simulation.results import TAIL_SAMPLES, job_of, make_dataset, provenance
 from prism.simulation.steps import (
@@ -125,6 +125,7 @@ def estimate(
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),
         *replica_doubts(json.loads(dataset.attrs["replicas"])),
+        *mean_doubts(dataset, step.effects.rank.std),
     ]  # fmt: skip
     if (calibrated := calibration_of(job)) is not None:
         attrs["data_error"] = json.dumps(calibrated.error(communication_share(dataset)))

@@ -2,5 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "distribution", "kerneltables", "library", "modelfile", "samples", "tables",
+    "distribution", "kerneltables", "library", "modelfile", "ranges",
+    "samples", "tables",
 )  # fmt: skip

@@ -30,6 +30,13 @@ from prism.distributions.distribution import (
     mixture,
 )
 from prism.distributions.kerneltables import KernelTable, add_tables, read_tables
+from prism.distributions.ranges import (
+    check_law,
+    check_params,
+    check_tables,
+    figure_range,
+    used_part,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -182,27 +189,39 @@ def library_path(text: str) -> Path:
 
 
 def from_dataset(dataset: xr.Dataset, name: str) -> Library:
-    """Library of a dataset that `to_dataset` made."""
+    """Library of a dataset that `to_dataset` made; ValueError where a figure cannot be."""
     columns = {str(key): np.asarray(dataset[key].values) for key in dataset.data_vars}
     numbers = columns["params"], columns["quantile_probability"], columns["quantile_value"]
     entries: dict[str, Entry] = {}
     for i, label in enumerate(map(str, dataset["entry"].values)):
-        law = _law_from_file(str(columns["family"][i]), *(x[i][~np.isnan(x[i])] for x in numbers))
+        mean, std = float(columns["mean"][i]), float(columns["std"][i])
+        try:
+            law = _law_from_file(str(columns["family"][i]), *(used_part(x[i]) for x in numbers))
+            if law is not None:
+                check_law(law, mean, std)
+        except (PrismError, ValueError) as error:
+            raise ValueError(f"{label}: {error}") from error
+        if law is None:
+            figure_range(label).check(label, mean)
         entries[label] = Entry(
             name=label,
             law=law,
-            number=float(columns["mean"][i]) if law is None else math.nan,
+            number=mean if law is None else math.nan,
             n=int(columns["n"][i]),
             **{key: str(columns[key][i]) for key in _TEXTS},
         )
     attrs = {str(key): value for key, value in dataset.attrs.items()}
     device, date = (str(attrs.get(key, "")) for key in ("device", "date"))
-    return Library(name, device, entries, date, read_tables(dataset), attrs)
+    tables = read_tables(dataset)
+    check_tables(tables)
+    return Library(name, device, entries, date, tables, attrs)
 
 
-def _law_from_file(family: str, *numbers: Array) -> Distribution | None:
+def _law_from_file(
+    family: str, params: list[float], q: list[float], values: list[float]
+) -> Distribution | None:
     """Rebuild a distribution from a row of the file: parameters, knots' probabilities, values."""
-    params, q, values = (x.tolist() for x in numbers)
+    check_params(family, params)
     if family == "scalar":
         return None
     if family == "constant":

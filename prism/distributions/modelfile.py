@@ -18,6 +18,7 @@ from prism.common.errors import PrismError
 from prism.common.files import read_netcdf, told_broken
 from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, Library, from_dataset, to_dataset
+from prism.distributions.ranges import NON_NEGATIVE, Range
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,6 +32,14 @@ class Spec(NamedTuple):
     dims: tuple[str, ...]
     units: str
     long_name: str
+    allowed: Range = NON_NEGATIVE
+
+
+class Scalar(NamedTuple):
+    """A value of a model's file that is an attribute."""
+
+    read: Callable[[Any], Any]
+    allowed: Range = NON_NEGATIVE
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,20 @@ class ModelFile:
         return {name: entry.law for name, entry in entries.items() if entry.law is not None}
 
     def values(self, dataset: xr.Dataset) -> dict[str, Any]:
-        """Arrays of a file by name; ValueError where one has other dimensions."""
+        """Arrays of a file by name; ValueError where one has other dimensions, or cannot be."""
         for name, spec in self.arrays.items():
             if dataset[name].dims != spec.dims:
                 raise ValueError(f"{name} is by {dataset[name].dims}, not by {spec.dims}")
+            spec.allowed.check(name, dataset[name].values)
         return {name: np.asarray(dataset[name].values) for name in self.arrays}
+
+    def scalars(self, dataset: xr.Dataset, scalars: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Attributes of a file by name; ValueError where one cannot be."""
+        found = {name: scalar.read(dataset.attrs[name]) for name, scalar in scalars.items()}
+        for name, value in found.items():
+            if not isinstance(value, str):
+                scalars[name].allowed.check(name, value)
+        return found
 
     def load(self, path: str | Path, rebuild: Callable[[xr.Dataset, str], Model]) -> Model:
         """Read a file and rebuild its model; PrismError where it is missing or something else."""

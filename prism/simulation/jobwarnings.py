@@ -3,15 +3,21 @@
 What cannot be meant is an error of the job file (`prism.jobs.jobspec.check`).
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prism.cluster.groups import shard_size
 from prism.cluster.power import CURVES
-from prism.common.text import format_share
+from prism.common.text import format_duration, format_share
 from prism.jobs.job import Job
 from prism.workload.memory import ERROR, GIB, estimate_memory, may_fit, memory_limit
 
+if TYPE_CHECKING:
+    import xarray as xr
+
+ERRORS = 6.0  # standard errors: no random job of the tests is so far below its ideal step
+FLOAT = 1e-5  # relative error of a step in float32
 DOUBT = 0.2  # share of steps beyond the sample from which on a warning is given
 
 
@@ -53,4 +59,21 @@ def replica_doubts(replicas: dict[str, Any]) -> Iterator[str]:
             f"{format_share(beyond, 2)} of the steps wait for a replica beyond any time that was "
             "simulated, where its distribution is extrapolated; --engine exact simulates all "
             "replicas"
+        )
+
+
+def mean_doubts(dataset: "xr.Dataset", rank_std: float) -> Iterator[str]:
+    """Say that the mean step is below the ideal one, which no step of effects of mean 1 can be.
+
+    `rank_std`: of the rank effect, which few cluster draws do not tell.
+    """
+    ideal, steps = float(dataset.ideal_step_time), dataset.step_time
+    spread = max(float(steps.std()), ideal * rank_std)
+    error = spread / math.sqrt(int(dataset.cluster_idx[-1]) + 1)
+    mean = float(steps.mean())
+    if mean < ideal * (1.0 - FLOAT) - ERRORS * error:
+        yield (
+            f"step time: its mean of {format_duration(mean)} is below the ideal step of "
+            f"{format_duration(ideal)}, beyond the Monte Carlo error: an effect is so skewed that "
+            "these replicates hold too few of its rare slow draws; take more, or a smaller cv"
         )

@@ -202,6 +202,19 @@ def ideal_program(program: Program) -> Program:
     )  # fmt: skip
 
 
+def check_finite(step: engine.Step) -> None:
+    """Refuse arrays with a figure that is not finite; raises PrismError with its name."""
+    for name, part in step._asdict().items():
+        fields = part._asdict() if hasattr(part, "_asdict") else {"": part}
+        for field, values in fields.items():
+            values = np.asarray(values)
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise PrismError(
+                    f"the step's {name} {field} is not finite; durations, slowdowns and spreads "
+                    "must stay within 1e-30 and 1e30: check the units of the job and its library"
+                )
+
+
 def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[np.uint32]:
     """Philox keys of every stream: the seed's, but for the streams that take another seed."""
     seeds = [(others or {}).get(stream, seed) for stream in range(engine.JITTER + 1)]

@@ -35,7 +35,14 @@ from prism.simulation.execution.tasks import (
     run_tasks,
 )
 from prism.simulation.prepare import Prepared, check_threads, prepare, silence
-from prism.simulation.program import Program, ideal_program, make_keys, make_room, run_chunk
+from prism.simulation.program import (
+    Program,
+    check_finite,
+    ideal_program,
+    make_keys,
+    make_room,
+    run_chunk,
+)
 from prism.simulation.results import make_dataset, provenance
 from prism.simulation.sampledreplicas import (
     count_draws,
@@ -102,7 +109,9 @@ def run_blocks(
     if needs_fit(program):
         program = fit_unseen(program, keys, threads).program
     n = len(blocks)
-    out = make_room(program.arrays(track), n)
+    step = program.arrays(track)
+    check_finite(step)
+    out = make_room(step, n)
     each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
     size = min(CHUNK_S / each, -(-n // (4 * threads)))
     size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))

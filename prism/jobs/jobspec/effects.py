@@ -45,10 +45,8 @@ class MicrobatchEffect(Block):
     """Differences in the work itself, one draw for all stages, forward and backward."""
 
     cv: NonNegative | None = key("CV of forward.")
-    backward_loading: NonNegative | None = key("How far backward follows the effect (forward: 1).")
-    loss_loading: NonNegative | None = key(
-        "How far the loss layer follows the effect (a layer: 1)."
-    )
+    backward_loading: Loading | None = key("How far backward follows the effect (forward: 1).")
+    loss_loading: Loading | None = key("How far the loss layer follows the effect (a layer: 1).")
 
 
 class ExpertEffect(Block):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.distributions.modelfile import ModelFile, Spec, json_of
+from prism.distributions.modelfile import ModelFile, Scalar, Spec, json_of
+from prism.distributions.ranges import COUNT, FINITE, POSITIVE, Range
 from prism.models.steptimes.spread import Spread
 
 if TYPE_CHECKING:
@@ -24,14 +25,22 @@ FILE = ModelFile(
     "steps",
     (3, 4),
     {
-        "work": Spec(("step",), "s", "typical time of each step, stalls taken out"),
-        "residuals": Spec(("sample",), "1", "a step's own relative noise, unit standard deviation"),
+        "work": Spec(("step",), "s", "typical time of each step, stalls taken out", POSITIVE),
+        "residuals": Spec(
+            ("sample",), "1", "a step's own relative noise, unit standard deviation", FINITE
+        ),
         "stall_s": Spec(("stall",), "s", "what each stall adds to the run"),
         "stall_counts": Spec(("run",), "1", "stalls of each run after the beginning"),
         "exposure_s": Spec(("run",), "s", "time of each run after the beginning"),
-        "beginning_s": Spec(("run", "early_step"), "s", "what early events add to each step"),
-        "pause_interval": Spec(("pause",), "1", "steps from one periodic pause to the next"),
-        "pause_first": Spec(("pause",), "1", "steps of a run at the end of which the first is"),
+        "beginning_s": Spec(
+            ("run", "early_step"), "s", "what early events add to each step", FINITE
+        ),
+        "pause_interval": Spec(
+            ("pause",), "1", "steps from one periodic pause to the next", Range(1.0)
+        ),
+        "pause_first": Spec(
+            ("pause",), "1", "steps of a run at the end of which the first is", Range(1.0)
+        ),
         "pause_s": Spec(("pause",), "s", "what each adds to the run"),
         "repeats": Spec(("repeat", "part"), "1", "spread fitted to simulated repetitions"),
         "spread": Spec(("part",), "1", "spread by time scale; tau_s in seconds"),
@@ -41,9 +50,10 @@ FILE = ModelFile(
 )
 PARTS = tuple(f.name for f in fields(Spread))
 SCALARS = {
-    "has_profile": bool, "mean_over": int, "n_runs": int, "n_steps": int, "step_error": float,
-    "offset_s": float, "offset_std_s": float, "offset_skips": int, "stall_threshold": float,
-    "grain_s": float,
+    "has_profile": Scalar(bool), "mean_over": Scalar(int, COUNT), "n_runs": Scalar(int, COUNT),
+    "n_steps": Scalar(int, COUNT), "step_error": Scalar(float), "offset_s": Scalar(float, FINITE),
+    "offset_std_s": Scalar(float), "offset_skips": Scalar(int), "stall_threshold": Scalar(float),
+    "grain_s": Scalar(float),
 }  # fmt: skip
 
 
@@ -170,10 +180,9 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
         dataset = dataset.assign({name: ("pause", np.empty(0)) for name in PAUSE})
     arrays: dict[str, Any] = {k: np.float64(v) for k, v in FILE.values(dataset).items()}
     spread = dict(zip(PARTS, arrays.pop("spread").tolist(), strict=True))
-    values: dict[str, Any] = {name: read(dataset.attrs[name]) for name, read in SCALARS.items()}
     model = StepModel(
         steps=np.asarray(dataset["step"].values, np.int64), spread=Spread(**spread),
-        **arrays, **values, report=json_of(dataset, "report"),
+        **arrays, **FILE.scalars(dataset, SCALARS), report=json_of(dataset, "report"),
     )  # fmt: skip
     _check(model)
     return model
@@ -181,20 +190,14 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> StepModel:
 
 def _check(model: StepModel) -> None:
     """Refuse what makes no sense; raises ValueError."""
-    if model.work.size < 1 or not (model.work > 0.0).all() or not np.isfinite(model.work).all():
-        raise ValueError("work holds times that are not above 0")
-    for name in FILE.arrays:
-        if name != "spread" and not np.isfinite(getattr(model, name)).all():
-            raise ValueError(f"{name} holds numbers that are not finite")
-    if not model.residuals.size or (model.stall_counts.sum() > 0 and not model.stall_s.size):
-        raise ValueError("residuals or stalls are missing")
-    if (model.pause_interval < 1.0).any() or (model.pause_first < 1.0).any():
-        raise ValueError("periodic pauses of less than a step")
+    stalls = model.stall_s.size or not model.stall_counts.sum()
+    if not (model.work.size and model.residuals.size and stalls):
+        raise ValueError("steps, residuals or stalls are missing")
     spread = model.spread.as_dict()
     most = {"tau_s": math.inf}  # else relative: no steps above 0 differ by more than a hundredfold
     inside = all(0.0 <= value < most.get(name, 100.0) for name, value in spread.items())
-    if not inside or not math.isfinite(spread["tau_s"]) or model.mean_over < 1:
-        raise ValueError(f"a spread of {spread}, or values of no step")
+    if not inside:
+        raise ValueError(f"a spread of {spread}")
     if spread["drift"] > 0.0 and not spread["tau_s"] > 0.0:
         raise ValueError("a drift without a memory")
 

@@ -5,7 +5,6 @@ of a library's file; the graph's nodes and the op groups' labels are one JSON te
 """
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ import numpy as np
 
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution, constant
-from prism.distributions.modelfile import ModelFile, Spec, json_of
+from prism.distributions.modelfile import ModelFile, Scalar, Spec, json_of
+from prism.distributions.ranges import COUNT, NON_NEGATIVE, POSITIVE, SHARE, Range
 from prism.simulation.tracemodel.graph import Scope, TraceNode
 from prism.simulation.tracemodel.model import OpGroup, TraceModel
 
@@ -36,18 +36,19 @@ FILE = ModelFile(
             ("op_kind", "stage", "dp_rank"), "1", "persistent factor of every traced worker"
         ),
         "follows": Spec(
-            ("op_kind", "stage", "dp_rank"), "1", "share of it that follows shared effects"
+            ("op_kind", "stage", "dp_rank"), "1", "share of it that follows shared effects", SHARE
         ),
         "rank_power": Spec(("op_kind",), "1", "exponent of the rank distribution"),
-        "group": Spec(("node",), "1", "op group of every node, -1: none"),
+        "group": Spec(("node",), "1", "op group of every node, -1: none", Range(-1.0)),
     },
     "a model of a trace",
     "prism fit TRACE -o MODEL.nc",
 )
 LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  # entry of each
 SCALARS = {
-    "n_stages": int, "n_replicas": int, "p2p": str, "correlation_steps": float,
-    "correlation_share": float, "measured_mean": float, "period_ratio": float,
+    "n_stages": Scalar(int, COUNT), "n_replicas": Scalar(int, COUNT), "p2p": Scalar(str),
+    "correlation_steps": Scalar(float), "correlation_share": Scalar(float, SHARE),
+    "measured_mean": Scalar(float, POSITIVE), "period_ratio": Scalar(float, POSITIVE),
 }  # fmt: skip
 
 
@@ -93,9 +94,9 @@ def model_from_dataset(dataset: "xr.Dataset", source: str) -> TraceModel:
     )
     arrays, attrs = FILE.values(dataset), dataset.attrs
     shared: dict[str, Any] = {name: laws[entry] for name, entry in LAWS.items()}
-    scalars: dict[str, Any] = {name: read(attrs[name]) for name, read in SCALARS.items()}
     model = TraceModel(
-        nodes=nodes, groups=groups, mean=arrays.pop("duration"), **arrays, **shared, **scalars,
+        nodes=nodes, groups=groups, mean=arrays.pop("duration"), **arrays, **shared,
+        **FILE.scalars(dataset, SCALARS),
         steps=np.asarray(dataset["step"].values),
         rank_kinds=tuple(str(k) for k in dataset["op_kind"].values),
         lemons=tuple((int(r), int(s), float(x)) for r, s, x in json.loads(attrs["lemons"])),
@@ -130,9 +131,9 @@ def load_model(path: str | Path) -> TraceModel:
 def _check(model: TraceModel) -> None:
     """Refuse what is no graph with durations."""
     n, kinds = len(model.nodes), len(model.rank_kinds)
-    for law in (*(getattr(model, name) for name in LAWS), *(g.residual for g in model.groups)):
-        if not math.isfinite(law.mean):
-            raise ValueError(f"distribution {law.family} without a mean")
+    for group in model.groups:
+        for name in ("mean", "cv", "content", "rank_step", "drift"):
+            NON_NEGATIVE.check(f"{name} of {group.name}", getattr(group, name))
     place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
     shapes = {
         "mean": (n, model.n_replicas), "profile": (len(model.groups), model.n_replicas, steps),
@@ -142,13 +143,12 @@ def _check(model: TraceModel) -> None:
         values = getattr(model, name)
         if values.shape != shape:
             raise ValueError(f"{name} {values.shape} is not {shape}")
-        if not np.isfinite(values).all() or (name != "group" and values.min(initial=0.0) < 0.0):
-            raise ValueError(f"{name} holds negative or infinite values")
     if not (n and steps and model.weight.sum() > 0.0 and model.mean.max() > 0.0):
         raise ValueError("no step has a weight, or no op takes time")
     if model.group.dtype.kind != "i":
         raise ValueError("group holds no whole numbers")
-    for replica, stage, _ in model.lemons:
+    for replica, stage, slowdown in model.lemons:
+        POSITIVE.check("a lemon's slowdown", slowdown)
         if not (0 <= replica < model.n_replicas and 0 <= stage < model.n_stages):
             raise ValueError(f"lemon (replica {replica}, stage {stage}) is no traced worker")
     for i, node in enumerate(model.nodes):

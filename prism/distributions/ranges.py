@@ -1,0 +1,109 @@
+"""What the figures of a library or model may be: a range for each kind, looked up by name.
+
+What a job may set itself has the job's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.distributions.distribution import PARAM_NAMES, Distribution
+from prism.distributions.kerneltables import KernelTable
+from prism.jobs.jobspec import values
+from prism.jobs.jobspec.effects import Effects
+
+
+class Range(NamedTuple):
+    """Lowest and highest value of a figure; a NaN is outside of each."""
+
+    low: float
+    high: float = values.MAX_NUMBER
+    above: bool = False  # whether the lowest itself is outside
+
+    def __str__(self) -> str:
+        """Say what is expected."""
+        return f"{'more than ' if self.above else ''}{self.low:g} and at most {self.high:g}"
+
+    def check(self, name: str, found: Any) -> None:
+        """Refuse a number, or an array that holds one, outside: ValueError."""
+        x = np.asarray(found, np.float64)
+        inside = ((x > self.low) if self.above else (x >= self.low)) & (x <= self.high)
+        if not inside.all():
+            raise ValueError(f"{name} is {x[~inside].flat[0]:g}, expected {self}")
+
+
+def range_of(kind: Any) -> Range:
+    """Range of a kind of value in a job, as `prism.jobs.jobspec.values` has it."""
+    given = get_args(kind)[-1].metadata
+    limits = {k: getattr(m, k) for m in given for k in ("ge", "gt", "le") if hasattr(m, k)}
+    return Range(limits["gt" if "gt" in limits else "ge"], limits["le"], "gt" in limits)
+
+
+FINITE = Range(-values.MAX_NUMBER)
+COUNT, NUMBER = range_of(values.Count), range_of(values.Number)
+SHARE, POSITIVE, NON_NEGATIVE = map(
+    range_of, (values.Share, values.Positive, values.NonNegative)
+)  # fmt: skip
+FACTOR = Range(1e-3, 1e3)  # as slowdowns of nodes, which the engine holds in 32 bits
+KINDS = {
+    "nominal/*efficiency*": range_of(values.Efficiency),
+    "nominal/overlap_cost": SHARE,
+    "nominal/*derate*": FACTOR,
+    "nominal/traffic_*": FACTOR,
+    "nominal/attention_*": FACTOR,
+    "nominal/*_factor": FACTOR,
+    "nominal/*_ratio": FACTOR,
+    "run/model_error*": SHARE,
+    "run/largest_gpus*": COUNT,
+}
+"""Kinds of figures by name, the first that fits; others are 0 or more."""
+RATE = Range(0.0, 1e24, True)  # flop or bytes a second: far beyond any device
+_SAME = 1e-6  # of moments that were computed again: rounding, far below what an effect's CV is
+
+
+def figure_range(name: str) -> Range:
+    """Range of a library's figure."""
+    effect, _, key = name.partition("/")
+    if effect in Effects.model_fields:
+        block = get_args(Effects.model_fields[effect].annotation)[0]
+        if key in block.model_fields:
+            return range_of(get_args(block.model_fields[key].annotation)[0])
+    return next((r for pattern, r in KINDS.items() if fnmatchcase(name, pattern)), NON_NEGATIVE)
+
+
+def check_law(law: Distribution, mean: float, std: float) -> None:
+    """Refuse a distribution that is not of mean 1, or not the one that was written: ValueError."""
+    for name, value, written in (("mean", law.mean, mean), ("standard deviation", law.std, std)):
+        if not abs(value - written) <= _SAME * max(1.0, abs(written)):
+            raise ValueError(f"its {name} is {value:g}, and {written:g} by the file")
+    if not abs(law.mean - 1.0) <= _SAME:
+        raise ValueError(f"its mean is {law.mean:g}, expected 1")
+
+
+def used_part(row: NDArray[np.float64]) -> list[float]:
+    """Numbers of a row that is filled up with NaN at its end; ValueError where one is within."""
+    n = int(np.flatnonzero(~np.isnan(row)).max(initial=-1)) + 1
+    FINITE.check("a parameter or knot", row[:n])
+    return [float(x) for x in row[:n]]
+
+
+def check_params(family: str, params: list[float]) -> None:
+    """Refuse another number of parameters than the family has: ValueError."""
+    names = PARAM_NAMES.get(family)
+    if names is not None and len(params) != len(names):
+        raise ValueError(f"{len(params)} parameters of {family}, expected {len(names)}")
+
+
+def check_tables(tables: Mapping[str, KernelTable]) -> None:
+    """Refuse tables whose sizes do not rise from above 0, or with rates of none: ValueError."""
+    for name, table in tables.items():
+        RATE.check(f"a rate of {name}", table.rate)
+        for axis, sizes in table.axes.items():
+            POSITIVE.check(f"{name}: {axis}", sizes)
+            if not sizes.size or (np.diff(sizes) <= 0.0).any():
+                raise ValueError(f"{name}: {axis} does not rise")

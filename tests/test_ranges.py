@@ -1,0 +1,182 @@
+"""Figures and distributions of libraries and models: what cannot be is refused when it is read."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import steps_made
+import xarray as xr
+
+import prism
+from prism.common.errors import PrismError
+from prism.common.resultfiles import save
+from prism.distributions.library import from_dataset, library_names, load_library, to_dataset
+from prism.distributions.ranges import KINDS, figure_range
+from prism.jobs.job import job_from_dict
+from prism.models.steptimes.model import FILE, SCALARS, load_step_model
+from prism.simulation.jobwarnings import mean_doubts
+from prism.simulation.prepare import prepare
+from prism.simulation.program import check_finite
+from prism.simulation.steps import run_blocks
+from prism.traces import read_step_times
+
+JOB = {
+    "model": {"durations": {"forward_s": [1.0, 1.1], "backward_s": 2.0}},
+    "parallelism": {"pp": 2, "dp": 4, "microbatches": 4},
+    "cluster": {"nodes": 1, "gpus_per_node": 8},
+    "variability": {"effects": {"rank": {"cv": 0.02}, "stall": {"rate_per_hour": 1.0,
+                    "duration_s": 1.0}}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return to_dataset(load_library("h100-stressed"))
+
+
+def spoilt(dataset, name, index, value):
+    values = dataset[name].values.copy()
+    values[index] = value
+    return dataset.assign({name: (dataset[name].dims, values, dataset[name].attrs)})
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_every_shipped_set_is_read(name):
+    assert load_library(name).entries
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e30])
+def test_no_figure_is_read_that_cannot_be(dataset, value):
+    figures = np.flatnonzero(dataset.family.values == "scalar")
+    assert figures.size > 40
+    for i in figures:
+        name = str(dataset.entry.values[i])
+        with pytest.raises(ValueError, match=name):
+            from_dataset(spoilt(dataset, "mean", i, value), "x")
+
+
+def test_ranges_are_by_kind():
+    for name, worst, best in (
+        ("nominal/gemm_efficiency_max", 0.0, 1.0),
+        ("nominal/some_new_efficiency", 1.01, 0.5),
+        ("nominal/derate_eager", 0.0, 1.098),
+        ("run/largest_gpus_fsdp", 0.0, 128.0),
+        ("rank/node_share", 1.1, 1.0),
+        ("rank/memory_loading", 11.0, 0.0),
+        ("regime/factor", 0.9, 1.0),
+        ("run/cv", 0.3, 0.0),
+        ("mean/some kernel", -1e-9, 0.0),
+    ):
+        allowed = figure_range(name)
+        allowed.check(name, best)
+        with pytest.raises(ValueError, match="expected"):
+            allowed.check(name, worst)
+    assert len(KINDS) < 15
+
+
+def test_no_distribution_is_read_that_is_not_the_one_that_was_written(dataset):
+    """Each number of each, spoilt: refused, but for what leaves mean and deviation as they are."""
+    counts = {"refused": 0, "read": 0}
+    families = dataset.family.values
+    for row in np.flatnonzero(families != "scalar"):
+        for name in ("params", "quantile_probability", "quantile_value"):
+            used = np.flatnonzero(~np.isnan(dataset[name].values[row]))
+            for column in {*used[:2], *used[-2:], *used[used.size // 2 : used.size // 2 + 1]}:
+                for value in (math.nan, math.inf, -1.0, 1e30):
+                    with pytest.raises(ValueError, match=str(dataset.entry.values[row])):
+                        from_dataset(spoilt(dataset, name, (row, column), value), "x")
+                    counts["refused"] += 1
+    assert counts["refused"] > 500
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_distribution_of_another_mean_or_deviation_is_refused(dataset, name):
+    row = int(np.flatnonzero(dataset.family.values == "empirical")[0])
+    for value in (0.9, math.nan):
+        with pytest.raises(ValueError, match=name if name == "mean" else "deviation"):
+            from_dataset(spoilt(dataset, name, row, value), "x")
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, -1.0, 1e30])
+def test_no_table_of_kernels_is_read_without_rising_sizes(dataset, value):
+    dataset = to_dataset(load_library("h100-healthy"))
+    sizes = [name for name in map(str, dataset.coords) if name != "entry"]
+    assert len(sizes) > 8
+    for name in sizes:
+        grid = dataset[name].values.copy()
+        grid[grid.size // 2] = value
+        with pytest.raises(ValueError, match=name.rpartition("_")[2]):
+            from_dataset(dataset.assign_coords({name: (name, grid)}), "x")
+
+
+def test_a_spoilt_library_is_refused_with_file_figure_and_range(tmp_path, dataset, run):
+    file = tmp_path / "own.nc"
+    row = int(np.flatnonzero(dataset.entry.values == "stall/rate_per_hour")[0])
+    save(spoilt(dataset, "mean", row, math.nan), file)
+    words = ["estimate", "pipeline-8x32", "--set", f"variability.library={file}"]
+    status, out, err = run(*words)
+    assert status == 2 and not out
+    assert str(file) in err and "stall/rate_per_hour" in err and "at most" in err
+
+
+@pytest.fixture(scope="module")
+def steps_model(tmp_path_factory):
+    """File of a model of step times."""
+    folder = tmp_path_factory.mktemp("steps")
+    seconds = steps_made.made(shape=(60, 3), stalls=0.05)
+    rows = [f"{r},{s},{seconds[s, r]}" for r in range(3) for s in range(60)]
+    (folder / "steps.csv").write_text("\n".join(["run,step,step_s", *rows]))
+    assert read_step_times(folder / "steps.csv").seconds.size == 180
+    save(prism.fit(folder / "steps.csv"), folder / "m.nc")
+    return folder / "m.nc"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e30])
+def test_no_array_or_scalar_of_a_model_of_steps_is_read_that_cannot_be(
+    steps_model, tmp_path, value
+):
+    load_step_model(steps_model)
+    with xr.open_dataset(steps_model, engine="h5netcdf") as opened:
+        whole = opened.load()
+    names = [name for name in FILE.arrays if whole[name].size]
+    scalars = [name for name, scalar in SCALARS.items() if scalar.read is float]
+    assert len(names) > 6 and len(scalars) > 3
+    for name in names + scalars:
+        changed = (
+            spoilt(whole, name, (0,) * whole[name].ndim, value)
+            if name in names
+            else whole.assign_attrs({name: value})
+        )
+        save(changed, tmp_path / "x.nc")
+        with pytest.raises(PrismError, match=f"x.nc.*{name}|{name}"):
+            load_step_model(tmp_path / "x.nc")
+
+
+def test_the_engine_refuses_what_is_not_finite():
+    """Each array of floats of a step, with one NaN."""
+    program = prepare(job_from_dict(JOB, name="x"), 1).program
+    step, n = program.arrays(track=True), 0
+    check_finite(step)
+    for part, arrays in step._asdict().items():
+        for field in getattr(arrays, "_fields", [None]):
+            values = np.array(arrays if field is None else getattr(arrays, field))
+            if values.dtype.kind != "f" or not values.size:
+                continue
+            values.reshape(-1)[-1] = math.nan
+            changed = values if field is None else arrays._replace(**{field: values})
+            with pytest.raises(PrismError, match=part if field is None else field):
+                check_finite(step._replace(**{part: changed}))
+            n += 1
+    assert n > 8
+    spread = program.stalls._replace(duration=math.nan)
+    with pytest.raises(PrismError, match="duration"):
+        run_blocks(dataclasses.replace(program, stalls=spread), range(1), 1)
+
+
+def test_a_mean_step_below_the_ideal_one_is_told():
+    """Negative control: a mean within six standard errors of it is not."""
+    found = prism.simulate(job_from_dict(JOB, name="x"), replicates=256, seed=1)
+    assert not [*mean_doubts(found, 0.02)]
+    assert not [*mean_doubts(found.assign(ideal_step_time=found.step_time.mean() * 1.01), 0.02)]
+    assert [*mean_doubts(found.assign(ideal_step_time=found.step_time.mean() * 1.2), 0.02)]
