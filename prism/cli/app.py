@@ -14,7 +14,7 @@ from prism.common.resultfiles import KINDS
 
 COMMANDS = (
     *("import", *dict.fromkeys(kind.command for kind in KINDS.values())),
-    *("report", "schedule", "show"),
+    *("explore", "report", "schedule", "show"),
 )
 """Names of all commands, in the order in which they are listed."""
 

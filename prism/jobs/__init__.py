@@ -4,6 +4,6 @@
 FACE = (
     "hostfiles", "hostlists", "importing.imported", "importing.settings", "job",
     "jobspec.blocks", "jobspec.effects", "jobspec.frommodel", "jobspec.hardware",
-    "jobspec.layers", "jobspec.messages", "jobspec.run", "jobspec.tiers", "jobspec.values",
-    "jobspec.yaml", "layersplit", "pipelineshape", "schedule", "scheduleorders",
+    "jobspec.layers", "jobspec.messages", "jobspec.presets", "jobspec.run", "jobspec.tiers",
+    "jobspec.values", "jobspec.yaml", "layersplit", "pipelineshape", "schedule", "scheduleorders",
 )  # fmt: skip

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "answer", "answers.fit", "answers.measure", "imports", "jobtemplate", "junit", "openmetrics",
-    "reports.page", "reports.read", "show", "terminal",
+    "answer", "answers.fit", "answers.measure", "explore.page", "imports", "jobtemplate", "junit",
+    "openmetrics", "reports.page", "reports.read", "show", "terminal",
 )  # fmt: skip

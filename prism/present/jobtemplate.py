@@ -76,14 +76,14 @@ def _block(block: BaseModel, path: tuple[str, ...], sources: dict[str, str]) -> 
             yield from _block(value, here, sources)
         elif origin is not None:
             place = origin if origin.startswith("--") else re.split(r"[\\/]", origin)[-1]
-            yield f"{indent}{name}: {flow(_plain(value, dotted))}  # {place}"
+            yield f"{indent}{name}: {flow(written(value, dotted))}  # {place}"
         else:
             from_preset = "  # the named model's" if "preset" in found else ""
-            text = "" if value is None else f" {flow(_plain(value, dotted))}"
+            text = "" if value is None else f" {flow(written(value, dotted))}"
             yield f"{indent}# {name}:{text}{from_preset}"
 
 
-def _plain(value: Any, dotted: str) -> Any:
+def written(value: Any, dotted: str) -> Any:
     """Bring a value to what YAML holds; lengths of time to the largest whole unit."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_none=True)
@@ -91,9 +91,9 @@ def _plain(value: Any, dotted: str) -> Any:
         whole = [f"{value / size:.0f}{unit}" for size, unit in _UNITS if value % size == 0]
         return whole[0] if whole else value
     if isinstance(value, dict):
-        return {key: _plain(item, "") for key, item in value.items()}
+        return {key: written(item, "") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, "") for item in value]
+        return [written(item, "") for item in value]
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 

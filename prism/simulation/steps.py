@@ -213,9 +213,17 @@ def simulate(
 
 
 def simulate_step(
-    step: Prepared, replicates: int, seed: int, threads: int, progress: Progress | None = None
+    step: Prepared,
+    replicates: int,
+    seed: int,
+    threads: int,
+    progress: Progress | None = None,
+    parts: bool = True,
 ) -> "xr.Dataset":
-    """Simulate a step that was prepared under the same seed; see `simulate`."""
+    """Simulate a step that was prepared under the same seed; see `simulate`.
+
+    Where the time of the step goes, the parts, takes longer than a few replicates.
+    """
     begin, job = time.perf_counter(), step.job
     n_blocks = -(-replicates // LANES)
     if not is_remote():
@@ -235,35 +243,46 @@ def simulate_step(
             f"{job.source}: steps take 0 s, or longer than 32 bits hold; durations and slowdowns "
             "must stay within 1e-30 and 1e30 s: check their units"
         )
-    path, idle = _critical_path(step.program, min(n_blocks, PATH_BLOCKS), seed, threads)
-    first = times[:EXPOSED_BLOCKS]
-    silent = _run_silent(step, len(first), seed, threads)
-    exposed = _exposed(times, silent) if silent is not None else Exposed(0.0, 0.0)
-    run = partial(run_blocks, seed=seed, threads=threads)
-    loss = find_time_loss(step, first, first if silent is None else silent, seed, run)
     values = {
         "step_time": step_time,
         "step_effect": effects.reshape(-1)[:replicates].astype(np.float64),
         "cluster_idx": np.arange(replicates) // LANES,
         "ideal_step_time": float(ideal[0, 0]),
-        "critical_path_time": path,
         "ideal_critical_path_time": ideal_path[0, :, 0].astype(np.float64),
-        "idle_fraction": idle,
-        "exposed_communication": exposed.share,
-        "exposed_communication_se": exposed.error,
-        "time_loss": loss.mean,
-        "time_loss_variance": loss.variance,
-        "time_loss_variance_se": loss.variance_error,
         **_efficiency(step, float(step_time.mean())),
     }
-    coords = {"kernel_class": list(step.program.classes), "stage": np.arange(step.graph.n_stages)}
-    coords["part"] = loss.names
+    coords: dict[str, Any] = {"kernel_class": list(step.program.classes)}
+    if parts:
+        found, names = _find_parts(step, times, seed, threads)
+        values |= found
+        coords |= {"stage": np.arange(step.graph.n_stages), "part": names}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
     attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
     attrs |= {"kind": "simulation", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
+
+
+def _find_parts(
+    step: Prepared, times: NDArray[np.float32], seed: int, threads: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Find where the time of steps [cluster, lane] goes, and the names of the parts."""
+    path, idle = _critical_path(step.program, min(len(times), PATH_BLOCKS), seed, threads)
+    first = times[:EXPOSED_BLOCKS]
+    silent = _run_silent(step, len(first), seed, threads)
+    exposed = _exposed(times, silent) if silent is not None else Exposed(0.0, 0.0)
+    run = partial(run_blocks, seed=seed, threads=threads)
+    loss = find_time_loss(step, first, first if silent is None else silent, seed, run)
+    return {
+        "critical_path_time": path,
+        "idle_fraction": idle,
+        "exposed_communication": exposed.share,
+        "exposed_communication_se": exposed.error,
+        "time_loss": loss.mean,
+        "time_loss_variance": loss.variance,
+        "time_loss_variance_se": loss.variance_error,
+    }, loss.names
 
 
 def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> dict[str, float]:

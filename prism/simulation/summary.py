@@ -137,9 +137,10 @@ def summarize_simulation(dataset: "xr.Dataset") -> dict[str, Any]:
         "world_size": job.world_size,
         "ideal_step_time": float(dataset.ideal_step_time),
         "step_time": _step_spread(dataset),
-        "exposed_communication": float(dataset.exposed_communication),
-        "exposed_communication_se": _known(float(dataset.exposed_communication_se)),
     }
+    if "exposed_communication" in dataset:
+        out["exposed_communication"] = float(dataset.exposed_communication)
+        out["exposed_communication_se"] = _known(float(dataset.exposed_communication_se))
     if "critical_path_time" in dataset:
         path = dataset.critical_path_time
         out["critical_path"] = dict(

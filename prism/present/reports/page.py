@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,18 @@ def render_cell(answer: Answer) -> str:
     return visible(_template("cell.html.jinja").render(answer=answer))
 
 
+def render_answer(answer: Answer, name: str) -> str:
+    """Lay an answer out as a part of a page, with its pictures; `name` begins their ids."""
+    drawn = _drawn(answer.pictures, name, answer.subject)
+    return visible(_template("answer.html.jinja").render(answer=answer, pictures=drawn))
+
+
+def render_warnings(lines: Sequence[str]) -> str:
+    """Lay warnings out as a part of a page."""
+    return visible(str(_template("tables.html.jinja").module.warned(lines)))  # type: ignore[attr-defined]
+
+
+@cache
 def _template(name: str) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

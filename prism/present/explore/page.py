@@ -1,0 +1,286 @@
+"""The page: controls on the left, what prism answers on the right; one setting beside another.
+
+A change of a control asks its question at once, and ends the one before; answers come stage by
+stage. The page knows controls and answers, not what they mean.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from prism.common.errors import PrismError, named
+from prism.jobs.job import Job, load_job
+from prism.jobs.jobspec.yaml import shipped_jobs
+from prism.present.explore import controls
+from prism.present.explore.process import Answers, Reply
+from prism.present.explore.stages import REFINED, STAGES, Question, Stage
+from prism.present.reports import page as reports
+
+HOST = "127.0.0.1"
+POLL_S = 0.05
+"""Time between two looks at what was answered [s]."""
+WAIT_MS = 150
+"""Time without a key press after which a typed value counts [ms]."""
+OPEN = ("Model and cluster", "Layout")
+
+
+def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> None:
+    """Serve the page to browsers of this machine until it is interrupted.
+
+    Raises
+    ------
+    PrismError
+        The extra is not installed, or the port is taken.
+    """
+    try:
+        from nicegui import app, ui
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+    except ModuleNotFoundError as error:
+        raise PrismError(
+            "prism explore needs NiceGUI, which is not installed; pip install 'nicegui>=3'"
+        ) from error
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise PrismError(
+                f"{named('port')} {port}: {error.strerror}; is another page there? give another"
+            ) from error
+    answers = Answers(Question(base, seed, threads))
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+
+    @ui.page("/")
+    def index() -> None:
+        Page(base, seed, threads, answers)
+
+    try:
+        ui.run(
+            host=HOST, port=port, title=f"prism explore: {base.name}", show=show, dark=None,
+            favicon="\N{TRIANGULAR RULER}", reload=False, show_welcome_message=False,
+            uvicorn_logging_level="error",
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        pass  # that is how it ends
+    finally:
+        answers.close()
+
+
+@cache
+def style() -> str:
+    """Return the style of a report for the part of the page that shows answers."""
+    css = Path(reports.__file__).with_name("templates") / "page.css"
+    inner = css.read_text(encoding="utf-8").replace(":root {", "& {").replace("body {", "& {")
+    return ".prism {" + inner + " & { margin: 0; max-width: none; padding: .5rem 1rem 3rem; } }"
+
+
+class Page:
+    """The page of one browser window.
+
+    Parameters
+    ----------
+    base : Job
+        Whose values stand in the controls at first.
+    seed, threads
+        As in `prism.simulate`.
+    answers : Answers
+        Where questions are asked.
+    """
+
+    def __init__(self, base: Job, seed: int, threads: int | None, answers: Answers) -> None:
+        from nicegui import ui
+
+        self.base, self.seed, self.threads, self.answers = base, seed, threads, answers
+        self.changed: dict[str, Any] = {}
+        self.wrong: dict[str, str] = {}
+        self.inputs: dict[str, Any] = {}
+        self.result: Any = None
+        self.pinned: Any = None
+        self.number, self.filling = 0, False
+        self.id = ui.context.client.id
+        ui.add_css(style())
+        with ui.left_drawer(value=True, bordered=True).props("width=330 breakpoint=700"):
+            self._draw_controls()
+        with ui.column().classes("w-full gap-1"):
+            self._draw_answers()
+        ui.context.client.on_disconnect(lambda: answers.drop(self.id))
+        ui.timer(POLL_S, self.look)
+        self.refresh()
+
+    # ------------------------------------------------------------------------------- controls
+    def _draw_controls(self) -> None:
+        from nicegui import ui
+
+        names = list(dict.fromkeys([self.base.source, *shipped_jobs()]))
+        shipped = self.base.name if self.base.name in names else self.base.source
+        names = [name for name in names if name == shipped or name in shipped_jobs()]
+        self.start = ui.select(names, label="Start from", value=shipped, on_change=self._start)
+        self.start.props("dense outlined").classes("w-full")
+        values = controls.values_of(self.base)
+        for group, rows in controls.GROUPS.items():
+            with ui.expansion(group, value=group in OPEN).classes("w-full").props("dense"):
+                with ui.column().classes("w-full gap-2"):
+                    for key, label in rows:
+                        self.inputs[key] = self._draw_control(key, label, values[key])
+
+    def _draw_control(self, key: str, label: str, value: Any) -> Any:
+        from nicegui import ui
+
+        element: Any
+        found = controls.control(key)
+        common: dict[str, Any] = {"label": label, "validation": lambda _: self.wrong.get(key)}
+
+        def change(event: Any) -> None:
+            self._change(key, event.value)
+
+        if found.kind == "choice":
+            choices = list(dict.fromkeys([*found.choices, *([] if value is None else [value])]))
+            element = ui.select(choices, value=value, on_change=change, **common)
+        elif found.kind == "switch":
+            element = ui.switch(label, value=bool(value), on_change=change)
+        elif found.kind == "text":
+            text = "" if value is None else str(value)
+            element = ui.input(value=text, on_change=change, **common)
+        else:
+            element = ui.number(value=value, on_change=change, **common)
+        element.props(f'dense outlined hide-bottom-space debounce={WAIT_MS} data-key="{key}"')
+        element.classes("w-full").mark(key)
+        if found.help:
+            element.tooltip(found.help)
+        return element
+
+    def _change(self, key: str, value: Any) -> None:
+        if self.filling:
+            return
+        kind = controls.control(key).kind
+        if kind == "count" and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        self.changed[key] = None if value == "" else value
+        self.refresh()
+
+    def _start(self, event: Any) -> None:
+        """Start again from another job."""
+        self.base, self.changed, self.filling = load_job(event.value), {}, True
+        for key, value in controls.values_of(self.base).items():
+            element, kind = self.inputs[key], controls.control(key).kind
+            if kind == "choice" and value is not None and value not in element.options:
+                element.options.append(value)
+            empty = {"switch": False, "text": ""}.get(kind)
+            element.value = empty if value is None else str(value) if kind == "text" else value
+            element.update()
+        self.filling = False
+        self.refresh()
+
+    # -------------------------------------------------------------------------------- answers
+    def _draw_answers(self) -> None:
+        from nicegui import ui
+
+        with ui.row().classes("w-full items-center"):
+            self.state = ui.label("").mark("state")
+            ui.space()
+            self.pin = ui.button("Pin as B", on_click=self._pin).props("dense outline")
+            self.unpin = ui.button("Unpin", on_click=self._unpin).props("dense flat")
+        self.bar = ui.linear_progress(0.0, show_value=False).props("instant-feedback")
+        self.faults = ui.html("", sanitize=False).classes("prism w-full").mark("faults")
+        with ui.tabs().props("align=left dense").classes("w-full") as tabs:
+            names = ("Answer", "Ranking", "A and B", "Job file")
+            answer, ranking, beside, job = (ui.tab(name) for name in names)
+        self.html = {}
+        with ui.tab_panels(tabs, value=answer, animated=False).classes("w-full"):
+            for name, tab in (("answer", answer), ("ranking", ranking), ("beside", beside)):
+                with ui.tab_panel(tab).classes("q-pa-none"):
+                    shown = ui.html("", sanitize=False).classes("prism w-full")
+                    self.html[name] = shown.mark(name)
+            with ui.tab_panel(job):
+                ui.label("The command that gives this answer:")
+                self.command = ui.code("", language="bash").classes("w-full")
+                ui.label("The job as a file:")
+                self.file = ui.code("", language="yaml").classes("w-full")
+        self._unpin()
+
+    def refresh(self) -> None:
+        """Ask for what the controls say, or show beside them what is wrong."""
+        self.answers.drop(self.id)
+        self.number = 0
+        try:
+            job = controls.build(self.base, self.changed)
+        except PrismError as error:
+            self.refuse(str(error))
+            return
+        self.show_faults({})
+        changed = controls.overrides(self.base, self.changed)
+        self.command.set_content(controls.command(self.base, changed, REFINED, self.seed))
+        self.file.set_content(controls.job_file(self.base, changed))
+        self.html["ranking"].set_content("")
+        question = Question(job, self.seed, self.threads, self.pinned)
+        self.number = self.answers.ask(self.id, question)
+        self.tell(f"computing: {STAGES['step']}", 0.0)
+
+    def refuse(self, text: str) -> None:
+        """Show messages, each beside the control that can correct it."""
+        self.show_faults(controls.place_messages(text))
+        self.tell("the answer below is of the setting before", None)
+
+    def show_faults(self, faults: dict[str, list[str]]) -> None:
+        """Mark controls, and list all that is wrong."""
+        self.wrong = {key: "; ".join(found) for key, found in faults.items()}
+        for element in self.inputs.values():
+            if hasattr(element, "validate"):  # a switch has nothing to mark
+                element.validate()
+        lines = tuple(line for found in faults.values() for line in found)
+        self.faults.set_content(reports.render_warnings(lines))
+        self.faults.set_visibility(bool(lines))
+
+    def tell(self, text: str, share: float | None) -> None:
+        """Say what is being done, and which share of it is; None: nothing is."""
+        self.state.set_text(text)
+        self.bar.set_value(share or 0.0)
+        self.bar.set_visibility(share is not None)
+
+    def look(self) -> None:
+        """Show what was answered since the last look."""
+        try:
+            found = self.answers.take(self.id)
+        except (EOFError, OSError):
+            self.tell("the computing process has ended; start prism explore again", None)
+            return
+        for told in found:
+            if told.number == self.number:
+                self._show(told)
+
+    def _show(self, told: Reply) -> None:
+        if told.word == "progress":
+            name, share = told.value
+            self.tell(f"computing: {STAGES[name]}", share)
+        elif told.word == "stage":
+            stage: Stage = told.value
+            if stage.name == "ranking":
+                self.html["ranking"].set_content(stage.html)
+                return
+            self.result = stage.result
+            self.html["answer"].set_content(stage.html)
+            self.html["beside"].set_content(stage.beside)
+            self.state.props(f"data-setting={told.number}")
+            self.tell(f"{STAGES[stage.name]}: done", 1.0)
+        elif told.word == "refused":
+            self.refuse(told.value)
+        elif told.word == "done":
+            self.tell(f"done in {told.value:.1f} s: {', '.join(STAGES.values())}", None)
+        else:
+            self.tell("this setting ended the computing process; please report it", None)
+
+    def _pin(self) -> None:
+        """Keep the present result as B."""
+        self.pinned = self.result
+        self.unpin.set_visibility(True)
+        self.refresh()
+
+    def _unpin(self) -> None:
+        self.pinned = None
+        self.unpin.set_visibility(False)
+        self.html["beside"].set_content(
+            "<p>Pin as B keeps the present setting; what is changed then stands beside it as A.</p>"
+        )
