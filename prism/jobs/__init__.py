@@ -2,8 +2,8 @@
 
 # modules that rooms above may import
 FACE = (
-    "hostfiles", "hostlists", "importing.imported", "importing.settings", "job",
-    "jobspec.blocks", "jobspec.effects", "jobspec.frommodel", "jobspec.hardware",
+    "hostfiles", "hostlists", "importing.imported", "importing.settings", "importing.topology",
+    "job", "jobspec.blocks", "jobspec.effects", "jobspec.frommodel", "jobspec.hardware",
     "jobspec.layers", "jobspec.messages", "jobspec.presets", "jobspec.run", "jobspec.tiers",
     "jobspec.values", "jobspec.yaml", "layersplit", "pipelineshape", "schedule", "scheduleorders",
 )  # fmt: skip

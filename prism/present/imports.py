@@ -13,6 +13,8 @@ from prism.present.jobtemplate import flow
 
 if TYPE_CHECKING:
     from prism.jobs.importing.imported import Imported
+    from prism.jobs.importing.topology import Placed
+    from prism.jobs.job import Job
 
 _ASKED = {"cluster.device": "--device"} | dict.fromkeys(
     ("cluster.nodes", "cluster.gpus_per_node", "parallelism.dp"), "--gpus"
@@ -119,6 +121,42 @@ def import_answer(found: Imported) -> Answer:
         head=f": {FORMATS[found.source.format]}, {format_count(job.world_size)} GPUs",
         findings=(Finding("imported", f"{sizes}.", "answer"), Finding("left", f"{left}.")),
         tables=tuple(table for table in tables if table.rows), figures=figures, warnings=warnings,
+    )  # fmt: skip
+
+
+def topology_yaml(base: str, placed: Placed) -> str:
+    """Write a job whose hosts stand where a topology says, over the job that it is based on."""
+    lines = [f"base: {flow(base)}", "cluster:"]
+    lines += [f"  {key}: {flow(value)}" for key, value in placed.keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+def topology_answer(job: Job, placed: Placed, source: str, hosts: str) -> Answer:
+    """Lay out the units that a job's hosts are in."""
+    tiers = placed.keys.get("tiers", {})
+    known = job.cluster.tiers
+    costs = ("oversubscription", "bandwidth_gbytes_per_s", "total_gbits_per_s", "latency_us",
+             "distance_km")  # fmt: skip
+    free = [t for t in tiers if not any(getattr(known.get(t), cost, None) for cost in costs)]
+    empty = sum(not name for name in placed.names)
+    warnings = [
+        f"{tier}: nothing says what leaving it costs; --set cluster.tiers.{tier}.oversubscription=X"
+        for tier in free
+    ]
+    if empty:
+        warnings.append(
+            f"units hold different numbers of the job's hosts: {empty} positions have no host; "
+            "spares of prism place are such positions"
+        )
+    rows = tuple((name, str(units), str(most)) for name, (units, most) in placed.sizes.items())
+    n = len(placed.names) - empty
+    return Answer(
+        title="Import", subject=source, head=f": {format_count(n)} hosts of {job.name}",
+        findings=(Finding("placed", f"Hosts in rank order: {hosts}.", "answer"),),
+        tables=(_table("Units", ("level", "units", "hosts of the largest"), rows),),
+        figures={"kind": "import", "source": source, "job": job.name, "hosts": list(placed.names),
+                 "cluster": dict(placed.keys)},
+        warnings=tuple(warnings),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def explore(
     seed: int | None,
     threads: int | None,
 ) -> None:
-    """Change a job by controls in the browser, and see what prism answers.
+    """Change a job in the browser, and see what prism answers.
 
     JOB is a job file or the name of a shipped job: model, GPUs, layout, precision, variability and
     failures can be changed, and one setting pinned beside another. The page is served to this

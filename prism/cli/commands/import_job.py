@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from prism.cli.commands.options import NO_EFFECT, common_options, set_option
 from prism.cli.commands.terminal import print_answer, say
+
+if TYPE_CHECKING:
+    from prism.present.answer import Answer
 
 
 @click.command("import")
@@ -18,6 +23,11 @@ from prism.cli.commands.terminal import print_answer, say
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N",
               help="GPUs of the job.  [default: as the file says]")  # fmt: skip
 @click.option("--device", metavar="NAME", help="The GPU.  [default: as the file says, else h100]")
+@click.option("--job", metavar="JOB",
+              help="Of a topology: the job whose hosts get their places in it.")  # fmt: skip
+@click.option("--hosts", metavar="LIST",
+              help="Of a topology: the job's hosts in rank order.  "
+              "[default: the first of the topology]")  # fmt: skip
 @set_option
 @common_options(draws=False, threads=NO_EFFECT)
 def import_job(
@@ -26,6 +36,8 @@ def import_job(
     format_: str | None,
     gpus: int | None,
     device: str | None,
+    job: str | None,
+    hosts: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
     quiet: bool,
@@ -38,15 +50,58 @@ def import_job(
     them), a NeMo or Megatron Bridge recipe, torchtitan TOML, DeepSpeed JSON or a model's
     config.json; - is standard input. Each value of the job has the line it comes from; what was
     assumed and what was not understood are listed.
+
+    With --job, FILE is a topology: Slurm's topology.conf or topology.yaml, or the JSON of kubectl
+    get nodes with Topograph's labels. The job gets tiers, NVLink domains and its hosts' places.
     """
-    from prism.common.files import atomic_write
     from prism.jobs.importing.imported import import_job as read_job
     from prism.present.imports import import_answer, imported_yaml
 
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError(f"-o {output}: expected a name such as my-job.yaml")
+    if job is not None:
+        if format_ or gpus or device or overrides:
+            raise click.UsageError("--job: a topology has neither GPUs nor --set; drop them")
+        text, answer = _place(file, job, hosts, output)
+        _write(text, answer, output, as_json, quiet)
+        return
+    if hosts is not None:
+        raise click.UsageError("--hosts: belongs to a topology; add --job JOB")
     found = read_job(file, format_, gpus, device, overrides)
     text, answer = imported_yaml(found), import_answer(found)
+    _write(text, answer, output, as_json, quiet)
+
+
+def _place(file: str, job: str, hosts: str | None, output: str | None) -> tuple[str, Answer]:
+    """Give the hosts of a job their places in a topology; names go beside the output."""
+    import os
+
+    from prism.cluster.nodes.hosts import read_host_list
+    from prism.common.files import atomic_write
+    from prism.jobs.importing.topology import place_job, read_topology
+    from prism.jobs.job import load_job
+    from prism.present.imports import topology_answer, topology_yaml
+
+    base, topology = load_job(job), read_topology(file)
+    n = -(-base.world_size // base.cluster.gpus_per_node)
+    names = list(topology.units)[:n] if hosts is None else read_host_list(hosts, n)
+    placed = place_job(base, topology, names, file if hosts is None else hosts)
+    base.replace({"cluster": placed.keys})  # refused here rather than when it is used
+    told = "the first of the topology" if hosts is None else f"as in {hosts}"
+    if output is not None:
+        folder = os.path.dirname(output) or "."
+        names_file = f"{os.path.splitext(output)[0]}-hosts.txt"
+        with atomic_write(names_file) as path:
+            listed = (name or f"no-host-{k}" for k, name in enumerate(placed.names))
+            path.write_text("".join(f"{name}\n" for name in listed), encoding="utf-8")
+        told += f"; {names_file} lists them by position, as --hosts takes them"
+        job = os.path.relpath(job, folder) if os.path.exists(job) else job
+    return topology_yaml(job, placed), topology_answer(base, placed, file, told)
+
+
+def _write(text: str, answer: Answer, output: str | None, as_json: bool, quiet: bool) -> None:
+    from prism.common.files import atomic_write
+
     if output is not None:
         with atomic_write(output) as path:
             path.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.modelfile import ModelFile, Scalar, Spec, json_of
-from prism.distributions.ranges import COUNT, NON_NEGATIVE, POSITIVE, SHARE, Range
+from prism.distributions.ranges import COUNT, FINITE, NON_NEGATIVE, POSITIVE, SHARE, Range
 from prism.simulation.tracemodel.graph import Scope, TraceNode
 from prism.simulation.tracemodel.model import OpGroup, TraceModel
 
@@ -132,8 +132,9 @@ def _check(model: TraceModel) -> None:
     """Refuse what is no graph with durations."""
     n, kinds = len(model.nodes), len(model.rank_kinds)
     for group in model.groups:
-        for name in ("mean", "cv", "content", "rank_step", "drift"):
+        for name in ("mean", "cv", "rank_step", "drift"):
             NON_NEGATIVE.check(f"{name} of {group.name}", getattr(group, name))
+        FINITE.check(f"content of {group.name}", group.content)  # as it was correlated, of a sign
     place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
     shapes = {
         "mean": (n, model.n_replicas), "profile": (len(model.groups), model.n_replicas, steps),

@@ -151,7 +151,7 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     raw.events = []
     ts = numbers([a.event.ts for a in found.device])
     ts = ts[np.isfinite(ts)]
-    middle = float(np.median(ts)) if ts.size else 0.0
+    middle = float(np.quantile(ts, 0.5, method="lower")) if ts.size else 0.0  # of any size: no sum
     kept, ts, dur = _sound([a.event for a in found.device], middle, device=True)
     device = [found.device[i] for i in kept.tolist()]
     calls, call_ts, call_dur = _sound(found.runtime, middle)

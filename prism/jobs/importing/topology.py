@@ -1,0 +1,275 @@
+"""Where hosts stand in a network: topology files of Slurm and node labels of Kubernetes, as keys.
+
+A cluster of prism is made of units of equal size; a job's hosts get the positions that put those of
+one switch into one unit. Units with fewer of them end in positions without a host.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prism.common.errors import PrismError
+from prism.common.files import read_bytes
+from prism.jobs.hostlists import read_hosts_text
+from prism.jobs.job import Job
+
+MAX_BYTES = 64 << 20
+LEVELS = ("leaf", "spine", "core")
+"""Names of switch levels, from the nodes on; those above are ``tier4`` and so on."""
+DOMAIN = "nvlink"
+"""A level whose units are NVLink domains, not switches."""
+_LABELS: dict[str, tuple[str, ...]] = {
+    DOMAIN: ("accelerator.topograph.run/domain", "network.topology.nvidia.com/accelerator",
+             "nvidia.com/gpu.clique"),
+    "leaf": ("fabric.topograph.run/tier-0", "network.topology.nvidia.com/leaf",
+             "network.topology.nvidia.com/block"),
+    "spine": ("fabric.topograph.run/tier-1", "network.topology.nvidia.com/spine"),
+    "core": ("fabric.topograph.run/tier-2", "network.topology.nvidia.com/core",
+             "network.topology.nvidia.com/datacenter"),
+}  # fmt: skip
+"""Labels of Topograph by level, those of several versions."""
+_PAIR = re.compile(r"(\w+)=(\S+)")
+_EXPECTED = (
+    "expected Slurm's topology.conf or topology.yaml, or the JSON of kubectl get nodes with the "
+    "labels of Topograph"
+)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where hosts stand.
+
+    Attributes
+    ----------
+    levels : tuple of str
+        From the nodes on.
+    units : dict of str to tuple of str
+        Unit of each host at each level, in the file's order.
+    """
+
+    levels: tuple[str, ...]
+    units: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A job's hosts in a topology.
+
+    Attributes
+    ----------
+    keys : dict
+        Keys of the job's ``cluster``.
+    names : tuple of str
+        Host at each position; empty where there is none.
+    sizes : dict of str to (int, int)
+        Units of each level that the job's hosts are in, and hosts of the largest.
+    """
+
+    keys: dict[str, Any]
+    names: tuple[str, ...]
+    sizes: dict[str, tuple[int, int]]
+
+
+def read_topology(path: str | Path) -> Topology:
+    """Read a topology file; raises PrismError."""
+    text = read_bytes(Path(path), str(path), MAX_BYTES).decode("utf-8", "replace")
+    if text.lstrip().startswith("{"):
+        found = _from_labels(text, str(path))
+    elif re.search(r"^\s*(SwitchName|BlockName)=", text, re.I | re.M):
+        found = _from_lines(text, str(path))
+    elif re.search(r"^\s*-?\s*topology\s*:", text, re.M):
+        found = _from_yaml(text, str(path))
+    else:
+        raise PrismError(f"{path}: no topology is recognised; {_EXPECTED}")
+    if not found.levels:
+        raise PrismError(f"{path}: all hosts are alike; {_EXPECTED}")
+    return found
+
+
+# ---------------------------------------------------------------------------------- the formats
+def _from_lines(text: str, source: str) -> Topology:
+    """Read topology.conf, of either plugin."""
+    switches: dict[str, tuple[list[str], list[str]]] = {}
+    blocks: dict[str, list[str]] = {}
+    sizes: list[int] = []
+    for number, line in enumerate(text.replace("\\\n", " ").splitlines(), start=1):
+        given = {k.lower(): v for k, v in _PAIR.findall(line.split("#")[0])}
+        where = f"{source}:{number}"
+        lists = {k: read_hosts_text(given.get(k, ""), where) for k in ("nodes", "switches")}
+        for name in read_hosts_text(given.get("switchname", ""), where):
+            switches[name] = lists["nodes"], lists["switches"]
+        for name in read_hosts_text(given.get("blockname", ""), where):
+            blocks[name] = lists["nodes"]
+        if "blocksizes" in given:
+            sizes = _sizes(given["blocksizes"].split(","), where)
+    return _of_blocks(blocks, sizes) if blocks else _of_switches(switches, source)
+
+
+def _from_yaml(text: str, source: str) -> Topology:
+    """Read topology.yaml: the default topology, else the first that is not flat."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        tables = YAML(typ="safe", pure=True).load(text)
+        tables = [tables] if isinstance(tables, dict) else [t for t in tables if "topology" in t]
+        deep = [table for table in tables if "tree" in table or "block" in table]
+        table = next((t for t in deep if t.get("cluster_default")), deep[0] if deep else {})
+        if "block" in table:
+            rows = {str(b["block"]): _names(b, "nodes", source) for b in table["block"]["blocks"]}
+            return _of_blocks(rows, _sizes(table["block"].get("block_sizes", ()), source))
+        switches = {
+            str(s["switch"]): (_names(s, "nodes", source), _names(s, "children", source))
+            for s in table.get("tree", {}).get("switches", ())
+        }
+    except (YAMLError, TypeError, KeyError, AttributeError) as error:
+        said = " ".join(str(error).split())
+        raise PrismError(f"{source}: is no topology.yaml: {said[:200]}; {_EXPECTED}") from error
+    return _of_switches(switches, source)
+
+
+def _names(row: Mapping[str, Any], key: str, source: str) -> list[str]:
+    return read_hosts_text(str(row.get(key) or ""), source)
+
+
+def _sizes(values: Iterable[Any], where: str) -> list[int]:
+    try:
+        found = [int(value) for value in values]
+    except ValueError as error:
+        raise PrismError(f"{where}: block sizes {list(values)}: expected whole numbers") from error
+    if any(size < 1 for size in found):
+        raise PrismError(f"{where}: block sizes {found}: expected 1 or more nodes")
+    return found
+
+
+def _from_labels(text: str, source: str) -> Topology:
+    """Read the nodes of a Kubernetes cluster; a level counts where every node has its label."""
+    try:
+        items = json.loads(text)
+        items = items["items"] if "items" in items else [items]
+        labels = {i["metadata"]["name"]: i["metadata"].get("labels") or {} for i in items}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise PrismError(f"{source}: is no list of Kubernetes nodes; {_EXPECTED}") from error
+    found = {
+        level: [next((own[k] for k in keys if k in own), "") for own in labels.values()]
+        for level, keys in _LABELS.items()
+    }
+    levels = tuple(level for level, units in found.items() if units and all(units))
+    rows = zip(labels, zip(*(found[level] for level in levels), strict=True), strict=True)
+    return Topology(levels, {str(name): tuple(map(str, units)) for name, units in rows})
+
+
+def _of_switches(switches: Mapping[str, tuple[list[str], list[str]]], source: str) -> Topology:
+    """Find the switches above each host, level by level from the leaf on."""
+    above: dict[str, str] = {}
+    for name, (_, children) in switches.items():
+        for child in children:
+            if child not in switches:
+                raise PrismError(f"{source}: switch {name} has {child}, which is not described")
+            above.setdefault(child, name)
+    units: dict[str, tuple[str, ...]] = {}
+    for name, (nodes, _) in switches.items():
+        path = [name]
+        while (parent := above.get(path[-1])) is not None:
+            if parent in path:
+                raise PrismError(f"{source}: switch {parent} is above itself")
+            path.append(parent)
+        units |= {node: tuple(path) for node in nodes if node not in units}
+    depth = min(map(len, units.values()), default=0)
+    levels = tuple(LEVELS[i] if i < len(LEVELS) else f"tier{i + 1}" for i in range(depth))
+    return Topology(levels, {node: path[:depth] for node, path in units.items()})
+
+
+def _of_blocks(blocks: Mapping[str, list[str]], sizes: Sequence[int]) -> Topology:
+    """Put neighbouring blocks together as the block sizes above the first say."""
+    many = [size // sizes[0] for size in sizes[1:]] if sizes else []
+    levels = ["block", *(f"aggregate{n}" for n in many)]
+    units = {
+        node: (name, *(str(i // n) for n in many))
+        for i, (name, nodes) in enumerate(blocks.items()) for node in nodes
+    }  # fmt: skip
+    return Topology(tuple(levels), units)
+
+
+# -------------------------------------------------------------------------------- a job in it
+def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -> Placed:
+    """Give a job's hosts, in rank order, the positions that their units make.
+
+    Raises
+    ------
+    PrismError
+        A host is not in the topology, there are not as many as the job has nodes, or a unit is
+        under two others.
+    """
+    per_node = job.cluster.gpus_per_node
+    n = -(-job.world_size // per_node)
+    missing = [host for host in hosts if host not in topology.units]
+    if missing:
+        text = f"{len(missing):,} hosts are not in the topology: {', '.join(missing[:4])}"
+        raise PrismError(f"{source}: {text}; list hosts that are, in rank order")
+    if len(hosts) != n:
+        raise PrismError(
+            f"{source}: {len(hosts):,} hosts, but the ranks of {job.name} fill {n:,} nodes; list "
+            "every node once, in rank order"
+        )
+    domains = job.cluster.nvlink_domain_gpus > per_node
+    child: dict[str, tuple[str, ...]] = {host: (host,) for host in hosts}
+    offset, room = dict.fromkeys(hosts, 0), 1
+    keys: dict[str, Any] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    for i, name in _levels(topology, hosts):
+        unit = {host: topology.units[host][i:] for host in hosts}
+        number, most = _numbers(child, unit)
+        offset = {host: number[child[host]] * room + offset[host] for host in hosts}
+        room, child = room * most, unit
+        sizes[name] = len(set(unit.values())), max(Counter(unit.values()).values())
+        if name == DOMAIN or (name == "block" and domains):
+            keys["nvlink_domain_gpus"] = max(room, 1) * per_node
+        elif len(set(unit.values())) > 1:
+            keys.setdefault("tiers", {})[name] = {"gpus": room * per_node}
+            if name == LEVELS[0]:
+                keys["leaf_nodes"] = room
+    if not keys:
+        raise PrismError(f"{source}: the hosts are alike in this topology: it changes nothing")
+    top = {unit: k for k, unit in enumerate(dict.fromkeys(child.values()))}
+    place = [top[child[host]] * room + offset[host] for host in hosts]
+    names = dict(zip(place, hosts, strict=True))
+    n_places = len(top) * room
+    keys = {"nodes": n_places} | keys
+    if place != list(range(n_places)):
+        keys["hosts"] = place
+    return Placed(keys, tuple(names.get(k, "") for k in range(n_places)), sizes)
+
+
+def _levels(topology: Topology, hosts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Levels that tell the job's hosts apart, or are NVLink domains of several."""
+    before = len(hosts)
+    for i, name in enumerate(topology.levels):
+        paths: dict[str, set[tuple[str, ...]]] = {}
+        for host in hosts:
+            paths.setdefault(topology.units[host][i], set()).add(topology.units[host][i:])
+        torn = next((unit for unit, found in paths.items() if len(found) > 1), None)
+        if torn is not None:
+            raise PrismError(f"{name} {torn} is in two units of the next level; units must nest")
+        if len(paths) < before and (len(paths) > 1 or name == DOMAIN or name == "block"):
+            before = len(paths)
+            yield i, name
+
+
+def _numbers(
+    child: Mapping[str, tuple[str, ...]], unit: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[tuple[str, ...], int], int]:
+    """Count what is in each unit, in the order of the hosts; gives the most that one holds, too."""
+    number: dict[tuple[str, ...], int] = {}
+    count: Counter[tuple[str, ...]] = Counter()
+    for host, inner in child.items():
+        if inner not in number:
+            number[inner] = count[unit[host]]
+            count[unit[host]] += 1
+    return number, max(count.values())

@@ -1,0 +1,177 @@
+"""Topologies of Slurm and Kubernetes as places of a job's hosts.
+
+Formats: slurm.schedmd.com/topology.conf.html and topology.yaml.html; labels of NVIDIA Topograph,
+docs.nvidia.com/topograph/reference/node-labels-and-annotations.
+"""
+
+import json
+
+import pytest
+
+import prism
+from prism.common.errors import PrismError
+from prism.jobs.importing.topology import place_job, read_topology
+from prism.jobs.job import load_job
+
+TREE = """
+# three racks under two spines
+SwitchName=root Switches=spine[1-2]
+SwitchName=spine1 Switches=leaf[1-2] LinkSpeed=400
+SwitchName=spine2 Switches=leaf[3-4]
+SwitchName=leaf1 Nodes=n[01-04]
+SwitchName=leaf2 Nodes=n[05-08]
+SwitchName=leaf3 \\
+  Nodes=n[09-12]
+switchname=leaf4 nodes=n[13-16]
+"""
+BLOCK = "BlockName=b1 Nodes=n[01-04]\nBlockName=b2 Nodes=n[05-08]\nBlockName=b3 Nodes=n[09-12]\n" \
+    "BlockName=b4 Nodes=n[13-16]\nBlockSizes=4,8\n"  # fmt: skip
+YAML_TREE = """
+- topology: flat1
+  cluster_default: false
+  flat: true
+- topology: t1
+  cluster_default: true
+  tree:
+    switches:
+      - {switch: root, children: "spine[1-2]"}
+      - {switch: spine1, children: "leaf[1-2]"}
+      - {switch: spine2, children: "leaf[3-4]"}
+      - {switch: leaf1, nodes: "n[01-04]"}
+      - {switch: leaf2, nodes: "n[05-08]"}
+      - {switch: leaf3, nodes: "n[09-12]"}
+      - {switch: leaf4, nodes: "n[13-16]"}
+"""
+YAML_BLOCK = """
+- topology: b
+  cluster_default: true
+  block:
+    block_sizes: [4, 8]
+    blocks:
+      - {block: b1, nodes: "n[01-04]"}
+      - {block: b2, nodes: "n[05-08]"}
+      - {block: b3, nodes: "n[09-12]"}
+      - {block: b4, nodes: "n[13-16]"}
+"""
+HOSTS = [f"n{k:02}" for k in range(1, 17)]
+KEYS = {"nodes": 16, "leaf_nodes": 4, "tiers": {"leaf": {"gpus": 32}, "spine": {"gpus": 64}}}
+
+
+def labels(prefix, names):
+    items = []
+    for k, host in enumerate(HOSTS):
+        units = (f"l{k // 4}", f"s{k // 8}", "core")
+        own = {f"{prefix}{name}": unit for name, unit in zip(names, units, strict=True)}
+        items.append({"metadata": {"name": host, "labels": own | {"zone": "z"}}})
+    return json.dumps({"kind": "List", "items": items})
+
+
+NEW = labels("fabric.topograph.run/tier-", "012")
+OLD = labels("network.topology.nvidia.com/", ("leaf", "spine", "core"))
+
+
+def job_of(n_nodes):
+    return load_job("llama3-70b-fsdp-512").replace({
+        "parallelism": {"dp": 8 * n_nodes}, "cluster": {"nodes": n_nodes},
+    })  # fmt: skip
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text", [TREE, YAML_TREE, NEW, OLD])
+def test_trees_become_tiers(tmp_path, text):
+    topology = read_topology(write(tmp_path / "topology", text))
+    placed = place_job(job_of(16), topology, HOSTS, "-")
+    assert placed.keys == KEYS and placed.names == tuple(HOSTS)
+    assert placed.sizes == {"leaf": (4, 4), "spine": (2, 8)}
+
+
+@pytest.mark.parametrize("text", [BLOCK, YAML_BLOCK])
+def test_blocks_become_tiers_or_nvlink_domains(tmp_path, text):
+    topology = read_topology(write(tmp_path / "topology", text))
+    keys = place_job(job_of(16), topology, HOSTS, "-").keys
+    assert keys == {"nodes": 16, "tiers": {"block": {"gpus": 32}, "aggregate2": {"gpus": 64}}}
+    rack = job_of(16).replace("cluster.nvlink_domain_gpus=32")  # a device joined beyond a node
+    keys = place_job(rack, topology, HOSTS, "-").keys
+    assert keys == {"nodes": 16, "nvlink_domain_gpus": 32, "tiers": {"aggregate2": {"gpus": 64}}}
+
+
+def test_accelerator_labels_are_nvlink_domains(tmp_path):
+    table = json.loads(NEW)
+    for k, item in enumerate(table["items"]):
+        item["metadata"]["labels"]["accelerator.topograph.run/domain"] = f"d{k // 2}"
+    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
+    keys = place_job(job_of(16), topology, HOSTS, "-").keys
+    assert keys == KEYS | {"nvlink_domain_gpus": 16}
+
+
+@pytest.mark.parametrize("order", [HOSTS[::-1], HOSTS[::2] + HOSTS[1::2], HOSTS[:2] + HOSTS[6:13]])
+def test_hosts_of_one_switch_share_its_unit(tmp_path, order):
+    """Any order, any part of the cluster: places agree with the switches, host by host."""
+    topology = read_topology(write(tmp_path / "topology.conf", TREE))
+    job = job_of(len(order))
+    placed = place_job(job, topology, order, "-")
+    per_node = job.cluster.gpus_per_node
+    place = {name: k for k, name in enumerate(placed.names) if name}
+    assert sorted(place) == sorted(order) and placed.keys["nodes"] == len(placed.names)
+    given = placed.keys.get("hosts", range(len(order)))
+    assert [placed.names[k] for k in given] == order
+    for i, level in enumerate(("leaf", "spine")):
+        size = placed.keys["tiers"][level]["gpus"] // per_node
+        for a in order:
+            for b in order:
+                together = topology.units[a][i] == topology.units[b][i]
+                assert together == (place[a] // size == place[b] // size)
+    assert job.replace({"cluster": placed.keys}).cluster.nodes == len(placed.names)
+
+
+def test_what_leaves_a_leaf_takes_longer(tmp_path):
+    """Gradients of replicas on one leaf against the same ones strewn over two."""
+    topology = read_topology(write(tmp_path / "topology.conf", TREE))
+    base = job_of(8)
+    slow = {"tiers": {"leaf": {"gpus": 32, "oversubscription": 8.0}}}
+    ideal = {}
+    for name, order in (("in order", HOSTS[:8]), ("strewn", HOSTS[:8:2] + HOSTS[1:8:2])):
+        keys = place_job(base, topology, order, "-").keys
+        job = base.replace({"cluster": keys}).replace({"cluster": slow})
+        ideal[name] = float(prism.simulate(job, 64, seed=1).ideal_step_time)
+    flat = float(prism.simulate(base, 64, seed=1).ideal_step_time)
+    assert flat < ideal["in order"] <= ideal["strewn"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("SwitchName=a Switches=b\nSwitchName=b Switches=a\nSwitchName=c Nodes=n1", "above itself"),
+     ("SwitchName=a Switches=x", "not described"), ("hello", "no topology is recognised"),
+     ('{"items": 3}', "Kubernetes"), ("- topology: a\n  flat: true\n", "alike"),
+     ("BlockName=a Nodes=n[1-2\n", ":1"), ("BlockName=a Nodes=n1\nBlockSizes=0", ":2"),
+     ("- topology: a\n  tree: 3\n", "topology.yaml")],
+)  # fmt: skip
+def test_what_is_no_topology_is_refused(tmp_path, text, said):
+    path = write(tmp_path / "t", text)
+    with pytest.raises(PrismError, match=said):
+        place_job(job_of(1), read_topology(path), ["n1"], "-")
+
+
+def test_the_command_writes_a_job_that_places(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "topology.conf", TREE)
+    base = ["base: llama3-70b-fsdp-512", "parallelism: {dp: 72}", "cluster: {nodes: 9}"]
+    write(tmp_path / "job.yaml", "\n".join(base) + "\n")
+    out = run("import", "topology.conf", "--job", "job.yaml", "--hosts", "n[01-02,07-13]",
+              "-o", "placed.yaml", "--json")  # fmt: skip
+    found = json.loads(out[1])
+    assert out[0] == 0 and found["cluster"]["tiers"]["leaf"] == {"gpus": 32}
+    job = load_job(tmp_path / "placed.yaml")
+    assert job.cluster.nodes == found["cluster"]["nodes"] and job.world_size == 72
+    assert (tmp_path / "placed-hosts.txt").read_text().split()[:2] == ["n01", "n02"]
+    code, _, err = run("place", "placed.yaml", "--hosts", "placed-hosts.txt", "--at", "n08",
+                       "--slowdown", "1.2", "-o", "best", "--seed", "1", "-q")  # fmt: skip
+    assert code == 0, err
+    assert "n08" in (tmp_path / "best" / "hosts.csv").read_text()
+    assert run("import", "topology.conf", "--job", "job.yaml", "--hosts", "n[01-09],x")[0] == 2
+    assert run("import", "topology.conf", "--job", "job.yaml", "--gpus", "8")[0] == 2
+    assert run("import", "job.yaml", "--hosts", "n1")[0] == 2
