@@ -110,6 +110,16 @@ def test_a_minimum_is_no_duration(read):
         read("min,step_s\n1,2\n1,4\n", column="min")
 
 
+@pytest.mark.parametrize("name", ["tokens_per_s", "train/samples_per_second", "Tokens per sec"])
+def test_a_rate_is_no_duration(read, name):
+    """Tokens in a second are not a step of so many seconds."""
+    assert list(read(f"step,{name},step_s\n1,9,2\n2,9,4\n").seconds) == [2, 4]
+    for options in ({}, {"column": name}):
+        with pytest.raises(PrismError, match=f"{name}.* rate.* step_s"):
+            read(f"step,{name}\n1,2\n2,4\n", **options)
+    assert list(read("step,time_per_step_s\n1,2\n2,4\n").seconds) == [2, 4]
+
+
 def test_choices_are_compared_as_numbers_where_no_text_is_equal(read):
     text = "gpus,warm,step_s\n512,True,1\n1024,False,2\n512,False,3\n"
     assert list(read(text, where={"gpus": "512.0"}).seconds) == [1, 3]

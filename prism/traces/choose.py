@@ -31,6 +31,9 @@ _OTHER_WORDS = ("min", "h")
 
 _UNIT = re.compile(r"(.+)(?:\((\w+)\)| in (\w+))")  # other than behind an underscore
 
+_RATE = re.compile(r".*(?:\b|_)(?:per[ _]|/)(?:s|secs?|seconds?)")
+_OF_RATE = "divide the tokens or samples of a step by it, as a column step_s"
+
 IS_MEAN = {
     "iteration-time": True,  # Megatron-LM (BSD-3), Megatron Bridge, Primus
     "elapsed time per iteration (ms)": True,  # the same in their logs
@@ -91,6 +94,8 @@ def check_column(table: RawTable, name: str, option: str) -> None:
 def per_second(table: RawTable, column: str) -> float:
     """Say how many of the column's unit are one second."""
     unit = unit_of(column)
+    if is_rate(column):
+        raise PrismError(f"{table.source}: column {column!r} is a rate, not a time; {_OF_RATE}")
     if unit is None:
         units = ", ".join(unit for unit in PER_SECOND if unit not in _OTHER_WORDS)
         raise PrismError(
@@ -105,11 +110,18 @@ def unit_of(column: str) -> str | None:
     """Find the unit in a column's name: its last word, `(s)`, ` in s`; None where there is none."""
     if known_name(column) == "iteration-time":
         return "s"
+    if is_rate(column):
+        return None
     found = _UNIT.fullmatch(column.lower())
     before, _, unit = column.lower().rpartition("_")
     before, unit = (found[1], found[2] or found[3]) if found else (before, unit)
     known = unit in PER_SECOND and (before or unit not in _OTHER_WORDS)
     return unit if known else None
+
+
+def is_rate(column: str) -> bool:
+    """Tell tokens_per_s, samples/sec and the like: no duration."""
+    return known_name(column) is None and _RATE.fullmatch(column.lower()) is not None
 
 
 def known_name(name: str) -> str | None:
@@ -173,10 +185,12 @@ def duration_column(
     if len(found) == 1 or len(known) == 1:
         return (known or found)[0]
     if not found:
+        rates = [name for name in table.columns if is_rate(name)]
+        hint = f"; {rates[0]} is a rate: {_OF_RATE}" if rates else ""
         raise PrismError(
             f"{table.source}: no duration among the columns {table.listing}; expected "
             "one whose name ends with its unit, such as step_s or step_ms, or is one, such as "
-            "seconds; the first line of a CSV names the columns"
+            f"seconds; the first line of a CSV names the columns{hint}"
         )
     raise several_columns(table, "step time", found, groups_among(table, rows, {"step", *where}))
 
