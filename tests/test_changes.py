@@ -18,6 +18,7 @@ from prism.models.steptimes.model import PAUSE, model_from_dataset, model_to_dat
 from prism.models.steptimes.predict import draw_runs, draw_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "verification"))
+import pauses
 from changes import CASES, STATIONARY, is_found, rows_of
 
 
@@ -71,6 +72,17 @@ def test_pauses_are_in_runs_and_not_in_the_noise_of_steps():
     drawn_steps = draw_steps(model, np.arange(n), 4, 1)
     at = np.argsort(drawn_steps.mean(axis=0))[-10:]
     assert sorted(at.tolist()) == list(range(99, n, 100))
+
+
+@pytest.mark.parametrize("name", pauses.CASES)
+def test_pauses_are_found_with_interval_and_length(name):
+    make, truth = pauses.CASES[name]
+    assert pauses.agrees(pauses.pauses_of(make(np.random.default_rng([0, 5]))), truth)
+
+
+@pytest.mark.parametrize("name", pauses.WITHOUT)
+def test_no_pauses_are_found_where_there_are_none(name):
+    assert pauses.pauses_of(pauses.WITHOUT[name](np.random.default_rng([0, 6]))) == []
 
 
 def test_a_model_from_before_pauses_loads():

@@ -76,6 +76,12 @@ WITHOUT: dict[str, Make] = {
         np.exp(0.05 * g.standard_normal(200)), g, 8, 0.02),
     "slow for a third": lambda g: step_times(
         np.where(np.arange(300) // 100 == 1, 1.5, 1.0), g, memory=0.5),
+    "heavy tails, Student's t of 2": lambda g: step_times(
+        np.exp(0.03 * g.standard_t(2, 500)).clip(0.2, 50.0), g),
+    "5 long steps of 500 anywhere": lambda g: step_times(
+        1.0 + 2.0 * (g.permutation(500) < 5), g),
+    "slower from a step on": lambda g: step_times(
+        np.where(np.arange(500) < g.integers(50, 450), 1.0, 1.2), g),
     "a clock of 10 ms": lambda g: _rounded(step_times(np.ones(500), g)),
 }  # fmt: skip
 
