@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism.common.errors import PrismError
+from prism.common.pipes import held
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -242,13 +243,14 @@ def check_file(path: Path, source: str) -> int:
 def read_bytes(
     path: Path, source: str, most: int = MOST_TEXT, way_out: str = "cut it, or record less"
 ) -> bytes:
-    """Read a regular file of at most `most` bytes, as it stands.
+    """Read a regular file, or an open pipe, of at most `most` bytes, as it stands.
 
     Raises
     ------
     PrismError
         It is no regular file, too large, or cannot be read.
     """
+    path = held(path)
     if check_file(path, source) > most:
         raise _too_large(source, most, way_out)
     try:

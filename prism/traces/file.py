@@ -10,6 +10,7 @@ from typing import Literal
 
 from prism.common.errors import PrismError
 from prism.common.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
+from prism.common.pipes import held
 from prism.traces.rawtable import RawTable, header_of, parquet_columns, read_csv, read_parquet
 
 Kind = Literal["parquet", "sqlite", "json", "text", "binary"]
@@ -41,7 +42,7 @@ class RecordedFile:
     """
 
     def __init__(self, path: str | Path, source: str = "", named: bool = True) -> None:
-        self.path, self.source, self.named = Path(path), source or str(path), named
+        self.path, self.source, self.named = held(path), source or str(path), named
 
     @cached_property
     def head(self) -> bytes:

@@ -326,7 +326,8 @@ def _run_placed(command: Callable[..., Any], where: dict[str, Any], options: dic
 def _asked(options: dict[str, Any]) -> dict[str, Any]:
     """Return what a command was asked, with hashes of the files it names."""
     import hashlib
-    from pathlib import Path
+
+    from prism.common.pipes import held
 
     asked: dict[str, Any] = {"command": click.get_current_context().info_name}
     for name, value in options.items():
@@ -334,8 +335,8 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
             continue
         asked[name] = list(value) if isinstance(value, tuple) else value
         for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str) and Path(text).is_file():
-                with open(text, "rb") as file:
+            if isinstance(text, str) and (path := held(text)).is_file():
+                with path.open("rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
                 asked[f"content of {text}"] = content[:16]
     return asked

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
+from prism.common.pipes import held
 from prism.jobs.importing.shell import Argument, commands_of
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.othernames import key_of
@@ -91,7 +92,7 @@ def read_source(file: str | Path, format: str | None = None) -> Source:
         name, text = "stdin", sys.stdin.read()
     else:
         path = Path(file)
-        if not path.is_file():
+        if not held(path).is_file():
             raise PrismError(
                 f"{file}: no such file; give a launch script, a log or a configuration"
             )
@@ -128,7 +129,7 @@ def _checked(found: str, wanted: str | None, name: str) -> str:
 
 def _log_head(path: Path) -> str | None:
     """Give the beginning of a long text, where a log has its arguments."""
-    with path.open("rb") as file:
+    with held(path).open("rb") as file:
         head = file.read(1 << 20)
         if len(head) < 1 << 20 or b"\0" in head:
             return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
+from prism.common.pipes import held
 from prism.common.shipped import data_path
 from prism.jobs.jobspec.blocks import BLOCKS
 from prism.jobs.jobspec.frommodel import job_of_model, settle_calibrated
@@ -45,7 +46,7 @@ def _shipped_path(name: str) -> Path | None:
 def resolve_path(name: str | Path) -> Path:
     """Find a job file by path, or a shipped job by name; an error lists what is called alike."""
     path = Path(name)
-    if os.path.isfile(path):  # a pipe could be read once only, and the head is looked at first
+    if os.path.isfile(held(path)):
         return path
     shipped = _shipped_path(str(name))
     if shipped is not None:
@@ -56,7 +57,7 @@ def resolve_path(name: str | Path) -> Path:
 
 def is_hdf5(path: Path) -> bool:
     """Tell a netCDF-4 file by its first bytes."""
-    with path.open("rb") as file:
+    with held(path).open("rb") as file:
         return file.read(8) == b"\x89HDF\r\n\x1a\n"
 
 

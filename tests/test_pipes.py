@@ -1,0 +1,131 @@
+"""What comes through a pipe is what the file says, whole, however long it is; read once."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from prism.common import pipes
+from prism.common.errors import PrismError
+
+JOB = """\
+model: {durations: {forward_s: [1.0, 1.1], backward_s: 2.0}}
+COMMENT
+parallelism: {pp: 2, dp: 8, microbatches: 4}
+cluster: {nodes: 2, gpus_per_node: 8}
+variability: {effects: {rank: {cv: 0.02}, microbatch: {cv: 0.05}}}
+run: {steps: 100}
+""".replace("COMMENT", "# what stands here is longer than what is read at once\n" * 400)
+STEPS = "step_s\n" + "".join(f"{1.0 + 0.001 * (i * 37 % 11):.4f}\n" for i in range(20_000))
+HOSTS = "n0 slots=8\nn1 slots=8\n"
+PLACES = "slot,node,host,first_rank,stages,replicas\n0,1,,0,0,0-7\n1,0,,8,1,0-7\n"
+NODES = "node,slowdown\n0,1.2\n1,1.05\n"
+FEW = "--replicates", "64", "--seed", "1"
+SLOW = "--slow-nodes", "1", "--slowdown", "1.2"
+COMMANDS = {
+    "estimate": (JOB, ("estimate", "{}", *FEW)),
+    "show": (JOB, ("show", "{}")),
+    "steps": (STEPS, ("show", "{}")),
+    "validate": (STEPS, ("validate", "JOB", "--measured", "{}", "--bootstrap", "2", *FEW)),
+    "compare": (STEPS, ("compare", "{}", "{}", *FEW[2:])),
+    "hosts": (
+        HOSTS,
+        ("place", "JOB", "--slow-nodes", "1", "--slowdown", "1.2", "--hosts", "{}", *FEW[2:]),
+    ),
+    "inventory": (NODES, ("place", "JOB", "--measured-nodes", "{}", *FEW[2:])),
+    "placement": (PLACES, ("estimate", "JOB", "--set", "cluster.hosts={}", *FEW)),
+}
+
+
+@pytest.fixture
+def pipe():
+    """Give the path of a pipe that brings a text."""
+    threads, readers = [], []
+
+    def opened(text):
+        reader, writer = os.pipe()
+        readers.append(reader)
+
+        def write():
+            with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as file:
+                file.write(text)
+
+        threads.append(threading.Thread(target=write))
+        threads[-1].start()
+        return f"/dev/fd/{reader}"
+
+    yield opened
+    for reader in readers:
+        os.close(reader)
+    for thread in threads:
+        thread.join()
+
+
+FIGURES = {
+    "estimate": {"step_time", "slowdown", "ideal_step_time"},
+    "show": {"values"},
+    "steps": {"n", "mean", "std"},
+    "validate": {"ks", "p95_error", "baselines"},
+    "compare": {"quantities"},
+    "hosts": {"placements"},
+    "inventory": {"placements", "slow_nodes"},
+    "placement": {"step_time", "slowdown"},
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_pipe_is_read_as_the_file_is(tmp_path, run, pipe, name):
+    text, words = COMMANDS[name]
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "file").write_text(text)
+    answers = []
+    for path in (str(tmp_path / "file"), pipe(text)):
+        known = {"{}": path, "JOB": str(tmp_path / "job.yaml")}
+        given = [known.get(word, word.replace("{}", path)) for word in words]
+        status, out, err = run(*given, "--json", "-q")
+        assert status == 0, err
+        answers.append(json.loads(out))
+    first, second = answers
+    assert first.keys() == second.keys()
+    same = {key for key in first if first[key] == second[key]}
+    assert same >= FIGURES[name], same
+
+
+def test_a_process_reads_its_standard_input_whole(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    found = []
+    for path in (tmp_path / "job.yaml", "/dev/stdin"):
+        words = [sys.executable, "-m", "prism", "estimate", path, *FEW, "--json", "-q"]
+        done = subprocess.run(words, input=JOB, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout)["step_time"])
+    assert found[0] == found[1]
+
+
+def test_a_pipe_is_read_once_and_the_next_one_is_another(pipe):
+    first, text = pipe("a" * 100_000), "b" * 9_000
+    assert pipes.held(first) == pipes.held(first)
+    assert pipes.held(first).read_text() == "a" * 100_000
+    second = pipe(text)
+    descriptor = int(first.rpartition("/")[2])
+    os.dup2(int(second.rpartition("/")[2]), descriptor)
+    assert pipes.held(first).read_text() == text
+
+
+def test_too_long_a_pipe_is_refused_and_others_stay_as_they_are(tmp_path, pipe, monkeypatch):
+    monkeypatch.setattr(pipes, "MOST", 1 << 20)
+    with pytest.raises(PrismError, match="1 MiB"):
+        pipes.held(pipe("a" * (3 << 20)))
+    for path in (tmp_path / "none", tmp_path, Path("/dev/fd/999"), "/dev/zero"):
+        assert pipes.held(path) == Path(path)
+
+
+def test_a_named_pipe_and_a_model_from_a_pipe_are_refused(tmp_path, run, pipe):
+    os.mkfifo(tmp_path / "named")
+    for path in (tmp_path / "named", pipe("\x89HDF\r\n\x1a\n".encode("latin-1").decode("latin-1"))):
+        status, out, err = run("estimate", path)
+        assert (status, out) == (2, "") and str(path) in err
