@@ -132,9 +132,10 @@ def _check(model: TraceModel) -> None:
     """Refuse what is no graph with durations."""
     n, kinds = len(model.nodes), len(model.rank_kinds)
     for group in model.groups:
-        for name in ("mean", "cv", "rank_step", "drift"):
+        for name in ("mean", "cv"):
             NON_NEGATIVE.check(f"{name} of {group.name}", getattr(group, name))
-        FINITE.check(f"content of {group.name}", group.content)  # as it was correlated, of a sign
+        for name in ("content", "rank_step", "drift"):  # of either sign, as groups go together
+            FINITE.check(f"{name} of {group.name}", getattr(group, name))
     place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
     shapes = {
         "mean": (n, model.n_replicas), "profile": (len(model.groups), model.n_replicas, steps),
