@@ -2,7 +2,7 @@
 
 Slurm's compressed lists (``node[001-004,7]``), host files of MPI and DeepSpeed (``host slots=8``,
 ``host:8``), PBS node files (a line per task), comma-separated lists of pdsh and torchrun, and
-assignments in front of them (``NodeList=``).
+assignments in front of them (``NodeList=``), and what ``scontrol show node`` prints.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ _WHERE = re.compile(r"^(?:-w|--host|--hosts|--nodelist|-H)[\s=]+")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _PAIRED = re.compile(r"[^][]*(?:\[[^][]*\][^][]*)*")
 _BETWEEN_COMMAS = re.compile(r"(?:[^,[]|\[[^]]*\])+")
+
+
+_NODE = re.compile(r"^NodeName=(\S+)\s(?:(?!^NodeName=).)*?\bState=(\S+)", re.M | re.S)
+_AWAY = re.compile(r"DOWN|DRAIN|FAIL|FUTURE|INVAL|MAINT|\*")  # states in which no job can start
 
 
 def is_number(label: str) -> bool:
@@ -52,7 +56,14 @@ def read_hosts_text(text: str, source: str) -> list[str]:
     ['node08-ib', 'node09-ib', 'node10-ib', 'node7-ib', 'login1']
     >>> read_hosts_text("gpu1 slots=8\ngpu1 slots=8\ngpu2:8", "-")
     ['gpu1', 'gpu2']
+
+    Of ``scontrol show node`` the nodes that can run a job:
+
+    >>> read_hosts_text("NodeName=a Arch=x\n State=IDLE\nNodeName=b Arch=x\n State=IDLE+DRAIN", "-")
+    ['a']
     """
+    if shown := _NODE.findall(text):
+        return [name for name, state in shown if not _AWAY.search(state)]
     names: dict[str, None] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.split("#")[0].strip().strip("\"'")
