@@ -86,7 +86,7 @@ def test_what_is_neither_a_file_nor_a_list_is_told(given, tmp_path, monkeypatch)
 def test_nodes_of_scontrol_are_those_that_can_run_a_job():
     """Both forms; states as slurm.schedmd.com/scontrol.html lists them."""
     states = {"n1": "IDLE", "n2": "MIXED+CLOUD", "n3": "DOWN*", "n4": "IDLE+DRAIN",
-              "n5": "ALLOCATED", "n6": "IDLE*", "n7": "IDLE+MAINT", "n8": "MIXED+DRAIN"}  # fmt: skip
+              "n5": "ALLOCATED", "n6": "IDLE*", "n7": "IDLE+MAINT", "n8": "X+DRAIN"}  # fmt: skip
     for apart in ("\n   ", " "):
         rows = (f"NodeName={n} Arch=x86_64 CPUTot=64{apart}OS=Linux{apart}State={s} Weight=1"
                 for n, s in states.items())  # fmt: skip
