@@ -170,16 +170,20 @@ def run_phase(walk, block, work, phase, rows, n_events):
                 _run_join(state, path, pa, pb, po, base, share)
                 continue
             d, stage, c = draw[op], stages[op], coef[op]
-            if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
-                drawn[stage] = d >> 2
-                philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, key, words[stage])
-            _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
-            if mixes and work.mix[c, 0] != np.float32(1.0):
-                _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
             v0, a0 = vec[op, 0], coef_a[row, c, 0]
             v1, a1 = v0, np.float32(0.0)
             if n_terms[op] > 1:
                 v1, a1 = vec[op, 1], coef_a[row, c, 1]
+            if n_terms[op] <= 2 and a0 == 0.0 and a1 == 0.0:  # of no time: nothing is drawn
+                _run_join(state, path, pa, pb, po, base, share)
+                continue
+            if coef_r[row, c] != 0.0:
+                if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
+                    drawn[stage] = d >> 2
+                    philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, key, words[stage])
+                _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
+                if mixes and work.mix[c, 0] != np.float32(1.0):
+                    _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
             if n_terms[op] > 2:
                 _add_terms(base, vectors, coef_a, vec, n_terms[op], row, kept, c, op)
             extra = base if n_terms[op] > 2 else zeros
@@ -213,7 +217,7 @@ def new_work(step, keys, chosen, n_tails):
         np.empty(n_keys * graph.n_stages, np.int64),
         np.empty(LANES, np.float32),
         np.zeros(LANES, np.float32),
-        np.empty(LANES, np.float32),
+        np.zeros(LANES, np.float32),
         np.ones((graph.n_state, step.bank.mb.shape[0], LANES), np.float32),
         np.empty((n_simulated, shape[0], shape[1]), np.float32),
         np.empty((n_simulated, shape[0]), np.float32),

@@ -8,7 +8,6 @@ a cosine.
 import math
 
 import numpy as np
-from scipy.signal import lfilter
 
 from prism.simulation.runs.parts import DAY_S, Array
 
@@ -41,6 +40,8 @@ def ar1(times: Array, n_series: int, rng: np.random.Generator) -> Array:
     out = rng.standard_normal((times.size, n_series))
     out[1:] *= np.sqrt(-np.expm1(-2.0 * gaps))[:, None]
     if gaps.size and np.ptp(gaps) <= 1e-9 * gaps.max():
+        from scipy.signal import lfilter  # most of a second to load, for few jobs
+
         return np.asarray(lfilter([1.0], [1.0, -math.exp(-gaps[0])], out, axis=0))
     for i, r in enumerate(np.exp(-gaps)):
         out[i + 1] += r * out[i]
