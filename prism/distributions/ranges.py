@@ -51,7 +51,7 @@ SHARE, POSITIVE, NON_NEGATIVE = map(
 )  # fmt: skip
 FACTOR = Range(1e-3, 1e3)  # as slowdowns of nodes, which the engine holds in 32 bits
 KINDS = {
-    "nominal/*efficiency*": range_of(values.Efficiency),
+    "nominal/*efficiency*": Range(1e-9, 1.0),  # what is slower than that is broken
     "nominal/overlap_cost": SHARE,
     "nominal/*derate*": FACTOR,
     "nominal/traffic_*": FACTOR,
@@ -62,7 +62,7 @@ KINDS = {
     "run/largest_gpus*": COUNT,
 }
 """Kinds of figures by name, the first that fits; others are 0 or more."""
-RATE = Range(0.0, 1e24, True)  # flop or bytes a second: far beyond any device
+RATE = Range(1.0, 1e24)  # flop or bytes a second: far beyond any device on both sides
 _SAME = 1e-6  # of moments that were computed again: rounding, far below what an effect's CV is
 
 
