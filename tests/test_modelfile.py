@@ -56,6 +56,14 @@ def test_a_model_comes_back_and_simulates_to_the_same_bits(model, tmp_path):
     assert again.attrs == first.attrs
 
 
+def test_a_loading_has_either_sign(model, tmp_path):
+    groups = tuple(g._replace(content=-0.01, rank_step=-0.02) for g in model.groups)
+    save(model_to_dataset(dataclasses.replace(model, groups=groups), {}), tmp_path / "m.nc")
+    assert {(g.content, g.rank_step) for g in load_model(tmp_path / "m.nc").groups} == {
+        (-0.01, -0.02)
+    }
+
+
 def test_distributions_lie_in_the_table_of_a_library(model):
     entries = from_dataset(model_to_dataset(model, {}), "model").entries
     assert entries["rank"].law.std == pytest.approx(model.rank_law.std)

@@ -48,7 +48,7 @@ LAWS = {"rank_law": "rank", "content": "microbatch", "rank_step": "rank_step"}  
 SCALARS = {
     "n_stages": Scalar(int, COUNT), "n_replicas": Scalar(int, COUNT), "p2p": Scalar(str),
     "correlation_steps": Scalar(float), "correlation_share": Scalar(float, SHARE),
-    "measured_mean": Scalar(float, POSITIVE), "period_ratio": Scalar(float, POSITIVE),
+    "measured_mean": Scalar(float), "period_ratio": Scalar(float, POSITIVE),
 }  # fmt: skip
 
 
@@ -132,9 +132,9 @@ def _check(model: TraceModel) -> None:
     """Refuse what is no graph with durations."""
     n, kinds = len(model.nodes), len(model.rank_kinds)
     for group in model.groups:
-        for name in ("mean", "cv"):
+        for name in ("mean", "cv", "drift"):
             NON_NEGATIVE.check(f"{name} of {group.name}", getattr(group, name))
-        for name in ("content", "rank_step", "drift"):  # of either sign, as groups go together
+        for name in ("content", "rank_step"):  # with the sign of the loading
             FINITE.check(f"{name} of {group.name}", getattr(group, name))
     place, steps = (kinds, model.n_stages, model.n_replicas), model.steps.size
     shapes = {
