@@ -147,6 +147,7 @@ def run_phase(walk, block, work, phase, rows, n_events):
     shift = graph.n_state * graph.n_slots - graph.n_slots
     n_classes = share.shape[1]
     tail, own, skipped = work.tail, work.own, np.empty(LANES, np.float32)
+    noise[:] = np.float32(0.0)  # of ops without a residual, which draw none
     for row in range(rows[0], rows[1]):
         who = chosen[row]
         real = who < graph.n_replicas
@@ -217,7 +218,7 @@ def new_work(step, keys, chosen, n_tails):
         np.empty(n_keys * graph.n_stages, np.int64),
         np.empty(LANES, np.float32),
         np.zeros(LANES, np.float32),
-        np.zeros(LANES, np.float32),
+        np.empty(LANES, np.float32),
         np.ones((graph.n_state, step.bank.mb.shape[0], LANES), np.float32),
         np.empty((n_simulated, shape[0], shape[1]), np.float32),
         np.empty((n_simulated, shape[0]), np.float32),
