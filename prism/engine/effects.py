@@ -17,7 +17,7 @@ from prism.engine.arrays import (
     STEP,
     Block,
 )
-from prism.engine.cache import inlined, jit
+from prism.engine.cache import inner, jit
 from prism.engine.random import lookup, multiply_lanes, philox_lanes
 
 # Whose shared effects: of a replica, of all, or of the typical one, which has only the latter.
@@ -53,7 +53,7 @@ def draw_ranks(ranks, tables, cluster, key, x):
                 x[j, gpu] = value
 
 
-@jit
+@inner
 def _draw_regimes(links, lane0, key, words, regimes):
     threshold = np.uint64(links.probability * 4294967296.0)
     for leaf in range(links.n_leaves):
@@ -62,20 +62,20 @@ def _draw_regimes(links, lane0, key, words, regimes):
             regimes[leaf, lane] = np.uint64(words[0, lane]) < threshold
 
 
-@inlined
-def draw_block(index, keys, step):
+@inner
+def draw_block(index, key, ranks, links, tables):
     """Draw how slow the GPUs of a cluster draw are, x[loading, gpu], and what its lanes share."""
-    ranks, key, lane0 = step.ranks, keys.stream, index * LANES
+    lane0 = index * LANES
     words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
     philox_lanes(0, 0, lane0, STEP, key[STEP], step_words)
     x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
-    draw_ranks(ranks, step.tables, index, key[RANK], x)
-    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
-    _draw_regimes(step.links, lane0, key[REGIME], words, regimes)
-    return x, Block(lane0, key, step_words, regimes, words, step.tables)
+    draw_ranks(ranks, tables, index, key[RANK], x)
+    regimes = np.zeros((max(1, links.n_leaves), LANES), np.bool_)
+    _draw_regimes(links, lane0, key[REGIME], words, regimes)
+    return x, Block(lane0, key, step_words, regimes, words, tables)
 
 
-@jit
+@inner
 def _link_lanes(links, regimes, replica, link, out):
     """Multiply lanes by the congestion of a link: hit if any leaf it touches is.
 
@@ -105,7 +105,7 @@ def _link_lanes(links, regimes, replica, link, out):
         out[lane] *= np.float32(links.congested if hit else links.quiet)
 
 
-@jit
+@inner
 def fill_bank(bank, links, block, whose, replica, vectors):
     """Shared effects of one replica, or of the global ops: vectors[vector, lane], of mean 1."""
     tables, keys = block.tables, block.keys
@@ -139,7 +139,7 @@ def fill_bank(bank, links, block, whose, replica, vectors):
             _link_lanes(links, block.regimes, replica, bank.link[v], vectors[v])
 
 
-@jit
+@inner
 def draw_stalls(stalls, block, replica, events):
     """List a replica's stalls (op, lane, delay [s]) in the order of ops; returns how many."""
     tables, words = block.tables, block.words
@@ -168,7 +168,7 @@ def draw_stalls(stalls, block, replica, events):
     return n
 
 
-@jit
+@inner
 def _stall_job(stalls, block, out_time):
     """Add the stalls that stop the whole job."""
     words = block.words
@@ -181,7 +181,7 @@ def _stall_job(stalls, block, out_time):
             out_time[lane] += np.float32(stalls.duration * length)
 
 
-@jit
+@inner
 def _add_jitter(jitter, block, out_time):
     """Add to every step a time that does not depend on its length."""
     words = block.words
@@ -191,16 +191,17 @@ def _add_jitter(jitter, block, out_time):
         out_time[lane] += np.float32(jitter.mean_s * share)
 
 
-@inlined
-def end_block(step, block, out_time, out_step):
+@inner
+def end_block(stalls, jitter, step_table, block, out_time, out_step):
     """Add stalls and jitter of the job, and tell the step effect."""
-    if step.stalls.entity == JOB_STALL:
-        _stall_job(step.stalls, block, out_time)
-    if step.jitter.mean_s > 0.0:
-        _add_jitter(step.jitter, block, out_time)
-    out_step[:] = np.float32(1.0)
-    if step.step_table >= 0:
-        multiply_lanes(step.tables, step.step_table, block.step_words[0], out_step)
+    if stalls.entity == JOB_STALL:
+        _stall_job(stalls, block, out_time)
+    if jitter.mean_s > 0.0:
+        _add_jitter(jitter, block, out_time)
+    for lane in range(LANES):
+        out_step[lane] = np.float32(1.0)
+    if step_table >= 0:
+        multiply_lanes(block.tables, step_table, block.step_words[0], out_step)
 
 
 @jit

@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from prism.engine.arrays import CDF_RANGE, CDF_ROWS
-from prism.engine.cache import jit
+from prism.engine.cache import inner, jit
 
 QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
 
-@jit
+@inner
 def _interpolate_cdf(cdf, z):
     """Standardised cdf at z, linear between knots on [-CDF_RANGE, CDF_RANGE]."""
     if z <= -CDF_RANGE:
@@ -50,7 +50,7 @@ def group_max(mean, cv, cdf):
     return low + first, max(0.0, second - first * first)
 
 
-@jit
+@inner
 def _segment_moments(low, segment, gpus, x, scratch):
     """Mean and variance of one segment's time, maximised over GPUs of its group."""
     n, cv = gpus.shape[0], low.seg_cv[segment]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from prism.engine.arrays import LANES
-from prism.engine.cache import compiled, inlined, jit
+from prism.engine.cache import compiled, inlined, inner
 
 
 @inlined
@@ -45,7 +45,7 @@ def lookup(tables, table, u):
     return tables[table, i, 0] + tables[table, i, 1] * np.float32(np.int32(f))
 
 
-@jit
+@inner
 def multiply_lanes(tables, table, words, out):
     """Multiply out[lane] by the factors drawn at words[lane]."""
     for lane in range(LANES):

@@ -3,13 +3,13 @@
 import numpy as np
 
 from prism.engine.arrays import GROUP_STALL, LANES, Graph, Walk
-from prism.engine.cache import jit
+from prism.engine.cache import inner, jit
 from prism.engine.effects import LOCAL, SHARED, draw_block, draw_stalls, end_block, fill_bank
 from prism.engine.lowering import lower_replicas
 from prism.engine.step import new_work, run_phase
 
 
-@jit
+@inner
 def _record_row(walk, block, work, place, n_events, ends):
     """Run the ops of place = (phase, row, lane), and keep ends[op] before slots are used again."""
     phase, row, lane = place
@@ -32,16 +32,18 @@ def _record_row(walk, block, work, place, n_events, ends):
 
 @jit
 def record_block(index, lane, keys, step, ends, out_time):
-    """Simulate a block as `run_block` does, and record ends[replica, op] [s] of one lane.
+    """Simulate a block as `run_range` does, and record ends[replica, op] [s] of one lane.
 
     Ends of global ops stand in the first row; those of exports are the latest so far. What stops
     the whole job is in out_time[lane] [s] alone.
     """
     graph, n = step.graph, step.graph.n_replicas
-    x, block = draw_block(index, keys, step)
-    work = new_work(step, keys, np.arange(n), 0)
-    lower_replicas(step.low, x, work.chosen, work.coef_a, work.coef_r)
-    vectors, filled, walk = work.vectors, False, Walk(step.ops, graph, step.share)
+    low, walk = step.low, Walk(step.ops, graph, step.share)
+    x, block = draw_block(index, keys.stream, step.ranks, step.links, step.tables)
+    shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
+    work = new_work(walk, keys, shape, np.arange(n), 0)
+    lower_replicas(low, x, work.chosen, work.coef_a, work.coef_r)
+    vectors, filled = work.vectors, False
     happened = (work.ev_op, work.ev_lane, work.ev_delay)
     stalls = step.stalls.entity == GROUP_STALL
     zero, first, lane = np.int64(0), np.int64(1), np.int64(lane)
@@ -60,4 +62,4 @@ def record_block(index, lane, keys, step, ends, out_time):
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     for i in range(LANES):
         out_time[i] = work.state[final, i]
-    end_block(step, block, out_time, np.empty(LANES, np.float32))
+    end_block(step.stalls, step.jitter, step.step_table, block, out_time, np.empty_like(out_time))

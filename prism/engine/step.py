@@ -13,7 +13,7 @@ from prism.engine.arrays import (
     Walk,
     Work,
 )
-from prism.engine.cache import inlined, jit
+from prism.engine.cache import inlined, inner, jit
 from prism.engine.effects import (
     LOCAL,
     SHARED,
@@ -33,7 +33,7 @@ def _look_up_lanes(tables, table, words, stage, word, noise):
         noise[lane] = lookup(tables, table, words[stage, word, lane])
 
 
-@jit
+@inner
 def _mix_residual(work, tables, table, stage, d, who, lane0, stream, c):
     """Mix an op's residual of draws under several keys; a call, so that the op loop stays lean."""
     mix, words, drawn, noise = work.mix, work.words, work.drawn, work.noise
@@ -64,7 +64,7 @@ def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise
         state[po, lane] = start + time * (np.float32(1.0) + ratio * noise[lane])
 
 
-@jit
+@inner
 def _follow_path(state, path, pa, pb, po, dur, share, coef):
     """Carry the critical path's time by class from the later predecessor."""
     for k in range(share.shape[1]):
@@ -74,7 +74,7 @@ def _follow_path(state, path, pa, pb, po, dur, share, coef):
             path[po, k, lane] = (a if state[pa, lane] > state[pb, lane] else b) + part * dur[lane]
 
 
-@jit
+@inner
 def _accumulate_max(state, path, pa, po, n_classes):
     for lane in range(LANES):
         if state[pa, lane] > state[po, lane]:
@@ -83,7 +83,7 @@ def _accumulate_max(state, path, pa, po, n_classes):
                 path[po, k, lane] = path[pa, k, lane]
 
 
-@jit
+@inner
 def _record_end(state, tail, pa, slot, own, after):
     """Record when the step would end if this replica were the only one, own[lane].
 
@@ -96,7 +96,7 @@ def _record_end(state, tail, pa, slot, own, after):
             after[lane] = tail[slot, lane]
 
 
-@jit
+@inner
 def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
     """Seconds of an op's third and further terms; few ops have them."""
     base[:] = np.float32(0.0)
@@ -106,7 +106,7 @@ def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
             base[lane] += a * vectors[kept, v, lane]
 
 
-@jit
+@inner
 def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
     """Add an op to the critical path, and a local one to its stage's busy time."""
     for lane in range(LANES):
@@ -116,7 +116,7 @@ def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
     _follow_path(state, path, pa, pb, po, base, share, c)
 
 
-@jit
+@inner
 def _run_join(state, path, pa, pb, po, base, share):
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
@@ -199,27 +199,28 @@ def run_phase(walk, block, work, phase, rows, n_events):
                 _track(state, path, busy, pa, pb, po, base, share, c, computes[op], weight)
 
 
-@inlined
-def new_work(step, keys, chosen, n_tails):
+@inner
+def new_work(walk, keys, shape, chosen, n_tails):
     """Buffers of one block; slots and shared effects of every replica where phases alternate.
 
-    n_tails are the global slots whose way to the step's end is asked for, all or none of them.
+    shape is the number of coefs, of terms and of shared-effect vectors. n_tails are the global
+    slots whose way to the step's end is asked for, all or none of them.
     """
-    graph, shape, n_simulated = step.graph, step.low.call_cv.shape, chosen.shape[0]
+    graph, n_simulated = walk.graph, chosen.shape[0]
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     n_keys = 3 if keys.mix.shape[0] > 0 else 1
-    room = graph.n_stages * LANES if step.stalls.entity == GROUP_STALL else 0
+    room = graph.n_stages * LANES
     return Work(
         chosen,
         np.zeros((n_rows, LANES), np.float32),
-        np.zeros((n_rows, step.share.shape[1], LANES), np.float32),
+        np.zeros((n_rows, walk.share.shape[1], LANES), np.float32),
         np.zeros((graph.n_stages, LANES), np.float32),
         np.empty((n_keys * graph.n_stages, 4, LANES), np.uint32),
         np.empty(n_keys * graph.n_stages, np.int64),
         np.empty(LANES, np.float32),
         np.zeros(LANES, np.float32),
         np.empty(LANES, np.float32),
-        np.ones((graph.n_state, step.bank.mb.shape[0], LANES), np.float32),
+        np.ones((graph.n_state, shape[2], LANES), np.float32),
         np.empty((n_simulated, shape[0], shape[1]), np.float32),
         np.empty((n_simulated, shape[0]), np.float32),
         np.zeros(room, np.int64),
@@ -234,13 +235,12 @@ def new_work(step, keys, chosen, n_tails):
     )
 
 
-@inlined
-def run_phases(step, block, work):
+@inner
+def run_phases(walk, bank, links, stalls, block, work):
     """Run all phases, the local ones replica after replica."""
-    graph, vectors, n_rows, filled = step.graph, work.vectors, work.chosen.shape[0], False
-    walk, bank, links = Walk(step.ops, graph, step.share), step.bank, step.links
+    graph, vectors, n_rows, filled = walk.graph, work.vectors, work.chosen.shape[0], False
     events = (work.ev_op, work.ev_lane, work.ev_delay)
-    stalls = step.stalls.entity == GROUP_STALL
+    by_group = stalls.entity == GROUP_STALL
     zero, one = np.int64(0), np.int64(1)  # literals would compile every callee once more
     shared, local, typical = np.int64(SHARED), np.int64(LOCAL), np.int64(TYPICAL)
     fill_bank(bank, links, block, shared, zero, vectors[0])
@@ -253,17 +253,15 @@ def run_phases(step, block, work):
             if not filled:
                 whose = typical if r == graph.n_replicas else local
                 fill_bank(bank, links, block, whose, r, vectors[row % graph.n_state])
-            if stalls:
-                n = draw_stalls(step.stalls, block, r, events)
+            n = draw_stalls(stalls, block, r, events) if by_group else zero
+            if by_group or graph.n_state == 1:  # replicas share the room of shared effects
                 run_phase(walk, block, work, phase, (row, row + 1), n)
-            elif graph.n_state == 1:  # replicas share the shared effects' room
-                run_phase(walk, block, work, phase, (row, row + 1), zero)
-        if graph.n_state > 1 and not stalls:
+        if graph.n_state > 1 and not by_group:
             run_phase(walk, block, work, phase, (zero, n_rows), zero)
         filled = True
 
 
-@jit
+@inner
 def copy_rows(rows, out):
     """Fill out[row, column]; an assignment of arrays takes seconds to compile, for its message."""
     for i in range(out.shape[0]):
@@ -271,30 +269,32 @@ def copy_rows(rows, out):
             out[i, j] = rows[i, j]
 
 
-@inlined
-def fill_out(step, work, out):
-    """Fill out: time[lane] [s], step effect[lane], path[class, lane] [s], busy[stage, lane] [s]."""
-    graph = step.graph
+@inner
+def fill_out(graph, work, time, path, busy):
+    """Fill time[lane] [s], path[class, lane] [s], busy[stage, lane] [s]."""
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     for lane in range(LANES):
-        out[0][lane] = work.state[final, lane]
-    copy_rows(work.path[final], out[2])
-    copy_rows(work.busy, out[3])
-
-
-@inlined
-def run_block(index, keys, step, out):
-    """Simulate one block of 64 replicates, which is one cluster draw; see `fill_out`."""
-    x, block = draw_block(index, keys, step)
-    work = new_work(step, keys, np.arange(step.graph.n_replicas), 0)
-    lower_replicas(step.low, x, work.chosen, work.coef_a, work.coef_r)
-    run_phases(step, block, work)
-    fill_out(step, work, out)
-    end_block(step, block, out[0], out[1])
+        time[lane] = work.state[final, lane]
+    copy_rows(work.path[final], path)
+    copy_rows(work.busy, busy)
 
 
 @jit
 def run_range(first, keys, step, out):
-    """Simulate blocks first, first + 1, ...; the first axis of the outputs is the block."""
-    for i in range(out[0].shape[0]):
-        run_block(first + i, keys, step, (out[0][i], out[1][i], out[2][i], out[3][i]))
+    """Simulate blocks first, first + 1, ...: 64 replicates each, of one cluster draw.
+
+    Fills time[block, lane] [s], step effect[block, lane], path[block, class, lane] [s] and
+    busy[block, stage, lane] [s].
+    """
+    time, effect, path, busy = out
+    ops, graph, bank, links, ranks, low, stalls, jitter, tables, step_table, share = step
+    walk, n_vectors = Walk(ops, graph, share), bank.mb.shape[0]
+    shape = (low.call_cv.shape[0], low.call_cv.shape[1], n_vectors)
+    chosen = np.arange(graph.n_replicas)
+    for i in range(time.shape[0]):
+        x, block = draw_block(first + i, keys.stream, ranks, links, tables)
+        work = new_work(walk, keys, shape, chosen, 0)
+        lower_replicas(low, x, chosen, work.coef_a, work.coef_r)
+        run_phases(walk, bank, links, stalls, block, work)
+        fill_out(graph, work, time[i], path[i], busy[i])
+        end_block(stalls, jitter, step_table, block, time[i], effect[i])

@@ -20,14 +20,14 @@ from prism.engine.arrays import (
     Sampled,
     Walk,
 )
-from prism.engine.cache import jit
+from prism.engine.cache import inner, jit
 from prism.engine.effects import SHARED, draw_block, end_block, fill_bank
 from prism.engine.lowering import lower_replicas
 from prism.engine.random import philox_lanes
 from prism.engine.step import copy_rows, fill_out, new_work, run_phase, run_phases
 
 
-@jit
+@inner
 def _find_tails(walk, block, work, exports):
     """Fill work.tail: the time from every export that the last phase reads to the step's end."""
     graph, zero, one = walk.graph, np.int64(0), np.int64(1)
@@ -42,7 +42,7 @@ def _find_tails(walk, block, work, exports):
     work.state[:], work.path[:], work.busy[:] = 0.0, 0.0, 0.0
 
 
-@jit
+@inner
 def _group_times(low, sample, x, replica, stage, scratch):
     """Mean seconds of every segment of a group, about: the last of the scratch arrays.
 
@@ -75,7 +75,7 @@ def _group_times(low, sample, x, replica, stage, scratch):
         seconds[s] *= 1.0 + more * low.seg_cv[s]
 
 
-@jit
+@inner
 def _nominal_times(low, sample, x, first, last, a):
     """Seconds a[coef, lane] of the local ops of some replicas without noise, one to a lane."""
     n_terms = low.call_cv.shape[1]
@@ -97,7 +97,7 @@ def _nominal_times(low, sample, x, first, last, a):
             a[c, r - first] = total
 
 
-@jit
+@inner
 def _level_lanes(ops, graph, tail, a, state, level):
     """End of the step of one replica a lane, without noise and by itself: level[lane]."""
     kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
@@ -122,7 +122,7 @@ def _level_lanes(ops, graph, tail, a, state, level):
                 state[po, lane] = start + (a[c, lane] if kind[op] == DRAW else np.float32(0.0))
 
 
-@jit
+@inner
 def _find_levels(step, sample, x, level):
     """Find every replica's persistent speed: its own step without noise, level[replica] [s]."""
     n = level.shape[0]
@@ -137,7 +137,7 @@ def _find_levels(step, sample, x, level):
             level[r] = lanes[r - first]
 
 
-@jit
+@inner
 def _choose_replicas(sample, level, index, key, chosen, weight):
     """Choose replicas to be simulated: replica 0, the slowest, and one of every stratum of others.
 
@@ -166,7 +166,7 @@ def _choose_replicas(sample, level, index, key, chosen, weight):
     chosen[at], weight[at] = n, 0.0
 
 
-@jit
+@inner
 def _log_below(sample, mean, std, at):
     """Log of the probability that a replica's own noise keeps it below `at`."""
     table = sample.log_cdf
@@ -228,7 +228,7 @@ def unseen_slowest(sample, mean, std, count, u):
     return 0.5 * (lo + hi)
 
 
-@jit
+@inner
 def _add_unseen(sample, block, told, out_time, out_path):
     """Let the step wait for the slowest of the replicas that were not simulated, too."""
     mean, std, count = np.empty(BINS), np.empty(BINS), np.empty(BINS)
@@ -250,25 +250,27 @@ def _add_unseen(sample, block, told, out_time, out_path):
 def run_sampled_block(index, keys, step, sample, out, told):
     """Simulate some replicas of one block, and let the step wait for the others, too.
 
-    Fills `out` as `run_block` does, and what is `told` of the replicas (`Sampled`).
+    Fills `out` as `run_range` does, and what is `told` of the replicas (`Sampled`).
     """
-    x, block = draw_block(index, keys, step)
+    graph, low, walk = step.graph, step.low, Walk(step.ops, step.graph, step.share)
+    x, block = draw_block(index, keys.stream, step.ranks, step.links, step.tables)
     _find_levels(step, sample, x, told.level)
     n_rows = told.chosen.shape[0]
-    work = new_work(step, keys, told.chosen, step.graph.n_global_slots)
+    shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
+    work = new_work(walk, keys, shape, told.chosen, graph.n_global_slots)
     _choose_replicas(sample, told.level, index, block.keys[RANK], told.chosen, work.weight)
-    lower_replicas(step.low, x, told.chosen[: n_rows - 1], work.coef_a, work.coef_r)
+    lower_replicas(low, x, told.chosen[: n_rows - 1], work.coef_a, work.coef_r)
     copy_rows(sample.typical, work.coef_a[n_rows - 1])
     work.coef_r[n_rows - 1] = np.float32(0.0)
     fill_bank(step.bank, step.links, block, np.int64(SHARED), np.int64(0), work.vectors[0])
-    _find_tails(Walk(step.ops, step.graph, step.share), block, work, sample.export)
-    run_phases(step, block, work)
-    fill_out(step, work, out)
+    _find_tails(walk, block, work, sample.export)
+    run_phases(walk, step.bank, step.links, step.stalls, block, work)
+    fill_out(graph, work, out[0], out[2], out[3])
     copy_rows(work.own, told.own)
     for lane in range(LANES):
         told.after[lane] = work.after[lane]
     _add_unseen(sample, block, told, out[0], out[2])
-    end_block(step, block, out[0], out[1])
+    end_block(step.stalls, step.jitter, step.step_table, block, out[0], out[1])
 
 
 @jit
