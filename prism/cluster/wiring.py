@@ -34,6 +34,7 @@ class Wiring:
         self.cluster, self.placement, self.default = cluster, placement, default
         self.members = placement.members().astype(np.int64)
         self._reach: dict[str, _Rings] = {}
+        self._nominal: dict[str, bool] = {}
 
     @property
     def is_flat(self) -> bool:
@@ -77,6 +78,11 @@ class Wiring:
 
     def is_nominal(self, group: str) -> bool:
         """Tell whether messages of a group take everywhere what the cluster says."""
+        if group not in self._nominal:
+            self._nominal[group] = self._find_nominal(group)
+        return self._nominal[group]
+
+    def _find_nominal(self, group: str) -> bool:
         if group == "hop":
             return all(bool((x == x[:1, :, :1]).all()) for x in self._hop_reach)
         reaches = self._rings_reach(group).distinct

@@ -179,13 +179,17 @@ def global_ops(graph: StepGraph | engine.Graph) -> NDArray[np.bool_]:
 
 
 def ideal_program(program: Program) -> Program:
-    """Return the same step with every effect at 1."""
+    """Return the same step with every effect at 1, of one replica where all take the same."""
     program = program.shared or program  # pooled means hold slow GPUs and barriers' waits
     low, bank, ranks = program.low, program.bank, program.ranks
     off = np.full_like(bank.mb_table, -1)
     mean = low.fixed_mean if program.typical is None else program.typical
+    graph, sample = program.graph, program.sample
+    if mean.shape[0] == 1:  # all replicas take the same: one stands for them
+        graph, sample = graph._replace(n_replicas=1, n_state=1), None
     return replace(
         program,
+        graph=graph,
         bank=bank._replace(
             step_table=off[None], mb_table=off, call_table=off, link=off, n_microbatches=0
         ),
@@ -198,7 +202,7 @@ def ideal_program(program: Program) -> Program:
         ),
         stalls=program.stalls._replace(entity=engine.NO_STALL), jitter=engine.NO_JITTER,
         links=program.links._replace(n_leaves=0), step_table=-1,
-        sample=None if program.sample is None else program.sample.alone(),
+        sample=None if sample is None else sample.alone(),
     )  # fmt: skip
 
 

@@ -85,7 +85,9 @@ class JobPlayer:
 
     @cached_property
     def _ideal(self) -> Recorded:
-        return record(ideal_program(self.step.program), self.seed, 0)
+        found = record(ideal_program(self.step.program), self.seed, 0)
+        shape = self.step.graph.n_replicas, found.end.shape[1]
+        return found._replace(end=np.broadcast_to(found.end, shape))
 
     @cached_property
     def _template(self) -> tuple[tuple[PlayedOp, ...], int]:
