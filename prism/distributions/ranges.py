@@ -63,7 +63,7 @@ KINDS = {
 }
 """Kinds of figures by name, the first that fits; others are 0 or more."""
 RATE = Range(1.0, 1e24)  # flop or bytes a second: far beyond any device on both sides
-_SAME = 1e-6  # of moments that were computed again: rounding, far below what an effect's CV is
+SAME = 1e-6  # of moments that were computed again: rounding, far below what an effect's CV is
 
 
 def figure_range(name: str) -> Range:
@@ -79,9 +79,9 @@ def figure_range(name: str) -> Range:
 def check_law(law: Distribution, mean: float, std: float) -> None:
     """Refuse a distribution that is not of mean 1, or not the one that was written: ValueError."""
     for name, value, written in (("mean", law.mean, mean), ("standard deviation", law.std, std)):
-        if not abs(value - written) <= _SAME * max(1.0, abs(written)):
+        if not abs(value - written) <= SAME * max(1.0, abs(written)):
             raise ValueError(f"its {name} is {value:g}, and {written:g} by the file")
-    if not abs(law.mean - 1.0) <= _SAME:
+    if not abs(law.mean - 1.0) <= SAME:
         raise ValueError(f"its mean is {law.mean:g}, expected 1")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.modelfile import ModelFile, Scalar, Spec, json_of
-from prism.distributions.ranges import COUNT, FINITE, NON_NEGATIVE, POSITIVE, SHARE, Range
+from prism.distributions.ranges import COUNT, FINITE, NON_NEGATIVE, POSITIVE, SAME, SHARE, Range
 from prism.simulation.tracemodel.graph import Scope, TraceNode
 from prism.simulation.tracemodel.model import OpGroup, TraceModel
 
@@ -145,8 +145,13 @@ def _check(model: TraceModel) -> None:
         values = getattr(model, name)
         if values.shape != shape:
             raise ValueError(f"{name} {values.shape} is not {shape}")
-    if not (n and steps and model.weight.sum() > 0.0 and model.mean.max() > 0.0):
-        raise ValueError("no step has a weight, or no op takes time")
+    if not (n and steps and model.mean.max() > 0.0):
+        raise ValueError("no steps, or no op takes time")
+    for what in (model.weight.sum(), model.profile @ model.weight):
+        if not np.allclose(what, 1.0, rtol=0.0, atol=SAME):
+            raise ValueError(
+                "weights of steps whose sum is not 1, or step factors of another mean"
+            )
     if model.group.dtype.kind != "i":
         raise ValueError("group holds no whole numbers")
     for replica, stage, slowdown in model.lemons:
