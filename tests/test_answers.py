@@ -151,3 +151,19 @@ def test_details_are_left_out_and_named():
 def test_what_is_no_text_is_refused():
     with pytest.raises(TypeError):
         Answer("t", "s", warnings=(1.5,))
+
+
+@pytest.mark.parametrize("width", [20, 30, 54, 120])
+def test_no_word_of_a_table_is_lost_on_a_narrow_terminal(width):
+    columns = (Column(right=False), *(Column(f"wide title {k}") for k in range(6)))
+    rows = tuple(
+        (f"kernel_{i} of a stage", *[f"{10 * i + k}.25 %" for k in range(6)]) for i in (1, 2)
+    )
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    parts = console.render(render(Answer("a", "b", tables=(Table("t", columns, rows),))))
+    lines = "".join(part.text for part in parts).splitlines()
+    said = " ".join(lines).split()
+    for row in rows:
+        assert set(row[0].split()) <= set(said)
+        assert any(all(cell in line for cell in row[1:]) for line in lines)  # with their units
+    assert {"wide", "title"} <= set(said)

@@ -22,6 +22,7 @@ from prism.simulation.execution.place import run_on
 from prism.simulation.execution.tasks import Shared, Task, run_tasks
 
 JOB = "llama3-70b-fsdp-512"
+KEY = "5" * 64  # of a chunk
 simulate = importlib.import_module("prism.simulation.steps")  # prism.simulate is the function
 
 
@@ -210,7 +211,7 @@ def test_a_folder_of_another_command_is_told_apart(tmp_path):
     said = []
     store = ChunkStore(tmp_path / "a", {"job": "x", "steps": 3}, None, lambda: 77, said.append)
     assert store.seed == 77
-    store.save("k", (np.arange(3),))
+    store.save(KEY, (np.arange(3),))
     store.close()
     with pytest.raises(PrismError, match="steps 3, here 4.*--resume"):
         ChunkStore(tmp_path / "a", {"job": "x", "steps": 4})
@@ -227,7 +228,7 @@ def test_a_folder_of_another_command_is_told_apart(tmp_path):
 
 def test_chunks_of_another_version_are_begun_anew_with_the_same_seed(tmp_path):
     store = ChunkStore(tmp_path / "a", {"job": "x"}, None, lambda: 77)
-    store.save("k", (np.arange(3),))
+    store.save(KEY, (np.arange(3),))
     store.close()
     manifest = tmp_path / "a" / chunks.MANIFEST
     noted = json.loads(manifest.read_text())
@@ -235,7 +236,7 @@ def test_chunks_of_another_version_are_begun_anew_with_the_same_seed(tmp_path):
     manifest.write_text(json.dumps(noted))
     said = []
     store = ChunkStore(tmp_path / "a", {"job": "x"}, None, lambda: 5, said.append)
-    assert store.seed == 77 and store.load("k") is None
+    assert store.seed == 77 and store.load(KEY) is None
     assert "numba 0.1 " in said[0] and "again" in said[0]
     store.close()
 
@@ -248,6 +249,29 @@ def test_folders_of_other_things_are_left_alone(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(PrismError, match=f"{tmp_path}/file"):
         ChunkStore(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["command.json", "mine.chunk", "lock"])
+def test_files_like_those_of_chunks_are_refused_where_prism_wrote_none(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    for _ in range(2):  # the first try leaves nothing behind that changes the second
+        with pytest.raises(PrismError, match=f"{name}.*--resume"):
+            ChunkStore(tmp_path, {"job": "x"}, 3)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_hidden_files_of_others_outlive_a_resumed_command(tmp_path):
+    hidden = [".notes.json", ".other.chunk", ".git"]
+    for name in hidden:
+        (tmp_path / name).write_text("x")
+    half = tmp_path / f"{files.OWN}0123.chunk"  # of a process that was killed
+    half.write_text("x")
+    store = ChunkStore(tmp_path, {"job": "x"}, 3)
+    store.save(KEY, (np.arange(3),))
+    assert store.kept == 1 and not half.exists()
+    store.finish()
+    store.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(hidden)
 
 
 def test_a_damaged_note_of_the_command_starts_again(tmp_path):
@@ -294,7 +318,7 @@ def test_content_of_input_files_is_part_of_the_command(tmp_path, run):
     job.write_text("base: pipeline-8x32\n")
     parts, asked = tmp_path / "parts", ("--replicates", "64", "--resume")
     store = ChunkStore(parts, {"command": "estimate", "replicates": 64, "job": str(job)}, 1)
-    store.save("k", (np.arange(3),))
+    store.save(KEY, (np.arange(3),))
     store.close()
     status, _, err = run("estimate", job, *asked, parts)
     assert status == 2 and f"content of {job} not given" in err

@@ -18,6 +18,7 @@ import pytest
 from prism import plots
 from prism.common import files
 from prism.common.errors import PrismError
+from prism.simulation.execution.chunks import LOCK
 
 JOB = {
     "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
@@ -126,13 +127,13 @@ def test_kill_9_while_writing(job, tmp_path, run):
         _, said = process.communicate(timeout=120)
         assert process.returncode == -signal.SIGKILL, said.decode()
         out = tmp_path / command
-        (left,) = out.glob(f".*{files.PART}")
+        (left,) = out.glob(f"{files.OWN}*{files.PART}")
         assert b"half" in [file.read_bytes() for file in left.iterdir()]  # it was writing
         assert {n: (out / n).read_bytes() for n in before[command]} == before[command]
     out = tmp_path / "estimate"
     status, _, said = run(*asked("estimate", job, out))
     assert status == 0, said
-    assert not list(out.glob(f".*{files.PART}"))
+    assert not list(out.glob(f"{files.OWN}*{files.PART}"))
     assert json.loads((out / "summary.json").read_text())["seed"] == 1
 
 
@@ -169,7 +170,7 @@ def test_ctrl_c_in_mid_run_keeps_chunks_and_says_so(job, tmp_path):
     assert process.returncode == 130 and answer == ""
     assert str(parts) in said and "interrupted" in said and "Traceback" not in said
     assert not out.exists()
-    assert not list(parts.glob(".*"))  # nothing half-written
+    assert [file.name for file in parts.glob(".*")] == [LOCK]  # nothing half-written
 
 
 # ------------------------------------------------------------------------------ files themselves
@@ -206,10 +207,37 @@ def test_a_folder_that_is_being_written_is_left_alone(tmp_path):
         with files.atomic_files(tmp_path) as second:
             (second / "b").write_text("b")
     assert {file.name for file in tmp_path.iterdir()} == {"a", "b"}
-    left = tmp_path / f".killed{files.PART}"
+    left, other = tmp_path / f"{files.OWN}killed{files.PART}", tmp_path / f".download{files.PART}"
     left.mkdir()
+    other.mkdir()
     with files.atomic_files(tmp_path):
         assert not left.exists()
+    assert other.exists()  # of another program
+
+
+def test_a_run_that_fails_leaves_what_another_put_into_their_new_folder(tmp_path):
+    out = tmp_path / "new"
+    with pytest.raises(KeyboardInterrupt), files.atomic_files(out) as first:
+        (first / "a").write_text("a")
+        with files.atomic_files(out) as second:
+            (second / "b").write_text("b")
+        raise KeyboardInterrupt
+    assert [file.name for file in out.iterdir()] == ["b"]
+
+
+def test_a_new_folder_that_another_run_removed_is_made_again(tmp_path, monkeypatch):
+    out, lock, removed = tmp_path / "new", files.fcntl.flock, []
+
+    def remove_once(descriptor, how):
+        if not removed:
+            removed.append(out)
+            out.rmdir()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", remove_once)
+    with files.atomic_files(out) as folder:
+        (folder / "a").write_text("a")
+    assert removed and [file.name for file in out.iterdir()] == ["a"]
 
 
 def test_no_lock_where_there_is_none(tmp_path, monkeypatch):
@@ -219,7 +247,7 @@ def test_no_lock_where_there_is_none(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    left = tmp_path / f".other{files.PART}"
+    left = tmp_path / f"{files.OWN}other{files.PART}"
     left.mkdir()
     with files.atomic_files(tmp_path) as folder:
         (folder / "a").write_text("a")

@@ -280,3 +280,26 @@ def test_all_of_the_engine_is_kept_in_one_folder():
     assert Path(engine.philox_lanes._cache._cache_path) == folder
     assert folder.parent.name == f"engine-{cache.hash_sources(Path(engine.__file__).parent)}"
     assert numba.config.CACHE_DIR == os.environ.get("NUMBA_CACHE_DIR", "")
+
+
+@pytest.mark.parametrize("how", ["external storage", "external link", "virtual"])
+def test_values_kept_in_other_files_are_refused(tmp_path, how):
+    """HDF5 would read whatever file the name inside says."""
+    import h5py
+
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(4000))
+    prism.save(dataset("simulation"), tmp_path / "other.nc")
+    prism.save(dataset("simulation"), tmp_path / "a.nc")
+    with h5py.File(tmp_path / "a.nc", "a") as file:
+        if how == "external storage":
+            file.create_dataset("more", (500,), "f8", external=[(str(secret), 0, 4000)])
+        elif how == "external link":
+            file["more"] = h5py.ExternalLink("other.nc", "step_time")
+        else:
+            layout = h5py.VirtualLayout((500,), "f8")
+            layout[:] = h5py.VirtualSource("other.nc", "step_time", (500,))
+            file.create_virtual_dataset("more", layout)
+    with pytest.raises(PrismError, match=r"a\.nc: .*more"):
+        prism.load(tmp_path / "a.nc")
+    prism.load(tmp_path / "other.nc")

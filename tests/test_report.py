@@ -14,9 +14,11 @@ import prism
 from prism.analyses.validation.hold import Call, Case, hold
 from prism.common.errors import PrismError
 from prism.common.text import format_share
+from prism.distributions.library import library_path
 from prism.plots.estimate import plot_step_time
 from prism.present.answer import Column, Errors, Picture, Table
 from prism.present.reports.figures import to_svg
+from prism.present.reports.inputs import inputs_of
 from prism.present.reports.page import _head
 from prism.present.reports.read import read_results
 
@@ -325,3 +327,15 @@ def test_long_names_of_files_leave_room_for_the_curves(folder, tmp_path):
     html = prism.report([deep / "first", deep / "other"], title="two")
     curves = [svg for svg in re.findall(r"(?s)<svg.*?</svg>", html) if "(first)" in svg]
     assert curves and not any("aaaaaaaa" in svg for svg in curves)
+
+
+def test_a_file_that_a_result_names_is_not_opened(tmp_path, monkeypatch):
+    library = tmp_path / "own.nc"
+    shutil.copy(library_path("h100-healthy"), library)
+    result = prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
+    values = json.loads(result.attrs["job"])
+    assert inputs_of(result).library
+    for key, other in (("library", "model"), ("model", "library")):
+        values["variability"] |= {key: str(library), other: None}
+        found = inputs_of(result.assign_attrs(job=json.dumps(values)))
+        assert found.library == () and str(library) in found.notes[-1]

@@ -13,9 +13,9 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prism.common.errors import PrismError
 from prism.common.pipes import held
@@ -23,8 +23,8 @@ from prism.common.pipes import held
 if TYPE_CHECKING:
     import xarray as xr
 
-PART = ".part"
-"""Ending of temporary folders."""
+OWN, PART = ".prism-", ".part"
+"""How temporary names begin, and how those of folders end: nothing else is ever removed."""
 GZIP = b"\x1f\x8b"
 MOST_TRACE = 2 << 30
 """Bytes of a profiler's file, unpacked, at most: reading takes three times as much memory."""
@@ -63,7 +63,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         If the place cannot be written.
     """
     path = Path(path)
-    temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+    temporary = path.parent / f"{OWN}{secrets.token_hex(8)}{path.suffix}"
     try:
         # the system itself applies the umask, which belongs to the whole process
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -102,22 +102,21 @@ def atomic_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
     Notes
     -----
     What fails, or is interrupted, on the way puts back the files that were there. A process that
-    is killed leaves its temporary folder, which the next one removes.
+    is killed leaves its temporary folder, which the next one removes. Of several that write to one
+    folder at once, the files are those of the last.
     """
     directory = Path(directory)
     check_directory(directory)
     made = not directory.exists()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_left(directory)
-        temporary = Path(tempfile.mkdtemp(prefix=".", suffix=PART, dir=directory))
-        held = _hold(temporary)
+        temporary, held = _make_temporary(directory)
     except OSError as error:
         raise PrismError(_cannot_write(directory, error)) from error
     done = False
     try:
         yield temporary
-        _move_all(temporary, directory)
+        with _locked(directory):
+            _move_all(temporary, directory)
         done = True
     except OSError as error:
         raise PrismError(_cannot_write(directory, error)) from error
@@ -126,7 +125,35 @@ def atomic_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
         if held is not None:
             os.close(held)
         if made and not done:
-            shutil.rmtree(directory, ignore_errors=True)
+            with suppress(OSError):  # others have put something there meanwhile
+                directory.rmdir()
+
+
+def _make_temporary(directory: Path) -> tuple[Path, int | None]:
+    """Make a folder, and a temporary one in it that is marked as in use."""
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(directory):
+                _remove_left(directory)
+                temporary = Path(tempfile.mkdtemp(prefix=OWN, suffix=PART, dir=directory))
+                return temporary, _hold(temporary)
+        except FileNotFoundError:
+            if directory.exists():
+                raise
+            # another process made the folder, failed, and removed it
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep other processes from changing what is in a folder, where the file system can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _move_all(source: Path, directory: Path) -> None:
@@ -168,7 +195,7 @@ def _hold(folder: Path) -> int | None:
 
 def _remove_left(directory: Path) -> None:
     """Remove the temporary folders of processes that were killed."""
-    for folder in directory.glob(f".*{PART}"):
+    for folder in directory.glob(f"{OWN}*{PART}"):
         held = _hold(folder) if folder.is_dir() else None
         if held is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -215,7 +242,9 @@ def check_directory(directory: str | os.PathLike[str], option: str = "-o") -> No
 
 def _cannot_write(path: Path, error: OSError) -> str:
     """Message for a failed write, under the name that a file was to get in the end."""
-    path = Path(*(part for part in path.parts if not (part[0] == "." and part.endswith(PART))))
+    path = Path(
+        *(part for part in path.parts if not (part.startswith(OWN) and part.endswith(PART)))
+    )
     return f"{path}: cannot write: {error.strerror or error}; choose another place, or make room"
 
 
@@ -352,6 +381,23 @@ def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
     return size
 
 
+def _check_whole(path: str | os.PathLike[str], expected: str) -> None:
+    """Refuse a netCDF file whose values are in other files, which HDF5 would open."""
+    import h5py
+
+    check_file(Path(path), str(path))
+    with told_broken(path, expected), h5py.File(path) as file:
+        for name in file:
+            link = file.get(name, getlink=True)
+            held = file[name] if isinstance(link, h5py.HardLink) else None
+            if held is None or (isinstance(held, h5py.Dataset) and _is_elsewhere(held)):
+                raise ValueError(f"{name} is kept in another file")
+
+
+def _is_elsewhere(values: Any) -> bool:
+    return bool(values.external) or values.is_virtual
+
+
 def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     """Read a netCDF file whole, and close it.
 
@@ -372,6 +418,7 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     import xarray as xr
 
     h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open
+    _check_whole(path, expected)
     most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
     with (
         told_broken(path, expected),

@@ -9,14 +9,17 @@ import textwrap
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from prism.common.text import format_duration
-from prism.present.answer import Answer, Column, Table, words
+from prism.present.answer import Answer, Cell, Column, Table, words
 
 WIDTH = 110
 """Widest line of running text [columns]."""
+WIDEST = 10_000
+"""More than any table has [columns]."""
 SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -52,17 +55,33 @@ def render_table(table: Table) -> list[RenderableType]:
         for k, (title, column) in enumerate(
             zip(_titles(table.columns), table.columns, strict=True)
         ):
-            # no number and no word is cut: a table too wide for the terminal runs over its edge
-            cells = [words(row[k]) for row in table.rows]
-            kept = cells if column.right else [word for cell in cells for word in cell.split()]
+            kept = [word for row in table.rows for word in _cell(row[k], column).split(" ")]
             rich.add_column(
                 Text(title), justify="right" if column.right else "left", overflow="fold",
-                no_wrap=column.right, min_width=max(map(len, kept), default=0),
+                min_width=max(map(len, [*kept, *title.split()]), default=0),
             )  # fmt: skip
         for row in table.rows:
-            rich.add_row(*(Text(words(cell)) for cell in row))
-        parts.append(rich)
+            cells = zip(row, table.columns, strict=True)
+            rich.add_row(*(Text(_cell(cell, column)) for cell, column in cells))
+        parts.append(_Whole(rich))
     return parts + [_Line(note) for note in table.notes]
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    """Write a cell; a number keeps its unit and its error."""
+    return words(cell).replace(" ", SPACE) if column.right else words(cell)
+
+
+class _Whole(NamedTuple):
+    """A table of which no number and no word is cut: too wide for a terminal, it runs over."""
+
+    table: RichTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least = Measurement.get(console, options.update(max_width=WIDEST), self.table).minimum
+        wide = options.update(max_width=max(least, options.max_width))
+        for part in console.render(self.table, wide):
+            yield part._replace(text=part.text.replace(SPACE, " "))
 
 
 def _titles(columns: tuple[Column, ...]) -> list[str]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism.common.errors import PrismError
 from prism.common.text import format_duration
-from prism.distributions.library import library_path
+from prism.distributions.library import library_names, library_path
 from prism.jobs.job import flatten
 from prism.present.answer import Column, Table
 from prism.present.answers.job import job_table, value_text
@@ -96,17 +95,15 @@ def differences(result: xr.Dataset, first: xr.Dataset, file: str) -> Table | Non
 
 
 def _library(result: xr.Dataset, values: Json) -> tuple[tuple[Table, ...], tuple[str, ...]]:
-    """Lay out the library of a job, or the model that its effects are from."""
+    """Lay out the library of a job if it ships with prism; a path in a result is never opened."""
     variability = values.get("variability") or {}
     name = variability.get("model") or variability.get("library")
     if name is None:
         return (), ("no library: the job gives its durations and effects itself",)
-    try:
-        tables = describe(str(name)).tables
-    except PrismError:
-        return (), (f"{name} is no longer found, so its entries are not listed",)
-    kept = str(result.attrs.get("library_sha256") or "")
-    if variability.get("model") is None and kept:
+    if variability.get("model") is not None or name not in library_names():
+        return (), (f"a report opens no file that a result names: prism show {name} lists it",)
+    tables, kept = describe(str(name)).tables, str(result.attrs.get("library_sha256") or "")
+    if kept:
         now = hashlib.sha256(library_path(str(name)).read_bytes()).hexdigest()
         if now != kept:
             return tables, (

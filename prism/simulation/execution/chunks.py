@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,11 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.common.files import atomic_write, check_directory
+from prism.common.files import OWN, atomic_write, check_directory
 from prism.simulation.execution.content import Identity, identity
 from prism.simulation.execution.tasks import Arrays
 
-MANIFEST, LOCK, SUFFIX = "command.json", "lock", ".chunk"
+MANIFEST, LOCK, SUFFIX = "command.json", f"{OWN}lock", ".chunk"
+_CHUNK = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}")
 MAGIC = b"prism chunk 1\n"
 
 
@@ -58,10 +60,13 @@ class ChunkStore:
         self._counts = threading.Lock()
         self._writes = True
         check_directory(self.directory, "--resume")
+        self._is_own = (self.directory / LOCK).exists()
         self._descriptor = self._lock()
         try:
             self.seed = self._settle(dict(command or {}), seed, fresh_seed)
         except BaseException:
+            if not self._is_own:
+                (self.directory / LOCK).unlink(missing_ok=True)
             self.close()
             raise
 
@@ -90,7 +95,8 @@ class ChunkStore:
     ) -> int | None:
         """Compare with the interrupted command, or note down this one; returns the seed."""
         for name in sorted(file.name for file in self.directory.iterdir()):
-            if name not in (MANIFEST, LOCK) and name[0] != "." and not name.endswith(SUFFIX):
+            own = _CHUNK.fullmatch(name) or (name == MANIFEST and self._is_own)
+            if name[0] != "." and not own:
                 raise PrismError(
                     f"{self.directory}: holds {name} and is not a folder of finished chunks; give "
                     "--resume its own folder"
@@ -150,13 +156,13 @@ class ChunkStore:
     @property
     def kept(self) -> int:
         """Number of chunks in the folder."""
-        return len(list(self.directory.glob(f"[!.]*{SUFFIX}")))
+        return sum(map(bool, map(_CHUNK.fullmatch, os.listdir(self.directory))))
 
     def _clear(self) -> None:
         """Remove the chunks, and what a killed process was writing; nothing else."""
         for file in self.directory.iterdir():
-            half = file.name.startswith(".") and file.suffix == ".json"
-            if file.name == MANIFEST or file.suffix == SUFFIX or half:
+            half = file.name.startswith(OWN) and file.suffix in (SUFFIX, ".json")
+            if file.name == MANIFEST or _CHUNK.fullmatch(file.name) or half:
                 file.unlink(missing_ok=True)
 
     # -------------------------------------------------------------------------------- the chunks

@@ -149,9 +149,7 @@ def _check(model: TraceModel) -> None:
         raise ValueError("no steps, or no op takes time")
     for what in (model.weight.sum(), model.profile @ model.weight):
         if not np.allclose(what, 1.0, rtol=0.0, atol=SAME):
-            raise ValueError(
-                "weights of steps whose sum is not 1, or step factors of another mean"
-            )
+            raise ValueError("weights of steps whose sum is not 1, or step factors of another mean")
     if model.group.dtype.kind != "i":
         raise ValueError("group holds no whole numbers")
     for replica, stage, slowdown in model.lemons:
