@@ -26,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status.
     """
     debug = os.environ.get("PRISM_DEBUG", "") not in ("", "0")
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
     try:  # imports too: they take most of the time in which a command can be interrupted early
         import click
 

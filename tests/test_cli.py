@@ -461,3 +461,22 @@ def test_nothing_in_an_answer_is_markup(capsys):
     assert [line.strip() for line in capsys.readouterr().out.splitlines() if line] == [
         "[b]j", "[old]", "name", "[/y] [red]x", "[/z] :smile:",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_error(tmp_path, closed):
+    line = f"{sys.executable} -m prism estimate pipeline-8x32 --replicates 64 -o {tmp_path}/out"
+    assert subprocess.run(["bash", "-c", f"{line} {closed}"]).returncode == 0
+    assert (tmp_path / "out" / "result.nc").exists()
+
+
+@pytest.mark.parametrize("name", [b"a\xff.yaml", b"$x^{_.yaml", b"\x1b]0;x\x07.yaml"])
+def test_a_job_file_may_have_any_name(tmp_path, name):
+    file, out = os.fsencode(tmp_path) + b"/" + name, tmp_path / "out"
+    with open(file, "w") as job:
+        job.write("base: pipeline-8x32\n")
+    line = [sys.executable, "-m", "prism", "estimate", file, "--replicates", "64", "-o", str(out)]
+    done = subprocess.run(line, capture_output=True)
+    assert done.returncode == 0 and b"\x1b" not in done.stdout + done.stderr, done.stderr
+    known = os.fsencode(name[:-5]).decode(errors="backslashreplace")
+    assert prism.load(out).attrs["job_name"] == known

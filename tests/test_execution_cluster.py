@@ -5,9 +5,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -273,3 +276,63 @@ def test_a_scheduler_without_workers_is_told_in_words(run):
             "--scheduler", empty.scheduler_address,
         )  # fmt: skip
     assert status == 2 and "no worker" in err and "dask worker inproc://" in err
+
+
+@pytest.mark.parametrize("answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"400", b"\0" * 64])
+def test_a_port_of_something_else_is_told_within_the_timeout(answer):
+    """To the end of the process, which Dask's own threads must not hold up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+
+    def serve():
+        listener.settimeout(0.1)
+        open_ones = []
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                open_ones.append(listener.accept()[0])
+                if answer is not None:
+                    open_ones[-1].sendall(answer)
+        for connection in open_ones:
+            connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    options = ("estimate", "pipeline-8x32", "--scheduler-timeout", "1s", "--scheduler", address)
+    code = "import sys; from prism.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=60
+        )
+    finally:
+        stop.set()
+        thread.join()
+        listener.close()
+    assert time.monotonic() - begin < 15
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert address in done.stderr
+
+
+def test_a_stopped_worker_is_named(cluster, program, short_tasks):
+    said = []
+    with run_on(cluster.scheduler_address, timeout_s=2.0, tell=said.append) as place:
+        (address, process), *_ = workers(place).items()
+        stopped = []
+
+        def stop(done, n):
+            if 0 < done and not stopped:
+                stopped.append(process)
+                os.kill(process, signal.SIGSTOP)
+            if any(address in text for text in said):
+                os.kill(process, signal.SIGCONT)
+
+        try:
+            simulate.run_blocks(program, range(BLOCKS), 4, progress=stop)
+            assert any("do not answer" in text and address in text for text in said)
+            os.kill(process, signal.SIGSTOP)
+            with pytest.raises(PrismError, match=re.escape(address)):
+                with run_on(cluster.scheduler_address, timeout_s=2.0):
+                    pass
+        finally:
+            os.kill(process, signal.SIGCONT)

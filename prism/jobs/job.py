@@ -38,7 +38,7 @@ from prism.jobs.jobspec.messages import (
     validate_block,
 )
 from prism.jobs.jobspec.presets import PRESETS, SIZES
-from prism.jobs.jobspec.yaml import KeyPath, Layer, display_path, is_override
+from prism.jobs.jobspec.yaml import KeyPath, Layer, as_text, display_path, is_override
 from prism.jobs.layersplit import auto_split
 
 # Defaults that follow from another key; the description says how, the schema gives no value.
@@ -255,7 +255,7 @@ def load_job(job: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> 
     if not isinstance(job, str | Path):
         raise PrismError(f"job: expected a file, a name or a mapping, got {type(job).__name__}")
     path = resolve_path(job)
-    return _build(put_over(load_chain(path), overrides), path.stem, path)
+    return _build(put_over(load_chain(path), overrides), as_text(path.stem), path)
 
 
 def job_from_dict(values: Mapping[str, Any], name: str = "job") -> Job:
@@ -290,7 +290,7 @@ def _build(layer: Layer, name: str, path: Path) -> Job:
             messages.append(message(layer, source, paths, text))
     if messages:
         raise PrismError("\n".join(sorted(dict.fromkeys(messages), key=by_line)))
-    job = Job(name=name, source=str(path), **valid)
+    job = Job(name=name, source=as_text(path), **valid)
     job._places.update({".".join(key): place for key, place in layer.places.items()})
     return job
 

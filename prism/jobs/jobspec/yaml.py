@@ -5,6 +5,7 @@ YAML is version 1.2: `1e-3` is a number, `yes` is text, a key given twice is an 
 
 import copy
 import difflib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -54,9 +55,14 @@ def shipped_jobs() -> list[str]:
 def display_path(path: Path) -> str:
     """Return a path as messages show it: relative when it lies below the working folder."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return as_text(path.resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
-        return str(path)
+        return as_text(path)
+
+
+def as_text(name: str | Path) -> str:
+    """Return the name of a file as text: bytes that are no UTF-8 by their codes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def is_override(place: str) -> bool:

@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import queue
+import threading
 import time
 import uuid
 import warnings
@@ -19,8 +20,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.common.errors import PrismError
 from prism.simulation.execution.content import Identity, identity
@@ -35,6 +37,8 @@ TIMEOUT_S = 30.0
 KEPT_SHARED = 64
 """Shared data held on the cluster, the latest."""
 _LOOK_S = 2.0  # between two looks at whether workers are there
+_PING_S, _MOST_PINGED = 2.0, 64  # how long a worker may take to say that it lives; workers asked
+_TRIES = 3  # of a task whose workers are lost
 
 
 class Remote:
@@ -47,7 +51,7 @@ class Remote:
         timeout_s: float,
         tell: Callable[[str], None],
     ) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s, self.tell = timeout_s, tell
         self._shared: OrderedDict[str, Any] = OrderedDict()
         self._levels: dict[str, int] = {}
         self._own = scheduler is None or isinstance(scheduler, str)
@@ -93,9 +97,10 @@ class Remote:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # versions are compared by us
-                client.__init__(address, timeout=self.timeout_s, set_as_default=False, name="prism")
+                options = {"timeout": self.timeout_s, "set_as_default": False, "name": "prism"}
+                _within(lambda: client.__init__(address, **options), self.timeout_s)
             return client
-        except (OSError, TimeoutError, ValueError, TypeError) as error:
+        except Exception as error:  # what answers may be anything
             client.status = "closed"  # or its end waits for a goodbye, and prints a traceback
             raise PrismError(
                 f"--scheduler {address}: no Dask scheduler answers within {self.timeout_s:g} s "
@@ -112,7 +117,17 @@ class Remote:
                 f"{self.address}: no worker within {self.timeout_s:g} s; start some with "
                 f"`dask worker {self.address}`, or wait longer with --scheduler-timeout"
             ) from error
-        for worker, found in self.client.run(make_probe(), on_error="return").items():
+        try:
+            ask = partial(self.client.run, make_probe(), on_error="return")
+            probed = _within(ask, self.timeout_s)
+        except TimeoutError as error:
+            who = ", ".join(self.silent_workers()) or "one of them"
+            raise PrismError(
+                f"{self.address}: workers do not answer within {self.timeout_s:g} s: {who}; see "
+                "whether they are stopped or cut off, and end them, or wait longer with "
+                "--scheduler-timeout"
+            ) from error
+        for worker, found in probed.items():
             if not isinstance(found, tuple):
                 raise PrismError(
                     f"worker {worker} cannot run tasks of prism {identity().prism}: {found}; "
@@ -126,6 +141,20 @@ class Remote:
     def n_threads(self) -> int:
         """Threads of all workers there are."""
         return sum(self.client.nthreads().values())
+
+    def silent_workers(self) -> list[str]:
+        """Find workers that do not say that they live, among the first `_MOST_PINGED`."""
+        pinged = list(self.client.nthreads())[:_MOST_PINGED]
+        with ThreadPoolExecutor(max_workers=len(pinged) or 1) as pool:
+            lives = pool.map(self._lives, pinged)
+            return [worker for worker, found in zip(pinged, lives, strict=True) if not found]
+
+    def _lives(self, worker: str) -> bool:
+        try:
+            _within(lambda: self.client.run(os.getpid, workers=[worker]), _PING_S)
+        except Exception:  # it may end meanwhile
+            return False
+        return True
 
     def send(self, shared: Shared) -> Any:
         """Bring shared data to the cluster, unless it is there; returns its future."""
@@ -179,23 +208,34 @@ class Remote:
         )
 
 
+class _Sent(NamedTuple):
+    """A task in progress."""
+
+    future: Any
+    number: int
+    task: Task
+    shared: Shared
+    key: str
+    tries: int
+
+
 class _Batch:
     """Tasks in progress."""
 
     def __init__(self, remote: Remote, take: Take, store: ChunkStore | None) -> None:
         self.remote, self.take, self.store = remote, take, store
-        self.waiting: dict[str, tuple[Any, int, str]] = {}  # future, number and key, by its name
+        self.waiting: dict[str, _Sent] = {}  # by its name
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._looked = self._seen = time.monotonic()
+        self._looked = self._seen = self._asked = time.monotonic()
 
-    def submit(self, number: int, task: Task, shared: Shared, key: str) -> None:
+    def submit(self, number: int, task: Task, shared: Shared, key: str, tries: int = 1) -> None:
         """Send a task."""
         work, name = pickle.dumps((task.function, task.args)), f"prism-task-{uuid.uuid4().hex}"
         future = self.remote.client.submit(
             call, self.remote.send(shared), shared.content, work, tuple(identity()),
             key=name, pure=False,
         )  # fmt: skip
-        self.waiting[name] = future, number, key
+        self.waiting[name] = _Sent(future, number, task, shared, key, tries)
         future.add_done_callback(lambda done: self._done.put(done.key))
 
     def collect(self, wait: bool) -> None:
@@ -205,18 +245,21 @@ class _Batch:
         except queue.Empty:
             self._look()
             return
-        self._seen = time.monotonic()
-        future, number, key = self.waiting.pop(name)
-        found = self._result(future)
-        if self.store is not None and key:
-            self.store.save(key, found)
-        self.take(number, found)
+        self._seen = self._asked = time.monotonic()
+        sent = self.waiting.pop(name)
+        found = self._result(sent)
+        if found is None:
+            self.submit(*sent[1:5], tries=sent.tries + 1)
+            return
+        if self.store is not None and sent.key:
+            self.store.save(sent.key, found)
+        self.take(sent.number, found)
 
-    def _result(self, future: Any) -> Arrays:
-        """Return what a task gave."""
+    def _result(self, sent: _Sent) -> Arrays | None:
+        """Return what a task gave; None where that is lost with its worker."""
         address = self.remote.address
         try:
-            arrays: Arrays = future.result(timeout=self.remote.timeout_s)
+            arrays: Arrays = sent.future.result(timeout=self.remote.timeout_s)
             return arrays
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "prism":
@@ -231,7 +274,14 @@ class _Batch:
                 "that this job takes here"
             ) from error
         except (CancelledError, TimeoutError) as error:
-            raise self.remote.lost() from error
+            if self.remote.client.status != "running":
+                raise self.remote.lost() from error
+            if sent.tries < _TRIES:
+                return None
+            raise PrismError(
+                f"{address}: what a task gave was lost {_TRIES} times with its worker; see the "
+                "logs of the workers"
+            ) from error
 
     def _look(self) -> None:
         """Give up where the scheduler, or the last worker, has been gone for long."""
@@ -241,6 +291,9 @@ class _Batch:
         self._looked, long = now, now - self._seen > timeout_s
         if client.status == "running" and client.nthreads():
             self._seen = now
+            if now - self._asked > timeout_s:
+                self._asked = now
+                self._report_silent()
         elif client.status == "closed" or (long and client.status != "running"):
             raise self.remote.lost()
         elif long:
@@ -249,12 +302,53 @@ class _Batch:
                 "wait longer with --scheduler-timeout"
             )
 
+    def _report_silent(self) -> None:
+        """Tell of workers that do not answer; give up where none does."""
+        silent = self.remote.silent_workers()
+        who = ", ".join(silent)
+        if silent and len(silent) == len(self.remote.client.nthreads()):
+            raise PrismError(
+                f"{self.remote.address}: no worker answers any more: {who}; see whether they are "
+                "stopped or cut off; with --resume the same command goes on where it was"
+            )
+        if silent:
+            self.remote.tell(
+                f"workers do not answer: {who}; Dask gives their tasks to others once they have "
+                "been silent for its worker-ttl (5 min), or when they are ended"
+            )
+
     def cancel(self) -> None:
         """Stop everything in progress."""
-        futures = [future for future, _, _ in self.waiting.values()]
+        futures = [sent.future for sent in self.waiting.values()]
         self.waiting.clear()
         with suppress(Exception):
             self.remote.client.cancel(futures, force=True)
+
+
+def _within(work: Callable[[], Any], timeout_s: float) -> Any:
+    """Do what waits for others, in a thread that is left behind when it takes too long.
+
+    Raises
+    ------
+    TimeoutError
+        It did.
+    """
+    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def do() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # for who waits
+            done.put((None, error))
+
+    threading.Thread(target=do, daemon=True).start()
+    try:
+        found, error = done.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError("no answer") from None
+    if error is not None:
+        raise error
+    return found
 
 
 def _address_in(file: Path, timeout_s: float) -> str:
