@@ -14,6 +14,7 @@ from prism.common.errors import PrismError
 from prism.models.variance.components import Column, fit_components
 from prism.models.variance.draws import interval, pivotal_means, pivotal_products
 from prism.models.variance.factors import split_factor
+from prism.models.variance.lemons import difference_quantile
 from prism.models.variance.memory import step_memory
 from prism.models.variance.strata import _two_way
 from prism.models.variance.strata import take_apart as take_cells_apart
@@ -525,3 +526,19 @@ def test_production_traces_have_the_published_components(name, lemons, percent):
     healthy = len({replica for replica in range(table.shape[1])} - {x.replica for x in fit.lemons})
     assert scores.size == np.isfinite(table).sum() * healthy / table.shape[1]
     assert scores.std() == pytest.approx(1.0)
+
+
+def test_quantiles_of_differences_are_those_of_all_pairs():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        sizes, digits = rng.integers(0, 12, rng.integers(1, 4)), int(rng.integers(0, 16))
+        rows = [rng.normal(size=n).round(digits) for n in sizes]
+        pairs = [np.abs(x[:, None] - x)[np.triu_indices(x.size, 1)] for x in rows]
+        found = difference_quantile(rows, 0.25)
+        if not (every := np.concatenate(pairs)).size:
+            assert found is None
+            continue
+        expected = np.quantile(every, 0.25, method="lower")
+        assert found == pytest.approx(expected, rel=1e-12, abs=4e-16)
+    many = rng.normal(size=100_000)  # 40 GB as pairs; of two normals, sqrt(2) times 0.3186
+    assert difference_quantile([many], 0.25) == pytest.approx(2.0**0.5 * 0.31864, rel=0.01)

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import pipeline_frame, write_csv
 
+import prism
 from prism.common.errors import PrismError
 from prism.traces import OP_KINDS, make_trace, read_trace, to_tidy
+from prism.traces.tidy import MOST_MICROBATCHES
 
 
 def read(tmp_path, text):
@@ -118,7 +120,7 @@ ROW = st.fixed_dictionaries(
         "dp_rank": PLACE,
         "stage": PLACE,
         "chunk": INDEX,
-        "microbatch": INDEX,
+        "microbatch": st.integers(-1, MOST_MICROBATCHES),
         "step": INDEX,
         "duration": TIME,
         "group": TEXT,
@@ -135,3 +137,13 @@ def test_round_trip(tmp_path_factory, rows):
     trace = make_trace(columns | {"start": 1e9 * np.arange(len(rows))}, "made", "tidy")
     path = write_csv(tmp_path_factory.mktemp("tidy") / "ops.csv", to_tidy(trace))
     pd.testing.assert_frame_equal(read_trace(path).ops, trace.ops, check_exact=True)
+
+
+def test_a_microbatch_that_no_table_of_this_size_has_is_refused(tmp_path):
+    """Models lay microbatches out by number: 2e9 of them took 15 GB for four rows."""
+    rows = ("0,0,0,1", "0,2000000000,1,1", "1,0,2,1", "1,2000000000,3,1.1")
+    file = tmp_path / "a.csv"
+    head = "step,microbatch,start_s,duration_s,op_kind"
+    file.write_text("\n".join([head, *(f"{row},forward" for row in rows), ""]))
+    with pytest.raises(PrismError, match="microbatch"):
+        prism.fit(file)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CHECK_STEPS = 2000  # simulated steps of the cross-check
-CHECK_CELLS = 50_000_000  # durations drawn for it: fewer steps of a large graph, at least a tenth
+CHECK_CELLS = 20_000_000  # durations drawn for it: fewer steps of a large graph, at least 40
 FEW_STEPS, FEW_REPLICAS = 20, 4  # below, a fit says that it rests on little
 
 # What a trace of one job's pipeline cannot tell, and what is done about it.
@@ -313,7 +313,7 @@ def _cross_check(graph: TraceGraph, model: TraceModel, seed: int) -> dict[str, A
     """Hold the model against resampled microbatches and steps, and against the measurement."""
     rng = np.random.Generator(np.random.Philox(seed))
     fitting = CHECK_CELLS // (len(model.nodes) * model.n_replicas)
-    n = min(CHECK_STEPS, max(CHECK_STEPS // 10, fitting))
+    n = min(CHECK_STEPS, max(CHECK_STEPS // 50, fitting))
     apart = np.arange(n, dtype=np.int64) * 10**6  # too far to remember each other
     simulated = synthetic_graph(model, apart, rng).measured
     resampled = resample(graph, n, rng)

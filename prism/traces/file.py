@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -108,7 +109,7 @@ class RecordedFile:
         else:
             raise PrismError(f"{self.source}: is {self.kind}; expected a CSV or parquet table")
         names = table.columns
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, n in Counter(names).items() if n > 1)
         if twice:
             raise PrismError(
                 f"{self.source}: two columns are called {twice[0][:60]!r}; rename one of them"

@@ -9,6 +9,7 @@ import csv
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ def read_csv(data: bytes, source: str) -> RawTable:
     """Read a CSV with commas, semicolons or tabs; its first line names the columns."""
     _check_text(data, source)
     names, delimiter = header_of(data)
-    twice = sorted({name for name in names if names.count(name) > 1 and name})
+    twice = sorted(name for name, n in Counter(names).items() if n > 1 and name)
     if twice:
         raise PrismError(
             f"{source}:1: two columns are called {twice[0][:60]!r}; rename one of them"

@@ -51,6 +51,9 @@ OPTYPES = {
 }
 """Op of a production job's trace (pipeline.py): (op_kind, kernel_class)."""
 
+MOST_MICROBATCHES = 65_535
+"""Largest number of a microbatch in a table of fewer rows: models have room for all below it."""
+
 _DEFAULT = {"rank": 0, "dp_rank": 0, "stage": 0, "chunk": 0}  # the rest is -1 where empty
 
 
@@ -195,7 +198,12 @@ def op_faults(columns: dict[str, Any], compute: NDArray[np.bool_]) -> list[Fault
     """List what can be wrong with an op's row in any table; `compute` as `impossible_durations`."""
     worker = [columns[name] for name in ("rank", "dp_rank", "stage") if name in columns]
     start, duration = columns["start"], columns["duration"]
+    microbatch = columns.get("microbatch", np.zeros_like(duration))
     return [
+        Fault(
+            f"the microbatch is above {MOST_MICROBATCHES:,} and the number of rows",
+            microbatch > max(duration.size, MOST_MICROBATCHES),
+        ),
         Fault(
             "rank, dp_rank or stage is negative",
             np.any([index < 0 for index in worker], axis=0) if worker else np.zeros_like(compute),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.common import sizes
 from prism.common.means import finite_mean
 from prism.models.variance.components import Column
 from prism.simulation.tracemodel.graph import (
@@ -97,6 +98,9 @@ def crossed_table(graph: TraceGraph) -> Crossed | None:
     found = column_of(graph.nodes)
     columns = sorted(set(found.values()), key=lambda c: (COMPUTE.index(c.op_kind), *c[1:]))
     n_mb = 1 + max((graph.nodes[i].microbatch for i in found), default=-1)
+    cells = len(columns) * graph.n_replicas * graph.steps.size * n_mb
+    counts = {"bytes of ops by replica, step and microbatch": (32.0 * cells, sizes.BYTE)}
+    sizes.check_size("the trace", counts, "the numbers of its microbatches, or take fewer steps")
     where = np.full((len(columns), n_mb), -1, np.int64)
     seconds = np.full((len(columns), graph.n_replicas, graph.steps.size, n_mb), np.nan)
     for i, column in found.items():

@@ -68,15 +68,13 @@ def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, .
     gap = finite_mean(by_stage, 2)  # [stage, replica]
     centre = np.nanquantile(gap, 0.5, axis=1, method="lower", keepdims=True)
     gap = gap - centre
-    first, second = np.triu_indices(n_replicas, 1)
-    pairs = np.abs(gap[:, first] - gap[:, second])
-    pairs = pairs[np.isfinite(pairs)]
-    if not pairs.size:
+    apart_by = difference_quantile([row[np.isfinite(row)] for row in gap], 0.25)
+    if apart_by is None:
         return (), seen
     n_steps = np.maximum(np.isfinite(by_stage).sum(axis=2), 1)
     variance = finite_mean((by_stage - finite_mean(by_stage, 2)[..., None]) ** 2, 2)
     error = math.sqrt(float(np.nanmedian(variance / n_steps)))
-    robust = max(2.2219 * float(np.quantile(pairs, 0.25, method="lower")), error)
+    robust = max(2.2219 * apart_by, error)
     df = (n_replicas - 1.0) * len(names)
     scale = math.sqrt((PRIOR_DF * PRIOR_SCALE**2 + df * robust**2) / (PRIOR_DF + df))
     limit = max(-scale * stdtrit(PRIOR_DF + df, LEMON_PROBABILITY), np.log1p(LEMON_SLOWER))
@@ -95,6 +93,31 @@ def find_lemons(table: Array, columns: Sequence[Column]) -> tuple[tuple[Lemon, .
             for k, members in rows.items() if seen[members, replica].any()
         }))  # fmt: skip
     return tuple(lemons), body
+
+
+def difference_quantile(rows: Sequence[Array], q: float) -> float | None:
+    """Lower quantile of the absolute differences of all pairs within rows; None without a pair.
+
+    Halved until the numbers end, counting pairs as near as that: none of them is kept.
+    """
+    rows = [np.sort(row) for row in rows if row.size > 1]
+    if not rows:
+        return None
+    rank = 1 + int(q * (sum(row.size * (row.size - 1) // 2 for row in rows) - 1))
+
+    def near(most: float) -> int:
+        return sum(
+            int(np.searchsorted(row, row + most, side="right").sum())
+            - row.size * (row.size + 1) // 2
+            for row in rows
+        )
+
+    low, high = 0.0, max(float(row[-1] - row[0]) for row in rows)
+    if near(low) >= rank:
+        return low
+    while low < (middle := 0.5 * (low + high)) < high:
+        low, high = (low, middle) if near(middle) >= rank else (middle, high)
+    return high
 
 
 def finite_median(values: Array, axis: int) -> Array:

@@ -50,7 +50,8 @@ def is_export(file: RecordedFile) -> bool:
 
 def _chart_columns(names: Sequence[str]) -> list[str]:
     """Columns of a chart's values: a run and a metric each."""
-    return [name for name in names if _CHART in names and " - " in name and f"{name}__MIN" in names]
+    known = set(names)
+    return [name for name in names if _CHART in known and " - " in name and f"{name}__MIN" in known]
 
 
 def read_export(
