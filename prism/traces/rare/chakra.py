@@ -69,7 +69,7 @@ def _read_file(file: RecordedFile, pattern: re.Pattern[str] | None) -> RankTrace
     ]  # fmt: skip
     host = [node for node in nodes if node.get("is_cpu_op", marked)]
     if not device:
-        shown = ", ".join(str(node["name"])[:40] for node in host[:_HOST_NODES])
+        shown = ", ".join(repr(str(node["name"])[:40]) for node in host[:_HOST_NODES])
         raise PrismError(
             f"{source}: {len(nodes):,} nodes and none of a device"
             + (f" (host nodes such as {shown})" if shown else "")
