@@ -101,6 +101,15 @@ def test_a_file_cut_short_is_read_so_far(tmp_path):
     assert 0 < int(kept.replace(",", "")) < len(NODES)
 
 
+def test_a_name_with_a_line_break_stays_on_the_line_of_the_error(tmp_path):
+    path = tmp_path / "x.json"
+    node = {"id": 1, "name": "a\nb", "type": 4, "is_cpu_op": True}
+    path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": [node]}))
+    with pytest.raises(PrismError) as error:
+        read_trace(path)
+    assert "\n" not in str(error.value) and r"a\nb" in str(error.value)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_broken_files_are_one_message(tmp_path_factory, data):

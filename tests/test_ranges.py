@@ -110,6 +110,19 @@ def test_no_table_of_kernels_is_read_without_rising_sizes(dataset, value):
             from_dataset(dataset.assign_coords({name: (name, grid)}), "x")
 
 
+def test_no_table_of_kernels_is_read_with_sizes_of_another_name(dataset):
+    dataset = to_dataset(load_library("h100-healthy"))
+    name = next(str(x) for x in dataset.coords if str(x).endswith("_batch"))
+    with pytest.raises(ValueError, match="unknown size"):
+        from_dataset(dataset.rename({name: "batches"}), "x")
+
+
+def test_durations_whose_cube_is_no_number_are_simulated():
+    job = JOB | {"model": {"durations": {"forward_s": [1e-308, 1.1], "backward_s": 2.0}}}
+    step = prepare(job_from_dict(job), 1)
+    assert np.isfinite(run_blocks(step.program, range(1), 1)[0]).all()
+
+
 def test_a_spoilt_library_is_refused_with_file_figure_and_range(tmp_path, dataset, run):
     file = tmp_path / "own.nc"
     row = int(np.flatnonzero(dataset.entry.values == "stall/rate_per_hour")[0])

@@ -1,8 +1,10 @@
 """The page of results: valid, whole without network or scripts, says what the results say."""
 
 import json
+import math
 import re
 import shutil
+from pathlib import Path
 
 import html5lib
 import numpy as np
@@ -13,6 +15,7 @@ from placement_made import placement
 import prism
 from prism.analyses.validation.hold import Call, Case, hold
 from prism.common.errors import PrismError
+from prism.common.resultfiles import save
 from prism.common.text import format_share
 from prism.distributions.library import library_path
 from prism.plots.estimate import plot_step_time
@@ -271,6 +274,21 @@ def test_broken_sources_and_names_in_other_scripts(run, folder, tmp_path):
     status, _, err = run("report", tmp_path / "sources.nc", "-o", page)
     assert status == 2 and "sources.nc" in err
     assert run("report", tmp_path / "script.nc", "-o", page)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["estimate", "replay"])
+def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(run, tmp_path, kind, recwarn):
+    if kind == "estimate":
+        result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+        result.attrs["model_error"] = json.dumps({"spread": 0.2, "source": -math.inf})
+    else:
+        result = prism.replay(Path(__file__).parents[1] / "experiments/samples/trace.csv").isel(
+            dp_rank=slice(0)
+        )
+    save(result, tmp_path / "x.nc")
+    status, out, err = run("report", tmp_path / "x.nc", "-o", tmp_path / "x.html")
+    assert status == 2 and str(tmp_path / "x.nc") in err and len(err.splitlines()) == 1
+    assert not recwarn.list and not (tmp_path / "x.html").exists()
 
 
 def test_command_writes_the_same_bytes_and_says_so(run, folder, tmp_path, alone):

@@ -337,8 +337,9 @@ def told_broken(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
     """Say of whatever fails while a netCDF file is read or understood that the file is broken."""
     try:
         with warnings.catch_warnings():
-            # the arithmetic of what is whole warns of nothing
-            warnings.simplefilter("error", RuntimeWarning)
+            # the arithmetic of what is whole warns of nothing, nor do its pictures
+            for category in (RuntimeWarning, UserWarning):
+                warnings.simplefilter("error", category)
             yield
     except PrismError:
         raise

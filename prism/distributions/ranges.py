@@ -99,9 +99,23 @@ def check_params(family: str, params: list[float]) -> None:
         raise ValueError(f"{len(params)} parameters of {family}, expected {len(names)}")
 
 
+TABLE_AXES = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("batch", "heads", "seq", "dim"),
+    "nvlink": ("ranks", "bytes"),
+}
+"""Sizes by which tables tell kernels of a family apart; or by their flop alone."""
+
+
 def check_tables(tables: Mapping[str, KernelTable]) -> None:
-    """Refuse tables whose sizes do not rise from above 0, or with rates of none: ValueError."""
+    """Refuse tables of unknown sizes, that do not rise from above 0, or with rates of none.
+
+    Raises ValueError.
+    """
     for name, table in tables.items():
+        known = {"flop", *TABLE_AXES.get(name.partition("/")[0].removesuffix("_backward"), ())}
+        if unknown := set(table.axes) - known:
+            raise ValueError(f"{name}: unknown size {min(unknown)}; known: {sorted(known)}")
         RATE.check(f"a rate of {name}", table.rate)
         for axis, sizes in table.axes.items():
             POSITIVE.check(f"{name}: {axis}", sizes)

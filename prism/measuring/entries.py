@@ -24,6 +24,7 @@ from prism.common.errors import PrismError
 from prism.distributions.distribution import Distribution
 from prism.distributions.kerneltables import KernelTable
 from prism.distributions.library import Entry, Library, library_names, load_library
+from prism.distributions.ranges import TABLE_AXES
 from prism.distributions.samples import sample_law
 from prism.measuring.collectives import bus_factor
 from prism.measuring.samples import Array, Case, Samples
@@ -34,8 +35,6 @@ GENERATOR = "prism measure"
 CARRIED = "carried over from "
 _LEAST = 0.05  # of the mean: no multiplier of a pooled distribution is smaller
 _HALF = ("bfloat16", "float16")  # the data sheet's rate is that of 16-bit numbers
-TABLE_AXES = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "seq", "dim")}
-"""Kinds of kernel that jobs take by size, and the settings that tell their sizes apart."""
 FEWEST = 20
 """Calls below which a case gives no distribution."""
 

@@ -73,6 +73,11 @@ class Table:
     notes: tuple[str, ...] = ()
     details: bool = False
 
+    def __post_init__(self) -> None:
+        for cell in (cell for row in self.rows for cell in row):
+            if not (cell is None or isinstance(cell, str | Figure)):  # of a spoilt result
+                raise TypeError(f"{self.title}: {cell!r} is neither text nor a figure")
+
 
 class Finding(NamedTuple):
     """What an analysis found.

@@ -281,7 +281,10 @@ def lowering_arrays(
             call_cv[c, : len(op.terms)] = [call_std if t.compute else 0.0 for t in op.terms]
     n_loadings = max((len(s.mean) for s in segments), default=1)
     totals = [sum(s.mean) for s in segments]
-    shapes = [moment_law(s.std / m, s.third / m**3) for s, m in zip(segments, totals, strict=True)]
+    shapes = [
+        moment_law(s.std / m, s.third / m / m / m)  # a cube may be below what a float holds
+        for s, m in zip(segments, totals, strict=True)
+    ]
     shape_index = {law: i for i, law in enumerate(dict.fromkeys(shapes))}
     cdfs = [standardised_cdf(law) for law in shape_index] or [np.zeros(engine.CDF_ROWS)]
     stages = [t.stage if op.segments else -1 for t, op in zip(op_types, lowered, strict=True)]
