@@ -15,7 +15,7 @@ from prism.cluster.linkcongestion import link_leaves, n_own_links
 from prism.cluster.nodemap import Placement
 from prism.jobs.job import load_job
 from prism.simulation.causes import measure_residuals
-from prism.simulation.draws import draw_ranks
+from prism.simulation.draws import draw_ranks, seed_key
 from prism.simulation.lowering import Lowerer
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare, prepare_variability
@@ -149,7 +149,7 @@ def test_all_wait_for_the_slowest_gpu_of_the_group():
     ideal = float(times(ideal_program(program))[0, 0])
     slowest = []
     for cluster in range(32):
-        x = draw_ranks(program, cluster, 1)
+        x = draw_ranks(program.ranks, program.tables, cluster, seed_key(1))
         slowest.append(float(x[1].max()))
     want = ideal + compute * (np.array(slowest) - 1.0)
     assert found == pytest.approx(want, rel=1e-5)

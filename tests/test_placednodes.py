@@ -10,7 +10,7 @@ from test_placement import EFFECTS, make_job, times
 from prism.cluster.nodemap import slow_node
 from prism.common.errors import PrismError
 from prism.jobs.job import job_from_dict
-from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.draws import draw_ranks, lower, seed_key
 from prism.simulation.othernodes import relocate
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import ideal_program
@@ -118,7 +118,9 @@ def test_a_swap_changes_only_what_it_should():
 
 
 def seconds_of_cluster(program, cluster=0):
-    return lower(program.low, draw_ranks(program, cluster, 1))[0].sum(axis=2)
+    return lower(program.low, draw_ranks(program.ranks, program.tables, cluster, seed_key(1)))[
+        0
+    ].sum(axis=2)
 
 
 def test_independent_ops_have_no_places():

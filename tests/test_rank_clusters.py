@@ -85,7 +85,7 @@ def test_rare_slow_ranks_are_told_from_few_clusters():
     errors = {True: [], False: []}
     for seed in range(12):
         found = Sampler(program, seed, 2)
-        found.extend_base(8)
+        found.extend([], 8)
         control = found.extend_control(CONTROL_HALF_WIDTH)
         for use in errors:
             got = run_variance((found.a, found.b), control if use else None)

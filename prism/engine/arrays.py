@@ -199,15 +199,11 @@ class SampledStep(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Philox keys by stream, and residuals mixed of several draws.
-
-    Where `mix` has rows, the residual of an op is mix[0] of its own draw, mix[1] of the draw under
-    the first other key and mix[2] of that under the second.
-    """
+    """Philox keys by stream, and those whose draws the residual of an op is mixed of."""
 
     stream: Array  # uint32[stream, 2]
-    other: Array  # uint32[2, 2]
-    mix: Array  # float32[coef, 3]; without rows every residual is its own draw
+    residual: Array  # uint32[key, 2], of one key or three
+    mix: Array  # float32[coef, key] weight of each draw; without rows the first one's is 1
 
 
 class Block(NamedTuple):
@@ -231,25 +227,34 @@ class Sampled(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers of one block."""
+    """Buffers of one block, of one step or of several variants of it that share their draws.
+
+    Variants differ in durations, shared effects and tables, not in ops and what they wait for.
+    Paths, events and replicas that are left out are those of a single one.
+    """
 
     chosen: Array  # int64[row] replicas that are simulated; n_replicas: the typical one
-    state: Array  # float32[row, lane] ends
+    n_variants: int
+    vec: Array  # int32[variant * op, term] of `Ops`
+    n_terms: Array  # int32[variant * op]
+    table: Array  # int32[variant * op]
+    residual: Array  # uint32[key, 2] of `Keys`
+    mix: Array  # float32[variant * coef, key]
+    needed: Array  # bool[coef, key] by any variant
+    state: Array  # float32[row * variant, lane] ends
     path: Array  # float32[row, class, lane] time on the critical path
     busy: Array  # float32[stage, lane]
-    words: Array  # uint32[stage, 4, lane] the stage's latest Philox block, by key
-    drawn: Array  # int64[stage] and its number
-    base: Array  # float32[lane]
-    zeros: Array  # float32[lane]
-    noise: Array  # float32[lane]
-    vectors: Array  # float32[replica, vector, lane] shared effects
-    coef_a: Array  # float32[replica, coef, term] seconds
-    coef_r: Array  # float32[replica, coef] scale of the residual
+    words: Array  # uint32[key * stage, 4, lane] the stage's latest Philox block
+    drawn: Array  # int64[key * stage] and its number
+    base: Array  # float32[lane] an op's third and further terms [s]; zero between such ops
+    spent: Array  # float32[lane] an op's time [s]
+    noise: Array  # float32[key + 1, lane] an op's draws, last their mixture
+    vectors: Array  # float32[variant * room, vector, lane] shared effects
+    coef_a: Array  # float32[variant * row * coef, term] seconds
+    coef_r: Array  # float32[variant * row * coef] scale of the residual
     ev_op: Array  # int64[event] stalls: which op,
     ev_lane: Array  # int64[event] lane
     ev_delay: Array  # float32[event] and how long [s]
-    other: Array  # of `Keys`
-    mix: Array  # of `Keys`
     tail: Array  # float32[global slot, lane] from an export to the end [s]; empty: not asked
     own: Array  # float32[row, lane] the step's end as far as it is due to one replica
     after: Array  # float32[lane] what of the typical one's follows its last op

@@ -63,16 +63,22 @@ def _draw_regimes(links, lane0, key, words, regimes):
 
 
 @inner
-def draw_block(index, key, ranks, links, tables):
-    """Draw how slow the GPUs of a cluster draw are, x[loading, gpu], and what its lanes share."""
+def draw_cluster(index, key, ranks, tables):
+    """Draw how slow the GPUs of a cluster draw are, x[loading, gpu]."""
+    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
+    draw_ranks(ranks, tables, index, key[RANK], x)
+    return x
+
+
+@inner
+def draw_block(index, key, links, tables):
+    """Draw what the lanes of a block share."""
     lane0 = index * LANES
     words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
     philox_lanes(0, 0, lane0, STEP, key[STEP], step_words)
-    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
-    draw_ranks(ranks, tables, index, key[RANK], x)
     regimes = np.zeros((max(1, links.n_leaves), LANES), np.bool_)
     _draw_regimes(links, lane0, key[REGIME], words, regimes)
-    return x, Block(lane0, key, step_words, regimes, words, tables)
+    return Block(lane0, key, step_words, regimes, words, tables)
 
 
 @inner
@@ -139,6 +145,18 @@ def fill_bank(bank, links, block, whose, replica, vectors):
             _link_lanes(links, block.regimes, replica, bank.link[v], vectors[v])
 
 
+@jit
+def fill_rows(index, keys, bank, links, tables, rows, vectors):
+    """Shared effects of the global ops, and of replicas rows[0] <= replica < rows[1].
+
+    vectors[room, vector, lane]: the first row's are in the first room.
+    """
+    block = draw_block(index, keys.stream, links, tables)
+    fill_bank(bank, links, block, np.int64(SHARED), np.int64(0), vectors[0])
+    for row in range(rows[0], rows[1]):
+        fill_bank(bank, links, block, np.int64(LOCAL), row, vectors[row - rows[0]])
+
+
 @inner
 def draw_stalls(stalls, block, replica, events):
     """List a replica's stalls (op, lane, delay [s]) in the order of ops; returns how many."""
@@ -191,7 +209,7 @@ def _add_jitter(jitter, block, out_time):
         out_time[lane] += np.float32(jitter.mean_s * share)
 
 
-@inner
+@jit
 def end_block(stalls, jitter, step_table, block, out_time, out_step):
     """Add stalls and jitter of the job, and tell the step effect."""
     if stalls.entity == JOB_STALL:

@@ -68,13 +68,13 @@ def _segment_moments(low, segment, gpus, x, scratch):
 
 @jit
 def lower_replicas(low, x, chosen, coef_a, coef_r):
-    """Lower kernels to ops: coef_a[row, coef, term] seconds, coef_r[row, coef].
+    """Lower kernels to ops: coef_a[row * coef, term] seconds, coef_r[row * coef].
 
     A row is the replica chosen[row], whose GPUs are as slow as x[loading, gpu] says. coef_r scales
     the op's residual table, so that its standard deviation is that of the sum of maxima over the
     group (x known) together with the call effect.
     """
-    n_coefs, n_terms = coef_a.shape[1:]
+    n_coefs, n_terms = low.call_cv.shape
     n_segments = low.seg_mean.shape[0]
     member = low.member
     scratch = np.empty(max(1, member.shape[2]))
@@ -109,8 +109,8 @@ def lower_replicas(low, x, chosen, coef_a, coef_r):
             for t in range(n_terms):
                 total += term[t]
                 called += low.call_cv[c, t] * term[t]  # one draw for all terms of the op
-                coef_a[i, c, t] = term[t]
+                coef_a[i * n_coefs + c, t] = term[t]
             var += called**2
-            coef_r[i, c] = 0.0
+            coef_r[i * n_coefs + c] = 0.0
             if total > 0.0 and low.table_std[c] > 0.0:
-                coef_r[i, c] = math.sqrt(var) / (total * low.table_std[c])
+                coef_r[i * n_coefs + c] = math.sqrt(var) / (total * low.table_std[c])

@@ -4,7 +4,15 @@ import numpy as np
 
 from prism.engine.arrays import GROUP_STALL, LANES, Graph, Walk
 from prism.engine.cache import inner, jit
-from prism.engine.effects import LOCAL, SHARED, draw_block, draw_stalls, end_block, fill_bank
+from prism.engine.effects import (
+    LOCAL,
+    SHARED,
+    draw_block,
+    draw_cluster,
+    draw_stalls,
+    end_block,
+    fill_bank,
+)
 from prism.engine.lowering import lower_replicas
 from prism.engine.step import new_work, run_phase
 
@@ -39,7 +47,8 @@ def record_block(index, lane, keys, step, ends, out_time):
     """
     graph, n = step.graph, step.graph.n_replicas
     low, walk = step.low, Walk(step.ops, graph, step.share)
-    x, block = draw_block(index, keys.stream, step.ranks, step.links, step.tables)
+    x = draw_cluster(index, keys.stream, step.ranks, step.tables)
+    block = draw_block(index, keys.stream, step.links, step.tables)
     shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
     work = new_work(walk, keys, shape, np.arange(n), 0)
     lower_replicas(low, x, work.chosen, work.coef_a, work.coef_r)

@@ -19,6 +19,7 @@ from prism.engine.effects import (
     SHARED,
     TYPICAL,
     draw_block,
+    draw_cluster,
     draw_stalls,
     end_block,
     fill_bank,
@@ -27,31 +28,20 @@ from prism.engine.lowering import lower_replicas
 from prism.engine.random import lookup, philox_lanes
 
 
-@inlined
-def _look_up_lanes(tables, table, words, stage, word, noise):
-    for lane in range(LANES):
-        noise[lane] = lookup(tables, table, words[stage, word, lane])
-
-
 @inner
-def _mix_residual(work, tables, table, stage, d, who, lane0, stream, c):
-    """Mix an op's residual of draws under several keys; a call, so that the op loop stays lean."""
-    mix, words, drawn, noise = work.mix, work.words, work.drawn, work.noise
+def _mix_noise(noise, weight):
+    """Mix three draws noise[key, lane] by weight[key]; returns the row where the mixture is."""
+    w0, w1, w2 = weight[0], weight[1], weight[2]
+    for k in range(3):
+        if weight[k] == np.float32(1.0):
+            return k
     for lane in range(LANES):
-        noise[lane] *= mix[c, 0]
-    for j in range(2):
-        weight, row = mix[c, 1 + j], (1 + j) * (drawn.shape[0] // 3) + stage
-        if weight == np.float32(0.0):
-            continue
-        if d >> 2 != drawn[row]:
-            drawn[row] = d >> 2
-            philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, work.other[j], words[row])
-        for lane in range(LANES):
-            noise[lane] += weight * lookup(tables, table, words[row, d & 3, lane])
+        noise[3, lane] = w0 * noise[0, lane] + w1 * noise[1, lane] + w2 * noise[2, lane]
+    return 3
 
 
 @inlined
-def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise):
+def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise, k):
     """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
 
     Apart from the look-up, which is scalar, so that this is one vector operation after another.
@@ -61,7 +51,7 @@ def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
         time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[lane]
-        state[po, lane] = start + time * (np.float32(1.0) + ratio * noise[lane])
+        state[po, lane] = start + time * (np.float32(1.0) + ratio * noise[k, lane])
 
 
 @inner
@@ -97,32 +87,31 @@ def _record_end(state, tail, pa, slot, own, after):
 
 
 @inner
-def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
+def _add_terms(base, vectors, kept, coef_a, vec, n_terms):
     """Seconds of an op's third and further terms; few ops have them."""
-    base[:] = np.float32(0.0)
     for t in range(2, n_terms):
-        a, v = coef_a[row, c, t], vec[op, t]
         for lane in range(LANES):
-            base[lane] += a * vectors[kept, v, lane]
+            base[lane] += coef_a[t] * vectors[kept, vec[t], lane]
 
 
 @inner
-def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
+def _track(state, path, busy, pa, pb, po, spent, share, c, stage, weight):
     """Add an op to the critical path, and a local one to its stage's busy time."""
     for lane in range(LANES):
-        base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
+        spent[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
         if stage >= 0:
-            busy[stage, lane] += weight * base[lane]
-    _follow_path(state, path, pa, pb, po, base, share, c)
+            busy[stage, lane] += weight * spent[lane]
+    _follow_path(state, path, pa, pb, po, spent, share, c)
 
 
 @inner
-def _run_join(state, path, pa, pb, po, base, share):
+def _run_join(state, path, pa, pb, po, spent, share):
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         state[po, lane] = a if a > b else b
-        base[lane] = np.float32(0.0)
-    _follow_path(state, path, pa, pb, po, base, share, 0)
+    if share.shape[1] > 0:
+        spent[:] = np.float32(0.0)
+        _follow_path(state, path, pa, pb, po, spent, share, 0)
 
 
 @jit
@@ -136,67 +125,100 @@ def run_phase(walk, block, work, phase, rows, n_events):
     ops, graph, share, tables = walk.ops, walk.graph, walk.share, block.tables
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
-    vec, n_terms, table, draw, stages = ops.vec, ops.n_terms, ops.table, ops.draw, ops.stage
-    state, path, words, drawn = work.state, work.path, work.words, work.drawn
-    base, zeros, noise, vectors = work.base, work.zeros, work.noise, work.vectors
+    vec, n_terms, table, draw, stages = work.vec, work.n_terms, work.table, ops.draw, ops.stage
+    state, path, mix, residual = work.state, work.path, work.mix, work.residual
+    words, drawn, needed = work.words, work.drawn, work.needed
+    base, spent, noise, vectors = work.base, work.spent, work.noise, work.vectors
     coef_a, coef_r, busy = work.coef_a, work.coef_r, work.busy
-    computes, chosen, lane0, key = ops.busy, work.chosen, block.lane0, block.keys[RESIDUAL]
+    computes, chosen, lane0 = ops.busy, work.chosen, block.lane0
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
-    mixes = work.mix.shape[0] > 0
     shift = graph.n_state * graph.n_slots - graph.n_slots
-    n_classes = share.shape[1]
+    n_variants, n_rooms = work.n_variants, vectors.shape[0] // work.n_variants
+    n_keys, n_classes = residual.shape[0], share.shape[1]
+    n_ops, n_rows, n_coefs = kind.shape[0], chosen.shape[0], needed.shape[0]
     tail, own, skipped = work.tail, work.own, np.empty(LANES, np.float32)
     noise[:] = np.float32(0.0)  # of ops without a residual, which draw none
     for row in range(rows[0], rows[1]):
         who = chosen[row]
         real = who < graph.n_replicas
-        kept = row % graph.n_state
-        local = kept * graph.n_slots
+        room = row % n_rooms
+        local = row % graph.n_state * graph.n_slots
         event = 0
         drawn[:] = -1
         for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-            pa, pb, po = pred0[op], pred1[op], out[op]
-            pa += local if pa < graph.n_slots else shift
-            pb += local if pb < graph.n_slots else shift
-            po += local if po < graph.n_slots else shift
-            if kind[op] == EXPORT:
-                if tail.shape[0] > 0:
-                    after = skipped if real else work.after
-                    _record_end(state, tail, pa, out[op] - graph.n_slots, own[row], after)
-                if real:
-                    _accumulate_max(state, path, pa, po, n_classes)
-                continue
-            if kind[op] == JOIN:
-                _run_join(state, path, pa, pb, po, base, share)
-                continue
-            d, stage, c = draw[op], stages[op], coef[op]
-            v0, a0 = vec[op, 0], coef_a[row, c, 0]
-            v1, a1 = v0, np.float32(0.0)
-            if n_terms[op] > 1:
-                v1, a1 = vec[op, 1], coef_a[row, c, 1]
-            if n_terms[op] <= 2 and a0 == 0.0 and a1 == 0.0:  # of no time: nothing is drawn
-                _run_join(state, path, pa, pb, po, base, share)
-                continue
-            if coef_r[row, c] != 0.0:
-                if d >> 2 != drawn[stage]:  # one Philox block serves four draws of a stage in turn
-                    drawn[stage] = d >> 2
-                    philox_lanes((stage << 20) | (d >> 2), who, lane0, stream, key, words[stage])
-                _look_up_lanes(tables, table[op], words, stage, d & 3, noise)
-                if mixes and work.mix[c, 0] != np.float32(1.0):
-                    _mix_residual(work, tables, table[op], stage, d, who, lane0, stream, c)
-            if n_terms[op] > 2:
-                _add_terms(base, vectors, coef_a, vec, n_terms[op], row, kept, c, op)
-            extra = base if n_terms[op] > 2 else zeros
-            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, coef_r[row, c], noise)
-            while event < n_events and ev_op[event] < op:
-                event += 1
-            while event < n_events and ev_op[event] == op:
-                state[po, ev_lane[event]] += ev_delay[event]
-                event += 1
-            if n_classes > 0:
-                weight = work.weight[row]
-                _track(state, path, busy, pa, pb, po, base, share, c, computes[op], weight)
+            p0, p1, to = pred0[op], pred1[op], out[op]
+            p0 += local if p0 < graph.n_slots else shift
+            p1 += local if p1 < graph.n_slots else shift
+            to += local if to < graph.n_slots else shift
+            d, stage, c, looked = draw[op], stages[op], coef[op], -1
+            for v in range(n_variants):
+                pa, pb, po = p0 * n_variants + v, p1 * n_variants + v, to * n_variants + v
+                if kind[op] == EXPORT:
+                    if tail.shape[0] > 0:
+                        after = skipped if real else work.after
+                        _record_end(state, tail, pa, out[op] - graph.n_slots, own[row], after)
+                    if real:
+                        _accumulate_max(state, path, pa, po, n_classes)
+                    continue
+                if kind[op] == JOIN:
+                    _run_join(state, path, pa, pb, po, spent, share)
+                    continue
+                at, of = v * n_ops + op, (v * n_rows + row) * n_coefs + c
+                n, v0, a0 = n_terms[at], vec[at, 0], coef_a[of, 0]
+                v1, a1, ratio = v0, np.float32(0.0), coef_r[of]
+                if n > 1:
+                    v1, a1 = vec[at, 1], coef_a[of, 1]
+                if n <= 2 and a0 == 0.0 and a1 == 0.0:  # of no time: nothing is drawn
+                    _run_join(state, path, pa, pb, po, spent, share)
+                    continue
+                k = 0
+                if ratio != 0.0:
+                    t = table[at]
+                    if t != looked:
+                        looked = t
+                        for k in range(n_keys):
+                            if not needed[c, k]:
+                                continue
+                            slot = k * graph.n_stages + stage
+                            if d >> 2 != drawn[slot]:  # four draws of a stage in turn
+                                drawn[slot] = d >> 2
+                                c0 = (stage << 20) | (d >> 2)
+                                philox_lanes(c0, who, lane0, stream, residual[k], words[slot])
+                            for lane in range(LANES):
+                                noise[k, lane] = lookup(tables, t, words[slot, d & 3, lane])
+                    if n_keys > 1:
+                        k = _mix_noise(noise, mix[v * n_coefs + c])
+                    else:
+                        k = 0
+                if n > 2:
+                    _add_terms(base, vectors, v * n_rooms + room, coef_a[of], vec[at], n)
+                _end_op(
+                    state,
+                    pa,
+                    pb,
+                    po,
+                    vectors,
+                    v * n_rooms + room,
+                    v0,
+                    v1,
+                    a0,
+                    a1,
+                    base,
+                    ratio,
+                    noise,
+                    k,
+                )
+                if n > 2:
+                    base[:] = np.float32(0.0)
+                while event < n_events and ev_op[event] < op:
+                    event += 1
+                while event < n_events and ev_op[event] == op:
+                    state[po, ev_lane[event]] += ev_delay[event]
+                    event += 1
+                if n_classes > 0:
+                    weight = work.weight[row]
+                    _track(state, path, busy, pa, pb, po, spent, share, c, computes[op], weight)
 
 
 @inner
@@ -208,26 +230,32 @@ def new_work(walk, keys, shape, chosen, n_tails):
     """
     graph, n_simulated = walk.graph, chosen.shape[0]
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    n_keys = 3 if keys.mix.shape[0] > 0 else 1
+    n_keys, ops = keys.residual.shape[0], walk.ops
+    mix = keys.mix if keys.mix.shape[0] > 0 else np.ones((shape[0], n_keys), np.float32)
     room = graph.n_stages * LANES
     return Work(
         chosen,
+        1,
+        ops.vec,
+        ops.n_terms,
+        ops.table,
+        keys.residual,
+        mix,
+        mix != np.float32(0.0),
         np.zeros((n_rows, LANES), np.float32),
         np.zeros((n_rows, walk.share.shape[1], LANES), np.float32),
         np.zeros((graph.n_stages, LANES), np.float32),
         np.empty((n_keys * graph.n_stages, 4, LANES), np.uint32),
         np.empty(n_keys * graph.n_stages, np.int64),
-        np.empty(LANES, np.float32),
         np.zeros(LANES, np.float32),
         np.empty(LANES, np.float32),
+        np.empty((n_keys + 1, LANES), np.float32),
         np.ones((graph.n_state, shape[2], LANES), np.float32),
-        np.empty((n_simulated, shape[0], shape[1]), np.float32),
-        np.empty((n_simulated, shape[0]), np.float32),
+        np.empty((n_simulated * shape[0], shape[1]), np.float32),
+        np.empty(n_simulated * shape[0], np.float32),
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(room, np.float32),
-        keys.other,
-        keys.mix,
         np.full((n_tails, LANES), NEVER),
         np.zeros((n_simulated if n_tails > 0 else 0, LANES), np.float32),
         np.zeros(LANES, np.float32),
@@ -292,7 +320,8 @@ def run_range(first, keys, step, out):
     shape = (low.call_cv.shape[0], low.call_cv.shape[1], n_vectors)
     chosen = np.arange(graph.n_replicas)
     for i in range(time.shape[0]):
-        x, block = draw_block(first + i, keys.stream, ranks, links, tables)
+        x = draw_cluster(first + i, keys.stream, ranks, tables)
+        block = draw_block(first + i, keys.stream, links, tables)
         work = new_work(walk, keys, shape, chosen, 0)
         lower_replicas(low, x, chosen, work.coef_a, work.coef_r)
         run_phases(walk, bank, links, stalls, block, work)

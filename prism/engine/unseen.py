@@ -21,7 +21,7 @@ from prism.engine.arrays import (
     Walk,
 )
 from prism.engine.cache import inner, jit
-from prism.engine.effects import SHARED, draw_block, end_block, fill_bank
+from prism.engine.effects import SHARED, draw_block, draw_cluster, end_block, fill_bank
 from prism.engine.lowering import lower_replicas
 from prism.engine.random import philox_lanes
 from prism.engine.step import copy_rows, fill_out, new_work, run_phase, run_phases
@@ -253,15 +253,17 @@ def run_sampled_block(index, keys, step, sample, out, told):
     Fills `out` as `run_range` does, and what is `told` of the replicas (`Sampled`).
     """
     graph, low, walk = step.graph, step.low, Walk(step.ops, step.graph, step.share)
-    x, block = draw_block(index, keys.stream, step.ranks, step.links, step.tables)
+    x = draw_cluster(index, keys.stream, step.ranks, step.tables)
+    block = draw_block(index, keys.stream, step.links, step.tables)
     _find_levels(step, sample, x, told.level)
     n_rows = told.chosen.shape[0]
     shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
     work = new_work(walk, keys, shape, told.chosen, graph.n_global_slots)
     _choose_replicas(sample, told.level, index, block.keys[RANK], told.chosen, work.weight)
     lower_replicas(low, x, told.chosen[: n_rows - 1], work.coef_a, work.coef_r)
-    copy_rows(sample.typical, work.coef_a[n_rows - 1])
-    work.coef_r[n_rows - 1] = np.float32(0.0)
+    last = (n_rows - 1) * shape[0]
+    copy_rows(sample.typical, work.coef_a[last:])
+    work.coef_r[last:] = np.float32(0.0)
     fill_bank(step.bank, step.links, block, np.int64(SHARED), np.int64(0), work.vectors[0])
     _find_tails(walk, block, work, sample.export)
     run_phases(walk, step.bank, step.links, step.stalls, block, work)

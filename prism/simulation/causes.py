@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from prism import engine
 from prism.distributions.tables import sample_table
-from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.draws import draw_ranks, lower, seed_key
 from prism.simulation.lowering import Lowerer
 from prism.simulation.prepare import Prepared
-from prism.simulation.program import Program, global_ops, ideal_program, stream_keys
+from prism.simulation.program import Program, global_ops, ideal_program, make_keys
 from prism.workload.opgraph import OpType
 
 Array = NDArray[np.float64]
@@ -56,7 +56,7 @@ class Residuals:
 def measure_residuals(step: Prepared, seed: int) -> Residuals:
     """Variance of every op's residual by class, at the first cluster's GPUs."""
     program, op_types = step.program, step.graph.op_types
-    low, x = program.low, draw_ranks(program, 0, seed)
+    low, x = program.low, draw_ranks(program.ranks, program.tables, 0, seed_key(seed))
     if step.workload is None:  # ops of a trace hold one class each
         a, r = lower(low, x)
         std = a.sum(axis=2, dtype=np.float64) * r * low.table_std
@@ -143,13 +143,14 @@ def swap_keys(entry: Input, base: int, other: int, third: int) -> engine.Keys:
     would kernel by kernel.
     """
     streams = {stream: other for stream in entry.streams}
-    seeds = np.array([stream_keys(other)[0], stream_keys(third)[0]], np.uint32)
-    mix = np.zeros((0, 3), np.float32)
+    keys = make_keys(base, streams)
     if entry.weights is not None and entry.weights.any():
         w = np.clip(entry.weights, 0.0, 1.0)
         rest = np.sqrt(2.0 * w * (1.0 - w)) * (1.0 if base < other else -1.0)
         mix = np.ascontiguousarray(np.stack([1.0 - w, w, rest], axis=1), np.float32)
-    return engine.Keys(stream_keys(base, streams), seeds, mix)
+        seeds = np.array([seed_key(seed) for seed in (base, other, third)], np.uint32)
+        keys = keys._replace(residual=seeds, mix=mix)
+    return keys
 
 
 def nominal_seconds(program: Program) -> Array:

@@ -6,6 +6,7 @@ of `full`. What goes is the dependence between ops, and a tail finer than the sa
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.samples import sample_law
 from prism.distributions.tables import sample_table
-from prism.simulation.draws import draw_ranks, lower
+from prism.simulation.draws import draw_ranks, lower, seed_key
 from prism.simulation.program import Bank, Program, Tables
 from prism.workload.opgraph import StepGraph
 
@@ -61,7 +62,8 @@ def _pooled_laws(
     """Pool each op type's duration over clusters, replicas and all shared effects."""
     rng = np.random.Generator(np.random.Philox(seed))
     clusters = range(max(POOL_CLUSTERS, 1024 // program.graph.n_replicas))
-    drawn = zip(*(lower(program.low, draw_ranks(program, k, seed)) for k in clusters), strict=True)
+    draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(seed))
+    drawn = zip(*(lower(program.low, draw(k)) for k in clusters), strict=True)
     pooled_a, pooled_r = (np.concatenate(x) for x in drawn)  # [draw, coef, term], [draw, coef]
     laws: list[Distribution] = []
     means: list[float] = []

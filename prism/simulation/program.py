@@ -225,9 +225,11 @@ def stream_keys(seed: int, others: Mapping[int, int] | None = None) -> NDArray[n
     return np.array([seed_key(x) for x in seeds], np.uint32)
 
 
-def make_keys(seed: int) -> engine.Keys:
-    """Keys of a run in which everything is drawn under one seed."""
-    return engine.Keys(stream_keys(seed), np.zeros((2, 2), np.uint32), np.zeros((0, 3), np.float32))
+def make_keys(seed: int, others: Mapping[int, int] | None = None) -> engine.Keys:
+    """Keys of a run under one seed, but for the streams that take another one."""
+    stream = stream_keys(seed, others)
+    residual = stream[engine.RESIDUAL : engine.RESIDUAL + 1].copy()
+    return engine.Keys(stream, residual, np.zeros((0, 1), np.float32))
 
 
 def run_chunk(

@@ -4,7 +4,7 @@ A waterfall over steps with the same draws: communication is made free group by 
 effect is set to 1; what is left is work and idle time of the stages. The parts add up to the step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,30 +50,47 @@ def group_of(kernel_class: str) -> str:
     return first if first in GROUPS else "dp"  # all ranks: gradient norms
 
 
+def freed_classes(classes: Sequence[str]) -> dict[str, list[str]]:
+    """List the classes whose communication is free once a group's is, by group, the widest first.
+
+    Examples
+    --------
+    >>> freed_classes(["gemm_mlp", "p2p", "tp_all_gather"])
+    {'pp': ['p2p'], 'tp': ['p2p', 'tp_all_gather']}
+    """
+    freed: list[str] = []
+    found = {}
+    for group in GROUPS:
+        if own := [name for name in classes if group_of(name) == group]:
+            freed = freed + own
+            found[group] = freed
+    return found
+
+
 def find_time_loss(
-    step: Prepared, times: NDArray[np.float32], silent: NDArray[np.float32], seed: int, run: Run
+    step: Prepared,
+    times: NDArray[np.float32],
+    silent: Mapping[str, NDArray[np.float32]],
+    seed: int,
+    run: Run,
 ) -> TimeLoss:
     """Split the step into parts.
 
     Parameters
     ----------
-    times, silent : float32 [cluster, lane]
-        Steps of the first clusters, and the same draws with communication of zero cost [s].
+    times : float32 [cluster, lane]
+        Steps of the first clusters [s].
+    silent : mapping of float32 [cluster, lane]
+        By group, the same draws once the communication of `freed_classes` takes no time [s].
     run : callable
         Runs blocks of a program under the same seed: `prism.simulation.steps.run_blocks`.
     """
     whole = times.astype(np.float64)
     parts: dict[str, Array] = {}  # seconds of each replicate
-    left, freed = whole, set[str]()
-    present = [g for g in GROUPS if g in map(group_of, step.program.classes)]
-    for group in present:
-        freed |= {c for c in step.program.classes if group_of(c) == group}
-        if group == present[-1]:
-            rest = silent.astype(np.float64)
-        else:
-            rest = run(silence(step, seed, freed), range(len(whole)))[0].astype(np.float64)
-        parts[f"exposed_{group}"] = left - rest
-        left = rest
+    left, present = whole, list(silent)
+    for group, rest in silent.items():
+        parts[f"exposed_{group}"] = left - rest.astype(np.float64)
+        left = rest.astype(np.float64)
     jitter, jitter_variance = _jitter(step.program)
     ideal = _split_ideal(*_ideal_times(step, seed, run))
     means = {name: float(part.mean()) for name, part in parts.items()} | ideal

@@ -5,7 +5,7 @@ programs run under the same keys, on the same clusters.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,12 +24,22 @@ from prism.simulation.causes import Input
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
-from prism.simulation.steps import run_blocks
+from prism.simulation.steps import run_variants
 from prism.simulation.variability import Treatment
 
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
 NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
 KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
+
+
+class Changed(NamedTuple):
+    """An intervention: where its figures go, on which input, how, and the program that it gives."""
+
+    row: int
+    column: int
+    entry: Input
+    what: str
+    program: Program
 
 
 def compare_interventions(
@@ -42,19 +52,18 @@ def compare_interventions(
         out[f"{n}_reduction"] = np.full(shape, np.nan)
         out[f"{n}_reduction_ci"] = np.full((*shape, 2), np.nan)
     quiet, seed = _quiet_times(case), case.sampler.seed
-    before = {
-        kind: _compared(case, case.step.program, blocks, quiet.get(kind))
-        for kind, blocks in COMPARED_BLOCKS.items()
-    }
-    for i, what in enumerate(asked):
-        for j, entry in enumerate(case.inputs):
-            program = _intervene(case, entry, what, speed_up)
-            if program is None:
-                continue
-            steady = what == "freeze" and entry.name == "step"
-            own = _quiet_after(case, entry, what, program, quiet)
-            after = _compared(case, program, COMPARED_BLOCKS[entry.kind], own, steady)
-            for name, (left, saved) in reduction(before[entry.kind], after, seed).items():
+    for kind in COMPARED_BLOCKS:
+        changed: list[Changed] = []
+        for i, what in enumerate(asked):
+            for j, entry in enumerate(case.inputs):
+                if entry.kind != kind:
+                    continue
+                program = _intervene(case, entry, what, speed_up)
+                if program is not None:
+                    changed.append(Changed(i, j, entry, what, program))
+        before, *after = _compare(case, changed, kind, quiet)
+        for (i, j, entry, _, _), times in zip(changed, after, strict=True):
+            for name, (left, saved) in reduction(before, times, seed).items():
                 if name in ("mean", "std"):
                     saved = _with_rare_stalls(case, entry, name, saved)
                 if f"target_{name}" in whole:
@@ -103,10 +112,9 @@ def _quiet_times(case: Case) -> dict[str, Array]:
     return {"kernels": control.times[0][:KERNEL_CONTROL], "effects": control.times[0]}
 
 
-def _quiet_after(
-    case: Case, entry: Input, what: str, program: Program, quiet: dict[str, Array]
-) -> Array | None:
-    """Quiet times under an intervention: a class's own; effects other than ranks leave them."""
+def _quiet_after(case: Case, change: Changed, quiet: dict[str, Array]) -> Array | None:
+    """Quiet times under a change: a class's own; effects other than ranks leave them."""
+    _, _, entry, what, program = change
     if entry.kind not in quiet:
         return None
     before = quiet[entry.kind]
@@ -119,20 +127,29 @@ def _quiet_after(
     return times.astype(np.float64)
 
 
-def _compared(
-    case: Case, program: Program, n: int, quiet: Array | None, steady: bool = False
-) -> Array:
-    """Target under a changed program [cluster, replicate], with the base's keys."""
-    sampler = case.sampler
+def _compare(
+    case: Case, changed: Sequence[Changed], kind: str, quiet: dict[str, Array]
+) -> list[Array]:
+    """Target of the program, then under each change [cluster, replicate], under the same keys."""
+    sampler, blocks = case.sampler, range(COMPARED_BLOCKS[kind])
+    programs = [case.step.program, *(change.program for change in changed)]
     if sampler.rare is not None and case.target.name == "step_time":
-        program = freeze_effect(program, "stall")  # what few stalls bring is added apart
-    times, effect, _, _ = run_blocks(program, range(n), sampler.seed, sampler.threads)
-    sampler.advance(n)
-    steps, effects = times.astype(np.float64), effect.astype(np.float64)
-    if quiet is not None:
-        steps = spread_clusters(steps, quiet)
-        effects = np.tile(effects, steps.shape[1] // effects.shape[1])
-    return case.target.times(steps, effects, steady)
+        programs = [freeze_effect(p, "stall") for p in programs]  # what few bring is added apart
+    drawn = run_variants(programs, blocks, [sampler.seed] * len(programs), sampler.threads)
+    sampler.advance(len(blocks) * len(programs))
+    found = []
+    for i, (times, effect) in enumerate(drawn):
+        own, steady = quiet.get(kind), False
+        if i > 0:
+            change = changed[i - 1]
+            own = _quiet_after(case, change, quiet)
+            steady = change.what == "freeze" and change.entry.name == "step"
+        steps, effects = times.astype(np.float64), effect.astype(np.float64)
+        if own is not None:
+            steps = spread_clusters(steps, own)
+            effects = np.tile(effects, steps.shape[1] // effects.shape[1])
+        found.append(case.target.times(steps, effects, steady))
+    return found
 
 
 def _intervene(case: Case, entry: Input, what: str, speed_up: float) -> Program | None:

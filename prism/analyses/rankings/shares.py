@@ -4,6 +4,7 @@ Evaluations are blocks of 64 steps, one cluster each. Every input starts with a 
 interval is wider than asked for are doubled.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from prism.simulation.causes import Input, Residuals, nominal_seconds, partition
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, run_blocks
+from prism.simulation.steps import Progress, run_blocks, run_variants
 
 PILOT_BLOCKS = 4
 MAX_BLOCKS = 1024
@@ -100,30 +101,28 @@ class Sampler:
         if self.progress is not None:
             self.progress(self.done, max(self.done, self.planned))
 
-    def extend_base(self, n: int) -> None:
-        """Bring the two runs that everything is compared with to n clusters."""
-        if len(self.a) >= n:
-            return
+    def extend(self, inputs: Sequence[Shares], n: int) -> None:
+        """Bring the two runs that everything is compared with, and inputs' own, to n clusters."""
         more = range(len(self.a), n)
-        for i, (name, key) in enumerate((("a", self.seed), ("b", self.other))):
-            times, effect, _, _ = run_blocks(self.program, more, key, self.threads)
-            setattr(self, name, np.concatenate([getattr(self, name), times.astype(np.float64)]))
-            self.effects[i] = np.concatenate([self.effects[i], effect.astype(np.float64)])
-            self.advance(len(more))
-
-    def extend(self, shares: Shares, n: int) -> None:
-        """Bring an input's runs to n clusters."""
-        self.extend_base(n)
-        if (rare := self.rare_of(shares.entry)) is not None:  # the swapped runs say nothing of them
-            rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
-            shares.ab, shares.ba = self.a[:n], self.b[:n]
-            self.advance(4 * n)
-            return
-        more = range(len(shares.ab), n)
-        there = swap_keys(shares.entry, self.seed, self.other, self.third)
-        back = swap_keys(shares.entry, self.other, self.seed, self.third)
-        shares.ab = np.concatenate([shares.ab, self.run(more, there)])
-        shares.ba = np.concatenate([shares.ba, self.run(more, back)])
+        swapped = [shares for shares in inputs if self.rare_of(shares.entry) is None]
+        keys: list[int | engine.Keys] = [self.seed, self.other]
+        for shares in swapped:
+            keys.append(swap_keys(shares.entry, self.seed, self.other, self.third))
+            keys.append(swap_keys(shares.entry, self.other, self.seed, self.third))
+        drawn = run_variants([self.program] * len(keys), more, keys, self.threads)
+        self.advance(len(more) * len(keys))
+        times = [found[0].astype(np.float64) for found in drawn]
+        self.a, self.b = np.concatenate([self.a, times[0]]), np.concatenate([self.b, times[1]])
+        for i in range(2):
+            self.effects[i] = np.concatenate([self.effects[i], drawn[i][1].astype(np.float64)])
+        for shares, ab, ba in zip(swapped, times[2::2], times[3::2], strict=True):
+            shares.ab = np.concatenate([shares.ab, ab])
+            shares.ba = np.concatenate([shares.ba, ba])
+        for shares in inputs:
+            if (rare := self.rare_of(shares.entry)) is not None:  # swapped runs say nothing of them
+                rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
+                shares.ab, shares.ba = self.a[:n], self.b[:n]
+                self.advance(4 * n)
 
     def rare_of(self, entry: Input) -> RareStalls | None:
         """Return the runs that tell of an input where it is rare stalls."""
@@ -197,17 +196,17 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     alive = [s for s in out if not s.entry.is_constant]
     sampler.planned += 2 * PILOT_BLOCKS * (1 + 2 * len(alive))
     n, wide, spent = PILOT_BLOCKS, alive, 0
-    sampler.extend_base(n)
-    while wide:
-        for shares in wide:
-            sampler.extend(shares, n)
+    while True:
+        sampler.extend(wide, n)
+        if not wide:
+            break
         sampler.extend_control(CONTROL_HALF_WIDTH)
         for shares in alive:
             sampler.estimate(shares)
         wide = [s for s in alive if s.is_wide and len(s.ab) == n]
         n *= 2
         cost = n * (len(wide) + 1) * sampler.program.n_draws * engine.LANES
-        if n > MAX_BLOCKS or spent + cost > BUDGET:
+        if not wide or n > MAX_BLOCKS or spent + cost > BUDGET:
             break
         spent += cost
         sampler.planned += n * (len(wide) + 1)
