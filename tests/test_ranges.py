@@ -123,6 +123,13 @@ def test_durations_whose_cube_is_no_number_are_simulated():
     assert np.isfinite(run_blocks(step.program, range(1), 1)[0]).all()
 
 
+def test_stalls_in_every_step_are_no_rare_ones():
+    """As many an hour as make the probability of one in a step 1: nothing is warned of."""
+    often = JOB["variability"] | {"effects": {"stall": {"rate_per_hour": 1e9, "duration_s": 1e-3}}}
+    result = prism.estimate(job_from_dict(JOB | {"variability": often}), replicates=64, seed=1)
+    assert np.isfinite(float(result.step_time.mean()))
+
+
 def test_a_spoilt_library_is_refused_with_file_figure_and_range(tmp_path, dataset, run):
     file = tmp_path / "own.nc"
     row = int(np.flatnonzero(dataset.entry.values == "stall/rate_per_hour")[0])
@@ -143,6 +150,13 @@ def steps_model(tmp_path_factory):
     assert read_step_times(folder / "steps.csv").seconds.size == 180
     save(prism.fit(folder / "steps.csv"), folder / "m.nc")
     return folder / "m.nc"
+
+
+def test_no_model_of_steps_is_read_whose_steps_do_not_rise(steps_model, tmp_path):
+    dataset = xr.load_dataset(steps_model, engine="h5netcdf")
+    save(dataset.isel(step=slice(None, None, -1)), tmp_path / "x.nc")
+    with pytest.raises(PrismError, match="rise"):
+        load_step_model(tmp_path / "x.nc")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e30])

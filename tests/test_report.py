@@ -276,11 +276,13 @@ def test_broken_sources_and_names_in_other_scripts(run, folder, tmp_path):
     assert run("report", tmp_path / "script.nc", "-o", page)[0] == 0
 
 
-@pytest.mark.parametrize("kind", ["estimate", "replay"])
+@pytest.mark.parametrize("kind", ["figure for text", "list for a block", "replay"])
 def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(run, tmp_path, kind, recwarn):
-    if kind == "estimate":
-        result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    if kind == "figure for text":
         result.attrs["model_error"] = json.dumps({"spread": 0.2, "source": -math.inf})
+    elif kind == "list for a block":
+        result.attrs["job"] = json.dumps(json.loads(result.attrs["job"]) | {"model": [1]})
     else:
         result = prism.replay(Path(__file__).parents[1] / "experiments/samples/trace.csv").isel(
             dp_rank=slice(0)

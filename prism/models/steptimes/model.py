@@ -193,6 +193,8 @@ def _check(model: StepModel) -> None:
     stalls = model.stall_s.size or not model.stall_counts.sum()
     if not (model.work.size and model.residuals.size and stalls):
         raise ValueError("steps, residuals or stalls are missing")
+    if (np.diff(model.steps) <= 0).any():
+        raise ValueError("the numbers of steps do not rise")
     spread = model.spread.as_dict()
     most = {"tau_s": math.inf}  # else relative: no steps above 0 differ by more than a hundredfold
     inside = all(0.0 <= value < most.get(name, 100.0) for name, value in spread.items())

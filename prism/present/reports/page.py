@@ -175,7 +175,8 @@ def _parts(found: Sequence[Found]) -> list[Part]:
     for i, item in enumerate(found, 1):
         answer, name = item.answer, f"r{i}"
         command = f"prism {KINDS[item.kind].command}"
-        made = made_by(item.result, answer.figures, item.file, command)
+        with told_broken(item.file, "a whole result, with what it was made by"):
+            made = made_by(item.result, answer.figures, item.file, command)
         pictures = _drawn(answer.pictures, name, item.file)
         parts.append(Part(name, item, _label(item, found), pictures, made))
     return parts
@@ -243,9 +244,10 @@ def _subjects(parts: Sequence[Part]) -> list[Subject]:
         subject = known.setdefault(text, Subject(f"s{len(known) + 1}", text))
         subject.parts.append(part)
     for subject in known.values():
-        with_job = [part for part in subject.parts if job_values(part.found.result) is not None]
-        for part in with_job:
+        for part in subject.parts:
             with told_broken(part.found.file, "a whole result, with its job"):
+                if job_values(part.found.result) is None:
+                    continue
                 if subject.first is None:
                     subject.first, subject.inputs = part, inputs_of(part.found.result)
                 else:

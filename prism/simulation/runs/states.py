@@ -133,7 +133,7 @@ def find_stalls(sim: Simulator, step_s: float) -> StallProcess | None:
     if stalls.entity == engine.NO_STALL:
         return None
     p = np.array([stalls.probability[stage] for stage, _ in stall_groups(program)])
-    rate = float(-np.log1p(-p).sum())
+    rate = float(-np.log1p(-p).sum()) if (p < 1.0).all() else np.inf
     if not 0.0 < rate < RARE:
         return None
     more = np.minimum(stalls.probability * OFTEN / rate, 0.5)
