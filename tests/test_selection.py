@@ -10,6 +10,10 @@ from prism.analyses import selection
 from prism.analyses.placements.answer import Comparison, choose, promising
 from prism.analyses.placements.search import find_placements
 from prism.analyses.selection import MOST_SLOPE, Arm, probability_best, select, spread
+from prism.cluster.nodemap import slow_node
+from prism.simulation.draws import Lowered, cluster_times
+from prism.simulation.othernodes import relocate
+from prism.simulation.prepare import prepare
 
 
 class MadeUp:
@@ -26,6 +30,10 @@ class MadeUp:
         arms = self.arms()
         best = select(arms, [measure], 0.001, self, budget=budget)[0]
         return arms.index(best), probability_best(best, arms, measure, 0.001)
+
+    def extend_all(self, wanted):
+        for arm, n in wanted:
+            self.extend(arm, n)
 
     def extend(self, arm, n):
         for block in range(arm.n, n):
@@ -168,3 +176,16 @@ def test_nodes_stay_where_they_cost_next_to_nothing_more():
     candidates, best, p_correct = choose(case, find_placements(case.problem, 1))
     assert candidates == [best]
     assert p_correct == 1.0
+
+
+def test_quiet_times_of_moved_nodes_are_those_of_each_placement_alone():
+    """Replicas that hold the same GPUs, as slow, are lowered once: the same bits."""
+    step = prepare(small(), 1)
+    orders = [*range(12)], [1, 0, *range(2, 12)], [7, *range(1, 7), 0, *range(8, 12)]
+    others = [relocate(step, hosts, {1: slow_node(1.3)}) for hosts in orders]
+    known = Lowered()
+    assert known.changed(step.program, 3) is None
+    assert [len(known.changed(p, 3)) for p in others] == [1, 1, 2]
+    for program, seed in [(p, 3) for p in (step.program, *others)] + [(step.program, 4)]:
+        together = cluster_times(program, range(70), seed, 2, known)
+        assert np.array_equal(together, cluster_times(program, range(70), seed))

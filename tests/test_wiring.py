@@ -26,7 +26,8 @@ def wire(job, hosts=None):
 
 def tier_factors(wiring, group):
     """How many times slower each ring of a kind is for the units it leaves."""
-    return np.array([reach.factor for reach in wiring._rings_reach(group).rings])
+    reach = wiring._rings_reach(group)
+    return np.array([each.factor for each in reach.distinct])[reach.kind]
 
 
 @pytest.mark.parametrize("pod_gpus", [4, 8])
@@ -135,7 +136,7 @@ def test_torn_groups_of_the_default_order_are_as_the_cluster_says(layout, order,
     wiring, cluster = wire(job), build_cluster(job, LIBRARY)
     for name in GROUPS:
         group = cluster.group(name)
-        assert max(r.domains for r in wiring._rings_reach(name).rings) == group.domains(domain)
+        assert max(r.domains for r in wiring._rings_reach(name).distinct) == group.domains(domain)
         slowest = max(wiring.seconds(name, 1e9, stage).max() for stage in range(layout[3]))
         assert slowest == pytest.approx(cluster.collective_time("all_gather", 1e9, group))
 
@@ -188,9 +189,8 @@ def test_reach_against_counting(hosts, pod, nvlink):
         n_alike = 2  # tp ranks of a node have the same ring
         assert tier_factors(wiring, group) == pytest.approx(expected[::n_alike])
         reach = wiring._rings_reach(group)
-        assert [(4 if group == "dp_cp" else 2) / r.domains for r in reach.rings] == inside[
-            ::n_alike
-        ]
+        domains = np.array([each.domains for each in reach.distinct])[reach.kind]
+        assert ((4 if group == "dp_cp" else 2) / domains).tolist() == inside[::n_alike]
 
 
 TORN = [  # up to 48 GPUs in NVLink domains of 12, nodes of 4

@@ -14,7 +14,7 @@ References
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,9 +25,9 @@ from scipy import stats
 from prism import engine
 from prism.analyses.rankings.target import Target
 from prism.common.attribution import ClusterControl, control_slope
-from prism.simulation.draws import cluster_times
+from prism.simulation.draws import Lowered, cluster_times
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, run_blocks
+from prism.simulation.steps import Progress, run_variants
 
 Array = NDArray[np.float64]
 QUANTILES: dict[str, float | None] = {
@@ -182,6 +182,7 @@ class Runner:
     n_quiet: int = 0  # cluster draws whose quiet times are found, once an arm has run
     done: int = 0  # cluster draws over all arms
     planned: int = 0  # about
+    lowered: Lowered = field(default_factory=Lowered)
 
     def program(self, arm: Arm) -> Program:
         """Return what an arm runs."""
@@ -190,21 +191,35 @@ class Runner:
 
     def extend(self, arm: Arm, n: int) -> None:
         """Bring an arm to n cluster draws."""
-        if n <= arm.n:
-            return
-        program, more = self.program(arm), range(arm.n, n)
-        times, effects, _, _ = run_blocks(program, more, self.seed, self.threads)
-        if arm.n == 0:
-            arm.cost = max(LEAST_COST, program.n_draws * engine.LANES)
-            batches = int(np.clip(QUIET_SAMPLES // arm.cost, *QUIET_BATCHES))
-            self.n_quiet = self.n_quiet or batches * engine.LANES
-            if (program.ranks.tables >= 0).any():
-                quiet = cluster_times(program, range(self.n_quiet), self.seed, self.threads)
-                arm.quiet = quiet.astype(np.float64)
-        arm.times = np.concatenate([arm.times, times.astype(np.float64)])
-        arm.effects = np.concatenate([arm.effects, effects.astype(np.float64)])
-        self.done += len(more)
-        self.tell()
+        self.extend_all([(arm, n)])
+
+    def extend_all(self, wanted: Iterable[tuple[Arm, int]]) -> None:
+        """Bring each arm to its number of cluster draws; those at hand that lack the same, together."""
+        groups: dict[tuple[int, range], list[Arm]] = {}
+        for arm, n in wanted:
+            if n > arm.n:
+                alone = id(arm) if arm.program is None else 0  # is built when it is run
+                groups.setdefault((alone, range(arm.n, n)), []).append(arm)
+        for (_, more), arms in groups.items():
+            programs = [self.program(arm) for arm in arms]
+            drawn = run_variants(programs, more, [self.seed] * len(arms), self.threads)
+            for arm, program, (times, effects) in zip(arms, programs, drawn, strict=True):
+                if arm.n == 0:
+                    self._begin(arm, program)
+                arm.times = np.concatenate([arm.times, times.astype(np.float64)])
+                arm.effects = np.concatenate([arm.effects, effects.astype(np.float64)])
+            self.done += len(more) * len(arms)
+            self.tell()
+
+    def _begin(self, arm: Arm, program: Program) -> None:
+        """Find what a block of an arm costs, and its quiet times."""
+        arm.cost = max(LEAST_COST, program.n_draws * engine.LANES)
+        batches = int(np.clip(QUIET_SAMPLES // arm.cost, *QUIET_BATCHES))
+        self.n_quiet = self.n_quiet or batches * engine.LANES
+        if (program.ranks.tables >= 0).any():
+            clusters = range(self.n_quiet)
+            quiet = cluster_times(program, clusters, self.seed, self.threads, self.lowered)
+            arm.quiet = quiet.astype(np.float64)
 
     def tell(self) -> None:
         """Report what is done, and about how much there is to do."""
@@ -232,8 +247,7 @@ def select(
     list of Arm
         The best by each measure, the frontier between them, and those that may yet be better.
     """
-    for arm in arms:
-        runner.extend(arm, min(FIRST_BLOCKS, most))
+    runner.extend_all((arm, min(FIRST_BLOCKS, most)) for arm in arms)
     slope = fit_slope(arms)
     for arm in arms:
         arm.slope = slope
@@ -246,8 +260,7 @@ def select(
         if not rivals or cost == 0 or cost > budget:
             return left
         budget -= cost
-        for arm in left:
-            runner.extend(arm, n)
+        runner.extend_all((arm, n) for arm in left)
 
 
 def _contenders(

@@ -74,7 +74,8 @@ class Wiring:
         """Tell whether messages of a group take as long as under another placement."""
         if group == "hop":
             return all(map(np.array_equal, self._hop_reach, other._hop_reach))
-        return self._rings_reach(group).rings == other._rings_reach(group).rings
+        own, others = self._rings_reach(group), other._rings_reach(group)
+        return own.distinct == others.distinct and bool(np.array_equal(own.kind, others.kind))
 
     def is_nominal(self, group: str) -> bool:
         """Tell whether messages of a group take everywhere what the cluster says."""
@@ -167,8 +168,8 @@ class Wiring:
     def _domains(self, group: str, rings: Int) -> Int:
         """NVLink domains that every ring touches [ring]."""
         if self.default is not None and self.cluster.nvlink_gpus <= self.placement.gpus_per_node:
-            default = self.default._rings_reach(group).rings  # a node's GPUs stay together
-            return np.array([reach.domains for reach in default])
+            default = self.default._rings_reach(group)  # a node's GPUs stay together
+            return np.array([reach.domains for reach in default.distinct])[default.kind]
         return count_units(rings // self.cluster.nvlink_gpus)
 
     def _hops(self, n_bytes: float) -> Array:
@@ -189,11 +190,6 @@ class Wiring:
 class _Rings(NamedTuple):
     """How the rings of a kind lie."""
 
-    distinct: tuple[Reach, ...]
+    distinct: tuple[Reach, ...]  # in order of their first ring
     kind: Int  # [ring] which of them
     n_ranks: int
-
-    @property
-    def rings(self) -> list[Reach]:
-        """Each of them."""
-        return [self.distinct[k] for k in self.kind]

@@ -8,6 +8,7 @@ estimate of their own.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -109,19 +110,76 @@ def congested_leaves(program: Program, blocks: range, seed: int) -> Counts:
     return out
 
 
-def cluster_times(program: Program, clusters: range, seed: int, threads: int = 1) -> Lanes:
+class Lowered:
+    """Seconds of replicas by cluster, of programs that differ in where nodes are and how slow.
+
+    A replica that has the same GPUs, as slow, as it had in the first program takes as long.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[Program, int] | None = None  # and its seed
+        self._keys: list[tuple[bytes, ...]] = []
+        self._seconds: dict[int, Lanes] = {}  # by cluster: [replica, coef]
+
+    def changed(self, program: Program, seed: int) -> NDArray[np.int64] | None:
+        """List the replicas that are to be lowered anew; None for the first program, or another."""
+        low, factor = program.low, program.ranks.factor
+        kept = low.fixed_mean.shape[0]
+        keys: list[tuple[bytes, ...]] = [
+            (gpus.tobytes(), factor[:, gpus].tobytes(), low.fixed_mean[r % kept].tobytes())
+            for r, gpus in enumerate(low.member)
+        ]
+        if self._first and self._first[1] == seed and _lowers_alike(self._first[0], program):
+            differ = map(operator.ne, keys, self._keys)
+            return np.flatnonzero(np.fromiter(differ, bool, len(keys)))
+        self._first, self._keys, self._seconds = (program, seed), keys, {}
+        return None
+
+    def find(
+        self, low: engine.Lowering, x: Lanes, cluster: int, changed: NDArray[np.int64] | None
+    ) -> Lanes:
+        """Seconds of all replicas of a cluster [replica, coef]."""
+        known = self._seconds.get(cluster)
+        if changed is None or known is None:
+            whole = np.asarray(lower(low, x)[0].sum(axis=2))
+            if changed is None:
+                self._seconds[cluster] = whole
+            return whole
+        out = known.copy()
+        if changed.size:
+            out[changed] = lower(low, x, changed)[0].sum(axis=2)
+        return out
+
+
+def _lowers_alike(a: Program, b: Program) -> bool:
+    """Tell whether programs draw the same ranks and lower the same segments."""
+    apart = {"member", "fixed_mean", "fixed_var"}
+    pairs = [(getattr(a.low, n), getattr(b.low, n)) for n in a.low._fields if n not in apart]
+    ranks = a.ranks._replace(factor=b.ranks.factor)
+    pairs += [*zip(ranks, b.ranks, strict=True), (a.tables, b.tables)]
+    return all(x is y or np.array_equal(x, y) for x, y in pairs) and len(a.low.member) == len(
+        b.low.member
+    )
+
+
+def cluster_times(
+    program: Program, clusters: range, seed: int, threads: int = 1, known: Lowered | None = None
+) -> Lanes:
     """Step time of each cluster with every effect but the ranks' at its mean [s].
 
-    Cluster i has the ranks of block i of a run under the same seed.
+    Cluster i has the ranks of block i of a run under the same seed. What is `known` of programs
+    with the same kernels is not worked out again.
     """
     batches = [clusters[i : i + engine.LANES] for i in range(0, len(clusters), engine.LANES)]
     draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(seed))
     step, shape = quiet_step(program), (program.graph.n_replicas, *program.low.call_cv.shape[:1])
+    known = known or Lowered()
+    changed = known.changed(program, seed)
 
     def run(batch: range) -> Lanes:
         seconds = np.zeros((*shape, engine.LANES), np.float32)
         for lane, cluster in enumerate(batch):
-            seconds[:, :, lane] = lower(program.low, draw(cluster))[0].sum(2)
+            seconds[:, :, lane] = known.find(program.low, draw(cluster), cluster, changed)
         return run_lanes(step, seconds)[: len(batch)]
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
