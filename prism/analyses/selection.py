@@ -194,7 +194,7 @@ class Runner:
         self.extend_all([(arm, n)])
 
     def extend_all(self, wanted: Iterable[tuple[Arm, int]]) -> None:
-        """Bring each arm to its number of cluster draws; those at hand that lack the same, together."""
+        """Bring arms to numbers of cluster draws; those at hand that lack the same, together."""
         groups: dict[tuple[int, range], list[Arm]] = {}
         for arm, n in wanted:
             if n > arm.n:
