@@ -397,7 +397,7 @@ def test_bad_input_is_told(run, tmp_path, arguments, said):
 
 
 def test_an_error_of_the_model_is_no_difference_between_jobs():
-    job = prism.load_job("gpt3-175b-512", ["run.steps=300"])
+    job = prism.load_job("pipeline-8x32", ["run.steps=300"])
     asked = {"replicates": 640, "run_replicates": 200}
     plain, wrong = (
         prism.estimate(job.replace(f"variability.model_error={x}"), seed=1, **asked)
