@@ -152,10 +152,17 @@ def steps_model(tmp_path_factory):
     return folder / "m.nc"
 
 
-def test_no_model_of_steps_is_read_whose_steps_do_not_rise(steps_model, tmp_path):
+@pytest.mark.parametrize("what", ["rise", "written to", "deviation 1"])
+def test_no_model_of_steps_is_read_that_contradicts_itself(steps_model, tmp_path, what):
     dataset = xr.load_dataset(steps_model, engine="h5netcdf")
-    save(dataset.isel(step=slice(None, None, -1)), tmp_path / "x.nc")
-    with pytest.raises(PrismError, match="rise"):
+    if what == "rise":
+        dataset = dataset.isel(step=slice(None, None, -1))
+    elif what == "written to":
+        dataset = dataset.assign_attrs(grain_s=1e12)
+    else:
+        dataset["residuals"] = 2.0 * dataset["residuals"]
+    save(dataset, tmp_path / "x.nc")
+    with pytest.raises(PrismError, match=what):
         load_step_model(tmp_path / "x.nc")
 
 

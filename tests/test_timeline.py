@@ -11,6 +11,7 @@ from job_files import job_files
 from naive import step_time as naive_step
 from trace_events import BadTrace, check_trace
 
+import prism
 from prism import engine
 from prism.analyses.timeline import nearest_replicate, summarize_timeline, timeline
 from prism.analyses.timelines.chrome import chrome_trace
@@ -260,6 +261,15 @@ def test_of_many_replicas_those_worth_seeing_are_shown():
     rows = summarize_timeline(made)["steps"][0]["rows"]
     assert len(rows) in (3, 4) and "decides" in rows[0]["role"]
     assert {"typical", "fastest"} <= {row["role"] for row in rows}
+
+
+def test_a_result_whose_job_is_spoilt_is_refused(run, tmp_path):
+    result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    for spoilt in (json.loads(result.attrs["job"]) | {"name": 5}, [1]):
+        result.attrs["job"] = json.dumps(spoilt)
+        save(result, tmp_path / "x.nc")
+        status, out, err = run("timeline", tmp_path / "x.nc")
+        assert status == 2 and not out and str(tmp_path / "x.nc") in err
 
 
 def test_the_command_and_a_result_give_the_same_steps(run, tmp_path):

@@ -23,6 +23,7 @@ from prism.analyses.timelines.table import Sheets
 from prism.analyses.timelines.traces import play_trace
 from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
+from prism.common.files import told_broken
 from prism.common.resultfiles import load
 from prism.common.text import time_unit
 from prism.engine import LANES
@@ -216,14 +217,15 @@ def _job(
     given = {"replicates": replicates, "seed": seed, "overrides": tuple(overrides)}
     _refuse(str(what), "a result, which has its own call", given)
     result = load(what)
-    call = json.loads(result.attrs.get("call", "{}"))
-    steps = {"step_time", "replicate"} <= {*result, *result.dims} and "job" in result.attrs
-    if not steps or "seed" not in call:
-        raise PrismError(
-            f"{what}: holds no simulated steps of a job; give a result.nc that "
-            "prism estimate JOB -o DIR wrote"
-        )
-    return job_of(result), min(result.sizes["replicate"], REPLICATES), int(call["seed"])
+    with told_broken(what, "a result.nc that prism estimate JOB -o DIR wrote"):
+        call = json.loads(result.attrs.get("call", "{}"))
+        steps = {"step_time", "replicate"} <= {*result, *result.dims} and "job" in result.attrs
+        if not steps or "seed" not in call:
+            raise PrismError(
+                f"{what}: holds no simulated steps of a job; give a result.nc that "
+                "prism estimate JOB -o DIR wrote"
+            )
+        return job_of(result), min(result.sizes["replicate"], REPLICATES), int(call["seed"])
 
 
 def nearest_replicate(step_time: NDArray[np.float64], percentile: float) -> int:

@@ -195,6 +195,11 @@ def _check(model: StepModel) -> None:
         raise ValueError("steps, residuals or stalls are missing")
     if (np.diff(model.steps) <= 0).any():
         raise ValueError("the numbers of steps do not rise")
+    if not 0.0 <= model.grain_s <= model.work.min():
+        raise ValueError(f"steps of {model.work.min():g} s, written to {model.grain_s:g} s")
+    noise = model.residuals
+    if noise.any() and not np.allclose([noise.mean(), noise.std()], [0.0, 1.0], atol=1e-6):
+        raise ValueError("residuals are not of mean 0 and standard deviation 1")
     spread = model.spread.as_dict()
     most = {"tau_s": math.inf}  # else relative: no steps above 0 differ by more than a hundredfold
     inside = all(0.0 <= value < most.get(name, 100.0) for name, value in spread.items())
