@@ -278,15 +278,14 @@ def test_broken_sources_and_names_in_other_scripts(run, folder, tmp_path):
 
 @pytest.mark.parametrize("kind", ["figure for text", "list for a block", "replay"])
 def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(run, tmp_path, kind, recwarn):
-    result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    result = prism.replay(Path(__file__).parents[1] / "experiments/samples/trace.csv")
     if kind == "figure for text":
+        result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
         result.attrs["model_error"] = json.dumps({"spread": 0.2, "source": -math.inf})
     elif kind == "list for a block":
-        result.attrs["job"] = json.dumps(json.loads(result.attrs["job"]) | {"model": [1]})
+        result.attrs |= {"job": json.dumps({"parallelism": {}, "model": [1]}), "call": "{}"}
     else:
-        result = prism.replay(Path(__file__).parents[1] / "experiments/samples/trace.csv").isel(
-            dp_rank=slice(0)
-        )
+        result = result.isel(dp_rank=slice(0))
     save(result, tmp_path / "x.nc")
     status, out, err = run("report", tmp_path / "x.nc", "-o", tmp_path / "x.html")
     assert status == 2 and str(tmp_path / "x.nc") in err and len(err.splitlines()) == 1
