@@ -15,6 +15,7 @@ from prism.distributions.tables import sample_table
 from prism.jobs.schedule import make_schedule
 
 MASK = 0xFFFFFFFF
+POOL = 4096
 quantile_table = lru_cache(distributions.quantile_table)
 
 
@@ -33,6 +34,7 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self.key = (seed & MASK, seed >> 32)
+        self.pools: dict[tuple, list[int]] = {}
 
     def multiplier(self, law, power, stream, index, entity, replicate) -> float:
         if law.std == 0.0 or power == 0.0:
@@ -40,6 +42,49 @@ class Draws:
         word = philox4x32((index >> 2, entity, replicate, stream), self.key)[index & 3]
         table = quantile_table(law, power)
         return 1.0 + float(sample_table(table, np.array([word], np.uint32))[0])
+
+    def residual(self, law, uses, stream, stage, index, entity, replicate) -> float:
+        """Multiplier of a stage's index-th op, one of `uses` alike in a step."""
+        if uses < 32:
+            return self.multiplier(law, 1.0, stream, (stage << 22) | index, entity, replicate)
+        if law.std == 0.0:
+            return 1.0
+        block, lane = divmod(replicate, engine.LANES)
+        counter = (
+            (stage << 20) | (index >> 8),
+            entity,
+            (index >> 2) & 63,
+            stream | (block + 1) << 4,
+        )
+        word = philox4x32(counter, self.key)[index & 3]
+        place = word * POOL >> 32
+        at = self.pool(law, block)[(place + lane) % POOL]
+        if at >> 24 == 0xFF:
+            at = 0xFF << 24 | self.mixed(word + (lane + 1) * 0x9E3779B9) >> 8
+        table = quantile_table(law, 1.0)
+        return 1.0 + float(sample_table(table, np.array([at], np.uint32))[0])
+
+    @staticmethod
+    def mixed(x) -> int:
+        """The finaliser of MurmurHash3 on a Python integer."""
+        x &= MASK
+        x = (x ^ x >> 16) * 0x85EBCA6B & MASK
+        x = (x ^ x >> 13) * 0xC2B2AE35 & MASK
+        return x ^ x >> 16
+
+    def pool(self, law, block) -> list[int]:
+        """Words of the residuals of a block that follow a law, in the order of the pool."""
+        if (law, block) in self.pools:
+            return self.pools[law, block]
+        order: list[int] = []
+        for i in range(0, POOL, engine.LANES):
+            for lane in range(engine.LANES):
+                counter = (i - i % (2 * engine.LANES), 0, block * engine.LANES + lane, engine.POOL)
+                two = philox4x32(counter, self.key)[2 * (i // engine.LANES % 2) :][:2]
+                at = two[0] * (i + lane + 1) >> 32
+                order.append(order[at] if at < i + lane else 0)
+                order[at] = ((i + lane) << 20) | (two[1] >> 12)  # one of POOL equal parts
+        return self.pools.setdefault((law, block), order)
 
     def rank(self, law, gpu, cluster) -> float:
         if law.std == 0.0:
@@ -68,15 +113,15 @@ def step_time(job, variability, seed: int, replicate: int, ends=None) -> float:
             x = draws.rank(v.rank, gpu, replicate // engine.LANES)
             x *= slow.get(hosts[slot], 1.0)
             for i, action in enumerate(actions):
+                uses = p.dp * sum(other.kind == action.kind for other in actions)
                 nominal = forward[s] if action.kind == "F" else backward[s]
                 load = 1.0 if action.kind == "F" else v.backward_loading
                 content = draws.multiplier(
                     v.microbatch, load, engine.MICROBATCH, action.microbatch, replica, replicate
                 )
-                own = draws.multiplier(
-                    v.residual("residual/compute"), 1.0, engine.RESIDUAL,
-                    (s << 22) | i, replica, replicate,
-                )  # fmt: skip
+                own = draws.residual(
+                    v.residual("residual/compute"), uses, engine.RESIDUAL, s, i, replica, replicate
+                )
                 duration[s, i] = nominal / p.vpp * x * shock * content * own
         mine: dict[tuple[int, int], float] = {}
         if p.p2p == "blocking" and p.pp > 1:

@@ -49,9 +49,9 @@ INDEPENDENT = FSDP | {"variability": FSDP["variability"] | {"dependence": "none"
 
 # name: job, hash, mean step time [s]
 GOLDEN = {
-    "pipeline-8x32": (load_job("pipeline-8x32"), "29d52c36d500dc2e", 120.62644630670547),
-    "fsdp": (job_from_dict(FSDP), "50acf7b949662dbc", 0.09839473839383572),
-    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "4081d6e85ff9e813", 0.09797279408667237),
+    "pipeline-8x32": (load_job("pipeline-8x32"), "7e1c993526ebc000", 120.5683946609497),
+    "fsdp": (job_from_dict(FSDP), "07959e541b57f3f4", 0.09839923691470176),
+    "fsdp, dependence none": (job_from_dict(INDEPENDENT), "73680ec0afa556b1", 0.09797091141808778),
 }
 
 

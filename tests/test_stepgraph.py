@@ -1,5 +1,6 @@
 """Step graphs through the engine: closed forms, blocking transfers, fsdp, the end of a step."""
 
+from collections import Counter
 from dataclasses import replace
 
 import naive
@@ -332,6 +333,7 @@ def longest_path(steps, schedule, law, slow, n_replicas, lane):
     """End of the builder's nodes, each replica by itself, durations drawn by the oracle."""
     draws = naive.Draws(0)
     types = list(steps.b.types)
+    alike = Counter(node.op_type for node in steps.b.nodes[1:])
     ends, count = [np.zeros(n_replicas)], {}
     for node in steps.b.nodes[1:]:
         assert len(node.preds) <= 2 and all(p < len(ends) for p in node.preds)
@@ -340,13 +342,15 @@ def longest_path(steps, schedule, law, slow, n_replicas, lane):
             start = np.full(n_replicas, start.max())
         if node.op_type >= 0:
             key = (node.is_global, node.stage)
-            index = (node.stage << 22) | count.setdefault(key, 0)
+            index = count.setdefault(key, 0)
             count[key] += 1
             op_type = types[node.op_type]
             stream = engine.GLOBAL if node.is_global else engine.RESIDUAL
             for r in range(n_replicas):
                 who = 0 if node.is_global else r
-                x = draws.multiplier(law, 1.0, stream, index, who, lane)
+                x = draws.residual(
+                    law, alike[node.op_type] * n_replicas, stream, node.stage, index, who, lane
+                )
                 gpu = node.stage * n_replicas + r
                 if op_type.collective is None:
                     x *= slow.get(gpu, 1.0)

@@ -27,7 +27,7 @@ from prism.analyses.rankings.target import Target
 from prism.common.attribution import ClusterControl, control_slope
 from prism.simulation.draws import Lowered, cluster_times
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, run_variants
+from prism.simulation.steps import Progress, run_blocks
 
 Array = NDArray[np.float64]
 QUANTILES: dict[str, float | None] = {
@@ -201,15 +201,15 @@ class Runner:
                 alone = id(arm) if arm.program is None else 0  # is built when it is run
                 groups.setdefault((alone, range(arm.n, n)), []).append(arm)
         for (_, more), arms in groups.items():
-            programs = [self.program(arm) for arm in arms]
-            drawn = run_variants(programs, more, [self.seed] * len(arms), self.threads)
-            for arm, program, (times, effects) in zip(arms, programs, drawn, strict=True):
+            for arm in arms:
+                program = self.program(arm)
+                times, effects = run_blocks(program, more, self.seed, self.threads)[:2]
                 if arm.n == 0:
                     self._begin(arm, program)
                 arm.times = np.concatenate([arm.times, times.astype(np.float64)])
                 arm.effects = np.concatenate([arm.effects, effects.astype(np.float64)])
-            self.done += len(more) * len(arms)
-            self.tell()
+                self.done += len(more)
+                self.tell()
 
     def _begin(self, arm: Arm, program: Program) -> None:
         """Find what a block of an arm costs, and its quiet times."""

@@ -41,6 +41,7 @@ with kept_together():
         NEVER,
         NO_JITTER,
         NO_STALL,
+        POOL,
         RANK,
         REGIME,
         RESIDUAL,
@@ -63,7 +64,7 @@ with kept_together():
         Walk,
         Work,
     )  # fmt: skip
-    from prism.engine.effects import draw_ranks, end_block, fill_rows, microbatches
+    from prism.engine.effects import draw_ranks, microbatches
     from prism.engine.lowering import group_max, lower_replicas
     from prism.engine.random import lookup, philox_lanes
     from prism.engine.record import record_block
@@ -72,10 +73,10 @@ with kept_together():
 
 __all__ = [
     "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
-    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "RANK", "REGIME",
-    "RESIDUAL", "STALL", "STEP", "Bank", "Block", "Graph", "Jitter", "Keys", "Links", "Lowering",
-    "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Stalls", "Step", "Walk", "Work",
-    "draw_ranks", "end_block", "fill_rows", "group_max", "lookup", "lower_replicas",
-    "microbatches", "philox_lanes", "record_block", "run_phase", "run_range", "run_sampled",
-    "run_sampled_block", "unseen_bins", "unseen_slowest",
+    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
+    "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Block", "Graph", "Jitter", "Keys", "Links",
+    "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Stalls", "Step", "Walk",
+    "Work", "draw_ranks", "group_max", "lookup", "lower_replicas", "microbatches", "philox_lanes",
+    "record_block", "run_phase", "run_range", "run_sampled", "run_sampled_block", "unseen_bins",
+    "unseen_slowest",
 ]  # fmt: skip

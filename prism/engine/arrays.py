@@ -17,7 +17,7 @@ CDF_RANGE = 8.0  # its range in standard deviations, on both sides
 JOIN, DRAW, EXPORT = 0, 1, 2
 # Streams of draws: an entity of one stream never shares a counter with another stream.
 (
-    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, _FREE, UNSEEN, JITTER,
+    RESIDUAL, GLOBAL, STEP, MICROBATCH, CALL, RANK, NODE, REGIME, STALL, POOL, UNSEEN, JITTER,
 ) = range(12)  # fmt: skip
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
@@ -227,34 +227,28 @@ class Sampled(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers of one block, of one step or of several variants of it that share their draws.
-
-    Variants differ in durations, shared effects and tables, not in ops and what they wait for.
-    Paths, events and replicas that are left out are those of a single one.
-    """
+    """Buffers of one block."""
 
     chosen: Array  # int64[row] replicas that are simulated; n_replicas: the typical one
-    n_variants: int
-    vec: Array  # int32[variant * op, term] of `Ops`
-    n_terms: Array  # int32[variant * op]
-    table: Array  # int32[variant * op]
-    residual: Array  # uint32[key, 2] of `Keys`
-    mix: Array  # float32[variant * coef, key]
-    needed: Array  # bool[coef, key] by any variant
-    state: Array  # float32[row * variant, lane] ends
+    state: Array  # float32[row, lane] ends
     path: Array  # float32[row, class, lane] time on the critical path
     busy: Array  # float32[stage, lane]
-    words: Array  # uint32[key * stage, 4, lane] the stage's latest Philox block
-    drawn: Array  # int64[key * stage] and its number
-    base: Array  # float32[lane] an op's third and further terms [s]; zero between such ops
-    spent: Array  # float32[lane] an op's time [s]
-    noise: Array  # float32[key + 1, lane] an op's draws, last their mixture
-    vectors: Array  # float32[variant * room, vector, lane] shared effects
-    coef_a: Array  # float32[variant * row * coef, term] seconds
-    coef_r: Array  # float32[variant * row * coef] scale of the residual
+    words: Array  # uint32[2 * key * stage, 4, lane] the stage's latest draws, of the pool first
+    drawn: Array  # int64[2 * key * stage] and which these are
+    base: Array  # float32[lane] an op's third and further terms [s], or the time that it took
+    zeros: Array  # float32[lane]
+    begin: Array  # int64[coef] of `random.make_pool`, as the next three
+    n_pooled: int
+    pool: Array  # float32
+    slow: Array  # int16[key, place]
+    vectors: Array  # float32[replica, vector, lane] shared effects
+    coef_a: Array  # float32[replica, coef, term] seconds
+    coef_r: Array  # float32[replica, coef] scale of the residual
     ev_op: Array  # int64[event] stalls: which op,
     ev_lane: Array  # int64[event] lane
     ev_delay: Array  # float32[event] and how long [s]
+    residual: Array  # of `Keys`
+    mix: Array  # of `Keys`
     tail: Array  # float32[global slot, lane] from an export to the end [s]; empty: not asked
     own: Array  # float32[row, lane] the step's end as far as it is due to one replica
     after: Array  # float32[lane] what of the typical one's follows its last op

@@ -145,18 +145,6 @@ def fill_bank(bank, links, block, whose, replica, vectors):
             _link_lanes(links, block.regimes, replica, bank.link[v], vectors[v])
 
 
-@jit
-def fill_rows(index, keys, bank, links, tables, rows, vectors):
-    """Shared effects of the global ops, and of replicas rows[0] <= replica < rows[1].
-
-    vectors[room, vector, lane]: the first row's are in the first room.
-    """
-    block = draw_block(index, keys.stream, links, tables)
-    fill_bank(bank, links, block, np.int64(SHARED), np.int64(0), vectors[0])
-    for row in range(rows[0], rows[1]):
-        fill_bank(bank, links, block, np.int64(LOCAL), row, vectors[row - rows[0]])
-
-
 @inner
 def draw_stalls(stalls, block, replica, events):
     """List a replica's stalls (op, lane, delay [s]) in the order of ops; returns how many."""
@@ -209,7 +197,7 @@ def _add_jitter(jitter, block, out_time):
         out_time[lane] += np.float32(jitter.mean_s * share)
 
 
-@jit
+@inner
 def end_block(stalls, jitter, step_table, block, out_time, out_step):
     """Add stalls and jitter of the job, and tell the step effect."""
     if stalls.entity == JOB_STALL:

@@ -5,21 +5,20 @@ import math
 import numpy as np
 
 from prism.engine.arrays import CDF_RANGE, CDF_ROWS
-from prism.engine.cache import inner, jit
+from prism.engine.cache import inlined, inner, jit
 
 QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
 
-@inner
-def _interpolate_cdf(cdf, z):
-    """Standardised cdf at z, linear between knots on [-CDF_RANGE, CDF_RANGE]."""
-    if z <= -CDF_RANGE:
+@inlined
+def _interpolate_cdf(cdf, at):
+    """Standardised cdf, linear between its knots [-CDF_RANGE, CDF_RANGE], `at` a place of them."""
+    if at <= 0.0:
         return 0.0
-    if z >= CDF_RANGE:
+    if at >= CDF_ROWS - 1:
         return 1.0
-    t = (z + CDF_RANGE) * ((CDF_ROWS - 1) / (2.0 * CDF_RANGE))
-    i = int(t)
-    return cdf[i] + (t - i) * (cdf[i + 1] - cdf[i])
+    i = np.int32(at)
+    return cdf[i] + (at - i) * (cdf[i + 1] - cdf[i])
 
 
 @jit
@@ -34,15 +33,17 @@ def group_max(mean, cv, cdf):
     low, high = top * (1.0 - 6.0 * cv), top * (1.0 + 7.0 * cv)
     step = (high - low) / (QUADRATURE_NODES - 1)
     first, second = 0.0, 0.0
+    per_sd = (CDF_ROWS - 1) / (2.0 * CDF_RANGE)  # knots
+    slope = np.empty(n)
+    for i in range(n):
+        slope[i] = per_sd / (mean[i] * cv)
     for k in range(QUADRATURE_NODES):
         t = low + k * step
         below = 1.0
         for i in range(n):
-            sd = mean[i] * cv
-            if mean[i] + CDF_RANGE * sd > t:
-                below *= _interpolate_cdf(cdf, (t - mean[i]) / sd)
-                if below < 1e-12:
-                    break
+            below *= _interpolate_cdf(cdf, (t - mean[i]) * slope[i] + CDF_RANGE * per_sd)
+            if below < 1e-12:
+                break
         weight = 0.5 * step if k == 0 or k == QUADRATURE_NODES - 1 else step
         first += weight * (1.0 - below)
         second += weight * 2.0 * (t - low) * (1.0 - below)
@@ -68,13 +69,13 @@ def _segment_moments(low, segment, gpus, x, scratch):
 
 @jit
 def lower_replicas(low, x, chosen, coef_a, coef_r):
-    """Lower kernels to ops: coef_a[row * coef, term] seconds, coef_r[row * coef].
+    """Lower kernels to ops: coef_a[row, coef, term] seconds, coef_r[row, coef].
 
     A row is the replica chosen[row], whose GPUs are as slow as x[loading, gpu] says. coef_r scales
     the op's residual table, so that its standard deviation is that of the sum of maxima over the
     group (x known) together with the call effect.
     """
-    n_coefs, n_terms = low.call_cv.shape
+    n_coefs, n_terms = coef_a.shape[1:]
     n_segments = low.seg_mean.shape[0]
     member = low.member
     scratch = np.empty(max(1, member.shape[2]))
@@ -109,8 +110,8 @@ def lower_replicas(low, x, chosen, coef_a, coef_r):
             for t in range(n_terms):
                 total += term[t]
                 called += low.call_cv[c, t] * term[t]  # one draw for all terms of the op
-                coef_a[i * n_coefs + c, t] = term[t]
+                coef_a[i, c, t] = term[t]
             var += called**2
-            coef_r[i * n_coefs + c] = 0.0
+            coef_r[i, c] = 0.0
             if total > 0.0 and low.table_std[c] > 0.0:
-                coef_r[i * n_coefs + c] = math.sqrt(var) / (total * low.table_std[c])
+                coef_r[i, c] = math.sqrt(var) / (total * low.table_std[c])

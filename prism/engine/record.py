@@ -50,7 +50,7 @@ def record_block(index, lane, keys, step, ends, out_time):
     x = draw_cluster(index, keys.stream, step.ranks, step.tables)
     block = draw_block(index, keys.stream, step.links, step.tables)
     shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
-    work = new_work(walk, keys, shape, np.arange(n), 0)
+    work = new_work(walk, keys, shape, np.arange(n), 0, block)
     lower_replicas(low, x, work.chosen, work.coef_a, work.coef_r)
     vectors, filled = work.vectors, False
     happened = (work.ev_op, work.ev_lane, work.ev_delay)

@@ -25,33 +25,33 @@ from prism.engine.effects import (
     fill_bank,
 )
 from prism.engine.lowering import lower_replicas
-from prism.engine.random import lookup, philox_lanes
+from prism.engine.random import POOL_BITS, lookup, make_pool, philox_lanes, redraw
 
-
-@inner
-def _mix_noise(noise, weight):
-    """Mix three draws noise[key, lane] by weight[key]; returns the row where the mixture is."""
-    w0, w1, w2 = weight[0], weight[1], weight[2]
-    for k in range(3):
-        if weight[k] == np.float32(1.0):
-            return k
-    for lane in range(LANES):
-        noise[3, lane] = w0 * noise[0, lane] + w1 * noise[1, lane] + w2 * noise[2, lane]
-    return 3
+SHIFT = np.uint32(32 - POOL_BITS)  # the place in the pool that a word stands for
 
 
 @inlined
-def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, noise, k):
+def _mix(pool, first, mix, c, to, scratch):
+    """Mix three rows of draws, pool[first[key] + lane], by mix[c, key] into pool[to + lane]."""
+    f0, f1, f2 = first[0], first[1], first[2]
+    w0, w1, w2 = mix[c, 0], mix[c, 1], mix[c, 2]
+    for lane in range(LANES):
+        scratch[lane] = w0 * pool[f0 + lane] + w1 * pool[f1 + lane] + w2 * pool[f2 + lane]
+    for lane in range(LANES):  # apart, or neither would be a vector operation
+        pool[to + lane] = scratch[lane]
+
+
+@inlined
+def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, pool, first):
     """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
 
-    Apart from the look-up, which is scalar, so that this is one vector operation after another.
     An op never writes a slot that it reads, so lanes do not depend on each other.
     """
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
         time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[lane]
-        state[po, lane] = start + time * (np.float32(1.0) + ratio * noise[k, lane])
+        state[po, lane] = start + time * (np.float32(1.0) + ratio * pool[first + lane])
 
 
 @inner
@@ -87,31 +87,32 @@ def _record_end(state, tail, pa, slot, own, after):
 
 
 @inner
-def _add_terms(base, vectors, kept, coef_a, vec, n_terms):
+def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
     """Seconds of an op's third and further terms; few ops have them."""
+    base[:] = np.float32(0.0)
     for t in range(2, n_terms):
+        a, v = coef_a[row, c, t], vec[op, t]
         for lane in range(LANES):
-            base[lane] += coef_a[t] * vectors[kept, vec[t], lane]
+            base[lane] += a * vectors[kept, v, lane]
 
 
 @inner
-def _track(state, path, busy, pa, pb, po, spent, share, c, stage, weight):
+def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
     """Add an op to the critical path, and a local one to its stage's busy time."""
     for lane in range(LANES):
-        spent[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
+        base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
         if stage >= 0:
-            busy[stage, lane] += weight * spent[lane]
-    _follow_path(state, path, pa, pb, po, spent, share, c)
+            busy[stage, lane] += weight * base[lane]
+    _follow_path(state, path, pa, pb, po, base, share, c)
 
 
 @inner
-def _run_join(state, path, pa, pb, po, spent, share):
+def _run_join(state, path, pa, pb, po, base, share):
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         state[po, lane] = a if a > b else b
-    if share.shape[1] > 0:
-        spent[:] = np.float32(0.0)
-        _follow_path(state, path, pa, pb, po, spent, share, 0)
+        base[lane] = np.float32(0.0)
+    _follow_path(state, path, pa, pb, po, base, share, 0)
 
 
 @jit
@@ -122,107 +123,102 @@ def run_phase(walk, block, work, phase, rows, n_events):
     measured by, delays nobody. A call per replica would cost as much as some ops: a tuple is passed
     array by array.
     """
-    ops, graph, share, tables = walk.ops, walk.graph, walk.share, block.tables
+    ops, graph, share = walk.ops, walk.graph, walk.share
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
-    vec, n_terms, table, draw, stages = work.vec, work.n_terms, work.table, ops.draw, ops.stage
-    state, path, mix, residual = work.state, work.path, work.mix, work.residual
-    words, drawn, needed = work.words, work.drawn, work.needed
-    base, spent, noise, vectors = work.base, work.spent, work.noise, work.vectors
+    vec, n_terms, table, draw, stages = ops.vec, ops.n_terms, ops.table, ops.draw, ops.stage
+    state, path, words, drawn = work.state, work.path, work.words, work.drawn
+    base, zeros, pool, vectors = work.base, work.zeros, work.pool, work.vectors
     coef_a, coef_r, busy = work.coef_a, work.coef_r, work.busy
-    computes, chosen, lane0 = ops.busy, work.chosen, block.lane0
+    computes, chosen = ops.busy, work.chosen
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
     shift = graph.n_state * graph.n_slots - graph.n_slots
-    n_variants, n_rooms = work.n_variants, vectors.shape[0] // work.n_variants
-    n_keys, n_classes = residual.shape[0], share.shape[1]
-    n_ops, n_rows, n_coefs = kind.shape[0], chosen.shape[0], needed.shape[0]
-    tail, own, skipped = work.tail, work.own, np.empty(LANES, np.float32)
-    noise[:] = np.float32(0.0)  # of ops without a residual, which draw none
+    n_classes = share.shape[1]
+    tail, own, spare = work.tail, work.own, np.empty(LANES, np.float32)
+    begin, slow, mix, residual = work.begin, work.slow, work.mix, work.residual
+    tables = block.tables
+    lane0, n_pooled = block.lane0, work.n_pooled
+    pooled = 1 + block.lane0 // LANES << 4  # draws are of a block, not of its lanes
+    n_keys, n_slots = residual.shape[0], drawn.shape[0] // 2
+    looked_up, first = pool.shape[0] - (n_keys + 1) * LANES, np.zeros(n_keys, np.int64)
     for row in range(rows[0], rows[1]):
         who = chosen[row]
         real = who < graph.n_replicas
-        room = row % n_rooms
-        local = row % graph.n_state * graph.n_slots
+        kept = row % graph.n_state
+        local = kept * graph.n_slots
         event = 0
         drawn[:] = -1
         for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-            p0, p1, to = pred0[op], pred1[op], out[op]
-            p0 += local if p0 < graph.n_slots else shift
-            p1 += local if p1 < graph.n_slots else shift
-            to += local if to < graph.n_slots else shift
-            d, stage, c, looked = draw[op], stages[op], coef[op], -1
-            for v in range(n_variants):
-                pa, pb, po = p0 * n_variants + v, p1 * n_variants + v, to * n_variants + v
-                if kind[op] == EXPORT:
-                    if tail.shape[0] > 0:
-                        after = skipped if real else work.after
-                        _record_end(state, tail, pa, out[op] - graph.n_slots, own[row], after)
-                    if real:
-                        _accumulate_max(state, path, pa, po, n_classes)
-                    continue
-                if kind[op] == JOIN:
-                    _run_join(state, path, pa, pb, po, spent, share)
-                    continue
-                at, of = v * n_ops + op, (v * n_rows + row) * n_coefs + c
-                n, v0, a0 = n_terms[at], vec[at, 0], coef_a[of, 0]
-                v1, a1, ratio = v0, np.float32(0.0), coef_r[of]
-                if n > 1:
-                    v1, a1 = vec[at, 1], coef_a[of, 1]
-                if n <= 2 and a0 == 0.0 and a1 == 0.0:  # of no time: nothing is drawn
-                    _run_join(state, path, pa, pb, po, spent, share)
-                    continue
-                k = 0
-                if ratio != 0.0:
-                    t = table[at]
-                    if t != looked:
-                        looked = t
-                        for k in range(n_keys):
-                            if not needed[c, k]:
-                                continue
-                            slot = k * graph.n_stages + stage
-                            if d >> 2 != drawn[slot]:  # four draws of a stage in turn
-                                drawn[slot] = d >> 2
-                                c0 = (stage << 20) | (d >> 2)
-                                philox_lanes(c0, who, lane0, stream, residual[k], words[slot])
-                            for lane in range(LANES):
-                                noise[k, lane] = lookup(tables, t, words[slot, d & 3, lane])
-                    if n_keys > 1:
-                        k = _mix_noise(noise, mix[v * n_coefs + c])
-                    else:
-                        k = 0
-                if n > 2:
-                    _add_terms(base, vectors, v * n_rooms + room, coef_a[of], vec[at], n)
-                _end_op(
-                    state,
-                    pa,
-                    pb,
-                    po,
-                    vectors,
-                    v * n_rooms + room,
-                    v0,
-                    v1,
-                    a0,
-                    a1,
-                    base,
-                    ratio,
-                    noise,
-                    k,
-                )
-                if n > 2:
-                    base[:] = np.float32(0.0)
-                while event < n_events and ev_op[event] < op:
-                    event += 1
-                while event < n_events and ev_op[event] == op:
-                    state[po, ev_lane[event]] += ev_delay[event]
-                    event += 1
-                if n_classes > 0:
-                    weight = work.weight[row]
-                    _track(state, path, busy, pa, pb, po, spent, share, c, computes[op], weight)
+            pa, pb, po = pred0[op], pred1[op], out[op]
+            pa += local if pa < graph.n_slots else shift
+            pb += local if pb < graph.n_slots else shift
+            po += local if po < graph.n_slots else shift
+            if kind[op] == EXPORT:
+                if tail.shape[0] > 0:
+                    after = spare if real else work.after
+                    _record_end(state, tail, pa, out[op] - graph.n_slots, own[row], after)
+                if real:
+                    _accumulate_max(state, path, pa, po, n_classes)
+                continue
+            if kind[op] == JOIN:
+                _run_join(state, path, pa, pb, po, base, share)
+                continue
+            d, stage, c = draw[op], stages[op], coef[op]
+            v0, a0 = vec[op, 0], coef_a[row, c, 0]
+            v1, a1 = v0, np.float32(0.0)
+            if n_terms[op] > 1:
+                v1, a1 = vec[op, 1], coef_a[row, c, 1]
+            if n_terms[op] <= 2 and a0 == 0.0 and a1 == 0.0:  # of no time: nothing is drawn
+                _run_join(state, path, pa, pb, po, base, share)
+                continue
+            ratio, noise = coef_r[row, c], 0
+            if ratio != 0.0:
+                t = table[op]
+                for k in range(n_keys):
+                    if n_keys > 1 and mix[c, k] == np.float32(0.0):
+                        continue
+                    slot = k * graph.n_stages + stage
+                    if begin[c] >= 0:  # from the pool: 256 draws of a stage in turn
+                        if drawn[slot] != d >> 8:
+                            drawn[slot] = d >> 8
+                            c0, c3 = (stage << 20) | (d >> 8), stream | pooled
+                            philox_lanes(c0, who, 0, c3, residual[k], words[slot])
+                        word = words[slot, d & 3, d >> 2 & 63]
+                        place, row0 = np.int64(word >> SHIFT), begin[c] + k * n_pooled
+                        first[k], i = row0 + place, np.int64(slow[k, place])
+                        while i < place + LANES:
+                            pool[row0 + i] = lookup(tables, t, redraw(word, i - place))
+                            i = np.int64(slow[k, i + 1])
+                        continue
+                    slot += n_slots
+                    if drawn[slot] != d >> 2:  # four draws of a stage in turn
+                        drawn[slot] = d >> 2
+                        c0 = (stage << 20) | (d >> 2)
+                        philox_lanes(c0, who, lane0, stream, residual[k], words[slot])
+                    first[k] = looked_up + k * LANES
+                    for lane in range(LANES):
+                        pool[first[k] + lane] = lookup(tables, t, words[slot, d & 3, lane])
+                noise = first[0]
+                if n_keys > 1 and mix[c, 0] != np.float32(1.0):
+                    noise = pool.shape[0] - LANES
+                    _mix(pool, first, mix, c, noise, spare)
+            if n_terms[op] > 2:
+                _add_terms(base, vectors, coef_a, vec, n_terms[op], row, kept, c, op)
+            extra = base if n_terms[op] > 2 else zeros
+            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, ratio, pool, noise)
+            while event < n_events and ev_op[event] < op:
+                event += 1
+            while event < n_events and ev_op[event] == op:
+                state[po, ev_lane[event]] += ev_delay[event]
+                event += 1
+            if n_classes > 0:
+                weight = work.weight[row]
+                _track(state, path, busy, pa, pb, po, base, share, c, computes[op], weight)
 
 
 @inner
-def new_work(walk, keys, shape, chosen, n_tails):
+def new_work(walk, keys, shape, chosen, n_tails, block):
     """Buffers of one block; slots and shared effects of every replica where phases alternate.
 
     shape is the number of coefs, of terms and of shared-effect vectors. n_tails are the global
@@ -230,32 +226,29 @@ def new_work(walk, keys, shape, chosen, n_tails):
     """
     graph, n_simulated = walk.graph, chosen.shape[0]
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    n_keys, ops = keys.residual.shape[0], walk.ops
-    mix = keys.mix if keys.mix.shape[0] > 0 else np.ones((shape[0], n_keys), np.float32)
-    room = graph.n_stages * LANES
+    n_slots, room = 2 * keys.residual.shape[0] * graph.n_stages, graph.n_stages * LANES
+    pool = make_pool(block.tables, walk.ops, shape[0], n_simulated, block.lane0, keys.residual)
     return Work(
         chosen,
-        1,
-        ops.vec,
-        ops.n_terms,
-        ops.table,
-        keys.residual,
-        mix,
-        mix != np.float32(0.0),
         np.zeros((n_rows, LANES), np.float32),
         np.zeros((n_rows, walk.share.shape[1], LANES), np.float32),
         np.zeros((graph.n_stages, LANES), np.float32),
-        np.empty((n_keys * graph.n_stages, 4, LANES), np.uint32),
-        np.empty(n_keys * graph.n_stages, np.int64),
-        np.zeros(LANES, np.float32),
+        np.empty((n_slots, 4, LANES), np.uint32),
+        np.empty(n_slots, np.int64),
         np.empty(LANES, np.float32),
-        np.empty((n_keys + 1, LANES), np.float32),
+        np.zeros(LANES, np.float32),
+        pool[0],
+        pool[1],
+        pool[2],
+        pool[3],
         np.ones((graph.n_state, shape[2], LANES), np.float32),
-        np.empty((n_simulated * shape[0], shape[1]), np.float32),
-        np.empty(n_simulated * shape[0], np.float32),
+        np.empty((n_simulated, shape[0], shape[1]), np.float32),
+        np.empty((n_simulated, shape[0]), np.float32),
         np.zeros(room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(room, np.float32),
+        keys.residual,
+        keys.mix,
         np.full((n_tails, LANES), NEVER),
         np.zeros((n_simulated if n_tails > 0 else 0, LANES), np.float32),
         np.zeros(LANES, np.float32),
@@ -322,7 +315,7 @@ def run_range(first, keys, step, out):
     for i in range(time.shape[0]):
         x = draw_cluster(first + i, keys.stream, ranks, tables)
         block = draw_block(first + i, keys.stream, links, tables)
-        work = new_work(walk, keys, shape, chosen, 0)
+        work = new_work(walk, keys, shape, chosen, 0, block)
         lower_replicas(low, x, chosen, work.coef_a, work.coef_r)
         run_phases(walk, bank, links, stalls, block, work)
         fill_out(graph, work, time[i], path[i], busy[i])

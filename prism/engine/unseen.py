@@ -258,12 +258,11 @@ def run_sampled_block(index, keys, step, sample, out, told):
     _find_levels(step, sample, x, told.level)
     n_rows = told.chosen.shape[0]
     shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
-    work = new_work(walk, keys, shape, told.chosen, graph.n_global_slots)
+    work = new_work(walk, keys, shape, told.chosen, graph.n_global_slots, block)
     _choose_replicas(sample, told.level, index, block.keys[RANK], told.chosen, work.weight)
     lower_replicas(low, x, told.chosen[: n_rows - 1], work.coef_a, work.coef_r)
-    last = (n_rows - 1) * shape[0]
-    copy_rows(sample.typical, work.coef_a[last:])
-    work.coef_r[last:] = np.float32(0.0)
+    copy_rows(sample.typical, work.coef_a[n_rows - 1])
+    work.coef_r[n_rows - 1] = np.float32(0.0)
     fill_bank(step.bank, step.links, block, np.int64(SHARED), np.int64(0), work.vectors[0])
     _find_tails(walk, block, work, sample.export)
     run_phases(walk, step.bank, step.links, step.stalls, block, work)

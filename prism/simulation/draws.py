@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ def lower(
     rows = np.arange(low.member.shape[0]) if replicas is None else replicas
     a = np.empty((rows.size, *low.call_cv.shape), np.float32)
     r = np.empty(a.shape[:2], np.float32)
-    engine.lower_replicas(low, x, rows, a.reshape(-1, a.shape[2]), r.ravel())
+    engine.lower_replicas(low, x, rows, a, r)
     return a, r
 
 
@@ -199,60 +199,36 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     `durations` [replica, coef, lane]: as many replicas as are given are run, and ops over replicas
     take the first's.
     """
-    (n_rows, n_coefs), graph = durations.shape[:2], step.graph
-    graph = graph._replace(n_replicas=n_rows, n_state=n_rows if graph.n_state > 1 else 1)
-    walk, n = engine.Walk(step.ops, graph, step.share), n_rows * n_coefs
-    work = make_work(
-        walk, durations, np.ones((n, 1), np.float32), np.zeros(n, np.float32),
-        residual=np.zeros((1, 2), np.uint32), mix=np.ones((n_coefs, 1), np.float32),
+    graph, shape, lanes = step.graph, durations.shape[:2], engine.LANES
+    graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
+    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    work = engine.Work(
+        chosen=np.arange(shape[0]),
+        state=np.zeros((n_rows, lanes), np.float32),
+        path=np.zeros((n_rows, 0, lanes), np.float32),
+        busy=np.zeros((graph.n_stages, lanes), np.float32),
+        words=np.zeros((0, 4, lanes), np.uint32), drawn=np.zeros(0, np.int64),
+        base=np.empty(lanes, np.float32), zeros=np.zeros(lanes, np.float32),
+        begin=np.zeros(0, np.int64), n_pooled=0, pool=np.zeros(2 * lanes, np.float32),
+        slow=np.zeros((1, 0), np.int16), vectors=durations,
+        coef_a=np.ones((*shape, 1), np.float32), coef_r=np.zeros(shape, np.float32),
+        ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
+        ev_delay=np.zeros(0, np.float32), residual=np.zeros((1, 2), np.uint32),
+        mix=np.zeros((0, 1), np.float32), tail=np.zeros((0, lanes), np.float32),
+        own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
+        weight=np.ones(shape[0], np.float32),
     )  # fmt: skip
     words = np.zeros((1, 2), np.uint32)
     block = engine.Block(0, words, words, np.zeros((1, 1), np.bool_), words, step.tables)
-    for phase in range(graph.phase_global.size):
-        run_phase(walk, block, work, phase, range(n_rows))
-    return np.asarray(final_ends(walk, work)[0])
-
-
-def make_work(
-    walk: engine.Walk, vectors: Lanes, coef_a: Lanes, coef_r: Lanes, residual: Any, mix: Lanes,
-    variants: engine.Ops | None = None,
-) -> engine.Work:  # fmt: skip
-    """Make the buffers of a block of all replicas, of no stalls and no paths; see `engine.Work`.
-
-    `variants` holds vec, n_terms and table of all variants, one after another.
-    """
-    ops, graph, lanes = variants or walk.ops, walk.graph, engine.LANES
-    n_variants = ops.n_terms.size // walk.ops.kind.size
-    n_slots, n_keys = graph.n_state * graph.n_slots + graph.n_global_slots, len(residual)
-    return engine.Work(
-        chosen=np.arange(graph.n_replicas), n_variants=n_variants,
-        vec=ops.vec, n_terms=ops.n_terms, table=ops.table, residual=residual, mix=mix,
-        needed=(mix.reshape(n_variants, -1, n_keys) != 0.0).any(axis=0),
-        state=np.zeros((n_variants * n_slots, lanes), np.float32),
-        path=np.zeros((n_slots, 0, lanes), np.float32),
-        busy=np.zeros((graph.n_stages, lanes), np.float32),
-        words=np.empty((n_keys * graph.n_stages, 4, lanes), np.uint32),
-        drawn=np.empty(n_keys * graph.n_stages, np.int64),
-        base=np.zeros(lanes, np.float32), spent=np.empty(lanes, np.float32),
-        noise=np.empty((n_keys + 1, lanes), np.float32),
-        vectors=vectors, coef_a=coef_a, coef_r=coef_r,
-        ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
-        ev_delay=np.zeros(0, np.float32), tail=np.zeros((0, lanes), np.float32),
-        own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
-        weight=np.ones(graph.n_replicas, np.float32),
-    )  # fmt: skip
-
-
-def run_phase(
-    walk: engine.Walk, block: engine.Block, work: engine.Work, phase: int, rows: range
-) -> None:
-    """Run a phase: once where it is of all replicas, else for some of them."""
-    last = 1 if walk.graph.phase_global[phase] else rows.stop
-    engine.run_phase(walk, block, work, phase, (min(rows.start, last - 1), last), 0)
-
-
-def final_ends(walk: engine.Walk, work: engine.Work) -> Lanes:
-    """Return when the step of each variant ends [variant, lane] [s]."""
-    graph, n = walk.graph, work.n_variants
+    walk = engine.Walk(step.ops, graph, step.share)
+    for phase, is_global in enumerate(graph.phase_global):
+        if is_global:
+            engine.run_phase(walk, block, work, phase, (0, 1), 0)
+        elif graph.n_state > 1:
+            engine.run_phase(walk, block, work, phase, (0, graph.n_replicas), 0)
+        else:  # replicas share the room of one
+            for r in range(graph.n_replicas):
+                own = work._replace(vectors=durations[r : r + 1])
+                engine.run_phase(walk, block, own, phase, (r, r + 1), 0)
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
-    return np.asarray(work.state[final * n : (final + 1) * n], np.float32)
+    return np.array(work.state[final])

@@ -7,7 +7,7 @@ the same bits for any number of threads, and the first n of N replicates do not 
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,6 @@ from prism.simulation.sampledreplicas import (
     needs_fit,
 )
 from prism.simulation.timeloss import find_time_loss, freed_classes
-from prism.simulation.together import group_variants, lay_out, run_together
 from prism.simulation.variability import is_communication
 
 if TYPE_CHECKING:
@@ -130,44 +129,6 @@ def run_blocks(
 
     report = None if progress is None else lambda: progress(finished, n)
     run_tasks(tasks, take, threads, report)
-    return out
-
-
-def run_variants(
-    programs: Sequence[Program],
-    blocks: range,
-    seeds: Sequence[int | engine.Keys],
-    threads: int = 1,
-) -> list[Arrays]:
-    """Run the same blocks of several programs, each under its seed or keys; see `run_blocks`.
-
-    Those that wait for each other alike are run together: faster, and the same numbers.
-
-    Returns
-    -------
-    list of (time, effect)
-        By program: float32 [block, lane], step time [s] and step effect [1].
-    """
-    keys = [seed if isinstance(seed, engine.Keys) else make_keys(seed) for seed in seeds]
-    shape = (len(blocks), LANES)
-    out: list[Arrays] = [tuple(np.zeros((2, *shape), np.float32)) for _ in programs]
-    for group in group_variants(programs):
-        chosen = [programs[i] for i in group]
-        if len(group) == 1:
-            out[group[0]] = run_blocks(chosen[0], blocks, keys[group[0]], threads)[:2]
-            continue
-        for program in chosen:
-            check_finite(program.arrays(track=False))
-        shared = Shared(lay_out(chosen, [keys[i] for i in group]))
-        each = count_draws(chosen[0]) * LANES * SECONDS_PER_SAMPLE * (1.0 + len(group) / 5.0)
-        tasks = [Task(run_together, shared, (block, 1), each) for block in blocks]
-
-        def take(at: int, found: Arrays, group: list[int] = group) -> None:
-            for v, i in enumerate(group):
-                for whole, part in zip(out[i], found, strict=True):
-                    whole[at] = part[0, v]
-
-        run_tasks(tasks, take, threads)
     return out
 
 
@@ -309,13 +270,13 @@ def _find_parts(
     """Find where the time of steps [cluster, lane] goes, and the names of the parts."""
     path, idle = _critical_path(step.program, min(len(times), PATH_BLOCKS), seed, threads)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
-    programs = [silence(step, seed, freed) for freed in classes.values()]
-    drawn = run_variants(programs, range(len(first)), [seed] * len(programs), threads)
-    silent = {group: found[0] for group, found in zip(classes, drawn, strict=True)}
-    exposed = _exposed(times, drawn[-1][0]) if drawn else Exposed(0.0, 0.0)
-    loss = find_time_loss(
-        step, first, silent, seed, partial(run_blocks, seed=seed, threads=threads)
-    )
+    run = partial(run_blocks, seed=seed, threads=threads)
+    silent = {
+        group: run(silence(step, seed, freed), range(len(first)))[0]
+        for group, freed in classes.items()
+    }
+    exposed = _exposed(times, list(silent.values())[-1]) if silent else Exposed(0.0, 0.0)
+    loss = find_time_loss(step, first, silent, seed, run)
     return {
         "critical_path_time": path,
         "idle_fraction": idle,

@@ -24,7 +24,7 @@ from prism.simulation.causes import Input
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
-from prism.simulation.steps import run_variants
+from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
@@ -135,10 +135,10 @@ def _compare(
     programs = [case.step.program, *(change.program for change in changed)]
     if sampler.rare is not None and case.target.name == "step_time":
         programs = [freeze_effect(p, "stall") for p in programs]  # what few bring is added apart
-    drawn = run_variants(programs, blocks, [sampler.seed] * len(programs), sampler.threads)
-    sampler.advance(len(blocks) * len(programs))
     found = []
-    for i, (times, effect) in enumerate(drawn):
+    for i, program in enumerate(programs):
+        times, effect = run_blocks(program, blocks, sampler.seed, sampler.threads)[:2]
+        sampler.advance(len(blocks))
         own, steady = quiet.get(kind), False
         if i > 0:
             change = changed[i - 1]

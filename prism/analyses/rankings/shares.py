@@ -26,7 +26,7 @@ from prism.simulation.causes import Input, Residuals, nominal_seconds, partition
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, run_blocks, run_variants
+from prism.simulation.steps import Progress, run_blocks
 
 PILOT_BLOCKS = 4
 MAX_BLOCKS = 1024
@@ -109,8 +109,10 @@ class Sampler:
         for shares in swapped:
             keys.append(swap_keys(shares.entry, self.seed, self.other, self.third))
             keys.append(swap_keys(shares.entry, self.other, self.seed, self.third))
-        drawn = run_variants([self.program] * len(keys), more, keys, self.threads)
-        self.advance(len(more) * len(keys))
+        drawn = []
+        for key in keys:
+            drawn.append(run_blocks(self.program, more, key, self.threads)[:2])
+            self.advance(len(more))
         times = [found[0].astype(np.float64) for found in drawn]
         self.a, self.b = np.concatenate([self.a, times[0]]), np.concatenate([self.b, times[1]])
         for i in range(2):
