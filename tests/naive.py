@@ -15,7 +15,7 @@ from prism.distributions.tables import sample_table
 from prism.jobs.schedule import make_schedule
 
 MASK = 0xFFFFFFFF
-POOL = 4096
+POOL = 2048
 quantile_table = lru_cache(distributions.quantile_table)
 
 
@@ -83,7 +83,7 @@ class Draws:
                 two = philox4x32(counter, self.key)[2 * (i // engine.LANES % 2) :][:2]
                 at = two[0] * (i + lane + 1) >> 32
                 order.append(order[at] if at < i + lane else 0)
-                order[at] = ((i + lane) << 20) | (two[1] >> 12)  # one of POOL equal parts
+                order[at] = ((i + lane) << 21) | (two[1] >> 11)  # one of POOL equal parts
         return self.pools.setdefault((law, block), order)
 
     def rank(self, law, gpu, cluster) -> float:

@@ -124,26 +124,25 @@ class Wiring:
             rings = self.placement.gpus(c.layout.groups(group, n_alike))  # [ring, member]
             domains = self._domains(group, rings)
             units = [count_units(rings // tier.gpus) for tier in c.tiers]
-            touched = list(map(tuple, np.array(units).T.tolist())) if units else [()] * len(rings)
-            if group == "ep":  # every member sends to all others, so that no ring decides
-                each = list(map(c.exits, domains.tolist(), touched))
-            else:
-                factor, parallel = np.ones(len(rings)), n_alike * rings.shape[1] / domains
+            factor, parallel = np.ones(len(rings)), n_alike * rings.shape[1] / domains
+            if group != "ep":  # where every member sends to all others, so that no ring decides
                 for tier, n in zip(c.tiers, units, strict=True):
                     slow = self._tier_slow(tier, rings, domains, n, parallel)
                     factor = np.maximum(factor, slow)
+            rows = np.column_stack([factor, domains, *units])
+            found, kind = np.unique(rows, axis=0, return_inverse=True)
+            distinct = []
+            for slow, n, *touched in found.tolist():
+                in_units = tuple(map(int, touched))
+                if group == "ep":
+                    distinct.append(c.exits(int(n), in_units))
+                    continue
                 network_s = c.network.latency_s
-                extra = {
-                    u: [extra_latency(c.tiers, u, network_s, tree) for tree in (False, True)]
-                    for u in set(touched)
-                }
-                each = [
-                    Reach(n, slow, *extra[u])
-                    for n, slow, u in zip(domains.tolist(), factor.tolist(), touched, strict=True)
-                ]
-            index = {reach: k for k, reach in enumerate(dict.fromkeys(each))}
-            kind = np.array([index[reach] for reach in each])
-            self._reach[group] = _Rings(tuple(index), kind, rings.shape[1])
+                extra = (
+                    extra_latency(c.tiers, in_units, network_s, tree) for tree in (False, True)
+                )
+                distinct.append(Reach(int(n), slow, *extra))
+            self._reach[group] = _Rings(tuple(distinct), kind.ravel(), rings.shape[1])
         return self._reach[group]
 
     def _tier_slow(

@@ -5,10 +5,10 @@ import numpy as np
 from prism.engine.arrays import DRAW, LANES, POOL
 from prism.engine.cache import compiled, inlined, inner, jit
 
-POOL_BITS, TAIL_BITS = 12, 8
+POOL_BITS, TAIL_BITS = 11, 8
 POOL_SIZE = 1 << POOL_BITS  # values of a quantile table that the residuals of a block are
 POOL_ROW = POOL_SIZE + LANES  # and the first of them again, so that no lane is beyond the last
-POOL_USES = 32  # of a coef in a step from which on they are; filling a row costs what 64 cost
+POOL_USES = 32  # of a coef in a step from which on they are; filling a row costs what 32 cost
 TAIL = np.uint32((1 << 32) - (1 << 32 - TAIL_BITS))  # from this word on they are drawn anew
 
 
@@ -68,7 +68,7 @@ def redraw(word, lane):
 
 
 @jit
-def make_pool(tables, ops, n_coefs, n_rows, lane0, residual):
+def make_pool(tables, kind, coef, table, n_coefs, n_rows, lane0, residual):
     """Make the pool that the residuals of a block are taken from, new for every block and key.
 
     Of every table of ops that n_rows replicas run often: one value of each of POOL_SIZE equally
@@ -91,33 +91,35 @@ def make_pool(tables, ops, n_coefs, n_rows, lane0, residual):
     n_keys, n = residual.shape[0], 0
     uses, row = np.zeros(n_coefs, np.int64), np.full(tables.shape[0], -1, np.int64)
     begin = np.full(n_coefs, -1, np.int64)
-    for op in range(ops.kind.shape[0]):
-        if ops.kind[op] == DRAW:
-            uses[ops.coef[op]] += n_rows
-    for op in range(ops.kind.shape[0]):
-        c, t = ops.coef[op], ops.table[op]
-        if ops.kind[op] == DRAW and uses[c] >= POOL_USES:
+    for op in range(kind.shape[0]):
+        if kind[op] == DRAW:
+            uses[coef[op]] += n_rows
+    for op in range(kind.shape[0]):
+        c, t = coef[op], table[op]
+        if kind[op] == DRAW and uses[c] >= POOL_USES:
             if row[t] < 0:
                 row[t] = n
                 n += POOL_ROW
             begin[c] = row[t]
     pool = np.zeros(n_keys * n + (n_keys + 1) * LANES, np.float32)
     slow = np.empty((n_keys, POOL_ROW + 1), np.int16)
-    words, order = np.empty((4, LANES), np.uint32), np.empty(POOL_SIZE, np.uint32)
+    words, order = np.empty((4, LANES), np.uint32), np.empty(POOL_ROW, np.uint32)
     for k in range(n_keys if n > 0 else 0):
         for i in range(POOL_SIZE):
-            if i % (2 * LANES) == 0:
-                philox_lanes(i, 0, lane0, POOL, residual[k], words)
             of, lane = i // LANES % 2 * 2, i % LANES
+            if of + lane == 0:
+                philox_lanes(i, 0, lane0, POOL, residual[k], words)
             j = np.int64((np.uint64(words[of, lane]) * np.uint64(i + 1)) >> np.uint64(32))
             order[i] = order[j]
             part = np.uint32(i) << np.uint32(32 - POOL_BITS)
             order[j] = part | (words[of + 1, lane] >> np.uint32(POOL_BITS))
+        for i in range(LANES):
+            order[POOL_SIZE + i] = order[i]
         slow[k, POOL_ROW] = POOL_ROW
         for i in range(POOL_ROW - 1, -1, -1):
-            slow[k, i] = i if order[i % POOL_SIZE] >= TAIL else slow[k, i + 1]
+            slow[k, i] = i if order[i] >= TAIL else slow[k, i + 1]
         for t in range(tables.shape[0]):
             if row[t] >= 0:
                 for i in range(POOL_ROW):
-                    pool[k * n + row[t] + i] = lookup(tables, t, order[i % POOL_SIZE])
+                    pool[k * n + row[t] + i] = lookup(tables, t, order[i])
     return begin, n, pool, slow

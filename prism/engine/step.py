@@ -227,7 +227,17 @@ def new_work(walk, keys, shape, chosen, n_tails, block):
     graph, n_simulated = walk.graph, chosen.shape[0]
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
     n_slots, room = 2 * keys.residual.shape[0] * graph.n_stages, graph.n_stages * LANES
-    pool = make_pool(block.tables, walk.ops, shape[0], n_simulated, block.lane0, keys.residual)
+    ops, n_coefs = walk.ops, shape[0]
+    pool = make_pool(
+        block.tables,
+        ops.kind,
+        ops.coef,
+        ops.table,
+        n_coefs,
+        n_simulated,
+        block.lane0,
+        keys.residual,
+    )
     return Work(
         chosen,
         np.zeros((n_rows, LANES), np.float32),
