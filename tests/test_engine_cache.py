@@ -8,8 +8,12 @@ import resource
 import numba
 import pytest
 
+import prism
 from prism import __main__ as entry
 from prism.engine import cache
+from prism.engine.effects import draw_stalls, end_block, fill_bank
+from prism.engine.step import run_phase
+from prism.simulation import ahead
 
 SIGNATURE = "int64(int64)"
 DAMAGES = {
@@ -111,3 +115,48 @@ def test_an_end_of_file_inside_is_not_an_interrupt(monkeypatch, capsys):
     monkeypatch.setattr(app.prism, "invoke", broken)
     assert entry.main(["show", "--jobs"]) == 1
     assert "EOFError" in capsys.readouterr().err
+
+
+def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
+    """For other types of arguments all would be compiled twice."""
+    monkeypatch.setattr(ahead, "_asked", True)
+    prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
+    ahead.compile_part()
+    for function in (run_phase, end_block, fill_bank, draw_stalls):
+        assert len(function.signatures) == 1
+
+
+@pytest.mark.parametrize(
+    "at_hand, n_cores, expected", [(False, 2, 1), (True, 2, 0), (False, 1, 0)],
+    ids=["empty cache", "all at hand", "one core"],
+)  # fmt: skip
+def test_another_process_is_started_once_where_it_is_of_use(
+    monkeypatch, at_hand, n_cores, expected
+):
+    started = []
+    monkeypatch.setattr(ahead, "_asked", False)
+    monkeypatch.setattr(ahead, "cores", lambda: n_cores)
+    monkeypatch.setattr(ahead.engine, "is_compiled", lambda: at_hand)
+    monkeypatch.setattr(ahead.atexit, "register", lambda *_: None)
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: started.append(a[0]))
+    for _ in range(2):
+        ahead.compile_ahead()
+    assert len(started) == expected
+    for command in started:  # a module that is not there would never be missed
+        assert command[-1].split()[1] == ahead.__name__
+
+
+def test_a_process_that_cannot_be_started_is_done_without(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("no memory")
+
+    monkeypatch.setattr(ahead, "_asked", False)
+    monkeypatch.setattr(ahead, "cores", lambda: 2)
+    monkeypatch.setattr(ahead.engine, "is_compiled", lambda: False)
+    monkeypatch.setattr(ahead.subprocess, "Popen", refuse)
+    ahead.compile_ahead()
+
+
+def test_functions_that_were_compiled_are_kept():
+    prism.simulate("pipeline-8x32", replicates=64, seed=1)
+    assert cache.is_kept(run_phase) and cache.is_kept(twice)

@@ -47,12 +47,12 @@ from prism.simulation.prepare import prepare
 from prism.simulation.steps import run_blocks
 seed, blocks, jobs, out = json.loads(sys.argv[1])
 times = []
-for pp, dp, microbatches, law, cv in jobs:
+for pp, dp, microbatches, family, cv in jobs:
     program = prepare(job_from_dict({{
         "model": {{"durations": {{"forward_s": 1.0, "backward_s": 2.0}}}},
         "parallelism": {{"pp": pp, "dp": dp, "microbatches": microbatches}},
         "variability": {{
-            "library": None, "effects": {{"residual": {{"law": law, "cv": cv}}}}}},
+            "library": None, "effects": {{"residual": {{"law": family, "cv": cv}}}}}},
     }}), 1).program
     times.append(run_blocks(program, range(blocks), seed, 2)[0])
 np.save(out, np.array(times))
@@ -91,7 +91,7 @@ def main() -> int:
           "variance of block means")  # fmt: skip
     quantiles = "".join(f"{100 * q:g} %".rjust(7) for q in QUANTILES)
     print(f"{'mean':>50s}{'std':>7s}{quantiles}   looked up   pool   shared tail")
-    for i, (pp, dp, microbatches, law, cv) in enumerate(JOBS):
+    for i, (pp, dp, microbatches, family, cv) in enumerate(JOBS):
         (own, own_error), (pool, pool_error) = (figures(found[n][i]) for n in ("looked up", "pool"))
         apart = (pool - own) / np.hypot(own_error, pool_error)
         ratio = {
@@ -102,7 +102,7 @@ def main() -> int:
         good = np.abs(apart).max() < MOST and abs(ratio["pool"] - 1.0) < wide
         failed += not good
         control |= abs(ratio["shared tail"] - 1.0) > wide
-        print(f"{pp}, {dp}, {microbatches}, {law} {cv:g}".ljust(44)
+        print(f"{pp}, {dp}, {microbatches}, {family} {cv:g}".ljust(44)
               + "".join(f" {z:+6.1f}" for z in apart)
               + f" {ratio['looked up']:11.2f} {ratio['pool']:6.2f} {ratio['shared tail']:13.2f}"
               + ("" if good else "   FAILED"))  # fmt: skip

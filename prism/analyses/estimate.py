@@ -94,7 +94,7 @@ def estimate(
     >>> result = prism.estimate("pipeline-8x32", replicates=256, steps=1000, deadline="34h", seed=1)
     >>> figures = prism.summary(result)
     >>> round(figures["step_time"]["p95"], 1), round(figures["time_to_train"]["mean"] / 3600, 1)
-    (121.4, 33.5)
+    (121.5, 33.5)
     >>> figures["finish_by"]["probability"]
     1.0
     """

@@ -85,7 +85,7 @@ def rank(
     >>> import prism
     >>> ranking = prism.rank("pipeline-8x32", seed=1)
     >>> row = prism.summary(ranking)["kernels"][0]
-    >>> row["name"], round(row["total_order"], 2)
+    >>> row["name"], round(row["total_order"], 1)
     ('compute', 1.0)
     """
     begin = time.perf_counter()

@@ -13,6 +13,7 @@ lowering  kernels of a group's GPUs to ops
 effects   draws of everything that is shared, or rare
 step      blocks of replicates
 record    one replicate, op by op
+ahead     what a second process compiles
 unseen    blocks of which some replicas are simulated
 
 References
@@ -24,6 +25,7 @@ arXiv:2510.15596 (PRISM): sums along serial edges, maxima at joins.
 from prism.engine.cache import kept_together
 
 with kept_together():
+    from prism.engine.ahead import compile_part, is_compiled
     from prism.engine.arrays import (
         BINS,
         CALL,
@@ -76,7 +78,7 @@ __all__ = [
     "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
     "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Block", "Graph", "Jitter", "Keys", "Links",
     "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Stalls", "Step", "Walk",
-    "Work", "draw_ranks", "group_max", "lookup", "lower_replicas", "microbatches", "philox_lanes",
-    "record_block", "run_phase", "run_range", "run_sampled", "run_sampled_block", "unseen_bins",
-    "unseen_slowest",
+    "Work", "compile_part", "draw_ranks", "group_max", "is_compiled", "lookup", "lower_replicas",
+    "microbatches", "philox_lanes", "record_block", "run_phase", "run_range", "run_sampled",
+    "run_sampled_block", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -153,6 +153,17 @@ def make_cache(function: Callable[..., Any]) -> Any:
         return caching.NullCache()
 
 
+def is_kept(function: Any) -> bool:
+    """Say whether a function was compiled before, or nothing is kept of it."""
+    file = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    return file is None or os.path.exists(file._index_path)
+
+
+def compile_for(function: Any, *args: Any) -> None:
+    """Compile a function, unless it is compiled, for arguments of these types, and keep it."""
+    function.compile(tuple(map(numba.typeof, args)))
+
+
 @contextmanager
 def kept_together() -> Iterator[None]:
     """Keep what is imported inside in one folder, named by the sources of this package."""

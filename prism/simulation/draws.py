@@ -199,6 +199,23 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     `durations` [replica, coef, lane]: as many replicas as are given are run, and ops over replicas
     take the first's.
     """
+    walk, block, work = lay_lanes(step, durations)
+    graph = walk.graph
+    for phase, is_global in enumerate(graph.phase_global):
+        if is_global:
+            engine.run_phase(walk, block, work, phase, (0, 1), 0)
+        elif graph.n_state > 1:
+            engine.run_phase(walk, block, work, phase, (0, graph.n_replicas), 0)
+        else:  # replicas share the room of one
+            for r in range(graph.n_replicas):
+                own = work._replace(vectors=durations[r : r + 1])
+                engine.run_phase(walk, block, own, phase, (r, r + 1), 0)
+    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
+    return np.array(work.state[final])
+
+
+def lay_lanes(step: engine.Step, durations: Lanes) -> tuple[engine.Walk, engine.Block, engine.Work]:
+    """Lay out what `run_lanes` runs."""
     graph, shape, lanes = step.graph, durations.shape[:2], engine.LANES
     graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
     n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
@@ -220,15 +237,4 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     )  # fmt: skip
     words = np.zeros((1, 2), np.uint32)
     block = engine.Block(0, words, words, np.zeros((1, 1), np.bool_), words, step.tables)
-    walk = engine.Walk(step.ops, graph, step.share)
-    for phase, is_global in enumerate(graph.phase_global):
-        if is_global:
-            engine.run_phase(walk, block, work, phase, (0, 1), 0)
-        elif graph.n_state > 1:
-            engine.run_phase(walk, block, work, phase, (0, graph.n_replicas), 0)
-        else:  # replicas share the room of one
-            for r in range(graph.n_replicas):
-                own = work._replace(vectors=durations[r : r + 1])
-                engine.run_phase(walk, block, own, phase, (r, r + 1), 0)
-    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
-    return np.array(work.state[final])
+    return engine.Walk(step.ops, graph, step.share), block, work

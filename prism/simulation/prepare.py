@@ -15,6 +15,7 @@ from prism.distributions.library import Library, load_library
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.schedule import make_schedule
+from prism.simulation.ahead import compile_ahead
 from prism.simulation.assembly import build_program
 from prism.simulation.independent import pool_program
 from prism.simulation.program import Program, thread_bytes
@@ -76,6 +77,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
         The job asks for what cannot be built.
     """
     _check_size(job)
+    compile_ahead()
     if job.variability.model is not None:
         return prepare_trace(job, load_model(job.variability.model), seed, engine)
     library = _library(job) if library is None else library

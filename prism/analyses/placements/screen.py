@@ -43,16 +43,21 @@ class Screen:
     def _replicas(self, program: Program) -> list[int]:
         """Rows of a program's distinct replicas, first the first one's: collectives take that."""
         low, factor = program.low, program.ranks.factor
-        x = np.ascontiguousarray(np.moveaxis(factor[:, low.member], 1, 0))
-        fixed = [row.tobytes() for row in low.fixed_mean]
-        keys = [x[r].tobytes() + fixed[r % len(fixed)] for r in range(x.shape[0])]
-        first = {key: r for r, key in reversed(list(enumerate(keys)))}
-        new = {key: r for key, r in first.items() if key not in self._rows}
+        n, n_fixed = low.member.shape[0], low.fixed_mean.shape[0]
+        parts = [np.moveaxis(factor[:, low.member], 1, 0)]
+        parts += [low.fixed_mean] if n_fixed > 1 else []
+        bits = [np.ascontiguousarray(part).reshape(n, -1).view(np.uint8) for part in parts]
+        whole = np.ascontiguousarray(np.concatenate(bits, axis=1))
+        rows = whole.view(np.dtype((np.void, whole.shape[1]))).ravel()
+        fixed = low.fixed_mean.tobytes() if n_fixed == 1 else b""
+        first = np.sort(np.unique(rows, return_index=True)[1]).tolist()
+        keys = {rows[r].tobytes() + fixed: r for r in first}
+        new = {key: r for key, r in keys.items() if key not in self._rows}
         if new:
             found = op_seconds(program, factor, np.array(list(new.values())))
             self._rows |= zip(new, range(len(self._rows), len(self._rows) + len(new)), strict=True)
             self._durations += list(found)
-        return [self._rows[key] for key in dict.fromkeys(keys)]
+        return [self._rows[key] for key in keys]
 
     def _lay(self, batch: Sequence[list[int]]) -> NDArray[np.float32]:
         """Durations of a batch [replica, coef, lane]; a lane's last replica fills up."""
