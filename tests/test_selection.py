@@ -31,10 +31,6 @@ class MadeUp:
         best = select(arms, [measure], 0.001, self, budget=budget)[0]
         return arms.index(best), probability_best(best, arms, measure, 0.001)
 
-    def extend_all(self, wanted):
-        for arm, n in wanted:
-            self.extend(arm, n)
-
     def extend(self, arm, n):
         for block in range(arm.n, n):
             common = np.random.default_rng([self.seed, block])

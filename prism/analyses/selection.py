@@ -14,7 +14,7 @@ References
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -191,25 +191,16 @@ class Runner:
 
     def extend(self, arm: Arm, n: int) -> None:
         """Bring an arm to n cluster draws."""
-        self.extend_all([(arm, n)])
-
-    def extend_all(self, wanted: Iterable[tuple[Arm, int]]) -> None:
-        """Bring arms to numbers of cluster draws; those at hand that lack the same, together."""
-        groups: dict[tuple[int, range], list[Arm]] = {}
-        for arm, n in wanted:
-            if n > arm.n:
-                alone = id(arm) if arm.program is None else 0  # is built when it is run
-                groups.setdefault((alone, range(arm.n, n)), []).append(arm)
-        for (_, more), arms in groups.items():
-            for arm in arms:
-                program = self.program(arm)
-                times, effects = run_blocks(program, more, self.seed, self.threads)[:2]
-                if arm.n == 0:
-                    self._begin(arm, program)
-                arm.times = np.concatenate([arm.times, times.astype(np.float64)])
-                arm.effects = np.concatenate([arm.effects, effects.astype(np.float64)])
-                self.done += len(more)
-                self.tell()
+        if n <= arm.n:
+            return
+        program, more = self.program(arm), range(arm.n, n)
+        times, effects = run_blocks(program, more, self.seed, self.threads)[:2]
+        if arm.n == 0:
+            self._begin(arm, program)
+        arm.times = np.concatenate([arm.times, times.astype(np.float64)])
+        arm.effects = np.concatenate([arm.effects, effects.astype(np.float64)])
+        self.done += len(more)
+        self.tell()
 
     def _begin(self, arm: Arm, program: Program) -> None:
         """Find what a block of an arm costs, and its quiet times."""
@@ -247,7 +238,8 @@ def select(
     list of Arm
         The best by each measure, the frontier between them, and those that may yet be better.
     """
-    runner.extend_all((arm, min(FIRST_BLOCKS, most)) for arm in arms)
+    for arm in arms:
+        runner.extend(arm, min(FIRST_BLOCKS, most))
     slope = fit_slope(arms)
     for arm in arms:
         arm.slope = slope
@@ -260,7 +252,8 @@ def select(
         if not rivals or cost == 0 or cost > budget:
             return left
         budget -= cost
-        runner.extend_all((arm, n) for arm in left)
+        for arm in left:
+            runner.extend(arm, n)
 
 
 def _contenders(

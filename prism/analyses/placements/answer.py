@@ -98,7 +98,8 @@ def answer(case: Case) -> dict[str, Any]:
     together = _known(case, candidates, packed)
     most = max(n, best.arm.n, candidates[0].arm.n)
     wanted = ((best, most), (candidates[0], most), (worst, n), (together, n))
-    runner.extend_all((candidate.arm, draws) for candidate, draws in dict(wanted).items())
+    for candidate, draws in dict(wanted).items():
+        runner.extend(candidate.arm, draws)
     comparison = Comparison(case.objective, best.arm, candidates[0].arm)
     placements = _names(named, candidates)
     names = {which: next(n for n, c in placements.items() if c is named[which]) for which in named}
@@ -272,7 +273,9 @@ def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> d
     one_stage = problem.realise(next(at_one, found.patterns[0]))
     others = list_alternatives(problem, one_stage, case.runner.seed)
     arms = [None if o.program is None else case.arm(o.program, o.work) for o in others]
-    case.runner.extend_all((arm, n) for arm in arms if arm is not None)
+    for arm in arms:
+        if arm is not None:
+            case.runner.extend(arm, n)
     for other, arm in zip(others, arms, strict=True):
         figures = {"impossible": other.impossible} if arm is None else comparison.figures(arm)
         out[other.name] = {"label": other.label, **figures}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -48,17 +47,10 @@ def step_memory(
     """
     if scores.size < FEW or not np.ptp(scores) > 0.0:
         return None
-    lengths, shares, eigenvalues, vectors = _decompose(tuple(int(step) for step in steps))
-    turned = np.einsum("lij,i->lj", vectors, scores)  # [length, eigenvalue]
-    ones = vectors.sum(axis=1)
-    spectrum = shares[:, None, None] * eigenvalues + (1.0 - shares[:, None, None])
-    weight = 1.0 / spectrum  # [share, length, eigenvalue]
-    told = np.sum(weight * ones**2, axis=2)  # information on the mean
-    mean = np.sum(weight * turned * ones, axis=2) / told
-    square = np.sum(weight * (turned - mean[..., None] * ones) ** 2, axis=2)
+    lengths, shares = _grid(steps)
+    square, fit = _likelihood(scores, steps, lengths, shares)  # [share, length]
     n = scores.size
     sample = float(np.sum((scores - scores.mean()) ** 2))
-    fit = -(n - 1) * np.log(square) - np.sum(np.log(spectrum), axis=2) - np.log(told)
     best = np.unravel_index(int(np.argmax(fit)), fit.shape)
     if fit[best] + (n - 1) * np.log(sample) + np.log(n) < NOT_WHITE:
         return None
@@ -69,13 +61,38 @@ def step_memory(
     return Memory(length, share, float(square[best]) / sample, drawn * (n - 1) / sample)
 
 
-@lru_cache(maxsize=16)
-def _decompose(steps: tuple[int, ...]) -> tuple[Array, Array, Array, Array]:
-    """Eigenvalues and vectors of the correlations on a grid of lengths; shares of it."""
-    number = np.array(steps, dtype=np.float64)
-    distance = np.abs(number[:, None] - number[None, :])
-    span = float(distance.max())
-    gap = float(np.min(np.diff(np.sort(number))))
-    lengths = np.geomspace(0.5 * gap, max(LONGEST * span, gap), 24)
-    values, vectors = np.linalg.eigh(np.exp(-distance / lengths[:, None, None]))
-    return lengths, np.linspace(0.1, 1.0, 10), np.maximum(values, 1e-9), vectors
+def _grid(steps: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Lengths and shares among which the most likely is looked for."""
+    number = np.sort(steps).astype(np.float64)
+    gap, span = float(np.min(np.diff(number))), float(number[-1] - number[0])
+    return np.geomspace(0.5 * gap, max(LONGEST * span, gap), 24), np.linspace(0.1, 1.0, 10)
+
+
+def _likelihood(
+    scores: Array, steps: NDArray[np.int64], lengths: Array, shares: Array
+) -> tuple[Array, Array]:
+    """Squares about the mean, and twice the log restricted likelihood, [share, length].
+
+    By a Kalman filter, which has a memory in the form of an exponential for its state: time in
+    proportion to the steps. The mean is that of generalised least squares: a series of ones goes
+    through the same filter.
+    """
+    order = np.argsort(steps)
+    share = shares[:, None]
+    keep = np.exp(-np.diff(steps[order], prepend=steps[order[0]])[:, None] / lengths)
+    shape = (shares.size, lengths.size)
+    state, one = np.zeros(shape), np.zeros(shape)  # expected of the scores, of the ones
+    open_ = np.broadcast_to(share, shape)  # variance of the state
+    squares, crossed, told, log_det = np.zeros((4, *shape))
+    for score, phi in zip(scores[order], keep, strict=True):
+        state, one = phi * state, phi * one
+        open_ = phi**2 * open_ + share * (1.0 - phi**2)
+        variance = np.maximum(open_ + 1.0 - share, 1e-9)
+        gain, miss, missed = open_ / variance, score - state, 1.0 - one
+        state, one, open_ = state + gain * miss, one + gain * missed, open_ * (1.0 - gain)
+        squares += miss**2 / variance
+        crossed += miss * missed / variance
+        told += missed**2 / variance
+        log_det += np.log(variance)
+    square = squares - crossed**2 / told
+    return square, -(scores.size - 1) * np.log(square) - log_det - np.log(told)
