@@ -154,7 +154,10 @@ def test_a_process_that_cannot_be_started_is_done_without(monkeypatch):
     monkeypatch.setattr(ahead, "cores", lambda: 2)
     monkeypatch.setattr(ahead.engine, "is_compiled", lambda: False)
     monkeypatch.setattr(ahead.subprocess, "Popen", refuse)
+    ended = []
+    monkeypatch.setattr(ahead.atexit, "register", lambda *args: ended.append(args))
     ahead.compile_ahead()
+    assert ahead._asked and not ended  # tried once; there is nothing to end
 
 
 def test_functions_that_were_compiled_are_kept():

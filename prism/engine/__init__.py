@@ -8,7 +8,7 @@ that neither threads nor chunks nor the number of replicates change a number. Wh
 is `prism.simulation`'s to know.
 
 arrays    constants and the arrays of a step
-random    Philox4x32-10 and quantile tables
+random    Philox4x32-10, quantile tables, the pool of residuals
 lowering  kernels of a group's GPUs to ops
 effects   draws of everything that is shared, or rare
 step      blocks of replicates

@@ -1,4 +1,4 @@
-"""Draws: Philox4x32-10 words of a counter, and quantile tables looked up at them."""
+"""Draws: Philox4x32-10 words of a counter, quantile tables looked up at them, pools of values."""
 
 import numpy as np
 

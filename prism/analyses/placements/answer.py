@@ -97,8 +97,7 @@ def answer(case: Case) -> dict[str, Any]:
     packed = problem.realise(min(found.patterns, key=len))  # in as few blocks as hold them
     together = _known(case, candidates, packed)
     most = max(n, best.arm.n, candidates[0].arm.n)
-    wanted = ((best, most), (candidates[0], most), (worst, n), (together, n))
-    for candidate, draws in dict(wanted).items():
+    for candidate, draws in ((best, most), (candidates[0], most), (worst, n), (together, n)):
         runner.extend(candidate.arm, draws)
     comparison = Comparison(case.objective, best.arm, candidates[0].arm)
     placements = _names(named, candidates)
@@ -271,14 +270,13 @@ def _alternatives(case: Case, comparison: Comparison, found: Found, n: int) -> d
     problem, out = case.problem, {}
     at_one = (p for p in found.patterns if len({at for _, held in p for at, _ in held}) == 1)
     one_stage = problem.realise(next(at_one, found.patterns[0]))
-    others = list_alternatives(problem, one_stage, case.runner.seed)
-    arms = [None if o.program is None else case.arm(o.program, o.work) for o in others]
-    for arm in arms:
-        if arm is not None:
-            case.runner.extend(arm, n)
-    for other, arm in zip(others, arms, strict=True):
-        figures = {"impossible": other.impossible} if arm is None else comparison.figures(arm)
-        out[other.name] = {"label": other.label, **figures}
+    for other in list_alternatives(problem, one_stage, case.runner.seed):
+        if other.program is None:
+            out[other.name] = {"label": other.label, "impossible": other.impossible}
+            continue
+        arm = case.arm(other.program, other.work)
+        case.runner.extend(arm, n)
+        out[other.name] = {"label": other.label, **comparison.figures(arm)}
     return out
 
 
