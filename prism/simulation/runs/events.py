@@ -46,7 +46,10 @@ def term_names(model: RunModel) -> tuple[str, ...]:
 
 def stack_terms(model: RunModel, terms: Mapping[str, Array | float]) -> Array:
     """Lay terms into rows [term, run]; the model's others are 0."""
-    return np.array([np.broadcast_to(terms.get(x, 0.0), CHUNK) for x in term_names(model)])
+    rows = np.zeros((len(term_names(model)), CHUNK))
+    for row, name in zip(rows, term_names(model), strict=True):
+        row[:] = terms.get(name, 0.0)
+    return rows
 
 
 def generator(seed: int, first: int, stream: int) -> np.random.Generator:
@@ -88,6 +91,8 @@ class EventLoop:
         # the work of the first s steps; steps alike where there is no profile
         profile = model.profile
         self.work = None if profile is None else np.concatenate([[0.0], np.cumsum(profile)])
+        self.least = 1.0 if profile is None else float(profile.min())
+        self.most = 1.0 if profile is None else float(profile.max())
         # clocks: of the first failure (`outages`), change of regime and episode
         self.state = np.zeros(n, np.int64)
         self.switch = np.full(n, _NEVER)
@@ -200,14 +205,12 @@ class EventLoop:
         pace = base * np.maximum(relative, 0.05)
         if model.stalls is not None:
             pace = pace * (1.0 + model.stalls.of(self.cluster).per_second)
-        lengthy, smooth = 0.0, pace
-        for every, pause in model.pauses.values():
-            lengthy, smooth = lengthy + pause, smooth + pause / every
-        if self.work is None:
-            low = np.clip(np.floor((gap - lengthy) / smooth) - 1.0, 0.0, left)
-            high = np.clip(np.ceil((gap + lengthy) / smooth) + 1.0, 0.0, left)
-        else:
-            low, high = np.zeros(CHUNK), left.copy()
+        pauses = model.pauses.values()
+        lengthy = sum(pause for _, pause in pauses)
+        smooth = sum(pause / every for every, pause in pauses)
+        low = np.floor((gap - lengthy) / (pace * self.most + smooth)) - 1.0
+        high = np.ceil((gap + lengthy) / (pace * self.least + smooth)) + 1.0
+        low, high = np.clip(low, 0.0, left), np.clip(high, 0.0, left)
 
         def expected(n: Array) -> Array:
             seconds = pace * self._work_of(n)

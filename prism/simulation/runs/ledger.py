@@ -53,8 +53,7 @@ class Ledger:
         stale = stop & ~fresh
         self.saved += np.where(fresh, self.older, 0.0)
         lost = np.where(stop, lost, 0.0) + np.where(stale, self.older.sum(axis=0), 0.0)
-        self.older[:, stop] = 0.0
-        self.newer[:, stop] = 0.0
+        self.older, self.newer = (np.where(stop, 0.0, x) for x in (self.older, self.newer))
         self.done = np.where(fresh, self.newest, np.where(stale, self.durable, self.done))
         self.durable = np.where(stop, self.done, self.durable)
         self.newest = np.where(stop, self.done, self.newest)

@@ -46,7 +46,7 @@ def step_work(
         else:
             notes.append(_idle(job, phase.global_batch))
         first += steps
-    return work, tuple(notes)
+    return (work if own else None), tuple(notes)  # a step takes as long while replicas stand idle
 
 
 def _fewer_microbatches(job: Job, sequences: int) -> Job | None:
