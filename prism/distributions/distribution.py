@@ -343,6 +343,7 @@ def _mixture_moments(law: Distribution, power: float) -> tuple[float, float, flo
     return mean, math.sqrt(variance), third
 
 
+@lru_cache(maxsize=256)  # programs of one job differ in few of them
 def quantile_table(law: Distribution, power: float = 1.0) -> NDArray[np.float32]:
     """Table [3072, 2] of Y = X**power / E[X**power] - 1, see `table_of_quantiles`."""
     moments = law.power_moments(power)

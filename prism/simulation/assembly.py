@@ -176,21 +176,23 @@ def _vectors(
     is_global = global_ops(graph)
     congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
     largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
-    for i in np.flatnonzero(graph.op_type >= 0):
-        op_type, op = graph.op_types[graph.op_type[i]], lowered[graph.op_type[i]]
+    # numbers of Python, which are quicker to take one by one
+    columns = (x.tolist() for x in (graph.op_type, graph.microbatch, graph.call, is_global))
+    for i, (c, microbatch, op_call, alone) in enumerate(zip(*columns, strict=True)):
+        if c < 0:
+            continue
+        op_type, op = graph.op_types[c], lowered[c]
         n_terms[i] = len(op.terms)
         for t, term in enumerate(op.terms):
             mb_table = largest(term.mb_loading)
-            called, call = call_table if term.compute else -1, int(graph.call[i])
+            called, call = call_table if term.compute else -1, op_call
             if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
-                called, call = tables.optional(v.expert, effect="expert"), int(graph.microbatch[i])
+                called, call = tables.optional(v.expert, effect="expert"), microbatch
             called = called if call >= 0 else -1
             vec[i, t] = bank.add(
                 -1 if term.frozen else step_table, mb_table,
-                int(graph.microbatch[i]) if mb_table >= 0 else 0, called,
-                call if called >= 0 else -1,
-                _link_of(op_type, term, graph.n_stages, n_own) if congested else -1,
-                int(is_global[i]),
+                microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
+                _link_of(op_type, term, graph.n_stages, n_own) if congested else -1, int(alone),
             )  # fmt: skip
     return vec, n_terms
 
