@@ -25,7 +25,8 @@ CHUNK = 1024  # runs that draw together; the first n runs do not change with the
 MANY = 1000  # stalls beyond which their sum is as good as normal
 MAX_EVENTS = 300_000  # of one run, minutes of work
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
-_OTHER = ("drift", "stalls", "evaluations", "checkpoints", "lost_work", "restarts", "spares")
+_STOPS = ("lost_work", "restarts", "spares")
+_OTHER = ("drift", "stalls", "evaluations", "checkpoints", *_STOPS)
 _NEVER = np.inf
 
 
@@ -46,10 +47,7 @@ def term_names(model: RunModel) -> tuple[str, ...]:
 
 def stack_terms(model: RunModel, terms: Mapping[str, Array | float]) -> Array:
     """Lay terms into rows [term, run]; the model's others are 0."""
-    rows = np.zeros((len(term_names(model)), CHUNK))
-    for row, name in zip(rows, term_names(model), strict=True):
-        row[:] = terms.get(name, 0.0)
-    return rows
+    return np.array([np.broadcast_to(terms.get(x, 0.0), CHUNK) for x in term_names(model)])
 
 
 def generator(seed: int, first: int, stream: int) -> np.random.Generator:
@@ -75,7 +73,12 @@ class EventLoop:
         self.model, self.n_steps, self.start_s = model, n_steps, start_s
         self.rng = generator(seed, first, 12)
         n, rng = CHUNK, self.rng
-        self.row = {name: i for i, name in enumerate(term_names(model))}
+        # terms of this model's steps; those of stops are never lost
+        parts = {"congestion": model.regime, "stalls": model.stalls, "evaluations": None,
+                 "checkpoints": None, **model.pauses}  # fmt: skip
+        steps = [x for x in term_names(model) if x not in _STOPS]
+        self.names = [x for x in steps if parts.get(x, x) is not None]
+        self.stopped = {name: np.zeros(n) for name in _STOPS}
         self.cluster = (first + np.arange(n)) % model.mean.shape[0]
         self.began = self.cluster.copy()
         self.time = np.zeros(n)
@@ -84,7 +87,7 @@ class EventLoop:
             self.drift = model.drift.initial[self.cluster]
         self.own = 1.0 + model.run_cv * rng.standard_normal(n)
         self.effect = self.own * wrong_by(model, first, seed)
-        self.ledger = Ledger(len(self.row), n, model.checkpoints)
+        self.ledger = Ledger(len(self.names), n, model.checkpoints)
         self.outages = Outages(model.interruptions, n, rng)
         self.marks = np.append(np.asarray(marks, float), _NEVER)
         self.at_mark = np.zeros((n, len(marks)))
@@ -129,23 +132,24 @@ class EventLoop:
                     f"a run of {self.n_steps} steps has more than {MAX_EVENTS:,} events; lower the "
                     "rates of failures, fail_slow or regime, or make checkpoints more frequent"
                 )
-        terms = self._settle(self.ledger.close())
+        found = dict(zip(self.names, self.ledger.close(), strict=True)) | self.stopped
+        terms = stack_terms(self.model, self._settle(found))
         return Chunk(self.time, self.began, terms, self.at_mark, self.outages.failures)
 
-    def _settle(self, terms: Array) -> Array:
+    def _settle(self, terms: dict[str, Array]) -> dict[str, Array]:
         """Give what is known exactly its due; seconds were shared out evenly over steps till now.
 
         The difference was lost in failures, or was not.
         """
-        model, n, lost = self.model, self.n_steps, self.row["lost_work"]
+        model, n = self.model, self.n_steps
         exact = {name: n // every * seconds for name, (every, seconds) in model.pauses.items()}
         if model.ideal_s is not None:
             exact["ideal_steps"] = float(n if self.work is None else self.work[n]) * model.ideal_s
         for name, seconds in exact.items():
-            terms[lost] += terms[self.row[name]] - seconds
-            terms[self.row[name]] = seconds
+            terms["lost_work"] += terms[name] - seconds
+            terms[name] = np.full(CHUNK, seconds)
         if model.interruptions is None and (model.episodes is None or not model.episodes.replaced):
-            terms[lost] = 0.0  # rounding is no loss
+            terms["lost_work"][:] = 0.0  # rounding is no loss
         return terms
 
     def _advance(self) -> None:
@@ -156,13 +160,14 @@ class EventLoop:
         gap = clocks[runs, which] - self.time
         slot = which - 3
         stops = (which == 0) | ((slot >= 0) & self.swap[runs, np.maximum(slot, 0)])
-        n, over = self._steps_within(gap, left)
+        pace = self._base()
+        n, over = self._steps_within(gap, left, pace[0])
         # a step in progress goes on through all but a stop
         n = np.where(stops | (gap <= 0.0), n, n + 1.0)
         mark = self.marks[np.searchsorted(self.marks, self.done, side="right")] - self.done
         reached = (n >= np.minimum(left, mark)) | ~np.isfinite(gap)
         n = np.where(reached, np.minimum(left, mark), n)
-        self._take(n)
+        self._take(n, *pace)
         happens = ~reached & (left > 0.0)
         stop = happens & stops
         if stop.any():
@@ -195,10 +200,9 @@ class EventLoop:
             for name, (every, seconds) in self.model.pauses.items()
         }
 
-    def _steps_within(self, gap: Array, left: Array) -> tuple[Array, Array]:
+    def _steps_within(self, gap: Array, left: Array, base: Array) -> tuple[Array, Array]:
         """Find how many steps are expected to end within `gap` seconds, and the seconds over."""
-        model, (base, _, _) = self.model, self._base()
-        drift = model.drift.of(self.cluster)
+        model, drift = self.model, self.model.drift.of(self.cluster)
         about = np.clip(gap / base, 1.0, np.maximum(left, 1.0))
         fade = decay_sum(about, drift.rate(base)) / about
         relative = 1.0 + drift.cv * self.drift * fade + self._wave(about, base) / about
@@ -233,10 +237,9 @@ class EventLoop:
         wave = wave_sum(self.time + self.start_s, n, base, drift.diurnal_peak_s)
         return np.asarray(np.sqrt(2.0) * drift.diurnal_cv * wave)
 
-    def _take(self, n: Array) -> None:
+    def _take(self, n: Array, base: Array, regime: Array, slow: Array) -> None:
         """Take n steps each: their time, by term."""
         model, drift = self.model, self.model.drift.of(self.cluster)
-        base, regime, slow = self._base()
         work = self._work_of(n)
         z = self.rng.standard_normal((3, CHUNK))
         each = np.divide(work, n, out=np.ones(CHUNK), where=n > 0.0)
@@ -258,8 +261,9 @@ class EventLoop:
             "step_noise": noise,
             "drift": moved,
             "stalls": self._stalls(np.maximum(base * work + moved, 0.0)),
+            **self._pauses(n),
         }
-        seconds = stack_terms(model, terms | self._pauses(n))
+        seconds = np.array([terms[name] for name in self.names])
         self.time = self.time + seconds.sum(axis=0)
         self.ledger.keep(n, seconds)
         # again where a run had lost what it did
@@ -285,13 +289,12 @@ class EventLoop:
     def _stop(self, stop: NDArray[np.bool_], over: Array, failed: NDArray[np.bool_]) -> None:
         """Lose what is not on a checkpoint, wait, and start again."""
         self.time = self.time + over
-        saved = self.ledger.saved
-        saved[self.row["lost_work"]] += self.ledger.roll_back(stop, over)
+        self.stopped["lost_work"] += self.ledger.roll_back(stop, over)
         runs = np.flatnonzero(stop)
         ready, waited, renewed = self.outages.restart(runs, failed[runs], self.time[runs])
         still = ready - self.time[runs]
-        saved[self.row["spares"], runs] += waited
-        saved[self.row["restarts"], runs] += still - waited
+        self.stopped["spares"][runs] += waited
+        self.stopped["restarts"][runs] += still - waited
         self.time[runs] = ready
         keep = np.exp(
             -self.model.drift.of(self.cluster[runs]).rate(still)
