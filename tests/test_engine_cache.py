@@ -11,7 +11,8 @@ import pytest
 import prism
 from prism import __main__ as entry
 from prism.engine import cache
-from prism.engine.effects import draw_stalls, end_block, fill_bank
+from prism.engine.effects import fill_bank
+from prism.engine.random import fill_pool
 from prism.engine.step import run_phase
 from prism.simulation import ahead
 
@@ -122,7 +123,7 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     monkeypatch.setattr(ahead, "_asked", True)
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
     ahead.compile_part()
-    for function in (run_phase, end_block, fill_bank, draw_stalls):
+    for function in (run_phase, fill_bank, fill_pool):
         assert len(function.signatures) == 1
 
 

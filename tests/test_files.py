@@ -276,7 +276,7 @@ def test_compiled_code_is_kept_apart_from_that_of_other_sources(tmp_path):
 
 
 def test_all_of_the_engine_is_kept_in_one_folder():
-    folder = Path(engine.run_range._cache._cache_path)
+    folder = Path(engine.run_given._cache._cache_path)
     assert Path(engine.philox_lanes._cache._cache_path) == folder
     assert folder.parent.name == f"engine-{cache.hash_sources(Path(engine.__file__).parent)}"
     assert numba.config.CACHE_DIR == os.environ.get("NUMBA_CACHE_DIR", "")

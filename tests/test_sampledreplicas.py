@@ -109,11 +109,9 @@ def test_levels_order_the_replicas_of_the_exact_engine():
     """The replica that all of a quiet cluster's steps wait for is among the slowest levels."""
     program = sample_replicas(prepare(make_job(192, QUIET), 1).program, 16, 32)
     step, n = program.arrays(track=False), 192
-    level, chosen = np.empty(n, np.float32), np.empty(50, np.int64)
-    own, after = np.empty((50, 64), np.float32), np.empty(64, np.float32)
-    told, out = engine.Sampled(level, chosen, own, after), tuple(a[0] for a in make_room(step, 1))
-    engine.run_sampled_block(0, make_keys(3), step, program.sample.alone(), out, told)
-    time = out[0]
+    [time], _, *rest = make_room(step, 1)
+    told = engine.run_sampled(0, make_keys(3), step, program.sample.alone(), (time[None], *rest))
+    level, chosen, own = told.level[0], told.chosen[0], told.own[0]
     assert chosen[0] == 0 and chosen[-1] == n and np.all(np.diff(chosen) > 0)
     assert np.isin(np.argsort(-level)[:16], chosen).all()
     assert np.allclose(own[:-1].max(axis=0), time, rtol=1e-6)

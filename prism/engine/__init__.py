@@ -11,7 +11,8 @@ arrays    constants and the arrays of a step
 random    Philox4x32-10, quantile tables, the pool of residuals
 lowering  kernels of a group's GPUs to ops
 effects   draws of everything that is shared, or rare
-step      blocks of replicates
+step      the ops of blocks
+blocks    blocks from the arrays of a step
 record    one replicate, op by op
 ahead     what a second process compiles
 unseen    blocks of which some replicas are simulated
@@ -50,7 +51,6 @@ with kept_together():
         STALL,
         STEP,
         Bank,
-        Block,
         Graph,
         Jitter,
         Keys,
@@ -61,24 +61,26 @@ with kept_together():
         Sample,
         Sampled,
         SampledStep,
+        Shared,
         Stalls,
         Step,
         Walk,
         Work,
     )  # fmt: skip
+    from prism.engine.blocks import lower, new_work, run_range
     from prism.engine.effects import draw_ranks, microbatches
-    from prism.engine.lowering import group_max, lower_replicas
+    from prism.engine.lowering import group_max
     from prism.engine.random import lookup, philox_lanes
     from prism.engine.record import record_block
-    from prism.engine.step import run_phase, run_range
-    from prism.engine.unseen import run_sampled, run_sampled_block, unseen_bins, unseen_slowest
+    from prism.engine.step import run_given
+    from prism.engine.unseen import run_sampled, unseen_bins, unseen_slowest
 
 __all__ = [
-    "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
-    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
-    "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Block", "Graph", "Jitter", "Keys", "Links",
-    "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Stalls", "Step", "Walk",
-    "Work", "compile_part", "draw_ranks", "group_max", "is_compiled", "lookup", "lower_replicas",
-    "microbatches", "philox_lanes", "record_block", "run_phase", "run_range", "run_sampled",
-    "run_sampled_block", "unseen_bins", "unseen_slowest",
+    "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL",
+    "JITTER", "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL",
+    "POOL", "RANK", "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys",
+    "Links", "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls",
+    "Step", "Walk", "Work", "compile_part", "draw_ranks", "group_max", "is_compiled", "lookup",
+    "lower", "microbatches", "new_work", "philox_lanes", "record_block", "run_given",
+    "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism.engine.arrays import LANES, Block, Step, Walk, Work
+from prism.engine.arrays import Keys, Step
+from prism.engine.blocks import new_block, new_work
 from prism.engine.cache import compile_for, is_kept
-from prism.engine.effects import draw_stalls, end_block, fill_bank
-from prism.engine.step import run_phase, run_range
+from prism.engine.effects import fill_bank
+from prism.engine.random import fill_pool
+from prism.engine.step import run_blocks, run_phase
 
 
 def is_compiled() -> bool:
     """Tell whether a block needs no compilation, or none that would be found."""
-    return is_kept(run_range)
+    return is_kept(run_blocks)
 
 
-def compile_part(step: Step, walk: Walk, block: Block, work: Work) -> None:
-    """Compile, for any step, what takes long and `run_range` calls last."""
-    lanes, events = np.zeros(LANES, np.float32), (work.ev_op, work.ev_lane, work.ev_delay)
-    compile_for(run_phase, walk, block, work, 0, (0, 1), 0)
-    compile_for(end_block, step.stalls, step.jitter, step.step_table, block, lanes, lanes)
-    compile_for(fill_bank, step.bank, step.links, block, 0, 0, work.vectors[0])
-    compile_for(draw_stalls, step.stalls, block, 0, events)
+def compile_part(step: Step, keys: Keys) -> None:
+    """Compile, for any step, what takes long and `run_blocks` calls last."""
+    walk, block, work = step.walk(), new_block(step), new_work(step, keys, np.zeros(1, np.int64))
+    coef_a, coef_r = np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.float32)
+    compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
+    compile_for(fill_bank, step.shared(), step.tables, keys.stream, 0, block, 0, 0, work.vectors[0])
+    compile_for(
+        fill_pool, step.tables, 0, keys.residual, work.row, work.order, block.words, work.pool,
+        work.slow,
+    )  # fmt: skip

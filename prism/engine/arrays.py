@@ -25,6 +25,10 @@ NEVER = np.float32(-1e30)  # an end that nothing waits for
 BINS = 64  # of like replicas among those that are not simulated
 
 
+# Columns of ops as the engine takes them; from VEC on one for each term.
+KIND, PRED0, PRED1, OUT, COEF, N_TERMS, TABLE, NUMBER, STAGE, BUSY, VEC = range(11)
+
+
 class Ops(NamedTuple):
     """Ops of all phases in execution order; slots >= n_slots are global."""
 
@@ -33,12 +37,16 @@ class Ops(NamedTuple):
     pred1: Array  # int32[op] slot
     out: Array  # int32[op] slot
     coef: Array  # int32[op] row of the coefficients
-    vec: Array  # int32[op, term] shared-effect vector of each term
     n_terms: Array  # int32[op]
     table: Array  # int32[op] quantile table of the residual
     draw: Array  # int32[op] index of the draw within its stage
     stage: Array  # int32[op]
     busy: Array  # int32[op] stage that computes meanwhile, -1: none
+    vec: Array  # int32[op, term] shared-effect vector of each term
+
+    def pack(self) -> Array:
+        """Lay an op's numbers side by side, int32[op, column]: it is read in one go."""
+        return np.column_stack(self).astype(np.int32)
 
 
 class Graph(NamedTuple):
@@ -182,13 +190,30 @@ class Step(NamedTuple):
     step_table: int  # quantile table of the step effect, -1: none
     share: Array  # float32[coef, class] share of an op's time in each kernel class
 
+    def walk(self) -> Walk:
+        """Return what a phase needs of it."""
+        return Walk(self.ops.pack(), self.graph, self.share, self.tables)
+
+    def shared(self) -> Shared:
+        """Return what ops share."""
+        return Shared(self.bank, self.links, self.stalls)
+
 
 class Walk(NamedTuple):
-    """What `run_phase` needs of a step: a function takes a tuple array by array."""
+    """What a phase needs of a step: a function takes a tuple array by array."""
 
-    ops: Ops
+    ops: Array  # int32[op, column]
     graph: Graph
     share: Array  # of `Step`
+    tables: Array  # of `Step`
+
+
+class Shared(NamedTuple):
+    """What the effects that ops share are drawn from, and the stalls."""
+
+    bank: Bank
+    links: Links
+    stalls: Stalls
 
 
 class SampledStep(NamedTuple):
@@ -207,14 +232,12 @@ class Keys(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What is drawn once for a block of replicates."""
+    """What is drawn once for a block of replicates, and room for more draws."""
 
-    lane0: int  # its first replicate
-    keys: Array  # uint32[stream, 2]
     step_words: Array  # uint32[4, lane] of the step effect
     regimes: Array  # bool[leaf, lane] congested
-    words: Array  # uint32[4, lane] scratch
-    tables: Array  # of `Step`
+    words: Array  # uint32[4, lane]
+    mb_words: Array  # uint32[4 * n, lane] of the microbatches of a replica
 
 
 class Sampled(NamedTuple):
@@ -227,29 +250,28 @@ class Sampled(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers of one block."""
+    """Buffers of one block; slots and shared effects of every replica where phases alternate."""
 
     chosen: Array  # int64[row] replicas that are simulated; n_replicas: the typical one
+    weight: Array  # float32[row] replicas that a simulated one stands for
     state: Array  # float32[row, lane] ends
     path: Array  # float32[row, class, lane] time on the critical path
     busy: Array  # float32[stage, lane]
     words: Array  # uint32[2 * key * stage, 4, lane] the stage's latest draws, of the pool first
     drawn: Array  # int64[2 * key * stage] and which these are
-    base: Array  # float32[lane] an op's third and further terms [s], or the time that it took
-    zeros: Array  # float32[lane]
-    begin: Array  # int64[coef] of `random.make_pool`, as the next three
-    n_pooled: int
-    pool: Array  # float32
-    slow: Array  # int16[key, place]
+    base: Array  # float32[lane] time of an op [s]
+    begin: Array  # int64[coef] where the values of its table under the first key begin in the
+    # pool; -1: each lane looks up its own
+    row: Array  # int64[table] the same by table
+    pool: Array  # float32: values, then a row of lanes for each key and one for their mixture
+    order: Array  # uint32[place] words of the pool
+    slow: Array  # int16[key, place] the next place from this one on whose value is drawn anew;
+    # with LANES and one more than there are values
     vectors: Array  # float32[replica, vector, lane] shared effects
-    coef_a: Array  # float32[replica, coef, term] seconds
-    coef_r: Array  # float32[replica, coef] scale of the residual
     ev_op: Array  # int64[event] stalls: which op,
     ev_lane: Array  # int64[event] lane
     ev_delay: Array  # float32[event] and how long [s]
-    residual: Array  # of `Keys`
-    mix: Array  # of `Keys`
     tail: Array  # float32[global slot, lane] from an export to the end [s]; empty: not asked
     own: Array  # float32[row, lane] the step's end as far as it is due to one replica
     after: Array  # float32[lane] what of the typical one's follows its last op
-    weight: Array  # float32[row] replicas that a simulated one stands for
+    spare: Array  # float32[lane]

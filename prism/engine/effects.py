@@ -1,4 +1,4 @@
-"""Draws of what is shared: GPUs of a cluster draw, congestion, shared effects, stalls, jitter."""
+"""Draws of what is shared: GPUs of a cluster draw, congestion, shared effects; stalls."""
 
 import math
 
@@ -6,8 +6,6 @@ import numpy as np
 
 from prism.engine.arrays import (
     CALL,
-    JITTER,
-    JOB_STALL,
     LANES,
     MICROBATCH,
     NODE,
@@ -15,9 +13,8 @@ from prism.engine.arrays import (
     REGIME,
     STALL,
     STEP,
-    Block,
 )
-from prism.engine.cache import inner, jit
+from prism.engine.cache import inlined, inner, jit
 from prism.engine.random import lookup, multiply_lanes, philox_lanes
 
 # Whose shared effects: of a replica, of all, or of the typical one, which has only the latter.
@@ -25,63 +22,47 @@ LOCAL, SHARED, TYPICAL = 0, 1, 2
 
 
 @jit
-def draw_ranks(ranks, tables, cluster, key, x):
-    """Draw x[loading, gpu], the persistent slowdowns of one cluster draw."""
-    n_loadings = x.shape[0]
+def draw_ranks(ranks, tables, first, key, x):
+    """Draw x[cluster, loading, gpu], the persistent slowdowns of cluster draws from `first` on."""
+    n_loadings = x.shape[1]
     own_weight = math.sqrt(max(0.0, 1.0 - ranks.node_weight**2))
     words, node_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
-    node_base = -LANES
-    for base in range(0, ranks.n_gpus, LANES):
-        philox_lanes(cluster, 0, base, RANK, key, words)
-        for lane in range(min(LANES, ranks.n_gpus - base)):
-            gpu = base + lane
-            u = words[0, lane]
-            if ranks.node_weight > 0.0:
-                node = gpu // ranks.gpus_per_node
-                if node >= node_base + LANES or node_base < 0:
-                    node_base = node - node % LANES
-                    philox_lanes(cluster, 0, node_base, NODE, key, node_words)
-                z_node = lookup(tables, ranks.node_table, node_words[0, node - node_base])
-                z_own = lookup(tables, ranks.node_table, u)
-                z = ranks.node_weight * z_node + own_weight * z_own
-                p = 0.5 * math.erfc(-z * math.sqrt(0.5))
-                u = np.uint32(min(4294967295.0, p * 4294967296.0))
-            for j in range(n_loadings):
-                value = ranks.factor[j, gpu]
-                if ranks.tables[j] >= 0:
-                    value *= np.float32(1.0) + lookup(tables, ranks.tables[j], u)
-                x[j, gpu] = value
+    for i in range(x.shape[0]):
+        node_base = -LANES
+        for base in range(0, ranks.n_gpus, LANES):
+            philox_lanes(first + i, 0, base, RANK, key, words)
+            for lane in range(min(LANES, ranks.n_gpus - base)):
+                gpu = base + lane
+                u = words[0, lane]
+                if ranks.node_weight > 0.0:
+                    node = gpu // ranks.gpus_per_node
+                    if node >= node_base + LANES or node_base < 0:
+                        node_base = node - node % LANES
+                        philox_lanes(first + i, 0, node_base, NODE, key, node_words)
+                    z_node = lookup(tables, ranks.node_table, node_words[0, node - node_base])
+                    z_own = lookup(tables, ranks.node_table, u)
+                    z = ranks.node_weight * z_node + own_weight * z_own
+                    p = 0.5 * math.erfc(-z * math.sqrt(0.5))
+                    u = np.uint32(min(4294967295.0, p * 4294967296.0))
+                for j in range(n_loadings):
+                    value = ranks.factor[j, gpu]
+                    if ranks.tables[j] >= 0:
+                        value *= np.float32(1.0) + lookup(tables, ranks.tables[j], u)
+                    x[i, j, gpu] = value
 
 
-@inner
-def _draw_regimes(links, lane0, key, words, regimes):
+@inlined
+def draw_block(links, keys, lane0, block):
+    """Draw what the lanes of a block share."""
+    philox_lanes(0, 0, lane0, STEP, keys[STEP], block.step_words)
     threshold = np.uint64(links.probability * 4294967296.0)
     for leaf in range(links.n_leaves):
-        philox_lanes(leaf, 0, lane0, REGIME, key, words)
+        philox_lanes(leaf, 0, lane0, REGIME, keys[REGIME], block.words)
         for lane in range(LANES):
-            regimes[leaf, lane] = np.uint64(words[0, lane]) < threshold
+            block.regimes[leaf, lane] = np.uint64(block.words[0, lane]) < threshold
 
 
-@inner
-def draw_cluster(index, key, ranks, tables):
-    """Draw how slow the GPUs of a cluster draw are, x[loading, gpu]."""
-    x = np.ones((ranks.tables.shape[0], max(1, ranks.n_gpus)), np.float32)
-    draw_ranks(ranks, tables, index, key[RANK], x)
-    return x
-
-
-@inner
-def draw_block(index, key, links, tables):
-    """Draw what the lanes of a block share."""
-    lane0 = index * LANES
-    words, step_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
-    philox_lanes(0, 0, lane0, STEP, key[STEP], step_words)
-    regimes = np.zeros((max(1, links.n_leaves), LANES), np.bool_)
-    _draw_regimes(links, lane0, key[REGIME], words, regimes)
-    return Block(lane0, key, step_words, regimes, words, tables)
-
-
-@inner
+@inlined
 def _link_lanes(links, regimes, replica, link, out):
     """Multiply lanes by the congestion of a link: hit if any leaf it touches is.
 
@@ -112,16 +93,13 @@ def _link_lanes(links, regimes, replica, link, out):
 
 
 @inner
-def fill_bank(bank, links, block, whose, replica, vectors):
+def fill_bank(shared, tables, keys, lane0, block, whose, replica, vectors):
     """Shared effects of one replica, or of the global ops: vectors[vector, lane], of mean 1."""
-    tables, keys = block.tables, block.keys
-    n_blocks = (bank.n_microbatches + 3) // 4
-    mb_words = np.empty((4 * n_blocks, LANES), np.uint32)
+    bank, links = shared.bank, shared.links
     if whose == LOCAL:
-        for i in range(n_blocks):
-            out = mb_words[4 * i : 4 * i + 4]
-            philox_lanes(i, replica, block.lane0, MICROBATCH, keys[MICROBATCH], out)
-    call_words = np.empty((4, LANES), np.uint32)
+        for i in range(block.mb_words.shape[0] // 4):
+            out = block.mb_words[4 * i : 4 * i + 4]
+            philox_lanes(i, replica, lane0, MICROBATCH, keys[MICROBATCH], out)
     call_block = -1
     row = replica % bank.step_table.shape[0]
     for v in range(bank.mb.shape[0]):
@@ -134,28 +112,27 @@ def fill_bank(bank, links, block, whose, replica, vectors):
         if whose == TYPICAL:
             continue
         if bank.mb_table[v] >= 0:
-            multiply_lanes(tables, bank.mb_table[v], mb_words[bank.mb[v]], vectors[v])
+            multiply_lanes(tables, bank.mb_table[v], block.mb_words[bank.mb[v]], vectors[v])
         if bank.call_table[v] >= 0:
             d = bank.call_draw[v]
             if d >> 2 != call_block:
                 call_block = d >> 2
-                philox_lanes(call_block, replica, block.lane0, CALL, keys[CALL], call_words)
-            multiply_lanes(tables, bank.call_table[v], call_words[d & 3], vectors[v])
+                philox_lanes(call_block, replica, lane0, CALL, keys[CALL], block.words)
+            multiply_lanes(tables, bank.call_table[v], block.words[d & 3], vectors[v])
         if bank.link[v] >= 0 and links.n_leaves > 0:
             _link_lanes(links, block.regimes, replica, bank.link[v], vectors[v])
 
 
 @inner
-def draw_stalls(stalls, block, replica, events):
+def draw_stalls(stalls, tables, key, lane0, words, replica, events):
     """List a replica's stalls (op, lane, delay [s]) in the order of ops; returns how many."""
-    tables, words = block.tables, block.words
     ev_op, ev_lane, ev_delay = events
     n = 0
     for stage in range(stalls.op_ptr.shape[0] - 1):
         lo, n_ops = stalls.op_ptr[stage], stalls.op_ptr[stage + 1] - stalls.op_ptr[stage]
         if n_ops == 0:
             continue
-        philox_lanes(stage, replica, block.lane0, STALL, block.keys[STALL], words)
+        philox_lanes(stage, replica, lane0, STALL, key, words)
         threshold = np.uint64(stalls.probability[stage] * 4294967296.0)
         for lane in range(LANES):
             if np.uint64(words[0, lane]) >= threshold or n >= ev_op.shape[0]:
@@ -172,42 +149,6 @@ def draw_stalls(stalls, block, replica, events):
             ev_op[i], ev_lane[i], ev_delay[i] = op, lane, delay
             n += 1
     return n
-
-
-@inner
-def _stall_job(stalls, block, out_time):
-    """Add the stalls that stop the whole job."""
-    words = block.words
-    threshold = np.uint64(stalls.probability[0] * 4294967296.0)
-    philox_lanes(0, 0, block.lane0, STALL, block.keys[STALL], words)
-    for lane in range(LANES):
-        out_time[lane] *= np.float32(stalls.quiet)
-        if np.uint64(words[0, lane]) < threshold:
-            length = 1.0 + lookup(block.tables, stalls.table, words[2, lane])
-            out_time[lane] += np.float32(stalls.duration * length)
-
-
-@inner
-def _add_jitter(jitter, block, out_time):
-    """Add to every step a time that does not depend on its length."""
-    words = block.words
-    philox_lanes(0, 0, block.lane0, JITTER, block.keys[JITTER], words)
-    for lane in range(LANES):
-        share = 1.0 + lookup(block.tables, jitter.table, words[0, lane])
-        out_time[lane] += np.float32(jitter.mean_s * share)
-
-
-@inner
-def end_block(stalls, jitter, step_table, block, out_time, out_step):
-    """Add stalls and jitter of the job, and tell the step effect."""
-    if stalls.entity == JOB_STALL:
-        _stall_job(stalls, block, out_time)
-    if jitter.mean_s > 0.0:
-        _add_jitter(jitter, block, out_time)
-    for lane in range(LANES):
-        out_step[lane] = np.float32(1.0)
-    if step_table >= 0:
-        multiply_lanes(block.tables, step_table, block.step_words[0], out_step)
 
 
 @jit

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from prism.engine.arrays import CDF_RANGE, CDF_ROWS
-from prism.engine.cache import inlined, inner, jit
+from prism.engine.cache import inlined, jit
 
 QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
@@ -51,7 +51,7 @@ def group_max(mean, cv, cdf):
     return low + first, max(0.0, second - first * first)
 
 
-@inner
+@inlined
 def _segment_moments(low, segment, gpus, x, scratch):
     """Mean and variance of one segment's time, maximised over GPUs of its group."""
     n, cv = gpus.shape[0], low.seg_cv[segment]
@@ -67,8 +67,8 @@ def _segment_moments(low, segment, gpus, x, scratch):
     return top, (top * cv) ** 2
 
 
-@jit
-def lower_replicas(low, x, chosen, coef_a, coef_r):
+@inlined
+def lower_block(low, x, chosen, coef_a, coef_r):
     """Lower kernels to ops: coef_a[row, coef, term] seconds, coef_r[row, coef].
 
     A row is the replica chosen[row], whose GPUs are as slow as x[loading, gpu] says. coef_r scales
@@ -115,3 +115,10 @@ def lower_replicas(low, x, chosen, coef_a, coef_r):
             coef_r[i, c] = 0.0
             if total > 0.0 and low.table_std[c] > 0.0:
                 coef_r[i, c] = math.sqrt(var) / (total * low.table_std[c])
+
+
+@jit
+def lower_replicas(low, x, chosen, coef_a, coef_r):
+    """`lower_block` of several cluster draws: x[block, loading, gpu], coef_a[block, row, ...]."""
+    for i in range(x.shape[0]):
+        lower_block(low, x[i], chosen, coef_a[i], coef_r[i])

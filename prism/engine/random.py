@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from prism.engine.arrays import DRAW, LANES, POOL
-from prism.engine.cache import compiled, inlined, inner, jit
+from prism.engine.arrays import LANES, POOL
+from prism.engine.cache import compiled, inlined, inner
 
 POOL_BITS, TAIL_BITS = 11, 8
 POOL_SIZE = 1 << POOL_BITS  # values of a quantile table that the residuals of a block are
 POOL_ROW = POOL_SIZE + LANES  # and the first of them again, so that no lane is beyond the last
-POOL_USES = 32  # of a coef in a step from which on they are; filling a row costs what 32 cost
 TAIL = np.uint32((1 << 32) - (1 << 32 - TAIL_BITS))  # from this word on they are drawn anew
 
 
@@ -67,48 +66,22 @@ def redraw(word, lane):
     return TAIL | ((x ^ (x >> np.uint32(16))) >> np.uint32(TAIL_BITS))
 
 
-@jit
-def make_pool(tables, kind, coef, table, n_coefs, n_rows, lane0, residual):
-    """Make the pool that the residuals of a block are taken from, new for every block and key.
+@inner
+def fill_pool(tables, lane0, keys, row, order, words, pool, slow):
+    """Fill the pool that the residuals of a block are taken from, new for every block and key.
 
-    Of every table of ops that n_rows replicas run often: one value of each of POOL_SIZE equally
-    likely parts, in random order. An op's lanes take neighbours from a random place on, so that the
-    ops of a lane are independent; the slowest values are drawn anew whenever they are taken, since
-    lanes would share what decides a maximum.
-
-    Returns
-    -------
-    begin : int64[coef]
-        Where the values of its table under the first key begin; -1: each lane looks up its own.
-    n : int
-        How many values those of the next key are further on.
-    pool : float32
-        The values, then a row of lanes for each key and one for their mixture.
-    slow : int16[key, place]
-        The next place from this one on whose value is drawn anew; with LANES and one more than
-        there are values.
+    Of every table of ops that run often: one value of each of POOL_SIZE equally likely parts, in
+    random order. An op's lanes take neighbours from a random place on, so that the ops of a lane
+    are independent; the slowest values are drawn anew whenever they are taken, since lanes would
+    share what decides a maximum.
     """
-    n_keys, n = residual.shape[0], 0
-    uses, row = np.zeros(n_coefs, np.int64), np.full(tables.shape[0], -1, np.int64)
-    begin = np.full(n_coefs, -1, np.int64)
-    for op in range(kind.shape[0]):
-        if kind[op] == DRAW:
-            uses[coef[op]] += n_rows
-    for op in range(kind.shape[0]):
-        c, t = coef[op], table[op]
-        if kind[op] == DRAW and uses[c] >= POOL_USES:
-            if row[t] < 0:
-                row[t] = n
-                n += POOL_ROW
-            begin[c] = row[t]
-    pool = np.zeros(n_keys * n + (n_keys + 1) * LANES, np.float32)
-    slow = np.empty((n_keys, POOL_ROW + 1), np.int16)
-    words, order = np.empty((4, LANES), np.uint32), np.empty(POOL_ROW, np.uint32)
+    n_keys = keys.shape[0]
+    n = (pool.shape[0] - (n_keys + 1) * LANES) // n_keys
     for k in range(n_keys if n > 0 else 0):
         for i in range(POOL_SIZE):
             of, lane = i // LANES % 2 * 2, i % LANES
             if of + lane == 0:
-                philox_lanes(i, 0, lane0, POOL, residual[k], words)
+                philox_lanes(i, 0, lane0, POOL, keys[k], words)
             j = np.int64((np.uint64(words[of, lane]) * np.uint64(i + 1)) >> np.uint64(32))
             order[i] = order[j]
             part = np.uint32(i) << np.uint32(32 - POOL_BITS)
@@ -122,4 +95,3 @@ def make_pool(tables, kind, coef, table, n_coefs, n_rows, lane0, residual):
             if row[t] >= 0:
                 for i in range(POOL_ROW):
                     pool[k * n + row[t] + i] = lookup(tables, t, order[i])
-    return begin, n, pool, slow

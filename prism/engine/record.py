@@ -2,73 +2,76 @@
 
 import numpy as np
 
-from prism.engine.arrays import GROUP_STALL, LANES, Graph, Walk
-from prism.engine.cache import inner, jit
-from prism.engine.effects import (
-    LOCAL,
-    SHARED,
-    draw_block,
-    draw_cluster,
-    draw_stalls,
-    end_block,
-    fill_bank,
+from prism.engine.arrays import (
+    GROUP_STALL,
+    LANES,
+    OUT,
+    STALL,
+    Array,
+    Graph,
+    Keys,
+    Step,
+    Walk,
 )
-from prism.engine.lowering import lower_replicas
-from prism.engine.step import new_work, run_phase
+from prism.engine.blocks import draw_clusters, lower, new_block, new_work
+from prism.engine.cache import inner, jit
+from prism.engine.effects import LOCAL, SHARED, draw_stalls, fill_bank
+from prism.engine.step import run_phase, start_block
 
 
 @inner
-def _record_row(walk, block, work, place, n_events, ends):
+def _record_row(walk, work, coefs, keys, lane0, place, n_events, ends):
     """Run the ops of place = (phase, row, lane), and keep ends[op] before slots are used again."""
     phase, row, lane = place
-    g, out = walk.graph, walk.ops.out
+    zero = np.int64(0)  # literals would compile every callee once more
+    g, ops = walk.graph, walk.ops
     kinds, lo, hi = np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64)
     graph = Graph(
         kinds, lo, hi, g.n_replicas, g.n_state, g.n_slots, g.n_global_slots, g.n_stages,
         g.final_slot,
     )  # fmt: skip
-    one = Walk(walk.ops, graph, walk.share)  # of a single phase, which is the op at hand
+    one = Walk(ops, graph, walk.share, walk.tables)  # of a single phase, which is the op at hand
     kinds[0] = g.phase_global[phase]
     shift = g.n_state * g.n_slots - g.n_slots
     local = (row % g.n_state) * g.n_slots
     for op in range(g.phase_lo[phase], g.phase_hi[phase]):
         lo[0], hi[0] = op, op + 1
-        run_phase(one, block, work, np.int64(0), (row, row + 1), n_events)
-        po = out[op]
+        run_phase(one, work, coefs[0], coefs[1], keys, lane0, zero, (row, row + 1), n_events)
+        po = ops[op, OUT]
         ends[op] = work.state[po + (local if po < g.n_slots else shift), lane]
 
 
 @jit
-def record_block(index, lane, keys, step, ends, out_time):
-    """Simulate a block as `run_range` does, and record ends[replica, op] [s] of one lane.
-
-    Ends of global ops stand in the first row; those of exports are the latest so far. What stops
-    the whole job is in out_time[lane] [s] alone.
-    """
-    graph, n = step.graph, step.graph.n_replicas
-    low, walk = step.low, Walk(step.ops, graph, step.share)
-    x = draw_cluster(index, keys.stream, step.ranks, step.tables)
-    block = draw_block(index, keys.stream, step.links, step.tables)
-    shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
-    work = new_work(walk, keys, shape, np.arange(n), 0, block)
-    lower_replicas(low, x, work.chosen, work.coef_a, work.coef_r)
+def _record(index, lane, walk, shared, keys, block, work, coefs, ends):
+    graph, stalls, stream, lane0 = walk.graph, shared.stalls, keys.stream, index * LANES
     vectors, filled = work.vectors, False
     happened = (work.ev_op, work.ev_lane, work.ev_delay)
-    stalls = step.stalls.entity == GROUP_STALL
-    zero, first, lane = np.int64(0), np.int64(1), np.int64(lane)
-    shared, own = np.int64(SHARED), np.int64(LOCAL)
-    fill_bank(step.bank, step.links, block, shared, zero, vectors[0])
+    start_block(walk, shared, keys, lane0, block, work)
+    zero, of_all, of_one = np.int64(0), np.int64(SHARED), np.int64(LOCAL)
+    fill_bank(shared, walk.tables, stream, lane0, block, of_all, zero, vectors[0])
     for phase in range(graph.phase_global.shape[0]):
         is_global = graph.phase_global[phase] == 1
-        for row in range(first if is_global else n):
-            events = zero
+        for row in range(1 if is_global else graph.n_replicas):
+            events, kept = zero, vectors[row % graph.n_state]
             if not is_global and not filled:
-                fill_bank(step.bank, step.links, block, own, row, vectors[row % graph.n_state])
-            if not is_global and stalls:
-                events = draw_stalls(step.stalls, block, row, happened)
-            _record_row(walk, block, work, (phase, row, lane), events, ends[row])
+                fill_bank(shared, walk.tables, stream, lane0, block, of_one, row, kept)
+            if not is_global and stalls.entity == GROUP_STALL:
+                key, words = stream[STALL], block.words
+                events = draw_stalls(stalls, walk.tables, key, lane0, words, row, happened)
+            place = (phase, row, lane)
+            _record_row(walk, work, coefs, keys, lane0, place, events, ends[row])
         filled = filled or not is_global
-    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
-    for i in range(LANES):
-        out_time[i] = work.state[final, i]
-    end_block(step.stalls, step.jitter, step.step_table, block, out_time, np.empty_like(out_time))
+
+
+def record_block(index: int, lane: int, keys: Keys, step: Step, ends: Array) -> Array:
+    """Simulate a block as `run_range` does, and record ends[replica, op] [s] of one lane.
+
+    Ends of global ops stand in the first row; those of exports are the latest so far. Returns the
+    ends of the step [lane] [s].
+    """
+    graph, chosen = step.graph, np.arange(step.graph.n_replicas)
+    coef_a, coef_r = lower(step.low, draw_clusters(index, 1, keys, step), chosen)
+    work = new_work(step, keys, chosen)
+    args = step.walk(), step.shared(), keys, new_block(step), work
+    _record(index, lane, *args, (coef_a[0], coef_r[0]), ends)
+    return np.asarray(work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot])

@@ -3,15 +3,24 @@
 import numpy as np
 
 from prism.engine.arrays import (
+    BUSY,
+    COEF,
     EXPORT,
     GLOBAL,
     GROUP_STALL,
     JOIN,
+    KIND,
     LANES,
-    NEVER,
+    N_TERMS,
+    NUMBER,
+    OUT,
+    PRED0,
+    PRED1,
     RESIDUAL,
-    Walk,
-    Work,
+    STAGE,
+    STALL,
+    TABLE,
+    VEC,
 )
 from prism.engine.cache import inlined, inner, jit
 from prism.engine.effects import (
@@ -19,13 +28,16 @@ from prism.engine.effects import (
     SHARED,
     TYPICAL,
     draw_block,
-    draw_cluster,
     draw_stalls,
-    end_block,
     fill_bank,
 )
-from prism.engine.lowering import lower_replicas
-from prism.engine.random import POOL_BITS, lookup, make_pool, philox_lanes, redraw
+from prism.engine.random import (
+    POOL_BITS,
+    fill_pool,
+    lookup,
+    philox_lanes,
+    redraw,
+)
 
 SHIFT = np.uint32(32 - POOL_BITS)  # the place in the pool that a word stands for
 
@@ -33,25 +45,27 @@ SHIFT = np.uint32(32 - POOL_BITS)  # the place in the pool that a word stands fo
 @inlined
 def _mix(pool, first, mix, c, to, scratch):
     """Mix three rows of draws, pool[first[key] + lane], by mix[c, key] into pool[to + lane]."""
-    f0, f1, f2 = first[0], first[1], first[2]
+    f0, f1, f2 = np.uint64(first[0]), np.uint64(first[1]), np.uint64(first[2])
     w0, w1, w2 = mix[c, 0], mix[c, 1], mix[c, 2]
     for lane in range(LANES):
-        scratch[lane] = w0 * pool[f0 + lane] + w1 * pool[f1 + lane] + w2 * pool[f2 + lane]
+        i = np.uint64(lane)
+        scratch[lane] = w0 * pool[f0 + i] + w1 * pool[f1 + i] + w2 * pool[f2 + i]
     for lane in range(LANES):  # apart, or neither would be a vector operation
         pool[to + lane] = scratch[lane]
 
 
 @inlined
-def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, ratio, pool, first):
-    """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
+def _end_op(state, pa, pb, po, base, ratio, pool, first):
+    """End = max of two predecessors + base * (1 + residual), for all lanes.
 
     An op never writes a slot that it reads, so lanes do not depend on each other.
     """
+    at = np.uint64(first)  # of an index with a sign each lane would be gathered by itself
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
-        time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[lane]
-        state[po, lane] = start + time * (np.float32(1.0) + ratio * pool[first + lane])
+        noise = np.float32(1.0) + ratio * pool[at + np.uint64(lane)]
+        state[po, lane] = start + base[lane] * noise
 
 
 @inner
@@ -64,7 +78,7 @@ def _follow_path(state, path, pa, pb, po, dur, share, coef):
             path[po, k, lane] = (a if state[pa, lane] > state[pb, lane] else b) + part * dur[lane]
 
 
-@inner
+@inlined
 def _accumulate_max(state, path, pa, po, n_classes):
     for lane in range(LANES):
         if state[pa, lane] > state[po, lane]:
@@ -73,7 +87,7 @@ def _accumulate_max(state, path, pa, po, n_classes):
                 path[po, k, lane] = path[pa, k, lane]
 
 
-@inner
+@inlined
 def _record_end(state, tail, pa, slot, own, after):
     """Record when the step would end if this replica were the only one, own[lane].
 
@@ -86,17 +100,7 @@ def _record_end(state, tail, pa, slot, own, after):
             after[lane] = tail[slot, lane]
 
 
-@inner
-def _add_terms(base, vectors, coef_a, vec, n_terms, row, kept, c, op):
-    """Seconds of an op's third and further terms; few ops have them."""
-    base[:] = np.float32(0.0)
-    for t in range(2, n_terms):
-        a, v = coef_a[row, c, t], vec[op, t]
-        for lane in range(LANES):
-            base[lane] += a * vectors[kept, v, lane]
-
-
-@inner
+@inlined
 def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
     """Add an op to the critical path, and a local one to its stage's busy time."""
     for lane in range(LANES):
@@ -106,7 +110,7 @@ def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
     _follow_path(state, path, pa, pb, po, base, share, c)
 
 
-@inner
+@inlined
 def _run_join(state, path, pa, pb, po, base, share):
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
@@ -115,66 +119,61 @@ def _run_join(state, path, pa, pb, po, base, share):
     _follow_path(state, path, pa, pb, po, base, share, 0)
 
 
-@jit
-def run_phase(walk, block, work, phase, rows, n_events):
+@inner
+def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
     """Run the ops of one phase for rows[0] <= row < rows[1]: ends (and paths) of all their lanes.
 
     work.chosen[row] is the replica; one that is no replica of the job, but what the others are
-    measured by, delays nobody. A call per replica would cost as much as some ops: a tuple is passed
-    array by array.
+    measured by, delays nobody. Seconds coef_a[row, coef, term], scale of residuals coef_r[row,
+    coef].
     """
-    ops, graph, share = walk.ops, walk.graph, walk.share
+    ops, graph, share, tables = walk.ops, walk.graph, walk.share, walk.tables
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
-    kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
-    vec, n_terms, table, draw, stages = ops.vec, ops.n_terms, ops.table, ops.draw, ops.stage
     state, path, words, drawn = work.state, work.path, work.words, work.drawn
-    base, zeros, pool, vectors = work.base, work.zeros, work.pool, work.vectors
-    coef_a, coef_r, busy = work.coef_a, work.coef_r, work.busy
-    computes, chosen = ops.busy, work.chosen
+    base, pool, vectors, busy = work.base, work.pool, work.vectors, work.busy
+    begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
+    chosen, tail, own, spare = work.chosen, work.tail, work.own, work.spare
+    n_slots, n_classes = graph.n_slots, share.shape[1]
     stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
-    shift = graph.n_state * graph.n_slots - graph.n_slots
-    n_classes = share.shape[1]
-    tail, own, spare = work.tail, work.own, np.empty(LANES, np.float32)
-    begin, slow, mix, residual = work.begin, work.slow, work.mix, work.residual
-    tables = block.tables
-    lane0, n_pooled = block.lane0, work.n_pooled
-    pooled = 1 + block.lane0 // LANES << 4  # draws are of a block, not of its lanes
-    n_keys, n_slots = residual.shape[0], drawn.shape[0] // 2
+    shift = graph.n_state * n_slots - n_slots
+    pooled = 1 + lane0 // LANES << 4  # draws are of a block, not of its lanes
+    n_keys, n_drawn = residual.shape[0], drawn.shape[0] // 2
     looked_up, first = pool.shape[0] - (n_keys + 1) * LANES, np.zeros(n_keys, np.int64)
+    n_pooled = looked_up // n_keys
     for row in range(rows[0], rows[1]):
         who = chosen[row]
         real = who < graph.n_replicas
         kept = row % graph.n_state
-        local = kept * graph.n_slots
+        local = kept * n_slots
         event = 0
-        drawn[:] = -1
+        for slot in range(drawn.shape[0]):
+            drawn[slot] = -1
         for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-            pa, pb, po = pred0[op], pred1[op], out[op]
-            pa += local if pa < graph.n_slots else shift
-            pb += local if pb < graph.n_slots else shift
-            po += local if po < graph.n_slots else shift
-            if kind[op] == EXPORT:
+            kind, pa, pb, po = ops[op, KIND], ops[op, PRED0], ops[op, PRED1], ops[op, OUT]
+            pa += local if pa < n_slots else shift
+            pb += local if pb < n_slots else shift
+            po += local if po < n_slots else shift
+            if kind == EXPORT:
                 if tail.shape[0] > 0:
                     after = spare if real else work.after
-                    _record_end(state, tail, pa, out[op] - graph.n_slots, own[row], after)
+                    _record_end(state, tail, pa, ops[op, OUT] - n_slots, own[row], after)
                 if real:
                     _accumulate_max(state, path, pa, po, n_classes)
                 continue
-            if kind[op] == JOIN:
+            if kind == JOIN:
                 _run_join(state, path, pa, pb, po, base, share)
                 continue
-            d, stage, c = draw[op], stages[op], coef[op]
-            v0, a0 = vec[op, 0], coef_a[row, c, 0]
-            v1, a1 = v0, np.float32(0.0)
-            if n_terms[op] > 1:
-                v1, a1 = vec[op, 1], coef_a[row, c, 1]
-            if n_terms[op] <= 2 and a0 == 0.0 and a1 == 0.0:  # of no time: nothing is drawn
-                _run_join(state, path, pa, pb, po, base, share)
-                continue
-            ratio, noise = coef_r[row, c], 0
+            c, ratio, noise = ops[op, COEF], coef_r[row, ops[op, COEF]], 0
+            a, v = coef_a[row, c, 0], ops[op, VEC]
+            for lane in range(LANES):
+                base[lane] = a * vectors[kept, v, lane]
+            for t in range(1, ops[op, N_TERMS]):
+                a, v = coef_a[row, c, t], ops[op, VEC + t]
+                for lane in range(LANES):
+                    base[lane] += a * vectors[kept, v, lane]
             if ratio != 0.0:
-                t = table[op]
+                t, d, stage = ops[op, TABLE], ops[op, NUMBER], ops[op, STAGE]
                 for k in range(n_keys):
                     if n_keys > 1 and mix[c, k] == np.float32(0.0):
                         continue
@@ -191,7 +190,7 @@ def run_phase(walk, block, work, phase, rows, n_events):
                             pool[row0 + i] = lookup(tables, t, redraw(word, i - place))
                             i = np.int64(slow[k, i + 1])
                         continue
-                    slot += n_slots
+                    slot += n_drawn
                     if drawn[slot] != d >> 2:  # four draws of a stage in turn
                         drawn[slot] = d >> 2
                         c0 = (stage << 20) | (d >> 2)
@@ -203,10 +202,7 @@ def run_phase(walk, block, work, phase, rows, n_events):
                 if n_keys > 1 and mix[c, 0] != np.float32(1.0):
                     noise = pool.shape[0] - LANES
                     _mix(pool, first, mix, c, noise, spare)
-            if n_terms[op] > 2:
-                _add_terms(base, vectors, coef_a, vec, n_terms[op], row, kept, c, op)
-            extra = base if n_terms[op] > 2 else zeros
-            _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, extra, ratio, pool, noise)
+            _end_op(state, pa, pb, po, base, ratio, pool, noise)
             while event < n_events and ev_op[event] < op:
                 event += 1
             while event < n_events and ev_op[event] == op:
@@ -214,82 +210,52 @@ def run_phase(walk, block, work, phase, rows, n_events):
                 event += 1
             if n_classes > 0:
                 weight = work.weight[row]
-                _track(state, path, busy, pa, pb, po, base, share, c, computes[op], weight)
+                _track(state, path, busy, pa, pb, po, base, share, c, ops[op, BUSY], weight)
 
 
-@inner
-def new_work(walk, keys, shape, chosen, n_tails, block):
-    """Buffers of one block; slots and shared effects of every replica where phases alternate.
-
-    shape is the number of coefs, of terms and of shared-effect vectors. n_tails are the global
-    slots whose way to the step's end is asked for, all or none of them.
-    """
-    graph, n_simulated = walk.graph, chosen.shape[0]
-    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    n_slots, room = 2 * keys.residual.shape[0] * graph.n_stages, graph.n_stages * LANES
-    ops, n_coefs = walk.ops, shape[0]
-    pool = make_pool(
-        block.tables,
-        ops.kind,
-        ops.coef,
-        ops.table,
-        n_coefs,
-        n_simulated,
-        block.lane0,
-        keys.residual,
+@inlined
+def start_block(walk, shared, keys, lane0, block, work):
+    """Draw what a block shares, and set to zero what it adds to."""
+    draw_block(shared.links, keys.stream, lane0, block)
+    fill_pool(
+        walk.tables, lane0, keys.residual, work.row, work.order, block.words, work.pool, work.slow
     )
-    return Work(
-        chosen,
-        np.zeros((n_rows, LANES), np.float32),
-        np.zeros((n_rows, walk.share.shape[1], LANES), np.float32),
-        np.zeros((graph.n_stages, LANES), np.float32),
-        np.empty((n_slots, 4, LANES), np.uint32),
-        np.empty(n_slots, np.int64),
-        np.empty(LANES, np.float32),
-        np.zeros(LANES, np.float32),
-        pool[0],
-        pool[1],
-        pool[2],
-        pool[3],
-        np.ones((graph.n_state, shape[2], LANES), np.float32),
-        np.empty((n_simulated, shape[0], shape[1]), np.float32),
-        np.empty((n_simulated, shape[0]), np.float32),
-        np.zeros(room, np.int64),
-        np.zeros(room, np.int64),
-        np.zeros(room, np.float32),
-        keys.residual,
-        keys.mix,
-        np.full((n_tails, LANES), NEVER),
-        np.zeros((n_simulated if n_tails > 0 else 0, LANES), np.float32),
-        np.zeros(LANES, np.float32),
-        np.ones(n_simulated, np.float32),
-    )
+    for row in range(work.state.shape[0]):
+        for lane in range(LANES):
+            work.state[row, lane] = np.float32(0.0)
+        for k in range(work.path.shape[1]):
+            for lane in range(LANES):
+                work.path[row, k, lane] = np.float32(0.0)
+    for stage in range(work.busy.shape[0]):
+        for lane in range(LANES):
+            work.busy[stage, lane] = np.float32(0.0)
 
 
-@inner
-def run_phases(walk, bank, links, stalls, block, work):
+@inlined
+def run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r):
     """Run all phases, the local ones replica after replica."""
-    graph, vectors, n_rows, filled = walk.graph, work.vectors, work.chosen.shape[0], False
+    graph, tables, stalls, stream = walk.graph, walk.tables, shared.stalls, keys.stream
+    vectors, n_rows = work.vectors, work.chosen.shape[0]
     events = (work.ev_op, work.ev_lane, work.ev_delay)
     by_group = stalls.entity == GROUP_STALL
-    zero, one = np.int64(0), np.int64(1)  # literals would compile every callee once more
-    shared, local, typical = np.int64(SHARED), np.int64(LOCAL), np.int64(TYPICAL)
-    fill_bank(bank, links, block, shared, zero, vectors[0])
+    alone = by_group or graph.n_state == 1  # replicas share the room of shared effects
+    filled = np.zeros(2, np.bool_)
     for phase in range(graph.phase_global.shape[0]):
-        if graph.phase_global[phase] == 1:
-            run_phase(walk, block, work, phase, (zero, one), zero)
-            continue
-        for row in range(n_rows):
-            r = work.chosen[row]
-            if not filled:
-                whose = typical if r == graph.n_replicas else local
-                fill_bank(bank, links, block, whose, r, vectors[row % graph.n_state])
-            n = draw_stalls(stalls, block, r, events) if by_group else zero
-            if by_group or graph.n_state == 1:  # replicas share the room of shared effects
-                run_phase(walk, block, work, phase, (row, row + 1), n)
-        if graph.n_state > 1 and not by_group:
-            run_phase(walk, block, work, phase, (zero, n_rows), zero)
-        filled = True
+        is_global = graph.phase_global[phase]
+        at_a_time = 1 if alone or is_global == 1 else n_rows
+        for first in range(0, 1 if is_global == 1 else n_rows, at_a_time):
+            rows, n_events = (first, first + at_a_time), 0
+            for row in range(first, 0 if filled[is_global] else first + at_a_time):
+                r = work.chosen[row]
+                whose = TYPICAL if r == graph.n_replicas else LOCAL
+                whose = SHARED if is_global == 1 else whose
+                kept = vectors[row % graph.n_state]
+                fill_bank(shared, tables, stream, lane0, block, whose, r, kept)
+            if by_group and is_global == 0:
+                r = work.chosen[first]
+                n_events = draw_stalls(stalls, tables, stream[STALL], lane0, block.words, r, events)
+            run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events)
+        filled[is_global] = True
 
 
 @inner
@@ -300,9 +266,10 @@ def copy_rows(rows, out):
             out[i, j] = rows[i, j]
 
 
-@inner
-def fill_out(graph, work, time, path, busy):
+@inlined
+def fill_out(graph, work, out):
     """Fill time[lane] [s], path[class, lane] [s], busy[stage, lane] [s]."""
+    time, path, busy = out
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
     for lane in range(LANES):
         time[lane] = work.state[final, lane]
@@ -311,22 +278,24 @@ def fill_out(graph, work, time, path, busy):
 
 
 @jit
-def run_range(first, keys, step, out):
-    """Simulate blocks first, first + 1, ...: 64 replicates each, of one cluster draw.
+def run_blocks(first, walk, shared, keys, block, work, coef_a, coef_r, out):
+    """Run blocks first, first + 1, ... under coef_a[block, row, coef, term]; fills `out`."""
+    for i in range(coef_a.shape[0]):
+        lane0 = (first + i) * LANES
+        start_block(walk, shared, keys, lane0, block, work)
+        run_phases(walk, shared, keys, lane0, block, work, coef_a[i], coef_r[i])
+        fill_out(walk.graph, work, (out[0][i], out[1][i], out[2][i]))
 
-    Fills time[block, lane] [s], step effect[block, lane], path[block, class, lane] [s] and
-    busy[block, stage, lane] [s].
+
+@jit
+def run_given(walk, keys, work, coef_a, coef_r, durations):
+    """Run a step whose ops take what their vector says, durations[replica, vector, lane] [s].
+
+    Ops over replicas take the first's. coef_a is 1, coef_r 0.
     """
-    time, effect, path, busy = out
-    ops, graph, bank, links, ranks, low, stalls, jitter, tables, step_table, share = step
-    walk, n_vectors = Walk(ops, graph, share), bank.mb.shape[0]
-    shape = (low.call_cv.shape[0], low.call_cv.shape[1], n_vectors)
-    chosen = np.arange(graph.n_replicas)
-    for i in range(time.shape[0]):
-        x = draw_cluster(first + i, keys.stream, ranks, tables)
-        block = draw_block(first + i, keys.stream, links, tables)
-        work = new_work(walk, keys, shape, chosen, 0, block)
-        lower_replicas(low, x, chosen, work.coef_a, work.coef_r)
-        run_phases(walk, bank, links, stalls, block, work)
-        fill_out(graph, work, time[i], path[i], busy[i])
-        end_block(stalls, jitter, step_table, block, time[i], effect[i])
+    graph, zero = walk.graph, np.int64(0)  # a literal would compile `run_phase` once more
+    for phase in range(graph.phase_global.shape[0]):
+        for row in range(1 if graph.phase_global[phase] == 1 else durations.shape[0]):
+            if graph.n_state == 1:  # replicas share the room of one
+                copy_rows(durations[row], work.vectors[0])
+            run_phase(walk, work, coef_a, coef_r, keys, zero, phase, (row, row + 1), zero)

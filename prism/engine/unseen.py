@@ -10,34 +10,43 @@ import numpy as np
 
 from prism.engine.arrays import (
     BINS,
+    COEF,
     DRAW,
     EXPORT,
+    KIND,
     LANES,
     NEVER,
+    OUT,
+    PRED0,
+    PRED1,
     RANK,
     RESIDUAL,
     UNSEEN,
+    Array,
+    Keys,
+    Sample,
     Sampled,
-    Walk,
+    Step,
 )
+from prism.engine.blocks import draw_clusters, new_block, new_work
 from prism.engine.cache import inner, jit
-from prism.engine.effects import SHARED, draw_block, draw_cluster, end_block, fill_bank
-from prism.engine.lowering import lower_replicas
+from prism.engine.effects import SHARED, fill_bank
+from prism.engine.lowering import lower_block
 from prism.engine.random import philox_lanes
-from prism.engine.step import copy_rows, fill_out, new_work, run_phase, run_phases
+from prism.engine.step import copy_rows, fill_out, run_phase, run_phases, start_block
 
 
 @inner
-def _find_tails(walk, block, work, exports):
+def _find_tails(walk, work, coef_a, coef_r, keys, lane0, exports):
     """Fill work.tail: the time from every export that the last phase reads to the step's end."""
-    graph, zero, one = walk.graph, np.int64(0), np.int64(1)
+    graph = walk.graph
     first = graph.n_state * graph.n_slots
-    last = graph.phase_global.shape[0] - 1
+    last, zero, one = graph.phase_global.shape[0] - 1, np.int64(0), np.int64(1)
     final = first - graph.n_slots + graph.final_slot
     for i in range(exports.shape[0]):
         work.state[0], work.state[first:] = NEVER, NEVER
         work.state[first + exports[i]] = 0.0
-        run_phase(walk, block, work, last, (zero, one), zero)
+        run_phase(walk, work, coef_a, coef_r, keys, lane0, last, (zero, one), zero)
         work.tail[exports[i]] = work.state[final]
     work.state[:], work.path[:], work.busy[:] = 0.0, 0.0, 0.0
 
@@ -100,18 +109,17 @@ def _nominal_times(low, sample, x, first, last, a):
 @inner
 def _level_lanes(ops, graph, tail, a, state, level):
     """End of the step of one replica a lane, without noise and by itself: level[lane]."""
-    kind, pred0, pred1, out, coef = ops.kind, ops.pred0, ops.pred1, ops.out, ops.coef
     level[:], state[:] = 0.0, 0.0
     for phase in range(graph.phase_global.shape[0]):
         if graph.phase_global[phase] == 1:
             continue
         for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-            pa, pb, po, c = pred0[op], pred1[op], out[op], coef[op]
+            pa, pb, po, c = ops[op, PRED0], ops[op, PRED1], ops[op, OUT], ops[op, COEF]
             if pa >= graph.n_slots:  # of ops of all replicas: they are waited for by all alike
                 pa = 0
             if pb >= graph.n_slots:
                 pb = 0
-            if kind[op] == EXPORT:
+            if ops[op, KIND] == EXPORT:
                 after = tail[po - graph.n_slots]
                 for lane in range(LANES):
                     level[lane] = max(level[lane], state[pa, lane] + after)
@@ -119,20 +127,20 @@ def _level_lanes(ops, graph, tail, a, state, level):
             for lane in range(LANES):
                 p, q = state[pa, lane], state[pb, lane]
                 start = p if p > q else q
-                state[po, lane] = start + (a[c, lane] if kind[op] == DRAW else np.float32(0.0))
+                state[po, lane] = start + (a[c, lane] if ops[op, KIND] == DRAW else np.float32(0.0))
 
 
 @inner
-def _find_levels(step, sample, x, level):
+def _find_levels(walk, low, sample, x, level):
     """Find every replica's persistent speed: its own step without noise, level[replica] [s]."""
     n = level.shape[0]
-    a = np.zeros((step.low.call_cv.shape[0], LANES), np.float32)
-    state = np.zeros((step.graph.n_slots, LANES), np.float32)
+    a = np.zeros((low.call_cv.shape[0], LANES), np.float32)
+    state = np.zeros((walk.graph.n_slots, LANES), np.float32)
     lanes = np.empty(LANES, np.float32)
     for first in range(0, n, LANES):
         last = min(n, first + LANES)
-        _nominal_times(step.low, sample, x, first, last, a)
-        _level_lanes(step.ops, step.graph, sample.tail, a, state, lanes)
+        _nominal_times(low, sample, x, first, last, a)
+        _level_lanes(walk.ops, walk.graph, sample.tail, a, state, lanes)
         for r in range(first, last):
             level[r] = lanes[r - first]
 
@@ -229,13 +237,13 @@ def unseen_slowest(sample, mean, std, count, u):
 
 
 @inner
-def _add_unseen(sample, block, told, out_time, out_path):
+def _add_unseen(sample, key, lane0, words, told, out_time, out_path):
     """Let the step wait for the slowest of the replicas that were not simulated, too."""
     mean, std, count = np.empty(BINS), np.empty(BINS), np.empty(BINS)
     if unseen_bins(sample, told.level, told.chosen, mean, std, count) == 0:
         return
-    typical, after, words = told.own[-1], told.after, block.words
-    philox_lanes(0, 0, block.lane0, UNSEEN, block.keys[RESIDUAL], words)
+    typical, after = told.own[-1], told.after
+    philox_lanes(0, 0, lane0, UNSEEN, key, words)
     for lane in range(LANES):
         u = (words[0, lane] + 0.5) / 4294967296.0
         ratio = unseen_slowest(sample, mean, std, count, u)
@@ -247,43 +255,46 @@ def _add_unseen(sample, block, told, out_time, out_path):
 
 
 @jit
-def run_sampled_block(index, keys, step, sample, out, told):
-    """Simulate some replicas of one block, and let the step wait for the others, too.
-
-    Fills `out` as `run_range` does, and what is `told` of the replicas (`Sampled`).
-    """
-    graph, low, walk = step.graph, step.low, Walk(step.ops, step.graph, step.share)
-    x = draw_cluster(index, keys.stream, step.ranks, step.tables)
-    block = draw_block(index, keys.stream, step.links, step.tables)
-    _find_levels(step, sample, x, told.level)
-    n_rows = told.chosen.shape[0]
-    shape = (low.call_cv.shape[0], low.call_cv.shape[1], step.bank.mb.shape[0])
-    work = new_work(walk, keys, shape, told.chosen, graph.n_global_slots, block)
-    _choose_replicas(sample, told.level, index, block.keys[RANK], told.chosen, work.weight)
-    lower_replicas(low, x, told.chosen[: n_rows - 1], work.coef_a, work.coef_r)
-    copy_rows(sample.typical, work.coef_a[n_rows - 1])
-    work.coef_r[n_rows - 1] = np.float32(0.0)
-    fill_bank(step.bank, step.links, block, np.int64(SHARED), np.int64(0), work.vectors[0])
-    _find_tails(walk, block, work, sample.export)
-    run_phases(walk, step.bank, step.links, step.stalls, block, work)
-    fill_out(graph, work, out[0], out[2], out[3])
+def _run_block(index, walk, shared, low, sample, keys, block, work, x, coef_a, coef_r, out, told):
+    n_rows, lane0, stream = told.chosen.shape[0], index * LANES, keys.stream
+    start_block(walk, shared, keys, lane0, block, work)
+    _find_levels(walk, low, sample, x, told.level)
+    _choose_replicas(sample, told.level, index, stream[RANK], work.chosen, work.weight)
+    lower_block(low, x, work.chosen[: n_rows - 1], coef_a, coef_r)
+    copy_rows(sample.typical, coef_a[n_rows - 1])
+    coef_r[n_rows - 1] = np.float32(0.0)
+    of_all, zero = np.int64(SHARED), np.int64(0)  # literals would compile every callee once more
+    fill_bank(shared, walk.tables, stream, lane0, block, of_all, zero, work.vectors[0])
+    work.own[:], work.after[:] = 0.0, 0.0
+    _find_tails(walk, work, coef_a, coef_r, keys, lane0, sample.export)
+    run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r)
+    fill_out(walk.graph, work, out)
     copy_rows(work.own, told.own)
     for lane in range(LANES):
         told.after[lane] = work.after[lane]
-    _add_unseen(sample, block, told, out[0], out[2])
-    end_block(step.stalls, step.jitter, step.step_table, block, out[0], out[1])
+    for row in range(n_rows):
+        told.chosen[row] = work.chosen[row]
+    _add_unseen(sample, stream[RESIDUAL], lane0, block.words, told, out[0], out[1])
 
 
-@jit
-def run_sampled(first, keys, step, sample, out):
-    """`run_range` where only some replicas are simulated."""
-    n_rows = 2 + sample.n_top + sample.n_bulk
+def run_sampled(
+    first: int, keys: Keys, step: Step, sample: Sample, out: tuple[Array, ...]
+) -> Sampled:
+    """`run_range` where only some replicas are simulated; returns what each block tells of them.
+
+    That is `Sampled`, its arrays with the block as their first axis.
+    """
+    n, n_rows, graph = len(out[0]), sample.n_rows, step.graph
     told = Sampled(
-        np.empty(step.graph.n_replicas, np.float32),
-        np.empty(n_rows, np.int64),
-        np.empty((n_rows, LANES), np.float32),
-        np.empty(LANES, np.float32),
-    )
-    for i in range(out[0].shape[0]):
-        each = (out[0][i], out[1][i], out[2][i], out[3][i])
-        run_sampled_block(first + i, keys, step, sample, each, told)
+        np.empty((n, graph.n_replicas), np.float32), np.empty((n, n_rows), np.int64),
+        np.empty((n, n_rows, LANES), np.float32), np.empty((n, LANES), np.float32),
+    )  # fmt: skip
+    work = new_work(step, keys, np.zeros(n_rows, np.int64), graph.n_global_slots)
+    coef_a = np.empty((n_rows, *step.low.call_cv.shape), np.float32)
+    coef_r = np.empty(coef_a.shape[:2], np.float32)
+    args = step.walk(), step.shared(), step.low, sample, keys, new_block(step), work
+    for i in range(n):
+        x = draw_clusters(first + i, 1, keys, step)[0]
+        each = tuple(values[i] for values in out), Sampled(*(values[i] for values in told))
+        _run_block(first + i, *args, x, coef_a, coef_r, *each)
+    return told

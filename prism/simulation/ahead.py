@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
-
 from prism import engine
 from prism.jobs.job import job_from_dict
 from prism.simulation.execution.tasks import cores, is_remote
@@ -52,10 +50,8 @@ def compile_part() -> None:
     """Compile the other process's part, in that process."""
     global _asked
     _asked = True
-    from prism.simulation.draws import lay_lanes, quiet_step
     from prism.simulation.prepare import prepare
+    from prism.simulation.program import make_keys
 
     program = prepare(job_from_dict(SMALL), 0).program
-    shape = (1, program.low.call_cv.shape[0], engine.LANES)
-    walk, block, work = lay_lanes(quiet_step(program), np.ones(shape, np.float32))
-    engine.compile_part(program.arrays(track=False), walk, block, work)
+    engine.compile_part(program.arrays(track=False), make_keys(0))

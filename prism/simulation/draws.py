@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism import engine
-from prism.distributions.tables import sample_table
+from prism.distributions.tables import sample_table, table_row
 
 if TYPE_CHECKING:
     from prism.simulation.program import Program
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Lanes = NDArray[np.float32]
 Counts = NDArray[np.int64]
 WORD = 4294967296.0  # 32-bit words
+NONE = np.zeros((1, 2), np.uint32)  # a key of what is not drawn
 
 
 def seed_key(seed: int) -> NDArray[np.uint32]:
@@ -35,9 +36,9 @@ def seed_key(seed: int) -> NDArray[np.uint32]:
 
 def draw_ranks(ranks: engine.Ranks, tables: Lanes, cluster: int, key: NDArray[np.uint32]) -> Lanes:
     """Draw how slow each GPU of a cluster draw is [loading, gpu]."""
-    x = np.ones((ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
+    x = np.ones((1, ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
     engine.draw_ranks(ranks, tables, cluster, key, x)
-    return x
+    return np.asarray(x[0])
 
 
 def lower(
@@ -53,10 +54,8 @@ def lower(
         Scale of the residual.
     """
     rows = np.arange(low.member.shape[0]) if replicas is None else replicas
-    a = np.empty((rows.size, *low.call_cv.shape), np.float32)
-    r = np.empty(a.shape[:2], np.float32)
-    engine.lower_replicas(low, x, rows, a, r)
-    return a, r
+    a, r = engine.lower(low, x[None], rows)
+    return a[0], r[0]
 
 
 class StallDraw(NamedTuple):
@@ -199,42 +198,45 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     `durations` [replica, coef, lane]: as many replicas as are given are run, and ops over replicas
     take the first's.
     """
-    walk, block, work = lay_lanes(step, durations)
-    graph = walk.graph
-    for phase, is_global in enumerate(graph.phase_global):
-        if is_global:
-            engine.run_phase(walk, block, work, phase, (0, 1), 0)
-        elif graph.n_state > 1:
-            engine.run_phase(walk, block, work, phase, (0, graph.n_replicas), 0)
-        else:  # replicas share the room of one
-            for r in range(graph.n_replicas):
-                own = work._replace(vectors=durations[r : r + 1])
-                engine.run_phase(walk, block, own, phase, (r, r + 1), 0)
-    final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
-    return np.array(work.state[final])
+    n, n_coefs = durations.shape[:2]
+    graph = step.graph._replace(n_replicas=n, n_state=n if step.graph.n_state > 1 else 1)
+    step, keys = step._replace(graph=graph), engine.Keys(NONE, NONE, np.zeros((0, 1), np.float32))
+    own = durations if graph.n_state > 1 else durations[:1].copy()
+    work = engine.new_work(step, keys, np.arange(n))._replace(vectors=own)
+    ones, zeros = np.ones((n, n_coefs, 1), np.float32), np.zeros((n, n_coefs), np.float32)
+    engine.run_given(step.walk(), keys, work, ones, zeros, durations)
+    return np.array(work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot])
 
 
-def lay_lanes(step: engine.Step, durations: Lanes) -> tuple[engine.Walk, engine.Block, engine.Work]:
-    """Lay out what `run_lanes` runs."""
-    graph, shape, lanes = step.graph, durations.shape[:2], engine.LANES
-    graph = graph._replace(n_replicas=shape[0], n_state=shape[0] if graph.n_state > 1 else 1)
-    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    work = engine.Work(
-        chosen=np.arange(shape[0]),
-        state=np.zeros((n_rows, lanes), np.float32),
-        path=np.zeros((n_rows, 0, lanes), np.float32),
-        busy=np.zeros((graph.n_stages, lanes), np.float32),
-        words=np.zeros((0, 4, lanes), np.uint32), drawn=np.zeros(0, np.int64),
-        base=np.empty(lanes, np.float32), zeros=np.zeros(lanes, np.float32),
-        begin=np.zeros(0, np.int64), n_pooled=0, pool=np.zeros(2 * lanes, np.float32),
-        slow=np.zeros((1, 0), np.int16), vectors=durations,
-        coef_a=np.ones((*shape, 1), np.float32), coef_r=np.zeros(shape, np.float32),
-        ev_op=np.zeros(0, np.int64), ev_lane=np.zeros(0, np.int64),
-        ev_delay=np.zeros(0, np.float32), residual=np.zeros((1, 2), np.uint32),
-        mix=np.zeros((0, 1), np.float32), tail=np.zeros((0, lanes), np.float32),
-        own=np.zeros((0, lanes), np.float32), after=np.zeros(0, np.float32),
-        weight=np.ones(shape[0], np.float32),
-    )  # fmt: skip
-    words = np.zeros((1, 2), np.uint32)
-    block = engine.Block(0, words, words, np.zeros((1, 1), np.bool_), words, step.tables)
-    return engine.Walk(step.ops, graph, step.share), block, work
+def end_blocks(
+    step: engine.Step, first: int, key: NDArray[np.uint32], time: Lanes, effect: Lanes
+) -> None:
+    """Add stalls and jitter of the job to blocks, time[block, lane] [s], and tell the step effect.
+
+    The blocks are `first` and those that follow; key[stream] are the keys of a run.
+    """
+    stalls, jitter, words = step.stalls, step.jitter, np.empty((4, time.size), np.uint32)
+
+    def draw(stream: int) -> None:
+        engine.philox_lanes(0, 0, first * engine.LANES, stream, key[stream], words)
+
+    def look_up(table: int, word: int) -> Lanes:
+        row, fraction = table_row(words[word])
+        values = step.tables[table]
+        found = values[row, 0] + values[row, 1] * fraction.astype(np.float32)
+        return np.asarray(found.reshape(time.shape))
+
+    if stalls.entity == engine.JOB_STALL:
+        draw(engine.STALL)
+        hit = (words[0] < np.uint64(stalls.probability[0] * WORD)).reshape(time.shape)
+        length = stalls.duration * (1.0 + look_up(stalls.table, 2).astype(np.float64))
+        time *= np.float32(stalls.quiet)
+        time += np.where(hit, length, 0.0).astype(np.float32)
+    if jitter.mean_s > 0.0:
+        draw(engine.JITTER)
+        share = 1.0 + look_up(jitter.table, 0).astype(np.float64)
+        time += (jitter.mean_s * share).astype(np.float32)
+    effect[:] = 1.0
+    if step.step_table >= 0:
+        draw(engine.STEP)
+        effect *= np.float32(1.0) + look_up(step.step_table, 0)

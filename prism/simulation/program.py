@@ -1,7 +1,7 @@
 """The engine's arrays of one step, and what they are built of."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
 from prism.distributions.distribution import POSITIVE, Distribution, constant, quantile_table
 from prism.distributions.tables import quadrature, table_of_quantiles, tail_panels
-from prism.simulation.draws import seed_key
+from prism.simulation.draws import end_blocks, seed_key
 from prism.simulation.execution.tasks import Arrays
 from prism.simulation.lowering import Part
 from prism.workload.opgraph import StepGraph
@@ -236,13 +236,13 @@ def run_chunk(
     work: engine.Step | engine.SampledStep, first: int, n: int, keys: engine.Keys
 ) -> Arrays:
     """Run blocks first, first + 1, ...; gives what is not zero of `run_blocks`."""
-    run: Callable[..., None]  # typed by its arguments once it is compiled
+    step = work.step if isinstance(work, engine.SampledStep) else work
+    time, effect, *rest = out = make_room(step, n)
     if isinstance(work, engine.SampledStep):
-        run, step, args = engine.run_sampled, work.step, tuple(work)
+        engine.run_sampled(first, keys, step, work.sample, (time, *rest))
     else:
-        run, step, args = engine.run_range, work, (work,)
-    out = make_room(step, n)
-    run(first, keys, *args, out)
+        engine.run_range(first, keys, step, (time, *rest))
+    end_blocks(step, first, keys.stream, time, effect)
     return out if step.share.shape[1] else out[:2]
 
 

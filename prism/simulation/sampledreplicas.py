@@ -168,20 +168,14 @@ def _run_pilot(program: Program, keys: engine.Keys, threads: int) -> engine.Samp
     step, sample = program.arrays(track=False), program.sample
     assert sample is not None
     alone = sample.alone()
-    n, rows, lanes = program.graph.n_replicas, sample.n_rows, engine.LANES
-    out = engine.Sampled(
-        np.empty((PILOT, n), np.float32), np.empty((PILOT, rows), np.int64),
-        np.empty((PILOT, rows, lanes), np.float32), np.empty((PILOT, lanes), np.float32),
-    )  # fmt: skip
 
-    def one(block: int) -> None:
-        told = engine.Sampled(*(values[block] for values in out))
-        outs = tuple(values[0] for values in make_room(step, 1))
-        engine.run_sampled_block(block, keys, step, alone, outs, told)
+    def one(block: int) -> engine.Sampled:
+        time, _, *rest = make_room(step, 1)
+        return engine.run_sampled(block, keys, step, alone, (time, *rest))
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        list(pool.map(one, range(PILOT)))
-    return out
+        told = list(pool.map(one, range(PILOT)))
+    return engine.Sampled(*map(np.concatenate, zip(*told, strict=True)))
 
 
 def fit_unseen(program: Program, seed: int | engine.Keys, threads: int = 1) -> Unseen:

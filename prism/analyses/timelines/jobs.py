@@ -31,6 +31,7 @@ from prism.common.errors import PrismError
 from prism.common.launchgaps import LaunchGaps
 from prism.engine import LANES
 from prism.jobs.schedule import make_schedule
+from prism.simulation.draws import end_blocks
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program, ideal_program, make_keys
 from prism.simulation.tracemodel.devicetime import device_time
@@ -68,9 +69,10 @@ def record(program: Program, seed: int, replicate: int) -> Recorded:
     """Run one replicate alone, with the keys it has among all others, and keep all ends."""
     graph, n_ops = program.graph, program.ops.kind.size
     ends = np.zeros((graph.n_replicas, n_ops), np.float32)
-    time = np.zeros(LANES, np.float32)
     block, lane = divmod(replicate, LANES)
-    engine.record_block(block, lane, make_keys(seed), program.arrays(False), ends, time)
+    keys, step = make_keys(seed), program.arrays(False)
+    time = engine.record_block(block, lane, keys, step, ends)
+    end_blocks(step, block, keys.stream, time[None], np.empty((1, LANES), np.float32))
     is_global = np.repeat(graph.phase_global == 1, graph.phase_hi - graph.phase_lo)
     ends[:, is_global] = ends[:1, is_global]
     return Recorded(ends, float(time[lane]))

@@ -1,0 +1,123 @@
+"""Blocks of replicates from the arrays of a step: room for them, and what is drawn before."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prism.engine.arrays import (
+    COEF,
+    DRAW,
+    KIND,
+    LANES,
+    NEVER,
+    RANK,
+    TABLE,
+    Array,
+    Block,
+    Keys,
+    Lowering,
+    Step,
+    Work,
+)
+from prism.engine.effects import draw_ranks
+from prism.engine.lowering import lower_replicas
+from prism.engine.random import POOL_ROW
+from prism.engine.step import run_blocks
+
+BATCH = 1 << 22  # coefficients of blocks that are lowered at a time
+POOL_USES = 32  # of a coef in a step from which on its residuals are of the pool; filling a row
+# costs what 32 cost
+
+
+def choose_pooled(step: Step, n_rows: int) -> tuple[Array, Array, int]:
+    """Choose the tables of ops that n_rows replicas run often, for the pool of residuals.
+
+    Returns
+    -------
+    begin, row : int64 [coef], [table]
+        Of `Work`.
+    n : int
+        Values of the pool under one key.
+    """
+    ops = step.ops.pack()
+    drawn = ops[ops[:, KIND] == DRAW]
+    uses = n_rows * np.bincount(drawn[:, COEF], minlength=step.low.call_cv.shape[0])
+    often = drawn[uses[drawn[:, COEF]] >= POOL_USES]
+    tables, at = np.unique(often[:, TABLE], return_index=True)
+    row, begin = np.full(len(step.tables), -1), np.full(uses.size, -1)
+    row[tables[np.argsort(at)]] = POOL_ROW * np.arange(tables.size)
+    begin[often[:, COEF]] = row[often[:, TABLE]]
+    return begin, row, POOL_ROW * tables.size
+
+
+def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
+    """Make room for a block in which the replicas `chosen` are simulated.
+
+    n_tails are the slots whose way to the step's end is asked for: all global slots, or none.
+    """
+    graph, n = step.graph, chosen.size
+    n_keys, n_classes = len(keys.residual), step.share.shape[1]
+    begin, row, n_pooled = choose_pooled(step, n)
+    n_rows = graph.n_state * graph.n_slots + graph.n_global_slots
+    n_drawn, n_events = 2 * n_keys * graph.n_stages, graph.n_stages * LANES
+
+    def lanes(*shape: int) -> Array:
+        return np.zeros((*shape, LANES), np.float32)
+
+    return Work(
+        chosen=chosen, weight=np.ones(n, np.float32), state=lanes(n_rows),
+        path=lanes(n_rows, n_classes), busy=lanes(graph.n_stages),
+        words=np.zeros((n_drawn, 4, LANES), np.uint32), drawn=np.zeros(n_drawn, np.int64),
+        base=lanes(), begin=begin, row=row,
+        pool=np.zeros(n_keys * n_pooled + (n_keys + 1) * LANES, np.float32),
+        order=np.zeros(POOL_ROW, np.uint32), slow=np.zeros((n_keys, POOL_ROW + 1), np.int16),
+        vectors=np.ones((graph.n_state, step.bank.mb.size, LANES), np.float32),
+        ev_op=np.zeros(n_events, np.int64), ev_lane=np.zeros(n_events, np.int64),
+        ev_delay=np.zeros(n_events, np.float32), tail=lanes(n_tails) + NEVER,
+        own=lanes(n if n_tails else 0), after=lanes(), spare=lanes(),
+    )  # fmt: skip
+
+
+def new_block(step: Step) -> Block:
+    """Make room for what a block draws once."""
+    n_words = 4 * ((step.bank.n_microbatches + 3) // 4)
+    step_words, words, mb_words = (np.zeros((n, LANES), np.uint32) for n in (4, 4, n_words))
+    regimes = np.zeros((max(1, step.links.n_leaves), LANES), np.bool_)
+    return Block(step_words, regimes, words, mb_words)
+
+
+def draw_clusters(first: int, n: int, keys: Keys, step: Step) -> Array:
+    """Draw how slow the GPUs of n cluster draws are, x[cluster, loading, gpu]."""
+    x = np.ones((n, step.ranks.tables.size, max(1, step.ranks.n_gpus)), np.float32)
+    draw_ranks(step.ranks, step.tables, first, keys.stream[RANK], x)
+    return x
+
+
+def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
+    """Lower kernels of replicas to ops under x[cluster, loading, gpu].
+
+    Returns
+    -------
+    float32 [cluster, replica, coef, term]
+        Seconds.
+    float32 [cluster, replica, coef]
+        Scale of the residual.
+    """
+    coef_a = np.empty((len(x), chosen.size, *low.call_cv.shape), np.float32)
+    coef_r = np.empty(coef_a.shape[:3], np.float32)
+    lower_replicas(low, x, chosen, coef_a, coef_r)
+    return coef_a, coef_r
+
+
+def run_range(first: int, keys: Keys, step: Step, out: tuple[Array, ...]) -> None:
+    """Simulate blocks first, first + 1, ...: 64 replicates each, of one cluster draw.
+
+    Fills time[block, lane] [s], path[block, class, lane] [s] and busy[block, stage, lane] [s].
+    """
+    n, chosen = len(out[0]), np.arange(step.graph.n_replicas)
+    args = step.walk(), step.shared(), keys, new_block(step), new_work(step, keys, chosen)
+    size = max(1, BATCH // (chosen.size * step.low.call_cv.size + step.ranks.n_gpus))
+    for at in range(0, n, size):
+        x = draw_clusters(first + at, min(size, n - at), keys, step)
+        part = tuple(values[at : at + size] for values in out)
+        run_blocks(first + at, *args, *lower(step.low, x, chosen), part)
