@@ -69,7 +69,7 @@ with kept_together():
     )  # fmt: skip
     from prism.engine.blocks import lower, new_work, run_range
     from prism.engine.effects import draw_ranks, microbatches
-    from prism.engine.lowering import group_max
+    from prism.engine.lowering import cdf_cells, group_max
     from prism.engine.random import lookup, philox_lanes
     from prism.engine.record import record_block
     from prism.engine.step import run_given
@@ -80,7 +80,7 @@ __all__ = [
     "JITTER", "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL",
     "POOL", "RANK", "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys",
     "Links", "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls",
-    "Step", "Walk", "Work", "compile_part", "draw_ranks", "group_max", "is_compiled", "lookup",
-    "lower", "microbatches", "new_work", "philox_lanes", "record_block", "run_given",
+    "Step", "Walk", "Work", "cdf_cells", "compile_part", "draw_ranks", "group_max", "is_compiled",
+    "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block", "run_given",
     "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -106,7 +106,7 @@ class Lowering(NamedTuple):
     seg_mean: Array  # float64[segment, loading] seconds of one segment
     seg_cv: Array  # float64[segment] std of the residuals over the mean
     seg_cdf: Array  # int32[segment] cdf table of the standardised residual
-    cdf: Array  # float64[table, knot]
+    cdf: Array  # float64[table, knot, 2], see `lowering.cdf_cells`
     coef_stage: Array  # int32[coef] stage, -1: no rank effect
     coef_seg_ptr: Array  # int32[coef + 1]
     coef_seg: Array  # int32[entry] segment

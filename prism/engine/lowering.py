@@ -4,55 +4,75 @@ import math
 
 import numpy as np
 
-from prism.engine.arrays import CDF_RANGE, CDF_ROWS
-from prism.engine.cache import inlined, jit
+from prism.engine.arrays import CDF_RANGE, CDF_ROWS, Array
+from prism.engine.cache import inlined, inner, jit
 
 QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
 
+def cdf_cells(cdf: Array) -> Array:
+    """Lay a standardised cdf [..., knot], linear between its knots, as the engine looks it up.
+
+    That is float64[..., knot, 2]: its value, and how much more the next one is; 1 from the last on.
+    """
+    cells = np.stack([cdf, np.diff(cdf, append=1.0)], axis=-1)
+    cells[..., -1, :] = 1.0, 0.0
+    return cells
+
+
 @inlined
-def _interpolate_cdf(cdf, at):
-    """Standardised cdf, linear between its knots [-CDF_RANGE, CDF_RANGE], `at` a place of them."""
-    if at <= 0.0:
-        return 0.0
-    if at >= CDF_ROWS - 1:
-        return 1.0
-    i = np.int32(at)
-    return cdf[i] + (at - i) * (cdf[i + 1] - cdf[i])
+def _make_room():
+    n = QUADRATURE_NODES
+    return np.empty(n), np.empty(n), np.empty(n, np.int32)
 
 
-@jit
-def group_max(mean, cv, cdf):
-    """Mean and variance of the maximum of independent times mean[i] * (1 + cv * z_i)."""
-    n = mean.shape[0]
-    top = mean[0]
+@inner
+def _largest(mean, cv, cdf, room):
+    """`group_max` with float64[node], float64[node] and int32[node] to work in."""
+    n, top = mean.shape[0], mean[0]
     for i in range(1, n):
         top = max(top, mean[i])
     if n == 1 or cv <= 0.0:
         return top, (top * cv) ** 2
     low, high = top * (1.0 - 6.0 * cv), top * (1.0 + 7.0 * cv)
-    step = (high - low) / (QUADRATURE_NODES - 1)
-    first, second = 0.0, 0.0
-    per_sd = (CDF_ROWS - 1) / (2.0 * CDF_RANGE)  # knots
-    slope = np.empty(n)
+    step, last = (high - low) / (QUADRATURE_NODES - 1), CDF_ROWS - 1.0
+    per_sd = last / (2.0 * CDF_RANGE)  # knots
+    below, part, cell = room
+    for k in range(QUADRATURE_NODES):
+        below[k] = 1.0
     for i in range(n):
-        slope[i] = per_sd / (mean[i] * cv)
+        slope = per_sd / (mean[i] * cv)
+        for k in range(QUADRATURE_NODES):  # without a branch or a look-up: vector operations
+            at = (low + np.float64(np.int32(k)) * step - mean[i]) * slope + CDF_RANGE * per_sd
+            at = at if at > 0.0 else 0.0
+            at = at if at < last else last
+            cell[k] = np.int32(at)
+            part[k] = at - cell[k]
+        for k in range(QUADRATURE_NODES):
+            j, so_far = np.uint64(cell[k]), below[k]
+            one = cdf[j, 0] + part[k] * cdf[j, 1]
+            below[k] = so_far if so_far < 1e-12 else so_far * one
+    first, second = 0.0, 0.0
     for k in range(QUADRATURE_NODES):
         t = low + k * step
-        below = 1.0
-        for i in range(n):
-            below *= _interpolate_cdf(cdf, (t - mean[i]) * slope[i] + CDF_RANGE * per_sd)
-            if below < 1e-12:
-                break
         weight = 0.5 * step if k == 0 or k == QUADRATURE_NODES - 1 else step
-        first += weight * (1.0 - below)
-        second += weight * 2.0 * (t - low) * (1.0 - below)
+        first += weight * (1.0 - below[k])
+        second += weight * 2.0 * (t - low) * (1.0 - below[k])
     second += step * step / 6.0  # Euler-Maclaurin: the integrand's slope at `low` is 2, not 0
     return low + first, max(0.0, second - first * first)
 
 
+@jit
+def group_max(mean, cv, cdf):
+    """Mean and variance of the maximum of independent times mean[i] * (1 + cv * z_i).
+
+    cdf[knot, 2] is that of z, see `cdf_cells`.
+    """
+    return _largest(mean, cv, cdf, _make_room())
+
+
 @inlined
-def _segment_moments(low, segment, gpus, x, scratch):
+def _segment_moments(low, segment, gpus, x, scratch, room):
     """Mean and variance of one segment's time, maximised over GPUs of its group."""
     n, cv = gpus.shape[0], low.seg_cv[segment]
     top = 0.0
@@ -63,7 +83,7 @@ def _segment_moments(low, segment, gpus, x, scratch):
         scratch[i] = total
         top = max(top, total)
     if n > 1 and cv > 0.0:
-        return group_max(scratch[:n], cv, low.cdf[low.seg_cdf[segment]])
+        return _largest(scratch[:n], cv, low.cdf[low.seg_cdf[segment]], room)
     return top, (top * cv) ** 2
 
 
@@ -83,6 +103,7 @@ def lower_block(low, x, chosen, coef_a, coef_r):
     seg_var = np.empty(n_segments)
     stamp = np.full(n_segments, -1, np.int64)
     term = np.empty(n_terms)
+    room = _make_room()
     for i in range(chosen.shape[0]):
         replica = chosen[i]
         row = replica % low.fixed_mean.shape[0]
@@ -95,13 +116,13 @@ def lower_block(low, x, chosen, coef_a, coef_r):
                 s = low.coef_seg[e]
                 if who >= 0:
                     gpus = member[replica, stage, who : who + 1]
-                    m, v = _segment_moments(low, s, gpus, x, scratch)
+                    m, v = _segment_moments(low, s, gpus, x, scratch, room)
                 else:
                     key = replica * member.shape[1] + stage
                     if stamp[s] != key:
                         stamp[s] = key
                         gpus = member[replica, stage]
-                        seg_mean[s], seg_var[s] = _segment_moments(low, s, gpus, x, scratch)
+                        seg_mean[s], seg_var[s] = _segment_moments(low, s, gpus, x, scratch, room)
                     m, v = seg_mean[s], seg_var[s]
                 for t in range(n_terms):
                     term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]

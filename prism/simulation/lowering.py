@@ -293,7 +293,7 @@ def lowering_arrays(
         seg_mean=np.array([s.mean for s in segments], np.float64).reshape(-1, n_loadings),
         seg_cv=np.array([s.std / m for s, m in zip(segments, totals, strict=True)], np.float64),
         seg_cdf=np.array([shape_index[law] for law in shapes], np.int32),
-        cdf=np.array(cdfs, np.float64),
+        cdf=engine.cdf_cells(np.array(cdfs)),
         coef_stage=np.array(stages, np.int32),
         coef_seg_ptr=np.cumsum([0, *(len(op.segments) for op in lowered)], dtype=np.int32),
         coef_seg=np.array(seg, np.int32),

@@ -147,7 +147,8 @@ class _Layout:
         stage = [m.nodes[i].stages[0] for i in self.node_of]
         return engine.Lowering(
             member=member.astype(np.int32), seg_mean=seg_mean, seg_cv=cv[ranked],
-            seg_cdf=np.zeros(ranked.size, np.int32), cdf=np.zeros((1, engine.CDF_ROWS)),
+            seg_cdf=np.zeros(ranked.size, np.int32),
+            cdf=engine.cdf_cells(np.zeros((1, engine.CDF_ROWS))),
             coef_stage=np.where(self.kind >= 0, stage, -1).astype(np.int32),
             coef_seg_ptr=ptr.astype(np.int32), coef_seg=np.arange(ranked.size, dtype=np.int32),
             coef_count=np.ones(ranked.size), coef_split=np.tile([1.0, 0.0], (ranked.size, 1)),
