@@ -273,5 +273,5 @@ class Work(NamedTuple):
     ev_delay: Array  # float32[event] and how long [s]
     tail: Array  # float32[global slot, lane] from an export to the end [s]; empty: not asked
     own: Array  # float32[row, lane] the step's end as far as it is due to one replica
-    after: Array  # float32[lane] what of the typical one's follows its last op
+    after: Array  # float32[2, lane] what of it follows its last op; of the typical one the second
     spare: Array  # float32[lane]

@@ -87,17 +87,17 @@ def _accumulate_max(state, path, pa, po, n_classes):
                 path[po, k, lane] = path[pa, k, lane]
 
 
-@inlined
-def _record_end(state, tail, pa, slot, own, after):
-    """Record when the step would end if this replica were the only one, own[lane].
+@inner
+def _record_end(state, tail, pa, slot, own, row, after, of):
+    """Record when the step would end if this replica were the only one, own[row, lane].
 
-    after[lane] is the part of it that follows the last of its own ops.
+    after[of, lane] is the part of it that follows the last of its own ops.
     """
     for lane in range(LANES):
         end = state[pa, lane] + tail[slot, lane]
-        if end > own[lane]:
-            own[lane] = end
-            after[lane] = tail[slot, lane]
+        if end > own[row, lane]:
+            own[row, lane] = end
+            after[of, lane] = tail[slot, lane]
 
 
 @inlined
@@ -111,12 +111,10 @@ def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
 
 
 @inlined
-def _run_join(state, path, pa, pb, po, base, share):
+def _run_join(state, pa, pb, po):
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         state[po, lane] = a if a > b else b
-        base[lane] = np.float32(0.0)
-    _follow_path(state, path, pa, pb, po, base, share, 0)
 
 
 @inner
@@ -133,7 +131,8 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
     base, pool, vectors, busy = work.base, work.pool, work.vectors, work.busy
     begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
-    chosen, tail, own, spare = work.chosen, work.tail, work.own, work.spare
+    chosen, tail, own, after = work.chosen, work.tail, work.own, work.after
+    spare, zeros = work.spare, np.zeros(LANES, np.float32)
     n_slots, n_classes = graph.n_slots, share.shape[1]
     stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
     shift = graph.n_state * n_slots - n_slots
@@ -156,13 +155,15 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
             po += local if po < n_slots else shift
             if kind == EXPORT:
                 if tail.shape[0] > 0:
-                    after = spare if real else work.after
-                    _record_end(state, tail, pa, ops[op, OUT] - n_slots, own[row], after)
+                    slot = ops[op, OUT] - n_slots
+                    _record_end(state, tail, pa, slot, own, row, after, 0 if real else 1)
                 if real:
                     _accumulate_max(state, path, pa, po, n_classes)
                 continue
             if kind == JOIN:
-                _run_join(state, path, pa, pb, po, base, share)
+                _run_join(state, pa, pb, po)
+                if n_classes > 0:
+                    _follow_path(state, path, pa, pb, po, zeros, share, 0)
                 continue
             c, ratio, noise = ops[op, COEF], coef_r[row, ops[op, COEF]], 0
             a, v = coef_a[row, c, 0], ops[op, VEC]

@@ -271,7 +271,7 @@ def _run_block(index, walk, shared, low, sample, keys, block, work, x, coef_a, c
     fill_out(walk.graph, work, out)
     copy_rows(work.own, told.own)
     for lane in range(LANES):
-        told.after[lane] = work.after[lane]
+        told.after[lane] = work.after[1, lane]
     for row in range(n_rows):
         told.chosen[row] = work.chosen[row]
     _add_unseen(sample, stream[RESIDUAL], lane0, block.words, told, out[0], out[1])
