@@ -67,7 +67,7 @@ with kept_together():
         Walk,
         Work,
     )  # fmt: skip
-    from prism.engine.blocks import lower, new_work, run_range
+    from prism.engine.blocks import lower, new_work, room_for_coefs, run_range
     from prism.engine.effects import draw_ranks, microbatches
     from prism.engine.lowering import cdf_cells, group_max
     from prism.engine.random import lookup, philox_lanes
@@ -81,6 +81,6 @@ __all__ = [
     "POOL", "RANK", "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys",
     "Links", "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls",
     "Step", "Walk", "Work", "cdf_cells", "compile_part", "draw_ranks", "group_max", "is_compiled",
-    "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block", "run_given",
-    "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
+    "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block", "room_for_coefs",
+    "run_given", "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -45,8 +45,12 @@ class Ops(NamedTuple):
     vec: Array  # int32[op, term] shared-effect vector of each term
 
     def pack(self) -> Array:
-        """Lay an op's numbers side by side, int32[op, column]: it is read in one go."""
-        return np.column_stack(self).astype(np.int32)
+        """Lay an op's numbers side by side, int32[op, column]: it is read in one go.
+
+        Every op has two terms: a second one that it has not takes no time.
+        """
+        second = [np.zeros_like(self.kind)] * (self.vec.shape[1] < 2)
+        return np.column_stack([*self, *second]).astype(np.int32)
 
 
 class Graph(NamedTuple):
@@ -259,7 +263,7 @@ class Work(NamedTuple):
     busy: Array  # float32[stage, lane]
     words: Array  # uint32[2 * key * stage, 4, lane] the stage's latest draws, of the pool first
     drawn: Array  # int64[2 * key * stage] and which these are
-    base: Array  # float32[lane] time of an op [s]
+    base: Array  # float32[2, lane] zeros; time of an op's third and further terms [s]
     begin: Array  # int64[coef] where the values of its table under the first key begin in the
     # pool; -1: each lane looks up its own
     row: Array  # int64[table] the same by table

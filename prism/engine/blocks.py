@@ -68,7 +68,7 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
         chosen=chosen, weight=np.ones(n, np.float32), state=lanes(n_rows),
         path=lanes(n_rows, n_classes), busy=lanes(graph.n_stages),
         words=np.zeros((n_drawn, 4, LANES), np.uint32), drawn=np.zeros(n_drawn, np.int64),
-        base=lanes(), begin=begin, row=row,
+        base=lanes(2), begin=begin, row=row,
         pool=np.zeros(n_keys * n_pooled + (n_keys + 1) * LANES, np.float32),
         order=np.zeros(POOL_ROW, np.uint32), slow=np.zeros((n_keys, POOL_ROW + 1), np.int16),
         vectors=np.ones((graph.n_state, step.bank.mb.size, LANES), np.float32),
@@ -93,6 +93,13 @@ def draw_clusters(first: int, n: int, keys: Keys, step: Step) -> Array:
     return x
 
 
+def room_for_coefs(low: Lowering, *shape: int) -> tuple[Array, Array]:
+    """Make room for the coefficients of ops, which have two terms at least."""
+    n_coefs, n_terms = low.call_cv.shape
+    coef_a = np.zeros((*shape, n_coefs, max(2, n_terms)), np.float32)
+    return coef_a, np.zeros(coef_a.shape[:-1], np.float32)
+
+
 def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
     """Lower kernels of replicas to ops under x[cluster, loading, gpu].
 
@@ -103,8 +110,7 @@ def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
     float32 [cluster, replica, coef]
         Scale of the residual.
     """
-    coef_a = np.empty((len(x), chosen.size, *low.call_cv.shape), np.float32)
-    coef_r = np.empty(coef_a.shape[:3], np.float32)
+    coef_a, coef_r = room_for_coefs(low, len(x), chosen.size)
     lower_replicas(low, x, chosen, coef_a, coef_r)
     return coef_a, coef_r
 

@@ -95,7 +95,7 @@ def lower_block(low, x, chosen, coef_a, coef_r):
     the op's residual table, so that its standard deviation is that of the sum of maxima over the
     group (x known) together with the call effect.
     """
-    n_coefs, n_terms = coef_a.shape[1:]
+    n_coefs, n_terms = low.call_cv.shape
     n_segments = low.seg_mean.shape[0]
     member = low.member
     scratch = np.empty(max(1, member.shape[2]))

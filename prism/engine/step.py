@@ -55,8 +55,8 @@ def _mix(pool, first, mix, c, to, scratch):
 
 
 @inlined
-def _end_op(state, pa, pb, po, base, ratio, pool, first):
-    """End = max of two predecessors + base * (1 + residual), for all lanes.
+def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio, pool, first):
+    """End = max of two predecessors + (a0 v0 + a1 v1 + base) * (1 + residual), for all lanes.
 
     An op never writes a slot that it reads, so lanes do not depend on each other.
     """
@@ -64,8 +64,8 @@ def _end_op(state, pa, pb, po, base, ratio, pool, first):
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
-        noise = np.float32(1.0) + ratio * pool[at + np.uint64(lane)]
-        state[po, lane] = start + base[lane] * noise
+        time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[more, lane]
+        state[po, lane] = start + time * (np.float32(1.0) + ratio * pool[at + np.uint64(lane)])
 
 
 @inner
@@ -101,13 +101,24 @@ def _record_end(state, tail, pa, slot, own, row, after, of):
 
 
 @inlined
-def _track(state, path, busy, pa, pb, po, base, share, c, stage, weight):
+def _track(state, path, busy, pa, pb, po, spare, share, c, stage, weight):
     """Add an op to the critical path, and a local one to its stage's busy time."""
     for lane in range(LANES):
-        base[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
+        spare[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
         if stage >= 0:
-            busy[stage, lane] += weight * base[lane]
-    _follow_path(state, path, pa, pb, po, base, share, c)
+            busy[stage, lane] += weight * spare[lane]
+    _follow_path(state, path, pa, pb, po, spare, share, c)
+
+
+@inner
+def _add_terms(base, vectors, coef_a, ops, row, kept, c, op):
+    """Seconds of an op's third and further terms: base[1, lane]."""
+    for lane in range(LANES):
+        base[1, lane] = np.float32(0.0)
+    for t in range(2, ops[op, N_TERMS]):
+        a, v = coef_a[row, c, t], ops[op, VEC + t]
+        for lane in range(LANES):
+            base[1, lane] += a * vectors[kept, v, lane]
 
 
 @inlined
@@ -166,13 +177,10 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                     _follow_path(state, path, pa, pb, po, zeros, share, 0)
                 continue
             c, ratio, noise = ops[op, COEF], coef_r[row, ops[op, COEF]], 0
-            a, v = coef_a[row, c, 0], ops[op, VEC]
-            for lane in range(LANES):
-                base[lane] = a * vectors[kept, v, lane]
-            for t in range(1, ops[op, N_TERMS]):
-                a, v = coef_a[row, c, t], ops[op, VEC + t]
-                for lane in range(LANES):
-                    base[lane] += a * vectors[kept, v, lane]
+            more = 0
+            if ops[op, N_TERMS] > 2:  # few ops have them; the others all take two, the second 0
+                more = 1
+                _add_terms(base, vectors, coef_a, ops, row, kept, c, op)
             if ratio != 0.0:
                 t, d, stage = ops[op, TABLE], ops[op, NUMBER], ops[op, STAGE]
                 for k in range(n_keys):
@@ -203,7 +211,10 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                 if n_keys > 1 and mix[c, 0] != np.float32(1.0):
                     noise = pool.shape[0] - LANES
                     _mix(pool, first, mix, c, noise, spare)
-            _end_op(state, pa, pb, po, base, ratio, pool, noise)
+            v0, v1, a0, a1 = ops[op, VEC], ops[op, VEC + 1], coef_a[row, c, 0], coef_a[row, c, 1]
+            _end_op(
+                state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio, pool, noise
+            )
             while event < n_events and ev_op[event] < op:
                 event += 1
             while event < n_events and ev_op[event] == op:
@@ -211,7 +222,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                 event += 1
             if n_classes > 0:
                 weight = work.weight[row]
-                _track(state, path, busy, pa, pb, po, base, share, c, ops[op, BUSY], weight)
+                _track(state, path, busy, pa, pb, po, spare, share, c, ops[op, BUSY], weight)
 
 
 @inlined
@@ -262,8 +273,8 @@ def run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r):
 @inner
 def copy_rows(rows, out):
     """Fill out[row, column]; an assignment of arrays takes seconds to compile, for its message."""
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
             out[i, j] = rows[i, j]
 
 

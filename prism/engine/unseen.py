@@ -28,7 +28,7 @@ from prism.engine.arrays import (
     Sampled,
     Step,
 )
-from prism.engine.blocks import draw_clusters, new_block, new_work
+from prism.engine.blocks import draw_clusters, new_block, new_work, room_for_coefs
 from prism.engine.cache import inner, jit
 from prism.engine.effects import SHARED, fill_bank
 from prism.engine.lowering import lower_block
@@ -290,8 +290,7 @@ def run_sampled(
         np.empty((n, n_rows, LANES), np.float32), np.empty((n, LANES), np.float32),
     )  # fmt: skip
     work = new_work(step, keys, np.zeros(n_rows, np.int64), graph.n_global_slots)
-    coef_a = np.empty((n_rows, *step.low.call_cv.shape), np.float32)
-    coef_r = np.empty(coef_a.shape[:2], np.float32)
+    coef_a, coef_r = room_for_coefs(step.low, n_rows)
     args = step.walk(), step.shared(), step.low, sample, keys, new_block(step), work
     for i in range(n):
         x = draw_clusters(first + i, 1, keys, step)[0]

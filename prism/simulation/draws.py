@@ -198,13 +198,14 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     `durations` [replica, coef, lane]: as many replicas as are given are run, and ops over replicas
     take the first's.
     """
-    n, n_coefs = durations.shape[:2]
+    n = len(durations)
     graph = step.graph._replace(n_replicas=n, n_state=n if step.graph.n_state > 1 else 1)
     step, keys = step._replace(graph=graph), engine.Keys(NONE, NONE, np.zeros((0, 1), np.float32))
     own = durations if graph.n_state > 1 else durations[:1].copy()
     work = engine.new_work(step, keys, np.arange(n))._replace(vectors=own)
-    ones, zeros = np.ones((n, n_coefs, 1), np.float32), np.zeros((n, n_coefs), np.float32)
-    engine.run_given(step.walk(), keys, work, ones, zeros, durations)
+    coef_a, coef_r = engine.room_for_coefs(step.low, n)
+    coef_a[..., 0] = 1.0
+    engine.run_given(step.walk(), keys, work, coef_a, coef_r, durations)
     return np.array(work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot])
 
 
