@@ -10,8 +10,9 @@ import pytest
 
 import prism
 from prism import __main__ as entry
+from prism import engine
 from prism.engine import cache
-from prism.engine.effects import fill_bank
+from prism.engine.effects import draw_ranks, fill_bank
 from prism.engine.random import fill_pool
 from prism.engine.step import run_phase
 from prism.simulation import ahead
@@ -122,8 +123,8 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     """For other types of arguments all would be compiled twice."""
     monkeypatch.setattr(ahead, "_asked", True)
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
-    ahead.compile_part()
-    for function in (run_phase, fill_bank, fill_pool):
+    engine.compile_part()
+    for function in (run_phase, fill_bank, fill_pool, draw_ranks):
         assert len(function.signatures) == 1
 
 
@@ -144,7 +145,7 @@ def test_another_process_is_started_once_where_it_is_of_use(
         ahead.compile_ahead()
     assert len(started) == expected
     for command in started:  # a module that is not there would never be missed
-        assert command[-1].split()[1] == ahead.__name__
+        assert command[-1].split()[1] == engine.__name__
 
 
 def test_a_process_that_cannot_be_started_is_done_without(monkeypatch):

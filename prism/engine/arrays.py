@@ -1,8 +1,11 @@
-"""Constants, and the arrays that a step is made of; dtypes and dimensions stand beside each."""
+"""Constants, and the arrays that a step is made of; dtypes and dimensions stand beside each.
+
+Those in annotations are read by `ahead.make_blank`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +35,17 @@ KIND, PRED0, PRED1, OUT, COEF, N_TERMS, TABLE, NUMBER, STAGE, BUSY, VEC = range(
 class Ops(NamedTuple):
     """Ops of all phases in execution order; slots >= n_slots are global."""
 
-    kind: Array  # int8[op]
-    pred0: Array  # int32[op] slot
-    pred1: Array  # int32[op] slot
-    out: Array  # int32[op] slot
-    coef: Array  # int32[op] row of the coefficients
-    n_terms: Array  # int32[op]
-    table: Array  # int32[op] quantile table of the residual
-    draw: Array  # int32[op] index of the draw within its stage
-    stage: Array  # int32[op]
-    busy: Array  # int32[op] stage that computes meanwhile, -1: none
-    vec: Array  # int32[op, term] shared-effect vector of each term
+    kind: Annotated[Array, "int8[op]"]
+    pred0: Annotated[Array, "int32[op]"]  # slot
+    pred1: Annotated[Array, "int32[op]"]  # slot
+    out: Annotated[Array, "int32[op]"]  # slot
+    coef: Annotated[Array, "int32[op]"]  # row of the coefficients
+    n_terms: Annotated[Array, "int32[op]"]
+    table: Annotated[Array, "int32[op]"]  # quantile table of the residual
+    draw: Annotated[Array, "int32[op]"]  # index of the draw within its stage
+    stage: Annotated[Array, "int32[op]"]
+    busy: Annotated[Array, "int32[op]"]  # stage that computes meanwhile, -1: none
+    vec: Annotated[Array, "int32[op, term]"]  # shared-effect vector of each term
 
     def pack(self) -> Array:
         """Lay an op's numbers side by side, int32[op, column]: it is read in one go.
@@ -56,9 +59,9 @@ class Ops(NamedTuple):
 class Graph(NamedTuple):
     """Shape of the program: phases over `Ops`, and where ends are kept."""
 
-    phase_global: Array  # uint8[phase]
-    phase_lo: Array  # int64[phase]
-    phase_hi: Array  # int64[phase]
+    phase_global: Annotated[Array, "uint8[phase]"]
+    phase_lo: Annotated[Array, "int64[phase]"]
+    phase_hi: Annotated[Array, "int64[phase]"]
     n_replicas: int
     n_state: int  # replicas whose slots are kept (1, or all where phases alternate)
     n_slots: int
@@ -70,21 +73,23 @@ class Graph(NamedTuple):
 class Bank(NamedTuple):
     """Shared-effect vectors: products of step, microbatch, call and link effects."""
 
-    step_table: Array  # int32[row, vector], -1: none; a row per replica, or one for all
-    mb_table: Array  # int32[vector]
-    mb: Array  # int32[vector] microbatch
-    call_table: Array  # int32[vector]
-    call_draw: Array  # int32[vector]
-    link: Array  # int32[vector], -1: none
-    is_global: Array  # uint8[vector]
+    step_table: Annotated[
+        Array, "int32[row, vector]"
+    ]  # -1: none; a row per replica, or one for all
+    mb_table: Annotated[Array, "int32[vector]"]
+    mb: Annotated[Array, "int32[vector]"]  # microbatch
+    call_table: Annotated[Array, "int32[vector]"]
+    call_draw: Annotated[Array, "int32[vector]"]
+    link: Annotated[Array, "int32[vector]"]  # -1: none
+    is_global: Annotated[Array, "uint8[vector]"]
     n_microbatches: int
 
 
 class Links(NamedTuple):
     """Congestion of leaf switches; a link is hit if any leaf of its ranges is."""
 
-    leaf_lo: Array  # int32[replica, link, range]
-    leaf_hi: Array  # int32[replica, link, range]
+    leaf_lo: Annotated[Array, "int32[replica, link, range]"]
+    leaf_hi: Annotated[Array, "int32[replica, link, range]"]
     n_own: int  # links before this one are a replica's own, later ones join all replicas
     n_leaves: int
     probability: float
@@ -99,43 +104,45 @@ class Ranks(NamedTuple):
     gpus_per_node: int
     node_weight: float  # sqrt of the node's share of the (normal score's) variance
     node_table: int  # quantile table of a standard normal
-    tables: Array  # int32[loading] quantile tables of x ** loading, -1: constant
-    factor: Array  # float32[loading, gpu] fixed slowdowns (hot nodes)
+    tables: Annotated[Array, "int32[loading]"]  # quantile tables of x ** loading, -1: constant
+    factor: Annotated[Array, "float32[loading, gpu]"]  # fixed slowdowns (hot nodes)
 
 
 class Lowering(NamedTuple):
     """Segments between barriers of the ops of one chunk, to be maximised over a group."""
 
-    member: Array  # int32[replica, stage, member] physical GPU
-    seg_mean: Array  # float64[segment, loading] seconds of one segment
-    seg_cv: Array  # float64[segment] std of the residuals over the mean
-    seg_cdf: Array  # int32[segment] cdf table of the standardised residual
-    cdf: Array  # float64[table, knot, 2], see `lowering.cdf_cells`
-    coef_stage: Array  # int32[coef] stage, -1: no rank effect
-    coef_seg_ptr: Array  # int32[coef + 1]
-    coef_seg: Array  # int32[entry] segment
-    coef_count: Array  # float64[entry] how often the op holds it
-    coef_split: Array  # float64[entry, term] share of the segment in each term
-    coef_member: Array  # int32[coef] -1: whole group, else this member alone
-    fixed_mean: Array  # float64[row, coef, term] seconds without a rank effect; a row per
+    member: Annotated[Array, "int32[replica, stage, member]"]  # physical GPU
+    seg_mean: Annotated[Array, "float64[segment, loading]"]  # seconds of one segment
+    seg_cv: Annotated[Array, "float64[segment]"]  # std of the residuals over the mean
+    seg_cdf: Annotated[Array, "int32[segment]"]  # cdf table of the standardised residual
+    cdf: Annotated[Array, "float64[table, knot, 2]"]  # see `lowering.cdf_cells`
+    coef_stage: Annotated[Array, "int32[coef]"]  # stage, -1: no rank effect
+    coef_seg_ptr: Annotated[Array, "int32[coef + 1]"]
+    coef_seg: Annotated[Array, "int32[entry]"]  # segment
+    coef_count: Annotated[Array, "float64[entry]"]  # how often the op holds it
+    coef_split: Annotated[Array, "float64[entry, term]"]  # share of the segment in each term
+    coef_member: Annotated[Array, "int32[coef]"]  # -1: whole group, else this member alone
+    fixed_mean: Annotated[
+        Array, "float64[row, coef, term]"
+    ]  # seconds without a rank effect; a row per
     # replica, or one for all
-    fixed_var: Array  # float64[row, coef] s^2
-    call_cv: Array  # float64[coef, term] call effect, lowered into the residual
-    table_std: Array  # float64[coef] std of the residual table
-    quiet: Array  # float64[coef] multiplier of compute between stalls
+    fixed_var: Annotated[Array, "float64[row, coef]"]  # s^2
+    call_cv: Annotated[Array, "float64[coef, term]"]  # call effect, lowered into the residual
+    table_std: Annotated[Array, "float64[coef]"]  # std of the residual table
+    quiet: Annotated[Array, "float64[coef]"]  # multiplier of compute between stalls
 
 
 class Stalls(NamedTuple):
     """Rare delays: at most one per (replica, stage) and step, or one per job and step."""
 
     entity: int
-    probability: Array  # float64[stage] of a group's stall; of the job's: the first
+    probability: Annotated[Array, "float64[stage]"]  # of a group's stall; of the job's: the first
     quiet: float  # multiplier of the step between stalls of the job
     duration: float  # seconds
     table: int  # quantile table of the length
-    op_ptr: Array  # int32[stage + 1]
-    op: Array  # int32[entry] ops of that stage that can be hit
-    op_share: Array  # float64[entry] cumulative share of the stage's nominal time
+    op_ptr: Annotated[Array, "int32[stage + 1]"]
+    op: Annotated[Array, "int32[entry]"]  # ops of that stage that can be hit
+    op_share: Annotated[Array, "float64[entry]"]  # cumulative share of the stage's nominal time
 
 
 class Jitter(NamedTuple):
@@ -154,9 +161,13 @@ class Sample(NamedTuple):
     n_top: int  # slowest replicas
     n_bulk: int  # and others, one of each stratum
     export: Array  # int32[export] global slots that the last phase reads
-    tail: Array  # float32[global slot] nominal time to the step's end [s], NEVER: none
+    tail: Annotated[
+        Array, "float32[global slot]"
+    ]  # nominal time to the step's end [s], NEVER: none
     coef: Array  # int32[entry] coefs of local ops, by stage
-    typical: Array  # float32[coef, term] seconds of a replica whose GPUs are all average
+    typical: Annotated[
+        Array, "float32[coef, term]"
+    ]  # seconds of a replica whose GPUs are all average
     loading_share: Array  # float64[loading] of a segment's time, in the mean
     group_cv: float  # of a segment's time, in the mean
     softness: float  # scale of Gumbel's distribution whose maximum over a group is a normal's
@@ -165,7 +176,7 @@ class Sample(NamedTuple):
     std: Array  # float64[knot] scale of its noise [1]
     first: float  # noise at the first entry of log_cdf
     width: float  # and its distance to the next
-    log_cdf: Array  # float64[entry]; one where what the others take is not known yet
+    log_cdf: Array  # float64[entry] ; one where what the others take is not known yet
 
     @property
     def n_rows(self) -> int:
@@ -190,9 +201,9 @@ class Step(NamedTuple):
     low: Lowering
     stalls: Stalls
     jitter: Jitter
-    tables: Array  # float32[table, row, 2]
+    tables: Annotated[Array, "float32[table, row, 2]"]
     step_table: int  # quantile table of the step effect, -1: none
-    share: Array  # float32[coef, class] share of an op's time in each kernel class
+    share: Annotated[Array, "float32[coef, class]"]  # share of an op's time in each kernel class
 
     def walk(self) -> Walk:
         """Return what a phase needs of it."""
@@ -206,7 +217,7 @@ class Step(NamedTuple):
 class Walk(NamedTuple):
     """What a phase needs of a step: a function takes a tuple array by array."""
 
-    ops: Array  # int32[op, column]
+    ops: Annotated[Array, "int32[op, column]"]
     graph: Graph
     share: Array  # of `Step`
     tables: Array  # of `Step`
@@ -230,9 +241,11 @@ class SampledStep(NamedTuple):
 class Keys(NamedTuple):
     """Philox keys by stream, and those whose draws the residual of an op is mixed of."""
 
-    stream: Array  # uint32[stream, 2]
-    residual: Array  # uint32[key, 2], of one key or three
-    mix: Array  # float32[coef, key] weight of each draw; without rows the first one's is 1
+    stream: Annotated[Array, "uint32[stream, 2]"]
+    residual: Annotated[Array, "uint32[key, 2]"]  # of one key or three
+    mix: Annotated[
+        Array, "float32[coef, key]"
+    ]  # weight of each draw; without rows the first one's is 1
 
 
 class Block(NamedTuple):
@@ -248,34 +261,50 @@ class Sampled(NamedTuple):
     """What a block of which some replicas are simulated tells of them."""
 
     level: Array  # float32[replica] its own step without noise [s]
-    chosen: Array  # int64[row] replicas that are simulated; last the typical one, n_replicas
+    chosen: Annotated[
+        Array, "int64[row]"
+    ]  # replicas that are simulated; last the typical one, n_replicas
     own: Array  # float32[row, lane] the step if there were no other replica [s]
-    after: Array  # float32[lane] what of the typical one's is due to the ops of all replicas [s]
+    after: Annotated[
+        Array, "float32[lane]"
+    ]  # what of the typical one's is due to the ops of all replicas [s]
 
 
 class Work(NamedTuple):
     """Buffers of one block; slots and shared effects of every replica where phases alternate."""
 
-    chosen: Array  # int64[row] replicas that are simulated; n_replicas: the typical one
+    chosen: Annotated[
+        Array, "int64[row]"
+    ]  # replicas that are simulated; n_replicas: the typical one
     weight: Array  # float32[row] replicas that a simulated one stands for
     state: Array  # float32[row, lane] ends
     path: Array  # float32[row, class, lane] time on the critical path
     busy: Array  # float32[stage, lane]
-    words: Array  # uint32[2 * key * stage, 4, lane] the stage's latest draws, of the pool first
+    words: Annotated[
+        Array, "uint32[2 * key * stage, 4, lane]"
+    ]  # the stage's latest draws, of the pool first
     drawn: Array  # int64[2 * key * stage] and which these are
     base: Array  # float32[2, lane] zeros; time of an op's third and further terms [s]
-    begin: Array  # int64[coef] where the values of its table under the first key begin in the
+    begin: Annotated[
+        Array, "int64[coef]"
+    ]  # where the values of its table under the first key begin in the
     # pool; -1: each lane looks up its own
     row: Array  # int64[table] the same by table
     pool: Array  # float32: values, then a row of lanes for each key and one for their mixture
     order: Array  # uint32[place] words of the pool
-    slow: Array  # int16[key, place] the next place from this one on whose value is drawn anew;
+    slow: Annotated[
+        Array, "int16[key, place]"
+    ]  # the next place from this one on whose value is drawn anew;
     # with LANES and one more than there are values
     vectors: Array  # float32[replica, vector, lane] shared effects
     ev_op: Array  # int64[event] stalls: which op,
     ev_lane: Array  # int64[event] lane
     ev_delay: Array  # float32[event] and how long [s]
-    tail: Array  # float32[global slot, lane] from an export to the end [s]; empty: not asked
+    tail: Annotated[
+        Array, "float32[global slot, lane]"
+    ]  # from an export to the end [s]; empty: not asked
     own: Array  # float32[row, lane] the step's end as far as it is due to one replica
-    after: Array  # float32[2, lane] what of it follows its last op; of the typical one the second
+    after: Annotated[
+        Array, "float32[2, lane]"
+    ]  # what of it follows its last op; of the typical one the second
     spare: Array  # float32[lane]

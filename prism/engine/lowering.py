@@ -27,9 +27,9 @@ def _make_room():
 
 
 @inner
-def _largest(mean, cv, cdf, room):
-    """`group_max` with float64[node], float64[node] and int32[node] to work in."""
-    n, top = mean.shape[0], mean[0]
+def _largest(mean, n, cv, cdf, room):
+    """`group_max` of the first n, with float64[node], float64[node], int32[node] to work in."""
+    top = mean[0]
     for i in range(1, n):
         top = max(top, mean[i])
     if n == 1 or cv <= 0.0:
@@ -68,23 +68,7 @@ def group_max(mean, cv, cdf):
 
     cdf[knot, 2] is that of z, see `cdf_cells`.
     """
-    return _largest(mean, cv, cdf, _make_room())
-
-
-@inlined
-def _segment_moments(low, segment, gpus, x, scratch, room):
-    """Mean and variance of one segment's time, maximised over GPUs of its group."""
-    n, cv = gpus.shape[0], low.seg_cv[segment]
-    top = 0.0
-    for i in range(n):
-        total = 0.0
-        for j in range(low.seg_mean.shape[1]):
-            total += low.seg_mean[segment, j] * x[j, gpus[i]]
-        scratch[i] = total
-        top = max(top, total)
-    if n > 1 and cv > 0.0:
-        return _largest(scratch[:n], cv, low.cdf[low.seg_cdf[segment]], room)
-    return top, (top * cv) ** 2
+    return _largest(mean, mean.shape[0], cv, cdf, _make_room())
 
 
 @inlined
@@ -96,14 +80,12 @@ def lower_block(low, x, chosen, coef_a, coef_r):
     group (x known) together with the call effect.
     """
     n_coefs, n_terms = low.call_cv.shape
-    n_segments = low.seg_mean.shape[0]
-    member = low.member
-    scratch = np.empty(max(1, member.shape[2]))
-    seg_mean = np.empty(n_segments)
-    seg_var = np.empty(n_segments)
-    stamp = np.full(n_segments, -1, np.int64)
-    term = np.empty(n_terms)
-    room = _make_room()
+    n_segments, n_loadings = low.seg_mean.shape
+    member, (n_stages, n_members) = low.member, low.member.shape[1:]
+    mean, term, room = np.empty(max(1, n_members)), np.empty(n_terms), _make_room()
+    moments, stamp = np.empty((n_segments, 2)), np.empty(n_segments, np.int64)
+    for s in range(n_segments):
+        stamp[s] = -1
     for i in range(chosen.shape[0]):
         replica = chosen[i]
         row = replica % low.fixed_mean.shape[0]
@@ -112,18 +94,19 @@ def lower_block(low, x, chosen, coef_a, coef_r):
             for t in range(n_terms):
                 term[t] = low.fixed_mean[row, c, t]
             var = low.fixed_var[row, c]
+            first, n = (who, 1) if who >= 0 else (0, n_members)
+            group = (replica * n_stages + stage) * (n_members + 1) + who + 1
             for e in range(low.coef_seg_ptr[c], low.coef_seg_ptr[c + 1]):
                 s = low.coef_seg[e]
-                if who >= 0:
-                    gpus = member[replica, stage, who : who + 1]
-                    m, v = _segment_moments(low, s, gpus, x, scratch, room)
-                else:
-                    key = replica * member.shape[1] + stage
-                    if stamp[s] != key:
-                        stamp[s] = key
-                        gpus = member[replica, stage]
-                        seg_mean[s], seg_var[s] = _segment_moments(low, s, gpus, x, scratch, room)
-                    m, v = seg_mean[s], seg_var[s]
+                if stamp[s] != group:  # ops of a group have segments in common
+                    stamp[s] = group
+                    for k in range(n):
+                        mean[k] = 0.0
+                        for j in range(n_loadings):
+                            mean[k] += low.seg_mean[s, j] * x[j, member[replica, stage, first + k]]
+                    found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], room)
+                    moments[s, 0], moments[s, 1] = found
+                m, v = moments[s, 0], moments[s, 1]
                 for t in range(n_terms):
                     term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]
                 var += low.coef_count[e] * v * low.quiet[c] ** 2
