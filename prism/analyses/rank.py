@@ -139,6 +139,8 @@ def _one_run(case: Case, quick: bool) -> dict[str, Any]:
     blocks = range(QUICK_BLOCKS if quick else PATH_BLOCKS)
     drawn = run_blocks(tracked, blocks, sampler.seed, sampler.threads, track=True)
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
+    if not quick:
+        sampler.first = steps, effect
     shares = path_shares(path[:, :n_classes], sampler.seed)
 
     def with_effects(x: Array) -> Array:  # which have no time of their own

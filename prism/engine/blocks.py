@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
 import numpy as np
 
 from prism.engine.arrays import (
@@ -25,6 +29,7 @@ from prism.engine.random import POOL_ROW
 from prism.engine.step import run_blocks
 
 BATCH = 1 << 22  # coefficients of blocks that are lowered at a time
+KEPT = 1 << 26  # bytes of lowered clusters that are kept
 POOL_USES = 32  # of a coef in a step from which on its residuals are of the pool; filling a row
 # costs what 32 cost
 
@@ -115,6 +120,40 @@ def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
     return coef_a, coef_r
 
 
+class _Lowered:
+    """What clusters of programs were lowered to, the latest: the same ones are run many times over.
+
+    That is under other keys than the ranks', and in `prism.simulation.draws.cluster_times`.
+    """
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[Any, ...], tuple[tuple[Any, ...], Array, Array]] = (
+            OrderedDict()
+        )
+        self._bytes, self._lock = 0, Lock()
+
+    def find(self, first: int, n: int, keys: Keys, step: Step) -> tuple[Array, Array]:
+        """Draw clusters and lower all replicas, as `lower` does."""
+        of = step.low, step.ranks, step.tables
+        key = (*map(id, of), first, n, keys.stream[RANK].tobytes())
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key][1:]
+        x = draw_clusters(first, n, keys, step)
+        a, r = lower(step.low, x, np.arange(step.graph.n_replicas))
+        with self._lock:
+            self._found[key] = of, a, r  # what its key is of is kept, or another could be there
+            self._bytes += a.nbytes + r.nbytes
+            while self._bytes > KEPT:
+                _, old_a, old_r = self._found.popitem(last=False)[1]
+                self._bytes -= old_a.nbytes + old_r.nbytes
+        return a, r
+
+
+_lowered = _Lowered()
+
+
 def run_range(first: int, keys: Keys, step: Step, out: tuple[Array, ...]) -> None:
     """Simulate blocks first, first + 1, ...: 64 replicates each, of one cluster draw.
 
@@ -124,6 +163,5 @@ def run_range(first: int, keys: Keys, step: Step, out: tuple[Array, ...]) -> Non
     args = step.walk(), step.shared(), keys, new_block(step), new_work(step, keys, chosen)
     size = max(1, BATCH // (chosen.size * step.low.call_cv.size + step.ranks.n_gpus))
     for at in range(0, n, size):
-        x = draw_clusters(first + at, min(size, n - at), keys, step)
-        part = tuple(values[at : at + size] for values in out)
-        run_blocks(first + at, *args, *lower(step.low, x, chosen), part)
+        coefs = _lowered.find(first + at, min(size, n - at), keys, step)
+        run_blocks(first + at, *args, *coefs, tuple(values[at : at + size] for values in out))

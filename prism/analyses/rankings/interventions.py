@@ -132,12 +132,15 @@ def _compare(
 ) -> list[Array]:
     """Target of the program, then under each change [cluster, replicate], under the same keys."""
     sampler, blocks = case.sampler, range(COMPARED_BLOCKS[kind])
-    programs = [case.step.program, *(change.program for change in changed)]
+    programs, known = [case.step.program, *(change.program for change in changed)], sampler.first
     if sampler.rare is not None and case.target.name == "step_time":
         programs = [freeze_effect(p, "stall") for p in programs]  # what few bring is added apart
     found = []
     for i, program in enumerate(programs):
-        times, effect = run_blocks(program, blocks, sampler.seed, sampler.threads)[:2]
+        if i == 0 and len(known[0]) >= len(blocks):
+            times, effect = (x[: len(blocks)] for x in known)
+        else:
+            times, effect = run_blocks(program, blocks, sampler.seed, sampler.threads)[:2]
         sampler.advance(len(blocks))
         own, steady = quiet.get(kind), False
         if i > 0:

@@ -74,6 +74,7 @@ class Sampler:
     a: Array = field(default_factory=_none)
     b: Array = field(default_factory=_none)
     effects: list[Array] = field(default_factory=lambda: [_none(), _none()])  # of a, b
+    first: tuple[Array, Array] = (_none(), _none())  # times and effects of `program`, where run
     control: ClusterControl | None = None
     rare: RareStalls | None = None  # where stalls are: the program is then that without them
     done: int = 0
@@ -87,7 +88,7 @@ class Sampler:
         """Run without stalls where they are rare; what they add is measured apart."""
         self.rare = find_rare_stalls(self.program, (self.seed, self.other, self.third))
         if self.rare is not None:
-            self.program = self.rare.calm
+            self.program, self.first = self.rare.calm, (_none(), _none())
 
     def run(self, blocks: range, keys: int | engine.Keys) -> Array:
         """Return step times [block, lane] [s]."""
@@ -111,12 +112,16 @@ class Sampler:
             keys.append(swap_keys(shares.entry, self.other, self.seed, self.third))
         drawn = []
         for key in keys:
-            drawn.append(run_blocks(self.program, more, key, self.threads)[:2])
+            known = self.first if key is self.seed else (_none(), _none())
+            rest = range(max(more.start, len(known[0])), n)
+            run = run_blocks(self.program, rest, key, self.threads)[:2]
+            pairs = zip(known, run, strict=True)
+            drawn.append([np.concatenate([old[more.start : n], new]) for old, new in pairs])
             self.advance(len(more))
-        times = [found[0].astype(np.float64) for found in drawn]
+        times = [found[0] for found in drawn]
         self.a, self.b = np.concatenate([self.a, times[0]]), np.concatenate([self.b, times[1]])
         for i in range(2):
-            self.effects[i] = np.concatenate([self.effects[i], drawn[i][1].astype(np.float64)])
+            self.effects[i] = np.concatenate([self.effects[i], drawn[i][1]])
         for shares, ab, ba in zip(swapped, times[2::2], times[3::2], strict=True):
             shares.ab = np.concatenate([shares.ab, ab])
             shares.ba = np.concatenate([shares.ba, ba])
