@@ -123,19 +123,17 @@ def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
 class _Lowered:
     """What clusters of programs were lowered to, the latest: the same ones are run many times over.
 
-    That is under other keys than the ranks', and in `prism.simulation.draws.cluster_times`.
+    Other keys than the ranks' leave it as it is.
     """
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[Any, ...], tuple[tuple[Any, ...], Array, Array]] = (
-            OrderedDict()
-        )
+        self._found: OrderedDict[tuple[Any, ...], tuple[Any, Array, Array]] = OrderedDict()
         self._bytes, self._lock = 0, Lock()
 
     def find(self, first: int, n: int, keys: Keys, step: Step) -> tuple[Array, Array]:
         """Draw clusters and lower all replicas, as `lower` does."""
         of = step.low, step.ranks, step.tables
-        key = (*map(id, of), first, n, keys.stream[RANK].tobytes())
+        key = (*map(id, of), step.graph.n_replicas, first, n, keys.stream[RANK].tobytes())
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
@@ -143,8 +141,13 @@ class _Lowered:
         x = draw_clusters(first, n, keys, step)
         a, r = lower(step.low, x, np.arange(step.graph.n_replicas))
         with self._lock:
-            self._found[key] = of, a, r  # what its key is of is kept, or another could be there
-            self._bytes += a.nbytes + r.nbytes
+            if key not in self._found:
+                self._found[key] = (
+                    of,
+                    a,
+                    r,
+                )  # with what its key is of, so that nothing else is there
+                self._bytes += a.nbytes + r.nbytes
             while self._bytes > KEPT:
                 _, old_a, old_r = self._found.popitem(last=False)[1]
                 self._bytes -= old_a.nbytes + old_r.nbytes
