@@ -140,7 +140,15 @@ def test_the_client_killed_in_mid_run_goes_on_where_it_was(
     parts, out = tmp_path / "parts", tmp_path / "out"
     asked = ["estimate", JOB, "--replicates", 64 * BLOCKS, "--run-replicates", 100]
     asked = [str(x) for x in [*asked, "--resume", parts, "-o", out, "--json"]]
-    command = [sys.executable, "-c", CLIENT, str(TASK_S), *asked, "--scheduler", cluster.scheduler_address]
+    command = [
+        sys.executable,
+        "-c",
+        CLIENT,
+        str(TASK_S),
+        *asked,
+        "--scheduler",
+        cluster.scheduler_address,
+    ]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while len(list(parts.glob("[!.]*.chunk"))) < 3 and time.monotonic() < end:
