@@ -52,7 +52,7 @@ def results(tmp_path_factory):
         "placement": prism.place(two, slow_nodes=1, slowdown=1.2, seed=1),
         "sweep": prism.sweep(job, {"parallelism.microbatches": [4, 8]}, **few),
         "comparison": prism.compare(a, b, seed=1),
-        "validation": prism.validate(folder / "steps.nc", measured=steps, seed=1),
+        "validation": prism.validate(folder / "steps.nc", measured=steps, seed=1, bootstrap=19),
         "replay": prism.replay(trace),
         "timeline": prism.timeline(job, seed=1),
         "trace": prism.fit(trace, seed=0),
@@ -91,7 +91,7 @@ def plain(text):
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_terminal_json_and_page_show_the_same_figures(results, kind):
+def test_terminal_json_and_page_show_the_same_figures(results, kind, one_style):
     answer = prism.answer(results[kind])
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(render(answer, details=True))

@@ -33,10 +33,11 @@ COMMANDS = {
     "place": ["--slow-nodes", 1, "--slowdown", 1.2],
 }
 PLOTS = {"estimate": "step_time", "sweep": "sweep", "rank": "ranking", "place": "alternatives"}
-# A process that is killed while it writes its second plot.
+# A process for each command, killed while it writes its second plot; what they load is loaded once.
 KILLED = """
-import os, signal, sys
-from prism import plots
+import json, os, signal, sys
+import matplotlib.pyplot
+from prism import analyses, engine, plots
 from prism.__main__ import main
 save, done = plots.save_figure, []
 def save_figure(ax, path):
@@ -44,8 +45,15 @@ def save_figure(ax, path):
         path.write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
     done.append(save(ax, path))
+lines = json.loads(sys.argv[1])
 plots.save_figure = save_figure
-sys.exit(main(sys.argv[1:]))
+main([*lines[0][:lines[0].index("-o")], "--threads", "1", "-q", "--json"])
+print()
+for arguments in lines:
+    process = os.fork()
+    if not process:
+        os._exit(main(arguments))
+    print(-os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 """
 # A process whose files cannot grow beyond some bytes: the nearest to a full disk without root.
 SMALL = """
@@ -115,17 +123,16 @@ def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatc
 
 
 def test_kill_9_while_writing(job, tmp_path, run):
-    """All commands at once; what is left is a hidden folder, which the next command removes."""
-    processes, before = {}, {}
+    """What is left is a hidden folder, which the next command removes."""
+    before = {command: old_results(tmp_path / command, command) for command in COMMANDS}
+    lines = [asked(command, job, tmp_path / command) for command in COMMANDS]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, json.dumps(lines)], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-len(COMMANDS) :] == [str(int(signal.SIGKILL))] * len(
+        COMMANDS
+    ), done.stderr
     for command in COMMANDS:
-        before[command] = old_results(tmp_path / command, command)
-        line = [sys.executable, "-c", KILLED, *asked(command, job, tmp_path / command)]
-        processes[command] = subprocess.Popen(
-            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-    for command, process in processes.items():
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == -signal.SIGKILL, said.decode()
         out = tmp_path / command
         (left,) = out.glob(f"{files.OWN}*{files.PART}")
         assert b"half" in [file.read_bytes() for file in left.iterdir()]  # it was writing
@@ -148,10 +155,12 @@ def test_files_that_cannot_grow(job, tmp_path):
     assert content(out) == before
 
 
-def test_an_answer_that_nobody_can_take(job):
-    line = [sys.executable, "-m", "prism", *asked("estimate", job, "x")[:-2], "--json"]
+def test_an_answer_that_nobody_can_take():
+    line = [sys.executable, "-m", "prism", "schedule", "1f1b", "--stages", "2"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [*line, "--microbatches", "4", "--json"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("prism: ") and os.strerror(errno.ENOSPC) in last

@@ -23,6 +23,14 @@ def test_all_slow_nodes_are_left_out_not_only_those_placed():
     assert (without.program.ranks.factor == 1.0).all()
 
 
+@pytest.fixture
+def short_search(monkeypatch):
+    """Few placements looked at: what is told here is which nodes are placed."""
+    for name, n in (("LIMIT", 400), ("LEAST", 100)):
+        monkeypatch.setattr(f"prism.analyses.placements.search.{name}", n)
+
+
+@pytest.mark.usefixtures("short_search")
 def test_where_most_nodes_are_slow_the_others_are_placed():
     problem = problem_of(small(dp=24), dict.fromkeys(range(70), 1.2))
     assert problem.placed == tuple(range(70, 96))
@@ -37,6 +45,7 @@ def test_where_most_nodes_are_slow_the_others_are_placed():
     assert others["fewer_layers"].impossible == "every stage has a slow node"
 
 
+@pytest.mark.usefixtures("short_search")
 def test_spares_replace_the_slow_nodes_where_most_are():
     job = small(dp=24, cluster={"nodes": 100, "hosts": list(range(96))})
     problem = problem_of(job, dict.fromkeys(range(70), 1.2))

@@ -211,7 +211,7 @@ def test_several_estimates_are_put_side_by_side(page, alone):
     parsed(alone)
 
 
-def test_datasets_are_taken_as_they_are():
+def test_datasets_are_taken_as_they_are(one_style):
     result = prism.estimate("pipeline-8x32", replicates=64, run_replicates=10, seed=2)
     html = prism.report(result, title="A & B")
     assert "<h1>A &amp; B</h1>" in html
@@ -219,7 +219,7 @@ def test_datasets_are_taken_as_they_are():
     assert "not recorded by" in prism.report([result])
 
 
-def test_models_of_step_times_have_a_section(tmp_path):
+def test_models_of_step_times_have_a_section(tmp_path, one_style):
     rng = np.random.default_rng(1)
     lines = [f"{r},{i},{s}" for r in range(2)
              for i, s in enumerate(1.0 + 0.02 * rng.standard_normal(30))]  # fmt: skip
@@ -264,7 +264,7 @@ def test_what_is_no_result_is_told_by_name(run, folder, tmp_path):
     assert "prism sweep" in run("report", tmp_path / "odd.nc", "-o", page)[2]
 
 
-def test_broken_sources_and_names_in_other_scripts(run, folder, tmp_path):
+def test_broken_sources_and_names_in_other_scripts(run, folder, tmp_path, one_style):
     with xr.open_dataset(folder / "first" / "result.nc", engine="h5netcdf") as opened:
         whole = opened.load()
     page = tmp_path / "page.html"
@@ -339,7 +339,7 @@ def test_pictures_are_drawn_in_both_styles(made_up_result):
     assert "one-" not in two
 
 
-def test_long_names_of_files_leave_room_for_the_curves(folder, tmp_path):
+def test_long_names_of_files_leave_room_for_the_curves(folder, tmp_path, one_style):
     deep = tmp_path / ("a" * 90) / ("b" * 90)
     for name in ("first", "other"):
         shutil.copytree(folder / name, deep / name)
