@@ -479,7 +479,7 @@ def test_one_allocation_and_which_allocation_are_told_apart(between) -> None:
 
 
 def test_few_allocations_do_not_tell_how_they_differ() -> None:
-    job = load_job("llama3-70b-fsdp-512")
+    job = load_job("llama3-70b-fsdp-512", ["model.n_layers=8"])
     assert summary(simulate(job, 640, seed=1))["step_time"]["allocations"] is None
     step = summary(simulate(job, 12_800, seed=1))["step_time"]
     assert step["allocations"]["p5"] < step["p50"] < step["allocations"]["p95"]
@@ -487,7 +487,8 @@ def test_few_allocations_do_not_tell_how_they_differ() -> None:
 
 
 def test_error_of_the_model_widens_runs_and_not_steps() -> None:
-    job = load_job("llama3-70b-fsdp-512", ["run.steps=10000", "variability.model_error=0"])
+    own = ["model.n_layers=8", "run.steps=10000", "variability.model_error=0"]
+    job = load_job("llama3-70b-fsdp-512", own)
     asked = {"replicates": 640, "run_replicates": 4_000, "seed": 1}
     middle = summary(estimate(job, **asked))["time_to_train"]["p50"]
     right, wrong, none = (
