@@ -90,8 +90,8 @@ def test_copies_of_the_same_events_take_time_in_proportion(tmp_path, document):
         text = json.dumps(many).encode()
         return least_seconds(lambda: read_bytes(tmp_path, text))
 
-    few = seconds(100)
-    assert seconds(800) < 20.0 * max(few, 0.05)
+    few = seconds(50)
+    assert seconds(400) < 20.0 * max(few, 0.025)
 
 
 def test_a_file_for_which_there_is_no_memory_is_refused(tmp_path, text, monkeypatch):
