@@ -21,7 +21,7 @@ from prism.simulation.execution.content import content_hash, identity
 from prism.simulation.execution.place import run_on
 from prism.simulation.execution.tasks import Shared, Task, run_tasks
 
-JOB = "llama3-70b-fsdp-512"
+JOB, SETS = "llama3-70b-fsdp-512", ("model.n_layers=20",)
 KEY = "5" * 64  # of a chunk
 simulate = importlib.import_module("prism.simulation.steps")  # prism.simulate is the function
 
@@ -29,7 +29,7 @@ simulate = importlib.import_module("prism.simulation.steps")  # prism.simulate i
 @pytest.fixture
 def short_tasks(monkeypatch):
     """Tasks of about ten blocks of `JOB`."""
-    monkeypatch.setattr(simulate, "TASK_S", 0.1)
+    monkeypatch.setattr(simulate, "TASK_S", 0.026)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_chunks_come_back_whole_and_damaged_ones_not_at_all():
 
 def interrupted_run(folder, seed, after=6):
     """Run `JOB` into a folder of chunks until some are there; returns the whole program."""
-    step = simulate.prepare(prism.load_job(JOB), seed)
+    step = simulate.prepare(prism.load_job(JOB, SETS), seed)
 
     def stop(done, n):
         if done >= after * 9:
@@ -191,7 +191,7 @@ def test_chunks_of_another_seed_or_program_are_not_taken(tmp_path, short_tasks, 
 def test_the_rest_of_an_estimate_is_kept_too(tmp_path, computed):
     """Cluster states, runs with events: a second time nothing is simulated but what is short."""
     job = prism.load_job(
-        JOB, ("run.failures.per_1000_node_days=5", "run.checkpoint.interval=20min")
+        JOB, (*SETS, "run.failures.per_1000_node_days=5", "run.checkpoint.interval=20min")
     )
     call = {"replicates": 640, "run_replicates": 2000, "seed": 3}
     plain = prism.estimate(job, **call)
@@ -283,7 +283,7 @@ def test_a_damaged_note_of_the_command_starts_again(tmp_path):
 
 
 def test_a_full_disk_ends_keeping_but_not_the_work(tmp_path, monkeypatch, short_tasks):
-    program = simulate.prepare(prism.load_job(JOB), 4).program
+    program = simulate.prepare(prism.load_job(JOB, SETS), 4).program
     said = []
     with run_on(resume=tmp_path / "a", tell=said.append) as place:
 
