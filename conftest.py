@@ -1,8 +1,25 @@
-"""Examples of docstrings run in a folder of their own, with the samples of the checkout."""
+"""Examples of docstrings run in a folder of their own; what several processes need is compiled once.
 
+The examples have the samples of the checkout beside them.
+"""
+
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+
+COMPILE = """
+import prism, prism.engine
+prism.engine.is_compiled() or prism.simulate("pipeline-8x32", replicates=64, seed=1)
+"""
+
+
+def pytest_configure(config):
+    """Compile the engine before there are processes that would each do it."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        subprocess.run([sys.executable, "-c", COMPILE], check=False, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(autouse=True)

@@ -393,9 +393,6 @@ def test_a_small_job_end_to_end(run, small, tmp_path):
     assert sum(r["covariance_share"] for r in found["kernels"]) == pytest.approx(1.0)
     assert found["findings"][0]["code"] == "largest_cause"
     assert json.loads((out / "summary.json").read_text()) == found
-    again = json.loads(run("rank", small, "--seed", 4, "--json", "-q", "--threads", 1,
-                           "--speed-up", "10")[1])  # fmt: skip
-    assert again | {"wall_seconds": 0} == found | {"wall_seconds": 0}
     status, text, _ = run("show", out / "result.nc")
     assert status == 0 and max(map(len, text.splitlines())) <= WIDTH
 

@@ -191,7 +191,7 @@ def test_chunks_of_another_seed_or_program_are_not_taken(tmp_path, short_tasks, 
 def test_the_rest_of_an_estimate_is_kept_too(tmp_path, computed):
     """Cluster states, runs with events: a second time nothing is simulated but what is short."""
     job = prism.load_job(
-        JOB, (*SETS, "run.failures.per_1000_node_days=5", "run.checkpoint.interval=20min")
+        JOB, ("run.failures.per_1000_node_days=5", "run.checkpoint.interval=20min")
     )
     call = {"replicates": 640, "run_replicates": 2000, "seed": 3}
     plain = prism.estimate(job, **call)
