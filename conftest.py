@@ -1,4 +1,4 @@
-"""Examples of docstrings run in a folder of their own; what several processes need is compiled once.
+"""Examples of docstrings run in a folder of their own; several processes find one compilation.
 
 The examples have the samples of the checkout beside them.
 """
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 
 COMPILE = """
 import prism, prism.engine
