@@ -51,9 +51,7 @@ def test_a_power_limit_of_a_device_without_a_curve_is_doubted():
 
 
 def test_an_estimate_tells_its_jobs_doubts():
-    sizes = {"parallelism.tp": 4, "parallelism.dp": 2, "parallelism.microbatches": 16}
-    sets = [f"{key}={n}" for key, n in (sizes | {"cluster.nodes": 16}).items()]
-    job = load_job("llama3-405b-16k", sets)
+    job = load_job("llama3-70b-fsdp-512", ("parallelism.dp=16", "cluster.nodes=2"))
     assert list(job_doubts(job))
     found = summary(estimate(job, replicates=64, run_replicates=8, seed=1))["warnings"]
     assert set(job_doubts(job)) <= set(found)
