@@ -35,12 +35,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    from distributed import LocalCluster
+def cluster(program):
+    """Two workers, the first of which compiles what the second finds."""
+    from distributed import Client, LocalCluster
 
     with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
+        with run_on(cluster.scheduler_address, timeout_s=300.0):
+            simulate.run_blocks(program, range(4), 4)
+        cluster.scale(2)
+        with Client(cluster) as client:
+            client.wait_for_workers(2, timeout=300)
         yield cluster
 
 
