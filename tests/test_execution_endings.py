@@ -7,6 +7,7 @@ write a folder.
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -54,14 +55,6 @@ for arguments in lines:
     if not process:
         os._exit(main(arguments))
     print(-os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
-"""
-# A process whose files cannot grow beyond some bytes: the nearest to a full disk without root.
-SMALL = """
-import resource, sys
-import matplotlib.pyplot
-from prism.__main__ import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -144,14 +137,19 @@ def test_kill_9_while_writing(job, tmp_path, run):
     assert json.loads((out / "summary.json").read_text())["seed"] == 1
 
 
-def test_files_that_cannot_grow(job, tmp_path):
+def test_files_that_cannot_grow(job, tmp_path, run):
+    """The nearest to a full disk without root."""
     out = tmp_path / "out"
     before = old_results(out, "estimate")
-    line = [sys.executable, "-c", SMALL, *asked("estimate", job, out)]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert f"{out}/result.nc: " in done.stderr and os.strerror(errno.EFBIG) in done.stderr
-    assert "Traceback" not in done.stderr
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        status, answer, said = run(*asked("estimate", job, out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 2 and answer == ""
+    assert f"{out}/result.nc: " in said and os.strerror(errno.EFBIG) in said
+    assert "Traceback" not in said
     assert content(out) == before
 
 

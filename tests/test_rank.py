@@ -151,7 +151,8 @@ def test_resolutions_agree():
         assert abs(a.value - b.value) < 0.01 + 1.5 * math.hypot(a.half_width, b.half_width), name
 
 
-def test_frozen_class_agrees_between_resolutions():
+def test_frozen_class_agrees_between_resolutions(monkeypatch):
+    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 64)
     effects = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.03},
                "residual": {"cv": 0.05}}  # fmt: skip
     op, kernel = (
@@ -226,6 +227,7 @@ def test_noisy_class_off_the_path_ranks_last():
 
 def test_dataset_and_summary(monkeypatch):
     monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
+    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
     job = small(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
     dataset = rank(job, seed=5)
     for variable in dataset.data_vars.values():
@@ -246,6 +248,7 @@ def test_dataset_and_summary(monkeypatch):
 
 def test_threads_change_nothing(monkeypatch):
     monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
+    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
     job = chain(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
     one, two = (rank(job, seed=5, threads=n).drop_attrs() for n in (1, 2))
     assert one.identical(two)

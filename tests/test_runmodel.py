@@ -121,7 +121,7 @@ CASES = {
     },
 }  # fmt: skip
 
-BRUTE = 400  # runs step by step
+BRUTE = 300  # runs step by step
 
 
 def distance(a, b):
