@@ -159,7 +159,7 @@ def load_library(name_or_path: str | os.PathLike[str]) -> Library:
     return _read_library(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)  # all shipped ones
 def _read_library(path: Path, version: tuple[int, int, int]) -> Library:
     """Read a file once for as long as it stays the same."""
     dataset = read_netcdf(path, _EXPECTED)

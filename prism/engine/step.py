@@ -226,12 +226,8 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
 
 
 @inlined
-def start_block(walk, shared, keys, lane0, block, work):
-    """Draw what a block shares, and set to zero what it adds to."""
-    draw_block(shared.links, keys.stream, lane0, block)
-    fill_pool(
-        walk.tables, lane0, keys.residual, work.row, work.order, block.words, work.pool, work.slow
-    )
+def clear(work):
+    """Set to zero what a block adds to."""
     for row in range(work.state.shape[0]):
         for lane in range(LANES):
             work.state[row, lane] = np.float32(0.0)
@@ -241,6 +237,16 @@ def start_block(walk, shared, keys, lane0, block, work):
     for stage in range(work.busy.shape[0]):
         for lane in range(LANES):
             work.busy[stage, lane] = np.float32(0.0)
+
+
+@inlined
+def start_block(walk, shared, keys, lane0, block, work):
+    """Draw what a block shares, and set to zero what it adds to."""
+    draw_block(shared.links, keys.stream, lane0, block)
+    fill_pool(
+        walk.tables, lane0, keys.residual, work.row, work.order, block.words, work.pool, work.slow
+    )
+    clear(work)
 
 
 @inlined

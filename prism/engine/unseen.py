@@ -33,7 +33,7 @@ from prism.engine.cache import inner, jit
 from prism.engine.effects import SHARED, fill_bank
 from prism.engine.lowering import lower_block
 from prism.engine.random import philox_lanes
-from prism.engine.step import copy_rows, fill_out, run_phase, run_phases, start_block
+from prism.engine.step import clear, copy_rows, fill_out, run_phase, run_phases, start_block
 
 
 @inner
@@ -44,11 +44,15 @@ def _find_tails(walk, work, coef_a, coef_r, keys, lane0, exports):
     last, zero, one = graph.phase_global.shape[0] - 1, np.int64(0), np.int64(1)
     final = first - graph.n_slots + graph.final_slot
     for i in range(exports.shape[0]):
-        work.state[0], work.state[first:] = NEVER, NEVER
-        work.state[first + exports[i]] = 0.0
+        for lane in range(LANES):
+            work.state[0, lane] = NEVER
+            for row in range(first, work.state.shape[0]):
+                work.state[row, lane] = NEVER
+            work.state[first + exports[i], lane] = np.float32(0.0)
         run_phase(walk, work, coef_a, coef_r, keys, lane0, last, (zero, one), zero)
-        work.tail[exports[i]] = work.state[final]
-    work.state[:], work.path[:], work.busy[:] = 0.0, 0.0, 0.0
+        for lane in range(LANES):
+            work.tail[exports[i], lane] = work.state[final, lane]
+    clear(work)
 
 
 @inner
@@ -130,7 +134,7 @@ def _level_lanes(ops, graph, tail, a, state, level):
                 state[po, lane] = start + (a[c, lane] if ops[op, KIND] == DRAW else np.float32(0.0))
 
 
-@inner
+@jit
 def _find_levels(walk, low, sample, x, level):
     """Find every replica's persistent speed: its own step without noise, level[replica] [s]."""
     n = level.shape[0]
@@ -145,33 +149,28 @@ def _find_levels(walk, low, sample, x, level):
             level[r] = lanes[r - first]
 
 
-@inner
-def _choose_replicas(sample, level, index, key, chosen, weight):
+def _choose_replicas(sample: Sample, level: Array, index: int, key: Array) -> tuple[Array, Array]:
     """Choose replicas to be simulated: replica 0, the slowest, and one of every stratum of others.
 
-    Fills chosen[row] in rising order, the typical replica (n_replicas) last, and weight[row], the
-    number of replicas that each of them stands for.
+    Returns
+    -------
+    chosen : int64 [row]
+        In rising order, the typical replica (n_replicas) last.
+    weight : float32 [row]
+        Number of replicas that each of them stands for.
     """
-    n, n_top, n_bulk = level.shape[0], sample.n_top, sample.n_bulk
-    order = np.argsort(-level, kind="mergesort")
+    n, n_top, n_bulk = level.size, sample.n_top, sample.n_bulk
+    order = np.argsort(-level, kind="stable")
     order = order[order != 0]
     rest = n - 1 - n_top
-    words, count = np.empty((4, LANES), np.uint32), np.zeros(n)
-    count[0] = 1.0
-    for i in range(n_top):
-        count[order[i]] = 1.0
-    for i in range(n_bulk):
-        if i % LANES == 0:
-            philox_lanes(index, 1, i, UNSEEN, key, words)
-        lo, hi = i * rest // n_bulk, (i + 1) * rest // n_bulk
-        pick = lo + np.int64((hi - lo) * (words[0, i % LANES] / 4294967296.0))
-        count[order[n_top + pick]] = hi - lo
-    at = 0
-    for r in range(n):
-        if count[r] > 0.0:
-            chosen[at], weight[at] = r, count[r]
-            at += 1
-    chosen[at], weight[at] = n, 0.0
+    words, count = np.empty((4, -(-n_bulk // LANES) * LANES), np.uint32), np.zeros(n + 1)
+    philox_lanes(index, 1, 0, UNSEEN, key, words)
+    strata = np.arange(n_bulk + 1) * rest // max(1, n_bulk)
+    size = np.diff(strata)
+    pick = strata[:-1] + (size * (words[0, :n_bulk] / 4294967296.0)).astype(np.int64)
+    count[0], count[order[:n_top]], count[order[n_top + pick]] = 1.0, 1.0, size
+    chosen = np.append(np.flatnonzero(count), n)
+    return chosen, count[chosen].astype(np.float32)
 
 
 @inner
@@ -236,45 +235,37 @@ def unseen_slowest(sample, mean, std, count, u):
     return 0.5 * (lo + hi)
 
 
-@inner
-def _add_unseen(sample, key, lane0, words, told, out_time, out_path):
+def _add_unseen(
+    sample: Sample, key: Array, index: int, told: Sampled, time: Array, path: Array
+) -> None:
     """Let the step wait for the slowest of the replicas that were not simulated, too."""
-    mean, std, count = np.empty(BINS), np.empty(BINS), np.empty(BINS)
+    mean, std, count = np.empty((3, BINS))
     if unseen_bins(sample, told.level, told.chosen, mean, std, count) == 0:
         return
-    typical, after = told.own[-1], told.after
-    philox_lanes(0, 0, lane0, UNSEEN, key, words)
-    for lane in range(LANES):
-        u = (words[0, lane] + 0.5) / 4294967296.0
-        ratio = unseen_slowest(sample, mean, std, count, u)
-        end = np.float32(after[lane] + (typical[lane] - after[lane]) * ratio)
-        if end > out_time[lane]:
-            for k in range(out_path.shape[0]):
-                out_path[k, lane] *= end / out_time[lane]
-            out_time[lane] = end
+    words = np.empty((4, LANES), np.uint32)
+    philox_lanes(0, 0, index * LANES, UNSEEN, key, words)
+    u = (words[0] + 0.5) / 4294967296.0
+    ratio = np.array([unseen_slowest(sample, mean, std, count, value) for value in u])
+    after, typical = told.after, told.own[-1]
+    end = (after + (typical - after) * ratio).astype(np.float32)
+    later = end > time
+    path[:, later] *= end[later] / time[later]
+    time[later] = end[later]
 
 
 @jit
-def _run_block(index, walk, shared, low, sample, keys, block, work, x, coef_a, coef_r, out, told):
-    n_rows, lane0, stream = told.chosen.shape[0], index * LANES, keys.stream
+def _run_chosen(index, walk, shared, low, sample, keys, block, work, x, coef_a, coef_r, out):
+    """Run the replicas work.chosen of a block, and fill `out`, work.own and work.after."""
+    n_rows, lane0, stream = work.chosen.shape[0], index * LANES, keys.stream
     start_block(walk, shared, keys, lane0, block, work)
-    _find_levels(walk, low, sample, x, told.level)
-    _choose_replicas(sample, told.level, index, stream[RANK], work.chosen, work.weight)
     lower_block(low, x, work.chosen[: n_rows - 1], coef_a, coef_r)
     copy_rows(sample.typical, coef_a[n_rows - 1])
     coef_r[n_rows - 1] = np.float32(0.0)
     of_all, zero = np.int64(SHARED), np.int64(0)  # literals would compile every callee once more
     fill_bank(shared, walk.tables, stream, lane0, block, of_all, zero, work.vectors[0])
-    work.own[:], work.after[:] = 0.0, 0.0
     _find_tails(walk, work, coef_a, coef_r, keys, lane0, sample.export)
     run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r)
     fill_out(walk.graph, work, out)
-    copy_rows(work.own, told.own)
-    for lane in range(LANES):
-        told.after[lane] = work.after[1, lane]
-    for row in range(n_rows):
-        told.chosen[row] = work.chosen[row]
-    _add_unseen(sample, stream[RESIDUAL], lane0, block.words, told, out[0], out[1])
 
 
 def run_sampled(
@@ -291,9 +282,17 @@ def run_sampled(
     )  # fmt: skip
     work = new_work(step, keys, np.zeros(n_rows, np.int64), graph.n_global_slots)
     coef_a, coef_r = room_for_coefs(step.low, n_rows)
-    args = step.walk(), step.shared(), step.low, sample, keys, new_block(step), work
+    walk, shared, block = step.walk(), step.shared(), new_block(step)
     for i in range(n):
         x = draw_clusters(first + i, 1, keys, step)[0]
-        each = tuple(values[i] for values in out), Sampled(*(values[i] for values in told))
-        _run_block(first + i, *args, x, coef_a, coef_r, *each)
+        one, part = Sampled(*(values[i] for values in told)), tuple(values[i] for values in out)
+        _find_levels(walk, step.low, sample, x, one.level)
+        found = _choose_replicas(sample, one.level, first + i, keys.stream[RANK])
+        work.chosen[:], work.weight[:] = found
+        work.own[:], work.after[:] = 0.0, 0.0
+        _run_chosen(
+            first + i, walk, shared, step.low, sample, keys, block, work, x, coef_a, coef_r, part
+        )
+        one.chosen[:], one.own[:], one.after[:] = work.chosen, work.own, work.after[1]
+        _add_unseen(sample, keys.stream[RESIDUAL], first + i, one, part[0], part[1])
     return told

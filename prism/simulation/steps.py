@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Progress = Callable[[int, int], None]
-PATH_SHARE, PATH_BLOCKS = 16, 4  # one cluster in so many has its critical path followed, at most 4
+PATH_SHARE, PATH_BLOCKS = 16, 4  # one cluster in 16 has its critical path followed, at most 4
 EXPOSED_SHARE, EXPOSED_BLOCKS = 4, (4, 16)  # is run again without communication; fewest, most
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
 CHUNK_S = 0.04  # of one call into the engine [s]
