@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 PATH_SHARE, PATH_BLOCKS = 16, 4  # one cluster in 16 has its critical path followed, at most 4
-EXPOSED_SHARE, EXPOSED_BLOCKS = 4, (4, 16)  # is run again without communication; fewest, most
+EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost, group by group
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
 CHUNK_S = 0.04  # of one call into the engine [s]
 MOST_BLOCKS = 1 << 14  # of a task that is sent away or kept: 8 MB of step times
@@ -264,23 +264,13 @@ def simulate_step(
     return make_dataset(values, coords, attrs)
 
 
-def exposed_blocks(n: int) -> int:
-    """Clusters of n that are simulated again with communication of zero cost, group by group.
-
-    The parts of a step grow sharper with the replicates, as its times do, at a like share of the
-    time.
-    """
-    fewest, most = EXPOSED_BLOCKS
-    return min(n, most, max(fewest, n // EXPOSED_SHARE))
-
-
 def _find_parts(
     step: Prepared, times: NDArray[np.float32], seed: int, threads: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Find where the time of steps [cluster, lane] goes, and the names of the parts."""
     n = min(max(1, len(times) // PATH_SHARE), PATH_BLOCKS)
     path, idle = _critical_path(step.program, n, seed, threads)
-    first, classes = times[: exposed_blocks(len(times))], freed_classes(step.program.classes)
+    first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
     run = partial(run_blocks, seed=seed, threads=threads)
     silent = {
         group: run(silence(step, seed, freed), range(len(first)))[0]
@@ -332,7 +322,7 @@ def find_exposed(step: Prepared, times: NDArray[Any], seed: int, threads: int) -
     The first clusters of `times` [cluster, lane] are simulated once more with the same keys, so
     that the two differ by communication alone.
     """
-    silent = _run_silent(step, exposed_blocks(len(times)), seed, threads)
+    silent = _run_silent(step, min(len(times), EXPOSED_BLOCKS), seed, threads)
     return Exposed(0.0, 0.0) if silent is None else _exposed(times, silent)
 
 

@@ -37,7 +37,7 @@ from prism.present.answers.times import (
     time_text,
     times_table,
 )
-from prism.simulation.steps import exposed_blocks
+from prism.simulation.steps import EXPOSED_BLOCKS
 from prism.simulation.summary import spread
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def _step_rows(numbers: Json) -> list[tuple[str, Cell]]:
 def _loss_table(numbers: Json) -> Table:
     """Lay out where the time of a step goes; parts that are nothing are left out."""
     rows = []
-    n = exposed_blocks(numbers["step_time"]["cluster_draws"])
+    n = min(numbers["step_time"]["cluster_draws"], EXPOSED_BLOCKS)
     for part in numbers.get("time_loss") or ():
         mean, variance = part["mean_share"], part["variance_share"]
         se = part["variance_share_se"]
