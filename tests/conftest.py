@@ -7,9 +7,8 @@ import pytest
 import xarray as xr
 from hypothesis import settings
 
-# the first example of a test may compile the engine; thousands of broken inputs are drawn by
-# experiments/verification/fuzz.py
-settings.register_profile("prism", deadline=None, max_examples=50)
+# the first example of a test may compile the engine
+settings.register_profile("prism", deadline=None)
 settings.load_profile("prism")
 
 # a shell has it ignored in what it starts in the background, and so in the commands of the tests

@@ -136,7 +136,7 @@ def test_white_noise_is_worth_its_n(n, least):
 
 @pytest.mark.parametrize("share, length", [(1.0, 2.0), (0.5, 5.0)])
 def test_effective_n_is_the_true_one_on_average(share, length):
-    series, true = memory(2_000, share, length, seed=2, reps=25)
+    series, true = memory(2_000, share, length, seed=2, reps=50)
     found = [effective_n(row) for row in series]
     assert np.mean(found) == pytest.approx(true, rel=0.1)
 

@@ -323,14 +323,8 @@ def test_interrupt_is_status_130_without_traceback(tmp_path, after_s):
 def test_closed_pipe_is_no_error():
     read, write = os.pipe()
     os.close(read)
-    command = [
-        sys.executable,
-        "-m",
-        "prism",
-        "schedule",
-        "1f1b",
-        *("--stages", "4", "--microbatches", "8"),
-    ]
+    asked = "schedule 1f1b --stages 4 --microbatches 8".split()
+    command = [sys.executable, "-m", "prism", *asked]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")

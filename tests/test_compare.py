@@ -19,7 +19,7 @@ from prism.analyses.comparisons.distance import distance
 from prism.analyses.comparisons.quantity import compare_figures, compare_quantity, holm
 from prism.simulation.runs.drift import ar1
 
-REPEATS = 20
+REPEATS = 30
 
 
 def series(n, rng, rho=0.0, cv=0.02):
@@ -71,7 +71,7 @@ def write(path, values, runs=None):
     return str(path)
 
 
-# 24 repetitions at 5 %: more than 5 come with a chance of 1e-3, and the seed is fixed
+# 40 repetitions at 5 %: more than 7 (17.5 %) come with a chance of 1e-3, and the seed is fixed
 @pytest.mark.parametrize(
     ("make", "pairing", "dependent"),
     [
@@ -87,14 +87,14 @@ def test_no_difference_is_found_where_there_is_none_and_naive_tests_find_one(
     make, pairing, dependent
 ):
     rng, rows, seen = np.random.default_rng(5), [], []
-    for k in range(24):
+    for k in range(40):
         a, b, found = find(*make(rng), pairing, k)
-        ks = distance(a, b, pairing, k, 99).p_value
+        ks = distance(a, b, pairing, k, 199).p_value
         rows.append([found[name]["p_value"] < 0.05 for name in ("mean", "p50", "std")])
         rows[-1] += [ks is not None and ks < 0.05]
         seen.append(stats.ttest_ind(a.values, b.values).pvalue < 0.05)
-    assert (np.sum(rows, axis=0) <= 5).all()
-    assert np.mean(seen) >= 0.4 if dependent else np.sum(seen) <= 5  # the negative control
+    assert (np.mean(rows, axis=0) <= 0.175).all()
+    assert np.mean(seen) >= 0.4 if dependent else np.mean(seen) <= 0.175  # the negative control
 
 
 @pytest.mark.parametrize("n_units", [3, 8])
@@ -459,12 +459,12 @@ def test_a_gate_without_a_limit_is_none(run, tmp_path):
 
 
 def test_a_gate_at_the_true_difference_rarely_fails():
-    """A one-sided test at 2.5 %: of 100 pairs 1 % apart not over 7 fail at 1 %."""
+    """A one-sided test at 2.5 %: of 200 pairs 1 % apart not over 6 % fail at 1 %."""
     rng, failed = np.random.default_rng(5), 0
-    for seed in range(100):
+    for seed in range(200):
         level = np.exp(0.003 * rng.standard_normal((2, 6))) * [[1.0], [1.01]]
         a, b = (Sample(x, np.arange(6), np.zeros(6, np.int64), "runs") for x in level)
         draws = [resample(x, np.random.default_rng([seed, k])) for k, x in enumerate((a, b))]
         low = compare_figures(a, b, *draws, None, 0.01, 0.0)["relative_ci"][0][0]
         failed += low > 0.01
-    assert failed <= 7
+    assert failed <= 12

@@ -91,21 +91,23 @@ def test_many_workers_give_the_bits_of_one_machine(cluster, program, here, short
         np.testing.assert_array_equal(mine, reference)
 
 
-def test_workers_killed_in_mid_run_take_nothing_with_them(cluster, program, here, short_tasks):
-    """One, whose tasks go to the other; then that one too, when its own replacement may be away."""
+@pytest.mark.parametrize("victims", [1, 2])
+def test_workers_killed_in_mid_run_take_nothing_with_them(
+    cluster, program, here, short_tasks, victims
+):
     killed, at = [], []
     # a nanny may need more than the default 30 s to start a worker on a machine under load
     with run_on(cluster.scheduler_address, timeout_s=300.0) as place:
-        victims = list(workers(place).values())
 
         def kill(done, n):
-            if victims and done > (at[-1] + 5 if at else 0):
+            if 0 < done and not killed:
                 at.append(done)
-                killed.append(victims.pop())
-                os.kill(killed[-1], signal.SIGKILL)
+                for process in list(workers(place).values())[:victims]:
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
 
         there = simulate.run_blocks(program, range(BLOCKS), 4, progress=kill)
-        assert len(killed) == 2 and at[-1] < 0.8 * BLOCKS  # in mid-run
+        assert len(killed) == victims and at[0] < 0.8 * BLOCKS  # in mid-run
         assert not set(killed) & set(workers(place).values())
     assert not any(alive(process) for process in killed)
     for mine, reference in zip(there, here, strict=True):
@@ -146,15 +148,8 @@ def test_the_client_killed_in_mid_run_goes_on_where_it_was(
     parts, out = tmp_path / "parts", tmp_path / "out"
     asked = ["estimate", JOB, "--replicates", 64 * BLOCKS, "--run-replicates", 100]
     asked = [str(x) for x in [*asked, "--resume", parts, "-o", out, "--json"]]
-    command = [
-        sys.executable,
-        "-c",
-        CLIENT,
-        str(TASK_S),
-        *asked,
-        "--scheduler",
-        cluster.scheduler_address,
-    ]
+    line = [sys.executable, "-c", CLIENT, str(TASK_S)]
+    command = [*line, *asked, "--scheduler", cluster.scheduler_address]
     client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while len(list(parts.glob("[!.]*.chunk"))) < 3 and time.monotonic() < end:

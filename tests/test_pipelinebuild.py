@@ -400,7 +400,7 @@ def damaged(p2p, seed, damage):
     return frame
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(SMALL)), st.integers(0, 2**32 - 1), st.sampled_from(
     ["drop", "drop stage", "drop name", "nan start", "nan duration", "swap names", "shuffle",
      "microbatch", "same group", "other groups", "double", "negative", "one kind", "huge"],

@@ -142,9 +142,8 @@ def transformer(dependence, effects=None, cluster=None, resolution="op", **paral
 
 @pytest.mark.parametrize("resolution", ["op", "kernel"])
 @pytest.mark.parametrize("dependence", ["full", "none"])
-def test_ideal_is_the_step_without_variability(monkeypatch, dependence, resolution):
+def test_ideal_is_the_step_without_variability(dependence, resolution):
     """Effects, slow nodes, congestion, stalls: all at 1, whatever the dependence."""
-    monkeypatch.setattr("prism.simulation.independent.POOL_SAMPLES", 1 << 12)
     calm = times_of(transformer("full", {}, resolution=resolution), 1)
     assert np.ptp(calm) == 0.0
     noisy = transformer(dependence, cluster={"node_slowdowns": {2: 1.2}}, resolution=resolution)

@@ -121,8 +121,6 @@ CASES = {
     },
 }  # fmt: skip
 
-BRUTE = 300  # runs step by step
-
 
 def distance(a, b):
     """Difference of means and of spreads, in standard errors."""
@@ -138,22 +136,22 @@ def distance(a, b):
 @pytest.mark.parametrize("name", CASES)
 def test_events_agree_with_steps_one_by_one(name):
     case = model(**CASES[name])
-    brute = BruteRuns(case, 2500, BRUTE, 1)
+    brute = BruteRuns(case, 2500, 600, 1)
     expected = brute.run()
     runs = simulate_runs(case, 2500, 10_000, 2)
     assert max(distance(runs.total, expected)) < 4.5
     assert ks_2samp(runs.total, expected).pvalue > 1e-4
-    error = np.hypot(runs.failures.std() / 100.0, brute.failures.std() / BRUTE**0.5)
+    error = np.hypot(runs.failures.std() / 100.0, brute.failures.std() / 600**0.5)
     assert abs(runs.failures.mean() - brute.failures.mean()) <= 4.5 * error
 
 
 def test_the_comparison_notices_what_is_wrong():
     """Negative controls: independent steps, a cheaper restart, work not lost."""
-    slow = BruteRuns(model(**CASES["slow drift"]), 2500, BRUTE, 1).run()
+    slow = BruteRuns(model(**CASES["slow drift"]), 2500, 600, 1).run()
     independent = simulate_runs(model(drift=Drift(0.02, 0.0)), 2500, 10_000, 2).total
     assert distance(independent, slow)[1] > 10
     case = CASES["stalls and failures"]
-    failing = BruteRuns(model(**case), 2500, BRUTE, 1).run()
+    failing = BruteRuns(model(**case), 2500, 600, 1).run()
     for wrong in (
         {"interruptions": Interruptions(8000.0, 8, 30.0, 20.0)},
         {"checkpoints": Checkpoints(30, 2.0)},

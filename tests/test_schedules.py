@@ -162,7 +162,7 @@ def refused(name: str, p: int, m: int, v: int) -> bool:
     return v > 1
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=400)
 @given(name=st.sampled_from(SCHEDULES), p=st.integers(1, 9), m=st.integers(1, 30),
        v=st.integers(1, 4))  # fmt: skip
 def test_everything_once_and_to_the_end(name: str, p: int, m: int, v: int) -> None:

@@ -190,16 +190,16 @@ def test_a_model_survives_its_file(files, tmp_path):
 def test_held_out_runs_agree_and_independent_steps_do_not(files):
     _, test, path = files
     figures = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=19)
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=50)
     )
     assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
     alone = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=19,
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=50,
                  dependence="none")
     )  # fmt: skip
     assert alone["ks_p_value"] < 0.1
-    steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=24))
+    steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=20))
     assert steps["ks_p_value"] > 0.04 and abs(steps["p95_error"]) < 0.01
 
 
@@ -220,8 +220,6 @@ def test_p_values_of_a_split_are_those_of_chance_where_the_model_is_the_truth(tm
         path = write(tmp_path / "steps.csv", seconds)
         options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 2_000}
         p.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])
-        if s >= 5:
-            continue
         seconds[30:] *= 1.02  # negative control: twice what one run differs from another by
         path = write(tmp_path / "steps.csv", seconds)
         control.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])

@@ -367,7 +367,7 @@ def longest_path(steps, schedule, law, slow, n_replicas, lane):
     reshard=st.booleans(),
     gathers=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_engine_is_the_longest_path(valid, dp, prefetch, overlap, reshard, gathers):
     """Slots are reused, phases alternate, and still every op reads its own predecessors' ends."""
     schedule, rng = valid

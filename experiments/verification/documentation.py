@@ -4,10 +4,7 @@ Each page has a scratch folder of its own, in which its blocks are run in order;
 prints must be what the page shows. Left out: ```bash blocks (installation, other machines' tools),
 addresses outside the repository, and whether the prose is right.
 
-    python experiments/verification/documentation.py [--update] [--fresh] [-k NAME] [PAGE...]
-
-`prism` is a fork of a process that has loaded everything, see `forked`; with ``--fresh`` each
-command is a process of its own.
+    python experiments/verification/documentation.py [--update] [-k NAME] [PAGE...]
 
 What a page can hold:
 
@@ -24,7 +21,6 @@ What a page can hold:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import os
 import re
@@ -38,12 +34,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from forked import served
-
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 600
-COMMANDS: list[str] = []  # folders at the front of PATH
 ANYTHING = "..."
 
 # What differs between machines and moments, and nothing else; all other figures are compared as
@@ -227,9 +219,7 @@ def renew(shown: list[str], printed: list[str]) -> list[str]:
 def _environment(scratch: Path) -> dict[str, str]:
     """Give what a reader's shell has, the same everywhere."""
     own = {"COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "Agg", "LC_ALL": "C.UTF-8"}
-    path = os.pathsep.join(
-        [*COMMANDS, str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, **own, "PATH": path, "TMPDIR": str(scratch.parent)}
 
 
@@ -392,16 +382,11 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="write what is printed into them")
     parser.add_argument("-k", metavar="NAME", help="only pages with this in their name")
     parser.add_argument("--workers", type=int, default=2, help="pages at a time (default: 2)")
-    parser.add_argument("--fresh", action="store_true", help="a process for each command")
     options = parser.parse_args()
     paths = sorted(pages_of(options.pages, options.k), key=lambda p: -p.stat().st_size)
     wrong = 0
     start = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        if not options.fresh:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            COMMANDS.append(str(stack.enter_context(served(_environment(home / "work")))))
-        pool = stack.enter_context(ThreadPoolExecutor(options.workers))
+    with ThreadPoolExecutor(options.workers) as pool:
         for page in pool.map(lambda path: check(path, options.update), paths):
             spent = sum(seconds for seconds, _ in page.seconds)
             state = f"{len(page.problems)} WRONG" if page.problems else "as shown"

@@ -32,14 +32,14 @@ JOBS = (
     (1, 1, 64, "lognormal", 2.0),
 )
 CHANGES = {
-    "looked up": "engine.random.POOL_USES = 1 << 40",
+    "looked up": "engine.blocks.POOL_USES = 1 << 40",
     "pool": "",
     "shared tail": "engine.random.TAIL = np.uint32(0xFFFFFFFF)",
 }
 RUN = """
 import json, sys
 import numpy as np
-import prism.engine.random
+import prism.engine.blocks, prism.engine.random
 from prism import engine
 {change}
 from prism.jobs.job import job_from_dict

@@ -121,12 +121,10 @@ def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
 
 
 class _Lowered:
-    """What clusters of programs were lowered to, the latest: the same ones are run many times over.
-
-    Other keys than the ranks' leave it as it is.
-    """
+    """What the latest clusters were lowered to: a ranking runs the same ones under many keys."""
 
     def __init__(self) -> None:
+        # by ids and first cluster; the objects of the ids are kept, so that no other has them
         self._found: OrderedDict[tuple[Any, ...], tuple[Any, Array, Array]] = OrderedDict()
         self._bytes, self._lock = 0, Lock()
 
@@ -142,11 +140,7 @@ class _Lowered:
         a, r = lower(step.low, x, np.arange(step.graph.n_replicas))
         with self._lock:
             if key not in self._found:
-                self._found[key] = (
-                    of,
-                    a,
-                    r,
-                )  # with what its key is of, so that nothing else is there
+                self._found[key] = of, a, r
                 self._bytes += a.nbytes + r.nbytes
             while self._bytes > KEPT:
                 _, old_a, old_r = self._found.popitem(last=False)[1]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Lanes = NDArray[np.float32]
 Counts = NDArray[np.int64]
 WORD = 4294967296.0  # 32-bit words
-NONE = np.zeros((1, 2), np.uint32)  # a key of what is not drawn
+NO_KEY = np.zeros((1, 2), np.uint32)  # where nothing is drawn
 
 
 def seed_key(seed: int) -> NDArray[np.uint32]:
@@ -200,7 +200,10 @@ def run_lanes(step: engine.Step, durations: Lanes) -> Lanes:
     """
     n = len(durations)
     graph = step.graph._replace(n_replicas=n, n_state=n if step.graph.n_state > 1 else 1)
-    step, keys = step._replace(graph=graph), engine.Keys(NONE, NONE, np.zeros((0, 1), np.float32))
+    step, keys = (
+        step._replace(graph=graph),
+        engine.Keys(NO_KEY, NO_KEY, np.zeros((0, 1), np.float32)),
+    )
     own = durations if graph.n_state > 1 else durations[:1].copy()
     work = engine.new_work(step, keys, np.arange(n))._replace(vectors=own)
     coef_a, coef_r = engine.room_for_coefs(step.low, n)

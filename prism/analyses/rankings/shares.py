@@ -111,8 +111,8 @@ class Sampler:
             keys.append(swap_keys(shares.entry, self.seed, self.other, self.third))
             keys.append(swap_keys(shares.entry, self.other, self.seed, self.third))
         drawn = []
-        for key in keys:
-            known = self.first if key is self.seed else (_none(), _none())
+        for i, key in enumerate(keys):
+            known = self.first if i == 0 else (_none(), _none())
             rest = range(max(more.start, len(known[0])), n)
             run = run_blocks(self.program, rest, key, self.threads)[:2]
             pairs = zip(known, run, strict=True)
