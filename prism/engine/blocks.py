@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from threading import Lock
 from typing import Any
@@ -28,6 +29,7 @@ from prism.engine.lowering import lower_replicas
 from prism.engine.random import POOL_ROW
 from prism.engine.step import run_blocks
 
+LINE = 16  # float32 of a line of the cache
 BATCH = 1 << 22  # coefficients of blocks that are lowered at a time
 KEPT = 1 << 26  # bytes of lowered clusters that are kept
 POOL_USES = 32  # of a coef in a step from which on its residuals are of the pool; filling a row
@@ -67,20 +69,26 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
     n_drawn, n_events = 2 * n_keys * graph.n_stages, graph.n_stages * LANES
 
     def lanes(*shape: int) -> Array:
-        return np.zeros((*shape, LANES), np.float32)
+        """Make zeros that begin with a line of the cache: a vector of lanes then is in one line."""
+        room = np.zeros(math.prod(shape) * LANES + LINE, np.float32)
+        skip = -room.ctypes.data // room.itemsize % LINE
+        return room[skip : skip + math.prod(shape) * LANES].reshape(*shape, LANES)
 
-    return Work(
+    work = Work(
         chosen=chosen, weight=np.ones(n, np.float32), state=lanes(n_rows),
         path=lanes(n_rows, n_classes), busy=lanes(graph.n_stages),
         words=np.zeros((n_drawn, 4, LANES), np.uint32), drawn=np.zeros(n_drawn, np.int64),
         base=lanes(2), begin=begin, row=row,
         pool=np.zeros(n_keys * n_pooled + (n_keys + 1) * LANES, np.float32),
         order=np.zeros(POOL_ROW, np.uint32), slow=np.zeros((n_keys, POOL_ROW + 1), np.int16),
-        vectors=np.ones((graph.n_state, step.bank.mb.size, LANES), np.float32),
+        vectors=lanes(graph.n_state, step.bank.mb.size),
         ev_op=np.zeros(n_events, np.int64), ev_lane=np.zeros(n_events, np.int64),
-        ev_delay=np.zeros(n_events, np.float32), tail=lanes(n_tails) + NEVER,
+        ev_delay=np.zeros(n_events, np.float32), tail=lanes(n_tails),
         own=lanes(n if n_tails else 0), after=lanes(2), spare=lanes(),
     )  # fmt: skip
+    work.vectors[:] = 1.0
+    work.tail[:] = NEVER
+    return work
 
 
 def new_block(step: Step) -> Block:

@@ -45,13 +45,13 @@ SHIFT = np.uint32(32 - POOL_BITS)  # the place in the pool that a word stands fo
 @inlined
 def _mix(pool, first, mix, c, to, scratch):
     """Mix three rows of draws, pool[first[key] + lane], by mix[c, key] into pool[to + lane]."""
-    f0, f1, f2 = np.uint64(first[0]), np.uint64(first[1]), np.uint64(first[2])
+    f0, f1, f2 = first[0], first[1], first[2]
     w0, w1, w2 = mix[c, 0], mix[c, 1], mix[c, 2]
     for lane in range(LANES):
         i = np.uint64(lane)
         scratch[lane] = w0 * pool[f0 + i] + w1 * pool[f1 + i] + w2 * pool[f2 + i]
     for lane in range(LANES):  # apart, or neither would be a vector operation
-        pool[to + lane] = scratch[lane]
+        pool[to + np.uint64(lane)] = scratch[lane]
 
 
 @inlined
@@ -60,12 +60,11 @@ def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio,
 
     An op never writes a slot that it reads, so lanes do not depend on each other.
     """
-    at = np.uint64(first)  # of an index with a sign each lane would be gathered by itself
     for lane in range(LANES):
         a, b = state[pa, lane], state[pb, lane]
         start = a if a > b else b
         time = a0 * vectors[kept, v0, lane] + a1 * vectors[kept, v1, lane] + base[more, lane]
-        state[po, lane] = start + time * (np.float32(1.0) + ratio * pool[at + np.uint64(lane)])
+        state[po, lane] = start + time * (np.float32(1.0) + ratio * pool[first + np.uint64(lane)])
 
 
 @inner
@@ -144,29 +143,36 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     chosen, tail, own, after = work.chosen, work.tail, work.own, work.after
     spare, zeros = work.spare, np.zeros(LANES, np.float32)
+    # Indices are unsigned: one with a sign might count from the end, which is tested each time.
+    if not state.shape[1] == vectors.shape[2] == base.shape[1] == path.shape[2] == LANES:
+        return  # it never does: so rows have a length that is known when this is compiled
+    if words.shape[1] != 4 or words.shape[2] != LANES:
+        return
     n_slots, n_classes = graph.n_slots, share.shape[1]
     stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
     shift = graph.n_state * n_slots - n_slots
     pooled = 1 + lane0 // LANES << 4  # draws are of a block, not of its lanes
-    n_keys, n_drawn = residual.shape[0], drawn.shape[0] // 2
-    looked_up, first = pool.shape[0] - (n_keys + 1) * LANES, np.zeros(n_keys, np.int64)
+    n_keys, n_drawn = residual.shape[0], np.uint64(drawn.shape[0] // 2)
+    one, lanes = np.uint64(1), np.uint64(LANES)
+    looked_up, first = pool.shape[0] - (n_keys + 1) * LANES, np.zeros(n_keys, np.uint64)
     n_pooled = looked_up // n_keys
     for row in range(rows[0], rows[1]):
         who = chosen[row]
         real = who < graph.n_replicas
-        kept = row % graph.n_state
-        local = kept * n_slots
+        kept, at_row = np.uint64(row % graph.n_state), np.uint64(row)
+        local = np.int64(kept) * n_slots
         event = 0
         for slot in range(drawn.shape[0]):
             drawn[slot] = -1
         for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
-            kind, pa, pb, po = ops[op, KIND], ops[op, PRED0], ops[op, PRED1], ops[op, OUT]
-            pa += local if pa < n_slots else shift
-            pb += local if pb < n_slots else shift
-            po += local if po < n_slots else shift
+            at = np.uint64(op)
+            kind, pa, pb, po = ops[at, KIND], ops[at, PRED0], ops[at, PRED1], ops[at, OUT]
+            pa = np.uint64(pa + (local if pa < n_slots else shift))
+            pb = np.uint64(pb + (local if pb < n_slots else shift))
+            po = np.uint64(po + (local if po < n_slots else shift))
             if kind == EXPORT:
                 if tail.shape[0] > 0:
-                    slot = ops[op, OUT] - n_slots
+                    slot = ops[at, OUT] - n_slots
                     _record_end(state, tail, pa, slot, own, row, after, 0 if real else 1)
                 if real:
                     _accumulate_max(state, path, pa, po, n_classes)
@@ -176,42 +182,46 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                 if n_classes > 0:
                     _follow_path(state, path, pa, pb, po, zeros, share, 0)
                 continue
-            c, ratio, noise = ops[op, COEF], coef_r[row, ops[op, COEF]], 0
-            more = 0
-            if ops[op, N_TERMS] > 2:  # few ops have them; the others all take two, the second 0
-                more = 1
-                _add_terms(base, vectors, coef_a, ops, row, kept, c, op)
+            c, noise, more = np.uint64(ops[at, COEF]), np.uint64(0), np.uint64(0)
+            ratio = coef_r[at_row, c]
+            if ops[at, N_TERMS] > 2:  # few ops have them; the others all take two, the second 0
+                more = np.uint64(1)
+                _add_terms(base, vectors, coef_a, ops, at_row, kept, c, at)
             if ratio != 0.0:
-                t, d, stage = ops[op, TABLE], ops[op, NUMBER], ops[op, STAGE]
-                for k in range(n_keys):
+                t, d, stage = ops[at, TABLE], ops[at, NUMBER], ops[at, STAGE]
+                for key in range(n_keys):
+                    k = np.uint64(key)
                     if n_keys > 1 and mix[c, k] == np.float32(0.0):
                         continue
-                    slot = k * graph.n_stages + stage
+                    slot = np.uint64(key * graph.n_stages + stage)
                     if begin[c] >= 0:  # from the pool: 256 draws of a stage in turn
                         if drawn[slot] != d >> 8:
                             drawn[slot] = d >> 8
                             c0, c3 = (stage << 20) | (d >> 8), stream | pooled
                             philox_lanes(c0, who, 0, c3, residual[k], words[slot])
-                        word = words[slot, d & 3, d >> 2 & 63]
-                        place, row0 = np.int64(word >> SHIFT), begin[c] + k * n_pooled
-                        first[k], i = row0 + place, np.int64(slow[k, place])
-                        while i < place + LANES:
+                        word = words[slot, np.uint64(d & 3), np.uint64(d >> 2 & 63)]
+                        row0 = np.uint64(begin[c] + key * n_pooled)
+                        place = np.uint64(word >> SHIFT)
+                        first[k], i = row0 + place, np.uint64(slow[k, place])
+                        while i < place + lanes:
                             pool[row0 + i] = lookup(tables, t, redraw(word, i - place))
-                            i = np.int64(slow[k, i + 1])
+                            i = np.uint64(slow[k, i + one])
                         continue
                     slot += n_drawn
                     if drawn[slot] != d >> 2:  # four draws of a stage in turn
                         drawn[slot] = d >> 2
                         c0 = (stage << 20) | (d >> 2)
                         philox_lanes(c0, who, lane0, stream, residual[k], words[slot])
-                    first[k] = looked_up + k * LANES
+                    first[k] = np.uint64(looked_up + key * LANES)
                     for lane in range(LANES):
-                        pool[first[k] + lane] = lookup(tables, t, words[slot, d & 3, lane])
+                        found = lookup(tables, t, words[slot, d & 3, lane])
+                        pool[first[k] + np.uint64(lane)] = found
                 noise = first[0]
                 if n_keys > 1 and mix[c, 0] != np.float32(1.0):
-                    noise = pool.shape[0] - LANES
+                    noise = np.uint64(pool.shape[0] - LANES)
                     _mix(pool, first, mix, c, noise, spare)
-            v0, v1, a0, a1 = ops[op, VEC], ops[op, VEC + 1], coef_a[row, c, 0], coef_a[row, c, 1]
+            v0, v1 = np.uint64(ops[at, VEC]), np.uint64(ops[at, VEC + 1])
+            a0, a1 = coef_a[at_row, c, 0], coef_a[at_row, c, 1]
             _end_op(
                 state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio, pool, noise
             )
@@ -221,8 +231,8 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                 state[po, ev_lane[event]] += ev_delay[event]
                 event += 1
             if n_classes > 0:
-                weight = work.weight[row]
-                _track(state, path, busy, pa, pb, po, spare, share, c, ops[op, BUSY], weight)
+                weight = work.weight[at_row]
+                _track(state, path, busy, pa, pb, po, spare, share, c, ops[at, BUSY], weight)
 
 
 @inlined
