@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import re
+import threading
+import time
 from collections import namedtuple
 
 import numpy as np
@@ -91,6 +93,12 @@ def test_differences_of_programs_are_said_in_words():
     assert "source" not in here.differences(newer)
 
 
+def wait_a_little(shared, i):
+    """Take 10 ms."""
+    time.sleep(0.01)
+    return (np.zeros(1),)
+
+
 # --------------------------------------------------------------------------------------- tasks
 @pytest.mark.parametrize("threads", [1, 3])
 def test_tasks_hand_over_what_they_give(threads):
@@ -108,6 +116,27 @@ def test_tasks_hand_over_what_they_give(threads):
 def test_what_goes_wrong_in_a_task_comes_out(threads):
     with pytest.raises(KeyError):
         run_tasks([Task(squares, Shared({}), (i, 2)) for i in range(20)], print, threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_begun_gives_what_it_would_have(threads):
+    with tasks.begun(lambda: 6 * 7, threads) as finish:
+        assert finish() == 42
+    with pytest.raises(ZeroDivisionError), tasks.begun(lambda: 1 / 0, threads) as finish:
+        finish()
+
+
+def test_what_is_begun_ends_where_what_follows_goes_wrong():
+    done, started = [], threading.Event()
+    work = [Task(wait_a_little, Shared({}), (i,)) for i in range(500)]
+
+    def many():
+        run_tasks(work, lambda i, _: done.append(i), 2, started.set)
+
+    with pytest.raises(PrismError), tasks.begun(many, 2):
+        assert started.wait(60)
+        raise PrismError("no run")
+    assert len(done) < len(work)
 
 
 def test_a_place_holds_within_its_block_only(tmp_path):

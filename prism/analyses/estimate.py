@@ -117,10 +117,17 @@ def estimate(
     _check(call)
     _, threads = settle_call(replicates, call["seed"], threads)
     step = prepare(job, call["seed"], engine=engine)
-    dataset = simulate_step(step, replicates, call["seed"], threads, progress)
     drawn = DrawnRun({}, {}, {}, 0, ())
-    if call["steps"] is not None:
-        drawn = draw_run(step, dataset, call, threads, progress)
+
+    def draw(dataset: "xr.Dataset") -> None:
+        nonlocal drawn
+        if call["steps"] is not None:
+            drawn = draw_run(step, dataset, call, threads, progress)
+
+    early = draw if completed is None else None  # completed steps are judged by the step's parts
+    dataset = simulate_step(step, replicates, call["seed"], threads, progress, meanwhile=early)
+    if early is None:
+        draw(dataset)
     attrs = dataset.attrs | provenance(job, call) | drawn.attrs | {"kind": "estimate"}
     warnings = [
         *job_doubts(job), *drawn.notes, *_warnings(step, call, drawn.n_clusters),

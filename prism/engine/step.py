@@ -162,8 +162,8 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
         kept, at_row = np.uint64(row % graph.n_state), np.uint64(row)
         local = np.int64(kept) * n_slots
         event = 0
-        for slot in range(drawn.shape[0]):
-            drawn[slot] = -1
+        for stale in range(drawn.shape[0]):
+            drawn[stale] = -1
         for op in range(graph.phase_lo[phase], graph.phase_hi[phase]):
             at = np.uint64(op)
             kind, pa, pb, po = ops[at, KIND], ops[at, PRED0], ops[at, PRED1], ops[at, OUT]
@@ -172,8 +172,8 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
             po = np.uint64(po + (local if po < n_slots else shift))
             if kind == EXPORT:
                 if tail.shape[0] > 0:
-                    slot = ops[at, OUT] - n_slots
-                    _record_end(state, tail, pa, slot, own, row, after, 0 if real else 1)
+                    export = ops[at, OUT] - n_slots
+                    _record_end(state, tail, pa, export, own, row, after, 0 if real else 1)
                 if real:
                     _accumulate_max(state, path, pa, po, n_classes)
                 continue

@@ -18,7 +18,7 @@ from prism.jobs.schedule import make_schedule
 from prism.simulation.ahead import compile_ahead
 from prism.simulation.assembly import build_program
 from prism.simulation.independent import pool_program
-from prism.simulation.program import Program, thread_bytes
+from prism.simulation.program import Program, join_idle, thread_bytes
 from prism.simulation.sampledreplicas import Choice, choose_engine, count_draws, sample_replicas
 from prism.simulation.tracemodel.arrays import (
     build_trace_graph_arrays,
@@ -193,4 +193,5 @@ def silence(step: Prepared, seed: int, classes: Collection[str] | None = None) -
         program = _trace_program(step.job, silent_model(step.source, classes), step.graph, seed)
     else:
         program = treat_classes(step, {c: Treatment(factor=0.0) for c in classes}, seed)
+    program = join_idle(program)
     return program if step.program.sample is None else sample_replicas(program)

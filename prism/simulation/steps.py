@@ -28,6 +28,7 @@ from prism.simulation.execution.tasks import (
     Arrays,
     Shared,
     Task,
+    begun,
     cores,
     is_remote,
     keeps_tasks,
@@ -219,10 +220,12 @@ def simulate_step(
     threads: int,
     progress: Progress | None = None,
     parts: bool = True,
+    meanwhile: "Callable[[xr.Dataset], None] | None" = None,
 ) -> "xr.Dataset":
     """Simulate a step that was prepared under the same seed; see `simulate`.
 
-    Where the time of the step goes, the parts, takes longer than a few replicates.
+    Where the time of the step goes, the parts, takes longer than a few replicates. `meanwhile` is
+    called with the result without them, beside their search where there are threads for both.
     """
     begin, job = time.perf_counter(), step.job
     n_blocks = -(-replicates // LANES)
@@ -252,22 +255,27 @@ def simulate_step(
         **_efficiency(step, float(step_time.mean())),
     }
     coords: dict[str, Any] = {"kernel_class": list(step.program.classes)}
-    if parts:
-        found, names = _find_parts(step, times, seed, threads)
-        values |= found
-        coords |= {"stage": np.arange(step.graph.n_stages), "part": names}
     attrs = provenance(job, {"replicates": replicates, "seed": seed})
     samples = count_draws(step.program) * n_blocks * LANES + (unseen.n_draws if unseen else 0)
     attrs["engine"] = json.dumps(_engine_figures(samples, seconds, threads, n_blocks))
     attrs["replicas"] = json.dumps(describe_replicas(step.choice, unseen))
-    attrs |= {"kind": "simulation", "wall_seconds": time.perf_counter() - begin}
-    return make_dataset(values, coords, attrs)
+    attrs |= {"kind": "simulation"}
+    find: Callable[[], dict[str, Any]] = dict
+    if parts:
+        find = partial(_find_parts, step, times, seed, threads)
+    with begun(find, 1 if meanwhile is None else threads) as finish:
+        if meanwhile is not None:
+            meanwhile(make_dataset(values, coords, attrs))
+        values |= finish()
+    if parts:
+        coords |= {"stage": np.arange(step.graph.n_stages), "part": values.pop("part")}
+    return make_dataset(values, coords, attrs | {"wall_seconds": time.perf_counter() - begin})
 
 
 def _find_parts(
     step: Prepared, times: NDArray[np.float32], seed: int, threads: int
-) -> tuple[dict[str, Any], list[str]]:
-    """Find where the time of steps [cluster, lane] goes, and the names of the parts."""
+) -> dict[str, Any]:
+    """Find where the time of steps [cluster, lane] goes; "part": the names of the parts."""
     n = min(max(1, len(times) // PATH_SHARE), PATH_BLOCKS)
     path, idle = _critical_path(step.program, n, seed, threads)
     first, classes = times[:EXPOSED_BLOCKS], freed_classes(step.program.classes)
@@ -286,7 +294,8 @@ def _find_parts(
         "time_loss": loss.mean,
         "time_loss_variance": loss.variance,
         "time_loss_variance_se": loss.variance_error,
-    }, loss.names
+        "part": loss.names,
+    }
 
 
 def _engine_figures(samples: int, seconds: float, threads: int, blocks: int) -> dict[str, float]:

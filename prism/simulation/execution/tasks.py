@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Arrays = tuple[NDArray[Any], ...]
 Take = Callable[[int, Arrays], None]
+Found = TypeVar("Found")
 
 TASK_S = 1.0
 """Length of a task that is sent away or kept [s]: long against what sending and writing take."""
@@ -84,6 +85,7 @@ class Backend:
 
 _HERE = Backend()
 _place: ContextVar[Backend] = ContextVar("prism_place", default=_HERE)
+_stop: ContextVar[threading.Event | None] = ContextVar("prism_stop", default=None)
 
 
 def current() -> Backend:
@@ -141,7 +143,7 @@ def run_tasks(
     PrismError
         The input is wrong, or workers are lost for good.
     """
-    place, beat = current(), beat or (lambda: None)
+    place, stop, beat = current(), _stop.get(), beat or (lambda: None)
     if place.remote is not None and sum(task.seconds for task in tasks) > WORTH_S:
         place.remote.run(tasks, take, threads, place.store, beat)
         return
@@ -160,8 +162,30 @@ def run_tasks(
                     take(index.pop(future), future.result())
                 del done  # and with it what they gave
                 beat()
+                if stop is not None and stop.is_set():
+                    raise CancelledError
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def begun(function: Callable[[], Found], threads: int) -> Iterator[Callable[[], Found]]:
+    """Begin a function in a thread beside what follows; gives what returns its result.
+
+    With one thread, or workers, it is called then. Where what follows raises, its tasks end.
+    """
+    if threads == 1 or is_remote():
+        yield function
+        return
+    context, stop = copy_context(), threading.Event()
+    context.run(_stop.set, stop)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = pool.submit(context.run, function)
+        try:
+            yield future.result
+        except BaseException:
+            stop.set()
             raise
 
 
