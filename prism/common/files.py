@@ -40,6 +40,8 @@ DENSEST = 100
 """Bytes that a packed one may stand for beyond `SMALL` ones: measured traces have 13 to 23."""
 SMALL = 64 << 20
 _DEFLATE = 1032  # the most that deflate packs into a byte: no sound file declares more
+_OF_HDF5 = {"CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "_Netcdf4Dimid",
+            "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}  # fmt: skip
 _PIECE = 1 << 16  # packed bytes at a time
 
 
@@ -382,25 +384,8 @@ def check_sealed(path: str | os.PathLike[str], expected: str) -> int:
     return size
 
 
-def _check_whole(path: str | os.PathLike[str], expected: str) -> None:
-    """Refuse a netCDF file whose values are in other files, which HDF5 would open."""
-    import h5py
-
-    check_file(Path(path), str(path))
-    with told_broken(path, expected), h5py.File(path) as file:
-        for name in file:
-            link = file.get(name, getlink=True)
-            held = file[name] if isinstance(link, h5py.HardLink) else None
-            if held is None or (isinstance(held, h5py.Dataset) and _is_elsewhere(held)):
-                raise ValueError(f"{name} is kept in another file")
-
-
-def _is_elsewhere(values: Any) -> bool:
-    return bool(values.external) or values.is_virtual
-
-
 def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
-    """Read a netCDF file whole, and close it.
+    """Read a netCDF file whole, as xarray or prism writes them, and close it.
 
     Parameters
     ----------
@@ -412,24 +397,59 @@ def read_netcdf(path: str | os.PathLike[str], expected: str) -> xr.Dataset:
     Raises
     ------
     PrismError
-        It is no netCDF file, or is damaged.
+        It is no netCDF file, is damaged, or holds values in other files, which HDF5 would open.
     """
-    import h5netcdf
+    import h5py
     import numpy as np
     import xarray as xr
 
-    h5netcdf.File._writable = False  # close() asks, of a file too that was too broken to open
-    _check_whole(path, expected)
     most = min(MOST_ARRAYS, _DEFLATE * check_sealed(path, expected))
-    with (
-        told_broken(path, expected),
-        # unnamed dimensions are warned of where nothing says what they are called
-        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as dataset,
-    ):
-        if dataset.nbytes > most:
-            raise ValueError(f"{dataset.nbytes} bytes declared, {most} possible")
-        for name, held in {**dataset.load().variables, **dataset.attrs}.items():
-            values = np.asarray(held)
+    with told_broken(path, expected), h5py.File(path) as file:
+        held = {name: _find_in(file, name) for name in file}
+        arrays = {name: of for name, of in held.items() if isinstance(of, h5py.Dataset)}
+        declared = sum(array.nbytes for array in arrays.values())
+        if declared > most:
+            raise ValueError(f"{declared} bytes declared, {most} possible")
+        columns = {name: _read_variable(file, array) for name, array in arrays.items()}
+        found = xr.Dataset({k: v for k, v in columns.items() if v is not None}, attrs=_notes(file))
+        dataset = xr.decode_cf(found)
+        for name, values in {**dataset.variables, **dataset.attrs}.items():
+            values = np.asarray(values)
             if values.dtype.kind == "f" and (np.abs(values) > LARGEST).any():
                 raise ValueError(f"{name} holds a value beyond {LARGEST:g}")
         return dataset
+
+
+def _find_in(file: Any, name: str) -> Any:
+    """Find what an HDF5 file holds under a name; ValueError where it is in another file."""
+    import h5py
+
+    held = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    if held is None or (isinstance(held, h5py.Dataset) and (held.external or held.is_virtual)):
+        raise ValueError(f"{name} is kept in another file")
+    return held
+
+
+def _read_variable(file: Any, array: Any) -> tuple[list[str], Any, dict[str, Any]] | None:
+    """Read an array's dimensions, values and notes; None of a dimension alone."""
+    import h5py
+    import numpy as np
+
+    name, own = array.name.rsplit("/", 1)[-1], array.attrs
+    if bytes(own.get("NAME", b"")).startswith(b"This is a netCDF dimension but not"):
+        return None
+    if "DIMENSION_LIST" in own:
+        dims = [file[scales[-1]].name.rsplit("/", 1)[-1] for scales in own["DIMENSION_LIST"]]
+    else:
+        dims = [name] * ("CLASS" in own)
+    if len(dims) != array.ndim:
+        raise ValueError(f"{name} has {array.ndim} dimensions, of which {len(dims)} have names")
+    text = h5py.check_string_dtype(array.dtype)
+    values = array[()] if text is None else array.asstr()[()]
+    return dims, values if text is None else np.asarray(values, str), _notes(array)
+
+
+def _notes(of: Any) -> dict[str, Any]:
+    """Attributes of a file or an array, but for HDF5's own."""
+    notes = {name: of.attrs[name] for name in of.attrs if name not in _OF_HDF5}
+    return {k: v.reshape(-1)[0] if getattr(v, "size", 0) == 1 else v for k, v in notes.items()}

@@ -189,10 +189,14 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                 _add_terms(base, vectors, coef_a, ops, at_row, kept, c, at)
             if ratio != 0.0:
                 t, d, stage = ops[at, TABLE], ops[at, NUMBER], ops[at, STAGE]
+                whole = np.uint64(0)  # the key whose draw it is alone, if any
                 for key in range(n_keys):
                     k = np.uint64(key)
-                    if n_keys > 1 and mix[c, k] == np.float32(0.0):
-                        continue
+                    if n_keys > 1:
+                        if mix[c, k] == np.float32(0.0):
+                            continue
+                        if mix[c, k] == np.float32(1.0):
+                            whole = k
                     slot = np.uint64(key * graph.n_stages + stage)
                     if begin[c] >= 0:  # from the pool: 256 draws of a stage in turn
                         if drawn[slot] != d >> 8:
@@ -216,8 +220,8 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
                     for lane in range(LANES):
                         found = lookup(tables, t, words[slot, d & 3, lane])
                         pool[first[k] + np.uint64(lane)] = found
-                noise = first[0]
-                if n_keys > 1 and mix[c, 0] != np.float32(1.0):
+                noise = first[whole]
+                if n_keys > 1 and mix[c, whole] != np.float32(1.0):
                     noise = np.uint64(pool.shape[0] - LANES)
                     _mix(pool, first, mix, c, noise, spare)
             v0, v1 = np.uint64(ops[at, VEC]), np.uint64(ops[at, VEC + 1])
