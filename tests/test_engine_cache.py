@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import resource
+import subprocess
 
 import numba
 import pytest
@@ -12,7 +13,7 @@ import prism
 from prism import __main__ as entry
 from prism import engine
 from prism.engine import cache
-from prism.engine.effects import draw_ranks, fill_bank
+from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.random import fill_pool
 from prism.engine.step import run_phase
 from prism.simulation import ahead
@@ -124,7 +125,8 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     monkeypatch.setattr(ahead, "_asked", True)
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
     engine.compile_part()
-    for function in (run_phase, fill_bank, fill_pool, draw_ranks):
+    engine.compile_rest()
+    for function in (run_phase, draw_ranks, fill_bank, fill_pool, draw_stalls):
         assert len(function.signatures) == 1
 
 
@@ -160,6 +162,21 @@ def test_a_process_that_cannot_be_started_is_done_without(monkeypatch):
     monkeypatch.setattr(ahead.atexit, "register", lambda *args: ended.append(args))
     ahead.compile_ahead()
     assert ahead._asked and not ended  # tried once; there is nothing to end
+
+
+def test_the_other_process_is_waited_for_once_and_not_for_ever(monkeypatch):
+    waited, compiled = [], []
+
+    class Other:
+        def wait(self, seconds):
+            waited.append(seconds)
+            raise subprocess.TimeoutExpired("python", seconds)
+
+    monkeypatch.setattr(ahead, "_other", Other())
+    monkeypatch.setattr(ahead.engine, "compile_rest", lambda: compiled.append(1))
+    for _ in range(2):
+        ahead.finish_ahead()
+    assert waited == [ahead.WAIT_S] and compiled == [1]
 
 
 def test_functions_that_were_compiled_are_kept():

@@ -26,7 +26,7 @@ arXiv:2510.15596 (PRISM): sums along serial edges, maxima at joins.
 from prism.engine.cache import kept_together
 
 with kept_together():
-    from prism.engine.ahead import compile_part, is_compiled
+    from prism.engine.ahead import compile_part, compile_rest, is_compiled
     from prism.engine.arrays import (
         BINS,
         CALL,
@@ -67,8 +67,8 @@ with kept_together():
         Walk,
         Work,
     )  # fmt: skip
-    from prism.engine.blocks import lower, new_work, room_for_coefs, run_range
-    from prism.engine.effects import draw_ranks, microbatches
+    from prism.engine.blocks import draw_clusters, lower, new_work, room_for_coefs, run_range
+    from prism.engine.effects import microbatches
     from prism.engine.lowering import cdf_cells, group_max
     from prism.engine.random import lookup, philox_lanes
     from prism.engine.record import record_block
@@ -76,11 +76,11 @@ with kept_together():
     from prism.engine.unseen import run_sampled, unseen_bins, unseen_slowest
 
 __all__ = [
-    "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL",
-    "JITTER", "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL",
-    "POOL", "RANK", "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys",
-    "Links", "Lowering", "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls",
-    "Step", "Walk", "Work", "cdf_cells", "compile_part", "draw_ranks", "group_max", "is_compiled",
+    "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
+    "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
+    "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys", "Links", "Lowering",
+    "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls", "Step", "Walk", "Work",
+    "cdf_cells", "compile_part", "compile_rest", "draw_clusters", "group_max", "is_compiled",
     "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block", "room_for_coefs",
     "run_given", "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The part of the engine that a second process compiles; the first one finds it in the cache."""
+"""Two halves of the engine, which two processes compile; each finds the other's in the cache."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from prism.engine.arrays import Keys, Step
+from prism.engine.arrays import Block, Keys, Step, Work
 from prism.engine.blocks import new_block, new_work
 from prism.engine.cache import compile_for, is_kept
-from prism.engine.effects import draw_ranks, fill_bank
+from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.random import fill_pool
 from prism.engine.step import run_blocks, run_phase
 
@@ -31,16 +31,26 @@ def make_blank(kind: Any) -> Any:
 
 
 def compile_part() -> None:
-    """Compile, for any step, what takes long and `run_blocks` calls last."""
-    step, keys = make_blank(Step), make_blank(Keys)
-    walk, block, work = step.walk(), new_block(step), new_work(step, keys, np.zeros(1, np.int64))
+    """Compile, for any step, about half of what `run_blocks` calls, and what is run before it."""
+    step, keys, block, work = _make_arguments()
+    words, x = block.words, np.ones((1, 1, 1), np.float32)
+    compile_for(draw_ranks, step.ranks, step.tables, 0, keys.stream[0], words, words, x)
     coef_a, coef_r = np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.float32)
-    compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
-    compile_for(fill_bank, step.shared(), step.tables, keys.stream, 0, block, 0, 0, work.vectors[0])
+    compile_for(run_phase, step.walk(), work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
+
+
+def compile_rest() -> None:
+    """Compile the other half, for any step."""
+    step, keys, block, work = _make_arguments()
     compile_for(
         fill_pool, step.tables, 0, keys.residual, work.row, work.order, block.words, work.pool,
         work.slow,
     )  # fmt: skip
-    compile_for(
-        draw_ranks, step.ranks, step.tables, 0, keys.stream[0], np.ones((1, 1, 1), np.float32)
-    )
+    compile_for(fill_bank, step.shared(), step.tables, keys.stream, 0, block, 0, 0, work.vectors[0])
+    events = work.ev_op, work.ev_lane, work.ev_delay
+    compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
+
+
+def _make_arguments() -> tuple[Step, Keys, Block, Work]:
+    step, keys = make_blank(Step), make_blank(Keys)
+    return step, keys, new_block(step), new_work(step, keys, np.zeros(1, np.int64))

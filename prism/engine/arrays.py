@@ -291,6 +291,7 @@ class Work(NamedTuple):
     # pool; -1: each lane looks up its own
     row: Array  # int64[table] the same by table
     pool: Array  # float32: values, then a row of lanes for each key and one for their mixture
+    first: Array  # uint64[key] where the residuals of an op are in it
     order: Array  # uint32[place] words of the pool
     slow: Annotated[
         Array, "int16[key, place]"

@@ -21,11 +21,12 @@ from prism.engine.arrays import (
     Block,
     Keys,
     Lowering,
+    Ranks,
     Step,
     Work,
 )
 from prism.engine.effects import draw_ranks
-from prism.engine.lowering import lower_replicas
+from prism.engine.lowering import lower_replicas, room_to_lower
 from prism.engine.random import POOL_ROW
 from prism.engine.step import run_blocks
 
@@ -80,7 +81,8 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
         words=np.zeros((n_drawn, 4, LANES), np.uint32), drawn=np.zeros(n_drawn, np.int64),
         base=lanes(2), begin=begin, row=row,
         pool=np.zeros(n_keys * n_pooled + (n_keys + 1) * LANES, np.float32),
-        order=np.zeros(POOL_ROW, np.uint32), slow=np.zeros((n_keys, POOL_ROW + 1), np.int16),
+        first=np.zeros(n_keys, np.uint64), order=np.zeros(POOL_ROW, np.uint32),
+        slow=np.zeros((n_keys, POOL_ROW + 1), np.int16),
         vectors=lanes(graph.n_state, step.bank.mb.size),
         ev_op=np.zeros(n_events, np.int64), ev_lane=np.zeros(n_events, np.int64),
         ev_delay=np.zeros(n_events, np.float32), tail=lanes(n_tails),
@@ -99,10 +101,10 @@ def new_block(step: Step) -> Block:
     return Block(step_words, regimes, words, mb_words)
 
 
-def draw_clusters(first: int, n: int, keys: Keys, step: Step) -> Array:
+def draw_clusters(ranks: Ranks, tables: Array, first: int, n: int, key: Array) -> Array:
     """Draw how slow the GPUs of n cluster draws are, x[cluster, loading, gpu]."""
-    x = np.ones((n, step.ranks.tables.size, max(1, step.ranks.n_gpus)), np.float32)
-    draw_ranks(step.ranks, step.tables, first, keys.stream[RANK], x)
+    x = np.ones((n, ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
+    draw_ranks(ranks, tables, first, key, *np.empty((2, 4, LANES), np.uint32), x)
     return x
 
 
@@ -124,7 +126,7 @@ def lower(low: Lowering, x: Array, chosen: Array) -> tuple[Array, Array]:
         Scale of the residual.
     """
     coef_a, coef_r = room_for_coefs(low, len(x), chosen.size)
-    lower_replicas(low, x, chosen, coef_a, coef_r)
+    lower_replicas(low, x, chosen, room_to_lower(low), coef_a, coef_r)
     return coef_a, coef_r
 
 
@@ -144,7 +146,7 @@ class _Lowered:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key][1:]
-        x = draw_clusters(first, n, keys, step)
+        x = draw_clusters(step.ranks, step.tables, first, n, keys.stream[RANK])
         a, r = lower(step.low, x, np.arange(step.graph.n_replicas))
         with self._lock:
             if key not in self._found:

@@ -22,11 +22,13 @@ LOCAL, SHARED, TYPICAL = 0, 1, 2
 
 
 @jit
-def draw_ranks(ranks, tables, first, key, x):
-    """Draw x[cluster, loading, gpu], the persistent slowdowns of cluster draws from `first` on."""
+def draw_ranks(ranks, tables, first, key, words, node_words, x):
+    """Draw x[cluster, loading, gpu], the persistent slowdowns of cluster draws from `first` on.
+
+    There is room for two draws.
+    """
     n_loadings = x.shape[1]
     own_weight = math.sqrt(max(0.0, 1.0 - ranks.node_weight**2))
-    words, node_words = np.empty((4, LANES), np.uint32), np.empty((4, LANES), np.uint32)
     for i in range(x.shape[0]):
         node_base = -LANES
         for base in range(0, ranks.n_gpus, LANES):

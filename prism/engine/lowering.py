@@ -1,12 +1,14 @@
 """Lowering: the kernels of every GPU between two barriers to one op of their group."""
 
 import math
+from typing import Any
 
 import numpy as np
 
-from prism.engine.arrays import CDF_RANGE, CDF_ROWS, Array
+from prism.engine.arrays import CDF_RANGE, CDF_ROWS, Array, Lowering
 from prism.engine.cache import inlined, inner, jit
 
+Room = tuple[Any, ...]
 QUADRATURE_NODES = 20  # trapezoid nodes of the maximum over a group
 
 
@@ -20,15 +22,22 @@ def cdf_cells(cdf: Array) -> Array:
     return cells
 
 
-@inlined
-def _make_room():
+def room_for_nodes() -> Room:
+    """Make room for the nodes of a maximum; made in compiled code it takes long to compile."""
     n = QUADRATURE_NODES
     return np.empty(n), np.empty(n), np.empty(n, np.int32)
 
 
+def room_to_lower(low: Lowering) -> Room:
+    """Make room for what `lower_block` works out of a group and of an op."""
+    n_segments, n_members, n_terms = len(low.seg_cv), low.member.shape[2], low.call_cv.shape[1]
+    moments, stamp = np.empty((n_segments, 2)), np.empty(n_segments, np.int64)
+    return np.empty(max(1, n_members)), np.empty(n_terms), moments, stamp, room_for_nodes()
+
+
 @inner
 def _largest(mean, n, cv, cdf, room):
-    """`group_max` of the first n, with float64[node], float64[node], int32[node] to work in."""
+    """`group_max` of the first n, with `room_for_nodes`."""
     top = mean[0]
     for i in range(1, n):
         top = max(top, mean[i])
@@ -63,16 +72,21 @@ def _largest(mean, n, cv, cdf, room):
 
 
 @jit
-def group_max(mean, cv, cdf):
+def _group_max(mean, cv, cdf, room):
+    return _largest(mean, mean.shape[0], cv, cdf, room)
+
+
+def group_max(mean: Array, cv: float, cdf: Array) -> tuple[float, float]:
     """Mean and variance of the maximum of independent times mean[i] * (1 + cv * z_i).
 
     cdf[knot, 2] is that of z, see `cdf_cells`.
     """
-    return _largest(mean, mean.shape[0], cv, cdf, _make_room())
+    mean_s, variance = _group_max(mean, cv, cdf, room_for_nodes())
+    return mean_s, variance
 
 
 @inlined
-def lower_block(low, x, chosen, coef_a, coef_r):
+def lower_block(low, x, chosen, room, coef_a, coef_r):
     """Lower kernels to ops: coef_a[row, coef, term] seconds, coef_r[row, coef].
 
     A row is the replica chosen[row], whose GPUs are as slow as x[loading, gpu] says. coef_r scales
@@ -82,8 +96,7 @@ def lower_block(low, x, chosen, coef_a, coef_r):
     n_coefs, n_terms = low.call_cv.shape
     n_segments, n_loadings = low.seg_mean.shape
     member, (n_stages, n_members) = low.member, low.member.shape[1:]
-    mean, term, room = np.empty(max(1, n_members)), np.empty(n_terms), _make_room()
-    moments, stamp = np.empty((n_segments, 2)), np.empty(n_segments, np.int64)
+    mean, term, moments, stamp, nodes = room
     for s in range(n_segments):
         stamp[s] = -1
     for i in range(chosen.shape[0]):
@@ -104,7 +117,7 @@ def lower_block(low, x, chosen, coef_a, coef_r):
                         mean[k] = 0.0
                         for j in range(n_loadings):
                             mean[k] += low.seg_mean[s, j] * x[j, member[replica, stage, first + k]]
-                    found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], room)
+                    found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], nodes)
                     moments[s, 0], moments[s, 1] = found
                 m, v = moments[s, 0], moments[s, 1]
                 for t in range(n_terms):
@@ -122,7 +135,7 @@ def lower_block(low, x, chosen, coef_a, coef_r):
 
 
 @jit
-def lower_replicas(low, x, chosen, coef_a, coef_r):
+def lower_replicas(low, x, chosen, room, coef_a, coef_r):
     """`lower_block` of several cluster draws: x[block, loading, gpu], coef_a[block, row, ...]."""
     for i in range(x.shape[0]):
-        lower_block(low, x[i], chosen, coef_a[i], coef_r[i])
+        lower_block(low, x[i], chosen, room, coef_a[i], coef_r[i])

@@ -6,6 +6,7 @@ from prism.engine.arrays import (
     GROUP_STALL,
     LANES,
     OUT,
+    RANK,
     STALL,
     Array,
     Graph,
@@ -70,7 +71,8 @@ def record_block(index: int, lane: int, keys: Keys, step: Step, ends: Array) -> 
     ends of the step [lane] [s].
     """
     graph, chosen = step.graph, np.arange(step.graph.n_replicas)
-    coef_a, coef_r = lower(step.low, draw_clusters(index, 1, keys, step), chosen)
+    x = draw_clusters(step.ranks, step.tables, index, 1, keys.stream[RANK])
+    coef_a, coef_r = lower(step.low, x, chosen)
     work = new_work(step, keys, chosen)
     args = step.walk(), step.shared(), keys, new_block(step), work
     _record(index, lane, *args, (coef_a[0], coef_r[0]), ends)

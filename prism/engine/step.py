@@ -142,7 +142,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
     begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     chosen, tail, own, after = work.chosen, work.tail, work.own, work.after
-    spare, zeros = work.spare, np.zeros(LANES, np.float32)
+    spare, first = work.spare, work.first
     # Indices are unsigned: one with a sign might count from the end, which is tested each time.
     if not state.shape[1] == vectors.shape[2] == base.shape[1] == path.shape[2] == LANES:
         return  # it never does: so rows have a length that is known when this is compiled
@@ -154,7 +154,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
     pooled = 1 + lane0 // LANES << 4  # draws are of a block, not of its lanes
     n_keys, n_drawn = residual.shape[0], np.uint64(drawn.shape[0] // 2)
     one, lanes = np.uint64(1), np.uint64(LANES)
-    looked_up, first = pool.shape[0] - (n_keys + 1) * LANES, np.zeros(n_keys, np.uint64)
+    looked_up = pool.shape[0] - (n_keys + 1) * LANES
     n_pooled = looked_up // n_keys
     for row in range(rows[0], rows[1]):
         who = chosen[row]
@@ -180,7 +180,9 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
             if kind == JOIN:
                 _run_join(state, pa, pb, po)
                 if n_classes > 0:
-                    _follow_path(state, path, pa, pb, po, zeros, share, 0)
+                    for lane in range(LANES):
+                        spare[lane] = np.float32(0.0)
+                    _follow_path(state, path, pa, pb, po, spare, share, np.uint64(0))
                 continue
             c, noise, more = np.uint64(ops[at, COEF]), np.uint64(0), np.uint64(0)
             ratio = coef_r[at_row, c]
@@ -271,13 +273,13 @@ def run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r):
     events = (work.ev_op, work.ev_lane, work.ev_delay)
     by_group = stalls.entity == GROUP_STALL
     alone = by_group or graph.n_state == 1  # replicas share the room of shared effects
-    filled = np.zeros(2, np.bool_)
+    filled = 0  # the effects of replicas: 1, of ops over all of them: 2
     for phase in range(graph.phase_global.shape[0]):
         is_global = graph.phase_global[phase]
         at_a_time = 1 if alone or is_global == 1 else n_rows
         for first in range(0, 1 if is_global == 1 else n_rows, at_a_time):
             rows, n_events = (first, first + at_a_time), 0
-            for row in range(first, 0 if filled[is_global] else first + at_a_time):
+            for row in range(first, 0 if filled & (1 + is_global) else first + at_a_time):
                 r = work.chosen[row]
                 whose = TYPICAL if r == graph.n_replicas else LOCAL
                 whose = SHARED if is_global == 1 else whose
@@ -287,7 +289,7 @@ def run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r):
                 r = work.chosen[first]
                 n_events = draw_stalls(stalls, tables, stream[STALL], lane0, block.words, r, events)
             run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events)
-        filled[is_global] = True
+        filled |= 1 + is_global
 
 
 @inner

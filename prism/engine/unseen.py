@@ -31,7 +31,7 @@ from prism.engine.arrays import (
 from prism.engine.blocks import draw_clusters, new_block, new_work, room_for_coefs
 from prism.engine.cache import inner, jit
 from prism.engine.effects import SHARED, fill_bank
-from prism.engine.lowering import lower_block
+from prism.engine.lowering import lower_block, room_to_lower
 from prism.engine.random import philox_lanes
 from prism.engine.step import clear, copy_rows, fill_out, run_phase, run_phases, start_block
 
@@ -254,11 +254,11 @@ def _add_unseen(
 
 
 @jit
-def _run_chosen(index, walk, shared, low, sample, keys, block, work, x, coef_a, coef_r, out):
+def _run_chosen(index, walk, shared, low, sample, keys, block, work, x, room, coef_a, coef_r, out):
     """Run the replicas work.chosen of a block, and fill `out`, work.own and work.after."""
     n_rows, lane0, stream = work.chosen.shape[0], index * LANES, keys.stream
     start_block(walk, shared, keys, lane0, block, work)
-    lower_block(low, x, work.chosen[: n_rows - 1], coef_a, coef_r)
+    lower_block(low, x, work.chosen[: n_rows - 1], room, coef_a, coef_r)
     copy_rows(sample.typical, coef_a[n_rows - 1])
     coef_r[n_rows - 1] = np.float32(0.0)
     of_all, zero = np.int64(SHARED), np.int64(0)  # literals would compile every callee once more
@@ -282,16 +282,28 @@ def run_sampled(
     )  # fmt: skip
     work = new_work(step, keys, np.zeros(n_rows, np.int64), graph.n_global_slots)
     coef_a, coef_r = room_for_coefs(step.low, n_rows)
-    walk, shared, block = step.walk(), step.shared(), new_block(step)
+    walk, shared, block, room = step.walk(), step.shared(), new_block(step), room_to_lower(step.low)
     for i in range(n):
-        x = draw_clusters(first + i, 1, keys, step)[0]
+        x = draw_clusters(step.ranks, step.tables, first + i, 1, keys.stream[RANK])[0]
         one, part = Sampled(*(values[i] for values in told)), tuple(values[i] for values in out)
         _find_levels(walk, step.low, sample, x, one.level)
         found = _choose_replicas(sample, one.level, first + i, keys.stream[RANK])
         work.chosen[:], work.weight[:] = found
         work.own[:], work.after[:] = 0.0, 0.0
         _run_chosen(
-            first + i, walk, shared, step.low, sample, keys, block, work, x, coef_a, coef_r, part
+            first + i,
+            walk,
+            shared,
+            step.low,
+            sample,
+            keys,
+            block,
+            work,
+            x,
+            room,
+            coef_a,
+            coef_r,
+            part,
         )
         one.chosen[:], one.own[:], one.after[:] = work.chosen, work.own, work.after[1]
         _add_unseen(sample, keys.stream[RESIDUAL], first + i, one, part[0], part[1])

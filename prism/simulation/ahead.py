@@ -8,29 +8,42 @@ import atexit
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 from prism import engine
 from prism.simulation.execution.tasks import cores, is_remote
 
+WAIT_S = 60.0  # for the other process, which is about as quick as this one
 _asked = False
+_other: "subprocess.Popen[bytes] | None" = None
 
 
 def compile_ahead() -> None:
     """Start the other process, once, where it is of use."""
-    global _asked
+    global _asked, _other
     if _asked or engine.is_compiled() or is_remote() or cores() < 2:
         return
     _asked = True
     none = subprocess.DEVNULL
     command = f"from {engine.__name__} import compile_part; compile_part()"
     try:
-        process = subprocess.Popen(  # -P: modules of the folder it is in are not looked at
+        _other = subprocess.Popen(  # -P: modules of the folder it is in are not looked at
             [sys.executable, "-P", "-c", command], stdin=none, stdout=none, stderr=none,
             env=os.environ | {"PYTHONWARNINGS": "ignore"},
         )  # fmt: skip
     except OSError:
         return
-    atexit.register(_end, process)
+    atexit.register(_end, _other)
+
+
+def finish_ahead() -> None:
+    """Compile this process's part, if another was started for the rest, and wait for that."""
+    global _other
+    if _other is not None:
+        other, _other = _other, None
+        engine.compile_rest()
+        with suppress(subprocess.TimeoutExpired):
+            other.wait(WAIT_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

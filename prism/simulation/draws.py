@@ -36,9 +36,7 @@ def seed_key(seed: int) -> NDArray[np.uint32]:
 
 def draw_ranks(ranks: engine.Ranks, tables: Lanes, cluster: int, key: NDArray[np.uint32]) -> Lanes:
     """Draw how slow each GPU of a cluster draw is [loading, gpu]."""
-    x = np.ones((1, ranks.tables.size, max(1, ranks.n_gpus)), np.float32)
-    engine.draw_ranks(ranks, tables, cluster, key, x)
-    return np.asarray(x[0])
+    return np.asarray(engine.draw_clusters(ranks, tables, cluster, 1, key)[0])
 
 
 def lower(

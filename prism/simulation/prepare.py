@@ -15,7 +15,7 @@ from prism.distributions.library import Library, load_library
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.schedule import make_schedule
-from prism.simulation.ahead import compile_ahead
+from prism.simulation.ahead import compile_ahead, finish_ahead
 from prism.simulation.assembly import build_program
 from prism.simulation.independent import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
@@ -94,6 +94,7 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     program = build_program(job, graph, variability, seed)
     step = Prepared(job, workload, graph, *choose_engine(program, engine), variability)
     check_threads(step, 1)
+    finish_ahead()
     return step
 
 
