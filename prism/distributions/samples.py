@@ -25,7 +25,7 @@ def sample_law(values: Array, cv: float | None = None) -> Distribution:
     if values.size > 4 * KNOTS:  # a finer tail where there are values to fill it
         tail = 0.5 ** np.arange(9, 9 + int(math.log2(values.size / KNOTS)))
         q = np.unique(np.concatenate([q, 1.0 - tail]))
-    x = np.maximum(np.quantile(values, q), FLOOR * float(values.mean()))
+    x = np.maximum(np.quantile(np.sort(values), q), FLOOR * float(values.mean()))
     law = empirical(q.tolist(), x.tolist())
     scaled = law.scaled_to(cv)
     return scaled if float(scaled.ppf(np.array([0.0]))[0]) > 0.0 else law

@@ -171,30 +171,34 @@ def _vectors(
     relative, n_own = _relative_speeds(placement, v), n_own_links(placement.job)
     call_table = tables.optional(v.call, effect="call") if kernels else -1
     width = max(len(op.terms) for op in lowered)
-    vec = np.zeros((graph.kind.size, width), np.int32)
-    n_terms = np.ones(graph.kind.size, np.int32)
-    is_global = global_ops(graph)
     congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
     largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
-    # numbers of Python, which are quicker to take one by one
-    columns = (x.tolist() for x in (graph.op_type, graph.microbatch, graph.call, is_global))
-    for i, (c, microbatch, op_call, alone) in enumerate(zip(*columns, strict=True)):
-        if c < 0:
-            continue
-        op_type, op = graph.op_types[c], lowered[c]
-        n_terms[i] = len(op.terms)
-        for t, term in enumerate(op.terms):
+
+    @cache
+    def vectors(c: int, microbatch: int, op_call: int, alone: bool) -> list[int]:
+        op_type, out = graph.op_types[c], [0] * width
+        for t, term in enumerate(lowered[c].terms):
             mb_table = largest(term.mb_loading)
             called, call = call_table if term.compute else -1, op_call
             if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
                 called, call = tables.optional(v.expert, effect="expert"), microbatch
             called = called if call >= 0 else -1
-            vec[i, t] = bank.add(
+            out[t] = bank.add(
                 -1 if term.frozen else step_table, mb_table,
                 microbatch if mb_table >= 0 else 0, called, call if called >= 0 else -1,
                 _link_of(op_type, term, graph.n_stages, n_own) if congested else -1, int(alone),
             )  # fmt: skip
-    return vec, n_terms
+        return out
+
+    uneven = v.microbatch.std > 0.0
+    used = [any(t.routed or (uneven and t.mb_loading) for t in op.terms) for op in lowered]
+    columns = (x.tolist() for x in (graph.op_type, graph.microbatch, graph.call, global_ops(graph)))
+    vec = [
+        [0] * width if c < 0 else vectors(c, mb if used[c] else 0, call if kernels else -1, alone)
+        for c, mb, call, alone in zip(*columns, strict=True)
+    ]
+    n_terms = np.array([*(len(op.terms) for op in lowered), 1], np.int32)
+    return np.array(vec, np.int32), n_terms[graph.op_type]
 
 
 def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ per kernel class and op_kind.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from prism.cluster.power import gpu_power
@@ -151,6 +152,7 @@ class Variability:
         return loading * (self.loss_loading if kernel_class in LOSS_CLASSES else 1.0)
 
 
+@lru_cache(maxsize=256)
 def _median(law: Distribution, loading: float) -> float:
     """Median of X**loading over its mean."""
     if law.std == 0.0 or loading == 0.0:
