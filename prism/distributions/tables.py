@@ -102,12 +102,10 @@ def table_row(u: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int6
     """Row [n] and integer fraction [n] that each 32-bit number reads."""
     wide = np.asarray(u).astype(np.int64)
     row, fraction = wide >> 22, wide & 0x3FFFFF
-    deep = row == 1023
-    row = np.where(deep, 1024 + ((wide >> 12) & 0x3FF), row)
-    fraction = np.where(deep, wide & 0xFFF, fraction)
+    deep = row == 1023  # few are
+    row[deep], fraction[deep] = 1024 + ((wide[deep] >> 12) & 0x3FF), wide[deep] & 0xFFF
     deepest = row == 2047
-    row = np.where(deepest, 2048 + ((wide >> 2) & 0x3FF), row)
-    fraction = np.where(deepest, wide & 0x3, fraction)
+    row[deepest], fraction[deepest] = 2048 + ((wide[deepest] >> 2) & 0x3FF), wide[deepest] & 0x3
     return row, fraction
 
 
