@@ -129,19 +129,22 @@ class Wiring:
                 for tier, n in zip(c.tiers, units, strict=True):
                     slow = self._tier_slow(tier, rings, domains, n, parallel)
                     factor = np.maximum(factor, slow)
-            rows = np.column_stack([factor, domains, *units])
-            found, kind = np.unique(rows, axis=0, return_inverse=True)
+            kind = np.unique(factor, return_inverse=True)[1]
+            for count in (domains, *units):  # one number for each ring: rows would sort slowly
+                kind = kind * (count.max() + 1) + count
+            _, first, kind = np.unique(kind, return_index=True, return_inverse=True)
             distinct = []
-            for slow, n, *touched in found.tolist():
-                in_units = tuple(map(int, touched))
+            for ring in first.tolist():
+                n_domains = int(domains[ring])
+                in_units = tuple(int(count[ring]) for count in units)
                 if group == "ep":
-                    distinct.append(c.exits(int(n), in_units))
+                    distinct.append(c.exits(n_domains, in_units))
                     continue
                 network_s = c.network.latency_s
                 extra = (
                     extra_latency(c.tiers, in_units, network_s, tree) for tree in (False, True)
                 )
-                distinct.append(Reach(int(n), slow, *extra))
+                distinct.append(Reach(n_domains, float(factor[ring]), *extra))
             self._reach[group] = _Rings(tuple(distinct), kind.ravel(), rings.shape[1])
         return self._reach[group]
 

@@ -25,7 +25,7 @@ class Screen:
     def __init__(self, program: Program, threads: int = 1) -> None:
         self._step = quiet_step(program)
         self._threads = threads
-        self._rows: dict[bytes, int] = {}
+        self._rows: dict[tuple[bytes, bytes], int] = {}
         self._durations: list[NDArray[np.float32]] = []  # by row: [coef]
 
     def times(self, programs: Iterable[Program]) -> Array:
@@ -47,11 +47,12 @@ class Screen:
         parts = [np.moveaxis(factor[:, low.member], 1, 0)]
         parts += [low.fixed_mean] if n_fixed > 1 else []
         bits = [np.ascontiguousarray(part).reshape(n, -1).view(np.uint8) for part in parts]
-        whole = np.ascontiguousarray(np.concatenate(bits, axis=1))
-        rows = whole.view(np.dtype((np.void, whole.shape[1]))).ravel()
+        whole = np.concatenate(bits, axis=1)
+        rows, width = whole.tobytes(), whole.shape[1]
         fixed = low.fixed_mean.tobytes() if n_fixed == 1 else b""
-        first = np.sort(np.unique(rows, return_index=True)[1]).tolist()
-        keys = {rows[r].tobytes() + fixed: r for r in first}
+        keys: dict[tuple[bytes, bytes], int] = {}
+        for r in range(n):
+            keys.setdefault((rows[r * width : (r + 1) * width], fixed), r)
         new = {key: r for key, r in keys.items() if key not in self._rows}
         if new:
             found = op_seconds(program, factor, np.array(list(new.values())))
