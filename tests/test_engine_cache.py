@@ -15,7 +15,7 @@ from prism import engine
 from prism.engine import cache
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.random import fill_pool
-from prism.engine.step import run_phase
+from prism.engine.step import run_blocks, run_phase
 from prism.simulation import ahead
 
 SIGNATURE = "int64(int64)"
@@ -124,22 +124,18 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     """For other types of arguments all would be compiled twice."""
     monkeypatch.setattr(ahead, "_asked", True)
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
-    engine.compile_part()
+    engine.compile_blocks()
     engine.compile_rest()
-    for function in (run_phase, draw_ranks, fill_bank, fill_pool, draw_stalls):
+    for function in (run_blocks, run_phase, draw_ranks, fill_bank, fill_pool, draw_stalls):
         assert len(function.signatures) == 1
 
 
 @pytest.mark.parametrize(
-    "at_hand, n_cores, expected", [(False, 2, 1), (True, 2, 0), (False, 1, 0)],
-    ids=["empty cache", "all at hand", "one core"],
-)  # fmt: skip
-def test_another_process_is_started_once_where_it_is_of_use(
-    monkeypatch, at_hand, n_cores, expected
-):
+    "at_hand, expected", [(False, 1), (True, 0)], ids=["empty cache", "all at hand"]
+)
+def test_another_process_is_started_once_where_it_is_of_use(monkeypatch, at_hand, expected):
     started = []
     monkeypatch.setattr(ahead, "_asked", False)
-    monkeypatch.setattr(ahead, "cores", lambda: n_cores)
     monkeypatch.setattr(ahead.engine, "is_compiled", lambda: at_hand)
     monkeypatch.setattr(ahead.atexit, "register", lambda *_: None)
     monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: started.append(a[0]))
@@ -155,7 +151,6 @@ def test_a_process_that_cannot_be_started_is_done_without(monkeypatch):
         raise OSError("no memory")
 
     monkeypatch.setattr(ahead, "_asked", False)
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
     monkeypatch.setattr(ahead.engine, "is_compiled", lambda: False)
     monkeypatch.setattr(ahead.subprocess, "Popen", refuse)
     ended = []

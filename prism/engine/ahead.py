@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from prism.engine.arrays import Block, Keys, Step, Work
+from prism.engine.arrays import LANES, Block, Keys, Step, Work
 from prism.engine.blocks import new_block, new_work
 from prism.engine.cache import compile_for, is_kept
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
@@ -30,25 +30,38 @@ def make_blank(kind: Any) -> Any:
     return kind(1)
 
 
-def compile_part() -> None:
-    """Compile, for any step, about half of what `run_blocks` calls, and what is run before it."""
+def compile_blocks() -> None:
+    """Compile, for any step, `run_blocks` and what takes long of it: for another process to load.
+
+    A process that compiles `run_blocks` itself runs `run_phase` as that was compiled alone, in
+    nearly twice the time of what is loaded, in which it was optimised again.
+    """
     step, keys, block, work = _make_arguments()
-    words, x = block.words, np.ones((1, 1, 1), np.float32)
-    compile_for(draw_ranks, step.ranks, step.tables, 0, keys.stream[0], words, words, x)
-    coef_a, coef_r = np.zeros((1, 1, 1), np.float32), np.zeros((1, 1), np.float32)
-    compile_for(run_phase, step.walk(), work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
+    walk, coef_a, coef_r = (
+        step.walk(),
+        np.zeros((1, 1, 1), np.float32),
+        np.zeros((1, 1), np.float32),
+    )
+    compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
+    events = work.ev_op, work.ev_lane, work.ev_delay
+    compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
+    lanes = np.zeros((1, 1, LANES), np.float32)
+    out = lanes[0], lanes, lanes
+    compile_for(
+        run_blocks, 0, walk, step.shared(), keys, block, work, coef_a[None], coef_r[None], out
+    )
 
 
 def compile_rest() -> None:
-    """Compile the other half, for any step."""
+    """Compile what `run_blocks` calls at its beginning, and what is run before it."""
     step, keys, block, work = _make_arguments()
     compile_for(
         fill_pool, step.tables, 0, keys.residual, work.row, work.order, block.words, work.pool,
         work.slow,
     )  # fmt: skip
     compile_for(fill_bank, step.shared(), step.tables, keys.stream, 0, block, 0, 0, work.vectors[0])
-    events = work.ev_op, work.ev_lane, work.ev_delay
-    compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
+    words, x = block.words, np.ones((1, 1, 1), np.float32)
+    compile_for(draw_ranks, step.ranks, step.tables, 0, keys.stream[0], words, words, x)
 
 
 def _make_arguments() -> tuple[Step, Keys, Block, Work]:

@@ -1,4 +1,4 @@
-"""A second process that compiles part of the engine while this one reads, builds and compiles.
+"""A second process that compiles most of the engine while this one reads, builds and compiles.
 
 Numba compiles in one thread at a time, and half of it is Python. What the other process keeps is
 found when it is needed; where it is late or fails, it is compiled here as well.
@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 
 from prism import engine
-from prism.simulation.execution.tasks import cores, is_remote
+from prism.simulation.execution.tasks import is_remote
 
 WAIT_S = 60.0  # for the other process, which is about as quick as this one
 _asked = False
@@ -21,11 +21,11 @@ _other: "subprocess.Popen[bytes] | None" = None
 def compile_ahead() -> None:
     """Start the other process, once, where it is of use."""
     global _asked, _other
-    if _asked or engine.is_compiled() or is_remote() or cores() < 2:
+    if _asked or engine.is_compiled() or is_remote():
         return
     _asked = True
     none = subprocess.DEVNULL
-    command = f"from {engine.__name__} import compile_part; compile_part()"
+    command = f"from {engine.__name__} import compile_blocks; compile_blocks()"
     try:
         _other = subprocess.Popen(  # -P: modules of the folder it is in are not looked at
             [sys.executable, "-P", "-c", command], stdin=none, stdout=none, stderr=none,
