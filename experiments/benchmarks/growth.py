@@ -32,7 +32,7 @@ AXES = {
     "rows of a trace": (2_000, 8_000, 32_000, 128_000),
 }
 REPLICATES = 256
-DRAW_S = 1.31e-9  # of one op-sample: the floor of `bench_engine.py` on the same machine
+DRAW_S = 1.27e-9  # of one op-sample: the floor of `bench_engine.py` on the same machine
 
 
 def write_trace(path, rows):
