@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from prism import engine
 from prism.common.resultfiles import summary
 from prism.jobs.job import job_from_dict, load_job
-from prism.simulation.steps import simulate
+from prism.simulation.prepare import prepare, silence, treat_classes
+from prism.simulation.steps import run_blocks, simulate
 from prism.simulation.timeloss import group_of
+from prism.simulation.variability import Treatment, is_communication
 
 P, M, F, B = 4, 6, 1.0, 2.0
 QUIET = {"library": None}
@@ -91,3 +94,21 @@ def test_parts_add_up_and_exposure_is_the_one_of_the_summary(name, dp):
     assert exposed == pytest.approx(numbers["exposed_communication"], abs=1e-6)
     by_group = {f"exposed_{group_of(c)}" for c in numbers["critical_path"] if group_of(c)}
     assert by_group == {part for part in parts if part.startswith("exposed")}
+
+
+STALLS = ["variability.effects.stall.rate_per_hour=3", "variability.effects.stall.duration_s=2"]
+
+
+@pytest.mark.parametrize("stalls", [[], STALLS], ids=["quiet", "stalls of ranks"])
+def test_transfers_that_take_no_time_are_joins_with_the_same_times(stalls):
+    step = prepare(
+        load_job("llama3-405b-16k", ["parallelism.dp=2", "cluster.nodes=32", *stalls]), 1
+    )
+    classes = [c for c in step.program.classes if is_communication(c)]
+    plain = treat_classes(step, {c: Treatment(factor=0.0) for c in classes}, 1)
+    joined = silence(step, 1)
+    kinds = [(program.ops.kind == engine.JOIN).sum() for program in (plain, joined)]
+    assert kinds[1] > 2 * kinds[0]
+    times = [run_blocks(program, range(2), 1, track=True) for program in (plain, joined)]
+    for a, b in zip(*times, strict=True):
+        assert a.tobytes() == b.tobytes()
