@@ -153,13 +153,15 @@ def steps_model(tmp_path_factory):
     return folder / "m.nc"
 
 
-@pytest.mark.parametrize("what", ["rise", "written to", "deviation 1"])
+@pytest.mark.parametrize("what", ["rise", "written to", "deviation 1", "more stalls"])
 def test_no_model_of_steps_is_read_that_contradicts_itself(steps_model, tmp_path, what):
     dataset = xr.load_dataset(steps_model, engine="h5netcdf")
     if what == "rise":
         dataset = dataset.isel(step=slice(None, None, -1))
     elif what == "written to":
         dataset = dataset.assign_attrs(grain_s=1e12)
+    elif what == "more stalls":
+        dataset["stall_counts"] = dataset["stall_counts"] + 1e12
     else:
         dataset["residuals"] = 2.0 * dataset["residuals"]
     save(dataset, tmp_path / "x.nc")

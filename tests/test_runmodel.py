@@ -332,6 +332,15 @@ def test_lost_work_is_done_again():
         assert abs(a.mean() - b.mean()) < 5 * error + 2e-3 * abs(b.mean())
 
 
+@pytest.mark.parametrize("changes", [{}, {"interruptions": FAILING}], ids=["walked", "events"])
+def test_runs_that_differ_by_half_of_their_mean_still_take_time(changes):
+    stalls = StallProcess(1e-3, LENGTHS)
+    runs = simulate_runs(model(run_cv=0.5, stalls=stalls, **changes), 400, 1_000, 7)
+    assert runs.total.min() > 0.04 * 400 and runs.total.std() > 0.4 * 400
+    steady = sum(runs.terms[name] for name in ("ideal_steps", "slow_steps", "run_effect"))
+    assert (steady > 0.0).all()
+
+
 def test_the_first_runs_do_not_change_with_their_number():
     for case in (EVERYTHING, PLAIN):
         for n_steps in (3000, 1500):

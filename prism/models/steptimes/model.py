@@ -193,6 +193,8 @@ def _check(model: StepModel) -> None:
     stalls = model.stall_s.size or not model.stall_counts.sum()
     if not (model.work.size and model.residuals.size and stalls):
         raise ValueError("steps, residuals or stalls are missing")
+    if model.stall_counts.sum() > model.n_runs * model.n_steps * model.mean_over:
+        raise ValueError("more stalls than steps")
     if (np.diff(model.steps) <= 0).any():
         raise ValueError("the numbers of steps do not rise")
     if not 0.0 <= model.grain_s <= model.work.min():

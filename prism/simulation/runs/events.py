@@ -23,6 +23,7 @@ from prism.simulation.runs.rates import stationary
 
 CHUNK = 1024  # runs that draw together; the first n runs do not change with their number
 MANY = 1000  # stalls beyond which their sum is as good as normal
+LEAST = 0.05  # of a step's mean: what a spread so wide that it reaches below 0 is cut at
 MAX_EVENTS = 300_000  # of one run, minutes of work
 _PLAIN = ("ideal_steps", "slow_steps", "step_noise", "run_effect", "model_error", "congestion")
 _STOPS = ("lost_work", "restarts", "spares")
@@ -55,6 +56,11 @@ def generator(seed: int, first: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, (first // CHUNK << 8) + stream]))
 
 
+def draw_own(model: RunModel, rng: np.random.Generator) -> Array:
+    """Draw the factor that all steps of each run of a chunk share [1]."""
+    return np.maximum(1.0 + model.run_cv * rng.standard_normal(CHUNK), LEAST)
+
+
 def wrong_by(model: RunModel, first: int, seed: int) -> Array:
     """Draw what the model is wrong by in each run of a chunk: a factor on all of its steps [1]."""
     if model.model_error == 0.0:
@@ -85,7 +91,7 @@ class EventLoop:
         self.drift = rng.standard_normal(n)
         if model.drift.initial is not None:
             self.drift = model.drift.initial[self.cluster]
-        self.own = 1.0 + model.run_cv * rng.standard_normal(n)
+        self.own = draw_own(model, rng)
         self.effect = self.own * wrong_by(model, first, seed)
         self.ledger = Ledger(len(self.names), n, model.checkpoints)
         self.outages = Outages(model.interruptions, n, rng)
@@ -206,7 +212,7 @@ class EventLoop:
         about = np.clip(gap / base, 1.0, np.maximum(left, 1.0))
         fade = decay_sum(about, drift.rate(base)) / about
         relative = 1.0 + drift.cv * self.drift * fade + self._wave(about, base) / about
-        pace = base * np.maximum(relative, 0.05)
+        pace = base * np.maximum(relative, LEAST)
         if model.stalls is not None:
             pace = pace * (1.0 + model.stalls.of(self.cluster).per_second)
         pauses = model.pauses.values()

@@ -17,6 +17,7 @@ from prism.simulation.runs.events import (
     CHUNK,
     Chunk,
     EventLoop,
+    draw_own,
     generator,
     stack_terms,
     term_names,
@@ -186,7 +187,7 @@ def _walk(
         own = model.std[cluster, 0] * white.standard_normal(shape)
     own = np.maximum(own, -mean) * work[:, None]
     drift = _walk_drift(model.drift.of(cluster), n_steps, mean, cluster, start_s, shocks)
-    run = 1.0 + model.run_cv * rest.standard_normal(CHUNK)
+    run = draw_own(model, rest)
     effect = run * wrong_by(model, first, seed)
     steady = mean * work[:, None] + own
     steps = effect * steady * drift
