@@ -5,6 +5,7 @@ import os
 import pickle
 import resource
 import subprocess
+from pathlib import Path
 
 import numba
 import pytest
@@ -17,7 +18,9 @@ from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.random import fill_pool
 from prism.engine.step import run_blocks, run_phase
 from prism.simulation import ahead
+from prism.simulation import prepare as preparing
 
+TRACE = str(Path(__file__).parent / "models_0_1" / "pipeline.nc")
 SIGNATURE = "int64(int64)"
 DAMAGES = {
     "empty": lambda data: b"",
@@ -172,6 +175,14 @@ def test_the_other_process_is_waited_for_once_and_not_for_ever(monkeypatch):
     for _ in range(2):
         ahead.finish_ahead()
     assert waited == [ahead.WAIT_S] and compiled == [1]
+
+
+@pytest.mark.parametrize("job", ["pipeline-8x32", TRACE], ids=["job", "trace model"])
+def test_whatever_is_prepared_waits_for_the_other_process(monkeypatch, job):
+    waited = []
+    monkeypatch.setattr(preparing, "finish_ahead", lambda: waited.append(job))
+    prism.simulate(job, replicates=64, seed=1)
+    assert waited == [job]
 
 
 def test_functions_that_were_compiled_are_kept():

@@ -1,4 +1,4 @@
-"""Two halves of the engine, which two processes compile; each finds the other's in the cache."""
+"""Two parts of the engine, which two processes compile; each finds the other's in the cache."""
 
 from __future__ import annotations
 
@@ -37,11 +37,8 @@ def compile_blocks() -> None:
     nearly twice the time of what is loaded, in which it was optimised again.
     """
     step, keys, block, work = _make_arguments()
-    walk, coef_a, coef_r = (
-        step.walk(),
-        np.zeros((1, 1, 1), np.float32),
-        np.zeros((1, 1), np.float32),
-    )
+    walk, coef_a = step.walk(), np.zeros((1, 1, 1), np.float32)
+    coef_r = coef_a[0]
     compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
     events = work.ev_op, work.ev_lane, work.ev_delay
     compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)

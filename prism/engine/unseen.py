@@ -291,20 +291,9 @@ def run_sampled(
         work.chosen[:], work.weight[:] = found
         work.own[:], work.after[:] = 0.0, 0.0
         _run_chosen(
-            first + i,
-            walk,
-            shared,
-            step.low,
-            sample,
-            keys,
-            block,
-            work,
-            x,
-            room,
-            coef_a,
-            coef_r,
+            first + i, walk, shared, step.low, sample, keys, block, work, x, room, coef_a, coef_r,
             part,
-        )
+        )  # fmt: skip
         one.chosen[:], one.own[:], one.after[:] = work.chosen, work.own, work.after[1]
         _add_unseen(sample, keys.stream[RESIDUAL], first + i, one, part[0], part[1])
     return told

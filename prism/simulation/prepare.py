@@ -79,8 +79,15 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     _check_size(job)
     compile_ahead()
     if job.variability.model is not None:
-        return prepare_trace(job, load_model(job.variability.model), seed, engine)
-    library = _library(job) if library is None else library
+        step = prepare_trace(job, load_model(job.variability.model), seed, engine)
+    else:
+        step = _prepare_job(job, seed, _library(job) if library is None else library, engine)
+    finish_ahead()
+    return step
+
+
+def _prepare_job(job: Job, seed: int, library: Library | None, engine: str) -> Prepared:
+    """Build workload, step graph and engine arrays of a job that no trace stands for."""
     workload = build_workload(job, library)
     p = job.parallelism
     schedule = make_schedule(p.schedule, p.pp, p.microbatches, len(workload.chunks[0]))
@@ -94,7 +101,6 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
     program = build_program(job, graph, variability, seed)
     step = Prepared(job, workload, graph, *choose_engine(program, engine), variability)
     check_threads(step, 1)
-    finish_ahead()
     return step
 
 
