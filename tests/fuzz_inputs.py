@@ -31,7 +31,7 @@ import tables_made
 import xarray as xr
 import yaml
 
-from prism.common.files import SEAL
+from prism.common.netcdf import SEAL
 
 COMMON = "--seed", "7", "--threads", "1"
 FEW = "--replicates", "128"

@@ -17,7 +17,7 @@ import xarray as xr
 import prism
 from prism import engine
 from prism.cluster.nodes.hosts import read_host_list
-from prism.common import files
+from prism.common import files, netcdf
 from prism.common.errors import PrismError
 from prism.common.resultfiles import KINDS
 from prism.engine import cache
@@ -125,7 +125,7 @@ def test_every_flipped_bit_and_cut_is_told(tmp_path, kind):
     prism.save(dataset(kind), file)
     prism.load(file)
     content, draw = file.read_bytes(), random.Random(1)
-    end = content.rindex(files.SEAL)
+    end = content.rindex(netcdf.SEAL)
     for _ in range(40):
         broken, bit = bytearray(content), draw.randrange(8 * end)
         broken[bit // 8] ^= 1 << bit % 8
@@ -141,7 +141,7 @@ def test_every_flipped_bit_and_cut_is_told(tmp_path, kind):
 def test_flipped_bits_without_a_hash_are_told_or_read_and_leave_nothing_open(tmp_path):
     file = tmp_path / "whole.nc"
     prism.save(dataset("validation"), file)
-    content, draw = file.read_bytes().partition(files.SEAL)[0], random.Random(1)
+    content, draw = file.read_bytes().partition(netcdf.SEAL)[0], random.Random(1)
     told = 0
     for _ in range(60):
         broken, bit = bytearray(content), draw.randrange(8 * len(content))
@@ -159,8 +159,24 @@ def test_a_file_that_another_program_wrote_needs_no_hash(tmp_path):
     prism.save(dataset("sweep"), tmp_path / "ours.nc")
     loaded = xr.load_dataset(tmp_path / "ours.nc", engine="h5netcdf")
     loaded.assign_attrs(note="kept").to_netcdf(tmp_path / "theirs.nc", engine="h5netcdf")
-    assert files.SEAL not in (tmp_path / "theirs.nc").read_bytes()
+    assert netcdf.SEAL not in (tmp_path / "theirs.nc").read_bytes()
     assert prism.load(tmp_path / "theirs.nc").attrs["note"] == "kept"
+
+
+def test_texts_of_a_fixed_length_are_read_as_the_others(tmp_path):
+    """The netCDF C library writes attributes so, and may write variables of characters."""
+    import h5py
+
+    whole = dataset("simulation").assign(note=("letter", np.array(list("kept"), "S1")))
+    prism.save(whole, tmp_path / "a.nc")
+    expected = prism.load(tmp_path / "a.nc")
+    with h5py.File(tmp_path / "a.nc", "a") as file:
+        for held in (file, *(file[name] for name in file)):
+            for key in [k for k, v in held.attrs.items() if isinstance(v, str)]:
+                held.attrs[key] = np.bytes_(held.attrs[key].encode())
+        assert isinstance(file.attrs["kind"], bytes)
+    xr.testing.assert_identical(prism.load(tmp_path / "a.nc"), expected)
+    assert expected.note.values.tobytes() == b"kept"
 
 
 def test_declared_sizes_beyond_what_a_file_can_hold_are_refused(tmp_path):
@@ -192,7 +208,7 @@ def test_what_is_warned_of_while_a_file_is_understood_is_its_fault(tmp_path):
         pytest.raises(PrismError, match=r"a\.nc: .*divide by zero"),
     ):
         warnings.simplefilter("default")
-        with files.told_broken("a.nc", "a result"):
+        with netcdf.told_broken("a.nc", "a result"):
             np.ones(2) / np.zeros(2)
 
 

@@ -23,7 +23,7 @@ from prism.analyses.timelines.table import Sheets
 from prism.analyses.timelines.traces import play_trace
 from prism.cluster.nodemap import Placement
 from prism.common.errors import PrismError, named
-from prism.common.files import told_broken
+from prism.common.netcdf import told_broken
 from prism.common.resultfiles import load
 from prism.common.text import time_unit
 from prism.engine import LANES

@@ -3,5 +3,5 @@
 # modules that rooms above may import
 FACE = (
     "agreement", "attribution", "cdf", "errors", "files", "labels", "launchgaps",
-    "means", "pipes", "resultfiles", "shipped", "sizes", "text",
+    "means", "netcdf", "pipes", "resultfiles", "shipped", "sizes", "text",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, write_netcdf
+from prism.common.netcdf import read_netcdf, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr

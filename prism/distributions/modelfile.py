@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, told_broken
 from prism.distributions.distribution import Distribution
 from prism.distributions.library import Entry, Library, from_dataset, to_dataset
 from prism.distributions.ranges import NON_NEGATIVE, Range

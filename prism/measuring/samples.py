@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, told_broken, write_netcdf
+from prism.common.netcdf import read_netcdf, told_broken, write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr

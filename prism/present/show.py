@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism import plots
 from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
 from prism.present.answer import (
     Answer,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prism.analyses.comparisons.bootstrap import Pairing, Sample
 from prism.common.errors import PrismError, named
-from prism.common.files import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, told_broken
 from prism.jobs.job import flatten
 from prism.models.steptimes.series import OUTLIER, clock_grain, side_by_side
 from prism.simulation.summary import model_error_time

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prism.common.errors import PrismError
-from prism.common.files import check_sealed, told_broken
+from prism.common.netcdf import check_sealed, told_broken
 from prism.jobs.jobspec.yaml import Layer, display_path, key_paths
 
 CALIBRATED = "calibrated"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.common.files import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, told_broken
 from prism.distributions.distribution import Distribution, constant, empirical
 from prism.distributions.library import Entry, Library, to_dataset
 from prism.jobs.jobspec.frommodel import CALIBRATED as KIND

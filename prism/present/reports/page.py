@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import prism
 from prism.common.errors import PrismError
-from prism.common.files import atomic_write, told_broken
+from prism.common.files import atomic_write
+from prism.common.netcdf import told_broken
 from prism.common.resultfiles import KINDS
 from prism.common.text import visible
 from prism.present.answer import Answer, Picture, Table, words

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prism.common.errors import PrismError
-from prism.common.files import read_netcdf, told_broken
+from prism.common.netcdf import read_netcdf, told_broken
 from prism.common.resultfiles import KINDS, kind_of
 from prism.present.answer import Answer
 
