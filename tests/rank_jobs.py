@@ -15,14 +15,16 @@ def chain(m=4, dp=1, **effects):
     })  # fmt: skip
 
 
-def small(resolution="op", steps=1000, **effects):
+def small(resolution="op", steps=1000, data_parallel="ddp", **effects):
     """Build a job with tensor parallelism, a pipeline and every kind of kernel."""
     return job_from_dict({
         "model": {
             "n_layers": 4, "hidden_size": 2048, "ffn_size": 5632, "n_heads": 16,
             "vocab_size": 32000, "seq_len": 4096,
         },
-        "parallelism": {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4},
+        "parallelism": {
+            "tp": 2, "pp": 2, "dp": 2, "microbatches": 4, "data_parallel": data_parallel,
+        },
         "cluster": {"nodes": 1}, "run": {"steps": steps},
         "variability": {"library": None, "resolution": resolution, "effects": effects},
     })  # fmt: skip

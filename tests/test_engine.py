@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_jobs import small
 from scipy.stats import norm
 
 import prism
 from prism import engine
+from prism.analyses.timelines.jobs import record
 from prism.distributions import distribution as laws
 from prism.distributions.tables import sample_table
+from prism.engine.arrays import DRAW, EXPORT
 from prism.jobs.job import job_from_dict
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.steps import run_blocks
@@ -237,6 +240,47 @@ def test_critical_path_sums_to_the_step():
     np.testing.assert_allclose(path.sum(axis=1), times, rtol=1e-5)
     assert np.array_equal(times, run_blocks(program, range(3), 5)[0])
     assert np.all(busy > 0)
+
+
+def walked_path(program, ends):
+    """Seconds by class on the critical path, op after op from recorded ends [class]."""
+    step = program.arrays(True)
+    ops, graph, share = step.ops, step.graph, step.share.astype(float)
+    never = 0.0, np.zeros(share.shape[1])
+    of_all = {}
+    rows = [dict() for _ in range(graph.n_replicas)]
+    for phase, is_global in enumerate(graph.phase_global):
+        for r in range(1 if is_global else graph.n_replicas):
+            for i in range(graph.phase_lo[phase], graph.phase_hi[phase]):
+                slots = [int(s[i]) for s in (ops.pred0, ops.pred1, ops.out)]
+                held = [of_all if slot >= graph.n_slots else rows[r] for slot in slots]
+                a, b = (held[k].get(slots[k], never) for k in range(2))
+                later = a if a[0] > b[0] else b
+                if ops.kind[i] == EXPORT:
+                    now = held[2].get(slots[2], never)
+                    held[2][slots[2]] = a if a[0] > now[0] else now
+                    continue
+                end = float(ends[r, i])
+                path = later[1] + share[ops.coef[i]] * (end - later[0]) * (ops.kind[i] == DRAW)
+                held[2][slots[2]] = end, path
+    return of_all[graph.final_slot][1]
+
+
+STALL = {"entity": "rank", "rate_per_hour": 3600.0, "duration_s": 0.1, "duration_cv": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("data_parallel", "stall"), [("zero1", None), ("fsdp", None), ("zero1", STALL), ("fsdp", STALL)]
+)
+def test_critical_path_is_the_chain_of_later_predecessors(data_parallel, stall):
+    effects = {"rank": {"cv": 0.03}, "residual": {"cv": 0.1}, "step": {"cv": 0.01}}
+    effects |= {"stall": stall} if stall else {}
+    program = prepare(small(data_parallel=data_parallel, **effects), 3).program
+    path = run_blocks(program, range(1), 3, track=True)[2][0]
+    assert np.count_nonzero(path.max(axis=1)) >= 4
+    for lane in (0, 31, 32, 63):
+        walked = walked_path(program, record(program, 3, lane).end)
+        np.testing.assert_allclose(path[:, lane], walked, rtol=2e-5, atol=1e-6)
 
 
 def test_float32_lanes_are_close_enough():

@@ -39,7 +39,7 @@ def compile_blocks() -> None:
     step, keys, block, work = _make_arguments()
     walk, coef_a = step.walk(), np.zeros((1, 1, 1), np.float32)
     coef_r = coef_a[0]
-    compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0)
+    compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0, 0)
     events = work.ev_op, work.ev_lane, work.ev_delay
     compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
     lanes = np.zeros((1, 1, LANES), np.float32)

@@ -277,8 +277,12 @@ class Work(NamedTuple):
         Array, "int64[row]"
     ]  # replicas that are simulated; n_replicas: the typical one
     weight: Array  # float32[row] replicas that a simulated one stands for
-    state: Array  # float32[row, lane] ends
-    path: Array  # float32[row, class, lane] time on the critical path
+    state: Array  # float32[row, lane] ends; of the last row always zero
+    path: Array  # float32[class, lane] time on the critical path
+    on: Annotated[
+        Array, "uint64[replica, op]"
+    ]  # lanes, a bit each: which predecessor was later, then whose path it is on; empty: not asked
+    wanted: Array  # uint64[row] lanes whose path leads through an end
     busy: Array  # float32[stage, lane]
     words: Annotated[
         Array, "uint32[2 * key * stage, 4, lane]"

@@ -76,8 +76,10 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
         return room[skip : skip + math.prod(shape) * LANES].reshape(*shape, LANES)
 
     work = Work(
-        chosen=chosen, weight=np.ones(n, np.float32), state=lanes(n_rows),
-        path=lanes(n_rows, n_classes), busy=lanes(graph.n_stages),
+        chosen=chosen, weight=np.ones(n, np.float32), state=lanes(n_rows + 1),
+        path=lanes(n_classes), busy=lanes(graph.n_stages),
+        on=np.zeros((n, step.ops.kind.size) if n_classes else (0, 0), np.uint64),
+        wanted=np.zeros(n_rows, np.uint64),
         words=np.zeros((n_drawn, 4, LANES), np.uint32), drawn=np.zeros(n_drawn, np.int64),
         base=lanes(2), begin=begin, row=row,
         pool=np.zeros(n_keys * n_pooled + (n_keys + 1) * LANES, np.float32),

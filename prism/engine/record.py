@@ -37,7 +37,7 @@ def _record_row(walk, work, coefs, keys, lane0, place, n_events, ends):
     local = (row % g.n_state) * g.n_slots
     for op in range(g.phase_lo[phase], g.phase_hi[phase]):
         lo[0], hi[0] = op, op + 1
-        run_phase(one, work, coefs[0], coefs[1], keys, lane0, zero, (row, row + 1), n_events)
+        run_phase(one, work, coefs[0], coefs[1], keys, lane0, zero, (row, row + 1), n_events, zero)
         po = ops[op, OUT]
         ends[op] = work.state[po + (local if po < g.n_slots else shift), lane]
 

@@ -5,6 +5,7 @@ import numpy as np
 from prism.engine.arrays import (
     BUSY,
     COEF,
+    DRAW,
     EXPORT,
     GLOBAL,
     GROUP_STALL,
@@ -67,23 +68,31 @@ def _end_op(state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio,
         state[po, lane] = start + time * (np.float32(1.0) + ratio * pool[first + np.uint64(lane)])
 
 
-@inner
-def _follow_path(state, path, pa, pb, po, dur, share, coef):
-    """Carry the critical path's time by class from the later predecessor."""
-    for k in range(share.shape[1]):
-        part = share[coef, k]
-        for lane in range(LANES):
-            a, b = path[pa, k, lane], path[pb, k, lane]  # both, so that the choice is no branch
-            path[po, k, lane] = (a if state[pa, lane] > state[pb, lane] else b) + part * dur[lane]
+@inlined
+def _later(state, pa, pb):
+    """Tell of which lanes pa ends later than pb: a bit each."""
+    low, high = np.uint32(0), np.uint32(0)  # halves: bits of the width of what is compared
+    for lane in range(LANES // 2):
+        bit, upper = np.uint32(np.uint32(1) << np.uint32(lane)), lane + LANES // 2
+        low = np.uint32(low | (bit if state[pa, lane] > state[pb, lane] else np.uint32(0)))
+        high = np.uint32(high | (bit if state[pa, upper] > state[pb, upper] else np.uint32(0)))
+    return np.uint64(high) << np.uint64(LANES // 2) | np.uint64(low)
 
 
 @inlined
-def _accumulate_max(state, path, pa, po, n_classes):
+def _accumulate_max(state, pa, po):
     for lane in range(LANES):
         if state[pa, lane] > state[po, lane]:
             state[po, lane] = state[pa, lane]
-            for k in range(n_classes):
-                path[po, k, lane] = path[pa, k, lane]
+
+
+@inlined
+def _add_to_path(path, share, c, lanes, seconds):
+    """Add an op to the time by class of the lanes on whose critical path it is."""
+    for lane in range(LANES):
+        if lanes >> np.uint64(lane) & np.uint64(1):
+            for k in range(share.shape[1]):
+                path[k, lane] += share[c, k] * seconds[lane]
 
 
 @inner
@@ -100,13 +109,10 @@ def _record_end(state, tail, pa, slot, own, row, after, of):
 
 
 @inlined
-def _track(state, path, busy, pa, pb, po, spare, share, c, stage, weight):
-    """Add an op to the critical path, and a local one to its stage's busy time."""
+def _add_busy(state, busy, pa, pb, po, stage, weight):
+    """Add a local op to its stage's busy time."""
     for lane in range(LANES):
-        spare[lane] = state[po, lane] - max(state[pa, lane], state[pb, lane])
-        if stage >= 0:
-            busy[stage, lane] += weight * spare[lane]
-    _follow_path(state, path, pa, pb, po, spare, share, c)
+        busy[stage, lane] += weight * (state[po, lane] - max(state[pa, lane], state[pb, lane]))
 
 
 @inner
@@ -128,9 +134,11 @@ def _run_join(state, pa, pb, po):
 
 
 @inner
-def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
-    """Run the ops of one phase for rows[0] <= row < rows[1]: ends (and paths) of all their lanes.
+def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, again):
+    """Run the ops of one phase for rows[0] <= row < rows[1]: ends of all their lanes.
 
+    Where paths are asked for, work.on keeps which predecessor was later. `again` runs only what
+    `find_path` left there, each op by itself, and adds it to the critical paths of its lanes.
     work.chosen[row] is the replica; one that is no replica of the job, but what the others are
     measured by, delays nobody. Seconds coef_a[row, coef, term], scale of residuals coef_r[row,
     coef].
@@ -138,17 +146,19 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
     ops, graph, share, tables = walk.ops, walk.graph, walk.share, walk.tables
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     state, path, words, drawn = work.state, work.path, work.words, work.drawn
+    on = work.on
     base, pool, vectors, busy = work.base, work.pool, work.vectors, work.busy
     begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     chosen, tail, own, after = work.chosen, work.tail, work.own, work.after
     spare, first = work.spare, work.first
     # Indices are unsigned: one with a sign might count from the end, which is tested each time.
-    if not state.shape[1] == vectors.shape[2] == base.shape[1] == path.shape[2] == LANES:
+    if not state.shape[1] == vectors.shape[2] == base.shape[1] == path.shape[1] == LANES:
         return  # it never does: so rows have a length that is known when this is compiled
     if words.shape[1] != 4 or words.shape[2] != LANES:
         return
-    n_slots, n_classes = graph.n_slots, share.shape[1]
+    n_slots, tracked = graph.n_slots, on.shape[0] > 0
+    still = np.uint64(state.shape[0] - 1)  # the row of ends that stays zero
     stream = GLOBAL if graph.phase_global[phase] == 1 else RESIDUAL
     shift = graph.n_state * n_slots - n_slots
     pooled = 1 + lane0 // LANES << 4  # draws are of a block, not of its lanes
@@ -170,19 +180,21 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
             pa = np.uint64(pa + (local if pa < n_slots else shift))
             pb = np.uint64(pb + (local if pb < n_slots else shift))
             po = np.uint64(po + (local if po < n_slots else shift))
+            if again == 1:
+                if kind != DRAW or on[at_row, at] == np.uint64(0):
+                    continue
+                pa = pb = still
+            elif tracked:
+                on[at_row, at] = _later(state, pa, po if kind == EXPORT else pb)
             if kind == EXPORT:
                 if tail.shape[0] > 0:
                     export = ops[at, OUT] - n_slots
                     _record_end(state, tail, pa, export, own, row, after, 0 if real else 1)
                 if real:
-                    _accumulate_max(state, path, pa, po, n_classes)
+                    _accumulate_max(state, pa, po)
                 continue
             if kind == JOIN:
                 _run_join(state, pa, pb, po)
-                if n_classes > 0:
-                    for lane in range(LANES):
-                        spare[lane] = np.float32(0.0)
-                    _follow_path(state, path, pa, pb, po, spare, share, np.uint64(0))
                 continue
             c, noise, more = np.uint64(ops[at, COEF]), np.uint64(0), np.uint64(0)
             ratio = coef_r[at_row, c]
@@ -236,23 +248,50 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events):
             while event < n_events and ev_op[event] == op:
                 state[po, ev_lane[event]] += ev_delay[event]
                 event += 1
-            if n_classes > 0:
-                weight = work.weight[at_row]
-                _track(state, path, busy, pa, pb, po, spare, share, c, ops[at, BUSY], weight)
+            if again == 1:
+                _add_to_path(path, share, c, on[at_row, at], state[po])
+            elif tracked and ops[at, BUSY] >= 0:
+                _add_busy(state, busy, pa, pb, po, ops[at, BUSY], work.weight[at_row])
+
+
+@inner
+def find_path(walk, chosen, on, wanted):
+    """Leave in on[row, op] the lanes on whose critical path an op is, where it kept later ones.
+
+    From the step's end back: wanted[row of ends] are the lanes whose path leads through it.
+    """
+    graph, ops, none = walk.graph, walk.ops, np.uint64(0)
+    n_slots, shift = graph.n_slots, graph.n_state * graph.n_slots - graph.n_slots
+    for slot in range(wanted.shape[0]):
+        wanted[slot] = none
+    wanted[shift + graph.final_slot] = ~none
+    for phase in range(graph.phase_global.shape[0] - 1, -1, -1):
+        n_rows = 1 if graph.phase_global[phase] == 1 else chosen.shape[0]
+        for row in range(n_rows - 1, -1, -1):
+            local = row % graph.n_state * n_slots
+            for op in range(graph.phase_hi[phase] - 1, graph.phase_lo[phase] - 1, -1):
+                kind, pa, pb, po = ops[op, KIND], ops[op, PRED0], ops[op, PRED1], ops[op, OUT]
+                pa += local if pa < n_slots else shift
+                pb += local if pb < n_slots else shift
+                po += local if po < n_slots else shift
+                lanes, later = wanted[po], on[row, op]
+                if kind == EXPORT:  # one that is no replica of the job delays nobody
+                    lanes = lanes & later if chosen[row] < graph.n_replicas else none
+                    wanted[po] &= ~lanes
+                    wanted[pa] |= lanes
+                    continue
+                on[row, op], wanted[po] = lanes, none
+                wanted[pa] |= lanes & later
+                wanted[pb] |= lanes & ~later
 
 
 @inlined
 def clear(work):
     """Set to zero what a block adds to."""
-    for row in range(work.state.shape[0]):
-        for lane in range(LANES):
-            work.state[row, lane] = np.float32(0.0)
-        for k in range(work.path.shape[1]):
+    for rows in (work.state, work.path, work.busy):
+        for row in range(rows.shape[0]):
             for lane in range(LANES):
-                work.path[row, k, lane] = np.float32(0.0)
-    for stage in range(work.busy.shape[0]):
-        for lane in range(LANES):
-            work.busy[stage, lane] = np.float32(0.0)
+                rows[row, lane] = np.float32(0.0)
 
 
 @inlined
@@ -266,7 +305,7 @@ def start_block(walk, shared, keys, lane0, block, work):
 
 
 @inlined
-def run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r):
+def _run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r, again):
     """Run all phases, the local ones replica after replica."""
     graph, tables, stalls, stream = walk.graph, walk.tables, shared.stalls, keys.stream
     vectors, n_rows = work.vectors, work.chosen.shape[0]
@@ -288,7 +327,7 @@ def run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r):
             if by_group and is_global == 0:
                 r = work.chosen[first]
                 n_events = draw_stalls(stalls, tables, stream[STALL], lane0, block.words, r, events)
-            run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events)
+            run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, again)
         filled |= 1 + is_global
 
 
@@ -301,13 +340,21 @@ def copy_rows(rows, out):
 
 
 @inlined
-def fill_out(graph, work, out):
-    """Fill time[lane] [s], path[class, lane] [s], busy[stage, lane] [s]."""
-    time, path, busy = out
+def run_step(walk, shared, keys, lane0, block, work, coef_a, coef_r, out):
+    """Run a step; fills time[lane] [s], path[class, lane] [s], busy[stage, lane] [s].
+
+    What is on critical paths is known at the end, and run again.
+    """
+    graph, (time, path, busy) = walk.graph, out
     final = (graph.n_state - 1) * graph.n_slots + graph.final_slot
-    for lane in range(LANES):
-        time[lane] = work.state[final, lane]
-    copy_rows(work.path[final], path)
+    for again in range(2 if work.on.shape[0] > 0 else 1):
+        if again == 1:
+            find_path(walk, work.chosen, work.on, work.wanted)
+        _run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r, again)
+        if again == 0:
+            for lane in range(LANES):
+                time[lane] = work.state[final, lane]
+    copy_rows(work.path, path)
     copy_rows(work.busy, busy)
 
 
@@ -317,8 +364,8 @@ def run_blocks(first, walk, shared, keys, block, work, coef_a, coef_r, out):
     for i in range(coef_a.shape[0]):
         lane0 = (first + i) * LANES
         start_block(walk, shared, keys, lane0, block, work)
-        run_phases(walk, shared, keys, lane0, block, work, coef_a[i], coef_r[i])
-        fill_out(walk.graph, work, (out[0][i], out[1][i], out[2][i]))
+        own = out[0][i], out[1][i], out[2][i]
+        run_step(walk, shared, keys, lane0, block, work, coef_a[i], coef_r[i], own)
 
 
 @jit
@@ -332,4 +379,4 @@ def run_given(walk, keys, work, coef_a, coef_r, durations):
         for row in range(1 if graph.phase_global[phase] == 1 else durations.shape[0]):
             if graph.n_state == 1:  # replicas share the room of one
                 copy_rows(durations[row], work.vectors[0])
-            run_phase(walk, work, coef_a, coef_r, keys, zero, phase, (row, row + 1), zero)
+            run_phase(walk, work, coef_a, coef_r, keys, zero, phase, (row, row + 1), zero, zero)

@@ -33,7 +33,7 @@ from prism.engine.cache import inner, jit
 from prism.engine.effects import SHARED, fill_bank
 from prism.engine.lowering import lower_block, room_to_lower
 from prism.engine.random import philox_lanes
-from prism.engine.step import clear, copy_rows, fill_out, run_phase, run_phases, start_block
+from prism.engine.step import clear, copy_rows, run_phase, run_step, start_block
 
 
 @inner
@@ -49,7 +49,7 @@ def _find_tails(walk, work, coef_a, coef_r, keys, lane0, exports):
             for row in range(first, work.state.shape[0]):
                 work.state[row, lane] = NEVER
             work.state[first + exports[i], lane] = np.float32(0.0)
-        run_phase(walk, work, coef_a, coef_r, keys, lane0, last, (zero, one), zero)
+        run_phase(walk, work, coef_a, coef_r, keys, lane0, last, (zero, one), zero, zero)
         for lane in range(LANES):
             work.tail[exports[i], lane] = work.state[final, lane]
     clear(work)
@@ -264,8 +264,7 @@ def _run_chosen(index, walk, shared, low, sample, keys, block, work, x, room, co
     of_all, zero = np.int64(SHARED), np.int64(0)  # literals would compile every callee once more
     fill_bank(shared, walk.tables, stream, lane0, block, of_all, zero, work.vectors[0])
     _find_tails(walk, work, coef_a, coef_r, keys, lane0, sample.export)
-    run_phases(walk, shared, keys, lane0, block, work, coef_a, coef_r)
-    fill_out(walk.graph, work, out)
+    run_step(walk, shared, keys, lane0, block, work, coef_a, coef_r, out)
 
 
 def run_sampled(
