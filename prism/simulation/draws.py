@@ -167,7 +167,8 @@ def cluster_times(
     Cluster i has the ranks of block i of a run under the same seed. What is `known` of programs
     with the same kernels is not worked out again.
     """
-    batches = [clusters[i : i + engine.LANES] for i in range(0, len(clusters), engine.LANES)]
+    size = max(1, min(engine.LANES, -(-len(clusters) // threads)))
+    batches = [clusters[i : i + size] for i in range(0, len(clusters), size)]
     draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(seed))
     step, shape = quiet_step(program), (program.graph.n_replicas, *program.low.call_cv.shape[:1])
     known = known or Lowered()

@@ -4,6 +4,7 @@ Evaluations are blocks of 64 steps, one cluster each. Every input starts with a 
 interval is wider than asked for are doubled.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -189,7 +190,8 @@ class Sampler:
             error = 2.0 * share * (1.0 - share) * self.control.error
             if error <= half_width or n >= MAX_CONTROL:
                 return self.control
-            n *= 2
+            asked = n * (error / half_width) ** 2
+            n = engine.LANES * math.ceil(max(n + 1, min(MAX_CONTROL, asked)) / engine.LANES)
 
 
 def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
