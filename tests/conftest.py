@@ -1,6 +1,11 @@
 """What every test shares: hypothesis settings, and a made-up result for plots and tables."""
 
+import gc
+import os
 import signal
+
+# threads of several processes that wait for work in a loop would take each other's processors
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -13,6 +18,12 @@ settings.load_profile("prism")
 
 # a shell has it ignored in what it starts in the background, and so in the commands of the tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """Thousands of tests are kept to the end: not looked through again for what can be freed."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
