@@ -11,7 +11,7 @@ from prism.engine.blocks import new_block, new_work
 from prism.engine.cache import compile_for, is_kept
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.random import fill_pool
-from prism.engine.step import run_blocks, run_phase
+from prism.engine.step import find_path, run_blocks, run_phase
 
 
 def is_compiled() -> bool:
@@ -50,8 +50,9 @@ def compile_blocks() -> None:
 
 
 def compile_rest() -> None:
-    """Compile what `run_blocks` calls at its beginning, and what is run before it."""
+    """Compile what `run_blocks` calls at its beginning or end, and what is run before it."""
     step, keys, block, work = _make_arguments()
+    compile_for(find_path, step.walk(), work.chosen, work.on, work.wanted)
     compile_for(
         fill_pool, step.tables, 0, keys.residual, work.row, work.order, block.words, work.pool,
         work.slow,
