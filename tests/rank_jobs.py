@@ -15,7 +15,7 @@ def chain(m=4, dp=1, **effects):
     })  # fmt: skip
 
 
-def small(resolution="op", steps=1000, data_parallel="ddp", **effects):
+def small(resolution="op", steps=1000, pp=2, data_parallel="ddp", **effects):
     """Build a job with tensor parallelism, a pipeline and every kind of kernel."""
     return job_from_dict({
         "model": {
@@ -23,9 +23,9 @@ def small(resolution="op", steps=1000, data_parallel="ddp", **effects):
             "vocab_size": 32000, "seq_len": 4096,
         },
         "parallelism": {
-            "tp": 2, "pp": 2, "dp": 2, "microbatches": 4, "data_parallel": data_parallel,
+            "tp": 2, "pp": pp, "dp": 2, "microbatches": 4, "data_parallel": data_parallel,
         },
-        "cluster": {"nodes": 1}, "run": {"steps": steps},
+        "cluster": {"nodes": 1, "gpus_per_node": 4 * pp}, "run": {"steps": steps},
         "variability": {"library": None, "resolution": resolution, "effects": effects},
     })  # fmt: skip
 

@@ -5,15 +5,18 @@ import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from timing import least_seconds
 
+from prism import engine
 from prism.analyses.sweep import sweep
 from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.jobs.job import load_job
 from prism.jobs.schedule import make_schedule
 from prism.simulation.prepare import prepare
+from prism.simulation.program import make_keys, thread_bytes
 from prism.simulation.steps import settle_call
 
 REFUSED = [
@@ -51,9 +54,19 @@ def test_little_memory_refuses_what_much_takes(monkeypatch):
 def test_buffers_of_threads_are_counted(monkeypatch):
     job = load_job("llama3-70b-fsdp-512")
     prepare(job, 1)
-    monkeypatch.setattr(sizes, "free_bytes", lambda: 8e6)  # half is less than 6.3 MB
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 8e6)  # half is less than 4.7 MB
     with pytest.raises(PrismError, match="buffers"):
         prepare(job, 1)
+
+
+@pytest.mark.parametrize("name", ["llama3-405b-16k", "llama3-70b-fsdp-512", "gpt3-175b-10752"])
+def test_buffers_of_a_thread_are_those_that_it_makes(name):
+    program = prepare(load_job(name), 1).program
+    step, n = program.arrays(track=True), program.graph.n_replicas
+    work = engine.new_work(step, make_keys(1), np.arange(n))
+    slow = engine.draw_clusters(step.ranks, step.tables, 0, 1, make_keys(1).stream[engine.RANK])
+    made = sum(x.nbytes for x in (*work, *engine.room_for_coefs(step.low, n), slow))
+    assert thread_bytes(program) == pytest.approx(made, rel=0.05)
 
 
 def test_the_largest_shipped_job_needs_less_than_a_gigabyte():

@@ -146,8 +146,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
     ops, graph, share, tables = walk.ops, walk.graph, walk.share, walk.tables
     # Names for all arrays: reaching into tuples inside the loop costs reference counts.
     state, path, words, drawn = work.state, work.path, work.words, work.drawn
-    on = work.on
-    base, pool, vectors, busy = work.base, work.pool, work.vectors, work.busy
+    base, pool, vectors, busy, on = work.base, work.pool, work.vectors, work.busy, work.on
     begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     chosen, tail, own, after = work.chosen, work.tail, work.own, work.after

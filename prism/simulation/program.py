@@ -260,10 +260,12 @@ def thread_bytes(program: Program) -> float:
     step = program.arrays(track=True)
     graph, (n_coefs, n_terms) = step.graph, step.low.call_cv.shape
     rows = graph.n_state * graph.n_slots + graph.n_global_slots
-    lanes = rows * (1 + len(program.classes)) + graph.n_state * step.bank.mb.shape[0]
+    lanes = rows + graph.n_state * step.bank.mb.shape[0]
     simulated = graph.n_replicas if program.sample is None else program.sample.n_rows
     loads = step.ranks.tables.shape[0] * step.ranks.n_gpus
-    return 4.0 * float(engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads)
+    paths = rows + simulated * step.ops.kind.size  # a bit a lane each
+    held = engine.LANES * lanes + simulated * n_coefs * (n_terms + 1) + loads
+    return 4.0 * float(held) + engine.LANES / 8 * paths
 
 
 def make_room(step: engine.Step, n: int) -> Arrays:
