@@ -67,7 +67,7 @@ def check_clusters(name: str, seed: int) -> bool:
     program = prepare(load_job(name), seed).program
     threads = default_threads()
     sampler = Sampler(program, seed, threads)
-    sampler.extend_base(16)
+    sampler.extend([], 16)
     sampler.extend_control(CONTROL_HALF_WIDTH)
     times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
     plain = cluster_variance(times)

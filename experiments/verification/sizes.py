@@ -61,7 +61,8 @@ def run_case(words):
     from prism import __main__ as entry
     from prism.common import sizes
 
-    simulate, asked = importlib.import_module("prism.simulation.steps"), {}
+    simulate = importlib.import_module("prism.simulation.steps")
+    prepare, asked = importlib.import_module("prism.simulation.prepare"), {}
     check, warm_up, ready = sizes.check_size, simulate.warm_up, []
 
     def watched(source, counts, lower):
@@ -74,7 +75,9 @@ def run_case(words):
         ready.append(time.process_time())
         warm_up(*arguments)
 
-    sizes.check_size, simulate.check_size, simulate.warm_up = watched, watched, built
+    for module in (sizes, simulate, prepare):
+        module.check_size = watched
+    simulate.warm_up = built
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         entry.main(["estimate", "pipeline-8x32", "--replicates", "64", "--json", "-q"])
