@@ -57,8 +57,8 @@ class BruteRuns:
         active = self.done < self.n_steps
         while model.regime is not None and (due := active & (self.switch <= self.t)).any():
             for i in np.flatnonzero(due):
-                rates = model.regime[self.state[i]]
-                self.state[i] = rng.choice(rates.size, p=rates / rates.sum())
+                rates = np.cumsum(model.regime[self.state[i]])
+                self.state[i] = np.searchsorted(rates, rates[-1] * rng.random(), side="right")
                 self.switch[i] += rng.exponential(1.0 / self.leave[self.state[i]])
         kind = model.episodes
         for i in np.flatnonzero(active & (self.begin <= self.t)):
@@ -68,18 +68,18 @@ class BruteRuns:
             end = self.begin[i] + (kind.detection_s if swap else length)
             self.episodes[i].append((end, rng.choice(kind.slowdowns), swap))
             self.begin[i] += rng.exponential(1.0 / kind.rate_per_s)
-        if model.episodes:
-            for i in np.flatnonzero(active):
-                over = [e for e in self.episodes[i] if e[0] <= self.t[i] and not e[2]]
-                self.episodes[i] = [e for e in self.episodes[i] if e not in over]
+        for i, found in enumerate(self.episodes):
+            if found and active[i]:
+                self.episodes[i] = [e for e in found if e[0] > self.t[i] or e[2]]
 
     def step(self):
         """Take one step of every run that is not done, or fail in it."""
         model, rng, active = self.model, self.rng, self.done < self.n_steps
         slow, swap = np.ones(self.n), np.full(self.n, np.inf)
-        for i in range(self.n if model.episodes else 0):
-            slow[i] = max([e[1] for e in self.episodes[i]], default=1.0)
-            swap[i] = min([e[0] for e in self.episodes[i] if e[2]], default=np.inf)
+        for i, found in enumerate(self.episodes):
+            if found:
+                slow[i] = max(e[1] for e in found)
+                swap[i] = min((e[0] for e in found if e[2]), default=np.inf)
         work = np.ones(self.n)
         if model.profile is not None:
             work = model.profile[np.minimum(self.done, self.n_steps - 1)]

@@ -6,6 +6,8 @@ mostly taken out again, as its message says. Left out: fitted models, which are 
 """
 
 import re
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -87,48 +89,59 @@ def within(schema: dict[str, Any], values: list[Any]) -> list[Any]:
     return [v for v in values if low <= v <= high and above < v < below]
 
 
-def chance(share: float) -> st.SearchStrategy[bool]:
-    """True in a share of the draws."""
-    true = round(20 * share)
-    return st.sampled_from([False] * (20 - true) + [True] * true)
+@cache  # a strategy takes longer to make than to draw from
+def below(n: int) -> st.SearchStrategy[int]:
+    """Whole numbers from 0 to n - 1."""
+    return st.sampled_from(range(n))
 
 
-@st.composite
-def values(draw: Any, schema: dict[str, Any], path: str) -> Any:
+def one(draw: Any, options: Sequence[Any]) -> Any:
+    """Draw one of some values."""
+    return options[draw(below(len(options)))]
+
+
+def chance(draw: Any, share: float) -> bool:
+    """Draw True in a share of the draws."""
+    return bool(draw(below(20)) >= 20 - round(20 * share))
+
+
+def value_of(draw: Any, schema: dict[str, Any], path: str) -> Any:
     """Draw a value of a key; None where its kind is not known."""
     schema, name = resolved(schema), path.rpartition(".")[2]
     if path in WORDS:
-        return draw(st.sampled_from(WORDS[path]))
+        return one(draw, WORDS[path])
     if "enum" in schema:
         words = list(schema["enum"])
         common = [word for word in words if word not in RARE_WORDS]
-        return draw(st.sampled_from(words if draw(chance(0.1)) else common or words))
+        return one(draw, words if chance(draw, 0.1) else common or words)
     kind = schema.get("type")
     if "properties" in schema:
-        return draw(blocks(schema, path))
+        return blocks(draw, schema, path)
     if "examples" in schema:
-        return draw(st.sampled_from([*schema["examples"], *LENGTHS]))
+        return one(draw, [*schema["examples"], *LENGTHS])
     if kind == "boolean":
         return draw(st.booleans())
     if kind == "integer":
-        return draw(st.sampled_from(within(schema, COUNTS.get(name, [0, 1, 2, 3, 8]))))
+        return one(draw, within(schema, COUNTS.get(name, [0, 1, 2, 3, 8])))
     if kind == "number":
         usual = [0.0, 1e-6, 0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 20.0]
-        return draw(st.sampled_from(within(schema, NUMBERS.get(name, usual))))
+        return one(draw, within(schema, NUMBERS.get(name, usual)))
     if "prefixItems" in schema:
-        return sorted(draw(values(item, path)) for item in schema["prefixItems"])
+        return sorted(value_of(draw, item, path) for item in schema["prefixItems"])
     if kind == "array":
-        some = [draw(values(schema["items"], path)) for _ in range(3)]
+        some = [value_of(draw, schema["items"], path) for _ in range(3)]
         if isinstance(some[0], dict):
             return sorted(some, key=lambda entry: tuple(entry.values()))
         return sorted(set(some))
     if entries(schema):
         of = entries(schema)
-        return {key: draw(values(of, f"{path}.{key}")) for key in ("gpu", "software")}
+        return {key: value_of(draw, of, f"{path}.{key}") for key in ("gpu", "software")}
     return None
 
 
-@st.composite
+values = st.composite(value_of)
+
+
 def blocks(draw: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
     """Draw some of a block's keys, and all that it requires."""
     out = {}
@@ -139,8 +152,8 @@ def blocks(draw: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
             continue
         deep = "." in path or path == "variability" or "properties" in resolved(kind)
         often = 0.4 if deep else PRESENT
-        if required or draw(chance(often)):
-            value = draw(values(kind, here))
+        if required or chance(draw, often):
+            value = value_of(draw, kind, here)
             if value is not None:
                 out[key] = value
     return out
@@ -186,13 +199,13 @@ def literals(block: str, key: str) -> list[str]:
 @st.composite
 def structures(draw: Any) -> dict[str, Any]:
     """Draw sizes that fit together: model, layout, cluster."""
-    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    pick = lambda *options: one(draw, options)  # noqa: E731
     explicit = pick(True, False, False)
     tp, cp = (1, 1) if explicit else (pick(1, 1, 2, 4), pick(1, 1, 1, 2))
     pp, dp = pick(1, 1, 2, 3, 4), pick(1, 2, 4, 8)
-    if explicit and draw(chance(0.2)):  # cheap, and more than `exchangeable` simulates
+    if explicit and chance(draw, 0.2):  # cheap, and more than `exchangeable` simulates
         pp, dp = pick(1, 2), pick(130, 200)
-    schedule = draw(st.sampled_from(literals("ParallelismBlock", "schedule")))
+    schedule = one(draw, literals("ParallelismBlock", "schedule"))
     traits = TRAITS[schedule]
     vpp = 1 if pp == 1 else traits.chunks or pick(2, 3)
     layout = {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
@@ -204,15 +217,15 @@ def structures(draw: Any) -> dict[str, Any]:
             layout["microbatches"] = traits.rounds * pp
     else:
         layout["microbatches"] = pick(1, 2, 5)
-        if draw(chance(0.1)):
+        if chance(draw, 0.1):
             layout["schedule"] = schedule
     if pick(True, False):
         kinds = [k for k in literals("ParallelismBlock", "data_parallel") if k not in RARE_WORDS]
-        layout["data_parallel"] = draw(st.sampled_from(kinds))
+        layout["data_parallel"] = one(draw, kinds)
         if layout["data_parallel"] == "hsdp" and pick(True, False):
-            layout["shard_size"] = draw(st.sampled_from([n for n in (1, 2, 4, 8) if dp % n == 0]))
+            layout["shard_size"] = one(draw, [n for n in (1, 2, 4, 8) if dp % n == 0])
     if explicit:
-        model: dict[str, Any] = {"durations": draw(durations(pp))}
+        model: dict[str, Any] = {"durations": durations(draw, pp)}
     else:
         n_heads = tp * pick(1, 2, 4)
         hidden = n_heads * pick(16, 64, 128)
@@ -223,42 +236,40 @@ def structures(draw: Any) -> dict[str, Any]:
             "n_kv_heads": pick(n_heads, tp), "vocab_size": tp * pick(128, 4000),
             "seq_len": 2 * cp * tp * pick(8, 256),
         }  # fmt: skip
-        if draw(chance(0.35)):
-            routed, many = draw(experts(tp, cp, dp, model["n_layers"]))
+        if chance(draw, 0.35):
+            routed, many = experts(draw, tp, cp, dp, model["n_layers"])
             model, layout = model | routed, layout | many
-        if draw(chance(0.2)):
-            model |= draw(latents(hidden // n_heads)) | {"n_kv_heads": n_heads}
-        elif draw(chance(0.1)):
+        if chance(draw, 0.2):
+            model |= latents(draw, hidden // n_heads) | {"n_kv_heads": n_heads}
+        elif chance(draw, 0.1):
             model |= {pick("head_size", "v_head_size"): pick(1, 24, 200)}
-        if draw(chance(0.1)):
+        if chance(draw, 0.1):
             model["name"] = "llama3-8b"
-        if pp > 1 and draw(chance(0.15)):
+        if pp > 1 and chance(draw, 0.15):
             extra = [pick(0, 1) for _ in range(chunks)]
             layout["layer_split"] = [1 + n for n in extra]
             model["n_layers"] = chunks + sum(extra)
-    cluster = draw(machines(tp * cp * pp * dp, not explicit))
+    cluster = machines(draw, tp * cp * pp * dp, not explicit)
     return {"model": model, "parallelism": layout, "cluster": cluster}
 
 
-@st.composite
 def durations(draw: Any, pp: int) -> dict[str, Any]:
     """Draw durations of a stage's forward, backward, and of the part of it that may wait."""
-    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    pick = lambda *options: one(draw, options)  # noqa: E731
     each = lambda: pick(1.0, 0.01, [pick(0.0, 0.5, 1.0, 2.0) for _ in range(pp)])  # noqa: E731
     out = {"forward_s": each(), "backward_s": each()}
-    if draw(chance(0.4)):
+    if chance(draw, 0.4):
         whole, share = out["backward_s"], pick(0.0, 0.3, 0.5, 1.0)
         several = isinstance(whole, list)
         out["weight_s"] = [share * b for b in whole] if several else share * whole
     return out
 
 
-@st.composite
 def experts(
     draw: Any, tp: int, cp: int, dp: int, n_layers: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw experts of a model, and how a layout shares them."""
-    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    pick = lambda *options: one(draw, options)  # noqa: E731
     n = pick(4, 8, 24)
     model = {
         "n_experts": n,
@@ -266,22 +277,22 @@ def experts(
         "expert_ffn_size": tp * pick(8, 96),
     }
     model |= {"n_shared_experts": pick(0, 1, 2), "n_dense_layers": pick(0, n_layers - 1)}
-    if draw(chance(0.2)):
+    if chance(draw, 0.2):
         del model["expert_ffn_size"]
-    if draw(chance(0.2)):
+    if chance(draw, 0.2):
         del model["n_dense_layers"]
         model |= {"layer_pattern": "E" + "".join(pick(*"M*-E") for _ in range(n_layers - 1))}
         if "M" in model["layer_pattern"]:
             model |= {"mamba_heads": 2 * tp, "mamba_head_size": pick(16, 64)}
             model |= {"mamba_groups": tp, "mamba_state_size": pick(16, 128)}
-    elif draw(chance(0.3)):
+    elif chance(draw, 0.3):
         model["moe_layer_interval"] = pick(1, n_layers - model["n_dense_layers"])
         model |= {"window": pick(1, 64), "full_attention_interval": pick(0, 1, 3)}
-    whole = draw(chance(0.3))
+    whole = chance(draw, 0.3)
     over = dp * cp * (tp if whole else 1)
     layout: dict[str, Any] = {"ep": pick(*[k for k in (2, 4, 8, 1) if over % k == n % k == 0])}
     if layout["ep"] > 1:
-        layout |= {"expert_tp": 1} if whole else {"expert_tp": tp} if draw(chance(0.1)) else {}
+        layout |= {"expert_tp": 1} if whole else {"expert_tp": tp} if chance(draw, 0.1) else {}
         for key in (
             "expert_imbalance",
             "expert_node_limit",
@@ -290,40 +301,38 @@ def experts(
             "expert_capacity",
             "cuda_graphs",
         ):
-            if draw(chance(0.4)):
+            if chance(draw, 0.4):
                 kind = SCHEMA["$defs"]["ParallelismBlock"]["properties"][key]
-                layout[key] = draw(values(kind, f"parallelism.{key}"))
+                layout[key] = value_of(draw, kind, f"parallelism.{key}")
     return model, layout
 
 
-@st.composite
 def latents(draw: Any, width: int) -> dict[str, Any]:
     """Draw the widths of latent attention, beside heads of a width."""
-    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    pick = lambda *options: one(draw, options)  # noqa: E731
     rope = pick(1, width // 2, width)
     model = {"head_size": width, "rope_head_size": rope, "q_lora_rank": pick(8, 200)}
     model |= {"kv_lora_rank": pick(8, 64)}
-    return model | ({"v_head_size": pick(16, width)} if draw(chance(0.5)) else {})
+    return model | ({"v_head_size": pick(16, width)} if chance(draw, 0.5) else {})
 
 
-@st.composite
 def tiers(draw: Any, unit: int, world: int) -> dict[str, Any]:
     """Draw tiers of whole units of so many GPUs, in a job of `world`; some larger than it."""
-    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
+    pick = lambda *options: one(draw, options)  # noqa: E731
     kind = SCHEMA["$defs"]["TierBlock"]
     names = sorted(draw(st.sets(st.sampled_from(TIERS), min_size=1)), key=TIERS.index)
     out, latency = {}, 0.0
     for name in names:
         unit *= pick(1, 2, 2, 3) if not out and unit < world else 2
-        tier = draw(blocks(kind, "cluster.tiers.tier")) | {"gpus": unit}
+        tier = blocks(draw, kind, "cluster.tiers.tier") | {"gpus": unit}
         for keys in ONE_OF:
             given = [key for key in keys if key in tier]
-            for key in given[1:] if not draw(chance(0.5)) else given[:-1]:
+            for key in given[1:] if not chance(draw, 0.5) else given[:-1]:
                 del tier[key]
         tier.pop("efficiency", None)
-        if {"bandwidth_gbytes_per_s", "total_gbits_per_s"} & set(tier) and draw(chance(0.5)):
+        if {"bandwidth_gbytes_per_s", "total_gbits_per_s"} & set(tier) and chance(draw, 0.5):
             efficiency = kind["properties"]["efficiency"]
-            tier["efficiency"] = draw(values(efficiency, "cluster.tiers.tier.efficiency"))
+            tier["efficiency"] = value_of(draw, efficiency, "cluster.tiers.tier.efficiency")
         if "latency_us" in tier:  # of what is farther away, or the device's own
             latency = max(latency, pick(30.0, tier["latency_us"]))
             tier["latency_us"] = latency
@@ -331,25 +340,24 @@ def tiers(draw: Any, unit: int, world: int) -> dict[str, Any]:
     return out
 
 
-@st.composite
 def machines(draw: Any, world: int, messages: bool) -> dict[str, Any]:
     """Draw nodes for some GPUs: known slow ones, spares, another order, tiers for messages."""
-    pick = lambda *options: draw(st.sampled_from(options))  # noqa: E731
-    per_node = draw(st.sampled_from([n for n in (1, 2, 4, 8, 16) if world % n == 0]))
+    pick = lambda *options: one(draw, options)  # noqa: E731
+    per_node = one(draw, [n for n in (1, 2, 4, 8, 16) if world % n == 0])
     n_slots = n_nodes = world // per_node
     cluster: dict[str, Any] = {"gpus_per_node": per_node}
-    if draw(chance(0.25)):
+    if chance(draw, 0.25):
         n_nodes += pick(0, 1, 2)
         order = draw(st.permutations(range(n_nodes)))
         cluster["hosts"] = list(order[:n_slots])
-    if draw(chance(0.25)):
+    if chance(draw, 0.25):
         node = pick(*range(n_nodes))
         slow = [1.2, 3.0, {"network": 1.5}, {"compute": 1.1, "cv": 0.1}, {"memory": 2.0}]
-        cluster["node_slowdowns"] = {node: draw(st.sampled_from(slow))}
-    if draw(chance(0.25)):
-        cluster["device"] = draw(st.sampled_from(literals("ClusterBlock", "device")))
-    if messages and world > per_node and draw(chance(0.5)):
-        cluster["tiers"] = draw(tiers(per_node, world))
+        cluster["node_slowdowns"] = {node: one(draw, slow)}
+    if chance(draw, 0.25):
+        cluster["device"] = one(draw, literals("ClusterBlock", "device"))
+    if messages and world > per_node and chance(draw, 0.5):
+        cluster["tiers"] = tiers(draw, per_node, world)
     return cluster | {"nodes": n_nodes}
 
 
@@ -396,14 +404,14 @@ def job_files(draw: Any) -> dict[str, Any]:
     for block, kind in SCHEMA["properties"].items():
         if block in ("name", "source"):
             continue
-        drawn = draw(values(kind, block))
+        drawn = value_of(draw, kind, block)
         tree[block] = {**drawn, **tree.get(block, {})}
     device = tree["cluster"].get("device", "h100")
     if "library" not in tree["variability"] and device not in ("h100", "a100", "gb200"):
         tree["variability"]["library"] = "h100-healthy"
     tree = mend(tree)
-    if draw(chance(BROKEN)):
-        path, value = draw(st.sampled_from(MISTAKES))
+    if chance(draw, BROKEN):
+        path, value = one(draw, MISTAKES)
         *parts, last = path.split(".")
         node = tree
         for part in parts:

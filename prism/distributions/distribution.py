@@ -305,6 +305,15 @@ def _invert_mixture(law: Distribution, q: Array) -> Array:
     return np.asarray(0.5 * (lo + hi))
 
 
+@lru_cache
+def _nodes(with_kink: bool) -> tuple[Array, Array]:
+    """Nodes and weights of a mean over all probabilities, also where a bounded body ends."""
+    from prism.distributions.families import BODY_THRESHOLD
+
+    kink = [BODY_THRESHOLD] if with_kink else []
+    return quadrature(np.unique(np.append(tail_panels(), kink)), 12)
+
+
 @lru_cache(maxsize=4096)
 def _moments(law: Distribution, power: float) -> tuple[float, float, float]:
     """Mean, standard deviation and third central moment of X**power."""
@@ -315,10 +324,7 @@ def _moments(law: Distribution, power: float) -> tuple[float, float, float]:
     if law.family == "empirical":
         q, weights = quadrature(np.asarray(law.knots_q), 6)
     else:
-        from prism.distributions.families import BODY_THRESHOLD
-
-        kink = [BODY_THRESHOLD] if law.family == "bounded_body" else []
-        q, weights = quadrature(np.unique(np.append(tail_panels(), kink)), 12)
+        q, weights = _nodes(law.family == "bounded_body")
     x = law.ppf(q)
     if power != 1.0:
         x = np.maximum(x, POSITIVE) ** power

@@ -37,9 +37,15 @@ def tail_panels() -> Array:
     return np.concatenate([halves[::-1], 1.0 - halves[1:]])
 
 
+@lru_cache
+def _gauss(order: int) -> tuple[Array, Array]:
+    nodes, weights = np.polynomial.legendre.leggauss(order)  # eigenvalues, each time
+    return nodes, weights
+
+
 def quadrature(panels: Array, order: int) -> tuple[Array, Array]:
     """Gauss-Legendre nodes and weights [n] on every panel between two neighbours."""
-    nodes, weights = np.polynomial.legendre.leggauss(order)
+    nodes, weights = _gauss(order)
     half = 0.5 * np.diff(panels)[:, None]
     middle = 0.5 * (panels[1:] + panels[:-1])[:, None]
     return (middle + half * nodes).ravel(), (half * weights).ravel()

@@ -7,6 +7,7 @@ variables; attrs carry what is needed to run the same call again.
 import hashlib
 import json
 import platform
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +113,17 @@ def provenance(job: Job, call: dict[str, Any]) -> dict[str, Any]:
 
 def made_with() -> dict[str, str]:
     """Attributes that say which code made a result."""
-    libraries = ("numpy", "numba", "scipy", "xarray")
-    versions = {"python": platform.python_version()} | {n: version(n) for n in libraries}
     return {
         "prism_version": prism.__version__,
         "source_sha256": identity().source,
-        "versions": json.dumps(versions),
+        "versions": _versions(),
     }
+
+
+@lru_cache(maxsize=1)  # each is read from a file
+def _versions() -> str:
+    libraries = ("numpy", "numba", "scipy", "xarray")
+    return json.dumps({"python": platform.python_version()} | {n: version(n) for n in libraries})
 
 
 def library_hash(job: Job) -> str:

@@ -84,18 +84,21 @@ class Builder:
     nodes: list[Node] = field(default_factory=lambda: [Node((), False, -1, 0, -1, -1)])
     types: dict[OpType, int] = field(default_factory=dict)
 
+    def number(self, op_type: OpType) -> int:
+        """Give an op type its number; hashing one takes longer than adding an op."""
+        return self.types.setdefault(op_type, len(self.types))
+
     def add(
         self,
         preds: list[int],
-        op_type: OpType | None,
+        op_type: int,
         *,
         is_global: bool = False,
         stage: int = 0,
         microbatch: int = -1,
         call: int = -1,
     ) -> int:
-        """Add an op; joins of more than two predecessors become binary joins."""
-        index = -1 if op_type is None else self.types.setdefault(op_type, len(self.types))
+        """Add an op of a type (-1: a join); joins of more than two become binary joins."""
         preds = _unique(preds)
         # local ends are joined inside the replica first: one export instead of many
         local = [p for p in preds if not self.nodes[p].is_global]
@@ -103,7 +106,7 @@ class Builder:
         if is_global:
             local = self._at_most(1, local, False, stage)
         pair = tuple(self._at_most(2, local + other, is_global, stage))
-        return self._append(Node(pair, is_global, index, stage, microbatch, call))
+        return self._append(Node(pair, is_global, op_type, stage, microbatch, call))
 
     def join(self, preds: list[int], *, is_global: bool = False, stage: int = 0) -> int:
         """Return a node that ends when all predecessors have."""
@@ -112,7 +115,7 @@ class Builder:
             return START
         if len(unique) == 1 and (self.nodes[unique[0]].is_global or not is_global):
             return unique[0]
-        return self.add(unique, None, is_global=is_global, stage=stage)
+        return self.add(unique, -1, is_global=is_global, stage=stage)
 
     def _at_most(self, n: int, preds: list[int], is_global: bool, stage: int) -> list[int]:
         """Predecessors as they are, or one join of all where they are more than n."""
@@ -131,7 +134,7 @@ class Builder:
 
 
 def _unique(preds: list[int]) -> list[int]:
-    return list(dict.fromkeys(p for p in preds if p != START))
+    return list(dict.fromkeys(filter(None, preds)))  # START is 0
 
 
 def nominal_duration(op_type: OpType) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prism.common.errors import PrismError
 from prism.jobs.pipelineshape import Action, Schedule, VirtualStages, play_rows
-from prism.workload.build import Collective, Kernel, Workload
+from prism.workload.build import Collective, Workload
 from prism.workload.opgraph import START, Builder, OpType, StepGraph, build_arrays
 
 Message = tuple[str, int, int]  # kind, virtual stage, microbatch
@@ -53,6 +53,14 @@ class _Stage:
     reduces: list[Collective] = field(default_factory=list)
 
 
+class _Route(NamedTuple):
+    """Where an action's input comes from and its output goes."""
+
+    source: int | None  # virtual stage; None: none
+    virtual: int
+    link: int  # -1: no transfer
+
+
 class _StepBuilder:
     """Walks the schedule once and lays the step's ops into a `Builder`."""
 
@@ -70,6 +78,9 @@ class _StepBuilder:
         for s, (stage, row) in enumerate(zip(self.stages, schedule, strict=True)):
             uses = [a.chunk for a in row if a.kind != "W" and workload.gathers[s][a.chunk]]
             stage.uses = uses if options.reshard_after_forward else list(dict.fromkeys(uses))
+        self.op_types: dict[tuple[str, int, int, bool], list[list[int]]] = {}
+        self.routes: dict[tuple[str, int, int], _Route] = {}
+        self.transfers: dict[tuple[int, int], list[int]] = {}  # (sender, link) -> op types
         self.arrived: dict[Message, int] = {}  # message -> node
         self.sent: dict[tuple[int, int], int] = {}  # (sender, far link) -> its last node
         self.blocking = options.p2p == "blocking" and len(schedule) > 1
@@ -92,11 +103,27 @@ class _StepBuilder:
             self._meet(item)
             heads[peer] += 1
         else:
-            source = _source(item, s, self.virtual_stages)
-            if source is not None and source not in self.arrived:
-                return False
-            self._action(s, item, [] if source is None else [self.arrived[source]])
+            kind, chunk, microbatch = item
+            route = self.routes.get((kind, s, chunk)) or self._route(s, item)
+            inputs = []
+            if route.source is not None:
+                arrived = self.arrived.get((kind, route.source, microbatch))
+                if arrived is None:
+                    return False
+                inputs = [arrived]
+            self._action(s, item, inputs, route)
         return True
+
+    def _route(self, s: int, action: Action) -> _Route:
+        """Find the way of all microbatches of a chunk."""
+        stages, link = self.virtual_stages, None
+        virtual, reader = stages.virtual(s, action.chunk), stages.next_of(action, s)
+        if reader is not None and not self.blocking:
+            link = stages.link(virtual, reader)
+        source = stages.source_of(action, s)
+        found = _Route(source, virtual, -1 if link is None else link)
+        self.routes[action.kind, s, action.chunk] = found
+        return found
 
     def _meet(self, meeting: Meeting) -> None:
         a, b = (self.stages[s] for s in meeting.stages)
@@ -104,64 +131,84 @@ class _StepBuilder:
         for transfer in self.work.transfers(low):
             # one that takes time in a replica if any of its messages is sent there
             first = min(microbatch for _, _, microbatch in meeting.messages)
-            op_type = OpType("transfer", low, collective=transfer, link=low)
-            preds = [self.b.add(preds, op_type, stage=low, microbatch=first)]
+            number = self.b.number(OpType("transfer", low, collective=transfer, link=low))
+            preds = [self.b.add(preds, number, stage=low, microbatch=first)]
         node = preds[0] if len(preds) == 1 else self.b.join(preds, stage=low)
         a.last, b.last = [node] * len(a.last), [node] * len(b.last)
 
-    def _action(self, s: int, action: Action, inputs: list[int]) -> None:
+    def _action(self, s: int, action: Action, inputs: list[int], route: _Route) -> None:
         stage = self.stages[s]
+        kind, chunk, microbatch = action
         # a weight's gradient needs its input and its output's gradient, not the weight
-        waits = inputs if action.kind == "W" else self._gather(s, action.chunk) + inputs
-        work, split = self.work.chunks[s][action.chunk], action[1:] in stage.split
+        waits = inputs if kind == "W" else self._gather(s, chunk) + inputs
+        split = (chunk, microbatch) in stage.split
+        op_types = self.op_types.get((kind, s, chunk, split))
+        if op_types is None:
+            op_types = self._op_types(s, action, split)
+        if self.options.resolution == "kernel":
+            self._lay_kernels(s, op_types, waits, microbatch)
+        else:
+            ((number,),) = op_types
+            stage.last = [self.b.add(stage.last + waits, number, stage=s, microbatch=microbatch)]
+        if kind != "W":
+            self._send(s, action, route)
+        if kind == ("W" if split else "B"):
+            self._reduce(s, chunk)
+
+    def _op_types(self, s: int, action: Action, split: bool) -> list[list[int]]:
+        """Numbers of an action's op types: one for the group, or one of each member."""
+        work = self.work.chunks[s][action.chunk]
         op_kind, kernels = {
             "F": ("forward", work.forward),
             "B": ("backward", work.inputs if split else work.backward),
             "W": ("backward_weight", work.weights),
         }[action.kind]
         if self.options.resolution == "kernel":
-            self._lay_kernels(s, op_kind, kernels, waits, action.microbatch)
+            members = range(len(self.stages[s].last))
+            types = [
+                [OpType(op_kind, s, (k,), member=g) for g in ([-1] if k.group else members)]
+                for k in kernels
+            ]
         else:
-            op_type = OpType(op_kind, s, kernels)
-            node = self.b.add(stage.last + waits, op_type, stage=s, microbatch=action.microbatch)
-            stage.last = [node]
-        if action.kind != "W":
-            self._send(s, action)
-        if action.kind == ("W" if split else "B"):
-            self._reduce(s, action.chunk)
+            types = [[OpType(op_kind, s, kernels)]]
+        found = [[self.b.number(op_type) for op_type in each] for each in types]
+        self.op_types[action.kind, s, action.chunk, split] = found
+        return found
 
     def _lay_kernels(
-        self, s: int, op_kind: str, kernels: tuple[Kernel, ...], waits: list[int], microbatch: int
+        self, s: int, op_types: list[list[int]], waits: list[int], microbatch: int
     ) -> None:
         """Lay every kernel on every rank of the group; a collective joins the group."""
         call, self.n_calls = self.n_calls, self.n_calls + 1
         last = [self.b.join([p, *waits], stage=s) for p in self.stages[s].last]
-        for kernel in kernels:
-            if kernel.group:
-                op_type = OpType(op_kind, s, (kernel,))
-                node = self.b.add(last, op_type, stage=s, microbatch=microbatch, call=call)
+        for numbers in op_types:
+            if len(numbers) == 1:
+                node = self.b.add(last, numbers[0], stage=s, microbatch=microbatch, call=call)
                 last = [node] * len(last)
                 continue
-            for g in range(len(last)):
-                op_type = OpType(op_kind, s, (kernel,), member=g)
-                last[g] = self.b.add([last[g]], op_type, stage=s, microbatch=microbatch, call=call)
+            for g, number in enumerate(numbers):
+                last[g] = self.b.add([last[g]], number, stage=s, microbatch=microbatch, call=call)
         self.stages[s].last = last
 
-    def _send(self, s: int, action: Action) -> None:
-        end = self.b.join(self.stages[s].last, stage=s)
-        virtual = self.virtual_stages.virtual(s, action.chunk)
-        reader = self.virtual_stages.next_of(action, s)
-        link = None if reader is None else self.virtual_stages.link(virtual, reader)
-        if link is not None and not self.blocking:
-            for i, transfer in enumerate(self.work.transfers(link)):
-                op_type = OpType("transfer", s, collective=transfer, link=link)
-                # out of a site it queues behind the sender's last one
-                queued = i == 0 and link in self.work.far_transfers
-                preds = [end, self.sent.get((s, link), START)] if queued else [end]
-                end = self.b.add(preds, op_type, stage=s, microbatch=action.microbatch)
-                if queued:
-                    self.sent[s, link] = end
-        self.arrived[action.kind, virtual, action.microbatch] = end
+    def _send(self, s: int, action: Action, route: _Route) -> None:
+        end, link = self.b.join(self.stages[s].last, stage=s), route.link
+        for i, number in enumerate([] if link < 0 else self._transfers(s, link)):
+            # out of a site it queues behind the sender's last one
+            queued = i == 0 and link in self.work.far_transfers
+            preds = [end, self.sent.get((s, link), START)] if queued else [end]
+            end = self.b.add(preds, number, stage=s, microbatch=action.microbatch)
+            if queued:
+                self.sent[s, link] = end
+        self.arrived[action.kind, route.virtual, action.microbatch] = end
+
+    def _transfers(self, s: int, link: int) -> list[int]:
+        """Numbers of what a stage's transfer on a link takes in turn."""
+        if (s, link) not in self.transfers:
+            self.transfers[s, link] = [
+                self.b.number(OpType("transfer", s, collective=transfer, link=link))
+                for transfer in self.work.transfers(link)
+            ]
+        return self.transfers[s, link]
 
     # -- data parallelism -------------------------------------------------------------------
 
@@ -226,8 +273,8 @@ class _StepBuilder:
 
     def _collective(self, s: int, preds: list[int], collective: Collective) -> int:
         """Lay a collective, of all replicas unless it is a shard group's own."""
-        op_type = OpType(collective.op_kind, s, collective=collective)
-        return self.b.add(preds, op_type, is_global=collective.group != "shard", stage=s)
+        number = self.b.number(OpType(collective.op_kind, s, collective=collective))
+        return self.b.add(preds, number, is_global=collective.group != "shard", stage=s)
 
 
 def _source(action: Action, stage: int, stages: VirtualStages) -> Message | None:

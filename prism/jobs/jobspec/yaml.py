@@ -8,6 +8,7 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def read_text(path: Path) -> str:
     return text
 
 
+@lru_cache(maxsize=32)  # shipped jobs and settings come again and again, and are only read
 def _compose(text: str, shown: str) -> Node | None:
     """Parse YAML to nodes (they know their lines); a syntax error becomes a PrismError."""
     try:

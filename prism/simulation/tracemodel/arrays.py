@@ -42,12 +42,11 @@ def build_trace_graph_arrays(model: TraceModel, n_replicas: int) -> StepGraph:
             continue
         seconds = float(model.mean[i].mean())
         own = Collective(str(i), node.op_kind, kernel_class(node), seconds, 0.0, "")
+        number = builder.number(OpType(node.op_kind, stage, collective=own))
+        microbatch = -1 if node.is_global else node.microbatch
         index.append(
-            builder.add(
-                preds, OpType(node.op_kind, stage, collective=own), is_global=node.is_global,
-                stage=stage, microbatch=-1 if node.is_global else node.microbatch,
-            )
-        )  # fmt: skip
+            builder.add(preds, number, is_global=node.is_global, stage=stage, microbatch=microbatch)
+        )
     final = builder.join(index, is_global=True)
     return build_arrays(builder, final, n_replicas, model.n_stages)
 
