@@ -55,14 +55,6 @@ def made_up_result():
 
 
 @pytest.fixture
-def one_style(monkeypatch):
-    """Pages with each picture in one style, where what is told of is not the pictures."""
-    from prism.present.reports import figures
-
-    monkeypatch.setattr(figures, "STYLES", list(figures.STYLES)[:1])
-
-
-@pytest.fixture
 def run(capfd):
     """Run a command in this process: status, stdout, stderr."""
     from prism import __main__ as entry

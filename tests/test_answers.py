@@ -91,7 +91,7 @@ def plain(text):
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_terminal_json_and_page_show_the_same_figures(results, kind, one_style):
+def test_terminal_json_and_page_show_the_same_figures(results, kind):
     answer = prism.answer(results[kind])
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(render(answer, details=True))

@@ -1,29 +1,48 @@
-"""Pictures within a page: SVG in the light and in the dark style, of which the page shows one."""
+"""Pictures within a page: SVG whose colours are the page's, light or dark."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from io import BytesIO
 from xml.etree import ElementTree as ET
 
-from prism.plots.base import STYLES, style
+from matplotlib import rc_context, rcParams
+from matplotlib.colors import to_hex
+
+from prism.plots.base import style
 from prism.present.answer import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 HREF = "{http://www.w3.org/1999/xlink}href"
 _NUMBER = re.compile(r"-?\d+\.\d+")
+_COLOUR = re.compile(r"#[0-9a-f]{6}")
 _COORDINATES = ("d", "points", "transform", "x", "y", "width", "height")
+_PAPER = "#fefefe"  # what is drawn in the paper's colour, and so not white on dark paper
+
+
+def colours(which: str) -> dict[str, str]:
+    """Give a style's colours by the CSS variables that stand for them in a page."""
+    with style(which):
+        cycle = rcParams["axes.prop_cycle"].by_key()["color"]
+        found = {f"--c{i}": colour for i, colour in enumerate(cycle)}
+        found |= {
+            "--ink": rcParams["text.color"], "--card": rcParams["axes.facecolor"],
+            "--grid": rcParams["grid.color"], "--hatch": rcParams["hatch.color"],
+        }  # fmt: skip
+    return {name: to_hex(c if c.startswith("#") else f"#{c}") for name, c in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _variables() -> dict[str, str]:
+    """CSS variable of each colour that pictures of a page are drawn in."""
+    return {colour: name for name, colour in (colours("light") | {"--card": _PAPER}).items()}
 
 
 def to_svg(picture: Picture, name: str) -> str:
-    """Draw a picture in both styles, as elements of a page."""
-    return "\n".join(_element(picture, f"{name}-{which}", which) for which in STYLES)
-
-
-def _element(picture: Picture, name: str, which: str) -> str:
-    """Draw a picture in a style, with ids of its own, a title and a description."""
+    """Draw a picture as an element of a page, with ids of its own, a title and a description."""
     buffer = BytesIO()
-    with style(which):
+    with style(), rc_context({"axes.facecolor": _PAPER}):
         figure = picture.draw().get_figure(root=True)
         assert figure is not None
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -34,10 +53,11 @@ def _element(picture: Picture, name: str, which: str) -> str:
             if child.tag.endswith("}metadata") or child.tag == f"{SVG}style":
                 parent.remove(child)
     for element in root.iter():
-        for key in _COORDINATES:
-            if key in element.attrib and element.tag != f"{SVG}image":
-                text = " ".join(element.attrib[key].split())
-                element.set(key, _NUMBER.sub(_short, text))
+        for key, text in element.attrib.items():
+            if key in _COORDINATES and element.tag != f"{SVG}image":
+                element.set(key, _NUMBER.sub(_short, " ".join(text.split())))
+            elif key in ("style", "fill", "stroke"):
+                element.set(key, _COLOUR.sub(_of_page, text))
     _name(root, name)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
@@ -45,8 +65,9 @@ def _element(picture: Picture, name: str, which: str) -> str:
         described = ET.Element(f"{SVG}{tag}", {"id": f"{name}-{tag}"})
         described.text = text
         root.insert(place, described)
-    root.attrib.update({"class": which, "role": "img", "aria-labelledby": f"{name}-title",
-                        "aria-describedby": f"{name}-desc"})  # fmt: skip
+    root.attrib.update({
+        "role": "img", "aria-labelledby": f"{name}-title", "aria-describedby": f"{name}-desc",
+    })  # fmt: skip
     ET.register_namespace("", SVG[1:-1])
     return ET.tostring(root, encoding="unicode")
 
@@ -72,3 +93,9 @@ def _name(root: ET.Element, name: str) -> None:
 def _short(found: re.Match[str]) -> str:
     """Write a coordinate to a tenth of a point."""
     return f"{float(found[0]):.1f}".rstrip("0").rstrip(".") or "0"
+
+
+def _of_page(found: re.Match[str]) -> str:
+    """Write a colour of the style by its CSS variable; others are the same on any paper."""
+    variable = _variables().get(found[0])
+    return found[0] if variable is None else f"var({variable})"
