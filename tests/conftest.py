@@ -6,6 +6,9 @@ import signal
 
 # threads of several processes that wait for work in a loop would take each other's processors
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# of the processes that are started from here on: memory is kept, not given back and asked for again
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
 
 import numpy as np
 import pytest

@@ -330,7 +330,9 @@ def test_a_port_of_something_else_is_told_within_the_timeout():
     assert all(address in line for address, line in zip(addresses, said, strict=True))
 
 
-def test_a_stopped_worker_is_named(cluster, program, short_tasks):
+def test_a_stopped_worker_is_named(cluster, program, short_tasks, monkeypatch):
+    for name in ("_PING_S", "_LOOK_S"):
+        monkeypatch.setattr(remote, name, 0.5)
     said = []
     with run_on(cluster.scheduler_address, timeout_s=2.0, tell=said.append) as place:
         (address, process), *_ = workers(place).items()

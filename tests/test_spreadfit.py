@@ -127,7 +127,7 @@ def test_spreads_are_recovered_within_their_intervals(truth, shape):
     for seed in range(repetitions):
         body = simulate_body(truth, elapsed_s, shape[1], np.random.default_rng(seed))
         found = fit_spread(Observed.of(body, elapsed_s))
-        bounds = intervals(found, repeat_fits(found, body, elapsed_s, False, seed, 25))
+        bounds = intervals(found, repeat_fits(found, body, elapsed_s, False, seed, 20))
         for name, value in truth.as_dict().items():
             low, high = bounds[name]
             held[name] += low <= value <= high

@@ -190,12 +190,12 @@ def test_a_model_survives_its_file(files, tmp_path):
 def test_held_out_runs_agree_and_independent_steps_do_not(files):
     _, test, path = files
     figures = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=50)
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=20)
     )
     assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
     alone = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=50,
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=20,
                  dependence="none")
     )  # fmt: skip
     assert alone["ks_p_value"] < 0.1

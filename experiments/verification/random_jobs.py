@@ -1,7 +1,7 @@
 """Random job files through estimate, rank, place and sweep: what is taken, what is broken.
 
 ``python experiments/verification/random_jobs.py [N [SEED]]`` draws N (1,000) job files as
-``tests/test_random_jobs.py`` draws 50, runs the four commands in this process with that test's
+``tests/test_random_jobs.py`` draws 12, runs the four commands in this process with that test's
 small budgets (``PRISM_FULL=1``: with their own), and prints every invariant that does not hold with
 its file, which is kept. It exits with 1 if there is one. Ctrl-C ends it with what there is by then.
 """

@@ -31,6 +31,8 @@ TASK_S = 1.0
 """Length of a task that is sent away or kept [s]: long against what sending and writing take."""
 WORTH_S = 0.02
 """Work shorter than this is neither sent nor kept [s]: doing it (again) costs less."""
+ALONE_S = 0.005
+"""Work shorter than this is done in one thread [s]: starting others takes 2 ms."""
 BEAT_S = 0.2
 """Longest time between two reports of progress [s]."""
 
@@ -147,7 +149,8 @@ def run_tasks(
     if place.remote is not None and sum(task.seconds for task in tasks) > WORTH_S:
         place.remote.run(tasks, take, threads, place.store, beat)
         return
-    if threads == 1:  # in this thread, where Ctrl-C is heard at once
+    if threads == 1 or sum(task.seconds for task in tasks) < ALONE_S:
+        # in this thread, where Ctrl-C is heard at once
         for i, task in enumerate(tasks):
             take(i, _perform(task, place.store))
             beat()
