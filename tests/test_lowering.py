@@ -191,7 +191,7 @@ def test_resolutions_agree(rank_cv, residual_cv, hot, shared):
     kernel, op = (
         times_of(program(r, rank_cv, residual_cv, hot, shared), 300) for r in ("kernel", "op")
     )
-    assert ks_2samp(kernel.ravel(), op.ravel()).statistic <= 0.03
+    assert ks_2samp(kernel.ravel(), op.ravel(), method="asymp").statistic <= 0.03
     assert op.mean() == pytest.approx(kernel.mean(), rel=1e-3)
     assert op.mean(axis=1).std() == pytest.approx(kernel.mean(axis=1).std(), rel=0.05)
 
@@ -204,4 +204,4 @@ def test_pooling_over_gpus_fails():
     pick = np.random.default_rng(1).integers(0, 8, (*member.shape[:2], 1))
     pooled = np.ascontiguousarray(np.take_along_axis(member, pick, axis=2))
     made = dataclasses.replace(made, low=made.low._replace(member=pooled))
-    assert ks_2samp(kernel.ravel(), times_of(made, 100).ravel()).statistic > 0.15
+    assert ks_2samp(kernel.ravel(), times_of(made, 100).ravel(), method="asymp").statistic > 0.15
