@@ -22,6 +22,7 @@ from scipy import stats
 
 Array = NDArray[np.float64]
 RESAMPLES = 1000
+CACHED = 1 << 16  # numbers of resamples that are looked at together, at least one's
 LEVEL = 0.95
 TAIL = 0.95  # quantile beyond which the tail lies
 COMPARED = ("mean", "std", "p50", "p95", "p99")  # of two runs
@@ -256,8 +257,9 @@ def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, 
     """
     n, rng = before.shape[0], np.random.default_rng([seed, before.shape[0]])
     both = np.stack([before, after])
-    drawn = [both[:, rng.integers(0, n, n)] for _ in range(RESAMPLES // 8)]
-    samples = np.stack([_compared(x) for x in drawn], axis=-1)  # [figure, run, resample]
+    drawn, each = rng.integers(0, n, (RESAMPLES // 8, n)), max(1, CACHED // both.size)
+    some = [_compared(both[:, drawn[i : i + each]]) for i in range(0, len(drawn), each)]
+    samples = np.concatenate(some, axis=-1)  # [figure, run, resample]
     figures = _compared(both)
 
     def relative(x: Array) -> Array:
@@ -270,10 +272,10 @@ def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, 
 
 
 def _compared(runs: Array) -> Array:
-    """Figures of `COMPARED` of runs [run, cluster, lane]: [figure, run]."""
-    flat = runs.reshape(runs.shape[0], -1)
-    quantiles = np.quantile(flat, [0.5, TAIL, 0.99], axis=1)
-    return np.stack([flat.mean(axis=1), flat.std(axis=1, ddof=1), *quantiles])
+    """Figures of `COMPARED` of runs [run, ..., cluster, lane]: [figure, run, ...]."""
+    flat = runs.reshape(*runs.shape[:-2], -1)
+    quantiles = np.quantile(flat, [0.5, TAIL, 0.99], axis=-1)
+    return np.stack([flat.mean(axis=-1), flat.std(axis=-1, ddof=1), *quantiles])
 
 
 class PathShares(NamedTuple):

@@ -24,6 +24,7 @@ _CELLS = 3_000_000  # simulated steps at most, some seconds
 _LEAST_REPEATS = 20  # however long the series is
 _RATIOS = (1e-3, 0.03, 1.0)  # drift over white variance, and
 _TAUS = 6  # memories from one step to the run's length, where a search may begin
+_SHARES = np.append(0.0, 2.0 ** np.arange(-4.0, 4.25, 0.25))  # of levels, over a first estimate
 _NO_DRIFT = 1e-8  # of the white variance
 _FEW_MISSING = 0.01  # of the steps, whose lack widens an interval by half as much: not simulated
 
@@ -85,7 +86,8 @@ class Solved:
     drift, per_level : float64 [position, run]
         Mean of the drift given y with level 0, and what a level of 1 takes from it.
     last : float64 [run]
-        Variance of the last drift given y and the level.
+        Variance of the last drift given y and the level. Where runs all have all steps, and so are
+        alike in it, this and `per_level` are of one.
     """
 
     logdet: float
@@ -121,7 +123,9 @@ def solve(seen: Observed, ratio: float, tau_s: float) -> Solved:
     side[:-1] = -np.exp(-x) / fresh
     whole = bool(w.all())
     if whole:
-        found, rows, right = diagonal / ratio + 1.0, side / ratio, np.column_stack([y, w[:, :1]])
+        found, rows = diagonal / ratio + 1.0, side / ratio
+        right = np.ones((n, n_runs + 1), order="F")
+        right[:, :-1] = y
     else:
         found = np.tile(diagonal / ratio, n_runs) + w.ravel("F")
         rows = np.tile(side / ratio, n_runs)
@@ -129,7 +133,7 @@ def solve(seen: Observed, ratio: float, tau_s: float) -> Solved:
     pivots, below, _ = dpttrf(found, rows[: max(rows.size - 1, 1)], overwrite_d=1, overwrite_e=1)
     out, _ = dpttrs(pivots, below, right, overwrite_b=1)
     if whole:
-        drift, per_level = out[:, :-1], np.broadcast_to(out[:, -1:], y.shape)
+        drift, per_level = out[:, :-1], out[:, -1:]
     else:
         drift, per_level = (out[:, k].reshape((n, n_runs), order="F") for k in (0, 1))
     times = n_runs if whole else 1
@@ -138,7 +142,7 @@ def solve(seen: Observed, ratio: float, tau_s: float) -> Solved:
     left = y - w * drift
     return Solved(
         logdet, (w - w * per_level).sum(axis=0), left.sum(axis=0), np.einsum("ij,ij->j", y, left),
-        drift, per_level, np.broadcast_to(1.0 / pivots[n - 1 :: n], n_runs),
+        drift, per_level, 1.0 / pivots[n - 1 :: n],
     )  # fmt: skip
 
 
@@ -151,17 +155,17 @@ def _profile(seen: Observed, ratio: float, tau_s: float) -> tuple[float, float, 
     the variance of the levels, which is the best one where runs are equally long.
     """
     s = solve(seen, ratio, tau_s)
-    level = s.along / s.ones
+    level, single = s.along / s.ones, 1.0 / s.ones
     within = max(float((s.squares - s.along * level).sum()), 0.0)  # rounding of huge values
     n_runs = level.size
     share = np.zeros(1)
     if n_runs > 1:
         white = within / max(seen.dof - seen.kept * (n_runs - 1.0), 1.0)
         spread = float((level**2).sum() / (n_runs - 1.0) if seen.centred else level.var(ddof=1))
-        middle = spread / max(white, 1e-300) - float((1.0 / s.ones).mean())
+        middle = spread / max(white, 1e-300) - float(single.mean())
         middle = max(middle, 1e-3 / float(s.ones.mean()))
-        share = np.append(0.0, middle * 2.0 ** np.arange(-4.0, 4.25, 0.25))
-    weight = 1.0 / (share[:, None] + 1.0 / s.ones)
+        share = middle * _SHARES
+    weight = 1.0 / (share[:, None] + single)
     mean = 0.0 if seen.centred else (weight @ level / weight.sum(axis=1))[:, None]
     square = (within + (weight * (level - mean) ** 2).sum(axis=1)) / seen.dof
     cost = seen.dof * np.log(np.maximum(square, 1e-300))
