@@ -112,6 +112,20 @@ def test_tasks_hand_over_what_they_give(threads):
     assert beats
 
 
+def whose(shared):
+    """Give the thread that a task runs in."""
+    return (np.array([threading.get_ident()]),)
+
+
+@pytest.mark.parametrize(("seconds", "here"), [(0.1, True), (1.0, False)])
+def test_little_work_stays_in_the_thread_that_asked(seconds, here):
+    """The same work at a tenth and at all of what is worth threads."""
+    found = {}
+    work = [Task(whose, Shared({}), (), 0.5 * seconds * tasks.ALONE_S) for _ in range(2)]
+    run_tasks(work, found.__setitem__, 2)
+    assert all((row[0][0] == threading.get_ident()) == here for row in found.values())
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_goes_wrong_in_a_task_comes_out(threads):
     with pytest.raises(KeyError):
