@@ -146,11 +146,11 @@ def run_tasks(
         The input is wrong, or workers are lost for good.
     """
     place, stop, beat = current(), _stop.get(), beat or (lambda: None)
-    if place.remote is not None and sum(task.seconds for task in tasks) > WORTH_S:
+    seconds = sum(task.seconds for task in tasks)
+    if place.remote is not None and seconds > WORTH_S:
         place.remote.run(tasks, take, threads, place.store, beat)
         return
-    if threads == 1 or sum(task.seconds for task in tasks) < ALONE_S:
-        # in this thread, where Ctrl-C is heard at once
+    if threads == 1 or seconds < ALONE_S:  # in this thread, where Ctrl-C is heard at once
         for i, task in enumerate(tasks):
             take(i, _perform(task, place.store))
             beat()
