@@ -22,7 +22,6 @@ from scipy import stats
 
 Array = NDArray[np.float64]
 RESAMPLES = 1000
-CACHED = 1 << 16  # numbers of resamples that are looked at together, at least one's
 LEVEL = 0.95
 TAIL = 0.95  # quantile beyond which the tail lies
 COMPARED = ("mean", "std", "p50", "p95", "p99")  # of two runs
@@ -255,27 +254,43 @@ def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, 
     dict of str to (float, Estimate)
         For each of `COMPARED`: its value after [s], and its relative reduction with an interval.
     """
-    n, rng = before.shape[0], np.random.default_rng([seed, before.shape[0]])
-    both = np.stack([before, after])
-    drawn, each = rng.integers(0, n, (RESAMPLES // 8, n)), max(1, CACHED // both.size)
-    some = [_compared(both[:, drawn[i : i + each]]) for i in range(0, len(drawn), each)]
-    samples = np.concatenate(some, axis=-1)  # [figure, run, resample]
-    figures = _compared(both)
+    n, draws = before.shape[0], RESAMPLES // 8
+    drawn = np.random.default_rng([seed, n]).integers(0, n, (draws, n))
+    drawn += n * np.arange(draws)[:, None]
+    resampled = np.bincount(drawn.ravel(), minlength=draws * n).reshape(draws, n)
+    counts = np.concatenate([np.ones((1, n), np.int64), resampled])
+    figures = np.stack([_compared(run, counts) for run in (before, after)])  # [run, figure, draw]
 
     def relative(x: Array) -> Array:
         return np.asarray(1.0 - np.divide(x[1], x[0], out=np.ones_like(x[0]), where=x[0] > 0.0))
 
+    saved = relative(figures)
     return {
-        name: (float(x[1]), _interval(float(relative(x)), relative(resampled), n))
-        for name, x, resampled in zip(COMPARED, figures, samples, strict=True)
+        name: (float(figures[1, i, 0]), _interval(float(saved[i, 0]), saved[i, 1:], n))
+        for i, name in enumerate(COMPARED)
     }
 
 
-def _compared(runs: Array) -> Array:
-    """Figures of `COMPARED` of runs [run, ..., cluster, lane]: [figure, run, ...]."""
-    flat = runs.reshape(*runs.shape[:-2], -1)
-    quantiles = np.quantile(flat, [0.5, TAIL, 0.99], axis=-1)
-    return np.stack([flat.mean(axis=-1), flat.std(axis=-1, ddof=1), *quantiles])
+def _compared(run: Array, counts: NDArray[np.int64]) -> Array:
+    """Figures of `COMPARED` of a run [cluster, lane] that has its clusters [draw, cluster] times.
+
+    Returns
+    -------
+    float64 [figure, draw]
+    """
+    centre, size = float(run.mean()), run.size
+    off = run - centre
+    mean = counts @ off.sum(axis=1) / size
+    spread = np.maximum(0.0, counts @ (off**2).sum(axis=1) - size * mean**2)
+    order = run.ravel().argsort()
+    values, cluster = run.ravel()[order], order // run.shape[1]
+    last, part = np.divmod((size - 1) * np.array([0.5, TAIL, 0.99]), 1.0)
+    quantiles = []
+    for times in counts:  # sorted once: what is drawn more often stands there more often
+        upto = times[cluster].cumsum()
+        low, high = (values[upto.searchsorted(at, "right")] for at in (last, last + (part > 0.0)))
+        quantiles.append(low + part * (high - low))
+    return np.stack([centre + mean, np.sqrt(spread / (size - 1)), *np.transpose(quantiles)])
 
 
 class PathShares(NamedTuple):
