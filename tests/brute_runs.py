@@ -61,6 +61,8 @@ class BruteRuns:
                 self.state[i] = np.searchsorted(rates, rates[-1] * rng.random(), side="right")
                 self.switch[i] += rng.exponential(1.0 / self.leave[self.state[i]])
         kind = model.episodes
+        if kind is None:
+            return
         for i in np.flatnonzero(active & (self.begin <= self.t)):
             sigma = np.sqrt(np.log1p(kind.cv**2))
             length = rng.lognormal(np.log(kind.mean_s) - 0.5 * sigma**2, sigma)
@@ -76,7 +78,7 @@ class BruteRuns:
         """Take one step of every run that is not done, or fail in it."""
         model, rng, active = self.model, self.rng, self.done < self.n_steps
         slow, swap = np.ones(self.n), np.full(self.n, np.inf)
-        for i, found in enumerate(self.episodes):
+        for i, found in enumerate(self.episodes if model.episodes is not None else ()):
             if found:
                 slow[i] = max(e[1] for e in found)
                 swap[i] = min((e[0] for e in found if e[2]), default=np.inf)

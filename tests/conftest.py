@@ -24,9 +24,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """Thousands of tests are kept to the end: not looked through again for what can be freed."""
+    """Thousands of tests are kept to the end: looked through seldom for what can be freed."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
@@ -35,6 +36,14 @@ def free_beside(monkeypatch):
     from prism.workload import build
 
     monkeypatch.setattr(build, "_contended", lambda cost, again, group, work, *beside: work)
+
+
+@pytest.fixture
+def small_pools(monkeypatch):
+    """Pooled distributions of ops as fine as a few thousand steps need."""
+    from prism.simulation import independent
+
+    monkeypatch.setattr(independent, "POOL_SAMPLES", 1 << 13)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from prism.models.calibration.sizes import measure_size
 from prism.models.calibration.spreads import fit_between
 from prism.simulation.steps import simulate
 
-REPETITIONS = 8
+REPETITIONS = 6
 RARE = 1e-4  # probability of a false alarm of one check
 # lemons make a cluster's mean far from normal, which the spread between runs is taken to be
 NO_LEMONS = "variability.effects.rank.lemon_fraction=0"
@@ -180,7 +180,7 @@ def test_a_few_slow_clusters_widen_the_interval_between_runs():
     base = "h100-uncurated"
     jobs = [small_job(*layout, f"variability.library={base}") for layout in LAYOUTS[:2]]
     kept, naive = [], []
-    for seed in range(30):
+    for seed in range(20):
         rng = np.random.default_rng([13, seed])
         between = float(np.exp(rng.uniform(-0.7, 0.7)))
         truth = Truth(between=between, relative=RELATIVE, base=base)

@@ -19,7 +19,6 @@ from prism.models.kerneltrace.graph import step_graph
 from prism.models.kerneltrace.groups import node_groups
 from prism.models.kerneltrace.model import fit_kernels
 from prism.models.kerneltrace.steps import align, split_steps
-from prism.simulation import independent
 from prism.simulation.tracemodel.graph import ends_of, filled
 from prism.simulation.tracemodel.model import synthetic_graph
 from prism.traces import read_trace
@@ -85,9 +84,8 @@ def test_without_what_steps_share_the_spread_is_lost(tmp_path, program, effect):
 
 
 def test_steps_that_were_held_out_are_predicted_unless_kernels_are_independent(
-    tmp_path, monkeypatch
+    tmp_path, small_pools
 ):
-    monkeypatch.setattr(independent, "POOL_SAMPLES", 1 << 13)  # of a kernel, as 12 steps need
     paths = synth.write(tmp_path, DEVICE_BOUND, job(DEVICE_BOUND, 1, "device", seed=2))
     found = {
         how: summarize_validation(

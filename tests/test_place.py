@@ -184,7 +184,7 @@ def test_chosen_placement_against_brute_force():
         problem, found = case.problem, find_placements(case.problem, seed)
         truth = [
             pseudo_values(
-                run_blocks(problem.program(problem.realise(p)), range(250), 99, 2)[0].astype(float),
+                run_blocks(problem.program(problem.realise(p)), range(125), 99, 2)[0].astype(float),
                 0.95,
             ).mean()
             for p in found.patterns

@@ -142,7 +142,7 @@ def transformer(dependence, effects=None, cluster=None, resolution="op", **paral
 
 @pytest.mark.parametrize("resolution", ["op", "kernel"])
 @pytest.mark.parametrize("dependence", ["full", "none"])
-def test_ideal_is_the_step_without_variability(dependence, resolution):
+def test_ideal_is_the_step_without_variability(dependence, resolution, small_pools):
     """Effects, slow nodes, congestion, stalls: all at 1, whatever the dependence."""
     calm = times_of(transformer("full", {}, resolution=resolution), 1)
     assert np.ptp(calm) == 0.0

@@ -122,7 +122,7 @@ def test_variance_of_a_drifts_sum(rate):
     ],
 )
 def test_spreads_are_recovered_within_their_intervals(truth, shape):
-    repetitions, held, wide = 12, dict.fromkeys(truth.as_dict(), 0), 0
+    repetitions, held, wide = 8, dict.fromkeys(truth.as_dict(), 0), 0
     elapsed_s = STEP_S * np.arange(shape[0])
     for seed in range(repetitions):
         body = simulate_body(truth, elapsed_s, shape[1], np.random.default_rng(seed))
@@ -133,8 +133,8 @@ def test_spreads_are_recovered_within_their_intervals(truth, shape):
             held[name] += low <= value <= high
             wide += low <= 2.0 * value + 0.01 <= high if name != "tau_s" else 0
     known = {name for name in held if shape[1] > 1 or name != "run"}
-    # 90 % intervals: 6 or fewer of 12 has a chance of 0.0005
-    assert all(held[name] >= 7 for name in known), held
+    # 90 % intervals: 4 or fewer of 8 has a chance of 0.0004
+    assert all(held[name] >= 5 for name in known), held
     assert wide <= 2  # negative control: they do not hold just anything
 
 

@@ -273,7 +273,7 @@ def test_a_negative_loading_turns_the_shared_draw_round():
         (Layout(2, 2, 2, 2), Effects(residual_sd=0.0, other_sd=0.0, lemons={(0, 1): 3.0})),
     ],
 )
-def test_small_traces_simulate_without_nonsense(layout, effects, measured):
+def test_small_traces_simulate_without_nonsense(layout, effects, measured, small_pools):
     model = fitted(layout, effects)
     for dp in (model.n_replicas, 5):
         program, graph = program_of(model, dp, measured and dp == model.n_replicas)

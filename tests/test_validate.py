@@ -20,6 +20,7 @@ from prism.jobs.job import load_job
 from prism.models.fit import fit
 from prism.simulation.steps import simulate
 
+pytestmark = pytest.mark.usefixtures("small_pools")
 SMALL = Layout(2, 1, 4, 24)
 EFFECTS = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, residual_sd=0.01)
 
