@@ -37,9 +37,13 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def cluster(program):
     """Two workers, the first of which compiles what the second finds."""
+    import dask
     from distributed import Client, LocalCluster
+    from distributed.utils import get_mp_context
 
-    with LocalCluster(
+    quick = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    get_mp_context().set_forkserver_preload(["distributed", "prism.engine"])
+    with quick, LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
         with run_on(cluster.scheduler_address, timeout_s=300.0):
