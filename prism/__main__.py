@@ -9,6 +9,9 @@ import gc
 import io
 import os
 import sys
+import threading
+from _thread import interrupt_main
+from typing import Any
 
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 # New objects until Python looks for cycles among them: imports and jobs make hundreds of thousands
@@ -97,9 +100,18 @@ def _interrupted() -> int:
     return 130
 
 
+def _raise_again(dropped: Any) -> None:
+    """Interrupt once more what was interrupted in a callback, where Python drops exceptions."""
+    if dropped.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, interrupt_main).start()
+    else:
+        sys.__unraisablehook__(dropped)
+
+
 def run() -> None:
     """Run the command line of this process and exit."""
     gc.set_threshold(OBJECTS)
+    sys.unraisablehook = _raise_again
     status = main()
     gc.freeze()  # the system takes back what is left, which Python would go through for 0.3 s
     sys.exit(status)
