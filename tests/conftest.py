@@ -24,10 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """Thousands of tests are kept to the end: looked through seldom for what can be freed."""
+    """Thousands of tests are kept to the end: not looked through again for what can be freed."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture

@@ -41,9 +41,9 @@ def cluster(program):
     from distributed import Client, LocalCluster
     from distributed.utils import get_mp_context
 
-    quick = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     get_mp_context().set_forkserver_preload(["distributed", "prism.engine"])
-    with quick, LocalCluster(
+    with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
         with run_on(cluster.scheduler_address, timeout_s=300.0):
