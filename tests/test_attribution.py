@@ -167,3 +167,15 @@ def test_reduction_of_half():
     assert found["std"][1].value == pytest.approx(0.5)
     assert found["std"][1].half_width < 1e-9
     assert found["p95"][0] == pytest.approx(10.0 + 0.5 * (np.quantile(before, 0.95) - 10.0))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (3, 1), (1, 40)])
+def test_figures_of_resamples_are_those_of_clusters_laid_side_by_side(shape):
+    rng = np.random.default_rng(14)
+    run = 10.0 + rng.standard_normal(shape).round(1)  # some values are equal
+    counts = rng.multinomial(shape[0], np.full(shape[0], 1.0 / shape[0]), 50)
+    for times, found in zip(counts, at._compared(run, counts).T, strict=True):
+        drawn = np.repeat(run, times, axis=0).ravel()
+        quantiles = np.quantile(drawn, [0.5, 0.95, 0.99])
+        expected = [drawn.mean(), drawn.std(ddof=1), *quantiles]
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-7)

@@ -284,12 +284,13 @@ def _compared(run: Array, counts: NDArray[np.int64]) -> Array:
     spread = np.maximum(0.0, counts @ (off**2).sum(axis=1) - size * mean**2)
     order = run.ravel().argsort()
     values, cluster = run.ravel()[order], order // run.shape[1]
-    last, part = np.divmod((size - 1) * np.array([0.5, TAIL, 0.99]), 1.0)
+    at = (size - 1) * np.array([0.5, TAIL, 0.99])
+    first, second = np.floor(at).astype(np.int64), np.ceil(at).astype(np.int64)
     quantiles = []
     for times in counts:  # sorted once: what is drawn more often stands there more often
         upto = times[cluster].cumsum()
-        low, high = (values[upto.searchsorted(at, "right")] for at in (last, last + (part > 0.0)))
-        quantiles.append(low + part * (high - low))
+        low, high = (values[upto.searchsorted(place, "right")] for place in (first, second))
+        quantiles.append(low + (at - first) * (high - low))
     return np.stack([centre + mean, np.sqrt(spread / (size - 1)), *np.transpose(quantiles)])
 
 
