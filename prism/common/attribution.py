@@ -89,6 +89,12 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
 
 
+def draw_counts(rng: np.random.Generator, draws: int, n: int) -> NDArray[np.int64]:
+    """How often each of n units is drawn by n draws with replacement, int64 [draw, unit]."""
+    drawn = rng.integers(n, size=(draws, n)) + n * np.arange(draws)[:, None]
+    return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(draws, n)
+
+
 def _resample(n: int, seed: int) -> Array:
     """Weights of bootstrap resamples of n clusters [resample, cluster], summing to n."""
     rng = np.random.default_rng([seed, n])
@@ -254,10 +260,8 @@ def reduction(before: Array, after: Array, seed: int) -> dict[str, tuple[float, 
     dict of str to (float, Estimate)
         For each of `COMPARED`: its value after [s], and its relative reduction with an interval.
     """
-    n, draws = before.shape[0], RESAMPLES // 8
-    drawn = np.random.default_rng([seed, n]).integers(0, n, (draws, n))
-    drawn += n * np.arange(draws)[:, None]
-    resampled = np.bincount(drawn.ravel(), minlength=draws * n).reshape(draws, n)
+    n = before.shape[0]
+    resampled = draw_counts(np.random.default_rng([seed, n]), RESAMPLES // 8, n)
     counts = np.concatenate([np.ones((1, n), np.int64), resampled])
     figures = np.stack([_compared(run, counts) for run in (before, after)])  # [run, figure, draw]
 

@@ -8,6 +8,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.signal import correlate
 
+from prism.common.attribution import draw_counts
+
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Kind = Literal["clusters", "runs", "steps"]
@@ -138,10 +140,7 @@ def resample(sample: Sample, rng: np.random.Generator, resamples: int = RESAMPLE
     found, shares = [], []
     rows = max(1, _BATCH_CELLS // x.size)
     for first in range(0, resamples, rows):
-        drawn = rng.integers(n, size=(min(rows, resamples - first), n))
-        drawn += n * np.arange(drawn.shape[0])[:, None]
-        times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
-        each, below = figures(times)
+        each, below = figures(draw_counts(rng, min(rows, resamples - first), n))
         found.append(each)
         shares.append(below[:, places] / below[:, -1:])
     scale = float(np.sqrt(n / (n - 1.0) / (1.0 - sample.missed)))
