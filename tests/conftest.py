@@ -13,10 +13,11 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
 import numpy as np
 import pytest
 import xarray as xr
+from campaign import examples
 from hypothesis import settings
 
 # the first example of a test may compile the engine
-settings.register_profile("prism", deadline=None)
+settings.register_profile("prism", deadline=None, max_examples=examples(50))
 settings.load_profile("prism")
 
 # a shell has it ignored in what it starts in the background, and so in the commands of the tests

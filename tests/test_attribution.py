@@ -33,10 +33,8 @@ def pick_freeze(f, x, y, i):
 
 def shares(f, x, y, i):
     first, total = at.partial_variances(pick_freeze(f, x, y, i))
-    return (
-        at.share_interval(first, f(x), f(y), 1),
-        at.share_interval(total, f(x), f(y), 1),
-    )
+    drawn = at.resample_runs(first.size, f(x), f(y), 1)
+    return at.share_interval(first, drawn), at.share_interval(total, drawn)
 
 
 def test_ishigami_function():

@@ -166,7 +166,7 @@ def test_intervals_cover_and_wrong_degrees_of_freedom_do_not():
     rng = np.random.default_rng(6)
     found = {name: [] for name in NAMES}
     naive = []
-    for _ in range(120):
+    for _ in range(90):
         table = make_table(rng, n_replicas=3, n_steps=8, n_microbatches=6)
         fit = fit_components(table, columns_of(2), np.arange(8) * 9)
         for kind, truth in TRUTH.items():
@@ -243,7 +243,7 @@ def test_a_worker_hardly_slower_is_no_lemon_however_alike_the_others_are():
 def test_a_healthy_cluster_has_no_lemons():
     rng = np.random.default_rng(9)
     for n_stages, n_replicas in ((2, 2), (4, 4), (2, 32)):
-        for _ in range(40):
+        for _ in range(20):
             table = make_table(rng, n_stages, n_replicas, n_steps=4, n_microbatches=4)
             assert not fit_components(table, columns_of(n_stages), np.arange(4)).lemons
 

@@ -23,7 +23,7 @@ from prism.simulation.execution.content import identity
 from prism.simulation.execution.place import run_on
 
 JOB = "llama3-70b-fsdp-512"
-BLOCKS = 80
+BLOCKS = 48
 TASK_S = 0.025  # two blocks to a task: shorter ones would not be sent
 simulate = importlib.import_module("prism.simulation.steps")
 CLIENT = """

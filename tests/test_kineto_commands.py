@@ -9,6 +9,7 @@ from copy import deepcopy
 
 import kineto_synth as synth
 import pytest
+from campaign import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -167,7 +168,7 @@ def damage(document, change):
         events[row] = value
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_CHANGE, max_size=5), st.booleans(), st.floats(0.0, 1.5), st.booleans())
 def test_no_change_of_a_trace_is_a_traceback(tmp_path_factory, changes, both, cut, packed):
     document = json.loads(RANKS[0])

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_jobs import LATENT, OFF, make_job, times
@@ -244,7 +245,7 @@ def random_jobs(draw):
                                      "nvlink_domain_gpus": 4}, **layout)  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(job=random_jobs())
 def test_any_layout_runs_and_noise_only_adds(job):
     step = prepare(job, 1)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from campaign import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipeline_synth import Effects, Layout, as_production, as_trace, make_trace, run
@@ -400,7 +401,7 @@ def damaged(p2p, seed, damage):
     return frame
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(sorted(SMALL)), st.integers(0, 2**32 - 1), st.sampled_from(
     ["drop", "drop stage", "drop name", "nan start", "nan duration", "swap names", "shuffle",
      "microbatch", "same group", "other groups", "double", "negative", "one kind", "huge"],

@@ -5,6 +5,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
+from campaign import some
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from place_jobs import case_of, problem_of, small
 
@@ -176,7 +177,7 @@ def test_common_random_numbers():
 
 def test_chosen_placement_against_brute_force():
     """Small jobs at kernel resolution, every placement: the chosen one is as good as the best."""
-    for seed in (0, 1, 3):  # of 2 the choice is as good, but sure to 0.86 only
+    for seed in some((0, 1, 3), 2):  # of 2 the choice is as good, but sure to 0.86 only
         rng = np.random.default_rng(seed)
         nodes = rng.choice(8, 2, replace=False).tolist()
         job = small(dp=2, pp=4, tp=1, resolution="kernel", microbatches=4)

@@ -131,7 +131,7 @@ def test_cdf_error_covers_clustered_samples_and_the_binomial_one_does_not():
     """The band by cluster holds the truth as often as it should; iid error is the control."""
     generator = np.random.default_rng(5)
     cluster = np.repeat(np.arange(40), 16)
-    hits, iid_hits, n = 0, 0, 400
+    hits, iid_hits, n = 0, 0, 200
     for _ in range(n):
         sample = generator.standard_normal(40)[cluster] + 0.3 * generator.standard_normal(640)
         by_cluster, iid = empirical_cdf(sample, cluster), empirical_cdf(sample)

@@ -82,12 +82,12 @@ def test_no_distribution_is_read_that_is_not_the_one_that_was_written(dataset):
     for row in np.flatnonzero(families != "scalar"):
         for name in ("params", "quantile_probability", "quantile_value"):
             used = np.flatnonzero(~np.isnan(dataset[name].values[row]))
-            for column in {*used[:2], *used[-2:], *used[used.size // 2 : used.size // 2 + 1]}:
+            for column in {*used[:1], *used[-1:], *used[used.size // 2 : used.size // 2 + 1]}:
                 for value in (math.nan, math.inf, -1.0, 1e30):
                     with pytest.raises(ValueError, match=str(dataset.entry.values[row])):
                         from_dataset(spoilt(dataset, name, (row, column), value), "x")
                     counts["refused"] += 1
-    assert counts["refused"] > 500
+    assert counts["refused"] > 300
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])

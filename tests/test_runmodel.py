@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from brute_runs import BruteRuns
+from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
@@ -30,6 +31,7 @@ from prism.simulation.runs.rates import expected_events, stationary
 MEAN = 1.0 * (1.0 + 0.005 * default_rng(0).standard_normal((50, 1)))
 OWN = 0.02 * default_rng(2).standard_normal(4096)
 PLAIN = RunModel(MEAN, 0.02 + 0.0 * MEAN, ideal_s=0.9, n_nodes=8, residuals=OWN - OWN.mean())
+N_BRUTE = examples(300)  # runs step by step
 LENGTHS = default_rng(1).exponential(5.0, 500)
 # eight nodes that fail every 22 minutes on average: many failures in a short run
 FAILING = Interruptions(8000.0, 8, 30.0, 120.0)
@@ -136,22 +138,22 @@ def distance(a, b):
 @pytest.mark.parametrize("name", CASES)
 def test_events_agree_with_steps_one_by_one(name):
     case = model(**CASES[name])
-    brute = BruteRuns(case, 2500, 600, 1)
+    brute = BruteRuns(case, 2500, N_BRUTE, 1)
     expected = brute.run()
     runs = simulate_runs(case, 2500, 10_000, 2)
     assert max(distance(runs.total, expected)) < 4.5
     assert ks_2samp(runs.total, expected).pvalue > 1e-4
-    error = np.hypot(runs.failures.std() / 100.0, brute.failures.std() / 600**0.5)
+    error = np.hypot(runs.failures.std() / 100.0, brute.failures.std() / N_BRUTE**0.5)
     assert abs(runs.failures.mean() - brute.failures.mean()) <= 4.5 * error
 
 
 def test_the_comparison_notices_what_is_wrong():
     """Negative controls: independent steps, a cheaper restart, work not lost."""
-    slow = BruteRuns(model(**CASES["slow drift"]), 2500, 600, 1).run()
+    slow = BruteRuns(model(**CASES["slow drift"]), 2500, N_BRUTE, 1).run()
     independent = simulate_runs(model(drift=Drift(0.02, 0.0)), 2500, 10_000, 2).total
     assert distance(independent, slow)[1] > 10
     case = CASES["stalls and failures"]
-    failing = BruteRuns(model(**case), 2500, 600, 1).run()
+    failing = BruteRuns(model(**case), 2500, N_BRUTE, 1).run()
     for wrong in (
         {"interruptions": Interruptions(8000.0, 8, 30.0, 20.0)},
         {"checkpoints": Checkpoints(30, 2.0)},
@@ -233,7 +235,7 @@ def test_simulated_runs_are_shortest_at_the_best_interval():
     assert best * 2.0 == pytest.approx(np.sqrt(2 * 20.0 / law.rate_per_s), rel=0.06)
     flat = RunModel(np.full((1, 1), 2.0), np.zeros((1, 1)), interruptions=fail)
     times = [
-        simulate_runs(replace(flat, checkpoints=Checkpoints(n, 20.0)), 40_000, 4096, 5).total.mean()
+        simulate_runs(replace(flat, checkpoints=Checkpoints(n, 20.0)), 40_000, 2048, 5).total.mean()
         for n in (best // 3, best, best * 3)
     ]
     assert times[1] < min(times[0], times[2])

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,7 +163,7 @@ def refused(name: str, p: int, m: int, v: int) -> bool:
     return v > 1
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(200))
 @given(name=st.sampled_from(SCHEDULES), p=st.integers(1, 9), m=st.integers(1, 30),
        v=st.integers(1, 4))  # fmt: skip
 def test_everything_once_and_to_the_end(name: str, p: int, m: int, v: int) -> None:

@@ -155,7 +155,7 @@ def test_the_spread_of_a_runs_mean_is_about_right(shape, times, middle, high):
     truth = Spread(0.01, drift, tau_s if drift else 0.0)
     assert run_std(truth, shape[0]) ** 2 == pytest.approx(times * 0.01**2 / shape[0])
     elapsed_s, ratio = STEP_S * np.arange(shape[0]), []
-    for i in range(60):
+    for i in range(30):
         body = simulate_body(truth, elapsed_s, shape[1], np.random.default_rng([1, i, *shape]))
         found = fit_spread(Observed.of(body, elapsed_s))
         ratio.append(run_std(found, shape[0]) / run_std(truth, shape[0]))
@@ -184,7 +184,7 @@ def test_work_by_step_takes_its_degrees_of_freedom():
 
 @pytest.mark.parametrize("shape", [(100, 1), (500, 1), (500, 5)])
 def test_a_drift_that_is_not_there_is_found_as_rarely_as_is_said(shape):
-    n, elapsed_s, p = 100, STEP_S * np.arange(shape[0]), {"none": [], "some": []}
+    n, elapsed_s, p = 60, STEP_S * np.arange(shape[0]), {"none": [], "some": []}
     tau_s = shape[0] / 30.0 * STEP_S
     drift = 0.03 / np.sqrt(drift_variance(shape[0], STEP_S, tau_s) / shape[0])
     for name, truth in (("none", Spread(0.01)), ("some", Spread(0.01, drift, tau_s))):
@@ -192,7 +192,7 @@ def test_a_drift_that_is_not_there_is_found_as_rarely_as_is_said(shape):
             rng = np.random.default_rng([4, i, *shape])
             seen = Observed.of(simulate_body(truth, elapsed_s, shape[1], rng), elapsed_s)
             p[name].append(no_drift_p_value(seen, fit_spread(seen)))
-    assert np.mean(np.array(p["none"]) < 0.05) <= 0.10  # 5 % and 2.33 errors of 100 fits
+    assert np.mean(np.array(p["none"]) < 0.05) <= 0.12  # 5 % and 2.33 errors of 60 fits
     assert np.mean(np.array(p["some"]) < 0.05) >= 0.7
 
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from campaign import examples
 from steps_made import STEP_S, TRUTH, as_times, made
 
 from prism import __main__ as entry
@@ -190,24 +191,24 @@ def test_a_model_survives_its_file(files, tmp_path):
 def test_held_out_runs_agree_and_independent_steps_do_not(files):
     _, test, path = files
     figures = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=20)
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=9)
     )
     assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
     alone = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=20,
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=9,
                  dependence="none")
     )  # fmt: skip
-    assert alone["ks_p_value"] < 0.1
-    steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=20))
-    assert steps["ks_p_value"] > 0.04 and abs(steps["p95_error"]) < 0.01
+    assert alone["ks_p_value"] <= 0.1  # the least that can be
+    steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=9))
+    assert steps["ks_p_value"] > 0.1 and abs(steps["p95_error"]) < 0.01
 
 
 def test_first_steps_predict_the_later_ones(files):
     train, _, _ = files
-    figures = summarize_validation(validate(trace=train, train="300", seed=1, bootstrap=20))
+    figures = summarize_validation(validate(trace=train, train="300", seed=1, bootstrap=9))
     assert figures["n_train"] == 300 * 12
-    assert figures["ks_p_value"] > 0.04 and figures["baselines"]["copy"]["ks"] > 0.0
+    assert figures["ks_p_value"] > 0.1 and figures["baselines"]["copy"]["ks"] > 0.0
     with pytest.raises(PrismError, match="first-half or a number"):
         validate(trace=train, train="even", seed=1)
 
@@ -215,7 +216,7 @@ def test_first_steps_predict_the_later_ones(files):
 def test_p_values_of_a_split_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
     """Held-out steps are of the fitted runs, whose effects the null must share with them."""
     truth, p, control = Spread(white=0.005, run=0.02), [], []
-    for s in range(10):
+    for s in range(examples(6)):
         seconds = made(truth, (60, 4), seed=s)
         path = write(tmp_path / "steps.csv", seconds)
         options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 2_000}
@@ -294,7 +295,7 @@ def test_commands(files, capsys, tmp_path, monkeypatch):
     status, out, _ = run("show", tmp_path / "n.nc", "--json")
     assert json.loads(out)["model_kind"] == "steps"
     status, out, _ = run(
-        "validate", path, "--measured", test, "--bootstrap", "9", "--json", "--seed", "1"
+        "validate", path, "--measured", test, "--bootstrap", "3", "--json", "--seed", "1"
     )
     assert json.loads(out)["quantity"] == "step_time"
     status, out, _ = run("validate", "--trace", train, "--bootstrap", "0", "--json", "--seed", "1")

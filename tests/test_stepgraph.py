@@ -6,6 +6,7 @@ from dataclasses import replace
 import naive
 import numpy as np
 import pytest
+from campaign import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -367,7 +368,7 @@ def longest_path(steps, schedule, law, slow, n_replicas, lane):
     reshard=st.booleans(),
     gathers=st.booleans(),
 )
-@settings(max_examples=120)
+@settings(max_examples=examples(60))
 def test_engine_is_the_longest_path(valid, dp, prefetch, overlap, reshard, gathers):
     """Slots are reused, phases alternate, and still every op reads its own predecessors' ends."""
     schedule, rng = valid

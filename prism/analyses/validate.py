@@ -92,7 +92,7 @@ def validate(
     Examples
     --------
     >>> import prism
-    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", bootstrap=19, seed=1)
     >>> figures = prism.summary(found)
     >>> figures["n_measured"], round(figures["p50_error"], 2)
     (4, 0.0)

@@ -183,33 +183,37 @@ def _variances(
     return within, np.maximum(0.0, between), slope
 
 
-def share_interval(
-    part: Array,
+class Resamples(NamedTuple):
+    """Two runs, and bootstrap resamples of their clusters."""
+
+    whole: Variance
+    weights: Array  # [resample, cluster] of the first m clusters, summing to m
+    within: Array  # [resample] variance within a cluster [s^2]
+    between: Array  # [resample] and between clusters
+
+
+def resample_runs(
+    m: int,
     a: Array,
     b: Array,
     seed: int,
     control: ClusterControl | None = None,
-    with_between: bool = False,
     added: Array | None = None,
-) -> Estimate:
-    """Share of a part in the variance, with its interval.
+) -> Resamples:
+    """Resample two runs for intervals of shares that their first m clusters tell.
 
     Parameters
     ----------
-    part : float64 [cluster]
-        Partial variance by cluster, of the first clusters of the runs [s^2].
     a, b : float64 [cluster, lane]
-        The two independent runs, of at least as many clusters [s].
+        The two independent runs, of m clusters at least [s].
     seed : int
         Of the resamples.
     control : ClusterControl, optional
         Of the two runs.
-    with_between : bool
-        The variance between clusters belongs to the part too.
     added : float64 [cluster], optional
         Variance that the runs lack, by cluster [s^2]: of the runs' first clusters.
     """
-    m, n = part.size, a.shape[0]
+    n = a.shape[0]
     weights = _resample(m, seed)
     rest = _resample(n - m, seed + 1) if n > m else np.empty((RESAMPLES, 0))
     joint = np.concatenate([weights, rest], axis=1)
@@ -222,12 +226,26 @@ def share_interval(
         own_weights = joint[:, : added.size]
         within = within + own_weights @ added / np.maximum(own_weights.sum(axis=1), 1.0)
         whole = Variance(whole.within + float(added.mean()), whole.between)
+    return Resamples(whole, weights, within, between)
+
+
+def share_interval(part: Array, drawn: Resamples, with_between: bool = False) -> Estimate:
+    """Share of a part in the variance of two runs, with its interval.
+
+    Parameters
+    ----------
+    part : float64 [cluster]
+        Partial variance by cluster, of the clusters that are resampled [s^2].
+    with_between : bool
+        The variance between clusters belongs to the part too.
+    """
+    whole, m = drawn.whole, part.size
     if whole.total <= 0.0:
         return Estimate(0.0, 0.0, 0.0)
-    own, parts = float(part.mean()), weights @ part / m
+    own, parts = float(part.mean()), drawn.weights @ part / m
     if with_between:
-        own, parts = own + whole.between, parts + between
-    return _interval(own / whole.total, parts / np.maximum(within + between, 1e-300), m)
+        own, parts = own + whole.between, parts + drawn.between
+    return _interval(own / whole.total, parts / np.maximum(drawn.within + drawn.between, 1e-300), m)
 
 
 def spread_clusters(times: Array, quiet: Array) -> Array:

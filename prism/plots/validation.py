@@ -53,7 +53,7 @@ def plot_validation(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     Examples
     --------
     >>> import prism.plots
-    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", bootstrap=19, seed=1)
     >>> ax = prism.plots.plot_validation(found)
     """
     ax = new_axes(ax)
@@ -105,7 +105,7 @@ def plot_quantiles(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     Examples
     --------
     >>> import prism.plots
-    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", bootstrap=19, seed=1)
     >>> ax = prism.plots.plot_quantiles(found)
     """
     ax = new_axes(ax, 4.6)
@@ -137,7 +137,7 @@ def draw_validation(result: xr.Dataset) -> Axes:
     Examples
     --------
     >>> import prism.plots
-    >>> found = prism.validate(trace="experiments/samples/trace.csv", train="first-half", seed=1)
+    >>> found = prism.validate(trace="experiments/samples/trace.csv", bootstrap=19, seed=1)
     >>> ax = prism.plots.draw_validation(found)
     """
     left, right = side_by_side(4.8)

@@ -93,8 +93,8 @@ def _with_rare_stalls(case: Case, entry: Input, name: str, saved: Estimate) -> E
         part = sampler.rare.delay / (sampler.a.mean() + sampler.rare.mean)
         half = 2.0 * part.std(ddof=1) / part.size**0.5
         return Estimate(*(float(part.mean() + k * half) for k in (0, -1, 1)))
-    args = sampler.a, sampler.b, sampler.seed, sampler.control, False, sampler.added
-    stalls = share_interval(sampler.rare.added, *args)
+    added = sampler.rare.added
+    stalls = share_interval(added, sampler.resample(added.size))
     if is_stall:
         kept = [(1.0 - saved.value) ** 2 * (1.0 - s) for s in stalls]
     else:

@@ -17,9 +17,11 @@ from prism.common.attribution import (
     ClusterControl,
     Estimate,
     PickFreeze,
+    Resamples,
     Variance,
     control_slope,
     partial_variances,
+    resample_runs,
     run_variance,
     share_interval,
 )
@@ -154,8 +156,8 @@ class Sampler:
         """Variance by rare stalls, which the runs lack [cluster]."""
         return None if self.rare is None else self.rare.added
 
-    def estimate(self, shares: Shares) -> None:
-        """Update an input's shares from its runs.
+    def estimate(self, shares: Shares, drawn: Resamples) -> None:
+        """Update an input's shares from its runs, as `drawn` from as many clusters as it has.
 
         The first order of what is drawn once per cluster is the variance between clusters; only
         its interactions are left to the swapped runs.
@@ -169,8 +171,11 @@ class Sampler:
             first, total = np.zeros(n), total - first
         own = self.variance.between if between else 0.0
         shares.variances = own + float(first.mean()), own + float(total.mean())
-        args = self.a, self.b, self.seed, self.control, between, self.added
-        shares.first, shares.total = (share_interval(x, *args) for x in (first, total))
+        shares.first, shares.total = (share_interval(x, drawn, between) for x in (first, total))
+
+    def resample(self, m: int) -> Resamples:
+        """Resample the runs for what their first m clusters tell."""
+        return resample_runs(m, self.a, self.b, self.seed, self.control, self.added)
 
     def extend_control(self, half_width: float) -> ClusterControl:
         """Bring quiet times to as many clusters as the share between clusters asks for.
@@ -210,8 +215,9 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
         if not wide:
             break
         sampler.extend_control(CONTROL_HALF_WIDTH)
+        drawn = {m: sampler.resample(m) for m in {len(s.ab) for s in alive}}
         for shares in alive:
-            sampler.estimate(shares)
+            sampler.estimate(shares, drawn[len(shares.ab)])
         wide = [s for s in alive if s.is_wide and len(s.ab) == n]
         n *= 2
         cost = n * (len(wide) + 1) * sampler.program.n_draws * engine.LANES

@@ -277,13 +277,13 @@ class _Plan:
         t = self.times
         posts: list[list[tuple[Key, Item]]] = [[] for _ in range(len(chain) + 1)]
         waits: list[list[tuple[Key, Item]]] = [[] for _ in range(len(chain) + 1)]
-        ends = [t.of(t.end, k) for k in chain]
+        ends = t.end[[t.row[k] for k in chain]]  # [place in the chain, replica, step]
         awaits = consumers(t, self.chains[stage], self.transfers.pairs)
         for pair in self.transfers.pairs:
             both = frozenset(pair[:2])
             for key in (k for k in pair[:2] if k[0] == stage):
-                done = [float(median(end - t.of(t.start, key))) <= CLOCK_S for end in ends]
-                slot = next((i for i, d in enumerate(done) if not d), len(chain))
+                done = median(ends - t.of(t.start, key), (1, 2)) <= CLOCK_S
+                slot = int(np.append(done, False).argmin())  # the first that is not
                 posts[slot].append((key, Item("post", both, REPLICA, (stage,), pair=pair)))
             if pair.receive in awaits:
                 slot = chain.index(awaits[pair.receive])
