@@ -185,8 +185,8 @@ class Placement:
 
     def gpus(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """GPU of every rank, an array of any shape."""
-        slot, local = np.divmod(ranks, self.gpus_per_node)
-        return np.asarray(self.slots[slot] * self.gpus_per_node + local, np.int64)
+        n = self.gpus_per_node
+        return np.asarray((self.slots[:, None] * n + np.arange(n)).ravel()[ranks], np.int64)
 
     def members(self) -> NDArray[np.int32]:
         """GPUs of every group, int32 [replica, stage, member]; see `ranks`."""

@@ -25,7 +25,7 @@ class Screen:
     def __init__(self, program: Program, threads: int = 1) -> None:
         self._step = quiet_step(program)
         self._threads = threads
-        self._rows: dict[tuple[bytes, bytes], int] = {}
+        self._rows: dict[tuple[bytes, ...], int] = {}
         self._durations: list[NDArray[np.float32]] = []  # by row: [coef]
 
     def times(self, programs: Iterable[Program]) -> Array:
@@ -44,15 +44,16 @@ class Screen:
         """Rows of a program's distinct replicas, first the first one's: collectives take that."""
         low, factor = program.low, program.ranks.factor
         n, n_fixed = low.member.shape[0], low.fixed_mean.shape[0]
-        parts = [np.moveaxis(factor[:, low.member], 1, 0)]
-        parts += [low.fixed_mean] if n_fixed > 1 else []
-        bits = [np.ascontiguousarray(part).reshape(n, -1).view(np.uint8) for part in parts]
-        whole = np.concatenate(bits, axis=1)
-        rows, width = whole.tobytes(), whole.shape[1]
+        parts = [x.take(low.member).reshape(n, -1) for x in factor]
+        parts += [low.fixed_mean.reshape(n, -1)] if n_fixed > 1 else []
         fixed = low.fixed_mean.tobytes() if n_fixed == 1 else b""
-        keys: dict[tuple[bytes, bytes], int] = {}
-        for r in range(n):
-            keys.setdefault((rows[r * width : (r + 1) * width], fixed), r)
+        alike = np.ones(n, bool)  # to the last one, as most are
+        for part in parts:
+            alike &= (part == part[-1]).all(axis=1)
+        alike[alike.argmax()] = False
+        keys: dict[tuple[bytes, ...], int] = {}
+        for r in np.flatnonzero(~alike).tolist():
+            keys.setdefault((fixed, *(part[r].tobytes() for part in parts)), r)
         new = {key: r for key, r in keys.items() if key not in self._rows}
         if new:
             found = op_seconds(program, factor, np.array(list(new.values())))
