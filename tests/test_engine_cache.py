@@ -189,3 +189,24 @@ def test_whatever_is_prepared_waits_for_the_other_process(monkeypatch, job):
 def test_functions_that_were_compiled_are_kept():
     prism.simulate("pipeline-8x32", replicates=64, seed=1)
     assert cache.is_kept(run_phase) and cache.is_kept(twice)
+
+
+@pytest.mark.parametrize(
+    ("has", "name", "given", "found"),
+    [
+        ("+avx512f,+avx512fp16", None, None, "+avx512f,+avx512fp16,-prefer-256-bit"),
+        ("+avx512f,-avx512fp16", None, None, None),
+        ("+avx512f,+avx512fp16", "generic", None, None),
+        ("+avx512f,+avx512fp16", None, "+avx2", "+avx2"),
+    ],
+)
+def test_vectors_are_wide_where_that_was_measured_to_be_quicker(
+    monkeypatch, has, name, given, found
+):
+    monkeypatch.setattr(cache.codegen, "get_host_cpu_features", lambda: has)
+    monkeypatch.setattr(cache.config, "CPU_NAME", name)
+    monkeypatch.setattr(cache.config, "CPU_FEATURES", given)
+    assert cache.choose_features() == found
+    with cache.kept_together():
+        assert cache.config.CPU_FEATURES == found
+    assert cache.config.CPU_FEATURES == given

@@ -1,5 +1,7 @@
 """Selection: influence of clusters on a quantile, elimination, the probability that is stated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from place_jobs import case_of, problem_of, small
@@ -180,8 +182,16 @@ def test_quiet_times_of_moved_nodes_are_those_of_each_placement_alone():
     orders = [*range(12)], [1, 0, *range(2, 12)], [7, *range(1, 7), 0, *range(8, 12)]
     others = [relocate(step, hosts, {1: slow_node(1.3)}) for hosts in orders]
     known = Lowered()
-    assert known.changed(step.program, 3) is None
-    assert [len(known.changed(p, 3)) for p in others] == [1, 1, 2]
+    low, graph, n = step.program.low, step.program.graph, step.program.graph.n_replicas
+    assert n > 1 == low.fixed_mean.shape[0]
+    dropped = replace(
+        step.program, low=low._replace(member=low.member[1:]),
+        graph=graph._replace(n_replicas=n - 1, n_state=min(graph.n_state, n - 1)),
+    )  # fmt: skip
+    assert known.places(step.program, 3) is None
+    assert [(known.places(p, 3) < 0).sum() for p in others] == [1, 1, 2]
+    assert known.places(dropped, 3).tolist() == list(range(1, n))
+    others.append(dropped)
     for program, seed in [(p, 3) for p in (step.program, *others)] + [(step.program, 4)]:
         together = cluster_times(program, range(70), seed, 2, known)
         assert np.array_equal(together, cluster_times(program, range(70), seed))

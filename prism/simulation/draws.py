@@ -8,7 +8,6 @@ estimate of their own.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -110,16 +109,16 @@ def congested_leaves(program: Program, blocks: range, seed: int) -> Counts:
 class Lowered:
     """Seconds of replicas by cluster, of programs that differ in where nodes are and how slow.
 
-    A replica that has the same GPUs, as slow, as it had in the first program takes as long.
+    A replica that has the same GPUs, as slow, as one of the first program takes as long.
     """
 
     def __init__(self) -> None:
         self._first: tuple[Program, int] | None = None  # and its seed
-        self._keys: list[tuple[bytes, ...]] = []
+        self._place: dict[tuple[bytes, ...], int] = {}  # of its replicas
         self._seconds: dict[int, Lanes] = {}  # by cluster: [replica, coef]
 
-    def changed(self, program: Program, seed: int) -> NDArray[np.int64] | None:
-        """List the replicas that are to be lowered anew; None for the first program, or another."""
+    def places(self, program: Program, seed: int) -> Counts | None:
+        """Find each replica in the first program [replica], -1: nowhere; None for another one."""
         low, factor = program.low, program.ranks.factor
         kept = low.fixed_mean.shape[0]
         keys: list[tuple[bytes, ...]] = [
@@ -127,24 +126,22 @@ class Lowered:
             for r, gpus in enumerate(low.member)
         ]
         if self._first and self._first[1] == seed and _lowers_alike(self._first[0], program):
-            differ = map(operator.ne, keys, self._keys)
-            return np.flatnonzero(np.fromiter(differ, bool, len(keys)))
-        self._first, self._keys, self._seconds = (program, seed), keys, {}
+            return np.array([self._place.get(key, -1) for key in keys])
+        self._first, self._seconds = (program, seed), {}
+        self._place = {key: r for r, key in enumerate(keys)}
         return None
 
-    def find(
-        self, low: engine.Lowering, x: Lanes, cluster: int, changed: NDArray[np.int64] | None
-    ) -> Lanes:
+    def find(self, low: engine.Lowering, x: Lanes, cluster: int, places: Counts | None) -> Lanes:
         """Seconds of all replicas of a cluster [replica, coef]."""
         known = self._seconds.get(cluster)
-        if changed is None or known is None:
+        if places is None or known is None:
             whole = np.asarray(lower(low, x)[0].sum(axis=2))
-            if changed is None:
+            if places is None:
                 self._seconds[cluster] = whole
             return whole
-        out = known.copy()
-        if changed.size:
-            out[changed] = lower(low, x, changed)[0].sum(axis=2)
+        out, new = known[places], np.flatnonzero(places < 0)
+        if new.size:
+            out[new] = lower(low, x, new)[0].sum(axis=2)
         return out
 
 
@@ -154,9 +151,7 @@ def _lowers_alike(a: Program, b: Program) -> bool:
     pairs = [(getattr(a.low, n), getattr(b.low, n)) for n in a.low._fields if n not in apart]
     ranks = a.ranks._replace(factor=b.ranks.factor)
     pairs += [*zip(ranks, b.ranks, strict=True), (a.tables, b.tables)]
-    return all(x is y or np.array_equal(x, y) for x, y in pairs) and len(a.low.member) == len(
-        b.low.member
-    )
+    return all(x is y or np.array_equal(x, y) for x, y in pairs)
 
 
 def cluster_times(
@@ -172,12 +167,12 @@ def cluster_times(
     draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(seed))
     step, shape = quiet_step(program), (program.graph.n_replicas, *program.low.call_cv.shape[:1])
     known = known or Lowered()
-    changed = known.changed(program, seed)
+    places = known.places(program, seed)
 
     def run(batch: range) -> Lanes:
         seconds = np.zeros((*shape, engine.LANES), np.float32)
         for lane, cluster in enumerate(batch):
-            seconds[:, :, lane] = known.find(program.low, draw(cluster), cluster, changed)
+            seconds[:, :, lane] = known.find(program.low, draw(cluster), cluster, places)
         return run_lanes(step, seconds)[: len(batch)]
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
