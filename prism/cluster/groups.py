@@ -44,11 +44,14 @@ class Layout(NamedTuple):
     ep: int = 1
     expert_tp: int = 1  # 1, or tp
 
+    @lru_cache(maxsize=2)  # thousands of placements have the same
     def ranks(self, shard: int) -> Int:
         """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
         axes = np.ix_(*map(range, (self.dp // shard, self.pp, shard, self.cp, self.tp)))
         steps = shard * self.replica_stride, self.stage_stride, self.replica_stride, self.tp, 1
-        return np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+        found = np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+        found.flags.writeable = False
+        return found
 
     def expert_ranks(self, ranks: Int) -> Int:
         """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert]."""
