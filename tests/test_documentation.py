@@ -212,27 +212,28 @@ def test_what_a_page_names_exists(page):
     assert missing(page.read_text()) == set()
 
 
-def identifiers(tree):
-    """Words of the code itself, texts of a few words included, long ones and comments not."""
+NAMING = {"id", "attr", "arg", "name"}  # fields of what names something
+
+
+def words_of(tree):
+    """Words of the code itself, texts of a few words included, and its docstrings."""
+    words, texts = set(), []
     for node in ast.walk(tree):
-        for field in ("id", "attr", "arg", "name"):
-            if isinstance(getattr(node, field, None), str):
-                yield getattr(node, field)
+        words.update(x for x in map(vars(node).get, NAMING) if isinstance(x, str))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
-            yield from re.findall(r"\w+", node.value)
+            words.update(re.findall(r"\w+", node.value))
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)):
+            texts.append(ast.get_docstring(node) or "")
+    return words, " ".join(texts)
 
 
 def test_what_docstrings_name_exists():
-    trees = {p: ast.parse(p.read_text()) for p in sorted((ROOT / "prism").rglob("*.py"))}
-    known = {word for tree in trees.values() for word in identifiers(tree)}
-    known |= {path.stem for path in trees}
-    places = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    files = sorted((ROOT / "prism").rglob("*.py"))
+    found = {path: words_of(ast.parse(path.read_text())) for path in files}
+    known = set().union(*(words for words, _ in found.values()), (path.stem for path in files))
     gone = {}
-    for path, tree in trees.items():
-        texts = [
-            ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, places)
-        ]
-        named = re.findall(r"(?<!`)`([^`\s]+)`(?!`)", " ".join(texts))
+    for path, (_, text) in found.items():
+        named = re.findall(r"(?<!`)`([^`\s]+)`(?!`)", text)
         bare = {name for name in named if re.fullmatch(r"[A-Za-z_]\w*", name)}
         wrong = (bare - known) | missing(" ".join(named))
         if wrong - {"prism/_data"}:  # lies in what is installed alone
