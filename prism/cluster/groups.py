@@ -44,14 +44,9 @@ class Layout(NamedTuple):
     ep: int = 1
     expert_tp: int = 1  # 1, or tp
 
-    @lru_cache(maxsize=2)  # thousands of placements have the same
     def ranks(self, shard: int) -> Int:
         """Rank of every member [replica, stage, shard, cp, tp], of this many to a shard group."""
-        axes = np.ix_(*map(range, (self.dp // shard, self.pp, shard, self.cp, self.tp)))
-        steps = shard * self.replica_stride, self.stage_stride, self.replica_stride, self.tp, 1
-        found = np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
-        found.flags.writeable = False
-        return found
+        return _ranks(self, shard)
 
     def expert_ranks(self, ranks: Int) -> Int:
         """Group `ranks` for experts: [replica, stage, ep group, ep rank, rank of an expert]."""
@@ -77,6 +72,15 @@ class Layout(NamedTuple):
         members = [axis for axis in range(ranks.ndim) if axis not in apart]
         count = math.prod(ranks.shape[axis] for axis in members)
         return ranks.transpose(*apart, *members).reshape(-1, count)
+
+
+@lru_cache(maxsize=2)  # thousands of placements have the same
+def _ranks(layout: Layout, shard: int) -> Int:
+    axes = np.ix_(*map(range, (layout.dp // shard, layout.pp, shard, layout.cp, layout.tp)))
+    steps = shard * layout.replica_stride, layout.stage_stride, layout.replica_stride, layout.tp, 1
+    found = np.asarray(sum(axis * step for axis, step in zip(axes, steps, strict=True)))
+    found.flags.writeable = False
+    return found
 
 
 @dataclass(frozen=True)

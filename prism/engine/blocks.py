@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from prism.engine.arrays import (
-    COEF,
     DRAW,
-    KIND,
     LANES,
     NEVER,
     RANK,
-    TABLE,
     Array,
     Block,
     Keys,
@@ -47,14 +44,14 @@ def choose_pooled(step: Step, n_rows: int) -> tuple[Array, Array, int]:
     n : int
         Values of the pool under one key.
     """
-    ops = step.ops.pack()
-    drawn = ops[ops[:, KIND] == DRAW]
-    uses = n_rows * np.bincount(drawn[:, COEF], minlength=step.low.call_cv.shape[0])
-    often = drawn[uses[drawn[:, COEF]] >= POOL_USES]
-    tables, at = np.unique(often[:, TABLE], return_index=True)
+    drawn = step.ops.kind == DRAW
+    coef, table = step.ops.coef[drawn], step.ops.table[drawn]
+    uses = n_rows * np.bincount(coef, minlength=step.low.call_cv.shape[0])
+    often = uses[coef] >= POOL_USES
+    tables, at = np.unique(table[often], return_index=True)
     row, begin = np.full(len(step.tables), -1), np.full(uses.size, -1)
     row[tables[np.argsort(at)]] = POOL_ROW * np.arange(tables.size)
-    begin[often[:, COEF]] = row[often[:, TABLE]]
+    begin[coef[often]] = row[table[often]]
     return begin, row, POOL_ROW * tables.size
 
 
