@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import xarray as xr
+from campaign import examples
 from pipeline_synth import Effects, Layout, as_production, make_trace
 from scipy.stats import kstest, norm
 
@@ -51,7 +52,7 @@ def test_p_values_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
             validate(trace=write(tmp_path, seed=s), train="even", bootstrap=9, replicates=64,
                      seed=s, threads=1)
         )["ks_p_value"]
-        for s in range(16)
+        for s in range(examples(12))
     ]  # fmt: skip
     assert kstest(p, "uniform").pvalue > 0.01
     assert np.mean(np.array(p) <= 0.1) <= 0.3
