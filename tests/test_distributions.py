@@ -21,6 +21,7 @@ from prism.distributions.distribution import (
     quantile_table,
     uniform,
 )
+from prism.distributions.samples import sorted_quantiles
 from prism.distributions.tables import LEVELS, N_CELLS, sample_table, table_row
 
 LAWS: dict[str, Distribution] = {
@@ -262,3 +263,12 @@ def test_a_table_is_built_quickly(law):
 def test_wrong_parameters_are_refused(make):
     with pytest.raises(PrismError):
         make()
+
+
+def test_quantiles_of_sorted_values_are_numpys():
+    rng = np.random.default_rng(7)
+    for n in (2, 3, 10, 1000, 3001):
+        for values in (rng.lognormal(0.0, 0.3, n), rng.integers(0, 9, n) / 3.0):
+            values.sort()
+            q = np.unique(np.concatenate([[0.0, 1.0], rng.random(200), np.linspace(0, 1, 257)]))
+            np.testing.assert_array_equal(sorted_quantiles(values, q), np.quantile(values, q))
