@@ -196,10 +196,10 @@ def test_held_out_runs_agree_and_independent_steps_do_not(files):
     assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
     alone = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=9,
+        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=19,
                  dependence="none")
     )  # fmt: skip
-    assert alone["ks_p_value"] <= 0.1  # the least that can be
+    assert alone["ks_p_value"] < 0.1
     steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=9))
     assert steps["ks_p_value"] > 0.1 and abs(steps["p95_error"]) < 0.01
 
