@@ -497,5 +497,5 @@ def test_a_job_file_may_have_any_name_and_all_streams_may_be_closed(tmp_path):
     assert done.returncode == 0 and b"\x1b" not in done.stdout + done.stderr, done.stderr
     closed = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", *line, "-o", str(out)]
     assert subprocess.run(closed).returncode == 0
-    known = name[:-5].decode(errors="backslashreplace")
-    assert prism.load(out).attrs["job_name"] == known
+    known, found = name[:-5].decode(errors="backslashreplace"), prism.load(out)
+    assert found.attrs["job_name"] == known and found.step_time.size == 64
