@@ -312,4 +312,3 @@ class Work(NamedTuple):
     after: Annotated[
         Array, "float32[2, lane]"
     ]  # what of it follows its last op; of the typical one the second
-    spare: Array  # float32[lane]

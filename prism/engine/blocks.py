@@ -85,7 +85,7 @@ def new_work(step: Step, keys: Keys, chosen: Array, n_tails: int = 0) -> Work:
         vectors=lanes(graph.n_state, step.bank.mb.size),
         ev_op=np.zeros(n_events, np.int64), ev_lane=np.zeros(n_events, np.int64),
         ev_delay=np.zeros(n_events, np.float32), tail=lanes(n_tails),
-        own=lanes(n if n_tails else 0), after=lanes(2), spare=lanes(),
+        own=lanes(n if n_tails else 0), after=lanes(2),
     )  # fmt: skip
     work.vectors[:] = 1.0
     work.tail[:] = NEVER

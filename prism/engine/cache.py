@@ -24,7 +24,10 @@ from numba.core import caching, codegen
 config: Any = numba.config  # its attributes are made as it is loaded
 dispatcher: Any = numba.core.dispatcher  # not typed
 
-compiled: Callable[..., Any] = partial(numba.njit, cache=True, nogil=True, no_cfunc_wrapper=True)
+# Without counts of references, half of the code: so no function makes an array, it is given room.
+compiled: Callable[..., Any] = partial(
+    numba.njit, cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False
+)
 DIGEST = 16  # bytes of a file's hash
 jit = compiled()
 inner = compiled(no_cpython_wrapper=True)  # for compiled callers: to unpack arrays takes seconds

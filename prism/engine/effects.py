@@ -154,12 +154,12 @@ def draw_stalls(stalls, tables, key, lane0, words, replica, events):
 
 
 @jit
-def microbatches(replicas, lane0, table, n, key, out):
+def microbatches(replicas, lane0, table, n, key, words, out):
     """Mean and longest microbatch of replicas, of mean 1; out[replica, lane, 2] is zero before.
 
-    table[1, row, 2] is the quantile table of a microbatch, of which a replica has n.
+    table[1, row, 2] is the quantile table of a microbatch, of which a replica has n. There is room
+    for a draw.
     """
-    words = np.empty((4, LANES), np.uint32)
     for r in range(replicas.shape[0]):
         for m in range(n):
             if m & 3 == 0:

@@ -21,12 +21,15 @@ from prism.engine.step import run_phase, start_block
 
 
 @inner
-def _record_row(walk, work, coefs, keys, lane0, place, n_events, ends):
-    """Run the ops of place = (phase, row, lane), and keep ends[op] before slots are used again."""
+def _record_row(walk, work, coefs, keys, lane0, place, n_events, only, ends):
+    """Run the ops of place = (phase, row, lane), and keep ends[op] before slots are used again.
+
+    There is room for the phases of a graph that has but one.
+    """
     phase, row, lane = place
     zero = np.int64(0)  # literals would compile every callee once more
     g, ops = walk.graph, walk.ops
-    kinds, lo, hi = np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    kinds, lo, hi = only
     graph = Graph(
         kinds, lo, hi, g.n_replicas, g.n_state, g.n_slots, g.n_global_slots, g.n_stages,
         g.final_slot,
@@ -43,7 +46,7 @@ def _record_row(walk, work, coefs, keys, lane0, place, n_events, ends):
 
 
 @jit
-def _record(index, lane, walk, shared, keys, block, work, coefs, ends):
+def _record(index, lane, walk, shared, keys, block, work, coefs, only, ends):
     graph, stalls, stream, lane0 = walk.graph, shared.stalls, keys.stream, index * LANES
     vectors, filled = work.vectors, False
     happened = (work.ev_op, work.ev_lane, work.ev_delay)
@@ -60,7 +63,7 @@ def _record(index, lane, walk, shared, keys, block, work, coefs, ends):
                 key, words = stream[STALL], block.words
                 events = draw_stalls(stalls, walk.tables, key, lane0, words, row, happened)
             place = (phase, row, lane)
-            _record_row(walk, work, coefs, keys, lane0, place, events, ends[row])
+            _record_row(walk, work, coefs, keys, lane0, place, events, only, ends[row])
         filled = filled or not is_global
 
 
@@ -75,5 +78,6 @@ def record_block(index: int, lane: int, keys: Keys, step: Step, ends: Array) -> 
     coef_a, coef_r = lower(step.low, x, chosen)
     work = new_work(step, keys, chosen)
     args = step.walk(), step.shared(), keys, new_block(step), work
-    _record(index, lane, *args, (coef_a[0], coef_r[0]), ends)
+    only = np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    _record(index, lane, *args, (coef_a[0], coef_r[0]), only, ends)
     return np.asarray(work.state[(graph.n_state - 1) * graph.n_slots + graph.final_slot])

@@ -44,15 +44,13 @@ SHIFT = np.uint32(32 - POOL_BITS)  # the place in the pool that a word stands fo
 
 
 @inlined
-def _mix(pool, first, mix, c, to, scratch):
+def _mix(pool, first, mix, c, to, n_lanes):
     """Mix three rows of draws, pool[first[key] + lane], by mix[c, key] into pool[to + lane]."""
     f0, f1, f2 = first[0], first[1], first[2]
     w0, w1, w2 = mix[c, 0], mix[c, 1], mix[c, 2]
-    for lane in range(LANES):
+    for lane in range(n_lanes):  # not known to be LANES: else unrolled, and no vector operation
         i = np.uint64(lane)
-        scratch[lane] = w0 * pool[f0 + i] + w1 * pool[f1 + i] + w2 * pool[f2 + i]
-    for lane in range(LANES):  # apart, or neither would be a vector operation
-        pool[to + np.uint64(lane)] = scratch[lane]
+        pool[to + i] = w0 * pool[f0 + i] + w1 * pool[f1 + i] + w2 * pool[f2 + i]
 
 
 @inlined
@@ -150,7 +148,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
     begin, slow, mix, residual = work.begin, work.slow, keys.mix, keys.residual
     ev_op, ev_lane, ev_delay = work.ev_op, work.ev_lane, work.ev_delay
     chosen, tail, own, after = work.chosen, work.tail, work.own, work.after
-    spare, first = work.spare, work.first
+    first = work.first
     # Indices are unsigned: one with a sign might count from the end, which is tested each time.
     if not state.shape[1] == vectors.shape[2] == base.shape[1] == path.shape[1] == LANES:
         return  # it never does: so rows have a length that is known when this is compiled
@@ -236,7 +234,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
                 noise = first[whole]
                 if n_keys > 1 and mix[c, whole] != np.float32(1.0):
                     noise = np.uint64(pool.shape[0] - LANES)
-                    _mix(pool, first, mix, c, noise, spare)
+                    _mix(pool, first, mix, c, noise, busy.shape[1])
             v0, v1 = np.uint64(ops[at, VEC]), np.uint64(ops[at, VEC + 1])
             a0, a1 = coef_a[at_row, c, 0], coef_a[at_row, c, 1]
             _end_op(

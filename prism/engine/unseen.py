@@ -89,19 +89,16 @@ def _group_times(low, sample, x, replica, stage, scratch):
 
 
 @inner
-def _nominal_times(low, sample, x, first, last, a):
+def _nominal_times(low, sample, x, first, last, scratch, a):
     """Seconds a[coef, lane] of the local ops of some replicas without noise, one to a lane."""
-    n_terms = low.call_cv.shape[1]
-    n_segments, n_loadings = low.seg_mean.shape
-    speed, slow = np.empty(low.member.shape[2]), np.empty(n_loadings)
-    seconds = np.empty(max(1, n_segments))
+    n_terms, seconds = low.call_cv.shape[1], scratch[2]
     for r in range(first, last):
         row, stage = r % low.fixed_mean.shape[0], -1
         for i in range(sample.coef.shape[0]):
             c = sample.coef[i]
             if low.coef_stage[c] >= 0 and low.coef_stage[c] != stage:
                 stage = low.coef_stage[c]
-                _group_times(low, sample, x, r, stage, (speed, slow, seconds))
+                _group_times(low, sample, x, r, stage, scratch)
             total = 0.0
             for t in range(n_terms):
                 total += low.fixed_mean[row, c, t]
@@ -135,15 +132,15 @@ def _level_lanes(ops, graph, tail, a, state, level):
 
 
 @jit
-def _find_levels(walk, low, sample, x, level):
-    """Find every replica's persistent speed: its own step without noise, level[replica] [s]."""
-    n = level.shape[0]
-    a = np.zeros((low.call_cv.shape[0], LANES), np.float32)
-    state = np.zeros((walk.graph.n_slots, LANES), np.float32)
-    lanes = np.empty(LANES, np.float32)
+def _find_levels(walk, low, sample, x, scratch, a, state, level):
+    """Find every replica's persistent speed: its own step without noise, level[replica] [s].
+
+    There is room for `_group_times`, for a[coef, lane] of zeros and state[slot and 1, lane].
+    """
+    n, lanes = level.shape[0], state[walk.graph.n_slots]
     for first in range(0, n, LANES):
         last = min(n, first + LANES)
-        _nominal_times(low, sample, x, first, last, a)
+        _nominal_times(low, sample, x, first, last, scratch, a)
         _level_lanes(walk.ops, walk.graph, sample.tail, a, state, lanes)
         for r in range(first, last):
             level[r] = lanes[r - first]
@@ -186,32 +183,25 @@ def _log_below(sample, mean, std, at):
     return table[i] + (t - i) * (table[i + 1] - table[i])
 
 
-@jit
-def unseen_bins(sample, level, chosen, mean, std, count):
+def unseen_bins(sample: Sample, level: Array, chosen: Array) -> tuple[Array, Array, Array]:
     """Gather the replicas that are not simulated into bins of like mean and spread.
 
-    mean[bin] and std[bin] are over the typical replica's time [1]; returns how many there are.
+    Returns
+    -------
+    mean, std : float64 [bin]
+        Over the typical replica's time [1].
+    count : float64 [bin]
+        Replicas in it.
     """
-    seen = np.zeros(level.shape[0], np.bool_)
-    seen[chosen[:-1]] = True
-    lo, hi = np.inf, -np.inf
-    for r in range(level.shape[0]):
-        if not seen[r]:
-            lo, hi = min(lo, level[r]), max(hi, level[r])
-    n, total = count.shape[0], 0
-    mean[:], std[:], count[:] = 0.0, 1.0, 0.0
-    for r in range(level.shape[0]):
-        if not seen[r]:
-            i = min(n - 1, int(n * (level[r] - lo) / (hi - lo))) if hi > lo else 0
-            count[i] += 1.0
-            mean[i] += level[r]
-            total += 1
-    for i in range(n):
-        if count[i] > 0.0:
-            at = mean[i] / count[i]
-            mean[i] = np.interp(at, sample.knot, sample.mean)
-            std[i] = np.interp(at, sample.knot, sample.std)
-    return total
+    rest = np.delete(level, chosen[:-1]).astype(np.float64)
+    if rest.size == 0:
+        return rest, rest, rest
+    low, width = rest.min(), np.ptp(rest)
+    place = (BINS * (rest - low) / (width or 1.0)).astype(np.int64).clip(max=BINS - 1)
+    count = np.bincount(place).astype(np.float64)
+    at = np.bincount(place, rest)[count > 0.0] / count[count > 0.0]
+    mean, std = (np.interp(at, sample.knot, of) for of in (sample.mean, sample.std))
+    return mean, std, count[count > 0.0]
 
 
 @jit
@@ -220,14 +210,12 @@ def unseen_slowest(sample, mean, std, count, u):
     lo, hi, target = np.inf, -np.inf, math.log(u)
     end = sample.first + sample.width * (sample.log_cdf.shape[0] - 1)
     for i in range(count.shape[0]):
-        if count[i] > 0.0:
-            lo = min(lo, mean[i] + sample.first * std[i])
-            hi = max(hi, mean[i] + end * std[i])
+        lo = min(lo, mean[i] + sample.first * std[i])
+        hi = max(hi, mean[i] + end * std[i])
     for _ in range(32):
         middle, total = 0.5 * (lo + hi), 0.0
         for i in range(count.shape[0]):
-            if count[i] > 0.0:
-                total += count[i] * _log_below(sample, mean[i], std[i], middle)
+            total += count[i] * _log_below(sample, mean[i], std[i], middle)
         if total < target:
             lo = middle
         else:
@@ -239,13 +227,13 @@ def _add_unseen(
     sample: Sample, key: Array, index: int, told: Sampled, time: Array, path: Array
 ) -> None:
     """Let the step wait for the slowest of the replicas that were not simulated, too."""
-    mean, std, count = np.empty((3, BINS))
-    if unseen_bins(sample, told.level, told.chosen, mean, std, count) == 0:
+    bins = unseen_bins(sample, told.level, told.chosen)
+    if bins[0].size == 0:
         return
     words = np.empty((4, LANES), np.uint32)
     philox_lanes(0, 0, index * LANES, UNSEEN, key, words)
     u = (words[0] + 0.5) / 4294967296.0
-    ratio = np.array([unseen_slowest(sample, mean, std, count, value) for value in u])
+    ratio = np.array([unseen_slowest(sample, *bins, value) for value in u])
     after, typical = told.after, told.own[-1]
     end = (after + (typical - after) * ratio).astype(np.float32)
     later = end > time
@@ -282,10 +270,14 @@ def run_sampled(
     work = new_work(step, keys, np.zeros(n_rows, np.int64), graph.n_global_slots)
     coef_a, coef_r = room_for_coefs(step.low, n_rows)
     walk, shared, block, room = step.walk(), step.shared(), new_block(step), room_to_lower(step.low)
+    segments, n_members = step.low.seg_mean, step.low.member.shape[2]
+    scratch = np.empty(n_members), np.empty(segments.shape[1]), np.empty(max(1, len(segments)))
+    a = np.zeros((step.low.call_cv.shape[0], LANES), np.float32)
+    state = np.empty((graph.n_slots + 1, LANES), np.float32)
     for i in range(n):
         x = draw_clusters(step.ranks, step.tables, first + i, 1, keys.stream[RANK])[0]
         one, part = Sampled(*(values[i] for values in told)), tuple(values[i] for values in out)
-        _find_levels(walk, step.low, sample, x, one.level)
+        _find_levels(walk, step.low, sample, x, scratch, a, state, one.level)
         found = _choose_replicas(sample, one.level, first + i, keys.stream[RANK])
         work.chosen[:], work.weight[:] = found
         work.own[:], work.after[:] = 0.0, 0.0

@@ -221,7 +221,10 @@ def _microbatches(
     drawn = np.zeros((n_drawn, engine.LANES, 2), np.float32)
     if n_drawn:
         table = int(found[np.argmax([program.tables[t, :1024, 0].std() for t in found])])
-        args = (program.tables[table][None], bank.n_microbatches, keys.stream[engine.MICROBATCH])
+        args = (
+            program.tables[table][None], bank.n_microbatches, keys.stream[engine.MICROBATCH],
+            np.empty((4, engine.LANES), np.uint32),
+        )  # fmt: skip
         for block, who in enumerate(chosen):
             engine.microbatches(who[:-1], block * engine.LANES, *args, told[block])
         engine.microbatches(n + 1 + np.arange(n_drawn), 0, *args, drawn)
@@ -230,14 +233,14 @@ def _microbatches(
 
 def _shares(sample: engine.Sample, pilot: engine.Sampled, largest: float) -> tuple[float, float]:
     """Share of the pilot's steps that wait for a replica left out, and of those beyond the data."""
-    mean, std, count = np.empty((3, engine.BINS))
     u = (np.arange(engine.LANES) + 0.5) / engine.LANES
     slowest = beyond = 0
     for level, chosen, own, after in zip(*pilot, strict=True):
-        if engine.unseen_bins(sample, level, chosen, mean, std, count) == 0:
+        bins = engine.unseen_bins(sample, level, chosen)
+        if bins[0].size == 0:
             continue
-        known = float((mean + std * largest)[count > 0.0].max())
-        z = np.array([engine.unseen_slowest(sample, mean, std, count, v) for v in u])
+        known = float((bins[0] + bins[1] * largest).max())
+        z = np.array([engine.unseen_slowest(sample, *bins, v) for v in u])
         seen = (own[:-1].max(axis=0) - after) / (own[-1] - after)
         waits = z[:, None] > seen[None, :]
         slowest += waits.sum()
