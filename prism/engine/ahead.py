@@ -31,7 +31,7 @@ def make_blank(kind: Any) -> Any:
 
 
 def compile_blocks() -> None:
-    """Compile, for any step, `run_blocks` and what takes long of it: for another process to load.
+    """Compile `run_phase` and `run_blocks` for any step: for another process to load.
 
     A process that compiles `run_blocks` itself runs `run_phase` as that was compiled alone, in
     nearly twice the time of what is loaded, in which it was optimised again.
@@ -40,8 +40,6 @@ def compile_blocks() -> None:
     walk, coef_a = step.walk(), np.zeros((1, 1, 1), np.float32)
     coef_r = coef_a[0]
     compile_for(run_phase, walk, work, coef_a, coef_r, keys, 0, 0, (0, 1), 0, 0)
-    events = work.ev_op, work.ev_lane, work.ev_delay
-    compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
     lanes = np.zeros((1, 1, LANES), np.float32)
     out = lanes[0], lanes, lanes
     compile_for(
@@ -52,6 +50,8 @@ def compile_blocks() -> None:
 def compile_rest() -> None:
     """Compile what `run_blocks` calls at its beginning or end, and what is run before it."""
     step, keys, block, work = _make_arguments()
+    events = work.ev_op, work.ev_lane, work.ev_delay
+    compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
     compile_for(find_path, step.walk(), work.chosen, work.on, work.wanted)
     compile_for(
         fill_pool, step.tables, 0, keys.residual, work.row, work.order, block.words, work.pool,
