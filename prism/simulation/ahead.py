@@ -19,7 +19,7 @@ _other: "subprocess.Popen[bytes] | None" = None
 
 
 def compile_ahead() -> None:
-    """Start the other process, once, where it is of use."""
+    """Start the other process, once, where it is of use, and compile what it waits for first."""
     global _asked, _other
     if _asked or engine.is_compiled() or is_remote():
         return
@@ -34,14 +34,14 @@ def compile_ahead() -> None:
     except OSError:
         return
     atexit.register(_end, _other)
+    engine.compile_rest()
 
 
 def finish_ahead() -> None:
-    """Compile this process's part, if another was started for the rest, and wait for that."""
+    """Wait for the other process, if one was started."""
     global _other
     if _other is not None:
         other, _other = _other, None
-        engine.compile_rest()
         with suppress(subprocess.TimeoutExpired):
             other.wait(WAIT_S)
 
