@@ -199,7 +199,7 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
                 more = np.uint64(1)
                 _add_terms(base, vectors, coef_a, ops, at_row, kept, c, at)
             if ratio != 0.0:
-                t, d, stage = ops[at, TABLE], ops[at, NUMBER], ops[at, STAGE]
+                t, d, stage = np.uint64(ops[at, TABLE]), ops[at, NUMBER], ops[at, STAGE]
                 whole = np.uint64(0)  # the key whose draw it is alone, if any
                 for key in range(n_keys):
                     k = np.uint64(key)
@@ -240,10 +240,9 @@ def run_phase(walk, work, coef_a, coef_r, keys, lane0, phase, rows, n_events, ag
             _end_op(
                 state, pa, pb, po, vectors, kept, v0, v1, a0, a1, base, more, ratio, pool, noise
             )
-            while event < n_events and ev_op[event] < op:
-                event += 1
-            while event < n_events and ev_op[event] == op:
-                state[po, ev_lane[event]] += ev_delay[event]
+            while event < n_events and ev_op[event] <= op:
+                if ev_op[event] == op:
+                    state[po, ev_lane[event]] += ev_delay[event]
                 event += 1
             if again == 1:
                 _add_to_path(path, share, c, on[at_row, at], state[po])
