@@ -28,7 +28,6 @@ from prism.engine.cache import kept_together
 with kept_together():
     from prism.engine.ahead import compile_blocks, compile_rest, is_compiled
     from prism.engine.arrays import (
-        BINS,
         CALL,
         CDF_RANGE,
         CDF_ROWS,
@@ -76,7 +75,7 @@ with kept_together():
     from prism.engine.unseen import run_sampled, unseen_bins, unseen_slowest
 
 __all__ = [
-    "BINS", "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
+    "CALL", "CDF_RANGE", "CDF_ROWS", "DRAW", "EXPORT", "GLOBAL", "GROUP_STALL", "JITTER",
     "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
     "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys", "Links", "Lowering",
     "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls", "Step", "Walk", "Work",

@@ -25,7 +25,6 @@ JOIN, DRAW, EXPORT = 0, 1, 2
 # Entities of a stall.
 NO_STALL, GROUP_STALL, JOB_STALL = 0, 1, 2
 NEVER = np.float32(-1e30)  # an end that nothing waits for
-BINS = 64  # of like replicas among those that are not simulated
 
 
 # Columns of ops as the engine takes them; from VEC on one for each term.

@@ -9,7 +9,6 @@ import math
 import numpy as np
 
 from prism.engine.arrays import (
-    BINS,
     COEF,
     DRAW,
     EXPORT,
@@ -34,6 +33,8 @@ from prism.engine.effects import SHARED, fill_bank
 from prism.engine.lowering import lower_block, room_to_lower
 from prism.engine.random import philox_lanes
 from prism.engine.step import clear, copy_rows, run_phase, run_step, start_block
+
+BINS = 64  # of like replicas among those that are not simulated
 
 
 @inner
