@@ -30,19 +30,22 @@ from prism.engine.arrays import (
 from prism.engine.blocks import draw_clusters, new_block, new_work, room_for_coefs
 from prism.engine.cache import inner, jit
 from prism.engine.effects import SHARED, fill_bank
-from prism.engine.lowering import lower_block, room_to_lower
+from prism.engine.lowering import lower_replicas, room_to_lower
 from prism.engine.random import philox_lanes
-from prism.engine.step import clear, copy_rows, run_phase, run_step, start_block
+from prism.engine.step import run_blocks, run_phase, start_block
 
 BINS = 64  # of like replicas among those that are not simulated
 
 
-@inner
-def _find_tails(walk, work, coef_a, coef_r, keys, lane0, exports):
+@jit
+def _find_tails(index, walk, shared, keys, block, work, coef_a, coef_r, exports):
     """Fill work.tail: the time from every export that the last phase reads to the step's end."""
-    graph = walk.graph
+    graph, lane0 = walk.graph, index * LANES
+    start_block(walk, shared, keys, lane0, block, work)
+    of_all, zero = np.int64(SHARED), np.int64(0)  # literals would compile every callee once more
+    fill_bank(shared, walk.tables, keys.stream, lane0, block, of_all, zero, work.vectors[0])
     first = graph.n_state * graph.n_slots
-    last, zero, one = graph.phase_global.shape[0] - 1, np.int64(0), np.int64(1)
+    last, one = graph.phase_global.shape[0] - 1, np.int64(1)
     final = first - graph.n_slots + graph.final_slot
     for i in range(exports.shape[0]):
         for lane in range(LANES):
@@ -53,7 +56,6 @@ def _find_tails(walk, work, coef_a, coef_r, keys, lane0, exports):
         run_phase(walk, work, coef_a, coef_r, keys, lane0, last, (zero, one), zero, zero)
         for lane in range(LANES):
             work.tail[exports[i], lane] = work.state[final, lane]
-    clear(work)
 
 
 @inner
@@ -242,20 +244,6 @@ def _add_unseen(
     time[later] = end[later]
 
 
-@jit
-def _run_chosen(index, walk, shared, low, sample, keys, block, work, x, room, coef_a, coef_r, out):
-    """Run the replicas work.chosen of a block, and fill `out`, work.own and work.after."""
-    n_rows, lane0, stream = work.chosen.shape[0], index * LANES, keys.stream
-    start_block(walk, shared, keys, lane0, block, work)
-    lower_block(low, x, work.chosen[: n_rows - 1], room, coef_a, coef_r)
-    copy_rows(sample.typical, coef_a[n_rows - 1])
-    coef_r[n_rows - 1] = np.float32(0.0)
-    of_all, zero = np.int64(SHARED), np.int64(0)  # literals would compile every callee once more
-    fill_bank(shared, walk.tables, stream, lane0, block, of_all, zero, work.vectors[0])
-    _find_tails(walk, work, coef_a, coef_r, keys, lane0, sample.export)
-    run_step(walk, shared, keys, lane0, block, work, coef_a, coef_r, out)
-
-
 def run_sampled(
     first: int, keys: Keys, step: Step, sample: Sample, out: tuple[Array, ...]
 ) -> Sampled:
@@ -269,23 +257,25 @@ def run_sampled(
         np.empty((n, n_rows, LANES), np.float32), np.empty((n, LANES), np.float32),
     )  # fmt: skip
     work = new_work(step, keys, np.zeros(n_rows, np.int64), graph.n_global_slots)
-    coef_a, coef_r = room_for_coefs(step.low, n_rows)
+    coef_a, coef_r = room_for_coefs(step.low, 1, n_rows)
+    coef_a[0, -1] = sample.typical
     walk, shared, block, room = step.walk(), step.shared(), new_block(step), room_to_lower(step.low)
     segments, n_members = step.low.seg_mean, step.low.member.shape[2]
     scratch = np.empty(n_members), np.empty(segments.shape[1]), np.empty(max(1, len(segments)))
     a = np.zeros((step.low.call_cv.shape[0], LANES), np.float32)
     state = np.empty((graph.n_slots + 1, LANES), np.float32)
     for i in range(n):
-        x = draw_clusters(step.ranks, step.tables, first + i, 1, keys.stream[RANK])[0]
-        one, part = Sampled(*(values[i] for values in told)), tuple(values[i] for values in out)
-        _find_levels(walk, step.low, sample, x, scratch, a, state, one.level)
+        x = draw_clusters(step.ranks, step.tables, first + i, 1, keys.stream[RANK])
+        one = Sampled(*(values[i] for values in told))
+        part = tuple(values[i : i + 1] for values in out)
+        _find_levels(walk, step.low, sample, x[0], scratch, a, state, one.level)
         found = _choose_replicas(sample, one.level, first + i, keys.stream[RANK])
         work.chosen[:], work.weight[:] = found
         work.own[:], work.after[:] = 0.0, 0.0
-        _run_chosen(
-            first + i, walk, shared, step.low, sample, keys, block, work, x, room, coef_a, coef_r,
-            part,
-        )  # fmt: skip
+        lower_replicas(step.low, x, work.chosen[:-1], room, coef_a[:, :-1], coef_r[:, :-1])
+        args = first + i, walk, shared, keys, block, work
+        _find_tails(*args, coef_a[0], coef_r[0], sample.export)
+        run_blocks(*args, coef_a, coef_r, part)
         one.chosen[:], one.own[:], one.after[:] = work.chosen, work.own, work.after[1]
-        _add_unseen(sample, keys.stream[RESIDUAL], first + i, one, part[0], part[1])
+        _add_unseen(sample, keys.stream[RESIDUAL], first + i, one, part[0][0], part[1][0])
     return told
