@@ -15,8 +15,7 @@ from prism import __main__ as entry
 from prism import engine
 from prism.engine import cache
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
-from prism.engine.random import fill_pool
-from prism.engine.step import find_path, run_blocks, run_phase
+from prism.engine.step import find_path, run_blocks, run_phase, start_block
 from prism.simulation import ahead
 from prism.simulation import prepare as preparing
 
@@ -129,7 +128,7 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
     engine.compile_blocks()
     engine.compile_rest()
-    parts = run_phase, find_path, draw_ranks, fill_bank, fill_pool, draw_stalls
+    parts = run_phase, find_path, draw_ranks, fill_bank, start_block, draw_stalls
     for function in (run_blocks, *parts):
         assert len(function.signatures) == 1
 

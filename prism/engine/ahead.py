@@ -10,8 +10,7 @@ from prism.engine.arrays import LANES, Block, Keys, Step, Work
 from prism.engine.blocks import new_block, new_work
 from prism.engine.cache import compile_for, is_kept
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
-from prism.engine.random import fill_pool
-from prism.engine.step import find_path, run_blocks, run_phase
+from prism.engine.step import find_path, run_blocks, run_phase, start_block
 
 
 def is_compiled() -> bool:
@@ -53,10 +52,7 @@ def compile_rest() -> None:
     events = work.ev_op, work.ev_lane, work.ev_delay
     compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)
     compile_for(find_path, step.walk(), work.chosen, work.on, work.wanted)
-    compile_for(
-        fill_pool, step.tables, 0, keys.residual, work.row, work.order, block.words, work.pool,
-        work.slow,
-    )  # fmt: skip
+    compile_for(start_block, step.walk(), step.shared(), keys, 0, block, work)
     compile_for(fill_bank, step.shared(), step.tables, keys.stream, 0, block, 0, 0, work.vectors[0])
     words, x = block.words, np.ones((1, 1, 1), np.float32)
     compile_for(draw_ranks, step.ranks, step.tables, 0, keys.stream[0], words, words, x)

@@ -290,7 +290,7 @@ def clear(work):
                 rows[row, lane] = np.float32(0.0)
 
 
-@inlined
+@inner
 def start_block(walk, shared, keys, lane0, block, work):
     """Draw what a block shares, and set to zero what it adds to."""
     draw_block(shared.links, keys.stream, lane0, block)
