@@ -16,6 +16,7 @@ from prism import engine
 from prism.engine import cache
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.step import find_path, run_blocks, run_phase, start_block
+from prism.jobs.job import load_job
 from prism.simulation import ahead
 from prism.simulation import prepare as preparing
 
@@ -126,6 +127,8 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     """For other types of arguments all would be compiled twice."""
     monkeypatch.setattr(ahead, "_asked", True)
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
+    many = load_job("pipeline-8x32", ["parallelism.dp=256", "cluster.nodes=256"])
+    prism.simulate(many, replicates=64, seed=1, engine="exchangeable")  # a sample of the replicas
     engine.compile_blocks()
     engine.compile_rest()
     parts = run_phase, find_path, draw_ranks, fill_bank, start_block, draw_stalls
