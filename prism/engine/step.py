@@ -281,15 +281,6 @@ def find_path(walk, chosen, on, wanted):
                 wanted[pb] |= lanes & ~later
 
 
-@inlined
-def clear(work):
-    """Set to zero what a block adds to."""
-    for rows in (work.state, work.path, work.busy):
-        for row in range(rows.shape[0]):
-            for lane in range(LANES):
-                rows[row, lane] = np.float32(0.0)
-
-
 @inner
 def start_block(walk, shared, keys, lane0, block, work):
     """Draw what a block shares, and set to zero what it adds to."""
@@ -297,7 +288,10 @@ def start_block(walk, shared, keys, lane0, block, work):
     fill_pool(
         walk.tables, lane0, keys.residual, work.row, work.order, block.words, work.pool, work.slow
     )
-    clear(work)
+    for rows in (work.state, work.path, work.busy):
+        for row in range(rows.shape[0]):
+            for lane in range(LANES):
+                rows[row, lane] = np.float32(0.0)
 
 
 @inlined
