@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtr
 
 from prism import engine
 from prism.analyses.rankings.target import Target
@@ -144,7 +144,7 @@ class Difference(NamedTuple):
         """Return the probability that it is at most delta, by Student's t about the mean."""
         if not self.error > 0.0:
             return float(self.mean <= delta)
-        return float(stats.t.cdf((delta - self.mean) / self.error, self.n - 1))
+        return float(stdtr(self.n - 1, (delta - self.mean) / self.error))
 
 
 def difference(a: Arm, b: Arm, measure: str) -> Difference:

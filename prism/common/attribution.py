@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 Array = NDArray[np.float64]
 RESAMPLES = 1000
@@ -105,7 +105,7 @@ def _interval(value: float, samples: Array, n: int) -> Estimate:
     """Percentile interval, widened for few clusters as Student's t is."""
     if n < 2:
         return Estimate(value, -np.inf, np.inf)
-    wide = stats.t.ppf(0.5 + LEVEL / 2.0, n - 1) / stats.norm.ppf(0.5 + LEVEL / 2.0)
+    wide = stdtrit(n - 1, 0.5 + LEVEL / 2.0) / ndtri(0.5 + LEVEL / 2.0)
     wide *= np.sqrt(n / (n - 1.0))
     low, high = np.quantile(samples, [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0])
     return Estimate(value, value + wide * (low - value), value + wide * (high - value))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from prism import engine
 from prism.analyses.placements.alternatives import list_alternatives
@@ -235,7 +235,7 @@ class Comparison:
         saved = float(1.0 - then.mean() / now.mean())
         # of a ratio, to first order
         error = standard_error(then - (1.0 - saved) * now) / now.mean()
-        wide = float(stats.t.ppf(0.5 + LEVEL / 2.0, n - 1)) * error
+        wide = float(stdtrit(n - 1, 0.5 + LEVEL / 2.0)) * error
         return {"saved": saved, "saved_ci": [float(saved - wide), float(saved + wide)]}
 
 

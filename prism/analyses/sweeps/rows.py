@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from prism import engine
 from prism.analyses.selection import difference, pareto, probability_best, standard_error
@@ -42,7 +42,7 @@ def _from_best(point: Point, best: Point, objective: str) -> dict[str, Any]:
     if point is not best and min(point.n, best.n) > 1:
         change, error = _change(point, best, objective)
         n = min(point.n, best.n)
-        alike = abs(change) <= float(stats.t.isf(LEVEL / 2.0, n - 1)) * error
+        alike = abs(change) <= -float(stdtrit(n - 1, LEVEL / 2.0)) * error
     return {
         "best_change": change, "best_change_se": error, "indistinguishable_from_best": alike,
     }  # fmt: skip
