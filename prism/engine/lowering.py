@@ -32,7 +32,8 @@ def room_to_lower(low: Lowering) -> Room:
     """Make room for what `lower_block` works out of a group and of an op."""
     n_segments, n_members, n_terms = len(low.seg_cv), low.member.shape[2], low.call_cv.shape[1]
     moments, stamp = np.empty((n_segments, 2)), np.empty(n_segments, np.int64)
-    return np.empty(max(1, n_members)), np.empty(n_terms), moments, stamp, room_for_nodes()
+    means = np.full((n_segments, max(1, n_members)), np.nan)
+    return means, np.empty(n_terms), moments, stamp, room_for_nodes()
 
 
 @inner
@@ -96,7 +97,7 @@ def lower_block(low, x, chosen, room, coef_a, coef_r):
     n_coefs, n_terms = low.call_cv.shape
     n_segments, n_loadings = low.seg_mean.shape
     member, (n_stages, n_members) = low.member, low.member.shape[1:]
-    mean, term, moments, stamp, nodes = room
+    means, term, moments, stamp, nodes = room
     for s in range(n_segments):
         stamp[s] = -1
     for i in range(chosen.shape[0]):
@@ -113,12 +114,16 @@ def lower_block(low, x, chosen, room, coef_a, coef_r):
                 s = low.coef_seg[e]
                 if stamp[s] != group:  # ops of a group have segments in common
                     stamp[s] = group
-                    for k in range(n):
-                        mean[k] = 0.0
-                        for j in range(n_loadings):
-                            mean[k] += low.seg_mean[s, j] * x[j, member[replica, stage, first + k]]
-                    found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], nodes)
-                    moments[s, 0], moments[s, 1] = found
+                    mean, is_new = means[s], False
+                    for k in range(means.shape[1]):
+                        one = 0.0
+                        for j in range(n_loadings if k < n else 0):
+                            one += low.seg_mean[s, j] * x[j, member[replica, stage, first + k]]
+                        is_new |= mean[k] != one
+                        mean[k] = one
+                    if is_new:  # not where all groups are as slow as each other
+                        found = _largest(mean, n, low.seg_cv[s], low.cdf[low.seg_cdf[s]], nodes)
+                        moments[s, 0], moments[s, 1] = found
                 m, v = moments[s, 0], moments[s, 1]
                 for t in range(n_terms):
                     term[t] += low.coef_count[e] * m * low.quiet[c] * low.coef_split[e, t]
