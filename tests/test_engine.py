@@ -18,7 +18,7 @@ from prism.distributions.tables import sample_table
 from prism.engine.arrays import DRAW, EXPORT
 from prism.jobs.job import job_from_dict
 from prism.simulation.prepare import prepare, prepare_variability
-from prism.simulation.steps import run_blocks
+from prism.simulation.steps import run_blocks, run_each
 
 
 def explicit_job(**changes):
@@ -190,6 +190,15 @@ def test_threads_and_prefix_do_not_change_bits():
         assert np.array_equal(one, run_blocks(program, range(40), 11, threads=threads)[0])
     assert np.array_equal(one[:7], run_blocks(program, range(7), 11, threads=2)[0])
     assert np.array_equal(one[9:13], run_blocks(program, range(9, 13), 11)[0])
+
+
+def test_runs_side_by_side_are_those_alone():
+    one, two = (prepare(explicit_job(parallelism={"pp": pp}), 11).program for pp in (2, 3))
+    runs = [(one, range(5), 11), (two, range(3, 4), 12), (one, range(0), 11)]
+    for threads in (1, 2):
+        for run, found in zip(runs, run_each(runs, threads, track=True), strict=True):
+            for a, b in zip(found, run_blocks(*run, track=True), strict=True):
+                np.testing.assert_array_equal(a, b, strict=True)
 
 
 def test_seeds_differ():

@@ -131,6 +131,19 @@ def test_group_is_a_sum_of_maxima():
     assert lowered(effects(), [x.max()])[0].sum() < 0.995 * total.mean()
 
 
+def test_groups_lowered_together_are_those_lowered_alone():
+    """As slow as the one before, and not; a maximum is worked out only where its means are new."""
+    alike, other = [1.0, 1.0, 0.99, 1.02], [1.0, 1.0, 1.02, 0.99]
+    x = np.array([alike, alike, other, alike, [1.0] * 4])
+    lowerer, group = Lowerer(effects()), np.arange(x.size, dtype=np.int32).reshape(-1, 1, 4)
+    low = lowering_arrays([lowerer.lower(LAYERS)], (LAYERS,), group, 0.0)
+    slow = np.array([np.power(x.ravel(), loading) for loading in lowerer.loadings], np.float32)
+    together = lower(low, slow)
+    for replica in range(len(x)):
+        for whole, alone in zip(together, lower(low, slow, np.array([replica])), strict=True):
+            np.testing.assert_array_equal(whole[replica], alone[0], strict=True)
+
+
 def test_call_is_shared_by_all_terms_of_an_op():
     """One call multiplies layers and loss together: their spreads add, not their variances."""
     a, r = lowered(effects(replaced_residual=constant()), [1.0], call_std=0.01)

@@ -225,6 +225,28 @@ def test_noisy_class_off_the_path_ranks_last():
     assert found["waiting"].total.value < 0.05 < 0.9 < found["busy"].total.value
 
 
+def test_a_class_is_left_at_one_cluster_where_its_bound_and_that_cluster_are_small():
+    step = prepare(small(step={"cv": 0.01}, residual={"cv": 0.03}), 1)
+    inputs = partition(step.program, measure_residuals(step, 1))
+
+    def run(bound):
+        sampler = Sampler(step.program, 1, 2)
+        sampler.bounds = np.full(len(step.program.classes), bound)
+        sampler.whole = float(run_blocks(step.program, range(4), 1)[0].astype(float).var())
+        return {s.entry.name: s for s in sample_shares(sampler, inputs)}
+
+    whole, few = run(np.inf), run(0.0)
+    small_ones = [name for name, s in few.items() if len(s.ab) == 1]
+    assert 0 < len(small_ones) < len(step.program.classes)  # no bound outvotes the cluster
+    for name, shares in whole.items():
+        assert not len(shares.ab) or len(shares.ab) >= ranking.PILOT_BLOCKS  # nor it the bound
+        if name in small_ones:
+            assert 0.0 <= shares.total.value < few[name].total.high == ranking.NEGLIGIBLE
+            assert few[name].variances[1] == pytest.approx(shares.variances[1], rel=0.5)
+        else:
+            assert few[name].variances[0] == pytest.approx(shares.variances[0], rel=0.1, abs=1e-12)
+
+
 def test_dataset_and_summary(monkeypatch):
     monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
     monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)

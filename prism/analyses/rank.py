@@ -135,12 +135,13 @@ def _one_run(case: Case, quick: bool) -> dict[str, Any]:
     program, sampler = case.step.program, case.sampler
     n_classes = len(program.classes)
     effects = case.inputs[n_classes:]
-    tracked = tracked_variances(program, case.residuals) if quick else program
+    tracked = tracked_variances(program, case.residuals)
     blocks = range(QUICK_BLOCKS if quick else PATH_BLOCKS)
     drawn = run_blocks(tracked, blocks, sampler.seed, sampler.threads, track=True)
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
+    bound = path[:, n_classes:].mean(axis=(0, 2))
     if not quick:
-        sampler.first = steps, effect
+        sampler.first, sampler.bounds, sampler.whole = (steps, effect), bound, float(steps.var())
     shares = path_shares(path[:, :n_classes], sampler.seed)
 
     def with_effects(x: Array) -> Array:  # which have no time of their own
@@ -158,7 +159,7 @@ def _one_run(case: Case, quick: bool) -> dict[str, Any]:
         **_describe(case.target.times(steps, effect)),
     }
     if quick:
-        values |= _quick_orders(case, steps, effect, path[:, n_classes:].mean(axis=(0, 2)))
+        values |= _quick_orders(case, steps, effect, bound)
     return values
 
 
@@ -171,7 +172,7 @@ def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict
     sampler, names = case.sampler, [entry.name for entry in case.inputs]
     sampler.set_rare_stalls_apart()
     if sampler.rare is not None:
-        steps = sampler.run(range(len(steps)), sampler.seed)
+        steps = sampler.run([(sampler.program, range(len(steps)), sampler.seed)])[0][0]
     sampler.a, sampler.effects = steps, [effect]
     total = sample_quickly(sampler, case.inputs, QUICK_REPEATS)
     variance, first = sampler.variance, np.full(len(case.inputs), np.nan)

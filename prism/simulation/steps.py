@@ -7,7 +7,7 @@ the same bits for any number of threads, and the first n of N replicates do not 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Progress = Callable[[int, int], None]
+Run = tuple[Program, range, int | engine.Keys]  # blocks of a program, under a seed or keys
 PATH_SHARE, PATH_BLOCKS = 16, 4  # one cluster in 16 has its critical path followed, at most 4
 EXPOSED_BLOCKS = 16  # clusters simulated again with communication of zero cost, group by group
 SECONDS_PER_SAMPLE, BLOCK_S = 2e-9, 1e-5  # of an op-sample and of a block, one core, about
@@ -106,29 +107,44 @@ def run_blocks(
     busy : float32 [block, stage, lane]
         Seconds of local ops over all replicas; zero unless ``track``.
     """
-    keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
-    if needs_fit(program):
-        program = fit_unseen(program, keys, threads).program
-    n = len(blocks)
-    step = program.arrays(track)
-    check_finite(step)
-    out = make_room(step, n)
-    each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
-    size = min(CHUNK_S / each, -(-n // (4 * threads)))
-    size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
-    chunks = [range(i, min(i + size, n)) for i in range(0, n, size)]
-    shared, finished = Shared(program.work(track)), 0
-    args = [(blocks[chunk.start], len(chunk), keys) for chunk in chunks]
-    tasks = [Task(run_chunk, shared, a, len(c) * each) for a, c in zip(args, chunks, strict=True)]
+    return run_each([(program, blocks, seed)], threads, track, progress)[0]
+
+
+def run_each(
+    runs: Sequence[Run],
+    threads: int = 1,
+    track: bool = False,
+    progress: Progress | None = None,
+) -> list[Arrays]:
+    """Do several runs side by side; gives what `run_blocks` gives of each."""
+    out: list[Arrays] = []
+    tasks: list[Task] = []
+    places: list[tuple[int, range]] = []  # of a task: its run, and which of its blocks
+    for program, blocks, seed in runs:
+        keys = seed if isinstance(seed, engine.Keys) else make_keys(seed)
+        if needs_fit(program):
+            program = fit_unseen(program, keys, threads).program
+        n, step = len(blocks), program.arrays(track)
+        check_finite(step)
+        each = count_draws(program) * LANES * SECONDS_PER_SAMPLE + BLOCK_S  # of a block [s]
+        size = min(CHUNK_S / each, -(-n // (4 * threads)))
+        size = max(1, int(min(TASK_S / each, MOST_BLOCKS) if keeps_tasks() else size))
+        shared = Shared(program.work(track))
+        for chunk in (range(i, min(i + size, n)) for i in range(0, n, size)):
+            args = blocks[chunk.start], len(chunk), keys
+            tasks.append(Task(run_chunk, shared, args, len(chunk) * each))
+            places.append((len(out), chunk))
+        out.append(make_room(step, n))
+    finished, n_blocks = 0, sum(len(blocks) for _, blocks, _ in runs)
 
     def take(i: int, found: Arrays) -> None:
         nonlocal finished
-        span = slice(chunks[i].start, chunks[i].stop)
-        for whole, part in zip(out, found, strict=track):
-            whole[span] = part
-        finished += len(chunks[i])
+        run, chunk = places[i]
+        for whole, part in zip(out[run], found, strict=track):
+            whole[chunk.start : chunk.stop] = part
+        finished += len(chunk)
 
-    report = None if progress is None else lambda: progress(finished, n)
+    report = None if progress is None else lambda: progress(finished, n_blocks)
     run_tasks(tasks, take, threads, report)
     return out
 

@@ -24,7 +24,6 @@ from prism.simulation.causes import Input
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import treat_classes
 from prism.simulation.program import Program
-from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
@@ -135,19 +134,16 @@ def _compare(
     programs, known = [case.step.program, *(change.program for change in changed)], sampler.first
     if sampler.rare is not None and case.target.name == "step_time":
         programs = [freeze_effect(p, "stall") for p in programs]  # what few bring is added apart
-    found = []
-    for i, program in enumerate(programs):
-        if i == 0 and len(known[0]) >= len(blocks):
-            times, effect = (x[: len(blocks)] for x in known)
-        else:
-            times, effect = run_blocks(program, blocks, sampler.seed, sampler.threads)[:2]
-        sampler.advance(len(blocks))
+    has_first, found = len(known[0]) >= len(blocks), []
+    runs = sampler.run([(p, blocks, sampler.seed) for p in programs[has_first:]])
+    if has_first:
+        runs.insert(0, (known[0][: len(blocks)], known[1][: len(blocks)]))
+    for i, (steps, effects) in enumerate(runs):
         own, steady = quiet.get(kind), False
         if i > 0:
             change = changed[i - 1]
             own = _quiet_after(case, change, quiet)
             steady = change.what == "freeze" and change.entry.name == "step"
-        steps, effects = times.astype(np.float64), effect.astype(np.float64)
         if own is not None:
             steps = spread_clusters(steps, own)
             effects = np.tile(effects, steps.shape[1] // effects.shape[1])

@@ -6,6 +6,7 @@ stalls, the rest from steps with many, each weighed by how much likelier its sta
 (importance sampling). Left out: what stalls change in the shares of other inputs.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,8 +17,9 @@ from prism.common.attribution import Array
 from prism.simulation.causes import Input, stall_bound, swap_keys
 from prism.simulation.draws import draw_stalls
 from prism.simulation.program import Program
-from prism.simulation.steps import run_blocks
+from prism.simulation.steps import Run
 
+Runner = Callable[[Sequence[Run]], list[tuple[Array, Array]]]  # step times and effects of each
 RARE = 0.02  # stalls per step below which they are drawn more often
 OFTEN = 0.25  # stalls per step then: enough to be seen, and rarely two in a step
 MOST = 0.5  # probability of one group's stall, at most
@@ -50,27 +52,26 @@ class RareStalls:
                 out[i, stall.hit] += self.log_odds[stall.stage]
         return np.asarray(np.exp(out))
 
-    def measure(self, entry: Input, a: Array, b: Array, threads: int) -> None:
+    def measure(self, entry: Input, a: Array, b: Array, run: Runner) -> None:
         """Measure what stalls add in the clusters of two runs without them [cluster, lane]."""
         n, (seed, other, third) = len(a), self.seeds
-        runs: dict[str, int | engine.Keys] = {
-            "aa": seed, "ab": swap_keys(entry, seed, other, third),
-            "bb": other, "ba": swap_keys(entry, other, seed, third),
-        }  # fmt: skip
-        drawn = {k: run_blocks(self.often, range(n), keys, threads)[0] for k, keys in runs.items()}
-        delay = {k: x.astype(np.float64) - (a if k[0] == "a" else b) for k, x in drawn.items()}
+        ab, ba = swap_keys(entry, seed, other, third), swap_keys(entry, other, seed, third)
+        drawn = run([(self.often, range(n), keys) for keys in (seed, ab, other, ba)])
+        in_a, in_ab, in_b, in_ba = (
+            x[0] - quiet for x, quiet in zip(drawn, (a, a, b, b), strict=True)
+        )
         wa, wb = self.weights(n, seed), self.weights(n, other)
-        d, e = delay["aa"] - delay["ab"], delay["ba"] - delay["bb"]
+        d, e = in_a - in_ab, in_ba - in_b
         self.first = 0.5 * (wa * wb * d * e).mean(axis=1)
         self.total = 0.25 * (wa * wb * (d * d + e * e)).mean(axis=1)
-        self.delay = 0.5 * (wa * delay["aa"] + wb * delay["bb"]).mean(axis=1)
-        parts = _added(wa, a, delay["aa"]) + _added(wb, b, delay["bb"])
+        self.delay = 0.5 * (wa * in_a + wb * in_b).mean(axis=1)
+        parts = _added(wa, a, in_a) + _added(wb, b, in_b)
         self.added = 0.5 * parts - self.mean**2
 
-    def measure_once(self, a: Array, threads: int) -> None:
+    def measure_once(self, a: Array, run: Runner) -> None:
         """Measure what stalls add in the clusters of one run; their total order is a bound."""
         n, seed = len(a), self.seeds[0]
-        delay = run_blocks(self.often, range(n), seed, threads)[0].astype(np.float64) - a
+        delay = run([(self.often, range(n), seed)])[0][0] - a
         w = self.weights(n, seed)
         self.delay, self.total = (w * delay).mean(axis=1), (w * delay * delay).mean(axis=1)
         self.added = _added(w, a, delay) - self.mean**2

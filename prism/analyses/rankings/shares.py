@@ -1,7 +1,8 @@
 """Sampling for `prism rank`: pick-freeze runs, spent where shares are uncertain.
 
-Evaluations are blocks of 64 steps, one cluster each. Every input starts with a few; those whose
-interval is wider than asked for are doubled.
+Evaluations are blocks of 64 steps, one cluster each. Kernel classes that a first one and the bound
+from the critical path agree to make next to nothing stay with it; every other input starts with a
+few, and those whose interval is wider than asked for are doubled.
 """
 
 import math
@@ -29,9 +30,10 @@ from prism.simulation.causes import Input, Residuals, nominal_seconds, partition
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
-from prism.simulation.steps import Progress, run_blocks
+from prism.simulation.steps import Progress, Run, run_each
 
 PILOT_BLOCKS = 4
+NEGLIGIBLE = 5e-4  # share of the variance below which the answer names no number
 MAX_BLOCKS = 1024
 BUDGET = 30_000_000_000  # op-samples of pick-freeze runs, about a minute on two cores
 HALF_WIDTH, WIDE_HALF_WIDTH = 0.03, 0.06  # of shares below one half, and above
@@ -53,6 +55,7 @@ class Shares:
     first: Estimate = Estimate(0.0, 0.0, 0.0)
     total: Estimate = Estimate(0.0, 0.0, 0.0)
     variances: tuple[float, float] = (0.0, 0.0)  # first and total order [s^2]
+    bound: float = np.inf  # of its total order, from the critical path [s^2]
 
     @property
     def is_persistent(self) -> bool:
@@ -78,6 +81,8 @@ class Sampler:
     b: Array = field(default_factory=_none)
     effects: list[Array] = field(default_factory=lambda: [_none(), _none()])  # of a, b
     first: tuple[Array, Array] = (_none(), _none())  # times and effects of `program`, where run
+    bounds: Array = field(default_factory=lambda: np.empty(0))  # of the first inputs' variance
+    whole: float = 0.0  # variance of the run that gave them [s^2]
     control: ClusterControl | None = None
     rare: RareStalls | None = None  # where stalls are: the program is then that without them
     done: int = 0
@@ -93,46 +98,40 @@ class Sampler:
         if self.rare is not None:
             self.program, self.first = self.rare.calm, (_none(), _none())
 
-    def run(self, blocks: range, keys: int | engine.Keys) -> Array:
-        """Return step times [block, lane] [s]."""
-        times = run_blocks(self.program, blocks, keys, self.threads)[0]
-        self.advance(len(blocks))
-        return times.astype(np.float64)
+    def run(self, runs: Sequence[Run]) -> list[tuple[Array, Array]]:
+        """Return step times [s] and step effects [block, lane] of each run."""
+        before = self.done
 
-    def advance(self, blocks: int) -> None:
-        """Count blocks done, and report them."""
-        self.done += blocks
-        if self.progress is not None:
-            self.progress(self.done, max(self.done, self.planned))
+        def report(done: int, _: int) -> None:
+            self.done = before + done
+            if self.progress is not None:
+                self.progress(self.done, max(self.done, self.planned))
+
+        found = run_each(runs, self.threads, progress=report)
+        return [(run[0].astype(np.float64), run[1].astype(np.float64)) for run in found]
 
     def extend(self, inputs: Sequence[Shares], n: int) -> None:
         """Bring the two runs that everything is compared with, and inputs' own, to n clusters."""
         more = range(len(self.a), n)
         swapped = [shares for shares in inputs if self.rare_of(shares.entry) is None]
-        keys: list[int | engine.Keys] = [self.seed, self.other]
+        rest = range(max(more.start, len(self.first[0])), n)
+        runs: list[Run] = [(self.program, rest, self.seed), (self.program, more, self.other)]
         for shares in swapped:
-            keys.append(swap_keys(shares.entry, self.seed, self.other, self.third))
-            keys.append(swap_keys(shares.entry, self.other, self.seed, self.third))
-        drawn = []
-        for i, key in enumerate(keys):
-            known = self.first if i == 0 else (_none(), _none())
-            rest = range(max(more.start, len(known[0])), n)
-            run = run_blocks(self.program, rest, key, self.threads)[:2]
-            pairs = zip(known, run, strict=True)
-            drawn.append([np.concatenate([old[more.start : n], new]) for old, new in pairs])
-            self.advance(len(more))
-        times = [found[0] for found in drawn]
-        self.a, self.b = np.concatenate([self.a, times[0]]), np.concatenate([self.b, times[1]])
-        for i in range(2):
-            self.effects[i] = np.concatenate([self.effects[i], drawn[i][1]])
-        for shares, ab, ba in zip(swapped, times[2::2], times[3::2], strict=True):
+            for base, other in ((self.seed, self.other), (self.other, self.seed)):
+                keys = swap_keys(shares.entry, base, other, self.third)
+                runs.append((self.program, more, keys))
+        drawn, (known, effects) = self.run(runs), (x[more.start : n] for x in self.first)
+        self.a = np.concatenate([self.a, known, drawn[0][0]])
+        self.b = np.concatenate([self.b, drawn[1][0]])
+        self.effects[0] = np.concatenate([self.effects[0], effects, drawn[0][1]])
+        self.effects[1] = np.concatenate([self.effects[1], drawn[1][1]])
+        for shares, (ab, _), (ba, _) in zip(swapped, drawn[2::2], drawn[3::2], strict=True):
             shares.ab = np.concatenate([shares.ab, ab])
             shares.ba = np.concatenate([shares.ba, ba])
         for shares in inputs:
             if (rare := self.rare_of(shares.entry)) is not None:  # swapped runs say nothing of them
-                rare.measure(shares.entry, self.a[:n], self.b[:n], self.threads)
+                rare.measure(shares.entry, self.a[:n], self.b[:n], self.run)
                 shares.ab, shares.ba = self.a[:n], self.b[:n]
-                self.advance(4 * n)
 
     def rare_of(self, entry: Input) -> RareStalls | None:
         """Return the runs that tell of an input where it is rare stalls."""
@@ -173,6 +172,21 @@ class Sampler:
         shares.variances = own + float(first.mean()), own + float(total.mean())
         shares.first, shares.total = (share_interval(x, drawn, between) for x in (first, total))
 
+    def settle(self, shares: Shares) -> bool:
+        """Settle an input whose first cluster and bound are next to nothing; tell whether it is.
+
+        The bound rests on more clusters, the runs on no assumption about the residual's tail.
+        """
+        runs = PickFreeze(self.a, shares.ab, self.b, shares.ba)
+        first, total = (float(x[0]) for x in partial_variances(runs))
+        if max(shares.bound, total) > NEGLIGIBLE * self.whole:
+            return False
+        shares.variances = first, total
+        whole = self.whole or np.inf
+        shares.first = Estimate(first / whole, -NEGLIGIBLE, NEGLIGIBLE)
+        shares.total = Estimate(total / whole, 0.0, NEGLIGIBLE)
+        return True
+
     def resample(self, m: int) -> Resamples:
         """Resample the runs for what their first m clusters tell."""
         return resample_runs(m, self.a, self.b, self.seed, self.control, self.added)
@@ -208,7 +222,11 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
     sampler.set_rare_stalls_apart()
     out = [Shares(entry) for entry in inputs]
     alive = [s for s in out if not s.entry.is_constant]
-    sampler.planned += 2 * PILOT_BLOCKS * (1 + 2 * len(alive))
+    sampler.planned += 2 * PILOT_BLOCKS * (1 + len(alive))
+    for shares, bound in zip(out, sampler.bounds, strict=False):
+        shares.bound = bound
+    sampler.extend(alive, 1)
+    alive = [s for s in alive if not sampler.settle(s)]
     n, wide, spent = PILOT_BLOCKS, alive, 0
     while True:
         sampler.extend(wide, n)
@@ -238,8 +256,7 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
     base, rare = sampler.a, sampler.rare
     control = sampler.extend_control(HALF_WIDTH)
     if rare is not None:
-        rare.measure_once(base, sampler.threads)
-        sampler.advance(len(base))
+        rare.measure_once(base, sampler.run)
     total = np.full(len(inputs), np.nan)
     for i, entry in enumerate(inputs):
         if entry.kind != "effects" or entry.is_constant:
@@ -248,7 +265,8 @@ def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
             total[i] = float(own.total.mean())
             continue
         keys = swap_keys(entry, sampler.seed, sampler.other, sampler.third)
-        total[i] = 0.5 * float(((base[:n] - sampler.run(range(n), keys)) ** 2).mean())
+        swapped = sampler.run([(sampler.program, range(n), keys)])[0][0]
+        total[i] = 0.5 * float(((base[:n] - swapped) ** 2).mean())
         if engine.RANK in entry.streams:  # few clusters: correct for how far apart these were
             other = cluster_times(sampler.program, range(n), sampler.other, sampler.threads)
             apart = 0.5 * float(((control.times[0][:n] - other) ** 2).mean())
