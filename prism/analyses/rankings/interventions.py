@@ -11,6 +11,7 @@ import numpy as np
 
 from prism import engine
 from prism.analyses.rankings.freezing import freeze_effect, treat_ops
+from prism.analyses.rankings.shares import NEGLIGIBLE
 from prism.analyses.rankings.target import Case
 from prism.common.attribution import (
     COMPARED,
@@ -29,6 +30,7 @@ from prism.simulation.variability import Treatment
 COMPARED_BLOCKS = {"kernels": 8, "effects": 16}  # clusters of an intervention
 NOTABLE_CLUSTERS = 0.1  # share between clusters from which those compared are spread
 KERNEL_CONTROL = 128  # clusters that comparisons of a kernel class are spread over
+SELDOM = 5e-5  # share of the critical path below which the answer shows no gain
 
 
 class Changed(NamedTuple):
@@ -44,25 +46,33 @@ class Changed(NamedTuple):
 def compare_interventions(
     case: Case, asked: Sequence[str], whole: dict[str, Any], speed_up: float
 ) -> dict[str, Any]:
-    """Mean, spread and quantiles with each input frozen, or made faster."""
+    """Mean, spread and quantiles with each input frozen, or made faster.
+
+    A class that is next to never on the critical path is taken to change nothing.
+    """
     shape = (len(asked), len(case.inputs))
     out = {f"{n}_if": np.full(shape, np.nan) for n in COMPARED}
     for n in COMPARED:
         out[f"{n}_reduction"] = np.full(shape, np.nan)
         out[f"{n}_reduction_ci"] = np.full((*shape, 2), np.nan)
-    quiet, seed = _quiet_times(case), case.sampler.seed
+    quiet, sampler = _quiet_times(case), case.sampler
+    seldom = whole["critical_path_share"][: sampler.bounds.size] < SELDOM
+    seldom &= sampler.bounds <= NEGLIGIBLE * sampler.whole
     for kind in COMPARED_BLOCKS:
         changed: list[Changed] = []
+        alike: list[Changed] = []
         for i, what in enumerate(asked):
             for j, entry in enumerate(case.inputs):
                 if entry.kind != kind:
                     continue
-                program = _intervene(case, entry, what, speed_up)
-                if program is not None:
+                if j < seldom.size and seldom[j]:
+                    alike.append(Changed(i, j, entry, what, case.step.program))
+                elif (program := _intervene(case, entry, what, speed_up)) is not None:
                     changed.append(Changed(i, j, entry, what, program))
         before, *after = _compare(case, changed, kind, quiet)
-        for (i, j, entry, _, _), times in zip(changed, after, strict=True):
-            for name, (left, saved) in reduction(before, times, seed).items():
+        after += [before] * len(alike)
+        for (i, j, entry, _, _), times in zip(changed + alike, after, strict=True):
+            for name, (left, saved) in reduction(before, times, sampler.seed).items():
                 if name in ("mean", "std"):
                     saved = _with_rare_stalls(case, entry, name, saved)
                 if f"target_{name}" in whole:
