@@ -88,6 +88,31 @@ def test_agreement_with_salib():
         assert abs(total.value - oracle["ST"][i]) < 2 * total.half_width + oracle["ST_conf"][i]
 
 
+@pytest.mark.parametrize("law", [stats.norm(1.0, 0.02), stats.gamma(4.0, 1.0, 0.01)])
+def test_matched_spread_leaves_means_and_mean_squares(law):
+    rng = np.random.default_rng(8)
+    drawn = [law.rvs((2000, LANES), random_state=rng) for _ in range(2)]
+    a, b = at.match_spread(drawn, law.std())
+    for new, old in zip((a, b), drawn, strict=True):
+        np.testing.assert_allclose(new.mean(axis=1), old.mean(axis=1), rtol=1e-12)
+        np.testing.assert_allclose(new.std(axis=1, ddof=1), law.std(), rtol=1e-12)
+        assert np.abs(new - old).mean() < 0.2 * law.std()  # moved, not drawn anew
+    centred = [x - x.mean(axis=1, keepdims=True) for x in (a, b)]
+    np.testing.assert_allclose((centred[0] * centred[1]).sum(axis=1), 0.0, atol=1e-9 * law.var())
+    error = {}
+    for name, (x, y) in {"matched": (a, b), "drawn": drawn}.items():
+        squares = ((x - y) ** 2).mean(axis=1)
+        error[name] = squares.std() / squares.size**0.5
+        assert abs(squares.mean() - 2.0 * law.var()) < 4.0 * error[name]
+    assert error["matched"] < 0.2 * error["drawn"]
+
+
+def test_draws_that_are_all_alike_stay():
+    drawn = [np.full((2, LANES), 1.0), np.random.default_rng(1).normal(1.0, 0.1, (2, LANES))]
+    np.testing.assert_array_equal(at.match_spread(drawn, 0.1)[0], drawn[0])
+    assert np.isfinite(at.match_spread(drawn, 0.1)[1]).all()
+
+
 def test_intervals_cover():
     """95 % intervals of a share hold it about that often, with the few clusters of a start too."""
     hits = 0

@@ -14,9 +14,16 @@ from prism.analyses.rankings import shares as ranking
 from prism.analyses.rankings.freezing import freeze_effect, median_table, treat_ops
 from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.errors import PrismError
+from prism.distributions.distribution import gamma, lognormal, quantile_table
 from prism.distributions.tables import sample_table
 from prism.jobs.job import job_from_dict
-from prism.simulation.causes import Input, measure_residuals, partition, swap_keys
+from prism.simulation.causes import (
+    Input,
+    measure_residuals,
+    partition,
+    step_spread,
+    swap_keys,
+)
 from prism.simulation.draws import seed_key
 from prism.simulation.prepare import prepare, prepare_variability
 from prism.simulation.program import make_keys
@@ -223,6 +230,33 @@ def test_noisy_class_off_the_path_ranks_last():
     _, _, path, _ = run_blocks(program, range(2), 1, track=True)
     assert path[:, 1].mean() < 0.05 * path[:, 0].mean()
     assert found["waiting"].total.value < 0.05 < 0.9 < found["busy"].total.value
+
+
+def test_the_share_of_the_step_effect_is_sure_from_few_clusters(monkeypatch):
+    """As its spread is known; where it is left to chance, clusters differ by more."""
+    monkeypatch.setattr(ranking, "MAX_BLOCKS", 4)
+    job = chain(step={"cv": 0.01}, residual={"law": "normal", "cv": 0.01})
+    own, other = (12 * 0.01) ** 2, 4 * (1 + 4) * 0.01**2
+
+    def errors():
+        found = [sampled(job, seed)[0]["step"] for seed in range(12)]
+        return np.array([s.total.value - own / (own + other) for s in found])
+
+    matched = errors()
+    monkeypatch.setattr(Sampler, "_match", lambda self, steps, *effects: effects)
+    assert abs(matched.mean()) < 4.0 * matched.std(ddof=1) / matched.size**0.5 + 1e-3
+    assert matched.std() < 0.5 * errors().std()
+
+
+def test_a_step_effect_of_rare_slow_steps_is_left_to_chance():
+    program = prepare(chain(step={"cv": 0.01}), 1).program
+    assert step_spread(program) == pytest.approx(0.01, rel=1e-4)
+    assert step_spread(prepare(chain(), 1).program) == 0.0
+    for law, spread in ((gamma(0.5), 0.5), (lognormal(1.0), 0.0)):
+        tables = program.tables.copy()
+        tables[program.step_table] = quantile_table(law)
+        found = step_spread(dataclasses.replace(program, tables=tables))
+        assert found == pytest.approx(spread, rel=1e-3)
 
 
 def test_a_class_is_left_at_one_cluster_where_its_bound_and_that_cluster_are_small():

@@ -89,6 +89,37 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
 
 
+def match_spread(draws: Sequence[Array], std: float) -> list[Array]:
+    """Move independent draws of a known spread so that each cluster's have it exactly.
+
+    Parameters
+    ----------
+    draws : sequence of float64 [cluster, lane]
+        Of an effect in runs that are independent of each other.
+    std : float
+        Standard deviation that they were drawn with, above 0.
+
+    Returns
+    -------
+    list of float64 [cluster, lane]
+        Draws with the same means by cluster, the variance ``std**2`` (of lanes - 1 degrees of
+        freedom) and no correlation between runs: moment matching, which leaves means of squares
+        and products what they are on average.
+    """
+    centred: list[Array] = []
+    for drawn in draws:
+        z = drawn - drawn.mean(axis=1, keepdims=True)
+        for other in centred:
+            z = z - other * _ratio((z * other).sum(axis=1), (other**2).sum(axis=1), 0.0)
+        centred.append(z * _ratio(np.full(len(z), std), z.std(axis=1, ddof=1), 1.0))
+    return [z + d.mean(axis=1, keepdims=True) for z, d in zip(centred, draws, strict=True)]
+
+
+def _ratio(a: Array, b: Array, none: float) -> Array:
+    """Ratio by cluster, of the form [cluster, 1]; `none` where b is 0."""
+    return np.asarray(np.divide(a, b, out=np.full(len(b), none), where=b > 0.0)[:, None])
+
+
 def draw_counts(rng: np.random.Generator, draws: int, n: int) -> NDArray[np.int64]:
     """How often each of n units is drawn by n draws with replacement, int64 [draw, unit]."""
     drawn = rng.integers(n, size=(draws, n)) + n * np.arange(draws)[:, None]

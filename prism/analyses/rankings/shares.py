@@ -21,12 +21,20 @@ from prism.common.attribution import (
     Resamples,
     Variance,
     control_slope,
+    match_spread,
     partial_variances,
     resample_runs,
     run_variance,
     share_interval,
 )
-from prism.simulation.causes import Input, Residuals, nominal_seconds, partition, swap_keys
+from prism.simulation.causes import (
+    Input,
+    Residuals,
+    nominal_seconds,
+    partition,
+    step_spread,
+    swap_keys,
+)
 from prism.simulation.draws import cluster_times
 from prism.simulation.prepare import Prepared
 from prism.simulation.program import Program
@@ -83,6 +91,7 @@ class Sampler:
     first: tuple[Array, Array] = (_none(), _none())  # times and effects of `program`, where run
     bounds: Array = field(default_factory=lambda: np.empty(0))  # of the first inputs' variance
     whole: float = 0.0  # variance of the run that gave them [s^2]
+    slope: float = 0.0  # of a step over the step effect [s]
     control: ClusterControl | None = None
     rare: RareStalls | None = None  # where stalls are: the program is then that without them
     done: int = 0
@@ -120,18 +129,36 @@ class Sampler:
             for base, other in ((self.seed, self.other), (self.other, self.seed)):
                 keys = swap_keys(shares.entry, base, other, self.third)
                 runs.append((self.program, more, keys))
-        drawn, (known, effects) = self.run(runs), (x[more.start : n] for x in self.first)
-        self.a = np.concatenate([self.a, known, drawn[0][0]])
-        self.b = np.concatenate([self.b, drawn[1][0]])
-        self.effects[0] = np.concatenate([self.effects[0], effects, drawn[0][1]])
-        self.effects[1] = np.concatenate([self.effects[1], drawn[1][1]])
+        drawn = self.run(runs)
+        known = zip((x[more.start : n] for x in self.first), drawn[0], strict=True)
+        (a, in_a), (b, in_b) = (np.concatenate(pair) for pair in known), drawn[1]
+        matched = self._match(a, in_a, in_b)
+        moved = [self.slope * (new - old) for new, old in zip(matched, (in_a, in_b), strict=True)]
+        self.a = np.concatenate([self.a, a + moved[0]])
+        self.b = np.concatenate([self.b, b + moved[1]])
+        self.effects = [np.concatenate(p) for p in zip(self.effects, matched, strict=True)]
         for shares, (ab, _), (ba, _) in zip(swapped, drawn[2::2], drawn[3::2], strict=True):
-            shares.ab = np.concatenate([shares.ab, ab])
-            shares.ba = np.concatenate([shares.ba, ba])
+            own = moved[::-1] if engine.STEP in shares.entry.streams else moved
+            shares.ab = np.concatenate([shares.ab, ab + own[0]])
+            shares.ba = np.concatenate([shares.ba, ba + own[1]])
         for shares in inputs:
             if (rare := self.rare_of(shares.entry)) is not None:  # swapped runs say nothing of them
                 rare.measure(shares.entry, self.a[:n], self.b[:n], self.run)
                 shares.ab, shares.ba = self.a[:n], self.b[:n]
+
+    def _match(self, steps: Array, *effects: Array) -> Sequence[Array]:
+        """Step effects of both runs, with the spread that they were drawn with in each cluster.
+
+        What steps follow of it goes along: shares need not wait until chance evens it out.
+        """
+        std = step_spread(self.program)
+        if self.rare is not None or std == 0.0:
+            return effects
+        if self.slope == 0.0:
+            drawn = self.first if len(self.first[0]) else (steps, effects[0])
+            y, x = (z - z.mean(axis=1, keepdims=True) for z in drawn)
+            self.slope = float((x * y).sum() / (x * x).sum())
+        return match_spread(effects, std)
 
     def rare_of(self, entry: Input) -> RareStalls | None:
         """Return the runs that tell of an input where it is rare stalls."""
