@@ -15,9 +15,10 @@ from prism.common import agreement as measures
 from prism.common.text import percent_change
 from prism.jobs.job import Job
 from prism.models.calibration.model import Calibration, communication_share, load_calibration
+from prism.simulation.prepare import prepare
 from prism.simulation.runs.build import model_of_steps
 from prism.simulation.runs.parts import Drift
-from prism.simulation.steps import simulate
+from prism.simulation.steps import settle_call, simulate_step
 from prism.simulation.summary import apart
 from prism.simulation.tracemodel.file import load_model
 from prism.traces import StepTimes, total_per_run
@@ -45,9 +46,7 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
             values, np.arange(values.size), predicted, np.asarray(alone.time_to_train), null,
             facts | {"notes": notes + said}, refit=False,
         )  # fmt: skip
-    drawn, alone = (
-        simulate(each, call.replicates, call.seed, call.threads, call.progress) for each in jobs
-    )
+    drawn, alone = _steps(job, call, calibration is not None), _steps(jobs[1], call, False)
     error = _mean_error(calibration, drawn)
     null = clusters_anew(drawn, times.seconds.size, call.seed, error)
     notes += _untested(drawn, times)
@@ -68,6 +67,12 @@ def job_case(job: Job, times: StepTimes, totals: Mapping[str, float] | None, cal
 def _with_dependence(job: Job, dependence: str) -> Job:
     variability = job.variability.model_copy(update={"dependence": dependence})
     return job.model_copy(update={"variability": variability})
+
+
+def _steps(job: Job, call: Call, parts: bool) -> "xr.Dataset":
+    _, threads = settle_call(call.replicates, call.seed, call.threads)
+    step = prepare(job, call.seed, engine="auto")
+    return simulate_step(step, call.replicates, call.seed, threads, call.progress, parts)
 
 
 def _runs(job: Job, steps: int, call: Call) -> "xr.Dataset":

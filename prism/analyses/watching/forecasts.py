@@ -103,11 +103,12 @@ class OfJob:
 
     def __init__(self, job: Job, seed: int, threads: int, report: Progress | None) -> None:
         step = prepare(job, seed)
-        dataset = simulate_step(step, REPLICATES, seed, threads, report)
+        found = calibration_of(job)
+        parts = found is not None
+        dataset = simulate_step(step, REPLICATES, seed, threads, report, parts)
         self.name, self.steps = job.name, job.n_steps if job.has_run else None
         self._job, self._seed, self._threads = job, seed, threads
         self._model = build_run_model(step, dataset, seed, threads)
-        found = calibration_of(job)
         self._nominal = self._model.model_error or NOMINAL_ERROR
         if found is not None:
             self._nominal = found.mean_error(communication_share(dataset))

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from prism.common.errors import PrismError, named
 from prism.jobs.job import Job
-from prism.simulation.steps import simulate
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import run_blocks
 
-REPLICATES = 64  # one cluster draw: the same in every phase, so that a ratio hardly varies
 MOST_STEPS = 50_000_000  # of a run whose steps differ: each has a number of its own
 
 
 def step_work(
-    job: Job, n_steps: int, seed: int, threads: int | None
+    job: Job, n_steps: int, seed: int, threads: int
 ) -> tuple[NDArray[np.float64] | None, tuple[str, ...]]:
     """Return the length of every step over that of the job's own, None where all are alike.
 
@@ -60,8 +60,10 @@ def _fewer_microbatches(job: Job, sequences: int) -> Job | None:
         return None  # the schedule is not modelled with so few
 
 
-def _mean_step(job: Job, seed: int, threads: int | None) -> float:
-    return float(simulate(job, REPLICATES, seed, threads).step_time.mean())
+def _mean_step(job: Job, seed: int, threads: int) -> float:
+    """Mean step of one cluster draw [s]: the same in every phase, so that a ratio hardly varies."""
+    program = prepare(job, seed, engine="auto").program
+    return float(run_blocks(program, range(1), seed, threads)[0].mean(dtype=np.float64))
 
 
 def _idle(job: Job, sequences: int) -> str:
