@@ -173,6 +173,9 @@ def _vectors(
     width = max(len(op.terms) for op in lowered)
     congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
     largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
+    expert = cache(
+        lambda: tables.optional(v.expert, effect="expert")
+    )  # added where it is first met
 
     @cache
     def vectors(c: int, microbatch: int, op_call: int, alone: bool) -> list[int]:
@@ -181,7 +184,7 @@ def _vectors(
             mb_table = largest(term.mb_loading)
             called, call = call_table if term.compute else -1, op_call
             if term.routed:  # an ep group's own draw, the same in all layers of a microbatch
-                called, call = tables.optional(v.expert, effect="expert"), microbatch
+                called, call = expert(), microbatch
             called = called if call >= 0 else -1
             out[t] = bank.add(
                 -1 if term.frozen else step_table, mb_table,

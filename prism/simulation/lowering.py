@@ -112,6 +112,7 @@ class Lowerer:
         self.loadings = (0.0, 1.0) + ((memory,) if own else ())
         self.roles = ("other", "compute") + (("memory",) if own else ())
         self.n_random = len(self.loadings)
+        self.segments: dict[tuple[str, tuple[Kernel, ...]], Segment | None] = {}
         if any(t.frozen for t in variability.treatments.values()):
             self.loadings += self.loadings[1:]
             self.roles += self.roles[1:]
@@ -177,7 +178,10 @@ class Lowerer:
             shares[kernel.kernel_class] += kernel.duration / total
         for barriers, run in groupby(op_type.kernels, lambda kernel: bool(kernel.group)):
             if not barriers:
-                segment = self._segment(op_type.op_kind, list(run))
+                key = op_type.op_kind, tuple(run)  # layers have the same ones
+                if key not in self.segments:
+                    self.segments[key] = self._segment(*key)
+                segment = self.segments[key]
                 if segment is not None:
                     counts[segment] += 1.0
                 continue
@@ -190,12 +194,12 @@ class Lowerer:
                 var += own
                 third += duration**3 * law.skew
                 beside = kernel.hidden_s * (duration / kernel.duration if kernel.hidden_s else 1.0)
-                key = (
+                part = (
                     _link_role(kernel.law), kernel.group, kernel.bytes, term, beside,
                     kernel.kernel_class.partition("_")[2],
                 )  # fmt: skip
-                mean, spread, hidden = stretched.get(key, (0.0, 0.0, 0.0))
-                stretched[key] = mean + duration, spread + own, hidden + beside
+                mean, spread, hidden = stretched.get(part, (0.0, 0.0, 0.0))
+                stretched[part] = mean + duration, spread + own, hidden + beside
         terms = tuple(dict.fromkeys([t for s in counts for t, _ in s.split] + list(fixed)))
         parts = tuple(
             Part(role, group, n_bytes, terms.index(term), *seconds, op_kind)
@@ -209,7 +213,7 @@ class Lowerer:
             tuple(shares.items()), single, tuple(by_class.items()), parts,
         )  # fmt: skip
 
-    def _segment(self, op_kind: str, run: list[Kernel]) -> Segment | None:
+    def _segment(self, op_kind: str, run: tuple[Kernel, ...]) -> Segment | None:
         """Turn the kernels between two barriers into a segment; None where they take no time."""
         mean = [0.0] * len(self.loadings)
         var = third = 0.0
