@@ -110,14 +110,11 @@ def match_spread(draws: Sequence[Array], std: float) -> list[Array]:
     for drawn in draws:
         z = drawn - drawn.mean(axis=1, keepdims=True)
         for other in centred:
-            z = z - other * _ratio((z * other).sum(axis=1), (other**2).sum(axis=1), 0.0)
-        centred.append(z * _ratio(np.full(len(z), std), z.std(axis=1, ddof=1), 1.0))
+            square = (other**2).sum(axis=1, keepdims=True)
+            z = z - other * ((z * other).sum(axis=1, keepdims=True) / np.maximum(square, 1e-300))
+        spread = z.std(axis=1, ddof=1, keepdims=True)
+        centred.append(z * (std / np.maximum(spread, 1e-9 * std)))  # draws that are alike stay
     return [z + d.mean(axis=1, keepdims=True) for z, d in zip(centred, draws, strict=True)]
-
-
-def _ratio(a: Array, b: Array, none: float) -> Array:
-    """Ratio by cluster, of the form [cluster, 1]; `none` where b is 0."""
-    return np.asarray(np.divide(a, b, out=np.full(len(b), none), where=b > 0.0)[:, None])
 
 
 def draw_counts(rng: np.random.Generator, draws: int, n: int) -> NDArray[np.int64]:

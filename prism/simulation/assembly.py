@@ -173,9 +173,7 @@ def _vectors(
     width = max(len(op.terms) for op in lowered)
     congested = v.regime.probability > 0.0 and v.regime.factor > 1.0
     largest = cache(lambda loading: tables.largest(v.microbatch, loading, relative))
-    expert = cache(
-        lambda: tables.optional(v.expert, effect="expert")
-    )  # added where it is first met
+    expert = cache(lambda: tables.optional(v.expert, effect="expert"))
 
     @cache
     def vectors(c: int, microbatch: int, op_call: int, alone: bool) -> list[int]:

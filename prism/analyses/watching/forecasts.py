@@ -104,8 +104,7 @@ class OfJob:
     def __init__(self, job: Job, seed: int, threads: int, report: Progress | None) -> None:
         step = prepare(job, seed)
         found = calibration_of(job)
-        parts = found is not None
-        dataset = simulate_step(step, REPLICATES, seed, threads, report, parts)
+        dataset = simulate_step(step, REPLICATES, seed, threads, report, found is not None)
         self.name, self.steps = job.name, job.n_steps if job.has_run else None
         self._job, self._seed, self._threads = job, seed, threads
         self._model = build_run_model(step, dataset, seed, threads)
