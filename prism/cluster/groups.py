@@ -74,7 +74,26 @@ class Layout(NamedTuple):
         return ranks.transpose(*apart, *members).reshape(-1, count)
 
 
-@lru_cache(maxsize=2)  # thousands of placements have the same
+class Visits(NamedTuple):
+    """Which nodes the rings of a kind visit; no placement of whole nodes changes the rest."""
+
+    slots: Int  # [ring, visit] where several ranks in a row share a node, it once
+    domains: Int | None  # NVLink domains of every ring [ring]; None: wider than a node
+    n_ranks: int
+
+
+@lru_cache(maxsize=16)  # thousands of placements have the same
+def find_visits(layout: Layout, kind: str, every: int, node: int, nvlink: int) -> Visits:
+    """Follow rings through nodes of `node` GPUs in domains of `nvlink`; see `Layout.groups`."""
+    rings = layout.groups(kind, every)
+    slots = rings // node
+    enters = (slots != np.roll(slots, 1, axis=1)).any(axis=0)
+    enters[0] |= not enters.any()
+    domains = count_units(rings // nvlink) if nvlink <= node else None
+    return Visits(slots[:, enters], domains, rings.shape[1])
+
+
+@lru_cache(maxsize=2)
 def _ranks(layout: Layout, shard: int) -> Int:
     axes = np.ix_(*map(range, (layout.dp // shard, layout.pp, shard, layout.cp, layout.tp)))
     steps = shard * layout.replica_stride, layout.stage_stride, layout.replica_stride, layout.tp, 1

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.cluster.groups import count_units
+from prism.cluster.groups import Visits, count_units, find_visits
 from prism.cluster.linktiers import Hops, Reach, Tier, extra_latency, unit_sizes
 from prism.cluster.machine import Cluster
 from prism.cluster.nodemap import Placement
@@ -26,13 +26,11 @@ Int = NDArray[np.int64]
 
 
 class Wiring:
-    """Seconds of a job's messages under one placement; the default order's wiring saves work."""
+    """Seconds of a job's messages under one placement."""
 
-    def __init__(
-        self, cluster: Cluster, placement: Placement, default: Wiring | None = None
-    ) -> None:
-        self.cluster, self.placement, self.default = cluster, placement, default
-        self.members = placement.members().astype(np.int64)
+    def __init__(self, cluster: Cluster, placement: Placement) -> None:
+        self.cluster, self.placement = cluster, placement
+        self.members = placement.members()
         self._reach: dict[str, _Rings] = {}
         self._nominal: dict[str, bool] = {}
 
@@ -74,6 +72,8 @@ class Wiring:
         """Tell whether messages of a group take as long as under another placement."""
         if group == "hop":
             return all(map(np.array_equal, self._hop_reach, other._hop_reach))
+        if self._visits(group).slots.shape[1] == 1:
+            return True  # inside a node, and nodes move as wholes
         own, others = self._rings_reach(group), other._rings_reach(group)
         return own.distinct == others.distinct and bool(np.array_equal(own.kind, others.kind))
 
@@ -112,6 +112,11 @@ class Wiring:
         """Neighbouring tp ranks that never leave each other's node, so that one is looked at."""
         return math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
 
+    def _visits(self, group: str) -> Visits:
+        c, node = self.cluster, self.placement.gpus_per_node
+        every = 1 if c.layout.joins_tp(group) else self._n_alike
+        return find_visits(c.layout, group, every, node, c.nvlink_gpus)
+
     def _rings_reach(self, group: str) -> _Rings:
         """How every ring of a kind lies.
 
@@ -120,11 +125,13 @@ class Wiring:
         """
         if group not in self._reach:
             c = self.cluster
-            n_alike = 1 if c.layout.joins_tp(group) else self._n_alike
-            rings = self.placement.gpus(c.layout.groups(group, n_alike))  # [ring, member]
-            domains = self._domains(group, rings)
+            slots, domains, n_ranks = self._visits(group)
+            rings = self.placement.slots[slots] * self.placement.gpus_per_node  # [ring, visit]
+            if domains is None:
+                domains = count_units(rings // c.nvlink_gpus)
             units = [count_units(rings // tier.gpus) for tier in c.tiers]
-            factor, parallel = np.ones(len(rings)), n_alike * rings.shape[1] / domains
+            n_alike = 1 if c.layout.joins_tp(group) else self._n_alike
+            factor, parallel = np.ones(len(rings)), n_alike * n_ranks / domains
             if group != "ep":  # where every member sends to all others, so that no ring decides
                 for tier, n in zip(c.tiers, units, strict=True):
                     slow = self._tier_slow(tier, rings, domains, n, parallel)
@@ -145,7 +152,7 @@ class Wiring:
                     extra_latency(c.tiers, in_units, network_s, tree) for tree in (False, True)
                 )
                 distinct.append(Reach(n_domains, float(factor[ring]), *extra))
-            self._reach[group] = _Rings(tuple(distinct), kind.ravel(), rings.shape[1])
+            self._reach[group] = _Rings(tuple(distinct), kind.ravel(), n_ranks)
         return self._reach[group]
 
     def _tier_slow(
@@ -167,13 +174,6 @@ class Wiring:
         slow = tier.oversubscription * out / sizes
         return np.asarray(np.where(leaves, np.maximum(1.0, slow[at]), 1.0).max(axis=1))
 
-    def _domains(self, group: str, rings: Int) -> Int:
-        """NVLink domains that every ring touches [ring]."""
-        if self.default is not None and self.cluster.nvlink_gpus <= self.placement.gpus_per_node:
-            default = self.default._rings_reach(group)  # a node's GPUs stay together
-            return np.array([reach.domains for reach in default.distinct])[default.kind]
-        return count_units(rings // self.cluster.nvlink_gpus)
-
     def _hops(self, n_bytes: float) -> Array:
         """Seconds of the transfer from every stage to the next [replica, stage]."""
         times = self.cluster.hop_time(n_bytes, self._hop_reach)
@@ -182,7 +182,7 @@ class Wiring:
     @cached_property
     def _hop_reach(self) -> Hops:
         """What transfers from every stage to the next meet [replica, stage, member]."""
-        source = self.members[:, :, :: self._n_alike]
+        source = self.members[:, :, :: self._n_alike].astype(np.int64)
         sink = np.roll(source, -1, axis=1)
         if not self.cluster.loops:
             sink[:, -1] = source[:, -1]  # nothing goes from the last stage to the first

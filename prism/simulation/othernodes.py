@@ -43,7 +43,7 @@ def relocate(
 
     Notes
     -----
-    Takes 0.2 ms for 2,048 nodes, and 1 to 3 ms where messages take another time. Where slow nodes
+    Takes 0.3 ms for 2,048 nodes, and about 1 ms where messages take another time. Where slow nodes
     have factors on memory-bound kernels, or on what is neither compute nor network, and those of
     the job that `step` was built of have none, ops are lowered anew, at a hundred times the cost;
     the other way round results are equal but for rounding.

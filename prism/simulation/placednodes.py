@@ -150,6 +150,8 @@ def _stretch(
     low = origin.low._replace(member=placement.members())
     own, moved = _own_groups(origin), _moved_groups(origin, placement)
     stretched = own | moved.keys()
+    if not (stretched or fixed):
+        return low, None
     places = [p for p in origin.places if p.part.group in stretched or p.part.role in fixed]
     if not places:
         return low, None
@@ -194,7 +196,7 @@ def _moved_groups(origin: Origin, placement: Placement) -> dict[str, Wiring]:
     bounds = (bounds | {max(gpus, default.cluster.nvlink_gpus)}) - {gpus}
     if all(np.array_equal(slots * gpus // n, order * gpus // n) for n in bounds):
         return {}  # every slot in its units and NVLink domain
-    wiring = Wiring(default.cluster, placement, default)
+    wiring = Wiring(default.cluster, placement)
     groups = {place.part.group for place in origin.places} - {"stage"}
     return {group: wiring for group in groups if not wiring.is_as(default, group)}
 

@@ -91,14 +91,14 @@ class Layout:
         whose numbers are near share switches.
         """
         hosts = np.array(hosts, np.int64)
-        at = {int(hosts[s]): int(s) for s in np.flatnonzero(np.isin(hosts, list(classes)))}
+        at = {node: int(s) for node in classes for s in np.flatnonzero(hosts == node)}
         left = [node for node in classes if node in at]
-        free = set(range(self.kind.size))
+        free = np.ones(self.kind.size, bool)
         for kind, content in sorted(pattern, key=lambda entry: -len(entry[1])):
             options = self._near_blocks(kind, free, [at[n] for n in left])
             plans = [(b, *self._plan(b, content, left, at, classes)) for b in options]
             block, _, moves = min(plans, key=lambda plan: plan[1])
-            free.remove(block)
+            free[block] = False
             for node, slot in moves:
                 left.remove(node)
                 old, other = at[node], int(hosts[slot])
@@ -108,12 +108,12 @@ class Layout:
                     at[other] = old
         return hosts
 
-    def _near_blocks(self, kind: int, free: set[int], slots: list[int]) -> list[int]:
+    def _near_blocks(self, kind: int, free: NDArray[np.bool_], slots: list[int]) -> list[int]:
         """Free blocks of a kind: those that slow nodes are in, and as many next to them."""
         own = np.unique(self.block[slots])
-        usable = np.array([b for b in self.blocks_of[kind].tolist() if b in free])
+        usable = self.blocks_of[kind][free[self.blocks_of[kind]]]
         far = np.abs(usable[:, None] - own).min(axis=1)
-        return [int(b) for b in usable[np.argsort(far, kind="stable")[: 2 * own.size]]]
+        return list(usable[np.argsort(far, kind="stable")[: 2 * own.size]].tolist())
 
     def _plan(
         self, block: int, content: Content, left: list[int], at: dict[int, int],
