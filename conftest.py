@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 COMPILE = """
-import prism, prism.engine
-prism.engine.is_compiled() or prism.simulate("pipeline-8x32", replicates=64, seed=1)
+from prism.common import compiled
+if compiled.start_compiling():
+    import prism
+    prism.simulate("pipeline-8x32", replicates=64, seed=1)
 """
 
 

@@ -13,11 +13,11 @@ import pytest
 import prism
 from prism import __main__ as entry
 from prism import engine
+from prism.common import compiled
 from prism.engine import cache
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.step import find_path, run_blocks, run_phase, start_block
 from prism.jobs.job import load_job
-from prism.simulation import ahead
 from prism.simulation import prepare as preparing
 
 TRACE = str(Path(__file__).parent / "models_0_1" / "pipeline.nc")
@@ -42,7 +42,7 @@ def twice(x):
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """Compile `twice` as the engine's functions are, or load it: the dispatcher."""
-    monkeypatch.setattr(cache, "choose_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(cache, "engine_folder", lambda: str(tmp_path))
 
     def made(signature=SIGNATURE):
         with cache.kept_together():
@@ -125,7 +125,7 @@ def test_an_end_of_file_inside_is_not_an_interrupt(monkeypatch, capsys):
 
 def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
     """For other types of arguments all would be compiled twice."""
-    monkeypatch.setattr(ahead, "_asked", True)
+    monkeypatch.setattr(compiled, "_asked", True)
     prism.simulate("llama3-70b-fsdp-512", replicates=64, seed=1)
     many = load_job("pipeline-8x32", ["parallelism.dp=256", "cluster.nodes=256"])
     prism.simulate(many, replicates=64, seed=1, engine="exchangeable")  # a sample of the replicas
@@ -136,34 +136,51 @@ def test_what_another_process_compiles_is_what_a_run_asks_for(monkeypatch):
         assert len(function.signatures) == 1
 
 
+@pytest.fixture
+def unasked(monkeypatch, tmp_path):
+    """No process was started, and nothing is compiled: the folder of compiled code."""
+    monkeypatch.setattr(compiled, "_asked", False)
+    monkeypatch.setattr(compiled, "_other", None)
+    monkeypatch.setattr(compiled, "engine_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(compiled.atexit, "register", lambda *_: None)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     "at_hand, expected", [(False, 1), (True, 0)], ids=["empty cache", "all at hand"]
 )
-def test_another_process_is_started_once_where_it_is_of_use(monkeypatch, at_hand, expected):
-    started, compiled = [], []
-    monkeypatch.setattr(ahead, "_asked", False)
-    monkeypatch.setattr(ahead.engine, "is_compiled", lambda: at_hand)
-    monkeypatch.setattr(ahead.engine, "compile_rest", lambda: compiled.append(1))
-    monkeypatch.setattr(ahead.atexit, "register", lambda *_: None)
-    monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: started.append(a[0]))
+def test_another_process_is_started_once_where_it_is_of_use(
+    monkeypatch, unasked, at_hand, expected
+):
+    if at_hand:  # under the names that Numba gives
+        prism.simulate("pipeline-8x32", replicates=64, seed=1)
+        kept = Path(run_blocks._cache._cache_file._index_path)
+        (unasked / kept.parent.name).mkdir()
+        (unasked / kept.parent.name / kept.name).touch()
+    started = []
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *a, **k: started.append(a[0]) or 1)
     for _ in range(2):
-        ahead.compile_ahead()
-    assert len(started) == len(compiled) == expected
+        assert compiled.start_compiling() == bool(expected)
+    assert len(started) == expected
     for command in started:  # a module that is not there would never be missed
-        assert command[-1].split()[1] == engine.__name__
+        assert f"from {engine.__name__} import {engine.compile_blocks.__name__};" in command[-1]
 
 
-def test_a_process_that_cannot_be_started_is_done_without(monkeypatch):
+def test_no_process_is_started_where_nothing_is_compiled(monkeypatch, unasked):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    monkeypatch.setattr(compiled.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    assert not compiled.start_compiling()
+
+
+def test_a_process_that_cannot_be_started_is_done_without(monkeypatch, unasked):
     def refuse(*_, **__):
         raise OSError("no memory")
 
-    monkeypatch.setattr(ahead, "_asked", False)
-    monkeypatch.setattr(ahead.engine, "is_compiled", lambda: False)
-    monkeypatch.setattr(ahead.subprocess, "Popen", refuse)
     ended = []
-    monkeypatch.setattr(ahead.atexit, "register", lambda *args: ended.append(args))
-    ahead.compile_ahead()
-    assert ahead._asked and not ended  # tried once; there is nothing to end
+    monkeypatch.setattr(compiled.subprocess, "Popen", refuse)
+    monkeypatch.setattr(compiled.atexit, "register", lambda *args: ended.append(args))
+    assert not compiled.start_compiling()
+    assert compiled._asked and not ended  # tried once; there is nothing to end
 
 
 def test_the_other_process_is_waited_for_once_and_not_for_ever(monkeypatch):
@@ -174,23 +191,33 @@ def test_the_other_process_is_waited_for_once_and_not_for_ever(monkeypatch):
             waited.append(seconds)
             raise subprocess.TimeoutExpired("python", seconds)
 
-    monkeypatch.setattr(ahead, "_other", Other())
+    monkeypatch.setattr(compiled, "_other", Other())
     for _ in range(2):
-        ahead.finish_ahead()
-    assert waited == [ahead.WAIT_S]
+        compiled.finish_compiling()
+    assert waited == [compiled.WAIT_S]
 
 
 @pytest.mark.parametrize("job", ["pipeline-8x32", TRACE], ids=["job", "trace model"])
-def test_whatever_is_prepared_waits_for_the_other_process(monkeypatch, job):
-    waited = []
-    monkeypatch.setattr(preparing, "finish_ahead", lambda: waited.append(job))
+@pytest.mark.parametrize("started", [False, True])
+def test_whatever_is_prepared_waits_for_the_other_process(monkeypatch, job, started):
+    """And compiles meanwhile what the other one waits for."""
+    done = []
+    monkeypatch.setattr(preparing, "start_compiling", lambda: started)
+    monkeypatch.setattr(preparing, "compile_rest", lambda: done.append("rest"))
+    monkeypatch.setattr(preparing, "finish_compiling", lambda: done.append("waited"))
     prism.simulate(job, replicates=64, seed=1)
-    assert waited == [job]
+    assert done == ["rest"] * started + ["waited"]
 
 
-def test_functions_that_were_compiled_are_kept():
-    prism.simulate("pipeline-8x32", replicates=64, seed=1)
-    assert cache.is_kept(run_phase) and cache.is_kept(twice)
+@pytest.mark.parametrize(("more", "expected"), [([], 1), (["--scheduler", "tcp://no:1"], 0)])
+def test_a_command_starts_it_before_it_imports_anything(monkeypatch, more, expected):
+    from prism.cli.commands import options
+
+    started = []
+    monkeypatch.setattr(options, "start_compiling", lambda: started.append(1))
+    arguments = ["estimate", "none-of-this-name", "--scheduler-timeout", "0.1s", *more]
+    assert entry.main(arguments) == 2
+    assert len(started) == expected
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ import xarray as xr
 import prism
 from prism import engine
 from prism.cluster.nodes.hosts import read_host_list
-from prism.common import files, netcdf
+from prism.common import compiled, files, netcdf
 from prism.common.errors import PrismError
 from prism.common.resultfiles import KINDS
-from prism.engine import cache
 from prism.jobs.hostfiles import read_hosts
 from prism.traces import find_recording, read_step_times, read_trace
 
@@ -235,7 +234,7 @@ def temp(tmp_path, monkeypatch):
 
 
 def test_compiled_code_in_temp_is_kept_in_a_folder_that_is_ours_alone(temp):
-    assert cache.folder_in_temp() == str(temp) == cache.folder_in_temp()
+    assert compiled.folder_in_temp() == str(temp) == compiled.folder_in_temp()
     assert stat.S_IMODE(temp.stat().st_mode) == 0o700
 
 
@@ -254,7 +253,7 @@ def test_compiled_code_never_goes_where_another_may_write(temp, what, monkeypatc
         uid = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
         temp.rename(temp.parent / f"prism-{uid + 1}")
-    private = cache.folder_in_temp()
+    private = compiled.folder_in_temp()
     assert private != str(temp) and stat.S_IMODE(os.stat(private).st_mode) == 0o700
     assert os.path.dirname(private) == str(temp.parent)
     assert os.path.basename(private) != f"prism-{os.getuid()}"
@@ -262,39 +261,39 @@ def test_compiled_code_never_goes_where_another_may_write(temp, what, monkeypatc
 
 def test_a_cache_folder_that_cannot_be_written_is_told_and_replaced(temp, monkeypatch, capsys):
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/none")
-    monkeypatch.setattr(cache, "can_write", lambda path: False)
-    assert cache.choose_folder() == str(temp)
+    monkeypatch.setattr(compiled, "can_write", lambda path: False)
+    assert compiled.choose_folder() == str(temp)
     assert "/proc/none" in capsys.readouterr().err
-    monkeypatch.setattr(cache, "can_write", lambda path: path == "/proc/none")
-    assert cache.choose_folder() == "/proc/none"
+    monkeypatch.setattr(compiled, "can_write", lambda path: path == "/proc/none")
+    assert compiled.choose_folder() == "/proc/none"
     assert capsys.readouterr().err == ""
 
 
 def test_a_folder_can_be_written_where_it_or_what_is_above_can(tmp_path):
-    assert cache.can_write(str(tmp_path / "a" / "b"))
+    assert compiled.can_write(str(tmp_path / "a" / "b"))
     (tmp_path / "file").touch()
-    assert not cache.can_write(str(tmp_path / "file"))
-    assert not cache.can_write(str(tmp_path / "file" / "below"))
+    assert not compiled.can_write(str(tmp_path / "file"))
+    assert not compiled.can_write(str(tmp_path / "file" / "below"))
 
 
 def test_compiled_code_is_kept_apart_from_that_of_other_sources(tmp_path):
     """A change of any file of the engine, or of its name, is another folder."""
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "b.py").write_text("y = 1")
-    found = [cache.hash_sources(tmp_path)]
+    found = [compiled.hash_sources(tmp_path)]
     (tmp_path / "b.py").write_text("y = 2")
-    found.append(cache.hash_sources(tmp_path))
+    found.append(compiled.hash_sources(tmp_path))
     (tmp_path / "b.py").rename(tmp_path / "c.py")
-    found.append(cache.hash_sources(tmp_path))
+    found.append(compiled.hash_sources(tmp_path))
     (tmp_path / "notes.txt").touch()
-    assert cache.hash_sources(tmp_path) == found[-1]
+    assert compiled.hash_sources(tmp_path) == found[-1]
     assert len(set(found)) == 3
 
 
 def test_all_of_the_engine_is_kept_in_one_folder():
     folder = Path(engine.run_given._cache._cache_path)
     assert Path(engine.philox_lanes._cache._cache_path) == folder
-    assert folder.parent.name == f"engine-{cache.hash_sources(Path(engine.__file__).parent)}"
+    assert folder.parent.name == f"engine-{compiled.hash_sources(Path(engine.__file__).parent)}"
     assert numba.config.CACHE_DIR == os.environ.get("NUMBA_CACHE_DIR", "")
 
 

@@ -2,6 +2,6 @@
 
 # modules that rooms above may import
 FACE = (
-    "agreement", "attribution", "cdf", "errors", "files", "labels", "launchgaps",
+    "agreement", "attribution", "cdf", "compiled", "errors", "files", "labels", "launchgaps",
     "means", "netcdf", "pipes", "resultfiles", "shipped", "sizes", "text",
 )  # fmt: skip

@@ -26,7 +26,7 @@ arXiv:2510.15596 (PRISM): sums along serial edges, maxima at joins.
 from prism.engine.cache import kept_together
 
 with kept_together():
-    from prism.engine.ahead import compile_blocks, compile_rest, is_compiled
+    from prism.engine.ahead import compile_blocks, compile_rest
     from prism.engine.arrays import (
         CALL,
         CDF_RANGE,
@@ -79,7 +79,7 @@ __all__ = [
     "JOB_STALL", "JOIN", "LANES", "MICROBATCH", "NEVER", "NO_JITTER", "NO_STALL", "POOL", "RANK",
     "REGIME", "RESIDUAL", "STALL", "STEP", "Bank", "Graph", "Jitter", "Keys", "Links", "Lowering",
     "Ops", "Ranks", "Sample", "Sampled", "SampledStep", "Shared", "Stalls", "Step", "Walk", "Work",
-    "cdf_cells", "compile_blocks", "compile_rest", "draw_clusters", "group_max", "is_compiled",
+    "cdf_cells", "compile_blocks", "compile_rest", "draw_clusters", "group_max",
     "lookup", "lower", "microbatches", "new_work", "philox_lanes", "record_block", "room_for_coefs",
     "run_given", "run_range", "run_sampled", "unseen_bins", "unseen_slowest",
 ]  # fmt: skip

@@ -8,14 +8,9 @@ import numpy as np
 
 from prism.engine.arrays import LANES, Block, Keys, Step, Work
 from prism.engine.blocks import new_block, new_work
-from prism.engine.cache import compile_for, is_kept
+from prism.engine.cache import compile_for
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.step import find_path, run_blocks, run_phase, start_block
-
-
-def is_compiled() -> bool:
-    """Tell whether a block needs no compilation, or none that would be found."""
-    return is_kept(run_blocks)
 
 
 def make_blank(kind: Any) -> Any:

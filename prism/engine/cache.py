@@ -1,17 +1,16 @@
-"""Where compiled code is kept, and the decorators that compile.
+"""What is kept of compiled code, and the decorators that compile.
 
 Numba's cache knows a function's own file only: what is called in another file would stay as it was
-compiled. So the folder is named by a hash of all sources of this package. And Numba believes what
-it finds, where a changed bit is a crash: so each file ends with a hash of what is before it, each
-compilation is kept with its key, and a file that fails either check is as one that is not there.
+compiled. So the folder, `engine_folder`, is that of all sources of this package. And Numba believes
+what it finds, where a changed bit is a crash: so each file ends with a hash of what is before it,
+each compilation is kept with its key, and a file that fails either check is as one that is not
+there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +19,8 @@ from typing import Any, BinaryIO
 
 import numba
 from numba.core import caching, codegen
+
+from prism.common.compiled import engine_folder
 
 config: Any = numba.config  # its attributes are made as it is loaded
 dispatcher: Any = numba.core.dispatcher  # not typed
@@ -32,59 +33,6 @@ DIGEST = 16  # bytes of a file's hash
 jit = compiled()
 inner = compiled(no_cpython_wrapper=True)  # for compiled callers: to unpack arrays takes seconds
 inlined = compiled(inline="always")
-
-
-def hash_sources(folder: Path) -> str:
-    """Hash the names and contents of all sources in a folder."""
-    digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(folder.glob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def can_write(path: str) -> bool:
-    """Say whether a folder can be written, or made."""
-    while not os.path.lexists(path) and path != (above := os.path.dirname(path)):
-        path = above
-    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
-
-
-def folder_in_temp() -> str:
-    """Folder below the system's temporary one: kept if it is ours and closed to others.
-
-    Numba's index is a pickle: whoever writes it runs code here. Else it is for this process alone.
-    """
-    import stat
-    import tempfile
-
-    path = os.path.join(tempfile.gettempdir(), f"prism-{os.getuid()}")
-    try:
-        if not os.path.lexists(path):
-            os.mkdir(path, 0o700)
-        found = os.lstat(path)  # of a link itself
-        if found.st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | 0o700:
-            return path
-    except OSError:
-        pass
-    import atexit
-    import shutil
-
-    path = tempfile.mkdtemp(prefix="prism-")
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
-
-
-def choose_folder() -> str:
-    """Find NUMBA_CACHE_DIR, a folder beside the sources, or one below the user's home or temp."""
-    given = os.environ.get("NUMBA_CACHE_DIR", "")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    places = [os.path.abspath(given)] * bool(given)
-    places += [os.path.join(os.path.dirname(__file__), "__pycache__"), os.path.join(home, "prism")]
-    path = next(filter(can_write, places), None) or folder_in_temp()
-    if given and path != places[0]:
-        said = f"NUMBA_CACHE_DIR {given!r} cannot be written; compiled code goes to {path}"
-        print(f"prism: warning: {said}", file=sys.stderr)
-    return path
 
 
 def hash_contents(data: bytes) -> bytes:
@@ -156,12 +104,6 @@ def make_cache(function: Callable[..., Any]) -> Any:
         return caching.NullCache()
 
 
-def is_kept(function: Any) -> bool:
-    """Say whether a function was compiled before, or nothing is kept of it."""
-    file = getattr(getattr(function, "_cache", None), "_cache_file", None)
-    return file is None or os.path.exists(file._index_path)
-
-
 def compile_for(function: Any, *args: Any) -> None:
     """Compile a function, unless it is compiled, for arguments of these types, and keep it."""
     function.compile(tuple(map(numba.typeof, args)))
@@ -185,8 +127,7 @@ def kept_together() -> Iterator[None]:
     """Keep what is imported inside in one folder, named by the sources of this package."""
     before = config.CACHE_DIR, dispatcher.FunctionCache, config.CPU_FEATURES
     config.CPU_FEATURES = choose_features()  # until the first function is made
-    name = f"engine-{hash_sources(Path(__file__).parent)}"
-    config.CACHE_DIR = os.path.join(choose_folder(), name)
+    config.CACHE_DIR = engine_folder()
     dispatcher.FunctionCache = make_cache
     try:
         yield

@@ -8,15 +8,16 @@ import numpy as np
 
 from prism.cluster.groups import count_replicas
 from prism.common import sizes
+from prism.common.compiled import finish_compiling, start_compiling
 from prism.common.errors import named
 from prism.common.sizes import check_size
 from prism.distributions.distribution import constant, lognormal
 from prism.distributions.library import Library, load_library
-from prism.engine import LANES
+from prism.engine import LANES, compile_rest
 from prism.jobs.job import Job
 from prism.jobs.schedule import make_schedule
-from prism.simulation.ahead import compile_ahead, finish_ahead
 from prism.simulation.assembly import build_program
+from prism.simulation.execution.tasks import is_remote
 from prism.simulation.independent import pool_program
 from prism.simulation.program import Program, join_idle, thread_bytes
 from prism.simulation.sampledreplicas import Choice, choose_engine, count_draws, sample_replicas
@@ -77,12 +78,13 @@ def prepare(job: Job, seed: int, library: Library | None = None, engine: str = "
         The job asks for what cannot be built.
     """
     _check_size(job)
-    compile_ahead()
+    if not is_remote() and start_compiling():
+        compile_rest()  # what the other process waits for
     if job.variability.model is not None:
         step = prepare_trace(job, load_model(job.variability.model), seed, engine)
     else:
         step = _prepare_job(job, seed, _library(job) if library is None else library, engine)
-    finish_ahead()
+    finish_compiling()
     return step
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from prism.cli.commands.terminal import say
+from prism.common.compiled import start_compiling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NO_EFFECT = "Accepted by every command; no effect here."
@@ -250,6 +251,8 @@ def place_options(command: Command) -> Command:
     @functools.wraps(command)
     def placed(**options: Any) -> Any:
         where = {name: options.pop(name) for name in PLACE_OPTIONS}
+        if where["scheduler"] is where["scheduler_file"] is None:
+            start_compiling()  # before the command imports anything
         if all(value is None for value in where.values()):
             return command(**options)
         return _run_placed(command, where, options)
