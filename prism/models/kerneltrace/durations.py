@@ -78,25 +78,29 @@ def _host_times(
     """
     found, own = durations[:, 0], durations[:, 1]
     now: dict[int, float] = {}  # per node: when it ended in the other step
+    # lists: of an array each number is made anew when it is looked at
+    counterpart, returns = to[roles.event].tolist(), (roles.role == "return").tolist()
+    issued = np.where(view.on_device, view.issued, view.call).tolist()
+    call, call_end, end = view.call.tolist(), view.call_end.tolist(), view.end.tolist()
     for i in on_host:
-        there = int(to[roles.event[i]])
+        there = counterpart[i]
         if there < 0:
             continue
-        if roles.role[i] == "return":
-            awaited = to[roles.awaited.get(i, [])]
-            ends = view.end[awaited[awaited >= 0]]
-            now[i] = float(view.call_end[there])
-            until = max([view.call[there], *ends[ends <= now[i] + RESOLUTION_S]])
+        if returns[i]:
+            now[i] = call_end[there]
+            awaited = to[roles.awaited.get(i, [])].tolist()
+            ends = (end[k] for k in awaited if k >= 0)
+            until = max([call[there], *(x for x in ends if x <= now[i] + RESOLUTION_S)])
             found[i] = max(0.0, now[i] - until)
             continue
-        until = float(view.issued[there] if view.on_device[there] else view.call[there])
+        until = issued[there]
         stretch = [i]
         while (before := nodes[stretch[-1]].preds[0]) not in now and roles.event[before] >= 0:
             stretch.append(before)
         since = max(now.get(before, view.begin), view.begin)
-        share = (
-            own[stretch] / own[stretch].sum() if own[stretch].sum() > 0.0 else 1.0 / len(stretch)
-        )
+        share: Floats | float = 1.0 / len(stretch)
+        if len(stretch) > 1 and (whole := own[stretch].sum()) > 0.0:
+            share = own[stretch] / whole
         found[stretch] = max(0.0, until - since) * share
         for node in stretch[::-1]:
             since = now[node] = since + float(found[node])
