@@ -12,6 +12,7 @@ from pipeline_synth import Effects, Layout, as_trace, make_trace
 import prism
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
+from prism.distributions import modelfile
 from prism.distributions.library import from_dataset
 from prism.models.pipelinetrace.build import build_trace_graph
 from prism.models.pipelinetrace.fit import fit_graph
@@ -153,11 +154,21 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_models_are_refused(model, tmp_path, change):
+def test_damaged_models_are_refused(model, tmp_path, monkeypatch, change):
     path = tmp_path / "damaged.nc"
-    change(model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
+    path.touch()  # whose content is given: writing each takes longer than all else
+    found = change(model_to_dataset(model, {}))
+    monkeypatch.setattr(modelfile, "read_netcdf", lambda *_: found)
     with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
         load_model(path)
+
+
+def test_damage_is_refused_through_a_file_too(model, tmp_path):
+    path = tmp_path / "damaged.nc"
+    for what in ("durations that are NaN", "no groups"):
+        DAMAGE[what](model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
+        with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
+            load_model(path)
 
 
 def test_a_model_of_another_schema_is_refused(model):

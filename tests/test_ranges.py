@@ -11,6 +11,7 @@ import xarray as xr
 import prism
 from prism.common.errors import PrismError
 from prism.common.resultfiles import save
+from prism.distributions import modelfile
 from prism.distributions.library import from_dataset, library_names, load_library, to_dataset
 from prism.distributions.ranges import KINDS, figure_range
 from prism.jobs.job import job_from_dict
@@ -153,8 +154,28 @@ def steps_model(tmp_path_factory):
     return folder / "m.nc"
 
 
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """A file that brings a dataset, without writing it, which takes longer than all else."""
+
+    def give(dataset):
+        (tmp_path / "x.nc").touch()
+        monkeypatch.setattr(modelfile, "read_netcdf", lambda *_: dataset)
+        return tmp_path / "x.nc"
+
+    return give
+
+
+def test_what_cannot_be_is_refused_through_a_file_too(steps_model, tmp_path):
+    whole = xr.load_dataset(steps_model, engine="h5netcdf")
+    for changed in (spoilt(whole, "residuals", 0, math.nan), whole.assign_attrs(grain_s=1e12)):
+        save(changed, tmp_path / "x.nc")
+        with pytest.raises(PrismError, match="x.nc"):
+            load_step_model(tmp_path / "x.nc")
+
+
 @pytest.mark.parametrize("what", ["rise", "written to", "deviation 1", "more stalls"])
-def test_no_model_of_steps_is_read_that_contradicts_itself(steps_model, tmp_path, what):
+def test_no_model_of_steps_is_read_that_contradicts_itself(steps_model, given, what):
     dataset = xr.load_dataset(steps_model, engine="h5netcdf")
     if what == "rise":
         dataset = dataset.isel(step=slice(None, None, -1))
@@ -164,15 +185,12 @@ def test_no_model_of_steps_is_read_that_contradicts_itself(steps_model, tmp_path
         dataset["stall_counts"] = dataset["stall_counts"] + 1e12
     else:
         dataset["residuals"] = 2.0 * dataset["residuals"]
-    save(dataset, tmp_path / "x.nc")
     with pytest.raises(PrismError, match=what):
-        load_step_model(tmp_path / "x.nc")
+        load_step_model(given(dataset))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e30])
-def test_no_array_or_scalar_of_a_model_of_steps_is_read_that_cannot_be(
-    steps_model, tmp_path, value
-):
+def test_no_array_or_scalar_of_a_model_of_steps_is_read_that_cannot_be(steps_model, given, value):
     load_step_model(steps_model)
     with xr.open_dataset(steps_model, engine="h5netcdf") as opened:
         whole = opened.load()
@@ -185,9 +203,8 @@ def test_no_array_or_scalar_of_a_model_of_steps_is_read_that_cannot_be(
             if name in names
             else whole.assign_attrs({name: value})
         )
-        save(changed, tmp_path / "x.nc")
         with pytest.raises(PrismError, match=f"x.nc.*{name}|{name}"):
-            load_step_model(tmp_path / "x.nc")
+            load_step_model(given(changed))
 
 
 def test_the_engine_refuses_what_is_not_finite():

@@ -6,7 +6,7 @@ replicas. `build_arrays` orders them and gives their ends to slots that are reus
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -99,10 +99,10 @@ class Builder:
         call: int = -1,
     ) -> int:
         """Add an op of a type (-1: a join); joins of more than two become binary joins."""
-        preds = _unique(preds)
+        preds, nodes = _unique(preds), self.nodes
         # local ends are joined inside the replica first: one export instead of many
-        local = [p for p in preds if not self.nodes[p].is_global]
-        other = [p for p in preds if self.nodes[p].is_global]
+        local = [p for p in preds if not nodes[p].is_global]
+        other = [p for p in preds if nodes[p].is_global] if len(local) < len(preds) else []
         if is_global:
             local = self._at_most(1, local, False, stage)
         pair = tuple(self._at_most(2, local + other, is_global, stage))
@@ -145,17 +145,19 @@ def nominal_duration(op_type: OpType) -> float:
 
 
 def _execution_order(
-    nodes: list[Node], op_types: tuple[OpType, ...]
+    preds: Sequence[tuple[int, ...]], is_global: Sequence[bool], durations: Sequence[float]
 ) -> tuple[list[int], list[int], float]:
     """Order nodes by phase and earliest start, so that few ends are alive at a time."""
-    durations = [*map(nominal_duration, op_types), 0.0]  # the last one is a join's
     phase, start, end = [0], [0.0], [0.0]
-    for node in nodes[1:]:
-        hops = (phase[p] + (node.is_global != nodes[p].is_global) for p in node.preds)
-        phase.append(max(hops, default=-1 if node.is_global else 0))
-        start.append(max((end[p] for p in node.preds), default=0.0))
-        end.append(start[-1] + durations[node.op_type])
-    order = sorted(range(1, len(nodes)), key=lambda i: (phase[i], start[i], i))
+    for before, own, duration in zip(preds[1:], is_global[1:], durations[1:], strict=True):
+        at, since = (-1 if before or own else 0), 0.0
+        for p in before:
+            at = max(at, phase[p] + (own != is_global[p]))
+            since = max(since, end[p])
+        phase.append(at)
+        start.append(since)
+        end.append(since + duration)
+    order = sorted(range(1, len(preds)), key=list(zip(phase, start, strict=True)).__getitem__)
     return order, phase, max(end)
 
 
@@ -183,51 +185,64 @@ class _Slots:
 
 def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
     """Lay nodes into arrays, in execution order; `final`, a global one, has the step's end."""
-    nodes, op_types = builder.nodes, tuple(builder.types)
-    order, phase, nominal_s = _execution_order(nodes, op_types)
+    op_types = tuple(builder.types)
+    preds, is_global, type_of, stage_of, *others = zip(*builder.nodes, strict=True)
+    nominal = [*map(nominal_duration, op_types), 0.0]  # the last one is a join's
+    order, phase, nominal_s = _execution_order(preds, is_global, [nominal[t] for t in type_of])
     # draws are counted within a stage, in the order of the schedule (not of durations)
     counters: dict[tuple[bool, int], count[int]] = defaultdict(count)
-    draws = [next(counters[n.is_global, n.stage]) if n.op_type >= 0 else -1 for n in nodes]
-    seen = {p for n in nodes if n.is_global for p in n.preds}
-    last_reader = {
-        p: i for i in order for p in nodes[i].preds if nodes[i].is_global == nodes[p].is_global
-    }
-    slots, slot = _Slots(), {START: 0}
+    draws = [
+        next(counters[own, s]) if t >= 0 else -1
+        for own, s, t in zip(is_global, stage_of, type_of, strict=True)
+    ]
+    seen = {p for own, before in zip(is_global, preds, strict=True) if own for p in before}
+    last_reader = {p: i for i in order for p in preds[i] if is_global[i] == is_global[p]}
+    slots, slot = _Slots(), [0] * len(preds)
     export: dict[int, int] = {}  # slots of the latest end over the replicas
-    rows: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = []  # slots of predecessors and end, node (of an export: ~node)
     phases: list[list[int]] = []
     for i in order:
-        node = nodes[i]
+        own = is_global[i]
         if not phases or phases[-1][0] != phase[i]:
             phases.append([phase[i], len(rows), 0])
-        preds = [export.get(p, slot[p]) if node.is_global else slot[p] for p in node.preds]
-        out = slot[i] = slots.take(node.is_global)
-        kind, rest = (DRAW if node.op_type >= 0 else JOIN), (0,) * (2 - len(preds))
-        rows.append((kind, *preds, *rest, out, *node[2:], draws[i]))
-        if i in seen and not node.is_global:
+        before = [export.get(p, slot[p]) if own else slot[p] for p in preds[i]]
+        out = slot[i] = slots.take(own)
+        rows.append((*before, *(0,) * (2 - len(before)), out, i))
+        if not own and i in seen:
             export[i] = slots.take(True)
-            rows.append((EXPORT, out, 0, export[i], -1, node.stage, -1, -1, -1))
-        slots.give_back(slot[p] for p in node.preds if last_reader.get(p) == i)
+            rows.append((out, 0, export[i], ~i))
+        slots.give_back(slot[p] for p in preds[i] if last_reader.get(p) == i)
         if i not in last_reader:
             slots.give_back([out])
         phases[-1][2] = len(rows)
-    table = np.array(rows, np.int64).reshape(len(rows), 9)
-    table[:, 1:4] = np.where(table[:, 1:4] < 0, slots.n_local - 1 - table[:, 1:4], table[:, 1:4])
-    _, *columns = table.T.astype(np.int32)
-    names = ("pred0", "pred1", "out", "op_type", "stage", "microbatch", "call", "draw")
+    table = np.array(rows, np.int64).reshape(len(rows), 4)
+    ends, node = table[:, :3], table[:, 3]
+    pred0, pred1, out_slot = np.where(ends < 0, slots.n_local - 1 - ends, ends).T.astype(np.int32)
+    exports, node = node < 0, np.where(node < 0, ~node, node)
+    columns = np.array([type_of, *others, draws], np.int32)[:, node]
+    columns[:, exports] = -1
+    op_type, microbatch, call, draw = columns
+    kind = np.where(exports, EXPORT, np.where(op_type >= 0, DRAW, JOIN))
     return StepGraph(
-        kind=table[:, 0].astype(np.int8),
-        **dict(zip(names, columns, strict=True)),
+        kind=kind.astype(np.int8),
+        pred0=pred0,
+        pred1=pred1,
+        out=out_slot,
+        op_type=op_type,
+        stage=np.array(stage_of, np.int32)[node],
+        microbatch=microbatch,
+        call=call,
+        draw=draw,
         phase_global=np.array([p % 2 for p, _, _ in phases], np.uint8),
         phase_lo=np.array([lo for _, lo, _ in phases], np.int64),
         phase_hi=np.array([hi for _, _, hi in phases], np.int64),
         op_types=op_types,
         n_stages=n_stages,
-        n_microbatches=1 + max(n.microbatch for n in nodes),
+        n_microbatches=1 + max(others[0]),
         n_replicas=n_replicas,
         n_slots=slots.n_local,
         n_global_slots=slots.n_global,
         final_slot=slots.n_local - 1 - slot[final],
-        n_calls=1 + max(n.call for n in nodes),
+        n_calls=1 + max(others[1]),
         nominal_s=nominal_s,
     )
