@@ -163,7 +163,8 @@ def test_another_process_is_started_once_where_it_is_of_use(
         assert compiled.start_compiling() == bool(expected)
     assert len(started) == expected
     for command in started:  # a module that is not there would never be missed
-        assert f"from {engine.__name__} import {engine.compile_blocks.__name__};" in command[-1]
+        name = engine.compile_blocks.__name__
+        assert f"from {engine.__name__} import {name}\n{name}()\n" in command[-1]
 
 
 def test_no_process_is_started_where_nothing_is_compiled(monkeypatch, unasked):

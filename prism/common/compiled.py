@@ -17,8 +17,15 @@ from pathlib import Path
 SOURCES = Path(__file__).parent.parent / "engine"
 LAST = "run_blocks"  # the function that is compiled last
 WAIT_S = 60.0  # for the other process, which is about as quick as this one
-# without garbage collection, which finds little among all that Numba makes, in a tenth of the time
-COMPILE = "import gc; gc.disable(); from prism.engine import compile_blocks; compile_blocks()"
+# no garbage collection, which finds little in a tenth of the time, and no SciPy for Numba, whose
+# matrix products nothing here has
+COMPILE = """
+import gc, sys
+gc.disable()
+sys.modules["scipy.linalg.cython_blas"] = None
+from prism.engine import compile_blocks
+compile_blocks()
+"""
 
 _asked = False
 _other: "subprocess.Popen[bytes] | None" = None

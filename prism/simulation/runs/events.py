@@ -209,7 +209,7 @@ class EventLoop:
     def _steps_within(self, gap: Array, left: Array, base: Array) -> tuple[Array, Array]:
         """Find how many steps are expected to end within `gap` seconds, and the seconds over."""
         model, drift = self.model, self.model.drift.of(self.cluster)
-        about = np.clip(gap / base, 1.0, np.maximum(left, 1.0))
+        about = np.minimum(np.maximum(gap / base, 1.0), np.maximum(left, 1.0))
         fade = decay_sum(about, drift.rate(base)) / about
         relative = 1.0 + drift.cv * self.drift * fade + self._wave(about, base) / about
         pace = base * np.maximum(relative, LEAST)
@@ -220,7 +220,7 @@ class EventLoop:
         smooth = sum(pause / every for every, pause in pauses)
         low = np.floor((gap - lengthy) / (pace * self.most + smooth)) - 1.0
         high = np.ceil((gap + lengthy) / (pace * self.least + smooth)) + 1.0
-        low, high = np.clip(low, 0.0, left), np.clip(high, 0.0, left)
+        low, high = (np.minimum(np.maximum(x, 0.0), left) for x in (low, high))
 
         def expected(n: Array) -> Array:
             seconds = pace * self._work_of(n)

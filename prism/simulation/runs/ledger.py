@@ -27,8 +27,8 @@ class Ledger:
             self.newer += seconds
             return
         interval = self.checkpoints.interval_steps
-        last = np.floor(self.done / interval) * interval
-        crossed = np.floor(self.done / interval) - np.floor(before / interval)
+        number = np.floor(self.done / interval)
+        last, crossed = number * interval, number - np.floor(before / interval)
         one, more, share = crossed == 1, crossed > 1, 1.0 / np.maximum(n, 1.0)
         tail = np.where(crossed > 0, (self.done - last) * share, 1.0)
         body = np.where(more, interval * share, 1.0 - tail)

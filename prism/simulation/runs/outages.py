@@ -22,7 +22,8 @@ class Outages:
         self.restart_s, kinds = fail.restart_s, fail.kinds
         self.share = np.cumsum([k.share for k in kinds])
         self.share /= self.share[-1]
-        self.times = np.array([(k.detection_s, k.restart_s, k.replaces) for k in kinds], float)
+        times = [(k.detection_s, k.restart_s, k.replaces) for k in kinds]
+        self.times = np.array(times, float).reshape(-1, 3).T
         # [run, spare] when each is there
         self.pool = None if fail.spares is None else np.zeros((n_runs, fail.spares))
         self.clock = waiting_times(rng, np.full(n_runs, self.rate))  # of each run's next failure
@@ -50,7 +51,7 @@ class Outages:
             end = found + wait + restart
             struck = self.clock[who] < end
             end = np.where(struck, np.maximum(self.clock[who], ready[again]), end)
-            waited[again] += np.clip(end - found, 0.0, wait)
+            waited[again] += np.minimum(np.maximum(end - found, 0.0), wait)
             ready[again] = end
             failed[again] = struck
             again = again[struck]
@@ -61,11 +62,12 @@ class Outages:
         n = failed.size
         if self.rate == 0.0:
             return np.zeros(n), np.full(n, self.restart_s), np.ones(n, bool)
-        kind = self.times[np.searchsorted(self.share, self.rng.random(n), side="right")]
+        kind = np.searchsorted(self.share, self.rng.random(n), side="right")
+        detection, restart, replaces = (x[kind] for x in self.times)
         return (
-            np.where(failed, kind[:, 0], 0.0),
-            np.where(failed, kind[:, 1], self.restart_s),
-            ~failed | (kind[:, 2] > 0.0),
+            np.where(failed, detection, 0.0),
+            np.where(failed, restart, self.restart_s),
+            ~failed | (replaces > 0.0),
         )
 
     def _take_spare(self, runs: Index, at: Array, replaces: NDArray[np.bool_]) -> Array:
