@@ -79,11 +79,10 @@ def _host_times(
     found, own = durations[:, 0], durations[:, 1]
     now: dict[int, float] = {}  # per node: when it ended in the other step
     # lists: of an array each number is made anew when it is looked at
-    counterpart, returns = to[roles.event].tolist(), (roles.role == "return").tolist()
+    counterpart, returns = to[roles.event[on_host]].tolist(), (roles.role == "return").tolist()
     issued = np.where(view.on_device, view.issued, view.call).tolist()
     call, call_end, end = view.call.tolist(), view.call_end.tolist(), view.end.tolist()
-    for i in on_host:
-        there = counterpart[i]
+    for i, there in zip(on_host, counterpart, strict=True):
         if there < 0:
             continue
         if returns[i]:
