@@ -82,7 +82,7 @@ def old_results(out, command):
     return content(out)
 
 
-@pytest.mark.parametrize("command", some(COMMANDS, 3))  # all write by the same functions
+@pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatch, run):
     out, save = tmp_path / "out", plots.save_figure
     before = old_results(out, command)
@@ -118,7 +118,7 @@ def test_ctrl_c_and_a_full_disk_while_writing(command, job, tmp_path, monkeypatc
 
 def test_kill_9_while_writing(job, tmp_path, run):
     """What is left is a hidden folder, which the next command removes."""
-    killed = some(COMMANDS, 3)
+    killed = some(COMMANDS, 3)  # all write by the same functions
     before = {command: old_results(tmp_path / command, command) for command in killed}
     lines = [asked(command, job, tmp_path / command) for command in killed]
     done = subprocess.run(

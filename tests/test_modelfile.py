@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from campaign import some
 from pipeline_synth import Effects, Layout, as_trace, make_trace
 
 import prism
@@ -165,7 +166,7 @@ def test_damaged_models_are_refused(model, tmp_path, monkeypatch, change):
 
 def test_damage_is_refused_through_a_file_too(model, tmp_path):
     path = tmp_path / "damaged.nc"
-    for what in ("durations that are NaN", "no groups"):
+    for what in {*some(DAMAGE, 7), "no distributions", "durations that are NaN"}:
         DAMAGE[what](model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
         with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
             load_model(path)

@@ -107,15 +107,15 @@ class Wiring:
             return own
         return np.asarray(self._hops(n_bytes)[:, near].mean(axis=1) / c.transfer_time(n_bytes))
 
-    @property
-    def _n_alike(self) -> int:
-        """Neighbouring tp ranks that never leave each other's node, so that one is looked at."""
-        return math.gcd(self.cluster.layout.tp, self.placement.gpus_per_node)
+    def _n_alike(self, group: str) -> int:
+        """Neighbouring tp ranks whose rings visit the same nodes, so that one is looked at."""
+        layout = self.cluster.layout
+        joined = group != "hop" and layout.joins_tp(group)
+        return 1 if joined else math.gcd(layout.tp, self.placement.gpus_per_node)
 
     def _visits(self, group: str) -> Visits:
         c, node = self.cluster, self.placement.gpus_per_node
-        every = 1 if c.layout.joins_tp(group) else self._n_alike
-        return find_visits(c.layout, group, every, node, c.nvlink_gpus)
+        return find_visits(c.layout, group, self._n_alike(group), node, c.nvlink_gpus)
 
     def _rings_reach(self, group: str) -> _Rings:
         """How every ring of a kind lies.
@@ -130,8 +130,7 @@ class Wiring:
             if domains is None:
                 domains = count_units(rings // c.nvlink_gpus)
             units = [count_units(rings // tier.gpus) for tier in c.tiers]
-            n_alike = 1 if c.layout.joins_tp(group) else self._n_alike
-            factor, parallel = np.ones(len(rings)), n_alike * n_ranks / domains
+            factor, parallel = np.ones(len(rings)), self._n_alike(group) * n_ranks / domains
             if group != "ep":  # where every member sends to all others, so that no ring decides
                 for tier, n in zip(c.tiers, units, strict=True):
                     slow = self._tier_slow(tier, rings, domains, n, parallel)
@@ -182,11 +181,12 @@ class Wiring:
     @cached_property
     def _hop_reach(self) -> Hops:
         """What transfers from every stage to the next meet [replica, stage, member]."""
-        source = self.members[:, :, :: self._n_alike].astype(np.int64)
+        n_alike = self._n_alike("hop")
+        source = self.members[:, :, ::n_alike].astype(np.int64)
         sink = np.roll(source, -1, axis=1)
         if not self.cluster.loops:
             sink[:, -1] = source[:, -1]  # nothing goes from the last stage to the first
-        return self.cluster.hops(self.placement.n_gpus, source, sink, self._n_alike)
+        return self.cluster.hops(self.placement.n_gpus, source, sink, n_alike)
 
 
 class _Rings(NamedTuple):

@@ -186,7 +186,7 @@ class _Slots:
 def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -> StepGraph:
     """Lay nodes into arrays, in execution order; `final`, a global one, has the step's end."""
     op_types = tuple(builder.types)
-    preds, is_global, type_of, stage_of, *others = zip(*builder.nodes, strict=True)
+    preds, is_global, type_of, stage_of, microbatches, calls = zip(*builder.nodes, strict=True)
     nominal = [*map(nominal_duration, op_types), 0.0]  # the last one is a join's
     order, phase, nominal_s = _execution_order(preds, is_global, [nominal[t] for t in type_of])
     # draws are counted within a stage, in the order of the schedule (not of durations)
@@ -219,7 +219,7 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
     ends, node = table[:, :3], table[:, 3]
     pred0, pred1, out_slot = np.where(ends < 0, slots.n_local - 1 - ends, ends).T.astype(np.int32)
     exports, node = node < 0, np.where(node < 0, ~node, node)
-    columns = np.array([type_of, *others, draws], np.int32)[:, node]
+    columns = np.array([type_of, microbatches, calls, draws], np.int32)[:, node]
     columns[:, exports] = -1
     op_type, microbatch, call, draw = columns
     kind = np.where(exports, EXPORT, np.where(op_type >= 0, DRAW, JOIN))
@@ -238,11 +238,11 @@ def build_arrays(builder: Builder, final: int, n_replicas: int, n_stages: int) -
         phase_hi=np.array([hi for _, _, hi in phases], np.int64),
         op_types=op_types,
         n_stages=n_stages,
-        n_microbatches=1 + max(others[0]),
+        n_microbatches=1 + max(microbatches),
         n_replicas=n_replicas,
         n_slots=slots.n_local,
         n_global_slots=slots.n_global,
         final_slot=slots.n_local - 1 - slot[final],
-        n_calls=1 + max(others[1]),
+        n_calls=1 + max(calls),
         nominal_s=nominal_s,
     )

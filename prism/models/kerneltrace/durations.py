@@ -78,7 +78,7 @@ def _host_times(
     """
     found, own = durations[:, 0], durations[:, 1]
     now: dict[int, float] = {}  # per node: when it ended in the other step
-    # lists: of an array each number is made anew when it is looked at
+    # lists, as numbers are picked out of arrays one by one slowly
     counterpart, returns = to[roles.event[on_host]].tolist(), (roles.role == "return").tolist()
     issued = np.where(view.on_device, view.issued, view.call).tolist()
     call, call_end, end = view.call.tolist(), view.call_end.tolist(), view.end.tolist()

@@ -77,10 +77,10 @@ def drift_sum(start: Array, n: Array, rate: Array, z: Array) -> tuple[Array, Arr
         cov = (1.0 + r) * (one - two)
     slow = rate * n < _SLOW
     if slow.any():
-        # sums of k, k^2, k^3: the first two orders of the rate
-        one, two = m * (m + 1.0) / 2.0, m * (m + 1.0) * (2.0 * m + 1.0) / 6.0
-        var = np.where(slow, 2.0 * rate * (two - rate * one**2), var)
-        cov = np.where(slow, 2.0 * rate * (one - rate * (1.5 * two + 0.5 * one)), cov)
+        # sums of k and k^2, and of k^3, the square of the first: two orders of the rate
+        sums = m * (m + 1.0) / 2.0, m * (m + 1.0) * (2.0 * m + 1.0) / 6.0
+        var = np.where(slow, 2.0 * rate * (sums[1] - rate * sums[0] ** 2), var)
+        cov = np.where(slow, 2.0 * rate * (sums[0] - rate * (1.5 * sums[1] + 0.5 * sums[0])), cov)
     left = np.where(n > 0.0, np.exp(-rate * np.maximum(n, 1.0)), 1.0)
     std = np.sqrt(np.where(n > 0.0, -np.expm1(-2.0 * rate * np.maximum(n, 1.0)), 0.0))
     along = np.divide(cov, std, out=np.zeros_like(var), where=std > 0.0)
