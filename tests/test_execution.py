@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import namedtuple
@@ -130,6 +132,29 @@ def test_little_work_stays_in_the_thread_that_asked(seconds, here):
 def test_what_goes_wrong_in_a_task_comes_out(threads):
     with pytest.raises(KeyError):
         run_tasks([Task(squares, Shared({}), (i, 2)) for i in range(20)], print, threads)
+
+
+# Interrupted a hundred times while it waits for tasks of a moment: an interrupt ends the tasks.
+INTERRUPTED = """
+import random, signal, time
+from prism.simulation.execution.tasks import Shared, Task, run_tasks
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+work = [Task(lambda _: time.sleep(3e-4), Shared({}), (), 0.01) for _ in range(200)]
+for i in range(100):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.Random(i).uniform(1e-3, 2e-2))
+        run_tasks(work, lambda *found: None, 2)
+    except KeyboardInterrupt:
+        print(i)
+"""
+
+
+def test_an_interrupt_at_any_moment_leaves_no_lock():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) > 90
 
 
 @pytest.mark.parametrize("threads", [1, 2])

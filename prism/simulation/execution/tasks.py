@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
@@ -155,21 +157,44 @@ def run_tasks(
             take(i, _perform(task, place.store))
             beat()
         return
+    # queues, as Ctrl-C while futures are waited for can leave one of them locked for good
+    todo, found = deque(range(len(tasks))), SimpleQueue[tuple[int, Arrays | BaseException]]()
+
+    def perform() -> None:
+        while todo:
+            with suppress(IndexError):  # another thread took the last one
+                i = todo.popleft()
+                found.put((i, _try(tasks[i], place.store)))
+
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        index = {pool.submit(_perform, task, place.store): i for i, task in enumerate(tasks)}
-        pending = set(index)
         try:
-            while pending:
-                done, pending = wait(pending, timeout=BEAT_S, return_when=FIRST_COMPLETED)
-                for future in done:
-                    take(index.pop(future), future.result())
-                del done  # and with it what they gave
+            for _ in range(min(threads, len(tasks))):
+                pool.submit(perform)
+            left = len(tasks)
+            while left:
+                try:
+                    i, arrays = found.get(timeout=BEAT_S)
+                except Empty:
+                    pass
+                else:
+                    if isinstance(arrays, BaseException):
+                        raise arrays
+                    take(i, arrays)
+                    left -= 1
+                    del arrays  # before the next is waited for
                 beat()
                 if stop is not None and stop.is_set():
                     raise CancelledError
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            todo.clear()
             raise
+
+
+def _try(task: Task, store: ChunkStore | None) -> Arrays | BaseException:
+    try:
+        return _perform(task, store)
+    except BaseException as error:
+        return error
 
 
 @contextmanager
