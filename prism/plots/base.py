@@ -104,8 +104,8 @@ def side_by_side(height: float) -> tuple[Axes, Axes]:
     return left, right
 
 
-def save_figure(ax: Axes, path: str | Path) -> None:
-    """Write the figure of some axes, in the format that the suffix names.
+def save_figure(ax: Axes, *paths: str | Path) -> None:
+    """Write the figure of some axes, in the formats that the suffixes name; all laid out alike.
 
     Examples
     --------
@@ -117,7 +117,11 @@ def save_figure(ax: Axes, path: str | Path) -> None:
     assert figure is not None
     # no date in the file: the same result gives the same bytes
     clean = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    figure.savefig(path, metadata=clean.get(Path(path).suffix))
+    layout = figure.get_layout_engine()
+    for path in paths:
+        figure.savefig(path, metadata=clean.get(Path(path).suffix))
+        figure.set_layout_engine(None)
+    figure.set_layout_engine(layout)
 
 
 def ink() -> str:

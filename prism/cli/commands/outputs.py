@@ -65,9 +65,8 @@ def _write_folder(
         for name, text in {"summary.json": summary, **texts}.items():
             (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
         for picture in answer.pictures:
-            ax = picture.draw()
-            plots.save_figure(ax, folder / f"{picture.stem}.png")
-            plots.save_figure(ax, folder / f"{picture.stem}.svg")
+            files = (folder / f"{picture.stem}{ending}" for ending in (".png", ".svg"))
+            plots.save_figure(picture.draw(), *files)
         names = ", ".join(sorted(file.name for file in folder.iterdir()))
     if not quiet:
         say(f"wrote {directory}: {names}")
