@@ -47,6 +47,23 @@ def small_pools(monkeypatch):
 
 
 @pytest.fixture
+def few_repeats(monkeypatch):
+    """Intervals of fits of step times by as few repetitions as there can be."""
+    monkeypatch.setattr("prism.models.steptimes.likelihood._CELLS", 0)
+
+
+@pytest.fixture
+def empty_pictures(monkeypatch):
+    """Pictures that are empty files, where nobody looks at them: each takes half a second."""
+
+    def touch(ax, *paths):
+        for path in paths:
+            path.touch()
+
+    monkeypatch.setattr("prism.plots.save_figure", touch)
+
+
+@pytest.fixture
 def made_up_result():
     """Result of known distributions: 50 clusters of 20 steps, 100 runs."""
     generator = np.random.default_rng(3)

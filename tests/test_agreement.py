@@ -83,7 +83,7 @@ def test_critical_value_is_the_tabulated_one():
 
 def test_critical_value_is_exceeded_in_one_of_twenty_cases():
     generator = np.random.default_rng(5)
-    law = generator.standard_normal(20_000)
+    law = stats.norm.ppf((np.arange(2_000) + 0.5) / 2_000)
     found = [ks_statistic(generator.standard_normal(16), law) for _ in range(1_000)]
     exceeded = int(np.sum(np.array(found) > ks_critical(16)))
     assert stats.binomtest(exceeded, 1_000, 0.05).pvalue > 1e-4
@@ -224,6 +224,6 @@ def test_the_expected_quantile_is_the_mean_over_samples(n):
 def test_the_true_law_has_no_error_of_p95_at_the_same_n():
     rng = np.random.default_rng(3)
     law = 10.0 + rng.standard_normal(2_000)
-    errors = [compare(rng.choice(law, 11), law) for _ in range(200)]
+    errors = [compare(rng.choice(law, 5), law) for _ in range(100)]
     same, plain = (np.mean([e[k] for e in errors]) for k in ("p95_error_same_n", "p95_error"))
-    assert abs(same) < 0.01 < 0.02 < plain
+    assert abs(same) < 0.02 < 0.035 < plain

@@ -5,7 +5,6 @@ a calibration reckons with, and steps, stalls and what ranks share are drawn wit
 90 % intervals hold in 90 % of the repetitions, no more and no less.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +12,15 @@ import pytest
 from calibration_made import Truth, as_times, small_job, steps_of
 from scipy.stats import binom, chi2
 
-from prism.common.resultfiles import save
 from prism.distributions.library import load_library
-from prism.models.calibration.fit import calibrate
-from prism.models.calibration.model import communication_share, load_calibration
+from prism.models.calibration import fit
+from prism.models.calibration.model import Calibration, communication_share
 from prism.models.calibration.predict import predict_size
 from prism.models.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR
 from prism.models.calibration.sizes import measure_size
 from prism.models.calibration.spreads import fit_between
-from prism.simulation.steps import simulate
+from prism.simulation.prepare import prepare
+from prism.simulation.steps import simulate_step
 
 REPETITIONS = 6
 RARE = 1e-4  # probability of a false alarm of one check
@@ -32,8 +31,11 @@ FACTORS = {"compute": "compute", "communication": "communication", "between_runs
            "within_run": "within"}  # fmt: skip
 
 
-def report_of(model):
-    return json.loads(str(model["report"].values))
+def calibrated(measured, seed=0):
+    """Library, measured sizes and report of a calibration, before they become a data set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "calibrated_to_dataset", lambda *made: made[:3])
+        return fit.calibrate(measured, {}, seed, 1)
 
 
 def deviation(factor, truth):
@@ -54,15 +56,15 @@ LAYOUTS = [(1, 2, 8, 8), (8, 2, 2, 8), (4, 2, 4, 8)]
 """Two sizes of unlike make-up (messages take 2 % and 24 % of the step), and one to predict."""
 
 
-def one_repetition(seed, path):
+def one_repetition(seed, jobs):
     """Calibrate a made-up machine on two sizes, and predict the third."""
     rng = np.random.default_rng([11, seed])
-    truth, jobs = drawn_truth(rng), [small_job(*layout, NO_LEMONS) for layout in LAYOUTS]
+    truth = drawn_truth(rng)
     made = [steps_of(truth, job, rng) for job in jobs[:2]]
     steps = [s for s, _ in made]
-    model = calibrate([(j, as_times(s)) for j, s in zip(jobs, steps, strict=False)], {}, seed, 1)
-    report = report_of(model)
-    save(model, path)
+    library, sizes, report = calibrated(
+        [(j, as_times(s)) for j, s in zip(jobs, steps, strict=False)], seed
+    )
     out = {name: deviation(report["factors"][name], getattr(truth, of))
            for name, of in FACTORS.items()}  # fmt: skip
     out |= {name: report["step"][name] for name in ("relative", "fixed_s")}
@@ -77,11 +79,9 @@ def one_repetition(seed, path):
     }  # fmt: skip
     calm = replace(truth, stalls_per_node_hour=0.0)
     true = steps_of(calm, jobs[2], rng, 32)[0]
-    over = small_job(*LAYOUTS[2], NO_LEMONS, f"variability.library={path}",
-                     "variability.effects.stall.rate_per_hour=0")  # fmt: skip
-    drawn = simulate(over, 64 * 64, seed, 1)
+    drawn = simulate_step(prepare(jobs[3], seed, library), 64 * 64, seed, 1)
     predicted = drawn.step_time.values.reshape(64, 64)
-    error = load_calibration(path).mean_error(communication_share(drawn))
+    error = Calibration(sizes, report).mean_error(communication_share(drawn))
     chance = [s.mean(axis=1).std() / s.mean() / np.sqrt(len(s)) for s in (true, predicted)]
     (p50, p95), (own50, own95) = (np.quantile(s, [0.5, 0.95]) for s in (true, predicted))
     out["third"] = np.log(own50 / p50) / np.hypot(error, np.hypot(*chance))
@@ -99,8 +99,10 @@ def spread_holds(z):
 
 
 @pytest.mark.slow
-def test_known_figures_are_recovered(tmp_path):
-    rows = [one_repetition(seed, tmp_path / "made.nc") for seed in range(REPETITIONS)]
+def test_known_figures_are_recovered():
+    jobs = [small_job(*layout, NO_LEMONS) for layout in LAYOUTS]
+    jobs.append(small_job(*LAYOUTS[2], NO_LEMONS, "variability.effects.stall.rate_per_hour=0"))
+    rows = [one_repetition(seed, jobs) for seed in range(REPETITIONS)]
     found = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     for name in ("compute", "communication", "between_runs", "third"):
         z = found[name]
@@ -127,51 +129,48 @@ def test_known_figures_are_recovered(tmp_path):
 # ------------------------------------------------------------------------- what tells nothing
 @pytest.fixture(scope="module")
 def alike():
-    """Sizes of the same make-up: more replicas of the same pipeline."""
+    """Sizes of the same make-up, more replicas of the same pipeline, and what they tell."""
     rng = np.random.default_rng(5)
     jobs = [small_job(8, 2, dp, 32, NO_LEMONS) for dp in (8, 16)]
     truth = Truth(1.3, 0.6, relative=RELATIVE)
     steps = [steps_of(truth, job, rng)[0] for job in jobs]
-    return jobs, steps
+    return jobs, steps, report_of(jobs, steps)
 
 
-def factors(jobs, steps):
-    measured = [(j, as_times(s)) for j, s in zip(jobs, steps, strict=True)]
-    return report_of(calibrate(measured, {}, 0, 1))
+def report_of(jobs, steps):
+    return calibrated([(j, as_times(s)) for j, s in zip(jobs, steps, strict=True)])[2]
 
 
 def test_sizes_of_like_make_up_leave_communication_to_the_library(alike):
-    jobs, steps = alike
+    jobs, steps, report = alike
     rng = np.random.default_rng(6)
     unlike = small_job(*LAYOUTS[0], NO_LEMONS)
     other = steps_of(Truth(1.3, 0.6, relative=RELATIVE), unlike, rng)[0]
-    report = factors(jobs, steps)
     assert report["factors"]["communication"]["library_share"] > 0.8
     assert any(line.startswith("communication:") for line in report["not_identifiable"])
-    told = factors([jobs[0], unlike], [steps[0], other])
+    told = report_of([jobs[0], unlike], [steps[0], other])
     assert told["factors"]["communication"]["library_share"] < 0.1
     assert not any(line.startswith("communication:") for line in told["not_identifiable"])
 
 
 def test_one_run_per_size_tells_nothing_of_the_spread_between_runs(alike):
-    jobs, steps = alike
-    report = factors(jobs, [s[:1] for s in steps])
+    jobs, steps, several = alike
+    report = report_of(jobs, [s[:1] for s in steps])
     between = report["factors"]["between_runs"]
     assert between["value"] == pytest.approx(1.0, abs=1e-9)
     assert between["library_share"] == pytest.approx(1.0, abs=1e-9)
     assert any("between runs" in line for line in report["not_identifiable"])
-    assert factors(jobs, steps)["factors"]["between_runs"]["library_share"] < 0.2
+    assert several["factors"]["between_runs"]["library_share"] < 0.2
 
 
 def test_two_factors_cannot_bring_contradictory_sizes_together(alike):
-    jobs, steps = alike
+    jobs, steps, report = alike
 
-    def contradictions(measured):
-        found = factors(jobs, measured)["warnings"]
-        return [line for line in found if "no two factors" in line]
+    def contradictions(report):
+        return [line for line in report["warnings"] if "no two factors" in line]
 
-    assert not contradictions(steps)
-    assert len(contradictions([steps[0], 1.3 * steps[1]])) == 2
+    assert not contradictions(report)
+    assert len(contradictions(report_of(jobs, [steps[0], 1.3 * steps[1]]))) == 2
 
 
 # ------------------------------------------------------------------------------------- lemons

@@ -171,7 +171,7 @@ def test_edges_of_long_series_are_placed_to_the_step():
     assert find_edges(values)[0][0] == pytest.approx([1234, 3456], abs=1)
 
 
-def test_the_commands_warn_and_have_the_changes(tmp_path, run):
+def test_the_commands_warn_and_have_the_changes(tmp_path, run, few_repeats):
     path = tmp_path / "steps.csv"
     times = step_times(during(120, (0, 60, 0.55)), np.random.default_rng(11))
     pd.DataFrame({"step": times.step, "step_s": times.seconds}).to_csv(path, index=False)

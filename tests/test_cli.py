@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import prism
+from prism import __main__ as entry
 from prism.cli import app as cli
 from prism.cli.commands.measure import measure
 from prism.cli.commands.options import NO_EFFECT, _asked
@@ -147,7 +149,7 @@ def drawing(folder):
 @pytest.mark.parametrize(
     "name", ["estimate", "rank", "place", "sweep", "timeline", "fit", "validate", "compare"]
 )
-def test_a_fresh_seed_is_reported_and_repeats_the_answer(run, tmp_path, name):
+def test_a_fresh_seed_is_reported_and_repeats_the_answer(run, tmp_path, few_repeats, name):
     arguments = drawing(tmp_path)[name]
     shown = re.search(r"seed (\d+)", " ".join(run(*arguments, "-q")[1].split()))[1]
     first = json.loads(run(*arguments, "--json", "-q")[1])
@@ -203,9 +205,8 @@ def test_output_folder_is_complete_and_can_be_shown(run, tmp_path):
     assert json.loads(out)["provenance"]["prism_version"] == prism.__version__
 
 
-def test_quiet_says_nothing_else(run, tmp_path, monkeypatch):
+def test_quiet_says_nothing_else(run, tmp_path, empty_pictures):
     """Warnings stay: they are part of the answer."""
-    monkeypatch.setattr("prism.plots.save_figure", lambda ax, path: path.touch())
     _, _, err = run(*SMALL, "--seed", "1", "-q", "-o", tmp_path / "out")
     assert all(line.startswith("prism: warning:") for line in err.splitlines())
 
@@ -274,7 +275,7 @@ def test_output_that_is_a_file_is_refused_before_the_work(run, tmp_path):
 
 
 def test_a_failure_inside_leaves_no_files_and_no_traceback(run, tmp_path, monkeypatch):
-    def broken(ax, path):
+    def broken(ax, path, *others):
         Path(path).write_text("half")
         raise error
 
@@ -318,7 +319,6 @@ def test_interrupt_is_status_130_without_traceback(tmp_path, after_s):
 
 def test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capfd):
     """Python drops what callbacks raise, those of imports among them."""
-    from prism import __main__ as entry
 
     def interrupted(_):
         raise KeyboardInterrupt
@@ -445,7 +445,7 @@ EVIL = "[bold]a[link] :smile: \x1b]0;x\x9b\u202ez"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
-def test_names_are_data_and_steer_nothing(tmp_path, run):
+def test_names_are_data_and_steer_nothing(tmp_path, run, empty_pictures):
     """No markup, no emoji, no control sequences, no change of direction; JSON keeps the name."""
     folder = tmp_path / "[old]" / "[y]"
     folder.mkdir(parents=True)
@@ -487,16 +487,23 @@ def test_a_stream_that_is_closed_is_no_error(tmp_path, closed):
     assert len(rows) == 4 and all(row.count(",") == 15 for row in rows)  # and nothing else
 
 
-def test_a_job_file_may_have_any_name_and_all_streams_may_be_closed(tmp_path):
+def test_a_job_file_may_have_any_name_and_all_streams_may_be_closed(tmp_path, monkeypatch):
     """No text, no formula of a picture's title, no steering of the terminal."""
     name = b"a\xff$x^{_\x1b]0;x\x07.yaml"
     file, out = os.fsencode(tmp_path) + b"/" + name, tmp_path / "out"
     with open(file, "w") as job:
         job.write("base: pipeline-8x32\n")
-    line = [sys.executable, "-m", "prism", "estimate", file, "--replicates", "64"]
-    done = subprocess.run(line, capture_output=True)
-    assert done.returncode == 0 and b"\x1b" not in done.stdout + done.stderr, done.stderr
-    closed = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", *line, "-o", str(out)]
+    asked = ["estimate", file, "--replicates", "64", "--run-replicates", "20"]
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")  # takes no byte that is no text
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, said)
+    status = entry.main([os.fsdecode(word) for word in asked])
+    monkeypatch.undo()
+    said.flush()
+    told = said.buffer.getvalue()
+    assert status == 0 and told and b"\x1b" not in told, told
+    line = [sys.executable, "-m", "prism", *asked, "-o", str(out)]
+    closed = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", *line]
     assert subprocess.run(closed).returncode == 0
     known, found = name[:-5].decode(errors="backslashreplace"), prism.load(out)
     assert found.attrs["job_name"] == known and found.step_time.size == 64

@@ -353,7 +353,7 @@ def test_one_node_cannot_be_all_in_one_replica():
 
 
 # ---------------------------------------------------------------------------------- for real
-def test_a_small_job_end_to_end(run, job, tmp_path):
+def test_a_small_job_end_to_end(run, job, tmp_path, empty_pictures):
     out = tmp_path / "out"
     command = ("place", job, "--at", "24,25", "--slowdown", "1.3", "--seed", 4, "--json", "-q",
                "--spares", 2, "--tolerance", "1%")  # fmt: skip

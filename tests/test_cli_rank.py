@@ -377,7 +377,7 @@ def small(tmp_path):
     return path
 
 
-def test_a_small_job_end_to_end(run, small, tmp_path):
+def test_a_small_job_end_to_end(run, small, tmp_path, empty_pictures):
     out = tmp_path / "out"
     status, first, err = run("rank", small, "--seed", 4, "--json", "-q", "-o", out,
                              "--speed-up", "10")  # fmt: skip
@@ -410,7 +410,8 @@ def test_a_job_that_does_not_vary(run, small):
 
 
 def test_a_run_is_ranked(run, small):
-    status, out, err = run("rank", small, "--seed", 1, "--target", "time_to_train", "-q")
+    few = ("--set", "run.steps=100")
+    status, out, err = run("rank", small, "--seed", 1, "--target", "time_to_train", "-q", *few)
     assert status == 0, err
     assert "time-to-train" in out
 

@@ -14,7 +14,13 @@ from scipy import stats
 
 import prism
 from prism.analyses.compare import compare, summarize_compare
-from prism.analyses.comparisons.bootstrap import FIGURES, Sample, in_blocks, resample
+from prism.analyses.comparisons.bootstrap import (
+    FIGURES,
+    RESAMPLES,
+    Sample,
+    in_blocks,
+    resample,
+)
 from prism.analyses.comparisons.distance import distance
 from prism.analyses.comparisons.quantity import compare_figures, compare_quantity, holm
 from prism.simulation.runs.drift import ar1
@@ -46,11 +52,11 @@ def clusters(n, rng, lanes=16):
     ]  # fmt: skip
 
 
-def find(a, b, pairing=None, seed=0):
+def find(a, b, pairing=None, seed=0, resamples=RESAMPLES):
     """Both sides in their units, and figures by name."""
     a, b = in_blocks(a, b, pairing)
     of_a, of_b = (
-        resample(x, np.random.default_rng([seed, 0 if pairing else k]))
+        resample(x, np.random.default_rng([seed, 0 if pairing else k]), resamples)
         for k, x in enumerate((a, b))
     )
     found = compare_figures(a, b, of_a, of_b, pairing, 0.01, 0.0)
@@ -88,8 +94,8 @@ def test_no_difference_is_found_where_there_is_none_and_naive_tests_find_one(
 ):
     rng, rows, seen = np.random.default_rng(5), [], []
     for k in range(40):
-        a, b, found = find(*make(rng), pairing, k)
-        ks = distance(a, b, pairing, k, 199).p_value
+        a, b, found = find(*make(rng), pairing, k, 200)
+        ks = distance(a, b, pairing, k, 99).p_value
         rows.append([found[name]["p_value"] < 0.05 for name in ("mean", "p50", "std")])
         rows[-1] += [ks is not None and ks < 0.05]
         seen.append(stats.ttest_ind(a.values, b.values).pvalue < 0.05)
@@ -306,7 +312,7 @@ def test_two_groups_of_one_file_with_a_slow_start(run, tmp_path):
     assert status == 2 and "column=value" in err
 
 
-def test_output_is_shown_again(run, tmp_path, results):
+def test_output_is_shown_again(run, tmp_path, empty_pictures, results):
     for name, result in zip("ab", results, strict=False):
         (tmp_path / name).mkdir()
         prism.save(result, tmp_path / name / "result.nc")
@@ -464,7 +470,7 @@ def test_a_gate_at_the_true_difference_rarely_fails():
     for seed in range(100):
         level = np.exp(0.003 * rng.standard_normal((2, 6))) * [[1.0], [1.01]]
         a, b = (Sample(x, np.arange(6), np.zeros(6, np.int64), "runs") for x in level)
-        draws = [resample(x, np.random.default_rng([seed, k])) for k, x in enumerate((a, b))]
+        draws = [resample(x, np.random.default_rng([seed, k]), 200) for k, x in enumerate((a, b))]
         low = compare_figures(a, b, *draws, None, 0.01, 0.0)["relative_ci"][0][0]
         failed += low > 0.01
     assert failed <= 6

@@ -85,13 +85,14 @@ def test_gzip_and_plain_agree_whatever_the_name(tmp_path, text):
 def test_copies_of_the_same_events_take_time_in_proportion(tmp_path, document):
     """All ops of a step in one another, and as many collectives that end at once."""
 
-    def seconds(copies):
+    def seconds(copies, times):
         many = {**document, "traceEvents": document["traceEvents"] * copies}
         text = json.dumps(many).encode()
-        return least_seconds(lambda: read_bytes(tmp_path, text))
+        return least_seconds(lambda: read_bytes(tmp_path, text), times)
 
-    few = seconds(50)
-    assert seconds(400) < 20.0 * max(few, 0.025)
+    most = 20.0 * max(seconds(50, 3), 0.025)
+    # the least of three is short enough where any of them is
+    assert any(seconds(400, 1) < most for _ in range(3))
 
 
 def test_a_file_for_which_there_is_no_memory_is_refused(tmp_path, text, monkeypatch):

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@cache
 def read(*names):
     return read_trace([TRACES / f"{name}.json.gz" for name in names])
+
+
+@cache
+def replayed(*names):
+    return summarize_replay(replay_trace(read(*names)))
 
 
 def test_training_step_has_six_steps_and_all_activities():
@@ -67,7 +74,7 @@ def test_a_trace_without_kernels_is_refused():
 )
 def test_replay_is_within_three_percent_and_the_table_is_whole(names):
     trace = read(*names)
-    found = summarize_replay(replay_trace(trace))
+    found = replayed(*names)
     assert found["max_abs_error"] < 0.03
     assert found["steps"] == trace.ops.loc[trace.ops["step"] >= 0, "step"].nunique()
     assert len(found["gpu_spans"]) == found["steps"] * len(names)
@@ -98,7 +105,7 @@ def test_the_model_has_the_mean_and_the_spread_of_the_steps(names, mean, cv):
 
 
 def test_waits_on_collectives_are_inferred():
-    found = summarize_replay(replay_trace(read("training_step_a100")))
+    found = replayed("training_step_a100")
     assert found["edges_inferred"] >= 12 and found["edges_recorded"] == 0
 
 

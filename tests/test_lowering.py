@@ -1,6 +1,7 @@
 """Lowering: moments, segments and terms by hand, and op resolution against kernel resolution."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -159,12 +160,15 @@ def test_standardised_cdf():
 
 # -- kernel against op resolution (the design's job: tp 8, pp 2, dp 2, vpp 2) ----------------
 
-OFF = {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}}
-ON = {"step": {"cv": 0.01}, "microbatch": {"cv": 0.02}, "call": {"cv": 0.01}}
+SHARED = {
+    "off": {"step": {"cv": 0.0}, "microbatch": {"cv": 0.0}, "call": {"cv": 0.0}},
+    "on": {"step": {"cv": 0.01}, "microbatch": {"cv": 0.02}, "call": {"cv": 0.01}},
+}
 HOT_GPU = 11
 
 
-def program(resolution, rank_cv, residual_cv, hot, shared):
+@functools.cache
+def prepared(resolution, rank_cv, residual_cv, shared):
     job = job_from_dict({
         "model": {
             "n_layers": 8, "hidden_size": 1024, "ffn_size": 4096, "n_heads": 16,
@@ -178,11 +182,15 @@ def program(resolution, rank_cv, residual_cv, hot, shared):
             "library": None, "resolution": resolution,
             "effects": {
                 "rank": {"cv": rank_cv}, "residual": {"law": "lognormal", "cv": residual_cv},
-                **shared,
+                **SHARED[shared],
             },
         },
     })  # fmt: skip
-    made = prepare(job, 17).program
+    return prepare(job, 17).program
+
+
+def program(resolution, rank_cv, residual_cv, hot, shared):
+    made = prepared(resolution, rank_cv, residual_cv, shared)
     if hot:
         factor = made.ranks.factor.copy()
         factor[:, HOT_GPU] = 1.2 ** np.array(Lowerer(effects(memory_loading=0.0)).loadings)
@@ -194,8 +202,8 @@ def times_of(made, n_blocks):
     return run_blocks(made, range(n_blocks), 17, threads=2)[0].astype(np.float64)
 
 
-CASES = [(r, e, hot, OFF) for r in (0.005, 0.015) for e in (0.005, 0.02) for hot in (False, True)]
-CASES.append((0.015, 0.02, True, ON))
+CASES = [(r, e, hot, "off") for r in (0.005, 0.015) for e in (0.005, 0.02) for hot in (False, True)]
+CASES.append((0.015, 0.02, True, "on"))
 
 
 @pytest.mark.parametrize(("rank_cv", "residual_cv", "hot", "shared"), CASES)
@@ -211,8 +219,8 @@ def test_resolutions_agree(rank_cv, residual_cv, hot, shared):
 
 def test_pooling_over_gpus_fails():
     """Negative control: one GPU of the group, taken at random, instead of the group's maximum."""
-    kernel = times_of(program("kernel", 0.015, 0.02, False, OFF), 100)
-    made = program("op", 0.015, 0.02, False, OFF)
+    kernel = times_of(program("kernel", 0.015, 0.02, False, "off"), 100)
+    made = program("op", 0.015, 0.02, False, "off")
     member = made.low.member
     pick = np.random.default_rng(1).integers(0, 8, (*member.shape[:2], 1))
     pooled = np.ascontiguousarray(np.take_along_axis(member, pick, axis=2))

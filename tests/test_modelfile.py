@@ -166,7 +166,7 @@ def test_damaged_models_are_refused(model, tmp_path, monkeypatch, change):
 
 def test_damage_is_refused_through_a_file_too(model, tmp_path):
     path = tmp_path / "damaged.nc"
-    for what in {*some(DAMAGE, 7), "no distributions", "durations that are NaN"}:
+    for what in {*some(DAMAGE, 28), "no distributions", "durations that are NaN"}:
         DAMAGE[what](model_to_dataset(model, {})).to_netcdf(path, engine="h5netcdf")
         with pytest.raises(PrismError, match=r"damaged\.nc: .*read"):
             load_model(path)

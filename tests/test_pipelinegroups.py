@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaign import some
 from pipeline_synth import Effects, Layout, as_trace, make_trace, run
 
 from prism.models.pipelinetrace.build import build_trace_graph
@@ -32,7 +33,7 @@ WHERE = {
 @pytest.mark.parametrize("missing", [0.0, 0.005])
 def test_hidden_barriers_are_found_where_they_are(barrier, p2p, missing):
     effects = replace(EFFECTS, barriers=(barrier,))
-    for seed in range(3):
+    for seed in some(range(3), 3):
         layout = Layout(2, 4, 4, 8, p2p=p2p)
         frame, truth = make_trace(layout, replace(effects, missing=missing), seed)
         graph = build_trace_graph(as_trace(frame))
@@ -59,7 +60,7 @@ def test_hidden_barriers_are_found_where_they_are(barrier, p2p, missing):
     "layout", [Layout(1, 2, 1, 6, p2p="async"), Layout(2, 4, 4, 6), Layout(4, 2, 3, 2)]
 )
 def test_no_barrier_is_found_where_none_is(layout, gap_s):
-    for seed in range(15):
+    for seed in some(range(15), 3):
         frame, _ = make_trace(layout, replace(EFFECTS, gap_s=gap_s), seed)
         graph = build_trace_graph(as_trace(frame))
         assert graph.notes == () and graph.edges_inferred == 0

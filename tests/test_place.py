@@ -25,13 +25,20 @@ from prism.simulation.draws import quiet_step, run_lanes
 from prism.simulation.results import job_of
 from prism.simulation.steps import run_blocks
 
+# fewer samples than answers rest on, where the figures are not what is tested
+FEW = {
+    "prism.analyses.placements.answer.MOST_BLOCKS": 16,
+    "prism.analyses.placements.answer.RANDOM_PLACEMENTS": 16,
+    "prism.analyses.selection.QUIET_BATCHES": (1, 1),
+}
 FIGURES = ("mean", "p50", "p95", "p99", "p95_se", "objective", "objective_se", "saved", "saved_ci")
 
 
 # ----------------------------------------------------------------------------------------- symmetry
 def test_number_of_placements_up_to_symmetry():
     """Three equal nodes: C(16, 3) in one replica, C(16, 2) 16 in two, C(18, 3) in three."""
-    problem = problem_of(load_job("llama3-405b-16k"), {n: 1.2 for n in (5, 700, 1500)})
+    job = load_job("llama3-405b-16k", ["parallelism.microbatches=16"])
+    problem = problem_of(job, {n: 1.2 for n in (5, 700, 1500)})
     assert len(problem.layout.enumerate([1, 1, 1], 20_000)) == 560 + 120 * 16 + 816
     assert problem.layout.enumerate([1, 1, 1], 3_000) is None
 
@@ -98,7 +105,7 @@ def test_groups_stay_in_their_domain():
 ])  # fmt: skip
 def test_screen_equals_the_step_of_all_replicas(slow):
     problem = problem_of(
-        small(cluster={"pod_gpus": 8, "oversubscription": 3.0}), {2: slow, 7: slow}
+        small(dp=2, cluster={"pod_gpus": 8, "oversubscription": 3.0}), {2: slow, 7: slow}
     )
     rng = np.random.default_rng(1)
     placements = [problem.hosts, *(random_hosts(problem, rng) for _ in range(70))]
@@ -112,9 +119,9 @@ def test_screen_equals_the_step_of_all_replicas(slow):
 
 def test_search_finds_what_enumeration_does(monkeypatch):
     slow = {0: 1.3, 1: 1.2, 2: 1.1, 5: 1.1}
-    every = find_placements(problem_of(small(dp=4), slow), 1)
+    every = find_placements(problem_of(small(), slow), 1)
     assert every.complete
-    found = find_placements(problem_of(small(dp=4), slow), 1, limit=50)
+    found = find_placements(problem_of(small(), slow), 1, limit=50)
     assert not found.complete
     assert len(found.patterns) < len(every.patterns)
     assert found.times[0] == pytest.approx(every.times[0], rel=1e-5)
@@ -177,15 +184,15 @@ def test_common_random_numbers():
 
 def test_chosen_placement_against_brute_force():
     """Small jobs at kernel resolution, every placement: the chosen one is as good as the best."""
-    for seed in some((0, 1, 3), 2):  # of 2 the choice is as good, but sure to 0.86 only
+    for seed in some((0, 1, 3), 3):  # of 2 the choice is as good, but sure to 0.86 only
         rng = np.random.default_rng(seed)
         nodes = rng.choice(8, 2, replace=False).tolist()
-        job = small(dp=2, pp=4, tp=1, resolution="kernel", microbatches=4)
+        job = small(dp=2, pp=4, tp=1, resolution="kernel", microbatches=2)
         case = case_of(job, dict(zip(nodes, (1.2, 1.1), strict=True)), seed=seed)
         problem, found = case.problem, find_placements(case.problem, seed)
         truth = [
             pseudo_values(
-                run_blocks(problem.program(problem.realise(p)), range(125), 99, 2)[0].astype(float),
+                run_blocks(problem.program(problem.realise(p)), range(60), 99, 2)[0].astype(float),
                 0.95,
             ).mean()
             for p in found.patterns
@@ -217,10 +224,19 @@ def test_world_wide_shards_do_not_care_shard_groups_and_pods_do():
 
 
 # --------------------------------------------------------------------------------- the whole answer
+@pytest.fixture
+def few_samples(monkeypatch):
+    for name, value in FEW.items():
+        monkeypatch.setattr(name, value)
+
+
 @pytest.fixture(scope="module")
 def answered():
-    job = small(dp=4, microbatches=8)
-    return place(job, slow_nodes=2, slowdown=1.3, spares=1, seed=5, threads=2)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FEW.items():
+            patch.setattr(name, value)
+        job = small(dp=4, microbatches=4)
+        return place(job, slow_nodes=2, slowdown=1.3, spares=1, seed=5, threads=2)
 
 
 def test_answer_has_what_the_interface_promises(answered):
@@ -259,6 +275,7 @@ def test_alternatives_side_by_side(answered):
     assert random["p5_of_objective"] < random["objective"] < random["p95_of_objective"]
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_result_can_be_kept_and_placed_again(answered, tmp_path):
     path = tmp_path / "result.nc"
     save(answered, path)
@@ -281,26 +298,30 @@ def test_result_can_be_kept_and_placed_again(answered, tmp_path):
     assert again == own
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_same_seed_same_answer_whatever_the_threads():
-    kept = {}
+    kept, job = {}, small(pp=2, microbatches=4)
     for threads in (1, 3):
-        found = summarize_place(place(small(), slow_nodes=1, slowdown=1.2, seed=2, threads=threads))
+        found = summarize_place(place(job, slow_nodes=1, slowdown=1.2, seed=2, threads=threads))
         found.pop("wall_seconds")
         kept[threads] = found
     assert kept[1] == kept[3]
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_the_jobs_own_slow_nodes_are_placed():
-    job = small(cluster={"node_slowdowns": {5: 1.3, 6: {"network": 1.2}}})
+    cluster = {"node_slowdowns": {5: 1.3, 6: {"network": 1.2}}}
+    job = small(dp=4, pp=2, microbatches=4, cluster=cluster)
     found = summarize_place(place(job, seed=1, objective="mean"))
     assert [node["node"] for node in found["slow_nodes"]] == [5, 6]
     assert found["slow_nodes"][1]["network"] == 1.2
     assert found["notes"] == []
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("objective", ["p50", "p99", "time_to_train"])
 def test_objectives(objective):
-    job = small(pp=2, run={"steps": 50})
+    job = small(pp=2, microbatches=4, run={"steps": 50})
     found = summarize_place(place(job, slow_nodes=1, slowdown=1.5, seed=3, objective=objective))
     by_name = {row["name"]: row for row in found["placements"]}
     best = by_name[found["best"]]
@@ -309,6 +330,7 @@ def test_objectives(objective):
     assert best["objective"] == pytest.approx(factor * figure, rel=0.03)
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
     """Its measured workers are the inventory: the lemon stands out, and can be moved or dropped."""
     effects = Effects(rank_sd=0.01, step_sd=0.02, content_sd=0.03, lemons={(1, 0): 2.0})
@@ -334,6 +356,7 @@ def test_a_fitted_trace_finds_its_slow_worker(tmp_path):
         place(str(path), spares=1)
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_durations_have_no_layers_to_move():
     found = summarize_place(place("pipeline-8x32", nodes={0: slow_node(1.2)}, seed=1))[
         "alternatives"
@@ -343,6 +366,7 @@ def test_durations_have_no_layers_to_move():
     assert "--spares" in found["spares"]["impossible"]
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("size, lost", [(2, 2), (4, 4)])
 def test_shard_groups_are_left_out_whole(size, lost):
     job = small(dp=8, pp=1, tp=1, data_parallel="hsdp", shard_size=size)

@@ -26,7 +26,7 @@ def test_all_slow_nodes_are_left_out_not_only_those_placed():
 @pytest.fixture
 def short_search(monkeypatch):
     """Few placements looked at: what is told here is which nodes are placed."""
-    for name, n in (("LIMIT", 400), ("LEAST", 100)):
+    for name, n in (("LIMIT", 100), ("LEAST", 30)):
         monkeypatch.setattr(f"prism.analyses.placements.search.{name}", n)
 
 

@@ -31,6 +31,13 @@ from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 
+@pytest.fixture
+def few_samples(monkeypatch):
+    """Shares and comparisons from fewer clusters than answers rest on."""
+    monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
+    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
+
+
 def test_mixed_keys_against_python():
     """Residuals of three draws, written from the definition."""
     job, seeds, w = chain(residual={"law": "gamma", "cv": 0.2}), (3, 4, 5), [0.3, 1.0]
@@ -160,6 +167,7 @@ def test_resolutions_agree():
 
 def test_frozen_class_agrees_between_resolutions(monkeypatch):
     monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 64)
+    monkeypatch.setattr(ranking, "MAX_BLOCKS", 4)  # the shares are not looked at
     effects = {"rank": {"cv": 0.02}, "step": {"cv": 0.01}, "microbatch": {"cv": 0.03},
                "residual": {"cv": 0.05}}  # fmt: skip
     op, kernel = (
@@ -281,9 +289,8 @@ def test_a_class_is_left_at_one_cluster_where_its_bound_and_that_cluster_are_sma
             assert few[name].variances[0] == pytest.approx(shares.variances[0], rel=0.1, abs=1e-12)
 
 
-def test_dataset_and_summary(monkeypatch):
-    monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
-    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
+@pytest.mark.usefixtures("few_samples")
+def test_dataset_and_summary():
     job = small(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
     dataset = rank(job, seed=5)
     for variable in dataset.data_vars.values():
@@ -302,9 +309,8 @@ def test_dataset_and_summary(monkeypatch):
         assert sum(r[share] for r in values["kernels"]) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_threads_change_nothing(monkeypatch):
-    monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
-    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
+@pytest.mark.usefixtures("few_samples")
+def test_threads_change_nothing():
     job = chain(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
     one, two = (rank(job, seed=5, threads=n).drop_attrs() for n in (1, 2))
     assert one.identical(two)
@@ -338,12 +344,13 @@ def test_quick_parts_make_up_the_whole(seed, target):
         assert found["p95"] == pytest.approx(30.50e-3, rel=0.005)
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_run_remembers_its_cluster():
     """Over many steps the rank effect stays and the residuals average out."""
     job = small(steps=100_000, rank={"cv": 0.01}, residual={"cv": 0.1}, microbatch={"cv": 0.05})
     step, run = (
-        {r["name"]: r for r in summarize_rank(rank(job, target, seed=7))["effects"]}
-        for target in ("step_time", "time_to_train")
+        {r["name"]: r for r in summarize_rank(rank(job, target, quick=quick, seed=7))["effects"]}
+        for target, quick in (("step_time", True), ("time_to_train", False))
     )
     assert step["rank"]["total_order"] < 0.9 < run["rank"]["total_order"] <= 1.0 + 1e-9
     assert run["microbatch"]["total_order"] < 0.01

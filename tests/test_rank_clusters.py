@@ -22,6 +22,13 @@ from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 
+@pytest.fixture
+def few_samples(monkeypatch):
+    """Shares and comparisons from fewer clusters than answers rest on."""
+    monkeypatch.setattr("prism.analyses.rankings.shares.MAX_BLOCKS", 16)
+    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
+
+
 def fitted_job(folder, seed=1, layout=None, **effects):
     frame, _ = make_trace(layout or Layout(2, 2, 4, 24), Effects(**effects), seed)
     as_production(frame).to_csv(folder / "ops.csv", index=False)
@@ -29,6 +36,7 @@ def fitted_job(folder, seed=1, layout=None, **effects):
     return load_job(str(folder / "m.nc"))
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_fitted_trace_is_ranked(tmp_path):
     """A slow worker, as it was measured, explains the mean but not the variance."""
     job = fitted_job(tmp_path, residual_sd=0.01, step_sd=0.01, lemons={(1, 1): 1.7})
@@ -47,6 +55,7 @@ def test_a_fitted_trace_is_ranked(tmp_path):
     assert frozen.std() < 1e-5 * frozen.mean()
 
 
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(("effect", "name"), [("content_sd", "microbatch"), ("step_sd", "step")])
 def test_what_a_trace_was_made_with_comes_out_on_top(tmp_path, effect, name):
     job = fitted_job(tmp_path, residual_sd=0.01, **{effect: 0.1})
@@ -75,10 +84,11 @@ def test_quiet_times_are_those_of_a_step_with_ranks_alone(dp, resolution):
     assert np.corrcoef(times, noise)[0, 1] > 0.95
 
 
-def test_rare_slow_ranks_are_told_from_few_clusters():
+def test_rare_slow_ranks_are_told_from_few_clusters(monkeypatch):
     """A slow rank in one cluster of ten: the variance between clusters from a few of them."""
     effects = {"rank": {"cv": 0.01, "lemon_fraction": 0.013, "lemon_slowdown": [1.2, 1.21]},
                "step": {"cv": 0.05}, "residual": {"cv": 0.02}}  # fmt: skip
+    monkeypatch.setattr("prism.analyses.rankings.shares.MAX_CONTROL", 1024)
     job = small(**effects)
     program = prepare(job, 1).program
     exact = cluster_variance(run_blocks(program, range(3000), 11, 2)[0].astype(float))

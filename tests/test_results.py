@@ -275,6 +275,7 @@ def test_exposed_communication_over_bandwidths():
     assert found[0] > 0.8 and found[-1] < 0.55  # what is left are the steps of rings
 
 
+@pytest.mark.usefixtures("small_pools")
 @pytest.mark.parametrize(
     ("layout", "variability"),
     [
@@ -479,7 +480,7 @@ def test_one_allocation_and_which_allocation_are_told_apart(between) -> None:
 
 
 def test_few_allocations_do_not_tell_how_they_differ() -> None:
-    job = load_job("llama3-70b-fsdp-512", ["model.n_layers=8"])
+    job = load_job("llama3-70b-fsdp-512", ["model.n_layers=2"])
     assert summary(simulate(job, 640, seed=1))["step_time"]["allocations"] is None
     step = summary(simulate(job, 12_800, seed=1))["step_time"]
     assert step["allocations"]["p5"] < step["p50"] < step["allocations"]["p95"]
@@ -487,7 +488,7 @@ def test_few_allocations_do_not_tell_how_they_differ() -> None:
 
 
 def test_error_of_the_model_widens_runs_and_not_steps() -> None:
-    own = ["model.n_layers=8", "run.steps=10000", "variability.model_error=0"]
+    own = ["model.n_layers=2", "run.steps=2500", "variability.model_error=0"]
     job = load_job("llama3-70b-fsdp-512", own)
     asked = {"replicates": 640, "run_replicates": 4_000, "seed": 1}
     middle = summary(estimate(job, **asked))["time_to_train"]["p50"]

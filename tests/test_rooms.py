@@ -16,6 +16,18 @@ ROOT = Path(prism.__file__).parent
 ROOMS = sorted(folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").exists())
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Every module of prism, parsed."""
+    return {file: ast.parse(file.read_text()) for file in ROOT.rglob("*.py")}
+
+
+@cache
+def is_module(module: str, name: str) -> bool:
+    path = ROOT.parent.joinpath(*module.split("."), name)
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Modules that a tree imports, and the name it takes of each, if any."""
     for node in ast.walk(tree):
@@ -23,8 +35,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                path = ROOT.parent.joinpath(*node.module.split("."), alias.name)
-                if path.with_suffix(".py").exists() or path.is_dir():
+                if is_module(node.module, alias.name):
                     yield f"{node.module}.{alias.name}", ""
                 else:
                     yield node.module, alias.name
@@ -34,9 +45,9 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def crossings() -> list[tuple[Path, str, str, str]]:
     """What modules import from other rooms: file, room, module within it, name."""
     found = []
-    for file in ROOT.rglob("*.py"):
+    for file, tree in trees().items():
         own = file.relative_to(ROOT).parts[0]
-        for module, name in imported(ast.parse(file.read_text())):
+        for module, name in imported(tree):
             _, _, below = module.partition("prism.")
             room, _, inner = below.partition(".")
             if module.startswith("prism.") and room in ROOMS and room != own:
@@ -66,10 +77,10 @@ def test_others_import_what_a_room_shows_and_nothing_else(room):
 def test_no_module_imports_itself_in_a_circle():
     """What is imported at the top of a module; imports inside functions come later."""
     graph: dict[str, set[str]] = {}
-    for file in ROOT.rglob("*.py"):
+    for file, tree in trees().items():
         parts = file.relative_to(ROOT.parent).with_suffix("").parts
         own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        top = ast.Module([n for n in ast.parse(file.read_text()).body if is_import(n)], [])
+        top = ast.Module([n for n in tree.body if is_import(n)], [])
         graph[own] = {module for module, _ in imported(top)} - {own}
     assert not circle(graph)
     assert circle(graph | {"prism.common.errors": {"prism.cli.app"}})  # it would be found

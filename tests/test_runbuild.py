@@ -99,7 +99,7 @@ def test_a_slow_node_hits_no_harder_than_a_job_that_says_so():
     values = SMALL | {"variability": {}}
     values["cluster"] = SMALL["cluster"] | {"node_slowdowns": {0: 1.5}}
     ratios = []
-    for seed in range(1, 5):
+    for seed in (1, 2):
         slow = simulate(job_from_dict(values, "slow"), 2048, seed).step_time.mean()
         calm = simulate(small(), 2048, seed).step_time.mean()
         ratios.append(float(slow / calm))
@@ -220,9 +220,10 @@ def test_the_best_checkpoint_interval(stopped):
 
 def test_an_interval_beyond_the_end_is_no_checkpoint():
     """It costs what the run as a whole loses, and not what a longer run would."""
+    few = {"replicates": 640, "run_replicates": 200, "seed": 1}
     rare = {"steps": 1000, "failures": {"per_1000_node_days": 20_000, "restart": "10s"}}
     found = [
-        summary(estimate(small(None, rare | {"checkpoint": c}), replicates=640, seed=1))
+        summary(estimate(small(None, rare | {"checkpoint": c}), **few))
         for c in ({"interval_steps": n, "write_s": 0.2} for n in (1000, 10**9))
     ]
     one, never = (x["checkpoint"] for x in found)
@@ -266,13 +267,13 @@ def test_tokens_end_a_run_too():
 def test_a_run_under_way(tmp_path):
     """Steps 5 % slower than the model has them: the rest is as slow, and surer."""
     job = small(None, {"steps": 20_000, "deadline": "1d"})
-    before = estimate(job, replicates=6400, seed=1)
+    before = estimate(job, replicates=1280, run_replicates=1000, seed=1)
     step_s = float(before.step_time.mean())
     rng = np.random.default_rng(1)
     steps = 1.05 * step_s * (1.0 + 0.01 * rng.standard_normal(4000))
     file = tmp_path / "steps.csv"
     file.write_text("step,step_s\n" + "".join(f"{i},{x!r}\n" for i, x in enumerate(steps.tolist())))
-    after = estimate(job, replicates=6400, seed=1, completed=file)
+    after = estimate(job, replicates=1280, run_replicates=1000, seed=1, completed=file)
     assert after.time_to_train.mean() == pytest.approx(20_000 * 1.05 * step_s, rel=0.005)
     assert after.time_to_train.std() < before.time_to_train.std()
     assert np.array_equal(reproduce(after).time_to_train, after.time_to_train)

@@ -69,11 +69,11 @@ def test_all_but_none_left_out_is_the_exact_engine_to_the_bit():
     assert np.mean(times == exact) > 0.95  # a step that waits for the one alone may differ
 
 
-@pytest.mark.parametrize(("effects", "dp"), [(QUIET, 192), (NOISY, 192)])
+@pytest.mark.parametrize(("effects", "dp"), [(QUIET, 96), (NOISY, 96)])
 def test_law_of_the_exact_engine(effects, dp):
     program = prepare(make_job(dp, effects), 1).program
     exact = run(program)
-    found = run(fit_unseen(sample_replicas(program, 16, 32), 5).program)
+    found = run(fit_unseen(sample_replicas(program, 8, 16), 5).program)
     assert ks_2samp(found.ravel(), exact.ravel(), method="asymp").statistic < 0.03
     assert np.quantile(found, 0.99) == pytest.approx(np.quantile(exact, 0.99), rel=0.004)
     assert found.std() == pytest.approx(exact.std(), rel=0.05)

@@ -16,7 +16,7 @@ from prism.simulation.steps import simulate
 
 SIZES = (8, 64, 512)
 ONE = 64 * 8192  # steps of one replica: 8,192 clusters, 16 for each of 512 replicas
-GROUPS = 32  # of clusters, for the error of an expectation of the maximum
+GROUPS = 16  # of clusters, for the error of an expectation of the maximum
 
 EXPLICIT = {
     "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},

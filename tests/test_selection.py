@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaign import examples
 from place_jobs import case_of, problem_of, small
 from scipy import stats
 
@@ -73,21 +74,21 @@ def test_pseudo_values_of_paired_runs_differ_as_little_as_they_do():
 @pytest.mark.parametrize("measure", ["mean", "p95"])
 def test_good_selection_holds(measure):
     """The best of eight, 0.2 % ahead: missed in at most 5 % of runs, and said so."""
-    means, good, stated = [1.0, *(1.002 + 0.001 * np.arange(7))], 0, []
-    for seed in range(100):
+    means, good, stated = [1.0, *(1.002 + 0.001 * np.arange(7))], [], []
+    for seed in range(examples(40)):
         runner = MadeUp(means, seed=seed)
         best, p_correct = runner.choose(measure, 4_000)
-        good += best == 0
+        good.append(best == 0)
         stated.append(p_correct)
-    assert good >= 95 - 5
-    assert np.mean(stated) <= good / 100 + 0.06
+    assert np.mean(good) >= 0.90
+    assert np.mean(stated) <= np.mean(good) + 0.06
     assert min(stated) > 0.9
 
 
 def test_stated_probability_holds_where_the_budget_is_short():
     """After the first stage alone the best of eight is a guess, and is said to be one."""
     good, stated = [], []
-    for seed in range(150):
+    for seed in range(examples(75)):
         means = 1.0 + 0.002 * np.random.default_rng([9, seed]).standard_normal(8)
         runner = MadeUp(means.tolist(), own=0.1, seed=seed)
         best, p_correct = runner.choose("mean", 0)

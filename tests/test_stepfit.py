@@ -15,13 +15,23 @@ from prism.analyses.validate import summarize_validation, validate
 from prism.common.agreement import ks_statistic
 from prism.common.errors import PrismError
 from prism.common.resultfiles import load, save
+from prism.distributions import modelfile
 from prism.models.fit import fit, summarize_fit
+from prism.models.steptimes import likelihood
 from prism.models.steptimes.estimate import estimate_steps, summarize_steps
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import PARTS, load_step_model
 from prism.models.steptimes.predict import draw_runs, draw_steps, independent
 from prism.models.steptimes.series import take_apart
 from prism.models.steptimes.spread import Spread, mean_variance
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_repeats():
+    """Intervals by as few simulated repetitions as those of very long series."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(likelihood, "_CELLS", 0)
+        yield
 
 
 def write(path, seconds):
@@ -162,7 +172,7 @@ def files(tmp_path_factory):
     return train, test, model
 
 
-def test_a_model_survives_its_file(files, tmp_path):
+def test_a_model_survives_its_file(files, tmp_path, monkeypatch):
     train, _, path = files
     model, again = load_step_model(path), fit_step_times(as_times(made(stalls=0.001)))
     np.testing.assert_array_equal(
@@ -183,30 +193,32 @@ def test_a_model_survives_its_file(files, tmp_path):
         {"stall_counts": 0.0},
         {"residuals": ("stall", np.ones(whole.sizes["stall"]))},
     ):  # fmt: skip
-        save(whole.assign(change), broken)
+        # as what the file holds: writing each takes longer than all else
+        found = whole.assign(change)
+        monkeypatch.setattr(modelfile, "read_netcdf", lambda *_, found=found: found)
         with pytest.raises(PrismError, match="cannot be read"):
-            load_step_model(broken)
+            load_step_model(path)
 
 
 def test_held_out_runs_agree_and_independent_steps_do_not(files):
     _, test, path = files
-    figures = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=9)
-    )
+    options = {"measured": test, "seed": 1, "replicates": 2_000}
+    figures = summarize_validation(validate(path, quantity="time_to_train", bootstrap=9, **options))
     assert figures["ks_p_value"] > 0.1 and 0.5 < figures["cv_ratio"] < 2.0
     assert figures["baselines"]["independent"]["cv_ratio"] < 0.5
     alone = summarize_validation(
-        validate(path, measured=test, quantity="time_to_train", seed=1, bootstrap=19,
-                 dependence="none")
-    )  # fmt: skip
+        validate(path, quantity="time_to_train", bootstrap=10, dependence="none", **options)
+    )
     assert alone["ks_p_value"] < 0.1
-    steps = summarize_validation(validate(model=path, measured=test, seed=1, bootstrap=9))
+    steps = summarize_validation(validate(model=path, bootstrap=9, **options))
     assert steps["ks_p_value"] > 0.1 and abs(steps["p95_error"]) < 0.01
 
 
 def test_first_steps_predict_the_later_ones(files):
     train, _, _ = files
-    figures = summarize_validation(validate(trace=train, train="300", seed=1, bootstrap=9))
+    figures = summarize_validation(
+        validate(trace=train, train="300", seed=1, bootstrap=9, replicates=2_000)
+    )
     assert figures["n_train"] == 300 * 12
     assert figures["ks_p_value"] > 0.1 and figures["baselines"]["copy"]["ks"] > 0.0
     with pytest.raises(PrismError, match="first-half or a number"):
@@ -219,7 +231,7 @@ def test_p_values_of_a_split_are_those_of_chance_where_the_model_is_the_truth(tm
     for s in range(examples(6)):
         seconds = made(truth, (60, 4), seed=s)
         path = write(tmp_path / "steps.csv", seconds)
-        options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 2_000}
+        options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 500}
         p.append(summarize_validation(validate(trace=path, **options))["ks_p_value"])
         seconds[30:] *= 1.02  # negative control: twice what one run differs from another by
         path = write(tmp_path / "steps.csv", seconds)
@@ -285,7 +297,8 @@ def test_commands(files, capsys, tmp_path, monkeypatch):
             entry.run()
         return end.value.code, *capsys.readouterr()
 
-    status, out, err = run("fit", train, "-o", tmp_path / "n.nc", "--json", "--seed", "0")
+    short = write(tmp_path / "short.csv", made(shape=(100, 4), stalls=0.001))
+    status, out, err = run("fit", short, "-o", tmp_path / "n.nc", "--json", "--seed", "0")
     assert status in (0, None), err
     assert json.loads(out)["kind"] == "steps" and json.loads(out)["effects"]["run"]["cv"] > 0
     codes = {found["code"] for found in json.loads(out)["findings"]}
@@ -295,10 +308,10 @@ def test_commands(files, capsys, tmp_path, monkeypatch):
     status, out, _ = run("show", tmp_path / "n.nc", "--json")
     assert json.loads(out)["model_kind"] == "steps"
     status, out, _ = run(
-        "validate", path, "--measured", test, "--bootstrap", "3", "--json", "--seed", "1"
+        "validate", path, "--measured", test, "--bootstrap", "1", "--json", "--seed", "1"
     )
     assert json.loads(out)["quantity"] == "step_time"
-    status, out, _ = run("validate", "--trace", train, "--bootstrap", "0", "--json", "--seed", "1")
+    status, out, _ = run("validate", "--trace", short, "--bootstrap", "0", "--json", "--seed", "1")
     assert json.loads(out)["train"] == "first-half"
     for command in (("fit", train, test), ("rank", path)):
         status, out, err = run(*command)

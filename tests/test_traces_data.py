@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,21 @@ pytestmark = pytest.mark.skipif(
 JOBS = [("AR", 116_512, 44, 16), ("SE_first21", 51_072, 21, 64), ("ST", 6_528, 32, 8)]
 
 
+@pytest.fixture(scope="module")
+def as_csv(tmp_path_factory):
+    """Path of a job's measured ops as CSV, written once."""
+    folder = tmp_path_factory.mktemp("csv")
+
+    @cache
+    def path_of(job):
+        path = DATA / "production_traces" / f"ops_{job}.parquet"
+        return write_csv(folder / f"{job}.csv", pd.read_parquet(path))
+
+    return path_of
+
+
 @pytest.mark.parametrize(("job", "n_ops", "n_steps", "n_workers"), JOBS)
-def test_production_traces(tmp_path, job, n_ops, n_steps, n_workers):
+def test_production_traces(tmp_path, as_csv, job, n_ops, n_steps, n_workers):
     pytest.importorskip("pyarrow")
     path = DATA / "production_traces" / f"ops_{job}.parquet"
     trace = read_trace(path)
@@ -31,7 +45,7 @@ def test_production_traces(tmp_path, job, n_ops, n_steps, n_workers):
     assert trace.ops["step"].nunique() == n_steps and trace.ops["rank"].nunique() == n_workers
     raw = pd.read_parquet(path)
     assert trace.ops["duration"].sum() == raw["duration"].astype(float).sum()
-    from_csv = read_trace(write_csv(tmp_path / "ops.csv", raw))
+    from_csv = read_trace(as_csv(job))
     assert np.allclose(from_csv.ops["duration"], trace.ops["duration"], rtol=1e-6, atol=0)
     rest = ["start", "duration"]
     assert from_csv.ops.drop(columns=rest).equals(trace.ops.drop(columns=rest))
@@ -39,12 +53,16 @@ def test_production_traces(tmp_path, job, n_ops, n_steps, n_workers):
     assert read_trace(tmp_path / "tidy").ops.equals(trace.ops)
 
 
-def test_reading_is_fast(tmp_path):
+def test_reading_is_fast(as_csv):
     pytest.importorskip("pyarrow")
     path = DATA / "production_traces" / "ops_AR.parquet"
-    write_csv(tmp_path / "ops.csv", pd.read_parquet(path))
-    assert least_seconds(lambda: read_trace(path)) < 1.5  # 0.1 to 0.2 s
-    assert least_seconds(lambda: read_trace(tmp_path / "ops.csv")) < 3.0  # 0.2 to 0.3 s
+    from_csv = as_csv("AR")
+
+    def short(file, most):  # the least of three is short enough where any of them is
+        return any(least_seconds(lambda: read_trace(file), 1) < most for _ in range(3))
+
+    assert short(path, 1.5)  # 0.1 to 0.2 s
+    assert short(from_csv, 3.0)  # 0.2 to 0.3 s
 
 
 def test_spans_of_a_pipeline_trace_are_the_published_step_times():

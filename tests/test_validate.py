@@ -35,7 +35,7 @@ def write(folder, layout=SMALL, effects=EFFECTS, seed=1):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("trace"), Layout(4, 2, 4, 30))
+    return write(tmp_path_factory.mktemp("trace"), Layout(2, 2, 4, 30))
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +98,19 @@ def test_a_job_that_changes_half_way_is_not_predicted(tmp_path):
     frame.loc[later, ["start", "duration"]] *= 1.2
     path = tmp_path / "changed.csv"
     as_production(frame).to_csv(path, index=False)
-    figures = summarize_validation(validate(trace=path, train="first-half", bootstrap=39, seed=1))
-    assert figures["ks"] == 1.0 and figures["ks_p_value"] == pytest.approx(1.0 / 40.0)
+    figures = summarize_validation(validate(trace=path, train="first-half", bootstrap=19, seed=1))
+    assert figures["ks"] == 1.0 and figures["ks_p_value"] == pytest.approx(1.0 / 20.0)
     assert figures["p95_error"] == pytest.approx(1 / 1.2 - 1.0, abs=0.04)
     assert figures["ks_floor"] == 1.0
 
 
 def test_what_is_returned(trace):
-    options = {"trace": trace, "train": "first-half", "replicates": 3000, "seed": 3}
+    options = {"trace": trace, "train": "first-half", "replicates": 1000, "seed": 3}
     dataset = validate(bootstrap=5, **options)
     figures = summarize_validation(dataset)
     json.dumps(figures, allow_nan=False)
     assert figures["n_train"] == 15 and figures["n_measured"] == 15
-    assert dataset.sizes["replicate"] == 3000
+    assert dataset.sizes["replicate"] == 1000
     assert dataset.measured.size == 15 and dataset.training.size == 15
     assert (dataset.cdf_lo <= dataset.cdf_hi).all()
     for name in ("measured", "training", "predicted", "predicted_independent", "cdf_time"):
@@ -118,7 +118,7 @@ def test_what_is_returned(trace):
     assert figures["ks"] < figures["baselines"]["independent"]["ks"]
     assert figures["baselines"]["copy"]["ks"] == pytest.approx(figures["ks_floor"])
     again = validate(
-        trace=trace, train="first-half", bootstrap=5, replicates=3000, seed=3, threads=2
+        trace=trace, train="first-half", bootstrap=5, replicates=1000, seed=3, threads=2
     )
     assert again.identical(dataset)
     none = validate(bootstrap=0, **options)
@@ -198,7 +198,7 @@ def test_totals_of_runs(model, tmp_path):
     rows = [f"{run},{i},{mean * (1 + 0.001 * run)}" for run in range(4) for i in range(20)]
     path = tmp_path / "runs.csv"
     path.write_text("run,step,step_time_s\n" + "\n".join(rows) + "\n")
-    options = {"quantity": "time_to_train", "bootstrap": 20, "replicates": 512, "seed": 1}
+    options = {"quantity": "time_to_train", "bootstrap": 5, "replicates": 512, "seed": 1}
     found = validate(model, measured=path, **options)
     figures = summarize_validation(found)
     assert found.attrs["quantity"] == "time_to_train"
@@ -244,7 +244,7 @@ def test_bad_choices_for_step_times(model, tmp_path):
 
 def test_what_a_calibration_leaves_open_of_the_mean_widens_the_null_of_totals():
     """A mean that is off by z standard errors moves the KS of a normal law by a known amount."""
-    totals = np.random.default_rng(1).normal(100.0, 1.0, 20_000)
+    totals = np.random.default_rng(1).normal(100.0, 1.0, 4_000)
     plain, wide = (
         np.array([separation(*pair) for pair in islice(draws_anew(totals, 400, 3, error), 500)])
         for error in (0.0, 0.01)

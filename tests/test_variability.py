@@ -50,8 +50,9 @@ def test_laws_that_reach_below_zero_are_refused():
     with pytest.raises(
         PrismError, match="effects.call: .* cv 1.5 gives negative.*smaller.*call.cv"
     ):
-        small = ["parallelism={dp: 1, microbatches: 8}", "cluster.nodes=4"]
-        prepare(load_job("gpt3-175b-512", [call, "variability.resolution=kernel", *small]), 1)
+        small = ["model.n_layers=8", "parallelism={vpp: 1, dp: 1, microbatches: 8}"]
+        small += ["cluster.nodes=4", "variability.resolution=kernel"]
+        prepare(load_job("gpt3-175b-512", [call, *small]), 1)
 
 
 def test_without_a_library_effects_are_off_unless_set():

@@ -14,6 +14,7 @@ import pytest
 import prism
 from prism.analyses.watch import Watch, _calm, summarize_watch
 from prism.models.changes.find import select_steps
+from prism.models.steptimes import departure
 from prism.models.steptimes.departure import ALARM, find_departure
 from prism.models.steptimes.fit import fit_step_times
 from prism.models.steptimes.model import load_step_model
@@ -73,16 +74,17 @@ def test_a_planted_change_is_found_and_carried_on(run, log, slower):
     code, out, err = run("watch", log, "--once", "--json", "--seed", "1")
     found = json.loads(out)
     assert (code, err) == (3, "")
-    departure = found["departure"]
-    low, high = departure["change_ci"]
-    assert low <= slower - 1.0 <= high and departure["p_value"] <= ALARM
-    early, late = departure["step_range"]
+    seen = found["departure"]
+    low, high = seen["change_ci"]
+    assert low <= slower - 1.0 <= high and seen["p_value"] <= ALARM
+    early, late = seen["step_range"]
     assert early <= 151 <= late and late - early < 10
     assert found["time_left"]["p50"] == pytest.approx(800 * 2.0 * slower, rel=3e-3)
 
 
-def test_p_values_of_runs_without_a_change_are_even():
+def test_p_values_of_runs_without_a_change_are_even(monkeypatch):
     """White noise and a drift: at most 10 % are below 0.1, within five standard errors."""
+    monkeypatch.setattr(departure, "_DRAWS", 399)
     for spread in (Spread(0.01), Spread(0.01, 0.005, 40.0)):
         at_s, below = 2.0 * np.arange(120), 0
         for seed in range(40):
@@ -91,7 +93,8 @@ def test_p_values_of_runs_without_a_change_are_even():
         assert below <= 40 * 0.1 + 5 * np.sqrt(40 * 0.09)
 
 
-def test_a_drift_is_no_change_where_the_model_has_it():
+def test_a_drift_is_no_change_where_the_model_has_it(monkeypatch):
+    monkeypatch.setattr(departure, "_DRAWS", 999)  # as few as reach the alarm
     spread, at_s, alarms = Spread(0.002, 0.01, 60.0), 2.0 * np.arange(100), [0, 0]
     for seed in range(20):
         body = 1.0 + simulate_body(spread, at_s, 1, np.random.default_rng(seed))[:, 0]
@@ -159,19 +162,20 @@ def test_a_run_that_is_done_ends_the_watch(run, log):
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT for a child")
 def test_an_interrupt_ends_it_quietly(log):
+    log.write_text(lines(steps(60), total=100))
     command = [sys.executable, "-m", "prism", "watch", str(log), "--seed", "1", "--json",
                "--interval", "0.2"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         first = json.loads(process.stdout.readline())
         with log.open("a") as file:
-            file.write(lines(steps(210)[200:], first=201))
+            file.write(lines(steps(70)[60:], total=100, first=61))
         end = time.monotonic() + 20
-        while first["completed_steps"] == 200 and time.monotonic() < end:
+        while first["completed_steps"] == 60 and time.monotonic() < end:
             first = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         error = process.stderr.read()
-        assert (process.wait(20), error) == (0, b"") and first["completed_steps"] == 210
+        assert (process.wait(20), error) == (0, b"") and first["completed_steps"] == 70
 
 
 def test_an_odd_value_before_all_others_is_left_out():
@@ -179,7 +183,7 @@ def test_an_odd_value_before_all_others_is_left_out():
     assert np.flatnonzero(np.isnan(_calm(values))).tolist() == [0, 1]
 
 
-def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch):
+def test_pauses_of_a_model_are_to_come(run, tmp_path, monkeypatch, few_repeats):
     monkeypatch.chdir(tmp_path)
     whole = [steps(400, seed) + 3.0 * (np.arange(1, 401) % 40 == 0) for seed in range(4)]
     rows = [f"{r},{s},{x:.6f}" for r in range(3) for s, x in enumerate(whole[r], start=1)]
@@ -208,7 +212,7 @@ def test_steps_that_a_fit_left_out_are_elapsed_time():
     model = fit_step_times(replace(
         table[0], **{name: np.concatenate([getattr(t, name) for t in table])
                      for name in ("seconds", "step", "run")},
-    ))  # fmt: skip
+    ), repeats=0)  # fmt: skip
     seconds = work[1:101] * steps(100, 9)
     log = StepTimes(seconds, np.arange(1, 101), np.full(100, "log"), "log", "s")
     found = progress(model, log, 180, 100, 1)

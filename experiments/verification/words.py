@@ -98,15 +98,20 @@ def python_texts(source):
     yield 1, "\n".join(lines)
 
 
+def _whole(pattern):
+    return rf"(?<![\w'\"-])({pattern})(?![\w'\"-])".replace(" ", r"\s+")
+
+
 def check(path):
     """Give (line, word, instead) of each word of a file that has a better one."""
     own, _ = EXCEPTIONS.get(path.relative_to(ROOT).as_posix(), (None, None))
     skip = "|".join([r"``[^`]*``|`[^`]*`", *ALLOWED, *([own] if own else [])]).replace(" ", r"\s+")
     for line, text in texts(path):
+        if not re.search(_whole("|".join(INSTEAD)), text, re.I):  # as most texts, and soon seen
+            continue
         plain = re.sub(skip, lambda name: re.sub(r"[^\n]", "_", name[0]), text)
         for pattern, instead in INSTEAD.items():
-            whole = rf"(?<![\w'\"-])({pattern})(?![\w'\"-])".replace(" ", r"\s+")
-            for found in re.finditer(whole, plain, re.I):
+            for found in re.finditer(_whole(pattern), plain, re.I):
                 at = line + plain.count("\n", 0, found.start())
                 yield at, " ".join(found[0].split()), instead
                 plain = plain.replace(found[0], "_" * len(found[0]), 1)
