@@ -6,15 +6,15 @@ of `full`. What goes is the dependence between ops, and a tail finer than the sa
 """
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prism import engine
 from prism.distributions.distribution import Distribution, constant
 from prism.distributions.samples import sample_law
 from prism.distributions.tables import sample_table
-from prism.simulation.draws import draw_ranks, lower, seed_key
+from prism.simulation.draws import seed_key
 from prism.simulation.program import Bank, Program, Tables
 from prism.workload.opgraph import StepGraph
 
@@ -61,10 +61,11 @@ def _pooled_laws(
 ) -> tuple[list[Distribution], list[float]]:
     """Pool each op type's duration over clusters, replicas and all shared effects."""
     rng = np.random.Generator(np.random.Philox(seed))
-    clusters = range(max(POOL_CLUSTERS, 1024 // program.graph.n_replicas))
-    draw = partial(draw_ranks, program.ranks, program.tables, key=seed_key(seed))
-    drawn = zip(*(lower(program.low, draw(k)) for k in clusters), strict=True)
-    pooled_a, pooled_r = (np.concatenate(x) for x in drawn)  # [draw, coef, term], [draw, coef]
+    n_replicas = program.graph.n_replicas
+    n_clusters, key = max(POOL_CLUSTERS, 1024 // n_replicas), seed_key(seed)
+    x = engine.draw_clusters(program.ranks, program.tables, 0, n_clusters, key)
+    drawn = engine.lower(program.low, x, np.arange(n_replicas))
+    pooled_a, pooled_r = (np.concatenate(v) for v in drawn)  # [draw, coef, term], [draw, coef]
     laws: list[Distribution] = []
     means: list[float] = []
     example = {int(t): i for i, t in enumerate(graph.op_type) if t >= 0}
