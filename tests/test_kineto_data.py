@@ -11,7 +11,6 @@ import pytest
 from prism.analyses.replay import replay_trace, summarize_replay
 from prism.common.errors import PrismError
 from prism.models.kerneltrace.model import fit_kernels
-from prism.models.kerneltrace.table import kernel_table
 from prism.traces import read_trace
 from prism.traces.kineto.events import decode_events
 
@@ -31,6 +30,11 @@ def read(*names):
 @cache
 def replayed(*names):
     return summarize_replay(replay_trace(read(*names)))
+
+
+@cache
+def report(*names):
+    return fit_kernels(read(*names)).report
 
 
 def test_training_step_has_six_steps_and_all_activities():
@@ -80,11 +84,11 @@ def test_replay_is_within_three_percent_and_the_table_is_whole(names):
     assert len(found["gpu_spans"]) == found["steps"] * len(names)
     assert max(abs(row["error"]) for row in found["gpu_spans"]) < 0.03
     assert any("ranks traced" in note for note in trace.notes)
-    table = kernel_table(trace)
+    table = report(*names)["kernels"]
     again = trace.ops["collective"].duplicated() & (trace.ops["collective"] >= 0)
-    assert sum(row.n for row in table) == len(trace.ops) - again.sum()
-    assert sum(row.op_kind == "launch_gap" for row in table) == 1
-    shares = [row.share for row in table]
+    assert sum(row["n"] for row in table) == len(trace.ops) - again.sum()
+    assert sum(row["op_kind"] == "launch_gap" for row in table) == 1
+    shares = [row["step_share"] for row in table]
     assert np.isfinite(shares).all() and shares == sorted(shares, reverse=True)
 
 
@@ -98,7 +102,7 @@ def test_replay_is_within_three_percent_and_the_table_is_whole(names):
     ],
 )
 def test_the_model_has_the_mean_and_the_spread_of_the_steps(names, mean, cv):
-    check = fit_kernels(read(*names)).report["cross_check"]
+    check = report(*names)["cross_check"]
     measured, model = check["measured"], check["model"]
     assert abs(model["mean"] / measured["mean"] - 1.0) < mean
     assert cv[0] < model["cv"] / measured["cv"] < cv[1]

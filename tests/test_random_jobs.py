@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import pytest
+from campaign import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from job_files import (
@@ -116,9 +117,9 @@ def test_every_key_of_the_schema_can_be_drawn():
 
 
 def test_most_files_are_jobs_and_some_are_not():
-    good, words, share = Counter(), set(), Counter()
+    good, words, share, n_files = Counter(), set(), Counter(), examples(150)
 
-    @settings(RANDOM, max_examples=300)
+    @settings(RANDOM, max_examples=n_files)
     @given(job_files())
     def draw(tree):
         try:
@@ -136,7 +137,7 @@ def test_most_files_are_jobs_and_some_are_not():
             share["scaled"] += job.cluster.scale != HardwareScale()
 
     draw()
-    assert 0.7 * 300 < good[True] < 300
+    assert 0.7 * n_files < good[True] < n_files
     assert words >= {"gpipe", "1f1b", "interleaved", "ddp", "zero1", "fsdp", "hsdp", "megatron"}
     assert words >= {"zb-h1", "zb-v", "dualpipe-v"}
     assert all(n > 0.02 * good[True] for n in share.values()), share

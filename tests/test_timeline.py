@@ -11,7 +11,6 @@ from job_files import job_files
 from naive import step_time as naive_step
 from trace_events import BadTrace, check_trace
 
-import prism
 from prism import engine
 from prism.analyses.timeline import nearest_replicate, summarize_timeline, timeline
 from prism.analyses.timelines.chrome import chrome_trace
@@ -264,7 +263,7 @@ def test_of_many_replicas_those_worth_seeing_are_shown():
 
 
 def test_a_result_whose_job_is_spoilt_is_refused(run, tmp_path):
-    result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
+    result = simulate(JOBS["1f1b"], 64, seed=1)
     for spoilt in (json.loads(result.attrs["job"]) | {"name": 5}, [1]):
         result.attrs["job"] = json.dumps(spoilt)
         save(result, tmp_path / "x.nc")

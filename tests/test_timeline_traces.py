@@ -39,18 +39,15 @@ def recorded(trace, made, tolerance):
     ops = ops[ops["op_kind"].isin(["forward", "backward"])].copy()
     ops["op_kind"] = ops["op_kind"].astype(str)
     rows = ops.set_index(keys)[["start", "duration"]].to_dict("index")
-    row = made["event_row"].values
+    names = ["event_row", "replica", "stage", "microbatch", "chunk", "start", "duration"]
+    row, replica, stage, microbatch, chunk, start, duration = (made[x].values for x in names)
     kind = texts(made, "kind")
     shown = (made["row_step"].values[row] == 0) & np.isin(kind, ["forward", "backward"])
     for i in np.flatnonzero(shown & (texts(made, "stream") == "compute")):
-        at = row[i]
-        key = (
-            int(made["replica"][at]), int(made["stage"][at]), str(kind[i]),
-            int(made["microbatch"][i]), int(made["chunk"][i]),
-        )  # fmt: skip
-        there = rows.pop(key)
-        assert float(made["start"][i]) == pytest.approx(there["start"] - begin, abs=tolerance)
-        assert float(made["duration"][i]) == pytest.approx(there["duration"], abs=1e-6)
+        place = int(replica[row[i]]), int(stage[row[i]])
+        there = rows.pop((*place, str(kind[i]), int(microbatch[i]), int(chunk[i])))
+        assert abs(start[i] - (there["start"] - begin)) <= tolerance
+        assert abs(duration[i] - there["duration"]) <= 1e-6
     assert not rows
     return int(shown.sum())
 

@@ -79,12 +79,14 @@ def test_noise_is_the_stragglers_part():
 
 
 @pytest.mark.parametrize(
-    ("name", "dp"), [("llama3-70b-fsdp-512", 64), ("gpt3-175b-512", 1), ("deepseek-v3-2048", 64)]
+    ("name", "dp", "microbatches"),
+    [("llama3-70b-fsdp-512", 64, None), ("gpt3-175b-512", 1, 32), ("deepseek-v3-2048", 64, 32)],
 )
-def test_parts_add_up_and_exposure_is_the_one_of_the_summary(name, dp):
+def test_parts_add_up_and_exposure_is_the_one_of_the_summary(name, dp, microbatches):
     p = load_job(name).parallelism
     nodes = dp * p.tp * p.cp * p.pp // 8
-    job = load_job(name, [f"parallelism.dp={dp}", f"cluster.nodes={nodes}"])
+    own = f"parallelism.microbatches={microbatches or p.microbatches}"
+    job = load_job(name, [f"parallelism.dp={dp}", f"cluster.nodes={nodes}", own])
     parts, numbers = parts_of(job, 256)
     means, variances = (np.array([part[i] for part in parts.values()]) for i in (0, 1))
     assert means.sum() == pytest.approx(1.0, abs=1e-9)
