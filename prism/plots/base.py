@@ -118,10 +118,11 @@ def save_figure(ax: Axes, *paths: str | Path) -> None:
     # no date in the file: the same result gives the same bytes
     clean = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     layout = figure.get_layout_engine()
-    for path in paths:
-        figure.savefig(path, metadata=clean.get(Path(path).suffix))
-        figure.set_layout_engine(None)
-    figure.set_layout_engine(layout)
+    with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        for path in paths:
+            figure.savefig(path, metadata=clean.get(Path(path).suffix))
+            figure.set_layout_engine(None)  # for the next; None means none by these settings alone
+        figure.set_layout_engine(layout)
 
 
 def ink() -> str:
