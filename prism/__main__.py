@@ -73,7 +73,14 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _failed(error)
+        return _interrupted() if _follows_interrupt(error) else _failed(error)
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Tell whether an interrupt led to an error, as imports make one of their own of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _failed(error: BaseException) -> int:

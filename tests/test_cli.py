@@ -311,10 +311,24 @@ def test_interrupt_is_status_130_without_traceback(tmp_path, after_s):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_follows_an_interrupt_is_one(monkeypatch, capfd):
+    """As where an import that is interrupted raises what it makes of that."""
+
+    def broken(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("cannot be loaded") from error
+
+    monkeypatch.setattr(cli.prism, "main", broken)
+    assert entry.main(["show"]) == 130
+    assert "interrupted" in capfd.readouterr().err
 
 
 def test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capfd):
