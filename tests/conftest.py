@@ -53,6 +53,13 @@ def few_repeats(monkeypatch):
 
 
 @pytest.fixture
+def few_clusters(monkeypatch):
+    """Shares and comparisons of a ranking by fewer clusters than answers rest on."""
+    monkeypatch.setattr("prism.analyses.rankings.shares.MAX_BLOCKS", 16)
+    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
+
+
+@pytest.fixture
 def empty_pictures(monkeypatch):
     """Pictures that are empty files, where nobody looks at them: each takes half a second."""
 

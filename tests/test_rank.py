@@ -31,13 +31,6 @@ from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 
-@pytest.fixture
-def few_samples(monkeypatch):
-    """Shares and comparisons from fewer clusters than answers rest on."""
-    monkeypatch.setattr(ranking, "MAX_BLOCKS", 16)
-    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
-
-
 def test_mixed_keys_against_python():
     """Residuals of three draws, written from the definition."""
     job, seeds, w = chain(residual={"law": "gamma", "cv": 0.2}), (3, 4, 5), [0.3, 1.0]
@@ -289,7 +282,7 @@ def test_a_class_is_left_at_one_cluster_where_its_bound_and_that_cluster_are_sma
             assert few[name].variances[0] == pytest.approx(shares.variances[0], rel=0.1, abs=1e-12)
 
 
-@pytest.mark.usefixtures("few_samples")
+@pytest.mark.usefixtures("few_clusters")
 def test_dataset_and_summary():
     job = small(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
     dataset = rank(job, seed=5)
@@ -309,7 +302,7 @@ def test_dataset_and_summary():
         assert sum(r[share] for r in values["kernels"]) == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.usefixtures("few_samples")
+@pytest.mark.usefixtures("few_clusters")
 def test_threads_change_nothing():
     job = chain(rank={"cv": 0.02}, step={"cv": 0.01}, residual={"cv": 0.03})
     one, two = (rank(job, seed=5, threads=n).drop_attrs() for n in (1, 2))
@@ -344,7 +337,7 @@ def test_quick_parts_make_up_the_whole(seed, target):
         assert found["p95"] == pytest.approx(30.50e-3, rel=0.005)
 
 
-@pytest.mark.usefixtures("few_samples")
+@pytest.mark.usefixtures("few_clusters")
 def test_a_run_remembers_its_cluster():
     """Over many steps the rank effect stays and the residuals average out."""
     job = small(steps=100_000, rank={"cv": 0.01}, residual={"cv": 0.1}, microbatch={"cv": 0.05})

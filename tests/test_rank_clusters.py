@@ -22,13 +22,6 @@ from prism.simulation.steps import run_blocks
 from prism.simulation.variability import Treatment
 
 
-@pytest.fixture
-def few_samples(monkeypatch):
-    """Shares and comparisons from fewer clusters than answers rest on."""
-    monkeypatch.setattr("prism.analyses.rankings.shares.MAX_BLOCKS", 16)
-    monkeypatch.setattr("prism.analyses.rankings.interventions.KERNEL_CONTROL", 32)
-
-
 def fitted_job(folder, seed=1, layout=None, **effects):
     frame, _ = make_trace(layout or Layout(2, 2, 4, 24), Effects(**effects), seed)
     as_production(frame).to_csv(folder / "ops.csv", index=False)
@@ -36,7 +29,7 @@ def fitted_job(folder, seed=1, layout=None, **effects):
     return load_job(str(folder / "m.nc"))
 
 
-@pytest.mark.usefixtures("few_samples")
+@pytest.mark.usefixtures("few_clusters")
 def test_a_fitted_trace_is_ranked(tmp_path):
     """A slow worker, as it was measured, explains the mean but not the variance."""
     job = fitted_job(tmp_path, residual_sd=0.01, step_sd=0.01, lemons={(1, 1): 1.7})
@@ -55,7 +48,7 @@ def test_a_fitted_trace_is_ranked(tmp_path):
     assert frozen.std() < 1e-5 * frozen.mean()
 
 
-@pytest.mark.usefixtures("few_samples")
+@pytest.mark.usefixtures("few_clusters")
 @pytest.mark.parametrize(("effect", "name"), [("content_sd", "microbatch"), ("step_sd", "step")])
 def test_what_a_trace_was_made_with_comes_out_on_top(tmp_path, effect, name):
     job = fitted_job(tmp_path, residual_sd=0.01, **{effect: 0.1})
