@@ -22,21 +22,27 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
+import multiprocessing
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 600
 ANYTHING = "..."
+SHELL = re.compile(r"[|&;<>$`*?~(){}\[\]#!\\\n]")  # what needs a shell
+OWN = {"COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "Agg", "LC_ALL": "C.UTF-8"}
 
 # What differs between machines and moments, and nothing else; all other figures are compared as
 # they are printed. Each: a pattern, and what both sides are replaced by.
@@ -216,28 +222,54 @@ def renew(shown: list[str], printed: list[str]) -> list[str]:
     return new if matches(new, printed) and {*new} != {ANYTHING} else printed
 
 
-def _environment(scratch: Path) -> dict[str, str]:
-    """Give what a reader's shell has, the same everywhere."""
-    own = {"COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "Agg", "LC_ALL": "C.UTF-8"}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **own, "PATH": path, "TMPDIR": str(scratch.parent)}
+def load() -> None:
+    """Load once what most commands load: two seconds of each."""
+    os.environ.update(OWN)
+    prism = importlib.import_module("prism")
+    for name in prism.__all__:
+        getattr(prism, name)
+    commands = [f"prism.cli.commands.{p.stem}" for p in ROOT.glob("prism/cli/commands/[a-z]*.py")]
+    for module in ("prism.cli.app", *commands, "matplotlib.pyplot", "h5netcdf", "dask.distributed"):
+        importlib.import_module(module)
+
+
+def _prism(words: list[str], scratch: Path, out: int) -> None:
+    """Run the prism command in this process, which is its own."""
+    from prism.__main__ import run
+
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    os.chdir(scratch)
+    tempfile.tempdir = str(scratch.parent)
+    sys.argv = words
+    run()
 
 
 def run(text: str, scratch: Path) -> tuple[int, list[str]]:
-    """Run a command in the scratch folder; its status and its lines, standard error included."""
-    done = subprocess.run(
-        ["bash", "-c", text],
-        cwd=scratch,
-        env=_environment(scratch),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        timeout=TIME_LIMIT_S,
-        check=False,
-        encoding="utf-8",
-        errors="replace",
-    )
-    return done.returncode, done.stdout.splitlines()
+    """Run a command in the scratch folder; its status and its lines, standard error included.
+
+    One of prism that needs no shell runs in a fork of this process, where modules are loaded.
+    """
+    plain = text.replace("\\\n", " ")
+    with tempfile.TemporaryFile(dir=scratch.parent) as printed:
+        out = printed.fileno()
+        if plain.startswith("prism ") and not SHELL.search(plain):
+            child = multiprocessing.Process(target=_prism, args=(shlex.split(plain), scratch, out))
+            child.start()
+            child.join(TIME_LIMIT_S)
+            status = child.exitcode
+            child.kill()
+        else:
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+            given = {**os.environ, **OWN, "PATH": path, "TMPDIR": str(scratch.parent)}
+            status = subprocess.run(
+                ["bash", "-c", text], cwd=scratch, env=given, stdout=out, stderr=out,
+                stdin=subprocess.DEVNULL, timeout=TIME_LIMIT_S, check=False,
+            ).returncode  # fmt: skip
+        if status is None:
+            raise subprocess.TimeoutExpired(text, TIME_LIMIT_S)
+        printed.seek(0)
+        return status, printed.read().decode("utf-8", "replace").splitlines()
 
 
 @dataclass
@@ -386,8 +418,8 @@ def main() -> int:
     paths = sorted(pages_of(options.pages, options.k), key=lambda p: -p.stat().st_size)
     wrong = 0
     start = time.perf_counter()
-    with ThreadPoolExecutor(options.workers) as pool:
-        for page in pool.map(lambda path: check(path, options.update), paths):
+    with ProcessPoolExecutor(options.workers, initializer=load) as pool:
+        for page in pool.map(partial(check, update=options.update), paths):
             spent = sum(seconds for seconds, _ in page.seconds)
             state = f"{len(page.problems)} WRONG" if page.problems else "as shown"
             print(f"{page.path.name:24} {len(page.seconds):3} runs {spent:6.1f} s  {state}"
