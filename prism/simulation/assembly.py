@@ -4,7 +4,7 @@ Ops' residuals become quantile tables, persistent effects coefficients that the 
 cluster.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from prism.cluster.machine import build_cluster
 from prism.cluster.nodemap import Placement
 from prism.cluster.wiring import Wiring
 from prism.common.errors import PrismError
-from prism.distributions.distribution import lognormal, normal
+from prism.distributions.distribution import Distribution, lognormal, normal
 from prism.jobs.job import Job
 from prism.simulation.draws import lower
 from prism.simulation.independent import pool_program
@@ -208,15 +208,23 @@ def _relative_speeds(placement: Placement, v: Variability) -> NDArray[np.float64
     if n == 1 or v.rank.std == 0.0:
         return np.ones((1, n))
     nodes = placement.ranks() // placement.gpus_per_node
-    nodes = nodes.reshape(-1, nodes.shape[2])  # of every group's members
+    members = nodes.shape[2]  # of every group
+    return _draw_speeds(v.rank, v.node_share, n, members, nodes.astype(np.int64).tobytes())
+
+
+@lru_cache(maxsize=4)  # programs of one job have the same
+def _draw_speeds(
+    law: Distribution, node_share: float, n: int, members: int, nodes_of_groups: bytes
+) -> NDArray[np.float64]:
+    nodes = np.frombuffer(nodes_of_groups, np.int64).reshape(-1, members)
     rng = np.random.Generator(np.random.Philox(0))
-    draws = max(16, SPEED_DRAWS // nodes.shape[1])
-    own = rng.standard_normal((draws, nodes.shape[1]))
+    draws = max(16, SPEED_DRAWS // members)
+    own = rng.standard_normal((draws, members))
     at = nodes[np.arange(draws) * len(nodes) // draws]  # groups may lie in different ways
     at = np.cumsum(np.diff(at, axis=1, prepend=at[:, :1]) > 0, axis=1)  # ranks rise in a group
     node = np.take_along_axis(rng.standard_normal((draws, at.max() + 1)), at, axis=1)
-    z = np.sqrt(v.node_share) * node + np.sqrt(1.0 - v.node_share) * own
-    x = v.rank.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
+    z = np.sqrt(node_share) * node + np.sqrt(1.0 - node_share) * own
+    x = law.ppf(ndtr(z)).reshape(draws, n, -1).max(axis=2)
     return np.asarray(x / x.max(axis=1, keepdims=True))
 
 

@@ -14,6 +14,7 @@ as the busiest's.
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -248,6 +249,7 @@ def _link_role(law: str) -> str:
     return "other" if law.startswith("residual/nvlink") else "network"
 
 
+@lru_cache(maxsize=256)  # programs of one job differ in few of them
 def standardised_cdf(law: Distribution) -> Array:
     """Tabulate the cdf of (X - mean) / std on the engine's knots; a step for a constant."""
     z = np.linspace(-engine.CDF_RANGE, engine.CDF_RANGE, engine.CDF_ROWS)
