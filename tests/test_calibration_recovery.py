@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from calibration_made import Truth, as_times, small_job, steps_of
+from campaign import examples
 from scipy.stats import binom, chi2
 
 from prism.distributions.library import load_library
@@ -179,7 +180,7 @@ def test_a_few_slow_clusters_widen_the_interval_between_runs():
     base = "h100-uncurated"
     jobs = [small_job(*layout, f"variability.library={base}") for layout in LAYOUTS[:2]]
     kept, naive = [], []
-    for seed in range(14):
+    for seed in range(examples(10)):
         rng = np.random.default_rng([13, seed])
         between = float(np.exp(rng.uniform(-0.7, 0.7)))
         truth = Truth(between=between, relative=RELATIVE, base=base)

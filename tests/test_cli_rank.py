@@ -377,7 +377,7 @@ def small(tmp_path):
     return path
 
 
-def test_a_small_job_end_to_end(run, small, tmp_path, empty_pictures):
+def test_a_small_job_end_to_end(run, small, tmp_path, empty_pictures, few_clusters):
     out = tmp_path / "out"
     status, first, err = run("rank", small, "--seed", 4, "--json", "-q", "-o", out,
                              "--speed-up", "10")  # fmt: skip
@@ -409,7 +409,7 @@ def test_a_job_that_does_not_vary(run, small):
         assert [finding["code"] for finding in found["findings"]] == ["no_variance"]
 
 
-def test_a_run_is_ranked(run, small):
+def test_a_run_is_ranked(run, small, few_clusters):
     few = ("--set", "run.steps=100")
     status, out, err = run("rank", small, "--seed", 1, "--target", "time_to_train", "-q", *few)
     assert status == 0, err

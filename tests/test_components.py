@@ -21,6 +21,7 @@ from prism.models.variance.strata import _two_way
 from prism.models.variance.strata import take_apart as take_cells_apart
 
 DATA = Path(os.environ.get("PRISM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+FEW = 50  # draws behind intervals, where nobody looks at these
 NAMES = ("rank", "step", "rank_step", "content", "residual")
 
 
@@ -140,7 +141,7 @@ def test_missing_cells_leave_components_where_they_are(kind):
     errors = {name: [] for name in NAMES}
     for _ in range(12):
         table = make_table(rng, n_steps=24)
-        whole = fit_components(table, columns_of(2), np.arange(24) * 9)
+        whole = fit_components(table, columns_of(2), np.arange(24) * 9, FEW)
         gaps = table.copy()
         if kind == "cells":
             gaps[rng.random(table.shape) < 0.05] = np.nan
@@ -148,7 +149,7 @@ def test_missing_cells_leave_components_where_they_are(kind):
             gaps[:, rng.random(table.shape[1:3]) < 0.08] = np.nan
         else:
             gaps[:, :, ::3, 5:] = np.nan
-        fit = fit_components(gaps, columns_of(2), np.arange(24) * 9)
+        fit = fit_components(gaps, columns_of(2), np.arange(24) * 9, FEW)
         assert any("missing" in warning for warning in fit.warnings)
         for name in NAMES:
             a, b = fit.by_op_kind["forward"][name].std, whole.by_op_kind["forward"][name].std
@@ -247,7 +248,7 @@ def test_a_healthy_cluster_has_no_lemons():
     for n_stages, n_replicas in ((2, 2), (4, 4), (2, 32)):
         for _ in range(examples(8)):
             table = make_table(rng, n_stages, n_replicas, n_steps=4, n_microbatches=4)
-            assert not fit_components(table, columns_of(n_stages), np.arange(4)).lemons
+            assert not fit_components(table, columns_of(n_stages), np.arange(4), FEW).lemons
 
 
 @settings(max_examples=15)
@@ -263,9 +264,9 @@ def test_a_shift_moves_the_mean_only_and_labels_do_not_matter(seed, shift, missi
         table[rng.random(table.shape) < 0.05] = np.nan
     order = rng.permutation(3)
     steps = np.array([1, 4, 5, 9, 20])
-    fit = fit_components(table, columns_of(2), steps)
-    moved = fit_components(table + shift, columns_of(2), steps)
-    mixed = fit_components(table[:, order], columns_of(2), steps)
+    fit = fit_components(table, columns_of(2), steps, FEW)
+    moved = fit_components(table + shift, columns_of(2), steps, FEW)
+    mixed = fit_components(table[:, order], columns_of(2), steps, FEW)
     assert moved.mean == pytest.approx(fit.mean + shift)
     assert mixed.mean == pytest.approx(fit.mean)
     assert moved.rank == pytest.approx(fit.rank, abs=1e-8)
@@ -356,7 +357,7 @@ def test_positions_are_shrunk_by_their_noise():
     for _ in range(examples(15)):
         table = make_table(rng)
         seen = table.mean(axis=(1, 2)) - table.mean(axis=(1, 2, 3))[:, None]
-        none = fit_components(table, columns_of(2), np.arange(12))
+        none = fit_components(table, columns_of(2), np.arange(12), FEW)
         squares.append(np.mean(none.position**2) / np.mean(seen**2))
     assert np.mean(squares) < 0.15
 

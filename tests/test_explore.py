@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prism.common.errors import PrismError
-from prism.jobs.job import load_job
+from prism.jobs.job import job_from_dict, load_job
 from prism.jobs.jobspec.yaml import shipped_jobs
 from prism.present.answers.estimate import summarize_estimate
 from prism.present.explore import controls
@@ -20,8 +20,11 @@ BASE = "llama3-70b-fsdp-512"
 
 @pytest.fixture(scope="module")
 def unranked():
-    """A job whose answer has no ranking: it is there sooner."""
-    return load_job(SMALL, ["variability.dependence=none"])
+    """A job whose answer has no ranking and no run: it is there sooner."""
+    return job_from_dict({
+        "model": {"durations": {"forward_s": 1.0, "backward_s": 2.0}},
+        "variability": {"library": None, "dependence": "none"},
+    })  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import random
 import signal
 import stat
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numba
@@ -52,11 +53,16 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path, name):
         READERS[name](file)
 
 
+@cache
+def blanks():
+    """Members of 32 MiB of blanks each, 1 : 1000."""
+    return 17 * gzip.compress(b" " * (32 * MIB))
+
+
 @pytest.mark.parametrize("name", ["steps", "hosts", "nccl"])
 def test_gzip_is_refused_by_what_it_unpacks_to(tmp_path, name):
-    """Members of 32 MiB of blanks each, 1 : 1000."""
     file = tmp_path / "bomb.gz"
-    file.write_bytes(gzip.compress(HEADS[name]) + 17 * gzip.compress(b" " * (32 * MIB)))
+    file.write_bytes(gzip.compress(HEADS[name]) + blanks())
     assert file.stat().st_size < MIB
     with pytest.raises(PrismError, match=r"bomb\.gz: unpacks .* [\d,]+ MiB"):
         READERS[name](file)

@@ -45,7 +45,7 @@ def fitted(tmp_path_factory):
 
 def test_runs_of_a_fitted_trace_can_hold_an_error_of_the_model(fitted):
     job = load_job(fitted[2])
-    asked = {"replicates": 640, "run_replicates": 1_000, "steps": 5_000, "seed": 1}
+    asked = {"replicates": 640, "run_replicates": 1_000, "steps": 500, "seed": 1}
     wrong, right = (
         summary(estimate(job.replace(f"variability.model_error={x}"), **asked)) for x in (0.05, 0)
     )

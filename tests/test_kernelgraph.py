@@ -36,7 +36,8 @@ def make(folder, n_ranks, recorded=False, seed=3, program=PROGRAM, n_steps=8):
     scope="module", params=[(1, False), (4, False), (2, True), (2, False, 11), (3, False, 12)]
 )
 def made(request, tmp_path_factory):
-    return *make(tmp_path_factory.mktemp("trace"), *request.param), request.param[1]
+    trace, *truth = make(tmp_path_factory.mktemp("trace"), *request.param)
+    return trace, step_graph(trace, STEP), *truth, request.param[1]
 
 
 def wait_edges(graph):
@@ -62,8 +63,7 @@ def gpu_span(graph, durations, stage=0):
 
 
 def test_edges_are_recovered_and_none_is_made_up(made):
-    trace, times, *_, recorded = made
-    graph = step_graph(trace, STEP)
+    _, graph, times, *_, recorded = made
     found = wait_edges(graph)
     assert NEVER_BINDING in times.edges and len(times.edges) == 14
     assert found == (times.edges if recorded else times.edges - {NEVER_BINDING})
@@ -82,8 +82,7 @@ def test_replay_of_every_step_is_its_measured_span(made):
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_changing_a_kernel_moves_the_step_as_the_true_graph_does(made, factor):
-    trace, times, duration, host, _ = made
-    graph = step_graph(trace, STEP)
+    _, graph, times, duration, host, _ = made
     moved = []
     for name in sorted({call.name for call in PROGRAM if call.name}):
         calls = [i for i, call in enumerate(PROGRAM) if call.name == name]
@@ -99,8 +98,7 @@ def test_changing_a_kernel_moves_the_step_as_the_true_graph_does(made, factor):
 
 def test_without_its_inferred_edges_the_graph_fails(made):
     # negative control: the edges carry the what-if, not slack in the check
-    trace, _, duration, host, _ = made
-    graph = step_graph(trace, STEP)
+    _, graph, _, duration, host, _ = made
     role, stream = graph.roles.role, graph.stream
     nodes = list(graph.nodes)
     for i in np.flatnonzero(graph.bounds):

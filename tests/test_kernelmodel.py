@@ -7,7 +7,7 @@ import kineto_synth as synth
 import numpy as np
 import pytest
 
-from prism import estimate, load_job
+from prism import estimate, load_job, simulate
 from prism.analyses.replay import replay as replay_file
 from prism.analyses.replay import replay_trace, summarize_replay
 from prism.analyses.validate import summarize_validation, validate
@@ -62,7 +62,7 @@ def groups_of(trace):
     return graph, node_groups(graph, finite_mean(graph.durations, axis=(1, 2)))
 
 
-def simulated(model, seed=0, n=2_000):
+def simulated(model, seed=0, n=1_000):
     rng = np.random.default_rng(seed)
     return synthetic_graph(model, np.arange(n), rng).measured
 
@@ -98,14 +98,14 @@ def test_steps_that_were_held_out_are_predicted_unless_kernels_are_independent(
     paths = synth.write(tmp_path, program, synth.simulate(program, duration, host))
     found = {
         how: summarize_validation(
-            validate(trace=paths, dependence=how, bootstrap=19, replicates=320, seed=1)
+            validate(trace=paths, dependence=how, bootstrap=9, replicates=320, seed=1)
         )
         for how in ("full", "none")
     }
     full, alone = found["full"], found["none"]
     assert (full["n_measured"], full["n_train"], full["ks_p_value_refit"]) == (48, 48, True)
     assert full["ks_p_value"] > 0.1 and abs(full["mean_error"]) < 0.05
-    assert alone["ks_p_value"] == pytest.approx(0.05) and alone["ks"] > full["ks"]
+    assert alone["ks_p_value"] == pytest.approx(0.1) and alone["ks"] > full["ks"]
 
 
 def test_steps_share_nothing_where_nothing_is_shared(tmp_path):
@@ -148,7 +148,7 @@ def test_the_engine_simulates_the_same_model(tmp_path):
     trace.mkdir()
     synth.write(trace, DEVICE_BOUND, job(DEVICE_BOUND, 2, "device", seed=7))
     save(fit(trace, 0), tmp_path / "model.nc")
-    found = estimate(load_job(tmp_path / "model.nc"), replicates=6_400, seed=1)
+    found = simulate(load_job(tmp_path / "model.nc"), replicates=3_200, seed=1)
     model, _ = fitted(read_trace(trace))
     drawn = simulated(model)
     step = found.step_time.values
@@ -164,7 +164,7 @@ def runs_of(folder, program, n_steps=30):
     synth.write(trace, program, times)
     found = fit(trace)
     save(found, folder / "model.nc")
-    drawn = estimate(folder / "model.nc", replicates=6_400, steps=1_000, seed=1)
+    drawn = estimate(folder / "model.nc", replicates=1_280, run_replicates=200, steps=1_000, seed=1)
     period_s = 1e-6 * float(np.diff(np.nanmax(times.end, axis=(1, 2))).mean())
     run_over_steps = float(drawn.time_to_train.mean() / (1_000 * drawn.step_time.mean()))
     return summarize_fit(found), period_s, run_over_steps

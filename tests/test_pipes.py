@@ -22,7 +22,7 @@ variability: {effects: {rank: {cv: 0.02}, microbatch: {cv: 0.05}}}
 run: {steps: 100}
 """.replace("COMMENT", "# what stands here is longer than what is read at once\n" * 400)
 # longer than what a pipe holds, 64 KiB, by digits: few steps are compared and resampled sooner
-STEPS = "step_s\n" + "".join(f"{1.0 + 0.001 * (i * 37 % 11):.200f}\n" for i in range(500))
+STEPS = "step_s\n" + "".join(f"{1.0 + 0.001 * (i * 37 % 11):.800f}\n" for i in range(100))
 HOSTS = "n0 slots=8\nn1 slots=8\n"
 PLACES = "slot,node,host,first_rank,stages,replicas\n0,1,,0,0,0-7\n1,0,,8,1,0-7\n"
 NODES = "node,slowdown\n0,1.2\n1,1.05\n"

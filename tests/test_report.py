@@ -291,7 +291,9 @@ def test_broken_sources_and_names_in_other_scripts(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["figure for text", "list for a block", "replay"])
-def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(run, tmp_path, kind, recwarn):
+def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(
+    run, tmp_path, kind, recwarn, request
+):
     result = prism.replay(Path(__file__).parents[1] / "experiments/samples/trace.csv")
     if kind == "figure for text":
         result = prism.estimate("pipeline-8x32", replicates=64, seed=1)
@@ -300,6 +302,8 @@ def test_what_cannot_be_shown_is_refused_and_warned_of_by_nobody(run, tmp_path, 
         result.attrs |= {"job": json.dumps({"parallelism": {}, "model": [1]}), "call": "{}"}
     else:
         result = result.isel(dp_rank=slice(0))
+    if kind != "replay":  # which a picture finds
+        request.getfixturevalue("few_pictures")
     save(result, tmp_path / "x.nc")
     status, out, err = run("report", tmp_path / "x.nc", "-o", tmp_path / "x.html")
     assert status == 2 and str(tmp_path / "x.nc") in err and len(err.splitlines()) == 1

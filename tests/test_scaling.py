@@ -64,7 +64,12 @@ def make_job(path, n_replicas, effects):
 
 def expected_maximum(ordered, n):
     """Integral of x n F^(n-1) dF over the empirical law of ascending samples."""
-    return float(ordered @ np.diff(np.linspace(0.0, 1.0, ordered.size + 1) ** n))
+    return float(ordered @ weights(ordered.size, n))
+
+
+@functools.cache
+def weights(size, n):
+    return np.diff(np.linspace(0.0, 1.0, size + 1) ** n)
 
 
 @functools.cache
@@ -74,14 +79,20 @@ def one_replica(name, shocked=False):
     return simulate(job, ONE, seed=11, threads=1).step_time.to_numpy().reshape(-1, 64)
 
 
-def prediction(samples, n):
+@functools.cache
+def in_order(name, shocked):
+    """Ascending steps of one replica [s], and the group of clusters of each."""
+    samples = one_replica(name, shocked)
+    order = np.argsort(samples, axis=None)
+    return samples.ravel()[order], order // samples.shape[1] % GROUPS
+
+
+def prediction(name, n, shocked=False):
     """Expected maximum of n replicas and its standard error [s], by jackknife over clusters.
 
     The jackknife also takes out the bias of an empirical law, which ends at its largest sample.
     """
-    order = np.argsort(samples, axis=None)
-    ordered = samples.ravel()[order]
-    group = order // samples.shape[1] % GROUPS
+    ordered, group = in_order(name, shocked)
     left = np.array([expected_maximum(ordered[group != i], n) for i in range(GROUPS)])
     error = np.sqrt((GROUPS - 1) / GROUPS * np.sum((left - left.mean()) ** 2))
     whole = expected_maximum(ordered, n)
@@ -98,7 +109,7 @@ def simulated(name, n, effects):
 
 def gap(name, n, effects, shocked=False):
     """Simulated minus predicted mean, in standard errors, and the two means [s]."""
-    predicted, error = prediction(one_replica(name, shocked), n)
+    predicted, error = prediction(name, n, shocked)
     mean, mean_error = simulated(name, n, effects)
     return (mean - predicted) / np.hypot(error, mean_error), mean, predicted
 

@@ -228,7 +228,7 @@ def test_first_steps_predict_the_later_ones(files):
 def test_p_values_of_a_split_are_those_of_chance_where_the_model_is_the_truth(tmp_path):
     """Held-out steps are of the fitted runs, whose effects the null must share with them."""
     truth, p, control = Spread(white=0.005, run=0.02), [], []
-    for s in range(examples(6)):
+    for s in range(examples(4)):
         seconds = made(truth, (60, 4), seed=s)
         path = write(tmp_path / "steps.csv", seconds)
         options = {"train": "30", "seed": s, "bootstrap": 9, "replicates": 500}

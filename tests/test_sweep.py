@@ -61,6 +61,14 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The small job with few layers and little that varies, where only layouts are told."""
+    path = tmp_path_factory.mktemp("jobs") / "bare.yaml"
+    path.write_text(SMALL + "variability: {library: none, effects: {rank: {cv: 0.01}}}\n")
+    return load_job(path, ["model.n_layers=4"])
+
+
+@pytest.fixture(scope="module")
 def all_layouts(small):
     return summarize_sweep(sweep(small, layouts=True, replicates=16 * BLOCK, seed=1))
 
@@ -231,10 +239,10 @@ def test_few_clusters_tell_what_rare_slow_gpus_do(small, seed):
 
 
 @pytest.mark.usefixtures("few_quiet")
-def test_layouts_of_other_clusters_and_microbatches(small):
+def test_layouts_of_other_clusters_and_microbatches(bare):
     sizes = {"cluster.nodes": [1, 2], "parallelism.microbatch_size": [1, 2, 3]}
     vary = sizes | {"parallelism.cp": [1]}
-    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    numbers = summarize_sweep(sweep(bare, vary, layouts=True, replicates=BLOCK, seed=1))
     for row in numbers["rows"]:
         sizes = {key: row[f"parallelism.{key}"] for key in KEYS}
         gpus = sizes["tp"] * sizes["cp"] * sizes["pp"] * sizes["dp"]
@@ -273,10 +281,10 @@ def test_explicit_durations_have_one_layout(pipeline):
 
 
 @pytest.mark.usefixtures("few_quiet")
-def test_layouts_by_a_setting_varied_by_hand(small):
+def test_layouts_by_a_setting_varied_by_hand(bare):
     key = "variability.effects.rank.cv"
     vary = {key: [0.01, 0.08], "parallelism.cp": [1]}
-    numbers = summarize_sweep(sweep(small, vary, layouts=True, replicates=BLOCK, seed=1))
+    numbers = summarize_sweep(sweep(bare, vary, layouts=True, replicates=BLOCK, seed=1))
     assert [row[key] for row in numbers["by_setting"]] == [0.01, 0.08]
     for found in numbers["by_setting"]:
         mine = [row for row in numbers["rows"] if row[key] == found[key]]
@@ -334,6 +342,7 @@ def test_other_numbers_of_gpus_are_said(pipeline):
     assert "different numbers of GPUs" in " ".join(numbers["notes"])
 
 
+@pytest.mark.usefixtures("few_quiet")
 def test_same_bits_for_any_threads_and_any_order(pipeline):
     vary = {"parallelism.microbatches": [4, 8, 12], "variability.effects.residual.cv": [0.02, 0.1]}
     one = summarize_sweep(sweep(pipeline, vary, replicates=20 * BLOCK, seed=3, threads=1))
@@ -450,7 +459,8 @@ def test_chunks_follow_a_schedule_that_is_varied():
     sizes = {"n_layers": 8, "hidden_size": 256, "ffn_size": 512, "n_heads": 4, "vocab_size": 512,
              "seq_len": 128}  # fmt: skip
     layout = {"pp": 4, "dp": 2, "microbatches": 8}
-    job = job_from_dict({"model": sizes, "parallelism": layout, "cluster": {"nodes": 1}})
+    rest = {"cluster": {"nodes": 1}, "variability": {"library": None}}
+    job = job_from_dict({"model": sizes, "parallelism": layout, **rest})
     vary = {"parallelism.schedule": ["gpipe", "1f1b", "interleaved"]}
     found = summarize_sweep(sweep(job, vary, replicates=64, seed=1))
     taken = {row["parallelism.schedule"]: row["parallelism.vpp"] for row in found["rows"]}
@@ -460,14 +470,15 @@ def test_chunks_follow_a_schedule_that_is_varied():
     # the job's own chunks and split where the schedule takes them
     split = [1, 1, 1, 1, 1, 1, 1, 1]
     layout_of = {"parallelism": {**layout, "vpp": 2, "layer_split": split}}
-    chunked = job_from_dict({"model": sizes, "cluster": {"nodes": 1}, **layout_of})
+    chunked = job_from_dict({"model": sizes, **rest, **layout_of})
     found = summarize_sweep(sweep(chunked, vary, replicates=64, seed=1))
     assert {row["parallelism.vpp"] for row in found["rows"]} == {1, 2}
     assert [row["parallelism.schedule"] for row in found["rows"] if row["own"]] == ["interleaved"]
     assert not found["refused"]
     # what other chunks do not mend is said, and vpp that is varied too does not follow
-    uneven = job_from_dict({"model": sizes, "cluster": {"nodes": 1},
-                            "parallelism": {**layout, "microbatches": 6}})  # fmt: skip
+    uneven = job_from_dict({
+        "model": sizes, **rest, "parallelism": {**layout, "microbatches": 6}
+    })  # fmt: skip
     found = summarize_sweep(sweep(uneven, vary, replicates=64, seed=1))
     (refused,) = found["refused"]
     assert refused["parallelism.schedule"] == "interleaved"
@@ -476,8 +487,9 @@ def test_chunks_follow_a_schedule_that_is_varied():
     assert (len(found["rows"]), len(found["refused"])) == (3, 3)
 
 
-def test_replicas_and_microbatches_follow_sizes_that_are_varied(small):
-    found = summarize_sweep(sweep(small, {"parallelism.tp": [1, 2, 4]}, replicates=64, seed=1))
+@pytest.mark.usefixtures("few_quiet")
+def test_replicas_and_microbatches_follow_sizes_that_are_varied(bare):
+    found = summarize_sweep(sweep(bare, {"parallelism.tp": [1, 2, 4]}, replicates=64, seed=1))
     rows = {row["parallelism.tp"]: row for row in found["rows"]}
     assert sorted(rows) == [1, 2, 4] and not found["refused"]
     for tp, row in rows.items():
@@ -486,11 +498,11 @@ def test_replicas_and_microbatches_follow_sizes_that_are_varied(small):
     assert [tp for tp, row in rows.items() if row["own"]] == [2]
     # sizes that are varied too do not follow, and what does not divide is refused as ever
     fixed = {"parallelism.tp": [2, 4], "parallelism.dp": [4]}
-    found = summarize_sweep(sweep(small, fixed, replicates=64, seed=1))
+    found = summarize_sweep(sweep(bare, fixed, replicates=64, seed=1))
     assert (len(found["rows"]), len(found["refused"])) == (1, 1)
-    odd = summarize_sweep(sweep(small, {"parallelism.pp": [2, 3]}, replicates=64, seed=1))
+    odd = summarize_sweep(sweep(bare, {"parallelism.pp": [2, 3]}, replicates=64, seed=1))
     assert [row["parallelism.pp"] for row in odd["refused"]] == ["3"]
-    nodes = summarize_sweep(sweep(small, {"cluster.nodes": [2, 4]}, replicates=64, seed=1))
+    nodes = summarize_sweep(sweep(bare, {"cluster.nodes": [2, 4]}, replicates=64, seed=1))
     assert [row["world_size"] for row in nodes["rows"]] == [32, 16]
     assert {row["work"] for row in nodes["rows"]} == {1.0}
 

@@ -139,23 +139,27 @@ def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpr
     scale = float(wanted.mean())
     unit = scale * float((length**2).mean())
 
-    def loss(x: Array) -> float:
-        variance = np.exp(2.0 * x[0]) * own**2 + scale * x[1] + unit * x[2] / length**2 + 1e-18
+    def loss(x: Array) -> tuple[float, Array]:
+        """Minus log posterior, and its gradient."""
+        parts = np.stack([np.exp(2.0 * x[0]) * own**2, scale + 0.0 * own, unit / length**2])
+        variance = parts[0] + x[1] * parts[1] + x[2] * parts[2] + 1e-18
         fit = 0.5 * float(dof @ (np.log(variance) + wanted / variance))
-        return fit + float(prior_loss(x[0])) + _SAME * float(x[2])
+        slope = parts @ (0.5 * dof * (1.0 - wanted / variance) / variance)
+        slope[0] = 2.0 * slope[0] + 4.0 * x[0] / (3.0 + x[0] ** 2)
+        slope[2] += _SAME
+        return fit + float(prior_loss(x[0])) + _SAME * float(x[2]), slope
 
     bounds = [(_GRID[0], _GRID[-1]), (0.0, None), (0.0, None)]
     starts = ([0.0, 0.5, 0.1], [-1.0, 0.1, 0.5], [-3.0, 0.9, 0.0])
     found = min(
-        (minimize(loss, start, bounds=bounds, method="L-BFGS-B") for start in starts),
+        (minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B") for start in starts),
         key=lambda r: float(r.fun),
     )
 
     def least(at: float) -> float:
         """Loss of the best shared parts with the factor's log held."""
-        rest = minimize(
-            lambda y: loss(np.array([at, *y])), found.x[1:], bounds=bounds[1:], method="L-BFGS-B"
-        )
+        held = [(at, at), *bounds[1:]]
+        rest = minimize(loss, [at, *found.x[1:]], jac=True, bounds=held, method="L-BFGS-B")
         return float(rest.fun)
 
     coarse = _GRID[::4]
