@@ -95,8 +95,7 @@ def test_fit_replay_and_estimate(both, tmp_path):
 
 
 def test_other_step_names(tmp_path):
-    times = kineto_synth.simulate(PROGRAM, *kineto_synth.draw(PROGRAM, 4, 1, seed=5))
-    nsys_synth.write(tmp_path, PROGRAM, times, step_name="myloop <{}>")
+    nsys_synth.write(tmp_path, PROGRAM, TIMES, step_name="myloop <{}>")
     status, found, _ = run("fit", tmp_path)
     assert status == 0 and found["kind"] == "library"
     assert any("myloop <10>" in n or "c10d::allreduce_" in n for n in found["notes"])

@@ -223,9 +223,11 @@ def renew(shown: list[str], printed: list[str]) -> list[str]:
 
 
 def load() -> None:
-    """Load once what most commands load: two seconds of each."""
-    os.environ.update(OWN)
-    prism = importlib.import_module("prism")
+    """Give what a reader's shell has, and load what most commands load: two seconds of each."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.environ.update(OWN, PATH=path)
+    import prism
+
     for name in prism.__all__:
         getattr(prism, name)
     commands = [f"prism.cli.commands.{p.stem}" for p in ROOT.glob("prism/cli/commands/[a-z]*.py")]
@@ -240,7 +242,7 @@ def _prism(words: list[str], scratch: Path, out: int) -> None:
     for stream in (1, 2):
         os.dup2(out, stream)
     os.chdir(scratch)
-    tempfile.tempdir = str(scratch.parent)
+    os.environ["TMPDIR"], tempfile.tempdir = str(scratch.parent), None
     sys.argv = words
     run()
 
@@ -260,8 +262,7 @@ def run(text: str, scratch: Path) -> tuple[int, list[str]]:
             status = child.exitcode
             child.kill()
         else:
-            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-            given = {**os.environ, **OWN, "PATH": path, "TMPDIR": str(scratch.parent)}
+            given = {**os.environ, "TMPDIR": str(scratch.parent)}
             status = subprocess.run(
                 ["bash", "-c", text], cwd=scratch, env=given, stdout=out, stderr=out,
                 stdin=subprocess.DEVNULL, timeout=TIME_LIMIT_S, check=False,

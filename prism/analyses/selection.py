@@ -109,6 +109,7 @@ def fit_slope(arms: Sequence[Arm]) -> float:
     if not known:
         return 0.0
     n = min(min(arm.n, arm.quiet.size) for arm in known)
+    known.sort(key=lambda arm: arm.times[:n].tobytes())  # in any order the same bits
     quiet = tuple(arm.quiet / arm.work for arm in known)
     return control_slope([arm.times[:n] / arm.work for arm in known], ClusterControl(quiet))
 

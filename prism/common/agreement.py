@@ -8,7 +8,6 @@ apart. Values are positive times, in seconds.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -199,7 +198,6 @@ def ks_statistic(first: ArrayLike, second: ArrayLike) -> float:
     return float(np.abs(below_x - below_y).max())
 
 
-@cache
 def ks_critical(n: int, level: float = 0.05) -> float:
     """Distance that n independent values exceed with this probability if they follow it."""
     return float(kstwo.ppf(1.0 - level, n))

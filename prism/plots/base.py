@@ -248,6 +248,7 @@ def _name_beyond(ax: Axes, text: str, left: bool) -> None:
         0.02 if left else 0.98, 0.94 - 0.06 * above if left else 0.04 + 0.06 * above,
         f"\N{LEFTWARDS ARROW} {text}" if left else f"{text} \N{RIGHTWARDS ARROW}",
         transform=ax.transAxes, ha=side, fontsize=8, color=GREY, gid=side, zorder=5,
+        bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0},
     )  # fmt: skip
 
 
