@@ -37,7 +37,9 @@ from prism.models.calibration.predict import draw_steps
 from prism.models.calibration.scales import MODEL_ERROR, RATIOS, fit_scales
 from prism.models.calibration.sizes import measure_size
 from prism.models.calibration.spreads import Factor, StepSpread, fit_within, memory_s
+from prism.simulation.prepare import prepare, prepare_again
 from prism.simulation.runs.drift import ar1
+from prism.simulation.steps import run_blocks
 from prism.workload.build import ChunkWork, build_workload, nominal_step
 from prism.workload.kernels import is_compute
 
@@ -379,6 +381,20 @@ def test_what_a_calibration_rests_on_round_trips(tmp_path, monkeypatch):
         monkeypatch.setattr(model, "read_netcdf", lambda *_, wrong=wrong: wrong)
         with pytest.raises(PrismError, match=f"{path.name}: .*read"):
             load_calibration(path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_over_a_calibrated_library_is_the_one_built_anew(layout):
+    """Factors change the order of ops, in which a graph is built, and nothing of its times."""
+    job, base = small_job(*LAYOUTS[layout]), load_library(BASE)
+    calibrated = with_factors(with_spreads(base, 1.5, 0.5), 0.8, 1.7)
+    again = prepare_again(prepare(job, 1, base), calibrated, 2)
+    anew = prepare(job, 2, calibrated)
+    assert again.workload == anew.workload
+    assert again.graph.op_types == anew.graph.op_types
+    assert again.graph.nominal_s == anew.graph.nominal_s
+    times = [run_blocks(step.program, range(2), 2)[0] for step in (again, anew)]
+    assert np.array_equal(*times)
 
 
 def test_measured_stalls_add_to_the_mean_step():

@@ -16,7 +16,7 @@ from scipy.stats import binom, chi2
 from prism.distributions.library import load_library
 from prism.models.calibration import fit
 from prism.models.calibration.model import Calibration, communication_share
-from prism.models.calibration.predict import predict_size
+from prism.models.calibration.predict import predict_size, prepare_quiet
 from prism.models.calibration.scales import COMMUNICATION_PRIOR, COMPUTE_PRIOR, MODEL_ERROR
 from prism.models.calibration.sizes import measure_size
 from prism.models.calibration.spreads import fit_between
@@ -179,13 +179,15 @@ def test_a_few_slow_clusters_widen_the_interval_between_runs():
     """Where some clusters have a lemon, a variance of ten means is worth far fewer of them."""
     base = "h100-uncurated"
     jobs = [small_job(*layout, f"variability.library={base}") for layout in LAYOUTS[:2]]
+    library = load_library(base)
+    steps = [prepare_quiet(job, library, 0) for job in jobs]
     kept, naive = [], []
     for seed in range(examples(10)):
         rng = np.random.default_rng([13, seed])
         between = float(np.exp(rng.uniform(-0.7, 0.7)))
         truth = Truth(between=between, relative=RELATIVE, base=base)
         sizes = [measure_size(job, as_times(steps_of(truth, job, rng)[0]), seed) for job in jobs]
-        found = [predict_size(job, load_library(base), seed, 1) for job in jobs]
+        found = [predict_size(step, library, seed, 1) for step in steps]
         normal = [replace(p, excess=0.0, clusters=10**9) for p in found]
         for rows, predicted in ((kept, found), (naive, normal)):
             factor = fit_between(sizes, predicted)

@@ -38,8 +38,9 @@ from prism.simulation.variability import (
     resolve_variability,
 )
 from prism.workload.build import Workload, build_workload
-from prism.workload.opgraph import StepGraph
+from prism.workload.opgraph import StepGraph, retime
 from prism.workload.stepgraph import GraphOptions, build_step_graph
+from prism.workload.work import scaled
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,21 @@ def _prepare_job(job: Job, seed: int, library: Library | None, engine: str) -> P
         resolution=job.variability.resolution, p2p=p.p2p, overlap=p.overlap, prefetch=p.prefetch,
         reshard_after_forward=p.data_parallel in ("fsdp", "hsdp") and p.reshard_after_forward,
     )  # fmt: skip
-    graph = build_step_graph(workload, schedule, options)
+    return _finish_job(
+        job, workload, build_step_graph(workload, schedule, options), library, seed, engine
+    )
+
+
+def prepare_again(step: Prepared, library: Library, seed: int) -> Prepared:
+    """Prepare a job over its library with other spreads, and factors that it had none of."""
+    assert step.workload is not None  # no fitted trace
+    graph = retime(step.graph, scaled(step.graph.op_types, library))
+    return _finish_job(step.job, scaled(step.workload, library), graph, library, seed, "exact")
+
+
+def _finish_job(
+    job: Job, workload: Workload, graph: StepGraph, library: Library | None, seed: int, engine: str
+) -> Prepared:
     variability = resolve_variability(job, library, workload)
     program = build_program(job, graph, variability, seed)
     step = Prepared(job, workload, graph, *choose_engine(program, engine), variability)

@@ -7,7 +7,7 @@ replicas. `build_arrays` orders them and gives their ends to slots that are reus
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
@@ -159,6 +159,18 @@ def _execution_order(
         end.append(since + duration)
     order = sorted(range(1, len(preds)), key=list(zip(phase, start, strict=True)).__getitem__)
     return order, phase, max(end)
+
+
+def retime(graph: StepGraph, op_types: tuple[OpType, ...]) -> StepGraph:
+    """Give a graph's ops other durations: its order, which they decide at first, is kept."""
+    nominal = [*map(nominal_duration, op_types), 0.0]  # the last one is a join's
+    ends = [0.0] * (graph.n_slots + graph.n_global_slots)
+    longest = 0.0
+    columns = graph.pred0, graph.pred1, graph.out, graph.op_type
+    for a, b, out, t in zip(*(column.tolist() for column in columns), strict=True):
+        ends[out] = max(ends[a], ends[b]) + nominal[t]
+        longest = max(longest, ends[out])
+    return replace(graph, op_types=op_types, nominal_s=longest)
 
 
 class _Slots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prism.workload.kernels import ChunkWork, Kernel, is_compute
 
@@ -30,6 +30,7 @@ class Collective:
     group: str = ""  # who takes part: of `Cluster.group`, or hop: two neighbouring stages
 
 
+Parts = TypeVar("Parts")
 PerChunk = tuple[tuple[tuple[Collective, ...], ...], ...]
 
 
@@ -79,15 +80,16 @@ def nominal_step(workload: Workload, layout: ParallelismBlock) -> float:
     return max(busy) * passes + rest
 
 
-def scaled(workload: Workload, library: Library | None) -> Workload:
-    """Apply a calibrated library's factors on nominal durations."""
+def scaled(parts: Parts, library: Library | None) -> Parts:
+    """Apply a calibrated library's factors to all nominal durations in what is given."""
     if library is None or COMPUTE_FACTOR not in library:
-        return workload
+        return parts
     compute, communication = library.value(COMPUTE_FACTOR), library.value(COMMUNICATION_FACTOR)
 
     def scale(part: Any) -> Any:
         if isinstance(part, tuple):
-            return tuple(map(scale, part))
+            found = map(scale, part)
+            return part.__class__(*found) if hasattr(part, "_fields") else tuple(found)
         if isinstance(part, dict):
             return {key: scale(value) for key, value in part.items()}
         if isinstance(part, Kernel | Collective):
@@ -97,5 +99,5 @@ def scaled(workload: Workload, library: Library | None) -> Workload:
             return replace(part, **{f.name: scale(getattr(part, f.name)) for f in fields(part)})
         return part
 
-    whole: Workload = scale(workload)
+    whole: Parts = scale(parts)
     return whole

@@ -24,7 +24,7 @@ from prism.models.calibration.model import (
     with_spreads,
     with_steps,
 )
-from prism.models.calibration.predict import Predicted, draw_steps, predict_size
+from prism.models.calibration.predict import Predicted, draw_steps, predict_size, prepare_quiet
 from prism.models.calibration.report import Found, report_of
 from prism.models.calibration.scales import RATIOS, fit_scales
 from prism.models.calibration.sizes import Size, measure_size
@@ -121,11 +121,12 @@ def _base_library(jobs: Sequence[Job]) -> Library:
 
 def _fit(sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _Count) -> Found:
     """Fit the spread between runs, means over it, and the spread within runs."""
+    steps = [prepare_quiet(s.job, base, seed) for s in sizes]
 
-    def predict(size: Size, library: Library) -> Predicted:
-        return count.done(predict_size(size.job, library, seed, threads))
+    def predict(library: Library) -> list[Predicted]:
+        return [count.done(predict_size(step, library, seed, threads)) for step in steps]
 
-    first = [predict(s, base) for s in sizes]
+    first = predict(base)
     between = fit_between(sizes, first)
     spread = fit_within(sizes, first)
     # what waits for noise takes longer: means come after spreads
@@ -134,12 +135,13 @@ def _fit(sizes: Sequence[Size], base: Library, seed: int, threads: int, count: _
     ratios = RATIOS
     for _ in range(_MOVES):
         settings = [with_factors(library, 1.0, float(np.exp(r))) for r in ratios]
-        means = [np.array([predict(s, setting).mean_s for setting in settings]) for s in sizes]
+        found = [[size.mean_s for size in predict(setting)] for setting in settings]
+        means = list(np.array(found).T)
         scales = fit_scales(sizes, means, own, clusters, ratios)
-        found = float(np.log(scales.communication.value / scales.compute.value))
-        if ratios[0] <= found <= ratios[-1]:
+        ratio = float(np.log(scales.communication.value / scales.compute.value))
+        if ratios[0] <= ratio <= ratios[-1]:
             break
-        ratios = RATIOS + found  # beyond, a straight line is only a guess
+        ratios = RATIOS + ratio  # beyond, a straight line is only a guess
     library = with_factors(library, scales.compute.value, scales.communication.value)
     nominal = np.mean([
         nominal_step(build_workload(s.job, library), s.job.parallelism) / s.mean_s for s in sizes

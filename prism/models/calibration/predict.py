@@ -13,7 +13,8 @@ from prism.distributions.library import Library
 from prism.engine import LANES
 from prism.jobs.job import Job
 from prism.jobs.jobspec.effects import JitterEffect, StallEffect, StepEffect
-from prism.simulation.prepare import prepare
+from prism.simulation.prepare import Prepared, prepare, prepare_again
+from prism.simulation.program import Program
 from prism.simulation.steps import run_blocks
 
 Array = NDArray[np.float64]
@@ -44,9 +45,9 @@ class Predicted:
     excess: float
 
 
-def predict_size(job: Job, library: Library, seed: int, threads: int) -> Predicted:
-    """Simulate a job's step without step effect and stalls."""
-    times = draw_steps(_quiet(job), library, seed, threads)
+def predict_size(step: Prepared, library: Library, seed: int, threads: int) -> Predicted:
+    """Simulate a step of `prepare_quiet` over its library with other spreads and factors."""
+    times = _draw(prepare_again(step, library, seed).program, seed, threads)
     means, variances = times.mean(axis=1), times.var(axis=1, ddof=1)
     mean = float(means.mean())
     own = float(variances.mean())
@@ -58,13 +59,16 @@ def predict_size(job: Job, library: Library, seed: int, threads: int) -> Predict
 
 def draw_steps(job: Job, library: Library, seed: int, threads: int) -> Array:
     """Draw steps of some clusters, [cluster, 64] s."""
-    program = prepare(job, seed, library).program
+    return _draw(prepare(job, seed, library).program, seed, threads)
+
+
+def _draw(program: Program, seed: int, threads: int) -> Array:
     n = int(np.clip(OP_SAMPLES // max(program.n_draws * LANES, 1), *CLUSTERS))
     return run_blocks(program, range(n), seed, threads)[0].astype(np.float64)
 
 
-def _quiet(job: Job) -> Job:
-    """Return the job without step effect, stalls and jitter."""
+def prepare_quiet(job: Job, library: Library, seed: int) -> Prepared:
+    """Prepare the job without step effect, stalls and jitter."""
     effects = job.variability.effects
     off = {
         "step": StepEffect(cv=0.0), "stall": StallEffect(rate_per_hour=0.0),
@@ -72,4 +76,4 @@ def _quiet(job: Job) -> Job:
     }  # fmt: skip
     quiet = effects.model_copy(update=off)
     variability = job.variability.model_copy(update={"effects": quiet})
-    return job.model_copy(update={"variability": variability})
+    return prepare(job.model_copy(update={"variability": variability}), seed, library)
