@@ -80,6 +80,14 @@ def test_segments_lie_between_barriers():
     assert op.single is None
 
 
+def test_a_segment_has_the_terms_and_the_call_effect_of_all_its_kernels():
+    lowerer = Lowerer(effects(), call_std=0.03)
+    ((both, _),) = lowerer.lower(OpType("forward", 0, (GEMM, LOSS))).segments
+    assert dict(both.split) == pytest.approx({Term(1.0, True): 0.6, Term(0.5, True): 0.4})
+    residuals, call = 0.02**2 * (3.0**2 + 2.0**2), 0.03 * (3.0 + 2.0)
+    assert both.std == pytest.approx((residuals + call**2) ** 0.5)
+
+
 def test_backward_loads_more_on_the_microbatch():
     op = Lowerer(effects()).lower(LAYERS._replace(op_kind="backward"))
     assert op.terms == (Term(1.5, True), Term(0.75, True), Term(0.0, False))
