@@ -92,16 +92,15 @@ class Tables:
     def add(self, law: Distribution, power: float = 1.0) -> int:
         """Index of the table of X**power."""
         key = (law, power)
-        if key in self.index:
-            return self.index[key]
-        return self.add_table(key, quantile_table(law, power))
+        found = self.index.get(key)
+        return self.add_table(key, quantile_table(law, power)) if found is None else found
 
     def add_table(self, key: Hashable, table: NDArray[np.float32]) -> int:
         """Index of a table made elsewhere; equal keys share it."""
-        if key not in self.index:
-            self.index[key] = len(self.arrays)
+        found = self.index.setdefault(key, len(self.arrays))
+        if found == len(self.arrays):
             self.arrays.append(table)
-        return self.index[key]
+        return found
 
     def checked(self, law: Distribution, power: float = 1.0, effect: str = "residual") -> int:
         """Index of a table of durations; raises PrismError where it reaches below 0."""

@@ -196,9 +196,10 @@ class _Layout:
         mb_of, drift = np.zeros((2, len(rows)), np.int32)
         is_global = np.zeros(len(rows), np.uint8)
         scope = {int(m.group[i]): m.nodes[i].is_global for i in self.node_of}
+        profiles = {g: self._profiles(g, n_rows) for g in {g for g, _ in rows} - {-1}}
         for (g, mb), v in list(rows.items())[1:]:
             group = m.groups[g]
-            step[:, v] = self._profiles(g, n_rows)
+            step[:, v] = profiles[g]
             if mb >= 0:
                 mb_table[v] = self.tables.optional(m.content, group.content / SCORE_STD)
                 mb_of[v] = mb
