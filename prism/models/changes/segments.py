@@ -20,6 +20,7 @@ LEAST = 3  # steps of a segment: shorter ones are stalls
 OUTLIER = 6.0  # robust standard deviations; a normal series of 10^6 steps has none beyond 5
 _NEAR = 5  # steps of the median that a step is held against: two of them may be stalls
 _POINTS = 300  # series that are longer are looked at in blocks, then around the changes found
+_AT_ONCE = 512  # series times penalties whose costs stay in a processor's cache
 _LONGEST = 4  # blocks of a series at least, where their variance counts
 _FLOOR = 1e-18  # of a variance of logarithms: what is below is rounding
 
@@ -92,14 +93,25 @@ def find_edges(
     noise = np.maximum(long_run_variance(points), _FLOOR)
     found: list[list[int]] = [[] for _ in range(n_series)]
     own = 0.5 * np.maximum(np.diff(points, axis=0).var(axis=0), _FLOOR) / 8.0
+    penalties = []
     while penalty > BOUND * float(own.min()):
-        edges = _segments(points, penalty, max(least // block, 1), max(first // block, 1))
+        penalties.append(penalty)
+        penalty /= 2.0
+    at_once = max(1, _AT_ONCE // n_series)
+    segments = [
+        edges
+        for i in range(0, len(penalties), at_once)
+        for edges in _segments(
+            points, np.array(penalties[i : i + at_once]), max(least // block, 1),
+            max(first // block, 1),
+        )
+    ]  # fmt: skip
+    for penalty, edges in zip(penalties, segments, strict=True):
         rest = points - levels(points, edges)
         variance = long_run_variance(rest)
         variance = np.maximum(variance, variance.mean())
         for k in np.flatnonzero(penalty >= BOUND * variance):
             found[k], noise[k] = edges[k], variance[k]
-        penalty /= 2.0
     starts = np.r_[0, np.cumsum([len(part) for part in np.array_split(np.arange(n), len(points))])]
     noise *= block
     placed = [
@@ -109,32 +121,34 @@ def find_edges(
     return placed, noise
 
 
-def _segments(points: Array, penalty: float, least: int, first: int) -> list[list[int]]:
-    """Segment every series optimally under a penalty for each change."""
+def _segments(points: Array, penalties: Array, least: int, first: int) -> list[list[list[int]]]:
+    """Segment every series optimally under each of some penalties for a change."""
     n, n_series = points.shape
     zero = np.zeros((1, n_series))
     sums, squares = (np.vstack([zero, np.cumsum(points**p, axis=0)]) for p in (1, 2))
-    best = np.full((n + 1, n_series), np.inf)
-    best[0] = -penalty
-    before = np.zeros((n + 1, n_series), np.int64)
+    best = np.full((n + 1, penalties.size, n_series), np.inf)
+    best[0] = -penalties[:, None]
+    before = np.zeros(best.shape, np.int64)
     for j in range(min(first, least), n + 1):
         i = np.arange(max(j - least, 0) + 1)
         i = i[(i >= first) | ((i == 0) & (j >= first))]
         if not i.size:
             continue
-        cost = squares[j] - squares[i] - (sums[j] - sums[i]) ** 2 / (j - i)[:, None]
-        cost += best[i] + penalty
+        spread = squares[j] - squares[i] - (sums[j] - sums[i]) ** 2 / (j - i)[:, None]
+        cost = spread[:, None] + (best[i] + penalties[:, None])
         chosen = cost.argmin(axis=0)
         best[j] = np.take_along_axis(cost, chosen[None], axis=0)[0]
         before[j] = i[chosen]
-    edges = []
-    for k in range(n_series):
-        j, row = n, []
-        while before[j, k] > 0:
-            j = int(before[j, k])
-            row.append(j)
-        edges.append(row[::-1])
-    return edges
+    return [[_edges(before[:, p, k]) for k in range(n_series)] for p in range(penalties.size)]
+
+
+def _edges(before: NDArray[np.int64]) -> list[int]:
+    """Edges on the way back from the end, each from what is before it."""
+    row, j = [], int(before[-1])
+    while j > 0:
+        row.append(j)
+        j = int(before[j])
+    return row[::-1]
 
 
 def levels(values: Array, edges: list[list[int]]) -> Array:
