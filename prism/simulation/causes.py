@@ -4,7 +4,8 @@ The partition: the residuals of each kernel class, and each shared effect. What 
 share (a call too) is an input of its own, never part of a class: else a class's total order would
 fall below its first. Redrawing one class's part of an op of several mixes draws so that the
 residuals before and after have the joint distribution that redrawing those kernels gives: exact for
-ops of one class, and for normal residuals.
+ops of one class, and for normal residuals. Where many wait for the slowest, skewed ones are mended
+by `prism.common.attribution.match_swapped`.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,12 @@ class Input:
     def is_constant(self) -> bool:
         """Tell whether nothing of this input is drawn."""
         return not self.streams and (self.weights is None or not self.weights.any())
+
+    @property
+    def mixes(self) -> bool:
+        """Tell whether it is a part of some op's residual, which a swap then mixes of draws."""
+        w = self.weights
+        return w is not None and bool(((w > 0.0) & (w < 1.0)).any())
 
 
 @dataclass(frozen=True)

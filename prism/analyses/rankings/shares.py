@@ -22,6 +22,7 @@ from prism.common.attribution import (
     Variance,
     control_slope,
     match_spread,
+    match_swapped,
     partial_variances,
     resample_runs,
     run_variance,
@@ -189,8 +190,7 @@ class Sampler:
         its interactions are left to the swapped runs.
         """
         n, between = len(shares.ab), shares.is_persistent
-        runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
-        first, total = partial_variances(runs)
+        first, total = partial_variances(self._compared(shares))
         if (rare := self.rare_of(shares.entry)) is not None:
             first, total = rare.first, rare.total
         if between:
@@ -204,8 +204,7 @@ class Sampler:
 
         The bound rests on more clusters, the runs on no assumption about the residual's tail.
         """
-        runs = PickFreeze(self.a, shares.ab, self.b, shares.ba)
-        first, total = (float(x[0]) for x in partial_variances(runs))
+        first, total = (float(x[0]) for x in partial_variances(self._compared(shares)))
         if max(shares.bound, total) > NEGLIGIBLE * self.whole:
             return False
         shares.variances = first, total
@@ -213,6 +212,12 @@ class Sampler:
         shares.first = Estimate(first / whole, -NEGLIGIBLE, NEGLIGIBLE)
         shares.total = Estimate(total / whole, 0.0, NEGLIGIBLE)
         return True
+
+    def _compared(self, shares: Shares) -> PickFreeze:
+        """Return the runs that an input's own are compared with, and those."""
+        n = len(shares.ab)
+        runs = PickFreeze(self.a[:n], shares.ab, self.b[:n], shares.ba)
+        return match_swapped(runs) if shares.entry.mixes else runs
 
     def resample(self, m: int) -> Resamples:
         """Resample the runs for what their first m clusters tell."""
