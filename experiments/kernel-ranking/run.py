@@ -161,6 +161,7 @@ def draw(found, key, title, name):
             fontsize=7.5,
         )
         ax.tick_params(length=0)
+        ax.grid(False)
         ax.set_title(job, fontsize=10, loc="left")
         ax.spines[:].set_visible(False)
     figure.suptitle(title, fontsize=11)
