@@ -4,8 +4,8 @@ The partition: the residuals of each kernel class, and each shared effect. What 
 share (a call too) is an input of its own, never part of a class: else a class's total order would
 fall below its first. Redrawing one class's part of an op of several mixes draws so that the
 residuals before and after have the joint distribution that redrawing those kernels gives: exact for
-ops of one class, and for normal residuals. Where many wait for the slowest, skewed ones are mended
-by `prism.common.attribution.match_swapped`.
+ops of one class, and for normal residuals. Where many wait for the slowest, skewed ones are given
+the mean and spread of the others by `prism.common.attribution.match_swapped`.
 """
 
 from dataclasses import dataclass
