@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
+from prism.analyses.rankings.shares import match_swapped
 from prism.common import attribution as at
 
 LANES = 64
@@ -93,7 +94,7 @@ def test_mixed_draws_of_skewed_residuals_give_the_shares_of_swapped_parts():
     )
     variance = swap.a.var()
     first, total = (x.mean() / variance for x in at.partial_variances(swap))
-    found = [x.mean() / variance for x in at.partial_variances(at.match_swapped(mixed))]
+    found = [x.mean() / variance for x in at.partial_variances(match_swapped(mixed))]
     assert 0.0 <= found[0] <= found[1] <= 1.0
     assert found == pytest.approx([first, total], abs=0.15)
     moved = [x.mean() / variance for x in at.partial_variances(mixed)]

@@ -89,21 +89,6 @@ def partial_variances(runs: PickFreeze) -> tuple[Array, Array]:
     return 0.5 * (d * e).mean(axis=1), 0.25 * (d * d + e * e).mean(axis=1)
 
 
-def match_swapped(runs: PickFreeze) -> PickFreeze:
-    """Give the swapped runs the mean and spread of the others, which a swap leaves as they are.
-
-    Residuals that are mixtures of draws are less skewed: the largest of many is smaller and varies
-    less. As it stands a difference of means would count as variance.
-    """
-
-    def like(swapped: Array, run: Array) -> Array:
-        spread = swapped.std()
-        ratio = run.std() / spread if spread > 0.0 else 1.0
-        return np.asarray(run.mean() + ratio * (swapped - swapped.mean()))
-
-    return PickFreeze(runs.a, like(runs.ab, runs.a), runs.b, like(runs.ba, runs.b))
-
-
 def match_spread(draws: Sequence[Array], std: float) -> list[Array]:
     """Move independent draws of a known spread so that each cluster's have it exactly.
 

@@ -5,7 +5,7 @@ share (a call too) is an input of its own, never part of a class: else a class's
 fall below its first. Redrawing one class's part of an op of several mixes draws so that the
 residuals before and after have the joint distribution that redrawing those kernels gives: exact for
 ops of one class, and for normal residuals. Where many wait for the slowest, skewed ones are given
-the mean and spread of the others by `prism.common.attribution.match_swapped`.
+the mean and spread of the others by `prism.analyses.rankings.shares.match_swapped`.
 """
 
 from dataclasses import dataclass

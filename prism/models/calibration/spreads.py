@@ -145,7 +145,7 @@ def fit_within(sizes: Sequence[Size], predicted: Sequence[Predicted]) -> StepSpr
         variance = parts[0] + x[1] * parts[1] + x[2] * parts[2] + 1e-18
         fit = 0.5 * float(dof @ (np.log(variance) + wanted / variance))
         slope = parts @ (0.5 * dof * (1.0 - wanted / variance) / variance)
-        slope[0] = 2.0 * slope[0] + 4.0 * x[0] / (3.0 + x[0] ** 2)
+        slope[0] = 2.0 * slope[0] + 4.0 * x[0] / (3.0 + x[0] ** 2)  # `prior_loss`'s own
         slope[2] += _SAME
         return fit + float(prior_loss(x[0])) + _SAME * float(x[2]), slope
 

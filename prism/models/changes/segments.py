@@ -6,6 +6,8 @@ means times their length, over lengths of up to a quarter of the series, so that
 its own changes insignificant. Left out: what a change means (`prism.models.changes.spans`).
 """
 
+from itertools import chain
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -98,14 +100,11 @@ def find_edges(
         penalties.append(penalty)
         penalty /= 2.0
     at_once = max(1, _AT_ONCE // n_series)
-    segments = [
-        edges
+    blocks = max(least // block, 1), max(first // block, 1)
+    segments = chain.from_iterable(
+        _segments(points, np.array(penalties[i : i + at_once]), *blocks)
         for i in range(0, len(penalties), at_once)
-        for edges in _segments(
-            points, np.array(penalties[i : i + at_once]), max(least // block, 1),
-            max(first // block, 1),
-        )
-    ]  # fmt: skip
+    )
     for penalty, edges in zip(penalties, segments, strict=True):
         rest = points - levels(points, edges)
         variance = long_run_variance(rest)
