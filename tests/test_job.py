@@ -384,7 +384,8 @@ def test_context_parallelism_has_op_resolution_only(here: Path) -> None:
         ("model.durations={forward_s: -1, backward_s: 1}", r"forward_s: .*1e\+15, .*-1"),
         ("model.durations={forward_s: 1, backward_s: 1e300}", r"backward_s: .*1e\+15, .*1e\+300"),
         ("run.checkpoint={interval: 1e300}", r"interval: .*1e\+300"),
-        ("variability.effects.step.cv=1e300", r"step.cv: .*1e\+15, .*1e\+300"),
+        ("variability.effects.jitter.cv=1e300", r"jitter.cv: .*1e\+15, .*1e\+300"),
+        ("variability.effects.step.cv=2", "step.cv: .* 1, got 2; .* 0.02"),
         ("model.durations={forward_s: 1}", "backward_s: .*missing"),
         ("variability.effects.rank.lemon_slowdown=[1.2, 1.1]", "runs downwards"),
         ("run.checkpoint={write_s: 3}", "checkpoint: .* interval: 30min"),
@@ -767,6 +768,12 @@ def test_the_last_override_wins_and_may_repair_the_file(here: Path) -> None:
     assert load_job(path, "parallelism.tp=2") == job
 
 
+def test_nodes_that_no_dp_fills_are_told_the_nearest_that_one_does(here: Path) -> None:
+    (text,) = mistakes(write(here, GOOD), "parallelism.tp=4", "cluster.nodes=3")
+    ways = re.findall(r"nodes: (\d+) (?:with parallelism\.|for )dp: (\d+)", text)
+    assert ways == [("2", "1"), ("4", "2"), ("4", "2")]
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -782,7 +789,7 @@ def test_the_last_override_wins_and_may_repair_the_file(here: Path) -> None:
         ("", "block.key=value"),
         ("base=llama3-405b-8k", "base .*cannot"),
         ("parallelism.dp=4", "parallelism: .*= 32, .* 2"),
-        ("cluster.nodes=4", "= 32 GPUs; .*dp: 4 or cluster.nodes: 2"),
+        ("cluster.nodes=4", "= 32 GPUs; .*dp: 4 .*cluster.nodes: 2"),
         ("variability.effects.step.cv=-0.1", "step.cv: .* 0, .*-0.1"),
         ("run.steps=" + "9" * 5000, "5000 digits"),
     ],

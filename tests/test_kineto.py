@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timing import least_seconds
 
+import prism
 from prism.analyses.replay import replay_trace, summarize_replay
 from prism.common import sizes
 from prism.common.errors import PrismError
@@ -249,6 +250,28 @@ def test_a_bare_list_and_a_damaged_gzip_are_read(text, document):
     raw = decode_events(packed[: len(packed) // 2], "x")
     assert 10 < len(raw.events) < len(document["traceEvents"])
     assert any("cut short" in note for note in raw.notes)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_step_that_a_cut_file_ends_in_is_left_out(tmp_path, packed):
+    body = TEXT
+    last = body.index(b'"kernel"', int(0.9 * len(body)))
+    cut = gzip.compress(body)[:-400] if packed else body[:last]
+    trace = read_bytes(tmp_path, cut)
+    assert trace.meta["n_cut"] == 1
+    whole = read_bytes(tmp_path, body, "whole.json")
+    kept = trace.ops[trace.ops["step"] >= 0]
+    for number, ops in kept.groupby("step"):
+        assert len(ops) == (whole.ops["step"] == number).sum()
+    assert 2 <= kept["step"].nunique() < whole.ops["step"].nunique()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.45])
+def test_what_a_cut_file_lacks_is_not_asked_of_the_profiler(tmp_path, share):
+    body = gzip.compress(TEXT)
+    (tmp_path / "cut.json.gz").write_bytes(body[: int(share * len(body))])
+    with pytest.raises(PrismError, match="copy it again"):
+        prism.fit(tmp_path / "cut.json.gz")
 
 
 @given(st.floats(0.0, 1.0))

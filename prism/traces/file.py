@@ -14,6 +14,8 @@ from prism.common.files import GZIP, MOST_TEXT, check_file, read_bytes, unpack
 from prism.common.pipes import held
 from prism.traces.rawtable import RawTable, header_of, parquet_columns, read_csv, read_parquet
 
+COPY_AGAIN = "the end of the file is missing: copy it again"
+
 Kind = Literal["parquet", "sqlite", "json", "text", "binary"]
 
 _HEAD = 1 << 16  # enough for what tells the kinds apart

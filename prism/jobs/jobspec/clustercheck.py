@@ -5,7 +5,7 @@ What depends on the device (the network's own latency) is checked by `prism.clus
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil, gcd, inf
 
 import numpy as np
 
@@ -32,11 +32,7 @@ def check_cluster(b: Blocks) -> Iterator[Problem]:
         yield text, "cluster.nodes", "model.durations"
     # with a map of hosts, nodes that it leaves out are spares
     elif c.nodes is not None and world != gpus and (c.hosts is None or world > gpus):
-        ways = [f"dp: {gpus // replica}"] if gpus % replica == 0 else []
-        if world % c.gpus_per_node == 0:
-            ways.append(f"cluster.nodes: {n_slots}")
-        way_out = f"one replica takes {replica} GPUs: change tp, cp or pp, or the nodes"
-        way_out = f"set {' or '.join(ways)}" if ways else way_out
+        way_out = _fill_cluster(replica, p.dp, nodes, c.gpus_per_node)
         text = f"tp*cp*pp*dp = {p.tp}*{p.cp}*{p.pp}*{p.dp} = {world}, but the cluster has "
         text += f"{nodes} nodes of {c.gpus_per_node} = {gpus} GPUs; {way_out}"
         keys = (f"parallelism.{size}" for size in ("dp", "pp", "tp", "cp"))
@@ -55,6 +51,20 @@ def check_cluster(b: Blocks) -> Iterator[Problem]:
         text = f"{c.nvlink_domain_gpus} and gpus_per_node = {c.gpus_per_node}: "
         text += "neither is a multiple of the other; change one"
         yield text, "cluster.nvlink_domain_gpus", _PER_NODE
+
+
+def _fill_cluster(replica: int, dp: int, nodes: int, per_node: int) -> str:
+    """Say what makes replicas fill the nodes: another dp, other nodes, or both."""
+    unit = replica // gcd(replica, per_node)  # nodes that whole replicas fill
+    takes, spare = divmod(replica * dp, per_node)
+    this_dp = "" if spare else f"cluster.nodes: {takes} for dp: {dp}"
+    if nodes % unit == 0:
+        ways = [f"parallelism.dp: {nodes * per_node // replica} for these nodes", this_dp]
+    else:
+        near = (n for n in (nodes - nodes % unit, nodes - nodes % unit + unit) if n)
+        ways = [f"cluster.nodes: {n} with parallelism.dp: {n * per_node // replica}" for n in near]
+        ways.append(this_dp)
+    return f"set {', or '.join(filter(None, ways))}"
 
 
 def _check_throttled(b: Blocks, nodes: int) -> Iterator[Problem]:

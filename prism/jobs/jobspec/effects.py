@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
-from prism.jobs.jobspec.values import AtLeastOne, Block, Duration, NonNegative, Positive, Share, key
+from prism.jobs.jobspec.values import (
+    AtLeastOne,
+    Block,
+    Duration,
+    NonNegative,
+    Positive,
+    Share,
+    SharedCv,
+    key,
+)
 
 # An exponent of slowdowns, of nodes from 1e-3 to 1e3, which the engine holds in 32 bits.
 Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
@@ -16,7 +25,7 @@ Loading = Annotated[float, Field(strict=True, ge=0, le=10)]
 class RankEffect(Block):
     """Persistent differences between GPUs."""
 
-    cv: NonNegative | None = key("CV of the body of healthy GPUs.")
+    cv: SharedCv | None = key("CV of the body of healthy GPUs.")
     lemon_fraction: Share | None = key("Share of GPUs that are lemons.")
     lemon_slowdown: tuple[AtLeastOne, AtLeastOne] | None = key(
         "Slowdown of a lemon, [lowest, highest]."
@@ -30,7 +39,7 @@ class RankEffect(Block):
 class StepEffect(Block):
     """What slows the whole job together."""
 
-    cv: NonNegative | None = key("CV between steps.")
+    cv: SharedCv | None = key("CV between steps.")
     correlation_time_s: NonNegative | None = key("Correlation time of the drift [s].")
     # beyond 0.707 a sine wave of that CV would take no time, or less, at its trough
     diurnal_cv: Annotated[float, Field(strict=True, ge=0, le=0.7)] | None = key(
@@ -44,7 +53,7 @@ class StepEffect(Block):
 class MicrobatchEffect(Block):
     """Differences in the work itself, one draw for all stages, forward and backward."""
 
-    cv: NonNegative | None = key("CV of forward.")
+    cv: SharedCv | None = key("CV of forward.")
     backward_loading: Loading | None = key("How far backward follows the effect (forward: 1).")
     loss_loading: Loading | None = key("How far the loss layer follows the effect (a layer: 1).")
 

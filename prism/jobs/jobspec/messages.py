@@ -180,6 +180,8 @@ def _words(kind: type[BaseModel], path: KeyPath, detail: ErrorDetails) -> str:
         number = context[limit]
         shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
         expected = f"expected {_LIMITS[limit]} {shown}"
+        if path[-1] == "cv" and limit == "le" and 1 < value <= 100:
+            way_out = f"a ratio: {value:g} % is {value / 100:g}"
     else:
         known = _KINDS.get(what.split("_")[0])
         expected = f"expected {known}" if known else detail["msg"]

@@ -97,6 +97,9 @@ NonNegative = Annotated[float, Field(strict=True, ge=0, le=MAX_NUMBER)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, le=MAX_NUMBER)]
 AboveOne = Annotated[float, Field(strict=True, gt=1, le=MAX_NUMBER)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+# Of what many ops share. More than twice the widest published (0.44, unpacked sequences); beyond, a
+# mean of 1 says little of a step: the median lies far below it.
+SharedCv = Annotated[float, Field(strict=True, ge=0, le=1)]
 Efficiency = Annotated[float, Field(strict=True, gt=0, le=1)]
 Seconds = Annotated[
     NonNegative | Annotated[tuple[NonNegative, ...], Field(min_length=1)],

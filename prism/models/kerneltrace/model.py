@@ -29,6 +29,7 @@ from prism.simulation.tracemodel.graph import (
 )
 from prism.simulation.tracemodel.model import OpGroup, TraceModel, figures, synthetic_graph
 from prism.traces import Trace
+from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import COLLECTIVES
 
 CHECK_STEPS = 500  # simulated steps that the report compares with the measured ones
@@ -46,9 +47,10 @@ def fit_kernels(trace: Trace) -> TraceModel:
     """Fit a model to a trace of kernels."""
     steps = split_steps(trace)
     if len(steps.steps) < 2:
+        more = "profile more steps (schedule(active=...) of the profiler)"
         raise PrismError(
-            f"{trace.source}: {len(steps.steps)} step; at least 2 are needed to learn how kernels "
-            "vary from step to step: profile more steps (schedule(active=...) of the profiler)"
+            f"{trace.source}: {len(steps.steps)} whole step; at least 2 are needed to learn how "
+            f"kernels vary from step to step: {COPY_AGAIN if trace.meta['n_cut'] else more}"
         )
     graph = whole_step_graph(steps)
     begin, _, end = steps.bounds()

@@ -18,7 +18,6 @@ from prism.present.answer import (
     Finding,
     Picture,
     Table,
-    change,
     count,
     duration,
     half_width,
@@ -130,9 +129,10 @@ def _findings(numbers: Json, result: xr.Dataset) -> list[Finding]:
         text = f"The run takes {p50} in the median, and at most {p95} with 95 % probability."
         out.append(Finding("time_to_train", text, "answer"))
     p50, p95, ideal = (time_text(step, s) for s in (step["p50"], step["p95"], _ideal(numbers)))
-    slower = words(change(step["p50"] / _ideal(numbers) - 1.0))
+    slower = step["p50"] / _ideal(numbers) - 1.0
+    against = f"p50 {format_share(abs(slower))} {'below' if slower < 0.0 else 'above'} it"
     text = f"Half of the steps take at most {p50}, 95 % at most {p95}; the ideal step takes {ideal}"
-    out.append(Finding("step_time", f"{text} (p50 {slower} over it).", "answer"))
+    out.append(Finding("step_time", f"{text} ({against}).", "answer"))
     return [*out, *_checkpoint_advice(numbers)]
 
 

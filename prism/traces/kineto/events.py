@@ -24,6 +24,7 @@ import msgspec
 from prism.common import sizes
 from prism.common.errors import PrismError
 from prism.common.files import MOST_TRACE, read_bytes, unpack
+from prism.traces.file import COPY_AGAIN
 
 Scalar = str | int | float | None
 
@@ -110,6 +111,8 @@ class RawTrace:
     n_mended: int = 0
     n_dropped: int = 0
     notes: list[str] = field(default_factory=list)
+    cut: bool = False
+    """Whether the end of the file is missing."""
 
 
 _DECODER = msgspec.json.Decoder(TraceFile | list[Event])
@@ -169,11 +172,13 @@ def decode_events(data: bytes, where: str) -> RawTrace:
                 found.trace_events or [], as_int(info.rank, 0), as_int(info.world_size, 1),
                 as_int(found.base_time_nanoseconds, 0, 1 << 63),
             )  # fmt: skip
+    trace.cut |= bool(damage)
     if not trace.events:
         lost = f" ({trace.n_dropped} broken ones)" if trace.n_dropped else ""
         raise PrismError(
             f"{where}: found no trace events{lost}; expected a PyTorch profiler's "
-            'JSON with "traceEvents"; export one with torch.profiler\'s export_chrome_trace'
+            'JSON with "traceEvents"; '
+            + (COPY_AGAIN if trace.cut else "export one with torch.profiler's export_chrome_trace")
         )
     trace.notes = notes + trace.notes
     return trace
@@ -209,7 +214,7 @@ _CHUNK = 512
 def _salvage(data: bytes) -> RawTrace:
     """Split at event boundaries and keep every event that decodes."""
     starts = [m.end() for m in _BOUNDARY.finditer(data) if m.end() < len(data)]
-    trace = RawTrace([])
+    trace = RawTrace([], cut=data.rstrip()[-1:] not in (b"]", b"}"))
     if not starts:
         return trace
     _read_header(data[: starts[0]] + b" " + data[starts[-1] :], trace)

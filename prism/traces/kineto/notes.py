@@ -27,6 +27,7 @@ def about_job(ranks: list[RankTrace], members: Members, matched: Matched) -> dic
     n_collectives = int(matched.collective.max(initial=-1)) + 1
     return {
         "n_ranks": len(ranks),
+        "n_cut": sum(rank.cut for rank in ranks),
         "world_size": max(world, default=len(ranks)),
         "clock_offset_s": [float(x) for x in matched.offset],
         "clock_aligned_on": [int(x) for x in matched.aligned_on],

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.traces.file import COPY_AGAIN
 from prism.traces.kernelnames import classify, is_communication_kernel, op_role
 from prism.traces.kineto.events import Args, Event, RawTrace, arguments, correlation
 from prism.traces.kineto.messages import number, numbers, raw_text, read_message, whole
@@ -99,6 +100,8 @@ class RankTrace:
     fine: bool
     """Whether times have fractions of a microsecond."""
     notes: list[str]
+    cut: bool
+    """Whether the end of its file is missing."""
 
 
 _COLUMNS = {
@@ -173,7 +176,12 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
     launch_end = launches.end[index] if len(launches.end) else launch.copy()
     missing = np.array(index, dtype=np.int64) < 0
     launch[missing] = launch_end[missing] = np.nan
-    when = np.where(np.isfinite(launch), launch, start)
+    step = step_of(np.where(np.isfinite(launch), launch, start), steps)
+    if raw.cut and len(steps) > 1:
+        incomplete = int(step.max(initial=-1))
+        step[step == incomplete] = -1
+        steps = [row for row in steps if row[0] < incomplete]
+        notes.append(f"step {incomplete} is incomplete and was left out: {COPY_AGAIN}")
     return RankTrace(
         raw.rank,
         raw.world_size,
@@ -184,13 +192,14 @@ def read_rank(raw: RawTrace, steps: Steps | None = None) -> RankTrace:
         dur,
         launch,
         launch_end,
-        step_of(when, steps),
+        step,
         steps,
         _calls(found, launches),
         n_host,
         n_bad,
         bool(ts.size) and bool((np.floor(ts) != ts).any()),
         [*raw.notes, *notes],
+        raw.cut,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prism.common.errors import PrismError
-from prism.traces.file import RecordedFile
+from prism.traces.file import COPY_AGAIN, RecordedFile
 from prism.traces.kineto.events import read_events
 from prism.traces.kineto.join import read_ranks
 from prism.traces.kineto.rank import RankTrace, read_rank
@@ -26,8 +26,8 @@ def _read_file(file: RecordedFile) -> list[RankTrace]:
     if rank.start.size:
         return [rank]
     broken = f" ({rank.n_bad:,} without a time)" if rank.n_bad else ""
+    more = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
     raise PrismError(
         f"{file.source}: holds {rank.n_host_events:,} host events but no device activity{broken}; "
-        "expected kernels, copies or fills of a GPU; profile with "
-        "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        f"expected kernels, copies or fills of a GPU; {COPY_AGAIN if rank.cut else more}"
     )
