@@ -135,7 +135,7 @@ class Page:
             self._draw_answers()
         client = ui.context.client
         client.on_connect(self.refresh)  # what nobody looks at is not computed
-        client.on_disconnect(lambda: client.has_socket_connection or answers.drop(self.id))
+        client.on_disconnect(self.leave)
         ui.timer(POLL_S, self.look)
 
     # ------------------------------------------------------------------------------- controls
@@ -228,6 +228,11 @@ class Page:
                 ui.label("The job as a file:")
                 self.file = ui.code("", language="yaml").classes("w-full")
         self._unpin()
+
+    def leave(self, client: Any) -> None:
+        """Ask for nothing any more, unless a connection has taken the place of the one that ended."""
+        if not client.has_socket_connection:
+            self.answers.drop(self.id)
 
     def refresh(self) -> None:
         """Ask for what the controls say, or show beside them what is wrong."""
