@@ -105,7 +105,7 @@ def make_originals(folder: Path, call: Call | None, netcdf: bool = True) -> list
 def _jobs(folder: Path) -> dict[str, Any]:
     commands = [
         ("estimate", "{}", *FEWER), ("estimate", "{}", *FEWER), ("estimate", "{}", *FEWER),
-        ("rank", "{}", "--quick"), ("place", "{}", "--slow-nodes", "1", "--slowdown", "1.2"),
+        ("rank", "{}"), ("place", "{}", "--slow-nodes", "1", "--slowdown", "1.2"),
         ("sweep", "{}", "--vary", "cluster.scale.compute.cv=1,1.5", *FEW), ("show", "{}"),
         ("show", "{}", "--yaml"), ("timeline", "{}", *FEW),
     ]  # fmt: skip
@@ -225,7 +225,7 @@ def _netcdf(folder: Path, call: Call, job: str) -> list[Original]:
     slow = "--slow-nodes", "1", "--slowdown", "1.2"
     made = {
         "estimate": ("estimate", job, *FEWER),
-        "rank": ("rank", job, "--quick"),
+        "rank": ("rank", job),
         "place": ("place", job, *slow),
         "sweep": ("sweep", job, "--vary", "parallelism.microbatches=2,4", *FEW),
         "validate": ("validate", "--trace", trace, *FEW, "--bootstrap", "2"),
@@ -243,7 +243,7 @@ def _netcdf(folder: Path, call: Call, job: str) -> list[Original]:
     result = [("show", "{}"), page]
     model = [*result, ("estimate", "{}", *FEWER), ("estimate", "{}", *FEWER),
              ("validate", "{}", "--measured", str(steps), *FEW, "--bootstrap", "2")]  # fmt: skip
-    trace_like = [*model, ("rank", "{}", "--quick"), ("place", "{}", *slow), ("timeline", "{}"),
+    trace_like = [*model, ("rank", "{}"), ("place", "{}", *slow), ("timeline", "{}"),
                   ("sweep", "{}", "--vary", "parallelism.dp=1,2", *FEW)]  # fmt: skip
     sizes = str(folder / "sizes.yaml")
     library = [("show", "{}"), ("show", "{}"),
@@ -607,7 +607,7 @@ def make_input(originals: list[Original], seed: int, index: int, folder: Path) -
     if kind == "job" and rng.random() < 0.2:
         option = rng.choice(("--steps", "--replicates", "--seed", "--price", "--deadline"))
         if option in ("--seed", "--replicates") or command[0] == "estimate":
-            command += [option, rng.choice(NUMBERS)] if "--quick" not in command else []
+            command += [option, rng.choice(NUMBERS)] if command[0] != "rank" else []
     words = [*_fill(command, path), *_common(command, kind), "-q"]
     return kind, words + ["--json"] * (rng.random() < 0.8 and "--yaml" not in words)
 

@@ -91,7 +91,7 @@ def check_job(call: Call, tree: dict[str, Any], folder: Path) -> dict[str, bool]
     alone = answer(call, "estimate", path, *sizes, "--run-replicates", RUNS, *common,
                    "--dependence", "none")  # fmt: skip
     need(alone is not None, "estimate --dependence none refuses what estimate takes")
-    ranked = answer(call, "rank", path, "--quick", *common)
+    ranked = answer(call, "rank", path, *common)
     if ranked is not None:
         check_rank(ranked, job)
     slow = () if tree["cluster"].get("node_slowdowns") else ("--slow-nodes", 1, "--slowdown", 1.2)

@@ -51,7 +51,7 @@ def results(tmp_path_factory):
         "simulation": prism.simulate(job, **few),
         "estimate": a,
         "steps_estimate": prism.estimate(folder / "steps.nc", run_replicates=20, **few),
-        "ranking": prism.rank(job, quick=True, seed=1),
+        "ranking": prism.rank(job, seed=1),
         "placement": prism.place(two, slow_nodes=1, slowdown=1.2, seed=1),
         "sweep": prism.sweep(job, {"parallelism.microbatches": [4, 8]}, **few),
         "comparison": prism.compare(a, b, seed=1),

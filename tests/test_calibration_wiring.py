@@ -103,7 +103,7 @@ def test_all_commands_take_a_model_for_a_job(run, made, tmp_path):
     estimate = summarised(run("estimate", model, *options, "--replicates", 640,
                               "--run-replicates", 64))  # fmt: skip
     assert "data_error" in json.dumps(estimate)
-    rank = summarised(run("rank", model, "--quick", *options))
+    rank = summarised(run("rank", model, *options))
     assert rank["kernels"]
     place = summarised(run("place", model, *options, "--slow-nodes", 1, "--slowdown", 1.2))
     assert place["slow_nodes"]

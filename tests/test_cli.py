@@ -134,7 +134,7 @@ def drawing(folder):
     effects = "variability.effects.rank={cv: 0.01}"
     return {
         "estimate": SMALL,
-        "rank": ("rank", *pipeline, "--quick", "--set", effects),
+        "rank": ("rank", *pipeline, "--set", effects),
         "place": ("place", *pipeline, "--set", "cluster={gpus_per_node: 1, nodes: 2}",
                   "--slow-nodes", "1", "--slowdown", "1.2"),
         "sweep": ("sweep", *pipeline, "--vary", "run.steps=1,2", "--replicates", "64"),

@@ -52,13 +52,13 @@ def ranking(kernels=None, effects=None, **more):
             covariance_share=0.0, tail_share=0.0),
     ]  # fmt: skip
     effects = effects if effects is not None else [row("rank", 0.2, 0.36, 0.1, 0.002)]
-    return {"job": "made-up", "target": "step_time", "quick": False, "seed": 3, "mean": 9.75,
+    return {"job": "made-up", "target": "step_time", "seed": 3, "mean": 9.75,
             "std": 0.36, "p95": 10.2, "within_cluster_std": 0.19, "between_cluster_std": 0.27,
             "kernels": kernels, "effects": effects, "findings": [], "speed_up": 0.1,
             "wall_seconds": 2.0} | more  # fmt: skip
 
 
-def dataset(quick=False):
+def dataset():
     """A ranking of four causes; what the plots are drawn from."""
     n = 4
     share = np.array([0.6, 0.3, 0.1, np.nan])
@@ -70,23 +70,21 @@ def dataset(quick=False):
         "within_cluster_std": 0.1, "between_cluster_std": 0.2, "target_mean": 10.0,
         "target_std": 0.22, "target_p95": 10.4,
     }  # fmt: skip
-    tried = [] if quick else ["freeze", "speed"]
     figures = [name for name in ("mean", "std", "p50", "p95", "p99") if f"{name}_if" in VARIABLES]
-    if not quick:
-        spread = np.array([-0.02, 0.02])
-        values["total_order_ci"] = values["total_order"][:, None] + spread
-        values["first_order_ci"] = values["first_order"][:, None] + spread
-        for name in figures:
-            values[f"{name}_if"] = np.full((2, n), 5.0)
-        for name in (f"{figure}_reduction" for figure in figures):
-            values[name] = np.array([[0.4, 0.1, 0.0, 0.5]] * 2)
-            values[f"{name}_ci"] = values[name][..., None] + spread
+    spread = np.array([-0.02, 0.02])
+    values["total_order_ci"] = values["total_order"][:, None] + spread
+    values["first_order_ci"] = values["first_order"][:, None] + spread
+    for name in figures:
+        values[f"{name}_if"] = np.full((2, n), 5.0)
+    for name in (f"{figure}_reduction" for figure in figures):
+        values[name] = np.array([[0.4, 0.1, 0.0, 0.5]] * 2)
+        values[f"{name}_ci"] = values[name][..., None] + spread
     coords = {
         "input": ["gemm_mlp", "dp_all_gather", "optimizer", "rank"],
         "input_kind": ("input", ["kernels"] * 3 + ["effects"]),
-        "bound": ["low", "high"], "intervention": tried,
+        "bound": ["low", "high"], "intervention": ["freeze", "speed"],
     }  # fmt: skip
-    call = {"target": "step_time", "quick": quick, "speed_up": None if quick else 0.1, "seed": 1}
+    call = {"target": "step_time", "speed_up": 0.1, "seed": 1}
     attrs = {"job_name": "made-up", "call": json.dumps(call), "seed": "1", "job": "{}"}
     return make_dataset(values, coords, attrs | {"wall_seconds": 1.0})
 
@@ -100,7 +98,7 @@ def asked(monkeypatch):
 
     def rank(job, target, **options):
         calls.append((job, target, options))
-        return dataset(options["quick"])
+        return dataset()
 
     monkeypatch.setattr(module, "rank", rank)
     return calls
@@ -142,7 +140,7 @@ def test_options_reach_the_ranking(run, asked):
     assert status == 0, err
     job, target, options = asked[0]
     assert (job.name, job.n_steps, target) == ("pipeline-8x32", 77, "time_to_train")
-    assert (options["seed"], options["threads"], options["quick"]) == (0, 1, False)
+    assert (options["seed"], options["threads"]) == (0, 1)
     run("rank", "pipeline-8x32")
     assert asked[1][1] == "step_time" and asked[1][2]["speed_up"] is None
     assert asked[1][2]["seed"] is None
@@ -183,16 +181,19 @@ def test_folder_holds_result_summary_and_plots(run, asked, tmp_path):
     assert shown["kind"] == "ranking" and shown["summary"] == written
 
 
-def test_quick_warns_and_draws(run, asked, tmp_path):
-    status, out, err = run("rank", "pipeline-8x32", "--quick", "-q", "-o", tmp_path / "out")
-    assert status == 0 and out and "upper bound" in err
-    assert (tmp_path / "out" / "ranking.svg").is_file()
+def test_a_ranking_of_bounds_is_not_shown(run, tmp_path):
+    """`--quick` of earlier versions saved upper bounds that did not hold."""
+    old = dataset().drop_vars("total_order_ci")
+    call = json.loads(old.attrs["call"]) | {"quick": True}
+    save(old.assign_attrs(call=json.dumps(call), kind="ranking"), tmp_path / "old.nc")
+    status, out, err = run("show", tmp_path / "old.nc")
+    assert (status, out) == (2, "") and "--quick" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("--quick", "--speed-up", "5"), "--speed-up"),
+        (("--quick",), "--quick"),
         (("--target", "loss"), "step_time"),
         (("--seed", "-1"), "--seed"),
         (("--set", "variability.dependence=none"), "dependence"),
@@ -285,10 +286,6 @@ def test_warnings(answer):
     assert answer(ranking()).warnings == ()
     (warning,) = answer(ranking(effects=[row("rank", 0.3, 0.4, half=0.2)])).warnings
     assert "rank effect 40 ± 20 %" in warning
-    quick = answer(ranking(quick=True))
-    assert len(quick.warnings) == 1 and not told(quick, "additivity")
-    unknown = ranking(quick=True, effects=[row("call", 0.1, 0.1, total_order=None)])
-    assert answer(unknown).warnings[0].endswith("unknown: call effect")
     # above one half a wider interval will do
     assert answer(ranking(effects=[row("rank", 0.6, 0.7, half=0.055)])).warnings == ()
 
@@ -355,7 +352,7 @@ def test_plots_use_given_axes():
 
 
 def test_the_path_has_kernel_classes_only():
-    names = [text.get_text() for text in plot_path(dataset(quick=True)).get_yticklabels()]
+    names = [text.get_text() for text in plot_path(dataset()).get_yticklabels()]
     assert "GEMM MLP" in names and not any("effect" in name for name in names)
 
 
@@ -401,12 +398,11 @@ def test_a_job_that_does_not_vary(run, small):
     off = ["-q"]
     for name in ("rank", "step", "residual"):
         off += ["--set", f"variability.effects.{name}.cv=0"]
-    for mode in (("--quick",), ()):
-        status, out, err = run("rank", small, "--seed", 1, *off, *mode)
-        assert status == 0, err
-        assert "does not vary" in out
-        found = json.loads(run("rank", small, "--seed", 1, *off, *mode, "--json")[1])
-        assert [finding["code"] for finding in found["findings"]] == ["no_variance"]
+    status, out, err = run("rank", small, "--seed", 1, *off)
+    assert status == 0, err
+    assert "does not vary" in out
+    found = json.loads(run("rank", small, "--seed", 1, *off, "--json")[1])
+    assert [finding["code"] for finding in found["findings"]] == ["no_variance"]
 
 
 def test_a_run_is_ranked(run, small, few_clusters):

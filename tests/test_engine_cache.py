@@ -5,6 +5,7 @@ import os
 import pickle
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import numba
@@ -14,7 +15,7 @@ import prism
 from prism import __main__ as entry
 from prism import engine
 from prism.common import compiled
-from prism.engine import cache
+from prism.engine import cache, kept
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.step import find_path, run_blocks, run_phase, start_block
 from prism.jobs.job import load_job
@@ -73,10 +74,10 @@ def test_every_flipped_bit_is_seen(make, tmp_path):
         for place in range(0, 8 * len(data), 97):
             data[place // 8] ^= 1 << place % 8
             file.write_bytes(data)
-            assert not cache.is_intact(str(file))
+            assert not kept.is_intact(str(file))
             data[place // 8] ^= 1 << place % 8
         file.write_bytes(data)
-        assert cache.is_intact(str(file))
+        assert kept.is_intact(str(file))
 
 
 def test_what_was_compiled_for_another_key_is_a_miss(make, tmp_path):
@@ -102,7 +103,7 @@ def test_a_disk_without_room_is_no_failure(make, tmp_path, monkeypatch):
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache.caching.UserProvidedCacheLocator, "ensure_cache_path", full)
+    monkeypatch.setattr(kept.caching.UserProvidedCacheLocator, "ensure_cache_path", full)
     function = make()
     assert function(21) == 42 and isinstance(function._cache, numba.core.caching.NullCache)
 
@@ -110,6 +111,35 @@ def test_a_disk_without_room_is_no_failure(make, tmp_path, monkeypatch):
 def test_the_cache_of_others_functions_stays_numbas(make):
     make()
     assert numba.core.dispatcher.FunctionCache is numba.core.caching.FunctionCache
+
+
+WITHOUT = """
+import sys
+from numba.core import {module}
+del {module}.{name}
+import numpy as np
+from prism import engine
+from prism.engine import cache
+engine.compile_blocks()
+engine.compile_rest()
+assert not cache.KEPT and engine.run_range.__globals__["run_blocks"].signatures == []
+out = np.empty((4, 1), np.uint32)
+engine.philox_lanes(0, 0, 0, 0, np.zeros(2, np.uint32), out)
+print(*out[:, 0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("caching", "UserProvidedCacheLocator"), ("caching", "IndexDataCacheFile"),
+     ("dispatcher", "FunctionCache")],
+)  # fmt: skip
+def test_without_a_private_name_of_numbas_nothing_is_kept_and_all_goes_on(module, name):
+    code = WITHOUT.format(module=module, name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # of Random123
+    assert [int(word) for word in done.stdout.split()] == words
 
 
 def test_an_end_of_file_inside_is_not_an_interrupt(monkeypatch, capsys):
@@ -154,9 +184,9 @@ def test_another_process_is_started_once_where_it_is_of_use(
 ):
     if at_hand:  # under the names that Numba gives
         prism.simulate("pipeline-8x32", replicates=64, seed=1)
-        kept = Path(run_blocks._cache._cache_file._index_path)
-        (unasked / kept.parent.name).mkdir()
-        (unasked / kept.parent.name / kept.name).touch()
+        index = Path(run_blocks._cache._cache_file._index_path)
+        (unasked / index.parent.name).mkdir()
+        (unasked / index.parent.name / index.name).touch()
     started = []
     monkeypatch.setattr(compiled.subprocess, "Popen", lambda *a, **k: started.append(a[0]) or 1)
     for _ in range(2):
@@ -233,7 +263,7 @@ def test_a_command_starts_it_before_it_imports_anything(monkeypatch, more, expec
 def test_vectors_are_wide_where_that_was_measured_to_be_quicker(
     monkeypatch, has, name, given, found
 ):
-    monkeypatch.setattr(cache.codegen, "get_host_cpu_features", lambda: has)
+    monkeypatch.setattr(numba.core.codegen, "get_host_cpu_features", lambda: has)
     monkeypatch.setattr(cache.config, "CPU_NAME", name)
     monkeypatch.setattr(cache.config, "CPU_FEATURES", given)
     assert cache.choose_features() == found

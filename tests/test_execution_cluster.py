@@ -134,7 +134,7 @@ def test_analyses_are_those_of_one_machine(cluster):
         return (
             prism.estimate(job, replicates=2000, run_replicates=2000, seed=1),
             figures(prism.sweep(job, vary, replicates=1024, seed=1)),
-            prism.rank(job, quick=True, seed=1).drop_attrs(),
+            prism.rank(job, seed=1).drop_attrs(),
         )
 
     found, rows, ranks = analyses()

@@ -32,7 +32,7 @@ JOB = {
 COMMANDS = {
     "estimate": ["--replicates", 640, "--run-replicates", 100],
     "sweep": ["--vary", "parallelism.microbatches=4,8", "--replicates", 128],
-    "rank": ["--quick"],
+    "rank": [],
     "place": ["--slow-nodes", 1, "--slowdown", 1.2],
 }
 PLOTS = {"estimate": "step_time", "sweep": "sweep", "rank": "ranking", "place": "alternatives"}

@@ -1,7 +1,18 @@
 """prism explore: controls and jobs, refusals at their controls, and the process that answers."""
 
+import asyncio
+import contextlib
+import os
 import random
+import re
+import signal
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
+import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,11 +165,129 @@ def test_a_page_needs_its_port_and_its_extra(run, monkeypatch):
     assert run("explore", SMALL, "--json")[0] == 2
     assert run("explore", "no-such-job")[0] == 2
     pytest.importorskip("nicegui", reason="needs the extra app")
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         code, _, err = run("explore", SMALL, "--port", str(port), "--no-browser")
     assert code == 2 and f"--port {port}" in err
+
+
+class Served:
+    """A page served by a process of its own, and whatever that starts."""
+
+    def __init__(self, job):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url, self.mark = f"http://127.0.0.1:{self.port}", uuid.uuid4().hex
+        command = [sys.executable, "-m", "prism", "explore", job, "--port", str(self.port)]
+        env = os.environ | {"PRISM_TEST_MARK": self.mark}
+        for name in [name for name in env if name.startswith("PYTEST")]:
+            del env[name]  # by which NiceGUI would take itself to be tested
+        self.process = subprocess.Popen(
+            [*command, "--no-browser", "-q", "--threads", "1"], env=env, start_new_session=True
+        )
+        end = time.monotonic() + 60
+        while self.status() != b"200":
+            assert time.monotonic() < end and self.process.poll() is None
+            time.sleep(0.1)
+
+    def status(self, path="/", **headers):
+        """Ask for a path: the status of the answer, None where there is no answer."""
+        given = {"Host": f"127.0.0.1:{self.port}"} | {
+            k.replace("_", "-"): v for k, v in headers.items()
+        }
+        lines = [f"GET {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items()), "", ""]
+        with contextlib.suppress(OSError):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as asked:
+                asked.sendall("\r\n".join(lines).encode())
+                return asked.recv(64).split()[1]
+
+    def alive(self):
+        """Processes that are the page's, also those whose parent has ended."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def end(self, number):
+        """Send one signal: the status, and what is left 5 s later at most."""
+        self.process.send_signal(number)
+        status = self.process.wait(5)
+        end = time.monotonic() + 1
+        while self.alive() and time.monotonic() < end:  # what was killed is being taken away
+            time.sleep(0.05)
+        return status, self.alive()
+
+
+@pytest.fixture
+def served():
+    pytest.importorskip("nicegui", reason="needs the extra app")
+    pages = []
+
+    def serve(job):
+        pages.append(Served(job))
+        return pages[-1]
+
+    yield serve
+    for page in pages:
+        for pid in page.alive():
+            os.kill(pid, signal.SIGKILL)
+        page.process.wait()
+
+
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
+           "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+SOCKET = "/_nicegui_ws/socket.io/?EIO=4&transport="
+
+
+def test_pages_that_nobody_opens_cost_nothing_and_another_site_is_refused(served):
+    page = served(SMALL)
+    port, evil = page.port, "http://evil.example"
+    for url in [page.url] * 60:
+        assert urllib.request.urlopen(url, timeout=5).status == 200
+    assert len(page.alive()) <= 3  # itself, the one that is kept, Python's of semaphores
+    own = {"Origin": f"http://localhost:{port}", "Host": f"localhost:{port}"}
+    for path, more in ((SOCKET + "polling", {}), (SOCKET + "websocket", UPGRADE)):
+        good = b"101" if more else b"200"
+        assert page.status(path, **more) == page.status(path, **more, **own) == good
+        for origin in (evil, "null", "http://127.0.0.1", f"https://127.0.0.1:{port}"):
+            assert page.status(path, **more, Origin=origin) == b"403"
+        for host in ("evil.example", f"evil.example:{port}"):
+            assert page.status(path, **more, Host=host, Origin=f"http://{host}") in (b"400", b"403")
+    assert page.status(Origin=evil) == b"403"
+    assert page.end(signal.SIGTERM) == (0, [])
+
+
+def test_two_windows_are_answered_at_once_and_a_signal_ends_all(served):
+    socketio = pytest.importorskip("socketio")
+    pytest.importorskip("aiohttp")
+    page, most = served(BASE), 0
+
+    async def open_window():
+        text = urllib.request.urlopen(page.url, timeout=5).read().decode()
+        client = re.search(r"client_id[^\w]+([\w-]{20,})", text)[1]
+        ids = f"client_id={client}&tab_id=t{client}&document_id=d{client}"
+        window = socketio.AsyncClient()
+        url = f"{page.url}?{ids}&implicit_handshake=true&next_message_id=0"
+        await window.connect(url, socketio_path=SOCKET.split("?")[0], transports=["websocket"])
+        return window
+
+    async def look():
+        nonlocal most
+        windows = [await open_window() for _ in range(4)]
+        end = time.monotonic() + 120
+        while most < 5 and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+            most = max(most, len(page.alive()))
+        await asyncio.sleep(0.5)
+        most = max(most, len(page.alive()))
+        ended = await asyncio.to_thread(page.end, signal.SIGINT)
+        for window in windows:
+            await window.disconnect()
+        return ended
+
+    assert asyncio.run(look()) == (0, []) and most == 5

@@ -224,7 +224,7 @@ def test_variants_through_sweep_rank_and_place():
     ranks = []
     for cv in (1.0, 3.0):
         job = made({"compute": {"cv": cv}}, effects | {"step": {"cv": 0.01}})
-        rows = summarize_rank(rank(job, quick=True, seed=1))["effects"]
+        rows = summarize_rank(rank(job, seed=1))["effects"]
         ranks += [row["first_order"] for row in rows if row["name"] == "rank"]
     assert ranks[1] > ranks[0] + 0.1
     slow = {"nodes": 4, "node_slowdowns": {0: 1.3}}

@@ -310,24 +310,12 @@ def test_threads_change_nothing():
     assert one.identical(two)
 
 
-def test_quick_gives_the_order_of_the_full_run():
-    """Up to classes that are close: a bound is loose where the slowest of several counts."""
-    job = small(rank={"cv": 0.01}, step={"cv": 0.01}, residual={"cv": 0.03})
-    full, quick = (summarize_rank(rank(job, quick=q, seed=6)) for q in (False, True))
-    assert full["kernels"][0]["name"] == quick["kernels"][0]["name"]
-    assert {r["name"] for r in full["kernels"][:6]} == {r["name"] for r in quick["kernels"][:6]}
-    bound = {r["name"]: r["total_order"] for r in quick["kernels"]}
-    for row in full["kernels"]:
-        assert row["total_order"] < 1.6 * bound[row["name"]] + 1e-6
-    assert all(r["std_if_frozen"] is None for r in quick["kernels"])
-
-
 @pytest.mark.parametrize("target", ["step_time", "time_to_train"])
 @pytest.mark.parametrize("seed", some(range(10), 3))
-def test_quick_parts_make_up_the_whole(seed, target):
+def test_parts_make_up_the_whole(seed, target):
     """Few clusters differ by chance: total and parts are told from the same draws."""
     job = small(steps=100, rank={"cv": 0.03}, step={"cv": 0.01}, residual={"cv": 0.03})
-    found = summarize_rank(rank(job, target, quick=True, seed=seed))
+    found = summarize_rank(rank(job, target, seed=seed))
     parts = math.hypot(found["within_cluster_std"], found["between_cluster_std"])
     assert found["std"] == pytest.approx(parts, rel=1e-9)
     share = {row["name"]: row["first_order"] for row in found["effects"]}["rank"]
@@ -343,8 +331,8 @@ def test_a_run_remembers_its_cluster():
     """Over many steps the rank effect stays and the residuals average out."""
     job = small(steps=100_000, rank={"cv": 0.01}, residual={"cv": 0.1}, microbatch={"cv": 0.05})
     step, run = (
-        {r["name"]: r for r in summarize_rank(rank(job, target, quick=quick, seed=7))["effects"]}
-        for target, quick in (("step_time", True), ("time_to_train", False))
+        {r["name"]: r for r in summarize_rank(rank(job, target, seed=7))["effects"]}
+        for target in ("step_time", "time_to_train")
     )
     assert step["rank"]["total_order"] < 0.9 < run["rank"]["total_order"] <= 1.0 + 1e-9
     assert run["microbatch"]["total_order"] < 0.01
@@ -363,8 +351,6 @@ def test_faster_by_how_much_is_asked():
 def test_bad_requests():
     with pytest.raises(PrismError, match="step_time or time_to_train"):
         rank(chain(residual={"cv": 0.1}), "loss")
-    with pytest.raises(PrismError, match="not with quick"):
-        rank(chain(residual={"cv": 0.1}), quick=True, speed_up=0.1)
     with pytest.raises(PrismError, match="speed_up 1: expected a share"):
         rank(chain(residual={"cv": 0.1}), speed_up=1.0)
     none = job_from_dict(chain(residual={"cv": 0.1}).model_dump(

@@ -10,7 +10,7 @@ from rank_jobs import chain, sampled, small
 from prism.analyses.rank import rank, summarize_rank
 from prism.analyses.rankings.freezing import treat_ops
 from prism.analyses.rankings.rarestalls import find_rare_stalls
-from prism.analyses.rankings.shares import CONTROL_HALF_WIDTH, Sampler
+from prism.analyses.rankings.shares import Sampler
 from prism.common.attribution import cluster_variance, run_variance
 from prism.common.resultfiles import save
 from prism.jobs.job import job_from_dict, load_job
@@ -52,11 +52,10 @@ def test_a_fitted_trace_is_ranked(tmp_path):
 @pytest.mark.parametrize(("effect", "name"), [("content_sd", "microbatch"), ("step_sd", "step")])
 def test_what_a_trace_was_made_with_comes_out_on_top(tmp_path, effect, name):
     job = fitted_job(tmp_path, residual_sd=0.01, **{effect: 0.1})
-    for quick in (False, True):
-        values = summarize_rank(rank(job, seed=2, quick=quick))
-        best = max(values["effects"] + values["kernels"], key=lambda r: r["total_order"] or 0.0)
-        assert best["name"] == name
-        assert best["total_order"] > 0.7
+    values = summarize_rank(rank(job, seed=2))
+    best = max(values["effects"] + values["kernels"], key=lambda r: r["total_order"])
+    assert best["name"] == name
+    assert best["total_order"] > 0.7
 
 
 @pytest.mark.parametrize("dp", [1, 3])
@@ -89,7 +88,7 @@ def test_rare_slow_ranks_are_told_from_few_clusters(monkeypatch):
     for seed in range(12):
         found = Sampler(program, seed, 2)
         found.extend([], 8)
-        control = found.extend_control(CONTROL_HALF_WIDTH)
+        control = found.extend_control()
         for use in errors:
             got = run_variance((found.a, found.b), control if use else None)
             errors[use].append(got.between / exact.between - 1.0)
@@ -119,12 +118,10 @@ def test_stalls_too_rare_to_be_seen_have_their_share(entity, noise):
     assert abs(values["stall"]["std_reduction"] - (1 - math.sqrt(1 - exact))) < high - low
     low, high = values["stall"]["mean_reduction_ci"]
     assert abs(values["stall"]["mean_reduction"] - rate * 30 / 3) < high - low
-    for told in (whole, summarize_rank(rank(job, seed=1, quick=True))):
-        (row,) = told["effects"]
-        assert row["total_order"] == pytest.approx(exact, abs=0.05)
-        parts = math.hypot(told["within_cluster_std"], told["between_cluster_std"])
-        assert told["std"] == pytest.approx(parts, rel=1e-9)
-        assert told["std"] == pytest.approx((bound + 5 * (0.05 * noise) ** 2) ** 0.5, rel=0.15)
+    assert values["stall"]["total_order"] == pytest.approx(exact, abs=0.05)
+    parts = math.hypot(whole["within_cluster_std"], whole["between_cluster_std"])
+    assert whole["std"] == pytest.approx(parts, rel=1e-9)
+    assert whole["std"] == pytest.approx((bound + 5 * (0.05 * noise) ** 2) ** 0.5, rel=0.15)
 
 
 def test_weights_of_stalls_are_a_likelihood():

@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
             ("estimate", str(evil), *small, *runs, "-o", "first"),
             ("estimate", str(evil), *small, *runs, "--set", "model.durations.forward_s=0.3",
              "-o", "other"),
-            ("rank", *SMALLER, "--quick", "--seed", "1", "-q", "-o", "ranking"),
+            ("rank", *SMALLER, "--seed", "1", "-q", "-o", "ranking"),
             ("sweep", *SMALLER, "--vary", "parallelism.microbatches=4,8", *small,
              "-o", "sweep"),
         ):  # fmt: skip

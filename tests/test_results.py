@@ -547,7 +547,7 @@ def made(kind):
     return {
         "simulation": lambda: prism.simulate(job, 64, seed=1),
         "estimate": lambda: estimate(job, replicates=64, run_replicates=4, seed=1),
-        "ranking": lambda: rank(load_job(varied), quick=True, seed=1),
+        "ranking": lambda: rank(load_job(varied), seed=1),
         "sweep": lambda: sweep(job, {"run.steps": [1, 2]}, replicates=64, seed=1),
         "timeline": lambda: prism.timeline(job, replicates=64, seed=1),
     }[kind]()

@@ -108,6 +108,42 @@ def test_accelerator_labels_are_nvlink_domains(tmp_path):
     assert keys == KEYS | {"nvlink_domain_gpus": 16}
 
 
+BARE = {
+    "no metadata.labels": {}, "null": {"labels": None}, "others": {"labels": {"zone": "z"}},
+    "empty": {"labels": {"fabric.topograph.run/tier-0": ""}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bare", BARE.values(), ids=BARE)
+def test_a_node_without_labels_is_no_host(run, tmp_path, monkeypatch, bare):
+    """As a cluster's control plane, which is first in the list."""
+    monkeypatch.chdir(tmp_path)
+    table = json.loads(NEW)
+    table["items"].insert(0, {"metadata": {"name": "control"} | bare})
+    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
+    assert place_job(job_of(16), topology, HOSTS, "-").keys == KEYS
+    code, out, _ = run("import", "t.json", "--job", "llama3-70b-fsdp-512", "-o", "j.yaml", "--json")
+    assert code == 2  # 64 nodes
+    with pytest.raises(PrismError, match="control"):
+        place_job(job_of(16), topology, ["control", *HOSTS[:15]], "-")
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 2])
+def test_a_level_counts_where_all_hosts_of_the_job_have_it(tmp_path, lacks):
+    table = json.loads(NEW)
+    del table["items"][-1]["metadata"]["labels"][f"fabric.topograph.run/tier-{lacks}"]
+    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
+    assert place_job(job_of(15), topology, HOSTS[:15], "-").keys["tiers"] == KEYS["tiers"]
+    with pytest.raises(PrismError, match="n16"):
+        place_job(job_of(16), topology, HOSTS, "-")
+    for item in table["items"]:
+        item["metadata"]["labels"].pop(f"fabric.topograph.run/tier-{lacks}", None)
+    topology = read_topology(write(tmp_path / "t.json", json.dumps(table)))
+    tiers = [("leaf", 32), ("spine", 64)]
+    found = place_job(job_of(16), topology, HOSTS, "-").keys["tiers"]
+    assert found == {name: {"gpus": n} for k, (name, n) in enumerate(tiers) if k != lacks}
+
+
 @pytest.mark.parametrize("order", [HOSTS[::-1], HOSTS[::2] + HOSTS[1::2], HOSTS[:2] + HOSTS[6:13]])
 def test_hosts_of_one_switch_share_its_unit(tmp_path, order):
     """Any order, any part of the cluster: places agree with the switches, host by host."""
@@ -146,7 +182,9 @@ def test_what_leaves_a_leaf_takes_longer(tmp_path):
     ("text", "said"),
     [("SwitchName=a Switches=b\nSwitchName=b Switches=a\nSwitchName=c Nodes=n1", "above itself"),
      ("SwitchName=a Switches=x", "not described"), ("hello", "no topology is recognised"),
-     ('{"items": 3}', "Kubernetes"), ("- topology: a\n  flat: true\n", "alike"),
+     ('{"items": 3}', "Kubernetes"), ('{"items": [{"metadata": {}}]}', "Kubernetes"),
+     ('{"items": [{"metadata": {"name": "n1", "labels": 3}}]}', "Kubernetes"),
+     ("- topology: a\n  flat: true\n", "alike"),
      ("BlockName=a Nodes=n[1-2\n", ":1"), ("BlockName=a Nodes=n1\nBlockSizes=0", ":2"),
      ("- topology: a\n  tree: 3\n", "topology.yaml")],
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """Which causes make a step vary, under which assumptions: two jobs in six settings, three traces.
 
-    python experiments/kernel-ranking/run.py [--threads 2] [--quick] [--figures]
+    python experiments/kernel-ranking/run.py [--threads 2] [--figures]
 
 Writes table.json, the tables of README.md and the figures beside itself. The traces are read from
 the folder in PRISM_DATA, or from ../shared/data beside the checkout; without them that part is left
-out. With --quick every ranking is one run (bounds only) and nothing is written.
+out.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def stem(job, case):
     return f"{job}-{case}".replace(",", "").replace(" ", "-")
 
 
-def rank(job, threads, quick):
+def rank(job, threads):
     """Rank a job: the result, and its summary with findings."""
-    result = prism.rank(job, seed=SEED, threads=threads, quick=quick)
+    result = prism.rank(job, seed=SEED, threads=threads)
     return result, summary(result)
 
 
@@ -78,23 +78,22 @@ def shorten(numbers):
     return kept
 
 
-def rank_jobs(threads, quick):
+def rank_jobs(threads):
     """Rank every job in every setting."""
     found = {}
     for job in JOBS:
         for case, overrides in CASES.items():
             begin = time.perf_counter()
-            result, numbers = rank(prism.load_job(job, overrides), threads, quick)
+            result, numbers = rank(prism.load_job(job, overrides), threads)
             found[job, case] = shorten(numbers)
             tell(f"{job}, {case}", found[job, case], time.perf_counter() - begin)
-            if not quick:
-                keep(found)
-                if case in DRAWN:
-                    save_figure(plot_ranking(result), HERE / f"{stem(job, case)}.png")
+            keep(found)
+            if case in DRAWN:
+                save_figure(plot_ranking(result), HERE / f"{stem(job, case)}.png")
     return found
 
 
-def rank_traces(threads, quick):
+def rank_traces(threads):
     """Fit and rank every production trace that is there."""
     found = {}
     for name, file in TRACES.items():
@@ -106,11 +105,10 @@ def rank_traces(threads, quick):
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder) / f"{name}.nc"
             prism.save(prism.fit(str(path), seed=SEED), model)
-            result, numbers = rank(prism.load_job(str(model)), threads, quick)
+            result, numbers = rank(prism.load_job(str(model)), threads)
         found["trace", name] = shorten(numbers)
         tell(f"trace {name}", found["trace", name], time.perf_counter() - begin)
-        if not quick:
-            save_figure(plot_ranking(result), HERE / f"trace-{name}.png")
+        save_figure(plot_ranking(result), HERE / f"trace-{name}.png")
     return found
 
 
@@ -206,17 +204,14 @@ def percent(row, key):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--quick", action="store_true", help="bounds only; writes nothing")
     parser.add_argument("--figures", action="store_true", help="tables and figures of table.json")
     options = parser.parse_args()
     if options.figures:
         stored = json.loads((HERE / "table.json").read_text())
         found = {tuple(key.split(" | ")): value for key, value in stored.items()}
     else:
-        traces = rank_traces(options.threads, options.quick)
-        found = rank_jobs(options.threads, options.quick) | traces
-    if options.quick:
-        return
+        traces = rank_traces(options.threads)
+        found = rank_jobs(options.threads) | traces
     keep(found)
     print(markdown(found))
     draw(found, "total_order", "share of the variance, with others [%]", "variance.png")

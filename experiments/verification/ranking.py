@@ -1,4 +1,4 @@
-"""Precision and effort of `prism rank`: half-widths, the quick order, growth with classes.
+"""Precision and effort of `prism rank`: half-widths, growth with classes.
 
 Run from a checkout: python experiments/verification/ranking.py [--classes 14 20 28 56] [--seed 1]
 Seconds are of the processor, all threads together, so that other work on the machine counts little.
@@ -12,11 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from prism.analyses.rank import rank, summarize_rank
-from prism.analyses.rankings.shares import (
-    CONTROL_HALF_WIDTH,
-    Sampler,
-    sample_shares,
-)
+from prism.analyses.rankings.shares import Sampler, sample_shares
 from prism.common.attribution import cluster_variance
 from prism.jobs.job import load_job
 from prism.simulation.causes import Residuals, measure_residuals, partition
@@ -25,7 +21,7 @@ from prism.simulation.program import Program
 from prism.simulation.steps import default_threads, run_blocks, warm_up
 
 JOBS = ("llama3-405b-16k", "gpt3-175b-512", "llama3-70b-fsdp-512")
-LIMITS = {"full": 150.0, "quick": 20.0}  # processor seconds: 75 s and 10 s on two cores
+LIMIT = 150.0  # processor seconds: 75 s on two cores
 CLASSES_JOB = "llama3-405b-16k"
 CLUSTERS = {"gpt3-175b-512": 200, "llama3-70b-fsdp-512": 2000}  # of the plain estimate
 
@@ -37,29 +33,22 @@ def top(values: dict, n: int = 5) -> list[str]:
 
 
 def check_job(name: str, seed: int) -> bool:
-    """Rank one job in full and quickly; print widths, seconds and both orders."""
-    spent, found = {}, {}
-    for mode in LIMITS:
-        begin = time.process_time()
-        found[mode] = summarize_rank(rank(name, quick=mode == "quick", seed=seed))
-        spent[mode] = time.process_time() - begin
-    fine = all(spent[mode] <= limit for mode, limit in LIMITS.items())
-    rows = found["full"]["kernels"] + found["full"]["effects"]
+    """Rank one job; print widths, seconds and the first rows."""
+    begin = time.process_time()
+    found = summarize_rank(rank(name, seed=seed))
+    spent = time.process_time() - begin
+    rows = found["kernels"] + found["effects"]
     widest = {True: 0.0, False: 0.0}
     for row in rows:
         for order in ("first_order", "total_order"):
             low, high = row[f"{order}_ci"]
             large = row["total_order"] >= 0.5
             widest[large] = max(widest[large], 0.5 * (high - low))
-    fine &= widest[False] <= 0.03 and widest[True] <= 0.06
-    full, quick = top(found["full"]), top(found["quick"])
-    same = quick == full
     print(
         f"{name:22s} {len(rows):3d} inputs  half-widths {widest[False]:.3f} below one half, "
-        f"{widest[True]:.3f} above  full {spent['full']:.0f} s, quick {spent['quick']:.0f} s"
+        f"{widest[True]:.3f} above  {spent:.0f} s\n  {', '.join(top(found))}"
     )
-    print(f"  full   {', '.join(full)}\n  quick  {', '.join(quick)}{'' if same else '  DIFFERS'}")
-    return fine and same
+    return widest[False] <= 0.03 and widest[True] <= 0.06 and spent <= LIMIT
 
 
 def check_clusters(name: str, seed: int) -> bool:
@@ -68,7 +57,7 @@ def check_clusters(name: str, seed: int) -> bool:
     threads = default_threads()
     sampler = Sampler(program, seed, threads)
     sampler.extend([], 16)
-    sampler.extend_control(CONTROL_HALF_WIDTH)
+    sampler.extend_control()
     times = run_blocks(program, range(CLUSTERS[name]), seed + 1000, threads)[0].astype(float)
     plain = cluster_variance(times)
     means = times.mean(axis=1) - times.mean()

@@ -35,8 +35,8 @@ COMMANDS = [
     "variability.effects.stall={entity: rank, rate_per_hour: 60, duration_s: 2}",
     f"estimate llama3-70b-fsdp-512 {FEW} --set "
     "variability.effects.regime={probability: 0.05, factor: 2}",
-    "rank pipeline-8x32 --quick --seed 1",
-    "rank llama3-70b-fsdp-512 --quick --seed 1",
+    "rank pipeline-8x32 --seed 1",
+    "rank llama3-70b-fsdp-512 --seed 1",
     f"place pipeline-8x32 {PIPELINE} --slow-nodes 1 --slowdown 1.2 --seed 1",
     "place gpt3-175b-512 --slow-nodes 1 --slowdown 1.2 --kind network --seed 1",
     f"sweep pipeline-8x32 --vary parallelism.schedule=gpipe,1f1b {FEW}",

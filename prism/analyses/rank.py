@@ -15,7 +15,6 @@ from prism.analyses.rankings.interventions import COMPARED_BLOCKS, compare_inter
 from prism.analyses.rankings.shares import (
     Sampler,
     list_inputs,
-    sample_quickly,
     sample_shares,
     tracked_variances,
 )
@@ -26,7 +25,6 @@ from prism.common.attribution import (
     Array,
     Estimate,
     path_shares,
-    run_variance,
     spread_clusters,
 )
 from prism.common.errors import PrismError, named
@@ -39,15 +37,13 @@ from prism.simulation.steps import Progress, run_blocks, settle_call, warm_up
 if TYPE_CHECKING:
     import xarray as xr
 
-PATH_BLOCKS, QUICK_BLOCKS = 16, 8  # clusters of the run whose critical path is followed
-QUICK_REPEATS = 4  # of them repeated with each effect redrawn
+PATH_BLOCKS = 16  # clusters of the run whose critical path is followed
 
 
 def rank(
     job: Job | str,
     target: str = "step_time",
     *,
-    quick: bool = False,
     speed_up: float | None = None,
     seed: int | None = None,
     threads: int | None = None,
@@ -61,9 +57,6 @@ def rank(
         A job, its file, the name of a shipped one, or a job over a fitted trace.
     target : str
         ``step_time``, or ``time_to_train`` of the job's number of steps.
-    quick : bool
-        One run only: shares of the critical path; the total order of a kernel class is then an
-        upper bound, first orders are those of step and rank, and nothing is frozen.
     speed_up : float, optional
         Each kernel class is also made faster by this share of its time, above 0 and below 1 [1].
     seed, threads, progress
@@ -93,23 +86,22 @@ def rank(
     seed, threads = settle_call(1, seed, threads)
     if target not in TARGETS:
         raise PrismError(f"target {target}: expected {' or '.join(TARGETS)}")
-    if speed_up is not None and (quick or not 0.0 < speed_up < 1.0):
-        what = "not with quick, which is one run" if quick else "above 0 and below 1"
-        raise PrismError(f"{named('speed_up')} {speed_up:g}: expected a share of the time, {what}")
+    if speed_up is not None and not 0.0 < speed_up < 1.0:
+        raise PrismError(
+            f"{named('speed_up')} {speed_up:g}: expected a share of the time, above 0 and below 1"
+        )
     case = _prepare(job, target, seed, threads, progress)
-    values = _one_run(case, quick)
-    asked = () if quick else ("freeze",) if speed_up is None else ("freeze", "speed")
+    values = _one_run(case)
+    asked = ("freeze",) if speed_up is None else ("freeze", "speed")
     coords: dict[str, Any] = {
         "input": [entry.name for entry in case.inputs],
         "input_kind": ("input", [entry.kind for entry in case.inputs]),
         "bound": ["low", "high"], "intervention": list(asked),
     }  # fmt: skip
-    if not quick:
-        blocks = sum(COMPARED_BLOCKS[entry.kind] for entry in case.inputs)
-        case.sampler.planned = len(asked) * blocks
-        values |= _orders(case)
-        values |= compare_interventions(case, asked, values, speed_up or 0.0)
-    call = {"target": target, "quick": quick, "speed_up": speed_up, "seed": seed}
+    case.sampler.planned = len(asked) * sum(COMPARED_BLOCKS[e.kind] for e in case.inputs)
+    values |= _orders(case)
+    values |= compare_interventions(case, asked, values, speed_up or 0.0)
+    call = {"target": target, "speed_up": speed_up, "seed": seed}
     attrs = provenance(job, call)
     attrs |= {"kind": "ranking", "wall_seconds": time.perf_counter() - begin}
     return make_dataset(values, coords, attrs)
@@ -130,25 +122,23 @@ def _prepare(job: Job, target: str, seed: int, threads: int, progress: Progress 
     return Case(step, residuals, list_inputs(step, residuals), sampler, ranked)
 
 
-def _one_run(case: Case, quick: bool) -> dict[str, Any]:
+def _one_run(case: Case) -> dict[str, Any]:
     """Figures that a single run with its critical path gives."""
     program, sampler = case.step.program, case.sampler
     n_classes = len(program.classes)
     effects = case.inputs[n_classes:]
     tracked = tracked_variances(program, case.residuals)
-    blocks = range(QUICK_BLOCKS if quick else PATH_BLOCKS)
-    drawn = run_blocks(tracked, blocks, sampler.seed, sampler.threads, track=True)
+    drawn = run_blocks(tracked, range(PATH_BLOCKS), sampler.seed, sampler.threads, track=True)
     steps, effect, path = (x.astype(np.float64) for x in drawn[:3])
     bound = path[:, n_classes:].mean(axis=(0, 2))
-    if not quick:
-        sampler.first, sampler.bounds, sampler.whole = (steps, effect), bound, float(steps.var())
+    sampler.first, sampler.bounds, sampler.whole = (steps, effect), bound, float(steps.var())
     shares = path_shares(path[:, :n_classes], sampler.seed)
 
     def with_effects(x: Array) -> Array:  # which have no time of their own
         return np.concatenate([x, np.full((len(effects), *x.shape[1:]), np.nan)])
 
     cvs = [effect_cv(program, entry.name) for entry in effects]
-    values = {
+    return {
         "time_share": with_effects(time_shares(program)),
         "input_cv": np.append(class_cvs(program, case.residuals), cvs),
         "critical_path_share": with_effects(shares.mean),
@@ -158,39 +148,10 @@ def _one_run(case: Case, quick: bool) -> dict[str, Any]:
         "tail_share_ci": with_effects(shares.tail_ci),
         **_describe(case.target.times(steps, effect)),
     }
-    if quick:
-        values |= _quick_orders(case, steps, effect, bound)
-    return values
 
 
 def _describe(times: Array) -> dict[str, Any]:
     return {"target_mean": times.mean(), "target_p95": np.quantile(times, TAIL)}
-
-
-def _quick_orders(case: Case, steps: Array, effect: Array, bound: Array) -> dict[str, Any]:
-    """Orders as far as one run tells: bounds of classes, correlation of step, spread of rank."""
-    sampler, names = case.sampler, [entry.name for entry in case.inputs]
-    sampler.set_rare_stalls_apart()
-    if sampler.rare is not None:
-        steps = sampler.run([(sampler.program, range(len(steps)), sampler.seed)])[0][0]
-    sampler.a, sampler.effects = steps, [effect]
-    total = sample_quickly(sampler, case.inputs, QUICK_REPEATS)
-    variance, first = sampler.variance, np.full(len(case.inputs), np.nan)
-    total[: bound.size] = bound
-    if "step" in names and effect.std() > 0.0:
-        own = steps - steps.mean(axis=1, keepdims=True)
-        r = np.corrcoef(own.ravel(), (effect - effect.mean(axis=1, keepdims=True)).ravel())[0, 1]
-        i = names.index("step")
-        first[i] = r**2 * run_variance(sampler.runs, sampler.control).within
-        total[i] = np.fmax(total[i], first[i])
-    if "rank" in names:
-        first[names.index("rank")] = variance.between
-    weights = case.target.weigh(names, first, variance, float(steps.mean()))
-    first_share, total_share = weights.shares(first, total)
-    return {
-        "first_order": first_share, "total_order": total_share,
-        **_whole(case, weights),
-    }  # fmt: skip
 
 
 def _orders(case: Case) -> dict[str, Any]:
@@ -241,14 +202,16 @@ def summarize_rank(dataset: "xr.Dataset") -> dict[str, Any]:
     rows = [_row(dataset, i) for i in range(dataset.sizes["input"])]
     rows.sort(key=lambda row: -(row["total_order"] or 0.0))
     call = json.loads(dataset.attrs["call"])
-    if call["quick"]:  # a bound may lie above the whole
-        for row in rows:
-            row["total_order"] = row["total_order"] and min(1.0, row["total_order"])
+    if call.get("quick"):
+        raise PrismError(
+            "a ranking of an earlier version's --quick, whose upper bounds did not hold; "
+            "make it anew with `prism rank`"
+        )
     kinds = dict(zip(dataset.input.values, dataset.input_kind.values, strict=True))
     kernels = [row for row in rows if kinds[row["name"]] == "kernels"]
     return {
-        "job": dataset.attrs["job_name"], "target": call["target"], "quick": call["quick"],
-        "seed": call["seed"], "mean": float(dataset.target_mean), "std": float(dataset.target_std),
+        "job": dataset.attrs["job_name"], "target": call["target"], "seed": call["seed"],
+        "mean": float(dataset.target_mean), "std": float(dataset.target_std),
         "p95": float(dataset.target_p95),
         "within_cluster_std": float(dataset.within_cluster_std),
         "between_cluster_std": float(dataset.between_cluster_std),

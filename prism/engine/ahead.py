@@ -8,7 +8,7 @@ import numpy as np
 
 from prism.engine.arrays import LANES, Block, Keys, Step, Work
 from prism.engine.blocks import new_block, new_work
-from prism.engine.cache import compile_for
+from prism.engine.cache import KEPT, compile_for
 from prism.engine.effects import draw_ranks, draw_stalls, fill_bank
 from prism.engine.step import find_path, run_blocks, run_phase, start_block
 
@@ -30,6 +30,8 @@ def compile_blocks() -> None:
     A process that compiles `run_blocks` itself runs `run_phase` as that was compiled alone, in
     nearly twice the time of what is loaded, in which it was optimised again.
     """
+    if not KEPT:
+        return
     step, keys, block, work = _make_arguments()
     walk, coef_a = step.walk(), np.zeros((1, 1, 1), np.float32)
     coef_r = coef_a[0]
@@ -43,6 +45,8 @@ def compile_blocks() -> None:
 
 def compile_rest() -> None:
     """Compile what `run_blocks` calls at its beginning or end, and what is run before it."""
+    if not KEPT:
+        return
     step, keys, block, work = _make_arguments()
     events = work.ev_op, work.ev_lane, work.ev_delay
     compile_for(draw_stalls, step.stalls, step.tables, keys.stream[0], 0, block.words, 0, events)

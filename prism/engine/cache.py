@@ -1,107 +1,30 @@
-"""What is kept of compiled code, and the decorators that compile.
-
-Numba's cache knows a function's own file only: what is called in another file would stay as it was
-compiled. So the folder, `engine_folder`, is that of all sources of this package. And Numba believes
-what it finds, where a changed bit is a crash: so each file ends with a hash of what is before it,
-each compilation is kept with its key, and a file that fails either check is as one that is not
-there.
-"""
+"""The decorators that compile, and whether what they compile is kept for other processes."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numba
-from numba.core import caching, codegen
 
 from prism.common.compiled import engine_folder
 
 config: Any = numba.config  # its attributes are made as it is loaded
 dispatcher: Any = numba.core.dispatcher  # not typed
+make_cache: Callable[..., Any] | None = None
+with suppress(ImportError, AttributeError):  # other versions may lack what `kept` is made of:
+    from prism.engine.kept import make_cache  # then every process compiles for itself
+KEPT = make_cache is not None and hasattr(dispatcher, "FunctionCache")
 
 # Without counts of references, half of the code: so no function makes an array, it is given room.
 compiled: Callable[..., Any] = partial(
-    numba.njit, cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False
+    numba.njit, cache=KEPT, nogil=True, no_cfunc_wrapper=True, _nrt=False
 )
-DIGEST = 16  # bytes of a file's hash
 jit = compiled()
 inner = compiled(no_cpython_wrapper=True)  # for compiled callers: to unpack arrays takes seconds
 inlined = compiled(inline="always")
-
-
-def hash_contents(data: bytes) -> bytes:
-    """Hash that stands at the end of each file."""
-    return hashlib.blake2b(data, digest_size=DIGEST).digest()
-
-
-def is_intact(path: str) -> bool:
-    """Say whether a file can be read and ends with the hash of what is before it."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError:
-        return False
-    return len(data) > DIGEST and data[-DIGEST:] == hash_contents(data[:-DIGEST])
-
-
-class CheckedFiles(caching.IndexDataCacheFile):
-    """Numba's index and compilations, each with a hash; unpickling stops before it."""
-
-    @contextmanager
-    def _open_for_write(self, filepath: str) -> Iterator[BinaryIO]:
-        with super()._open_for_write(filepath) as file:
-            written = io.BytesIO()
-            yield written
-            file.write(written.getvalue() + hash_contents(written.getvalue()))
-
-    def _load_index(self) -> dict[Any, str]:
-        return super()._load_index() if is_intact(self._index_path) else {}
-
-    def _load_data(self, name: str) -> Any:
-        return super()._load_data(name) if is_intact(self._data_path(name)) else (None, None)
-
-    def save(self, key: Any, data: Any) -> None:
-        """Keep what was compiled for a key."""
-        super().save(key, (key, data))
-
-    def load(self, key: Any) -> Any:
-        """Find what was compiled for a key: two processes can write the same file for two keys."""
-        found = super().load(key)
-        return found[1] if found is not None and found[0] == key else None
-
-
-class CheckedImpl(caching.CompileResultCacheImpl):
-    """What Numba keeps of a function, in the folder that is named here and no other."""
-
-    _locator_classes = [caching.UserProvidedCacheLocator]
-
-
-class CheckedCache(caching.FunctionCache):
-    """Numba's cache of a function, which a full disk does not stop."""
-
-    _impl_class = CheckedImpl
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._cache_file.__class__ = CheckedFiles
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, where there is room."""
-        with suppress(OSError):
-            super().save_overload(sig, data)
-
-
-def make_cache(function: Callable[..., Any]) -> Any:
-    """Keep what a function compiles to, or nothing where its folder cannot be written."""
-    try:
-        return CheckedCache(function)
-    except RuntimeError:
-        return caching.NullCache()
 
 
 def compile_for(function: Any, *args: Any) -> None:
@@ -118,18 +41,24 @@ def choose_features() -> str | None:
     given: str | None = config.CPU_FEATURES
     if config.CPU_NAME is not None or given is not None:
         return given
-    features: str = codegen.get_host_cpu_features()
+    try:
+        features: str = numba.core.codegen.get_host_cpu_features()
+    except AttributeError:  # of a version that names it otherwise
+        return None
     return f"{features},-prefer-256-bit" if "+avx512fp16" in features.split(",") else None
 
 
 @contextmanager
 def kept_together() -> Iterator[None]:
     """Keep what is imported inside in one folder, named by the sources of this package."""
-    before = config.CACHE_DIR, dispatcher.FunctionCache, config.CPU_FEATURES
+    before = config.CACHE_DIR, config.CPU_FEATURES
     config.CPU_FEATURES = choose_features()  # until the first function is made
     config.CACHE_DIR = engine_folder()
-    dispatcher.FunctionCache = make_cache
+    if KEPT:
+        of_numba, dispatcher.FunctionCache = dispatcher.FunctionCache, make_cache
     try:
         yield
     finally:
-        config.CACHE_DIR, dispatcher.FunctionCache, config.CPU_FEATURES = before
+        config.CACHE_DIR, config.CPU_FEATURES = before
+        if KEPT:
+            dispatcher.FunctionCache = of_numba

@@ -49,7 +49,7 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
         Bars are total-order shares, diamonds first-order shares, lines 95 % intervals of the
-        total order. Hatched bars are upper bounds.
+        total order.
 
     Examples
     --------
@@ -61,27 +61,18 @@ def plot_ranking(result: xr.Dataset, ax: Axes | None = None) -> Axes:
     ax = new_axes(ax, 7.2, 1.5 + 0.3 * order.size)
     rows = np.arange(order.size)
     total = result["total_order"].to_numpy()[order]
-    quick = "total_order_ci" not in result
-    total = np.minimum(total, 1.0) if quick else total  # a bound may lie above the whole
     kernels = result["input_kind"].to_numpy()[order] == "kernels"
     for mask, colour, name in (
         (~kernels, ORANGE, "shared effects, total-order"),
-        (kernels, BLUE, "kernels, at most" if quick else "kernels, total-order"),
+        (kernels, BLUE, "kernels, total-order"),
     ):
-        look: dict[str, Any] = {"color": colour}
-        if quick and colour == BLUE:
-            look = {"facecolor": "none", "edgecolor": colour, "hatch": "////"}
         if mask.any():
-            ax.barh(rows[mask], np.nan_to_num(total[mask]), height=0.66, label=name, **look)
-    if not quick:
-        low, high = np.clip(result["total_order_ci"].to_numpy()[order].T, 0.0, 1.0)
-        ax.hlines(rows, low, high, color=ink(), linewidth=1.2, zorder=3)
-        first = result["first_order"].to_numpy()[order]
-        ax.plot(first, rows, "D", mfc="white", mec="black", ms=4.5, zorder=4, label="first-order",
-                clip_on=False)  # fmt: skip
-    for row in rows[np.isnan(total)]:
-        ax.annotate("unknown", (0, row), xytext=(3, 0), textcoords="offset points",
-                    va="center", fontsize=8, color=GREY)  # fmt: skip
+            ax.barh(rows[mask], total[mask], height=0.66, label=name, color=colour)
+    low, high = np.clip(result["total_order_ci"].to_numpy()[order].T, 0.0, 1.0)
+    ax.hlines(rows, low, high, color=ink(), linewidth=1.2, zorder=3)
+    first = result["first_order"].to_numpy()[order]
+    ax.plot(first, rows, "D", mfc="white", mec="black", ms=4.5, zorder=4, label="first-order",
+            clip_on=False)  # fmt: skip
     _finish(ax, result, order)
     ax.set_xlim(0.0, None)
     target = TARGETS[str(_call(result).get("target", "step_time"))]
@@ -179,12 +170,12 @@ def plot_path(result: xr.Dataset, ax: Axes | None = None) -> Axes:
 def _order(result: xr.Dataset, changed: bool = True) -> NDArray[np.int64]:
     """Find the inputs to draw, the largest total order first, with those whose fixing changes."""
     total = result["total_order"].to_numpy()
-    matter = np.nan_to_num(total, nan=1.0)  # one that is unknown is said to be
+    matter = total
     for key in ("std_reduction", "p95_reduction"):
         if changed and key in result:
             found = np.abs(np.nan_to_num(result[key].to_numpy())).reshape(-1, total.size)
             matter = np.maximum(matter, found.max(axis=0, initial=0.0))
-    order = np.argsort(-np.nan_to_num(total), kind="stable")
+    order = np.argsort(-total, kind="stable")
     kept = order[matter[order] >= SMALL]
     return (kept if kept.size else order)[:MOST_BARS]
 

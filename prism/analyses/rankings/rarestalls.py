@@ -68,14 +68,6 @@ class RareStalls:
         parts = _added(wa, a, in_a) + _added(wb, b, in_b)
         self.added = 0.5 * parts - self.mean**2
 
-    def measure_once(self, a: Array, run: Runner) -> None:
-        """Measure what stalls add in the clusters of one run; their total order is a bound."""
-        n, seed = len(a), self.seeds[0]
-        delay = run([(self.often, range(n), seed)])[0][0] - a
-        w = self.weights(n, seed)
-        self.delay, self.total = (w * delay).mean(axis=1), (w * delay * delay).mean(axis=1)
-        self.added = _added(w, a, delay) - self.mean**2
-
 
 def _added(w: Array, t: Array, d: Array) -> Array:
     """Variance that weighted delays add to steps, but for the square of their mean [cluster]."""

@@ -20,7 +20,6 @@ from prism.common.attribution import (
     PickFreeze,
     Resamples,
     Variance,
-    control_slope,
     match_spread,
     partial_variances,
     resample_runs,
@@ -181,8 +180,8 @@ class Sampler:
 
     @property
     def runs(self) -> tuple[Array, ...]:
-        """Runs at hand; a quick ranking has the first alone."""
-        return (self.a, self.b) if len(self.b) else (self.a,)
+        """The two independent runs."""
+        return self.a, self.b
 
     @property
     def variance(self) -> Variance:
@@ -237,12 +236,9 @@ class Sampler:
         """Resample the runs for what their first m clusters tell."""
         return resample_runs(m, self.a, self.b, self.seed, self.control, self.added)
 
-    def extend_control(self, half_width: float) -> ClusterControl:
-        """Bring quiet times to as many clusters as the share between clusters asks for.
-
-        `half_width` is that of this share, as far as the control tells it.
-        """
-        seeds = (self.seed, self.other)[: len(self.runs)]
+    def extend_control(self) -> ClusterControl:
+        """Bring quiet times to as many clusters as the share between clusters asks for."""
+        seeds = self.seed, self.other
         times = list(self.control.times) if self.control else [np.zeros(0) for _ in seeds]
         n = max(MIN_CONTROL, len(self.a), times[0].size)
         while True:
@@ -253,9 +249,9 @@ class Sampler:
             variance = run_variance(self.runs, self.control)
             share = variance.between / (variance.total or 1.0)
             error = 2.0 * share * (1.0 - share) * self.control.error
-            if error <= half_width or n >= MAX_CONTROL:
+            if error <= CONTROL_HALF_WIDTH or n >= MAX_CONTROL:
                 return self.control
-            asked = n * (error / half_width) ** 2
+            asked = n * (error / CONTROL_HALF_WIDTH) ** 2
             n = engine.LANES * math.ceil(max(n + 1, min(MAX_CONTROL, asked)) / engine.LANES)
 
 
@@ -278,7 +274,7 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
         sampler.extend(wide, n)
         if not wide:
             break
-        sampler.extend_control(CONTROL_HALF_WIDTH)
+        sampler.extend_control()
         drawn = {m: sampler.resample(m) for m in {len(s.ab) for s in alive}}
         for shares in alive:
             sampler.estimate(shares, drawn[len(shares.ab)])
@@ -290,35 +286,6 @@ def sample_shares(sampler: Sampler, inputs: list[Input]) -> list[Shares]:
         spent += cost
         sampler.planned += n * (len(wide) + 1)
     return out
-
-
-def sample_quickly(sampler: Sampler, inputs: list[Input], n: int) -> Array:
-    """Total order of shared effects [s^2] from a few clusters of one run, each swapped alone.
-
-    Returns
-    -------
-    float64 [input]
-    """
-    base, rare = sampler.a, sampler.rare
-    control = sampler.extend_control(HALF_WIDTH)
-    if rare is not None:
-        rare.measure_once(base, sampler.run)
-    total = np.full(len(inputs), np.nan)
-    for i, entry in enumerate(inputs):
-        if entry.kind != "effects" or entry.is_constant:
-            continue
-        if (own := sampler.rare_of(entry)) is not None:
-            total[i] = float(own.total.mean())
-            continue
-        keys = swap_keys(entry, sampler.seed, sampler.other, sampler.third)
-        swapped = sampler.run([(sampler.program, range(n), keys)])[0][0]
-        total[i] = 0.5 * float(((base[:n] - swapped) ** 2).mean())
-        if engine.RANK in entry.streams:  # few clusters: correct for how far apart these were
-            other = cluster_times(sampler.program, range(n), sampler.other, sampler.threads)
-            apart = 0.5 * float(((control.times[0][:n] - other) ** 2).mean())
-            total[i] -= control_slope((base,), control) ** 2 * (apart - control.variance)
-            total[i] = max(total[i], sampler.variance.between)
-    return total
 
 
 def list_inputs(step: Prepared, residuals: Residuals) -> list[Input]:
@@ -334,7 +301,8 @@ def tracked_variances(program: Program, residuals: Residuals) -> Program:
     -----
     Where an op is on the critical path, the step follows its residual one to one; so the mean over
     steps of the variance on the path bounds a class's total-order variance from above (Poincare's
-    inequality, exact where the path never changes).
+    inequality, exact where the path never changes) where residuals are normal. Of heavy tails the
+    largest of many varies by more: alone it decides nothing (`Sampler.settle`).
 
     References
     ----------

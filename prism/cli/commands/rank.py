@@ -19,7 +19,6 @@ from prism.cli.commands.terminal import progress_line
 @click.argument("job", metavar="JOB_OR_MODEL")
 @click.option("--target", type=click.Choice(["step_time", "time_to_train"]), default="step_time",
               show_default=True, help="Time whose variance is ranked.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="One run only: bounds, nothing is frozen.")
 @click.option("--speed-up", type=click.FloatRange(0, 100, min_open=True, max_open=True),
               metavar="PERCENT",
               help="What each kernel class would bring if it took so much less time.")  # fmt: skip
@@ -31,7 +30,6 @@ from prism.cli.commands.terminal import progress_line
 def rank(
     job: str,
     target: str,
-    quick: bool,
     speed_up: float | None,
     overrides: tuple[str, ...],
     output: str | None,
@@ -55,7 +53,7 @@ def rank(
     loaded = load_job(job, overrides)
     with progress_line("ranking", quiet) as report:
         result = rank_causes(
-            loaded, target, quick=quick, speed_up=None if speed_up is None else 0.01 * speed_up,
+            loaded, target, speed_up=None if speed_up is None else 0.01 * speed_up,
             seed=seed, threads=threads, progress=report,
         )  # fmt: skip
     conclude(result, output=output, as_json=as_json, details=details, quiet=quiet)

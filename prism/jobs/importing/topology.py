@@ -50,7 +50,7 @@ class Topology:
     levels : tuple of str
         From the nodes on.
     units : dict of str to tuple of str
-        Unit of each host at each level, in the file's order.
+        Unit of each host at each level, in the file's order; empty where the file names none.
     """
 
     levels: tuple[str, ...]
@@ -149,20 +149,23 @@ def _sizes(values: Iterable[Any], where: str) -> list[int]:
 
 
 def _from_labels(text: str, source: str) -> Topology:
-    """Read the nodes of a Kubernetes cluster; a level counts where every node has its label."""
+    """Read the nodes of a Kubernetes cluster; those without any label of Topograph are left out."""
     try:
         items = json.loads(text)
         items = items["items"] if "items" in items else [items]
-        labels = {i["metadata"]["name"]: i["metadata"].get("labels") or {} for i in items}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        labels = {
+            str(i["metadata"]["name"]): dict(i["metadata"].get("labels") or {}) for i in items
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise PrismError(f"{source}: is no list of Kubernetes nodes; {_EXPECTED}") from error
-    found = {
-        level: [next((own[k] for k in keys if k in own), "") for own in labels.values()]
-        for level, keys in _LABELS.items()
+    units = {
+        name: tuple(
+            next((str(own[k]) for k in keys if own.get(k)), "") for keys in _LABELS.values()
+        )
+        for name, own in labels.items()
     }
-    levels = tuple(level for level, units in found.items() if units and all(units))
-    rows = zip(labels, zip(*(found[level] for level in levels), strict=True), strict=True)
-    return Topology(levels, {str(name): tuple(map(str, units)) for name, units in rows})
+    units = {name: found for name, found in units.items() if any(found)}
+    return Topology(tuple(_LABELS) if units else (), units)
 
 
 def _of_switches(switches: Mapping[str, tuple[list[str], list[str]]], source: str) -> Topology:
@@ -223,7 +226,7 @@ def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -
     offset, room = dict.fromkeys(hosts, 0), 1
     keys: dict[str, Any] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    for i, name in _levels(topology, hosts):
+    for i, name in _levels(topology, hosts, source):
         unit = {host: topology.units[host][i:] for host in hosts}
         number, most = _numbers(child, unit)
         offset = {host: number[child[host]] * room + offset[host] for host in hosts}
@@ -247,16 +250,27 @@ def place_job(job: Job, topology: Topology, hosts: Sequence[str], source: str) -
     return Placed(keys, tuple(names.get(k, "") for k in range(n_places)), sizes)
 
 
-def _levels(topology: Topology, hosts: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _levels(topology: Topology, hosts: Sequence[str], source: str) -> Iterator[tuple[int, str]]:
     """Levels that tell the job's hosts apart, or are NVLink domains of several."""
-    before = len(hosts)
+    known = list[tuple[int, str]]()
     for i, name in enumerate(topology.levels):
+        without = [host for host in hosts if not topology.units[host][i]]
+        if 0 < len(without) < len(hosts):
+            text = (
+                f"{len(without):,} of {len(hosts):,} hosts have no {name}: {', '.join(without[:4])}"
+            )
+            raise PrismError(f"{source}: {text}; name theirs, or list hosts that have one")
+        known += [(i, name)] if not without else []
+    before = len(hosts)
+    for i, name in known:
         paths: dict[str, set[tuple[str, ...]]] = {}
         for host in hosts:
             paths.setdefault(topology.units[host][i], set()).add(topology.units[host][i:])
         torn = next((unit for unit, found in paths.items() if len(found) > 1), None)
         if torn is not None:
-            raise PrismError(f"{name} {torn} is in two units of the next level; units must nest")
+            raise PrismError(
+                f"{source}: {name} {torn} is in two units of the next level; units must nest"
+            )
         if len(paths) < before and (len(paths) > 1 or name == DOMAIN or name == "block"):
             before = len(paths)
             yield i, name

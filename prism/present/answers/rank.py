@@ -35,8 +35,8 @@ Json = Mapping[str, Any]
 Columns = Sequence[tuple[Column, Callable[[Json], Cell]]]
 
 MOST_ROWS, MOST_CHANGES, MOST_NAMED = 12, 8, 3
-SMALL, SMALL_TIME, SMALL_CHANGE = 1e-3, 0.01, 0.01
-"""Shares of the variance and of the time, and changes, of causes that are details [1]."""
+SMALL, SMALL_CHANGE = 1e-3, 0.01
+"""Shares of the variance, and changes, of causes that are details [1]."""
 LEAST_FINDING = 0.005
 """Change of p95 worth a sentence [1]."""
 NOTABLE = 0.02
@@ -119,23 +119,20 @@ def _findings(numbers: Json, rows: Sequence[Json], target: str) -> list[Finding]
     if not numbers["std"]:
         text = f"The {target} does not vary: there is nothing to rank."
         return [Finding("no_variance", text, "answer")]
-    known = [row for row in rows if row.get("total_order") is not None]
-    out = _largest(known, numbers["quick"], target) if known else []
-    out += _best_for_p95(known)
-    return out + ([] if numbers["quick"] else _additivity(known))
+    return _largest(rows, target) + _best_for_p95(rows) + _additivity(rows)
 
 
-def _largest(known: Sequence[Json], quick: bool, target: str) -> list[Finding]:
+def _largest(rows: Sequence[Json], target: str) -> list[Finding]:
     """Name the largest cause, and those that are statistically indistinguishable from it."""
-    top, key = known[0], "total_order"
+    top, key = rows[0], "total_order"
 
     def alike(row: Json) -> bool:
         return _value(top, key) - _value(row, key) < math.hypot(_half(top, key), _half(row, key))
 
-    named = [top, *filter(alike, known[1:])][:MOST_NAMED]
+    named = [top, *filter(alike, rows[1:])][:MOST_NAMED]
     parts: list[str] = []
     for row in named:
-        makes = " makes" * (not parts) + " at most" * (quick and row["kind"] == "kernels")
+        makes = " makes" * (not parts)
         parts.append(f"{cause_text(row)}{makes} {words(_share(key)(row))}")
     text = f"{', '.join(parts)} of the variance of the {target}"
     text += " (statistically indistinguishable)" * (len(parts) > 1)
@@ -161,18 +158,18 @@ def _distinct(row: Json, key: str) -> str:
     return f"statistically unchanged (within {format_share(bound, 2)})"
 
 
-def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
+def _best_for_p95(rows: Sequence[Json]) -> list[Finding]:
     """Name another cause of the kind of the largest that p95 would gain more from.
 
     Of the same kind, as a kernel class at its median has no effects on it either.
     """
-    tried = [row for row in known if row.get("p95_reduction") is not None]
-    tried = [row for row in tried if row["kind"] == known[0]["kind"]]
-    if not tried or tried[0] is not known[0]:
+    tried = [row for row in rows if row.get("p95_reduction") is not None]
+    tried = [row for row in tried if row["kind"] == rows[0]["kind"]]
+    if not tried or tried[0] is not rows[0]:
         return []
     best = max(tried, key=lambda row: _value(row, "p95_reduction"))
-    gap = _value(best, "p95_reduction") - _value(known[0], "p95_reduction")
-    error = _half(best, "p95_reduction") + _half(known[0], "p95_reduction")
+    gap = _value(best, "p95_reduction") - _value(rows[0], "p95_reduction")
+    error = _half(best, "p95_reduction") + _half(rows[0], "p95_reduction")
     if gap <= max(error, LEAST_FINDING):
         return []
     gain = words(_change("p95_reduction")(best))
@@ -180,15 +177,15 @@ def _best_for_p95(known: Sequence[Json]) -> list[Finding]:
     return [Finding("largest_for_p95", text, "advice")]
 
 
-def _additivity(known: Sequence[Json]) -> list[Finding]:
+def _additivity(rows: Sequence[Json]) -> list[Finding]:
     """Say how much of the variance single causes make, and how much only several together."""
-    if len([row for row in known if row["total_order"] >= SMALL]) < 2:
+    if len([row for row in rows if row["total_order"] >= SMALL]) < 2:
         return []
     first = {
-        kind: sum(_value(row, "first_order") for row in known if row["kind"] == kind)
+        kind: sum(_value(row, "first_order") for row in rows if row["kind"] == kind)
         for kind in ("kernels", "effects")
     }
-    error = sum(_half(row, "first_order") ** 2 for row in known) ** 0.5
+    error = sum(_half(row, "first_order") ** 2 for row in rows) ** 0.5
     whole = first["kernels"] + first["effects"]
     kernels, effects = (format_share(first[kind], half=0.0) for kind in ("kernels", "effects"))
     text = (
@@ -206,11 +203,6 @@ def _additivity(known: Sequence[Json]) -> list[Finding]:
 
 def _warnings(numbers: Json, rows: Sequence[Json]) -> list[str]:
     """Say how far the ranking can be trusted."""
-    if numbers["quick"]:
-        unknown = [_short(row) for row in rows if row.get("total_order") is None]
-        text = "--quick: one run; shares of kernel classes are upper bounds, those of effects have "
-        text += "no interval, and nothing is held at its median"
-        return [f"{text}; unknown: {', '.join(unknown)}" if unknown else text]
     wide = [
         f"{_short(row)} {words(_share('total_order')(row))}" for row in rows
         if _half(row, "total_order")
@@ -247,45 +239,36 @@ _PATH: Columns = (
     (Column("spread", "critical path"), _share("covariance_share", interval=False)),
     (Column("slowest 5 %", "critical path"), _share("tail_share", interval=False)),
 )
-_BOUND: Columns = ((Column("variance"), _share("total_order")),)
 
 
 def _tables(numbers: Json, rows: Sequence[Json]) -> list[Table]:
-    quick = numbers["quick"]
     frozen = _FROZEN if any(row.get("std_if_frozen") is not None for row in rows) else ()
-    columns = (*_BOUND, *_PATH) if quick else (*_ORDERS, *frozen)
+    columns = (*_ORDERS, *frozen)
     path_note = (
         "Critical path: the class's share of the mean step, of its spread and of the excess of the "
         "slowest 5 % of steps; each sums to 100 %."
     )
-    notes = ["Variance: of a kernel class an upper bound.", path_note]
-    if not quick:
-        text = "Total-order: with what a cause makes only together with others. A kernel class "
-        notes = [f"{text}stands for its own noise. ±: half of the 95 % interval."]
+    text = "Total-order: with what a cause makes only together with others. A kernel class "
+    notes = [f"{text}stands for its own noise. ±: half of the 95 % interval."]
     if frozen:
         notes.append("At its median, a kernel class has neither its own noise nor effects on it.")
-    shown = [row for row in rows if _matters(row, quick)][:MOST_ROWS] or rows[:MOST_ROWS]
+    shown = [row for row in rows if _matters(row)][:MOST_ROWS] or rows[:MOST_ROWS]
     rest = [row for row in rows if row not in shown]
     on_path = sorted(rows, key=lambda row: -_value(row, "critical_path_share"))
     return [
         _causes_table("", shown, columns, notes),
         _faster_table(rows, numbers),
         _causes_table("Smaller causes", rest, columns, [], details=True),
-        _causes_table("Critical path", [] if quick else on_path, _PATH, [path_note], details=True),
+        _causes_table("Critical path", on_path, _PATH, [path_note], details=True),
         pairs_table("Spread", _spread(numbers), details=True),
     ]
 
 
-def _matters(row: Json, quick: bool) -> bool:
+def _matters(row: Json) -> bool:
     """Tell whether a cause belongs to the first table."""
-    time = ("critical_path_share", "covariance_share") if quick else ()
     changes = ("mean_reduction", "std_reduction", "p95_reduction")
-    return (
-        row.get("total_order") is None
-        or row["total_order"] >= SMALL
-        or any(_value(row, key) >= SMALL_TIME for key in time)
-        or any(abs(_value(row, key)) >= SMALL_CHANGE for key in changes)
-    )
+    changed = any(abs(_value(row, key)) >= SMALL_CHANGE for key in changes)
+    return changed or _value(row, "total_order") >= SMALL
 
 
 def _causes_table(
@@ -329,8 +312,6 @@ def _pictures(numbers: Json, rows: Sequence[Json], result: xr.Dataset) -> list[P
     job, target = numbers["job"], TARGETS[numbers["target"]]
     note = "Bars are total-order shares of the variance, diamonds first-order shares, lines 95 % "
     note += "intervals of the total order."
-    if numbers["quick"]:
-        note = "Bars are shares of the variance; hatched ones are upper bounds, from one run."
     ranking = Picture(
         "ranking", f"Causes of the spread of the {target} of {job}, the largest on top",
         lambda: plots.plot_ranking(result), note, _errors(numbers, rows),
@@ -346,8 +327,6 @@ def _pictures(numbers: Json, rows: Sequence[Json], result: xr.Dataset) -> list[P
 
 def _errors(numbers: Json, rows: Sequence[Json], key: str = "total_order") -> Errors:
     """Write the widest interval of a share."""
-    if numbers["quick"]:
-        return Errors("unknown: one run gives bounds, without intervals", NOT_INCLUDED)
     widest = max(rows, key=lambda row: _half(row, key))
     if not _half(widest, key):
         return Errors("less than the digits shown", NOT_INCLUDED)

@@ -6,7 +6,9 @@ stage. The page knows controls and answers, not what they mean.
 
 from __future__ import annotations
 
+import signal
 import socket
+from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ POLL_S = 0.05
 """Time between two looks at what was answered [s]."""
 WAIT_MS = 150
 """Time without a key press after which a typed value counts [ms]."""
+GRACE_S = 1
+"""Time that open connections get to end, once the page is to [s]."""
 OPEN = ("Model and cluster", "Layout")
 
 
@@ -50,8 +54,11 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
             raise PrismError(
                 f"{named('port')} {port}: {error.strerror}; is another page there? give another"
             ) from error
-    answers = Answers(Question(base, seed, threads))
+    app.add_middleware(SameOrigin)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is ended, too
+        signal.signal(number, signal.default_int_handler)
+    answers = Answers(Question(base, seed, threads))
 
     @ui.page("/")
     def index() -> None:
@@ -61,12 +68,32 @@ def serve(base: Job, port: int, seed: int, threads: int | None, show: bool) -> N
         ui.run(
             host=HOST, port=port, title=f"prism explore: {base.name}", show=show, dark=None,
             favicon="\N{TRIANGULAR RULER}", reload=False, show_welcome_message=False,
-            uvicorn_logging_level="error",
+            uvicorn_logging_level="error", timeout_graceful_shutdown=GRACE_S,
         )  # fmt: skip
     except KeyboardInterrupt:
         pass  # that is how it ends
     finally:
         answers.close()
+
+
+class SameOrigin:
+    """Refuses what another site's page asks for in the browser; whose Host it is, others check."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, or refuse it."""
+        from starlette.responses import PlainTextResponse
+
+        given = dict(scope.get("headers", ()))
+        origin, host = given.get(b"origin"), given.get(b"host", b"")
+        if origin is None or origin == b"http://" + host:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await PlainTextResponse("another origin", 403)(scope, receive, send)
 
 
 @cache
@@ -106,9 +133,10 @@ class Page:
             self._draw_controls()
         with ui.column().classes("w-full gap-1"):
             self._draw_answers()
-        ui.context.client.on_disconnect(lambda: answers.drop(self.id))
+        client = ui.context.client
+        client.on_connect(self.refresh)  # what nobody looks at is not computed
+        client.on_disconnect(self.leave)
         ui.timer(POLL_S, self.look)
-        self.refresh()
 
     # ------------------------------------------------------------------------------- controls
     def _draw_controls(self) -> None:
@@ -201,6 +229,11 @@ class Page:
                 self.file = ui.code("", language="yaml").classes("w-full")
         self._unpin()
 
+    def leave(self, client: Any) -> None:
+        """Ask for nothing any more, unless a connection has taken the place of the one that ended."""
+        if not client.has_socket_connection:
+            self.answers.drop(self.id)
+
     def refresh(self) -> None:
         """Ask for what the controls say, or show beside them what is wrong."""
         self.answers.drop(self.id)
@@ -265,6 +298,8 @@ class Page:
             self.html["beside"].set_content(stage.beside)
             self.state.props(f"data-setting={told.number}")
             self.tell(f"{STAGES[stage.name]}: done", 1.0)
+        elif told.word == "waiting":
+            self.tell("waiting: other windows of this page are being answered", 0.0)
         elif told.word == "refused":
             self.refuse(told.value)
         elif told.word == "done":

@@ -109,7 +109,7 @@ def _results(question: Question, tell: Tell) -> Iterator[tuple[str, xr.Dataset]]
     yield "run", estimate(job, replicates=REFINED, seed=seed, threads=threads, progress=report)
     if job.variability.dependence != "none":
         report = _reporter("ranking", tell)
-        yield "ranking", rank(job, quick=True, seed=seed, threads=threads, progress=report)
+        yield "ranking", rank(job, seed=seed, threads=threads, progress=report)
 
 
 def _reporter(name: str, tell: Tell) -> Callable[[int, int], None]:
